@@ -1,22 +1,21 @@
-"""What can go wrong here, named by who must act. Words: lower case, the rule broken, the values seen, the
-remedy.
+"""The errors of this package, one class per party that must act.
 
-Base classes come from `dos_protocol.errors`; this file adds what only regions know.
+Messages are lower case: the rule that was broken, the values, the remedy. The base classes are in
+`dos_protocol.errors`; this file contains errors that only regions have.
 """
 
 from dos_protocol.errors import DosError, ErrorCode, RemoteProtocolError
 
 
 class ChannelFrameError(RemoteProtocolError):
-    """A frame between workers, or between a worker and its coordinator, breaks the layout. The link is
-    closed.
+    """A frame between workers, or between a worker and its coordinator, is malformed. The link is closed.
 
     `code`: BAD_FRAME, BAD_VERSION, UNKNOWN_OPCODE (frame type), TOO_LARGE or BAD_DIGEST.
     """
 
 
 class ControlMessageError(RemoteProtocolError):
-    """A control message that does not decode, or that its sender may not send. The link is closed."""
+    """A control message cannot be decoded, or its sender may not send it. The link is closed."""
 
 
 class StepOrderError(RemoteProtocolError):
@@ -24,9 +23,9 @@ class StepOrderError(RemoteProtocolError):
 
 
 class HandshakeError(DosError):
-    """The other end of a link did not prove that it has the job's key, or speaks of another job."""
+    """The other end of a link did not prove that it has the job's key, or belongs to another job."""
 
-    remedy = "let workers join only the region that started them; a restarted driver makes a new key"
+    remedy = "let workers join only the region that started them; a restarted driver creates a new key"
 
 
 class LinkClosedError(DosError):
@@ -34,19 +33,19 @@ class LinkClosedError(DosError):
 
 
 class ManifestError(DosError):
-    """A cut that cannot be restored: what is missing or wrong is in the message. Nothing was started from
+    """A checkpoint cannot be restored; the message names what is missing or wrong. Nothing was started from
     it.
     """
 
-    remedy = "restore an earlier cut"
+    remedy = "restore an earlier checkpoint"
 
     def __init__(self, message: str, *, cut: int = 0, remedy: str = "") -> None:
-        super().__init__(message if not cut else f"cut {cut}: {message}", remedy=remedy)
+        super().__init__(message if not cut else f"checkpoint {cut}: {message}", remedy=remedy)
         self.cut = cut
 
 
 class ManifestSupersededError(DosError):
-    """Another coordinator claimed the manifest before our segment's start was acknowledged (R17): try
+    """Another coordinator claimed the manifest before our segment's start was acknowledged (R17); try
     again.
     """
 
@@ -56,7 +55,7 @@ class ManifestSupersededError(DosError):
 
 
 class RegionFencedError(DosError):
-    """A newer driver runs this region. This one gave no order and committed nothing after that (P-4)."""
+    """A newer driver runs this region. Since then, this driver gave no orders and committed nothing (P-4)."""
 
     remedy = "use the newer driver's handle"
 
@@ -66,8 +65,8 @@ class RegionFencedError(DosError):
 
 
 class RegionFailedError(DosError):
-    """The region stopped and needs a person: the reason is in the message, a user's traceback in
-    `traceback_text`.
+    """The region stopped and needs a person. The message has the reason, `traceback_text` a user function's
+    traceback.
     """
 
     def __init__(self, message: str, *, traceback_text: str = "", remedy: str = "") -> None:
@@ -76,49 +75,49 @@ class RegionFailedError(DosError):
 
 
 class NoRegionError(DosError):
-    """No region of that name was ever run on this store. `regions`: those that were."""
+    """No region of that name was ever run on this store. `regions`: the existing ones."""
 
     def __init__(self, region: str, regions: list[str]) -> None:
         known = f"it has {', '.join(regions)}" if regions else "it has none"
-        remedy = "check the name, and that the URL is the store that `run` was given"
+        remedy = "check the name, and that the URL is that of the store given to `run`"
         super().__init__(f"this store has no region {region!r}: {known}", remedy=remedy)
         self.regions = tuple(regions)
 
 
 class NoInputError(DosError):
-    """Nobody has written to an input handle of that name. `handles`: those of the application."""
+    """No producer has written to an input handle of that name. `handles`: those of the application."""
 
     def __init__(self, application: str, handle: str, handles: list[str]) -> None:
         known = f"it has {', '.join(handles)}" if handles else "it has none"
-        remedy = "check both names; a handle is there when its first rows have come"
+        remedy = "check both names; a handle exists once its first rows were written"
         super().__init__(f"application {application!r} has no input {handle!r}: {known}", remedy=remedy)
         self.handles = tuple(handles)
 
 
 class CheckpointReleasedError(DosError):
-    """The cut cannot be restored any more: the manifest has released it, and what it needed may be deleted.
-    `retained`: the cuts that can be.
+    """The checkpoint can no longer be restored: the manifest has released it, and its data may be deleted.
+    `retained`: the checkpoints that can be restored.
     """
 
-    remedy = "take one that is retained, or run the region with a larger `retain` from now on"
+    remedy = "use one that is retained; run the region with a larger `retain` to keep more"
 
     def __init__(self, region: str, cut: int, retained: tuple[int, ...]) -> None:
         known = ", ".join(map(str, retained)) or "none"
-        super().__init__(f"cut {cut} of region {region} was released; retained are {known}")
+        super().__init__(f"checkpoint {cut} of region {region} was released; retained are {known}")
         self.cut = cut
         self.retained = retained
 
 
 class SavepointRefusedError(DosError):
-    """A pin that cannot be made, or let go: why is in the message. Nothing was changed."""
+    """A savepoint cannot be created or dropped; the message has the reason. Nothing was changed."""
 
-    remedy = "see `dos checkpoint ls` for what is retained, and what is pinned"
+    remedy = "`dos checkpoint ls` lists the retained checkpoints and the savepoints"
 
 
 class StateNotRecordedError(DosError):
-    """The blocks of a worker's state do not tell what changed between two cuts: why is in `reason`."""
+    """The changes between two checkpoints cannot be determined from a worker's state blocks; see `reason`."""
 
-    remedy = "read the state at each of the two cuts, and compare them"
+    remedy = "read the state at each of the two checkpoints and compare them"
 
     def __init__(self, worker: int, reason: str) -> None:
         super().__init__(f"worker {worker}: {reason}")
@@ -127,15 +126,15 @@ class StateNotRecordedError(DosError):
 
 
 class NoAnswerError(DosError):
-    """No driver of the region answered in time. What the manifest tells is in the message."""
+    """No driver of the region answered in time. The message has what is known from the manifest."""
 
 
 class FingerprintMismatchError(DosError):
-    """The graph is not the one that wrote the state: `operators` names those that differ. Nothing was
-    started.
+    """The graph differs from the one that wrote the state; `operators` names the operators that differ.
+    Nothing was started.
     """
 
-    remedy = "run the graph that made this state, or give the region a new name"
+    remedy = "run the graph that wrote this state, or give the region a new name"
 
     def __init__(self, message: str, *, operators: tuple[str, ...]) -> None:
         super().__init__(message)
@@ -143,44 +142,46 @@ class FingerprintMismatchError(DosError):
 
 
 class OrphanedError(DosError):
-    """This worker heard nothing from its coordinator for `orphan_timeout` and must end itself."""
+    """This worker received nothing from its coordinator for `orphan_timeout` and must end."""
 
 
 class StaleIncarnationError(DosError):
-    """A newer RESTORE has come: the report was not sent. Drop what belongs to the older incarnation."""
+    """A newer RESTORE has arrived, so the report was not sent. Discard everything of the older
+    incarnation.
+    """
 
 
 class StoppedError(DosError):
-    """The coordinator told this worker to end; the reason is in the message."""
+    """The coordinator ordered this worker to end; the message has the reason."""
 
 
 class UnsupportedKeyTypeError(DosError):
-    """No canonical bytes are defined for a column of this type, so it cannot be a key."""
+    """A column of this type has no canonical bytes, so it cannot be a key."""
 
     remedy = "use string, binary, bool, integers, floats, decimal128, date32 or timestamps as keys"
 
 
 class InputClosedError(DosError):
-    """The input handle is closed, or being closed: nobody may write to it any more. What was acknowledged
-    before is part of it.
+    """The input handle is closed, or being closed, and accepts no more input. What was acknowledged before is
+    part of it.
     """
 
     remedy = "write to another handle; a closed one stays closed"
 
     def __init__(self, handle: str) -> None:
-        super().__init__(f"input {handle!r} is closed, or being closed")
+        super().__init__(f"input {handle!r} is closed or being closed")
 
 
 class OutputDiffersError(DosError):
-    """A replay made other output of a step than was shown before: something below the sink is not
-    deterministic. Nothing of it was written. The region stops and needs a person.
+    """A replay produced other output of a step than was visible before: an operator upstream of the sink is
+    not deterministic. None of it was written. The region stops and needs a person.
     """
 
-    remedy = 'use publish="checkpoint", or have what is before the sink give the same for the same input'
+    remedy = 'use publish="checkpoint", or make the operators before the sink deterministic'
 
     def __init__(self, sink: str, step: int, before: int, now: int) -> None:
         super().__init__(
-            f"sink {sink!r}: step {step} was shown with digest {before:016x}, made again it has {now:016x}"
+            f"sink {sink!r}: step {step} was published with digest {before:016x}, its replay has {now:016x}"
         )
         self.sink = sink
         self.step = step

@@ -1,8 +1,8 @@
-"""`_hash` of key columns, vectorised over Arrow arrays. The definition is `core/keys.py`; this is its fast
-form.
+"""`_hash` of key columns, vectorized over Arrow arrays. `core/keys.py` defines it; this is the fast
+implementation.
 
-No Python object is made per key: strings are hashed in their Arrow buffers, numbers as numpy words. Columns
-of types without canonical bytes are refused by name.
+It creates no Python object per key: strings are hashed in their Arrow buffers, numbers as numpy words.
+Columns of types without canonical bytes are rejected by name.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ _NAN: Final = np.uint64(0x7FF8000000000000)
 
 
 def kind_of(kind: Any) -> Kind:
-    """Which canonical form a column of this Arrow type has. Raises UnsupportedKeyTypeError."""
+    """Return the canonical form of a column of this Arrow type. Raises UnsupportedKeyTypeError."""
     types = pa.types
     table: tuple[tuple[Any, Kind], ...] = (
         (types.is_string, "string"),
@@ -46,11 +46,11 @@ def kind_of(kind: Any) -> Kind:
 
 
 def hash_keys(columns: Sequence[Any]) -> U64:
-    """The hash of each row's key; `columns` are pyarrow Arrays (or ChunkedArrays) of one length, in key
-    order.
+    """Return the hash of each row's key. `columns` are pyarrow Arrays (or ChunkedArrays) of one length, in
+    key order.
     """
     if not columns:
-        raise UnsupportedKeyTypeError("a key has at least one column")
+        raise UnsupportedKeyTypeError("a key needs at least one column")
     arrays = [_plain(column) for column in columns]
     if len(arrays) == 1:
         return _hash_one(arrays[0])
@@ -64,7 +64,7 @@ def hash_keys(columns: Sequence[Any]) -> U64:
 
 def _plain(column: Any) -> Any:
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    if isinstance(array, pa.ChunkedArray):  # combining may give several chunks, or none
+    if isinstance(array, pa.ChunkedArray):  # combine_chunks may return several chunks, or none
         array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
     return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
 
@@ -81,7 +81,7 @@ def _hash_one(array: Any) -> U64:
 
 
 def _words(array: Any) -> U64:
-    """The 8 canonical bytes of each value as a number; nulls are anything."""
+    """Return the 8 canonical bytes of each value as a number; the result for nulls is arbitrary."""
     kind = kind_of(array.type)
     if kind == "float":
         values = np.array(array.cast(pa.float64()).fill_null(0.0).to_numpy(zero_copy_only=False))
@@ -99,7 +99,7 @@ def _words(array: Any) -> U64:
 
 
 def _canonical(array: Any) -> Any:
-    """The canonical bytes of each value as a binary array; null stays null."""
+    """Return the canonical bytes of each value as a binary array; null stays null."""
     kind = kind_of(array.type)
     if kind in ("string", "binary"):
         large = pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)
@@ -118,7 +118,7 @@ def _canonical(array: Any) -> Any:
 
 
 def _lengths(array: Any, data: Any) -> Any:
-    """The 4 length bytes before each value's bytes."""
+    """Return the 4 length bytes that precede each value's bytes."""
     sizes = pc.binary_length(data).cast(pa.int64()).fill_null(NULL_LENGTH).to_numpy(zero_copy_only=False)
     words = sizes.astype(">u4")
     offsets = pa.array(np.arange(0, (len(array) + 1) * 4, 4, dtype=np.int32))
@@ -127,7 +127,7 @@ def _lengths(array: Any, data: Any) -> Any:
 
 
 def _slices(array: Any) -> tuple[Any, I64]:
-    """(bytes, offsets) of a binary array without nulls."""
+    """Return (bytes, offsets) of a binary array without nulls."""
     wide = pa.types.is_large_binary(array.type)
     _, offsets, data = array.buffers()
     if offsets is None or not len(array):

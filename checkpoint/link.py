@@ -1,7 +1,7 @@
 """A link: one TCP connection of channel frames between two ends that proved the job's key to each other.
 
-Used for control (worker to coordinator) and exchange (worker to worker) alike. This file moves frames; what
-they mean is told in `core/`. Everything here runs on trio; nothing here runs user code.
+Links are used for control (worker to coordinator) and exchange (worker to worker). This file transfers
+frames; `core/` defines their meaning. Everything here runs on trio; no user code runs here.
 """
 
 import logging
@@ -26,10 +26,10 @@ _backlog = 512
 
 
 class Link:
-    """Frames over one stream. One task may send while another receives; sends of several tasks queue up.
+    """Frames over one stream. One task may send while another receives; concurrent sends queue up.
 
-    `hello`: who dialled, proved. `local_address`, `peer_address`: (host, port) of this connection, also
-    after closing.
+    `hello`: the authenticated identity of the dialler. `local_address`, `peer_address`: (host, port) of this
+    connection, also after closing.
     """
 
     def __init__(self, stream: LinkStream, hello: LinkHello) -> None:
@@ -42,20 +42,21 @@ class Link:
         self._mid_send = False
 
     def proved(self, hello: LinkHello) -> None:
-        """Both ends have the key: from now on any frame is taken. For this module's handshakes."""
+        """Mark the link as authenticated: from now on any frame is accepted. For this module's handshakes."""
         self.hello = hello
         self._decoder.handshake = False
 
     async def send(self, frame: ChannelFrame) -> None:
-        """Send one frame. Raises BrokenConnectionError, ClosedError. Cancelled midway: broken."""
+        """Send one frame. Raises BrokenConnectionError, ClosedError. Cancelling it midway breaks the link."""
         await self.send_many((frame,))
 
     async def send_many(self, frames: Iterable[ChannelFrame]) -> None:
-        """Send frames in order, none of another task between them. As `send`."""
+        """Send frames in order, without frames of other tasks between them. Otherwise like `send`."""
         async with self._send_lock:
             if self._mid_send:
                 raise BrokenConnectionError(f"the link to {self.peer_address} broke within a frame")
-            self._mid_send = True  # stays so if we are cancelled or fail: half a frame may be out
+            # stays True if cancelled or failed, because half a frame may have been sent
+            self._mid_send = True
             with _translated(self.peer_address):
                 for frame in frames:
                     await self._send_one(frame)
@@ -69,10 +70,10 @@ class Link:
             await self._stream.send_all(frame.payload)
 
     async def receive(self) -> ChannelFrame:
-        """The next frame. Raises LinkClosedError (orderly end), BrokenConnectionError, ChannelFrameError,
-        ClosedError.
+        """Return the next frame. Raises LinkClosedError (orderly end), BrokenConnectionError,
+        ChannelFrameError, ClosedError.
 
-        Cancelling loses nothing: what has arrived of a frame is kept for the next call.
+        Cancelling loses nothing: the received part of a frame is kept for the next call.
         """
         while (frame := self._decoder.next_frame()) is None:
             with _translated(self.peer_address):
@@ -90,7 +91,7 @@ class Link:
 
 
 class _translated:  # noqa: N801  (reads as a word at its uses)
-    """OSErrors and trio's resource errors become ours, in one place."""
+    """Converts OSErrors and trio's resource errors to this package's errors."""
 
     def __init__(self, peer: tuple[str, int]) -> None:
         self._peer = peer
@@ -110,7 +111,7 @@ class _translated:  # noqa: N801  (reads as a word at its uses)
 async def connect_link(
     host: str, port: int, *, key: bytes, hello: LinkHello, timeout_s: float = limits.handshake_timeout_s
 ) -> Link:
-    """Dial and prove. Raises BrokenConnectionError (not reachable, or silent for `timeout_s`) or
+    """Connect and authenticate. Raises BrokenConnectionError (not reachable, or silent for `timeout_s`) or
     HandshakeError.
     """
     try:
@@ -126,14 +127,14 @@ async def connect_link(
     except LinkClosedError as error:
         raise HandshakeError(f"{host}:{port} closed the link during the handshake") from error
     except ChannelFrameError as error:
-        raise HandshakeError(f"{host}:{port} is no end of a region's link: {error.args[0]}") from error
+        raise HandshakeError(f"{host}:{port} is not an end of a region's link: {error.args[0]}") from error
     except OSError as error:
         raise BrokenConnectionError(f"{host}:{port} cannot be reached: {error}") from error
 
 
 async def _drop(stream: LinkStream) -> None:
     with trio.CancelScope() as scope:
-        scope.cancel()  # closing says nothing more to the other end then
+        scope.cancel()  # skips the orderly shutdown
         await stream.aclose()
 
 
@@ -154,7 +155,7 @@ async def _dial(stream: LinkStream, key: bytes, hello: LinkHello) -> Link:
 async def accept_link(
     stream: LinkStream, *, job: str, key: bytes, timeout_s: float = limits.handshake_timeout_s
 ) -> Link:
-    """The acceptor's half, on a fresh connection. Raises HandshakeError, BrokenConnectionError; the stream
+    """Authenticate a new connection as the acceptor. Raises HandshakeError, BrokenConnectionError; the stream
     is closed then.
     """
     try:
@@ -165,7 +166,9 @@ async def accept_link(
         if isinstance(error, trio.TooSlowError):
             raise HandshakeError(f"the dialler did not prove itself within {timeout_s:g} s") from error
         if isinstance(error, LinkClosedError | ChannelFrameError):
-            raise HandshakeError(f"the dialler is no end of this region's links: {error.args[0]}") from error
+            raise HandshakeError(
+                f"the dialler is not an end of this region's links: {error.args[0]}"
+            ) from error
         raise
 
 
@@ -196,9 +199,9 @@ async def serve_links(
     """Accept links until cancelled: `address = await nursery.start(partial(serve_links, handler, job=...,
     key=...))`.
 
-    Listens at the first free one of `ports`. Each proved link is handled in a task of its own and closed
-    after it; strangers are logged and dropped. Raises BrokenConnectionError if no port is free, and what
-    `handler` raises.
+    Listens on the first free port of `ports`. Each authenticated link is handled in a separate task and
+    closed afterwards; others are logged and dropped. Raises BrokenConnectionError if no port is free, and
+    what `handler` raises.
     """
 
     async def accepted(stream: Any) -> None:
@@ -225,4 +228,6 @@ async def _listen(host: str, ports: Iterable[int]) -> list[Any]:
             return await runtime().listen(host, port, _backlog)
         except OSError as error:
             tried.append(f"{port}: {error.strerror}")
-    raise BrokenConnectionError(f"no port to listen at on {host} ({'; '.join(tried) or 'none given'})")
+    raise BrokenConnectionError(
+        f"no port of {host} is free to listen on ({'; '.join(tried) or 'none given'})"
+    )

@@ -1,5 +1,4 @@
-"""The worker's end of the control link. For the worker runtime (`dataflow.worker.process`): what to call, in which
-order.
+"""The worker's end of the control link. The worker runtime (`dataflow.worker.process`) uses it in this order:
 
     async with open_participant(spec, counters=sample) as control:
         # sample() -> Counters; called each second on the trio thread, must not block and runs no user code
@@ -9,43 +8,43 @@ order.
         while True:
             order = await control.next_order()        # raises StoppedError, OrphanedError: end the process
             match order:
-                case Restore():                       # also any time later: drop the incarnation before
-                    # 1. stop the circuit thread; close exchange links, chain writers and the claim before it
+                case Restore():                       # may come at any time: discard the earlier incarnation
+                    # 1. stop the circuit thread; close exchange links, chain writers and the earlier claim
                     # 2. claim NAME.wNNNN with epoch = order.incarnation (`worker_directory`), await it
                     # 3. store = await StateStore.open(claim, at=order.restore and its WorkerCut.state, ...)
                     #    steps = await StepsLog.open(claim, ...): rolled forward, never back
-                    # 4. load the state into the operators; sources and sinks go to their positions in the cut
-                    # 5. dial every peer of order.peers (order.peers[own] is oneself), role "exchange",
+                    # 4. load the state into the operators; move sources and sinks to their positions
+                    # 5. dial every peer of order.peers (order.peers[own] is this worker), role "exchange",
                     #    incarnation = order.incarnation; refuse links of other incarnations
                     await control.restored(last_step=steps.last_step, replayed_bytes=..., seconds=...)
-                case Start():                         # all workers stand
-                    # run; steps <= order.replay_until_step take their recorded division, later ones are
+                case Start():                         # all workers are restored
+                    # run; steps <= order.replay_until_step use their recorded division, later ones are
                     # divided anew and recorded with steps.record(...) before they are ended
                 case RequestCut():                    # flag the next STEP_END with cut=order.cut (and FINAL)
-                    # nothing is answered now. At the end of the step at which the alignment says `cut`:
+                    # send no reply now. At the end of the step at which the alignment says `cut`:
                     #   drain, store.put(...) each operator's changes, note source and sink positions
                     #   state = await store.commit(cut)     (synced on the quorum)
                     #   position = await steps.synced(step) (likewise)
                     await control.prepared(cut=..., step=..., positions=WorkerCut(...), phases_s=...)
                     # the next step runs meanwhile
-                case Pause():                         # take no input; order.pause 0: go on
+                case Pause():                         # read no input; order.pause 0: continue
                     await control.paused(order.pause, step=...)
                 case Committed():                     # sinks publish cut order.cut
                     if order.final: await control.finished()     # then next_order() raises StoppedError
 
-        # whatever goes wrong meanwhile:
+        # failures that may happen at any time:
         await control.failed("operator", operator=..., position=..., message=..., traceback=...)   # user code
-        await control.failed("peer", peer=3, message=...)     # an exchange link broke: a Restore comes
+        await control.failed("peer", peer=3, message=...)     # an exchange link broke: a Restore follows
         await control.failed("fenced", epoch_held=error.epoch_held, message=...)  # the claim is lost
 
-An order of an older incarnation than the newest Restore is never handed out, and a vote or report of an
-older one is never sent: `next_order` and the reports check it (core/participant.py). Reports raise
-`StaleIncarnationError` when a newer Restore has come meanwhile: drop what you were doing and take the next
-order.
+An order of an older incarnation than the newest Restore is never returned, and a vote or report of an older
+incarnation is never sent: `next_order` and the reports check it (core/participant.py). A report raises
+`StaleIncarnationError` if a newer Restore has arrived in the meantime: abandon the current work and take the
+next order.
 
-The control link has no second try: when it breaks, the coordinator counts this attempt as lost.
-`next_order` then raises OrphanedError. Heartbeats are sent and expected by a task of this package on the
-same trio loop; time in which that loop itself was late does not count against the coordinator.
+The control link is not reconnected: when it breaks, the coordinator counts this attempt as lost, and
+`next_order` raises OrphanedError. A task of this package on the same trio loop sends and expects heartbeats;
+time in which that loop itself was delayed does not count against the coordinator.
 """
 
 import logging
@@ -98,7 +97,7 @@ logger: Final = logging.getLogger("dos.checkpoint")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParticipantSpec:
-    """Who this worker is and where its coordinator listens."""
+    """The identity of this worker, and the address of its coordinator."""
 
     job: str
     worker: int
@@ -110,7 +109,7 @@ class ParticipantSpec:
 
 
 class Participant:
-    """See the top of this file. Not thread-safe: call it on the trio loop it was opened on.
+    """The control link of a worker. Not thread-safe: call it on the trio loop it was opened on.
 
     `local_address`: (host, port) of our end of the control link.
     """
@@ -128,16 +127,16 @@ class Participant:
             heartbeat_s=spec.heartbeat_s,
         )
         self._taken = 0
-        """The incarnation of the last order handed out: what the runtime's reports are about."""
+        """The incarnation of the last order returned, to which the runtime's reports refer."""
         self._ended: DosError | None = None
         self._changed = trio.Event()
-        # Not bounded, and small all the same: reports are few, and a coordinator that takes none for the
-        # orphan time-out ends this worker.
+        # Unbounded but small: reports are few, and a coordinator that reads none for the orphan timeout ends
+        # this worker.
         self._to_send, self._outgoing = trio.open_memory_channel[ToCoordinator](float("inf"))
 
     @property
     def incarnation(self) -> int:
-        """Of the newest Restore, 0 before the first."""
+        """The incarnation of the newest Restore, 0 before the first."""
         return self._core.incarnation
 
     async def join(
@@ -148,7 +147,7 @@ class Participant:
         scratch: str = "",
         packages: Mapping[str, str] | None = None,
     ) -> None:
-        """Introduce this worker. Call once, when its exchange listener listens."""
+        """Register this worker. Call it once, after its exchange listener is bound."""
         await self._report(
             Join(
                 job=self._spec.job,
@@ -165,9 +164,10 @@ class Participant:
         )
 
     async def next_order(self) -> Order:
-        """The next thing to do.
+        """Wait for and return the next order.
 
-        Raises StoppedError (the coordinator ended us) and OrphanedError (it is gone), and goes on raising it.
+        Raises StoppedError (the coordinator ended this worker) or OrphanedError (the coordinator is gone),
+        also on every later call.
         """
         while not self._core.orders:
             if self._ended is not None:
@@ -186,7 +186,7 @@ class Participant:
         scratch_bytes: int = 0,
         phases_s: Mapping[str, float] | None = None,
     ) -> None:
-        """This worker stands at the ordered cut, its chains' starts acknowledged."""
+        """Report that this worker is at the ordered checkpoint and its chains' starts are acknowledged."""
         await self._report(
             Restored(
                 job=self._spec.job,
@@ -202,7 +202,7 @@ class Participant:
     async def prepared(
         self, *, cut: int, step: int, positions: WorkerCut, phases_s: Mapping[str, float] | None = None
     ) -> None:
-        """Vote. Everything the positions name is synced on the quorum already."""
+        """Vote for a checkpoint. Everything that `positions` name must be synced on the quorum before."""
         counters = self._counters()
         await self._report(
             Prepared(
@@ -228,7 +228,9 @@ class Participant:
         peer: int = -1,
         epoch_held: int = 0,
     ) -> None:
-        """Report a failure: see FailureKind for what follows. Only the first of an incarnation counts."""
+        """Report a failure; FailureKind defines the consequences. Only the first report of an incarnation
+        counts.
+        """
         await self._report(
             Failed(
                 job=self._spec.job,
@@ -244,11 +246,11 @@ class Participant:
         )
 
     async def wants_cut(self, step: int) -> None:
-        """A start operator waits for a cut at the end of that step."""
+        """Report that a source waits for a checkpoint at the end of that step."""
         await self._report(WantsCut(job=self._spec.job, worker=self._spec.worker, step=step))
 
     async def paused(self, pause: int, step: int) -> None:
-        """The order to pause of that number is carried out, after that step."""
+        """Report that the order to pause with that number was carried out after that step."""
         await self._report(
             Paused(
                 job=self._spec.job,
@@ -260,15 +262,15 @@ class Participant:
         )
 
     async def finished(self) -> None:
-        """The final cut is committed and everything of it is published."""
+        """Report that the final checkpoint is committed and all of its output is published."""
         await self._report(
             Finished(job=self._spec.job, worker=self._spec.worker, operators=self._counters().operators)
         )
 
-    # --- performing what the core says ------------------------------------------------------------------
+    # --- Effects of the core --------------------------------------------------------------------------------
 
     async def _report(self, message: ToCoordinator) -> None:
-        """Hand a report to the sender. Raises StaleIncarnationError, LocalProtocolError: nothing was sent."""
+        """Queue a report for sending. Raises StaleIncarnationError, LocalProtocolError: nothing was sent."""
         self._handle(ReportWanted(message, of=self._taken))
         await trio.lowlevel.checkpoint()
 
@@ -305,7 +307,7 @@ class Participant:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Move messages and heartbeats meanwhile. `open_participant`'s part."""
+        """Transfer messages and heartbeats inside the context. For `open_participant`."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._receive)
             nursery.start_soon(self._beat)
@@ -315,7 +317,7 @@ class Participant:
                     try:
                         yield
                     finally:
-                        self._to_send.close()  # what was reported still goes out, for a while
+                        self._to_send.close()  # queued reports are still sent, within a time limit
                         sending.cancel_scope.deadline = trio.current_time() + limits.handshake_timeout_s
             finally:
                 nursery.cancel_scope.cancel()
@@ -325,7 +327,9 @@ class Participant:
 async def open_participant(
     spec: ParticipantSpec, *, counters: Callable[[], Counters]
 ) -> AsyncIterator[Participant]:
-    """Dial the coordinator and prove the job key, both ways. Raises BrokenConnectionError, HandshakeError."""
+    """Connect to the coordinator; both ends prove the job key. Raises BrokenConnectionError,
+    HandshakeError.
+    """
     link = await connect_link(
         *spec.coordinator,
         key=spec.job_key,

@@ -1,12 +1,11 @@
-"""What the processes of a region take from outside, besides what the client of their store takes
-(`dos_client.runtime`: connections to servers, chance): links between them, work in threads, the wall clock,
-and who they are.
+"""The environment of a region's processes: links between them, threads, the wall clock, and their identity.
 
-The one of a trio run can be replaced as a whole (`replace_runtime`), as that of the client; then coordinators
-and workers of that run live in the other one. How a process begins and ends is its launcher's; what a
-circuit is told of time is `dataflow.worker.identity.Clock`'s.
+`dos_client.runtime` provides connections to servers and random numbers. The environment of a trio run can be
+replaced as a whole (`replace_runtime`), like that of the client; the coordinators and workers of that run then
+use the replacement. The launcher of a process controls its start and end; `dataflow.worker.identity.Clock`
+controls the time that a circuit sees.
 
-Rules of this file: signatures, and the real thing where it is one line. Nothing is decided here.
+This file contains signatures and their real implementation where it is one line. It decides nothing.
 """
 
 import getpass
@@ -25,7 +24,7 @@ T = TypeVar("T")
 
 
 class Endpoints(Protocol):
-    """Where the ends of a connection are, (host, port, ...) each."""
+    """The local and remote address of a connection, each (host, port, ...)."""
 
     def getsockname(self) -> Any: ...
 
@@ -33,7 +32,9 @@ class Endpoints(Protocol):
 
 
 class LinkStream(Protocol):
-    """One end of a connection. Errors are trio's of streams. A real one is a `trio.SocketStream`."""
+    """One end of a connection. Raises trio's stream errors. The real implementation is
+    `trio.SocketStream`.
+    """
 
     @property
     def socket(self) -> Endpoints: ...
@@ -46,24 +47,28 @@ class LinkStream(Protocol):
 
 
 class RegionRuntime(Protocol):
-    """Everything from outside."""
+    """The environment of a process."""
 
     async def connect(self, host: str, port: int) -> LinkStream:
-        """A connection. Raises OSError."""
+        """Open a connection. Raises OSError."""
         ...
 
     async def listen(self, host: str, port: int, backlog: int) -> list[Any]:
-        """Take connections there; port 0: any that is free. Listeners of trio whose streams are `LinkStream`,
-        with a `socket` that says where each listens. Raises OSError.
+        """Listen for connections; port 0: any free port. Returns trio listeners whose streams are `LinkStream`,
+        with a `socket` that has their address. Raises OSError.
         """
         ...
 
     async def in_thread(self, call: Callable[..., T], *args: Any) -> T:
-        """Call something that may take its time. Cancelled, it is still done before this returns."""
+        """Call a function that may block, in a thread. If cancelled, it still completes before this
+        returns.
+        """
         ...
 
     def wall_time_ns(self) -> int:
-        """Since 1970, as this machine's clock says. For people, and for what has no other clock in common."""
+        """Return nanoseconds since 1970 by this machine's clock. For display, and where no common clock
+        exists.
+        """
         ...
 
     def host_name(self) -> str: ...
@@ -74,7 +79,7 @@ class RegionRuntime(Protocol):
 
 
 class RealRegionRuntime:
-    """The real one."""
+    """The real environment."""
 
     async def connect(self, host: str, port: int) -> LinkStream:
         return await trio.open_tcp_stream(host, port)
@@ -106,30 +111,30 @@ _runtime: Final[trio.lowlevel.RunVar[RegionRuntime]] = trio.lowlevel.RunVar("che
 
 
 def runtime() -> RegionRuntime:
-    """The one of this trio run; outside of one, the real one."""
+    """Return the environment of this trio run; outside of a run, the real one."""
     try:
         return _runtime.get()
-    except RuntimeError:  # trio's word for that
+    except RuntimeError:  # raised by trio outside of a run
         return _OUTSIDE
 
 
 def replace_runtime(other: RegionRuntime) -> RegionRuntime:
-    """Put another in its place, for this trio run; the one there was."""
+    """Replace the environment of this trio run. Return the previous one."""
     before = _runtime.get()
     _runtime.set(other)
     return before
 
 
 def wall_time_ms() -> int:
-    """Since 1970."""
+    """Return milliseconds since 1970."""
     return runtime().wall_time_ns() // 1_000_000
 
 
 def timestamp() -> str:
-    """Now, for people: ISO 8601 with milliseconds, in UTC."""
+    """Return the current time for display: ISO 8601 with milliseconds, in UTC."""
     return datetime.fromtimestamp(wall_time_ms() / 1000, UTC).isoformat(timespec="milliseconds")
 
 
 def this_driver() -> str:
-    """host:pid of this process, as cuts and answers name it."""
+    """Return host:pid of this process, as recorded in checkpoints and answers."""
     return f"{runtime().host_name()}:{runtime().process_id()}"

@@ -1,12 +1,18 @@
-"""The files of one operator on one worker, over a chain of their own in the worker's directory.
+"""The files of one operator on one worker, stored in a chain of the worker's directory.
 
-`open` goes to the position that a cut has of them (whatever longer or newer lies about, R13), `rebuild` makes
-the files of it, `append` records a change, `cut` says where a cut lies, and `synced` waits until that is
-durable on the quorum, which is what a vote says. The records are those of any journaled directory, so `dos
-journal files` and `restore` read the chain. Decision 0160.
+| method | effect |
+|---|---|
+| `open` | move to the position of the files in a checkpoint, regardless of longer or newer data (R13) |
+| `rebuild` | create the files of that position |
+| `append` | record a change |
+| `cut` | record the position of a checkpoint |
+| `synced` | wait until that position is durable on the quorum, as a vote requires |
 
-Rules of this file: it knows the chain and no operator. The files are changed elsewhere, by who hands the
-records over; this class lives on the trio loop that holds the claim.
+The records are those of any journaled directory, so `dos journal files` and `restore` read the chain.
+Decision 0160.
+
+This file knows the chain but no operator. The files are changed by the caller that passes the records; this
+class lives on the trio loop that holds the claim.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -36,23 +42,25 @@ from journal.ports import ClaimPort
 
 DIRECTORY_CHAIN_PREFIX: Final = "files-"
 directory_name_bytes_max: Final = chain_name_bytes_max - len(DIRECTORY_CHAIN_PREFIX)
-"""Of an operator that keeps files: the name of their chain has it in it."""
+"""Maximum length of the name of an operator that keeps files, because its chain's name contains it."""
 
 
 def directory_chain(operator: str) -> str:
-    """The name of the chain of an operator's files on one worker."""
+    """Return the name of the chain of an operator's files on one worker."""
     return f"{DIRECTORY_CHAIN_PREFIX}{operator}"
 
 
 class FilesAt(NamedTuple):
-    """Where a cut lies in the chain, and the lowest segment that a restore of it reads."""
+    """The position of a checkpoint in the chain, and the lowest segment that its restore reads."""
 
     position: Position
     floor: Floor
 
 
 class DirectoryStore:
-    """See the top of this file. Make it with `open`. Not for several tasks at once, but for `synced`."""
+    """The chain of one operator's files. Create it with `open`. Only `synced` may be called from other tasks
+    at the same time.
+    """
 
     def __init__(
         self,
@@ -81,7 +89,7 @@ class DirectoryStore:
         scratch: Scratch | None = None,
         rolling: Rolling | None = None,
     ) -> "DirectoryStore":
-        """Go to the position `at` (None: no file at all), and open a segment there.
+        """Move to the position `at` (None: no files), and open a segment there.
 
         The claim's epoch is the incarnation. Raises what `journal.take_over` and `ChainWriter.open` raise.
         """
@@ -93,14 +101,14 @@ class DirectoryStore:
 
     @property
     def replayed_bytes(self) -> int:
-        """What `rebuild` reads."""
+        """The number of bytes that `rebuild` reads."""
         return self._restored.bytes
 
     async def rebuild(self, path: Path) -> None:
-        """Make the files of the position that was opened at `path`, whatever is there.
+        """Create the files of the opened position at `path`, replacing what is there.
 
         Raises what reading a chain raises; UnsafePathError and FileConflictError for a chain that no operator
-        wrote; OSError. Failed or cancelled, `path` is as it was.
+        wrote; OSError. If it fails or is cancelled, `path` is unchanged.
         """
         with Rebuilding(path) as rebuilding:
             if self._restored.segments:
@@ -111,8 +119,8 @@ class DirectoryStore:
             await runtime().in_thread(rebuilding.put)
 
     async def append(self, records: Iterable[Record]) -> None:
-        """Record changes, in the order in which they are made. Returns when they are appended, not synced.
-        Raises FencedError.
+        """Record changes in the order in which they are made. Returns when they are appended, before they are
+        synced. Raises FencedError.
         """
         await self._writer.wait_room()
         mark = self._marks.due()
@@ -122,30 +130,32 @@ class DirectoryStore:
             self._writer.append(record)
 
     def cut(self, cut: int, step: int, live_bytes: int) -> FilesAt:
-        """A cut lies here, at the end of that step, behind what was appended; a record says so, by which
-        people find it (`cut:7`, `step:41`). live_bytes: of the files as of now. Raises FencedError.
+        """Record that checkpoint `cut` lies here, at the end of `step`, after everything appended so far. The
+        record lets users find it (`cut:7`, `step:41`). live_bytes: the present size of the files. Raises
+        FencedError.
         """
         self._live_bytes = live_bytes
         self._writer.append(Record(Op.CUT, ints=(cut, step)))
         return FilesAt(self._writer.end, self._writer.floor)
 
     async def synced(self, at: FilesAt) -> FilesAt:
-        """Wait until all up to there is synced on the quorum. Raises FencedError."""
+        """Wait until everything up to that position is synced on the quorum. Raises FencedError."""
         await self._writer.wait_synced(at.position)
         return at
 
     @property
     def snapshot_due(self) -> bool:
-        """Whether a restore had better not have to read all that was appended since the last snapshot."""
+        """Whether so much was appended since the last snapshot that a restore should not have to read it."""
         if self._writer.segments > self._rolling.segments_max:
             return True
         since = self._writer.bytes_since_snapshot
         return since > max(self._rolling.snapshot_bytes_min, limits.snapshot_growth * self._live_bytes)
 
     async def snapshot(self, files: Callable[[], Iterable[Record]]) -> None:
-        """Begin a new segment with all files, as of what was appended so far: a restore begins there.
+        """Start a new segment with all files, as of what was appended so far; a restore starts there.
 
-        Raises FencedError, and what `files` raises; failed or cancelled, the chain must be opened again.
+        Raises FencedError, and what `files` raises. If it fails or is cancelled, the chain must be opened
+        again.
         """
         await self._writer.roll(self._marked(files()))
 

@@ -1,12 +1,14 @@
-"""A producer's end of an input handle: its chain, opened, appended to, and closed.
+"""The writing end of an input handle: a producer's chain, opened, appended to, and closed.
 
-Rules of this file: claims, chains and bytes. What a batch is made of is for others (`dataflow.producing`);
-what counts is decided in `core/inputs.py`.
+This file handles claims, chains and bytes. `dataflow.producing` builds the batches; `core/inputs.py` decides
+what counts.
 
-Opening: claim the producer's directory above the epoch seen, take the chain over (rules R1-R8), find the
-last whole batch, open a segment behind it. A producer that holds the directory is fenced by that. Only then
-it is looked whether the handle is being closed: whoever closes it writes that down first, and then lists the
-producers. So either it finds this one, or this one finds it.
+Opening a producer, in this order:
+
+1. Claim the producer's directory above the highest epoch seen. This fences a producer that holds it.
+2. Take the chain over (rules R1-R8), find the last complete batch, and open a segment after it.
+3. Only then check whether the handle is being closed. `close_input` first records that it is closing and then
+   lists the producers. Therefore either the closer finds this producer, or this producer finds the closer.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -41,8 +43,8 @@ from journal import ChainState, ChainWriter, Op, Position, Record, look_chain, r
 
 
 class InputLog:
-    """One producer of one input handle. Make it with `open`; not for several tasks at once, except the
-    waits.
+    """One producer of one input handle. Create it with `open`. Only the waits may be called from several
+    tasks at once.
     """
 
     def __init__(self, claim: Claim, writer: ChainWriter, line: InputSequence) -> None:
@@ -53,19 +55,18 @@ class InputLog:
         self.last = line.batch
         """The last batch that was appended; it is recorded when `recorded` returns."""
         self.last_end = line.end
-        """The position just past it."""
+        """The position just after it."""
         self.last_mark = line.mark
         self._recorded = self.last, self.last_end
         self._ends: dict[int, int] = {}
-        """Batch -> its position, while it is not recorded."""
+        """Batch -> its end position, for batches that are not recorded yet."""
 
     @classmethod
     async def open(cls, store: Store, application: str, handle: str, producer: str) -> "InputLog":
-        """Become this producer. Whoever was it before is fenced; what it had recorded is there.
+        """Open this producer. Fences its previous owner; what that one had recorded remains.
 
-        Raises InputClosedError, BadNameError, NotEnoughAnswersError (a producer that is new needs every
-        member of the store), and what `journal.take_over` raises. Waits while fewer members than a quorum
-        are there.
+        Raises InputClosedError, BadNameError, NotEnoughAnswersError (a new producer needs every member of the
+        store), and what `journal.take_over` raises. Waits while fewer members than a quorum are available.
         """
         directory = producer_directory(application, handle, producer)
         attempt = 0
@@ -73,7 +74,7 @@ class InputLog:
             try:
                 log = await cls._open_once(store, directory, producer)
                 break
-            except FencedError:  # somebody else opens it too: the later one has it
+            except FencedError:  # another process opens it too: the later one wins
                 attempt += 1
                 await trio.sleep(backoff_s(attempt, randomness.jitter()))
         try:
@@ -101,18 +102,18 @@ class InputLog:
 
     @property
     def lost(self) -> FencedError | None:
-        """Why nothing can be recorded any more, if so."""
+        """Why nothing can be recorded any more; None if it can."""
         return self._claim.lost
 
     async def append(
         self, parts: "list[tuple[int, bytes]]", *, number: int, mark: bytes = b""
     ) -> BatchDecision:
-        """Send a batch: of each part the rows and the data. Returns when there is room for more; `recorded`
-        says when it counts.
+        """Send a batch; `parts` are pairs (number of rows, data). Returns when there is room for more;
+        `recorded` waits until the batch counts.
 
-        Raises LocalProtocolError for a number that leaves a hole, FencedError when a later producer of that
-        name has come or the handle was closed. Cancelled in the middle, the batch does not count, and can be
-        sent again.
+        Raises LocalProtocolError if `number` leaves a gap, FencedError if a later producer of that name was
+        opened or the handle was closed. If cancelled in the middle, the batch does not count and can be sent
+        again.
         """
 
         async def one_by_one() -> AsyncGenerator[tuple[int, bytes]]:
@@ -125,9 +126,10 @@ class InputLog:
     async def append_from(
         self, parts: AsyncIterator[tuple[int, bytes]], *, number: int, mark: bytes = b""
     ) -> BatchDecision:
-        """As `append`, for a batch that does not fit into memory: parts are asked for as there is room.
+        """Send a batch that does not fit into memory: parts are requested when there is room. Otherwise like
+        `append`.
 
-        Raises what asking for a part raises too: the batch does not count then, and can be sent again.
+        Also raises what iterating over `parts` raises; the batch does not count then and can be sent again.
         """
         if judge_batch(number, self.last) is BatchDecision.DISCARD:
             return BatchDecision.DISCARD
@@ -152,23 +154,24 @@ class InputLog:
         return self._writer.append(Record(Op.INPUT, ints=ints, strings=strings))
 
     async def recorded(self, number: int) -> int:
-        """Wait until a batch that was sent is recorded: synced on the quorum. A position up to which all is.
+        """Wait until a batch that was sent is recorded, which means synced on the quorum. Return a position
+        up to which everything is recorded.
 
-        Raises LocalProtocolError for one that was not sent; FencedError when it can no more be known here:
-        the producer, opened again, knows.
+        Raises LocalProtocolError if the batch was not sent; FencedError if its outcome cannot be determined
+        here any more. Opening the producer again determines it.
         """
         if number > self.last:
-            raise LocalProtocolError(f"batch {number} was not sent; the last is {self.last}")
+            raise LocalProtocolError(f"batch {number} was not sent; the last one sent is {self.last}")
         while self._recorded[0] < number:
             first = self._recorded[0] + 1
             end = Position(self._claim.epoch, self._ends[first], 0)
             await self._writer.wait_synced(end)
-            if self._recorded[0] < first:  # nobody else who waits has seen it
+            if self._recorded[0] < first:  # no other waiting task has recorded it
                 self._recorded = first, self._ends.pop(first)
         return self._recorded[1]
 
     async def aclose(self) -> None:
-        """Give the directory up. What was sent and not recorded may be recorded or not."""
+        """Release the directory. Batches that were sent but not recorded may be recorded or not."""
         await self._writer.aclose()
         await self._claim.aclose()
 
@@ -182,7 +185,7 @@ class InputLog:
 
 
 class _Parts:
-    """The parts of one batch, one after the other. `digest`: of everything up to the last."""
+    """Numbers the parts of one batch. `digest` covers everything up to the last part."""
 
     def __init__(self, number: int, digest: int) -> None:
         self.digest = digest
@@ -195,17 +198,19 @@ class _Parts:
 
 
 async def close_input(store: Store, application: str, handle: str) -> InputEnds:
-    """Close an input handle for good: nobody writes to it after this, and who reads it knows where it ends.
+    """Close an input handle permanently: no producer can write to it afterwards, and readers know where it
+    ends.
 
-    Producers that are at work are fenced; what they had recorded counts. Raises as `InputLog.open` does.
-    Cancelled or failed, the handle takes no new producers and is not closed yet: call it again.
+    Fences active producers; what they had recorded counts. Raises as `InputLog.open` does. If it is cancelled
+    or fails, the handle accepts no new producers but is not closed yet: call it again.
     """
     directory = input_directory(application, handle)
     view = await store.look(directory)
     async with await store.claim(directory, view.epoch_seen + 1, randomness.fresh_id()) as claim:
         generation = store.record.generation
         chain = await take_over(claim, CLOSED_CHAIN, generation=generation)
-        writer = await ChainWriter.open(claim, CLOSED_CHAIN, chain, generation)  # from here on nobody begins
+        # from here on no new producer can start
+        writer = await ChainWriter.open(claim, CLOSED_CHAIN, chain, generation)
         async with writer:
             names = producers_among(await store.list_directories(directory), application, handle)
             ends = {}
@@ -223,23 +228,25 @@ async def _open_until_ours(store: Store, directory: str, producer: str) -> Input
     attempt = 0
     while True:
         try:
-            return await InputLog._open_once(store, directory, producer)  # noqa: SLF001 - one class, two ends
-        except FencedError:  # a producer that came before it was closed
+            return await InputLog._open_once(store, directory, producer)  # noqa: SLF001 - same module
+        except FencedError:  # another process opened the producer before it was closed
             attempt += 1
             await trio.sleep(backoff_s(attempt, randomness.jitter()))
 
 
 async def _refuse_closed(store: Store, application: str, handle: str) -> None:
-    """Anything at all in the handle's own directory, committed or not, is the beginning of its end."""
+    """Raise InputClosedError if the handle's own directory contains anything, committed or not: closing has
+    started.
+    """
     view = await store.look(input_directory(application, handle))
     if any(view.answers.values()):
         raise InputClosedError(handle)
 
 
 async def last_recorded(store: Store, application: str, handle: str, producer: str) -> InputSequence:
-    """Where what is recorded of a producer ends, as a reader may know it. Claims nothing.
+    """Return the end of a producer's recorded input, as readers see it. Claims nothing.
 
-    `batch` 0: nothing is. Raises BadNameError, and what reading a chain raises.
+    `batch` is 0 if nothing is recorded. Raises BadNameError, and what reading a chain raises.
     """
     directory = producer_directory(application, handle, producer)
     chain = await look_chain(store, directory, INPUT_CHAIN)
@@ -249,8 +256,8 @@ async def last_recorded(store: Store, application: str, handle: str, producer: s
 async def _last_batch(
     reader: Claim | Store, chain: ChainState, producer: str, directory: str | None = None
 ) -> InputSequence:
-    """Where a chain that was taken over ends: a line that stands behind the last whole batch. Segments begin
-    between batches, so the newest one that has the end of a batch tells.
+    """Return the end of a chain that was taken over: an InputSequence after the last complete batch. Segments
+    start between batches, so the newest segment that contains the end of a batch is sufficient.
     """
     for index in range(len(chain.segments) - 1, -1, -1):
         one = ChainState(chain.chain, chain.segments[index : index + 1], chain.segments[index].end)

@@ -1,7 +1,7 @@
-"""A reader's end of an input handle: the parts that count, producer by producer, as they come.
+"""The reading end of an input handle: the committed parts, producer by producer, as they arrive.
 
-Rules of this file: it claims nothing and gives committed bytes only. Which parts count is decided in
-`core/inputs.py`; who reads which producer, and how fast, is for others.
+This file claims nothing and returns only committed bytes. `core/inputs.py` decides which parts count; the
+caller decides who reads which producer, and how fast.
 """
 
 from collections.abc import AsyncGenerator
@@ -28,10 +28,10 @@ from journal import ChainFollower, ChainWatch, Op, look_chain, read_records, siz
 
 
 class InputFollower:
-    """Reads one producer's input on from a position. Not for several tasks at once.
+    """Reads one producer's input from a position on. Not for several tasks at once.
 
-    at, digest: of the position; (0, 0) is the beginning, digest None: not known, begin with the next batch.
-    pending_bytes_max: how much of a batch that is not whole yet is kept in memory.
+    at, digest: the position; (0, 0) is the beginning. digest None: unknown, start with the next batch.
+    pending_bytes_max: how many bytes of an incomplete batch are kept in memory.
     """
 
     def __init__(
@@ -54,15 +54,16 @@ class InputFollower:
             producer, at=at, digest=digest, where=self._directory, bytes_max=pending_bytes_max
         )
         self.seen = at
-        """The position up to which parts were given out."""
+        """The position up to which parts were yielded."""
         self.shown = 0
-        """Up to here parts may have been given to others, and are not given out."""
+        """Parts up to here may have been given to other readers and are not yielded."""
 
     async def poll(self) -> AsyncGenerator[InputPiece]:
-        """The parts that count by now and were not given yet. Ends; it must be read to its end.
+        """Yield the committed parts that were not yielded before, then end. The caller must iterate to the
+        end.
 
-        Raises CorruptDataError when this input is not the one that was read up to the position, and as
-        `ChainFollower.poll` does; after the latter alone it can be called again.
+        Raises CorruptDataError if this input differs from what was read up to the position, and as
+        `ChainFollower.poll` does; after the latter errors it can be called again.
         """
         begin = self._chain.at
         async with aclosing(self._chain.poll()) as records:
@@ -84,19 +85,20 @@ class InputFollower:
                 begin = end
 
     async def wait(self, timeout_s: float) -> None:
-        """Until more may have been recorded, at most so long."""
+        """Wait until more may have been recorded, at most `timeout_s` seconds."""
         await self._watch.wait(timeout_s)
 
     def close(self) -> None:
-        """Wait for nothing any more."""
+        """End all waits."""
         self._watch.close()
 
     async def _again(self, batch: BatchNotKept) -> AsyncGenerator[InputPiece]:
-        """A batch that did not fit into memory, part by part. All of it is committed."""
+        """Yield a batch that did not fit into memory, part by part. All of it is committed."""
         chain = ChainFollower(self._store, self._directory, INPUT_CHAIN, at=batch.begin)
         begin = batch.begin
         while begin < batch.end:
-            with suppress(QuorumUnavailableError, BrokenConnectionError):  # it is there: wait for members
+            # the bytes are committed, so wait for members
+            with suppress(QuorumUnavailableError, BrokenConnectionError):
                 async with aclosing(chain.poll()) as records:
                     async for end, record in records:
                         if record.op is Op.INPUT:
@@ -111,7 +113,7 @@ class InputFollower:
 
 
 class InputHandle:
-    """An input handle as a whole: who writes to it, and where it ends."""
+    """An input handle as a whole: its producers, and where it ends."""
 
     def __init__(self, store: Store, application: str, handle: str) -> None:
         self._store = store
@@ -119,13 +121,15 @@ class InputHandle:
         self._handle = handle
 
     async def splits(self) -> list[str]:
-        """Who has ever opened it. Raises QuorumUnavailableError."""
+        """Return all producers that ever opened it. Raises QuorumUnavailableError."""
         prefix = input_directory(self._application, self._handle) + "."
         directories = await self._store.list_directories(prefix)
         return producers_among(directories, self._application, self._handle)
 
     async def ends(self) -> dict[str, int] | None:
-        """Where every producer's input ends, if the handle is closed; else None. Raises as `look_chain`."""
+        """Return the end of every producer's input if the handle is closed, otherwise None. Raises as
+        `look_chain`.
+        """
         directory = input_directory(self._application, self._handle)
         chain = await look_chain(self._store, directory, CLOSED_CHAIN)
         found = None
@@ -136,7 +140,7 @@ class InputHandle:
         return found
 
     async def present(self) -> dict[str, InputFollower]:
-        """For each producer a follower that stands at the end of what is committed now."""
+        """Return for each producer a follower at the end of what is committed now."""
         found = {}
         for split in await self.splits():
             directory = producer_directory(self._application, self._handle, split)
@@ -150,5 +154,5 @@ class InputHandle:
         return found
 
     def follower(self, split: str, at: int, digest: int) -> InputFollower:
-        """Reads one producer's input on from a position; (0, 0) is the beginning."""
+        """Return a follower of one producer that starts at a position; (0, 0) is the beginning."""
         return InputFollower(self._store, self._application, self._handle, split, at=at, digest=digest)

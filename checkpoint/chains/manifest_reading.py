@@ -1,8 +1,8 @@
-"""A region's manifest as anybody may read it who reaches the store: committed cuts, and who claims it.
-Claims nothing.
+"""Reads a region's manifest from any client of the store: the committed checkpoints, and the epoch of the
+claim. Claims nothing.
 
-Rules of this file: reads, and checks what it reads. Only committed records come out (R10); a cut that a
-take-over could still leave out is not shown.
+Returns only verified, committed records (R10). A checkpoint that a take-over could still discard is not
+returned.
 """
 
 import logging
@@ -26,17 +26,19 @@ _SUFFIX = coordinator_directory("")
 
 @dataclass(frozen=True, slots=True)
 class ManifestView:
-    """What the manifest tells."""
+    """The content of a manifest."""
 
     region: str
     epoch: int
-    """The highest epoch with which it was claimed, as F members or more say: no older incarnation can
+    """The highest epoch with which it was claimed, as reported by F or more members: no older incarnation can
     commit.
     """
     cuts: list[Cut] = field(default_factory=list)
-    """Committed, oldest first; those before the newest snapshot of the chain are not in it any more."""
+    """Committed checkpoints, oldest first. Those before the newest snapshot of the chain are no longer
+    included.
+    """
     unproved: str = ""
-    """Why there may be a later cut than the last one here; "" if nothing is hidden (decision 0216)."""
+    """Why there may be a checkpoint later than the last one here; "" if there is none (decision 0216)."""
 
     @property
     def last(self) -> Cut | None:
@@ -44,36 +46,42 @@ class ManifestView:
 
     @property
     def retained(self) -> tuple[int, ...]:
-        """Numbers of the cuts that can be restored, rising: the others are released (R14)."""
+        """Numbers of the checkpoints that can be restored, in increasing order. All others are released
+        (R14).
+        """
         kept: tuple[Cut, ...] = ()
         for cut in self.cuts:
             kept = keep(kept, cut)
         return tuple(cut.cut for cut in kept)
 
     def restorable(self, number: int) -> Cut:
-        """The cut of that number. Raises CutReleasedError, or ManifestError if there never was one."""
+        """Return the checkpoint of that number. Raises CutReleasedError, or ManifestError if it never
+        existed.
+        """
         for cut in self.cuts:
             if cut.cut == number and number in self.retained:
                 return cut
         last = self.last.cut if self.last is not None else 0
         if 0 < number < last:
             raise CheckpointReleasedError(self.region, number, self.retained)
-        raise ManifestError(f"region {self.region} has {last} as its last one", cut=number)
+        raise ManifestError(f"the last one of region {self.region} is {last}", cut=number)
 
 
 async def regions_of(store: Store) -> list[str]:
-    """Names of the regions that have a manifest, or a claim of one. Raises QuorumUnavailableError."""
+    """Return the names of the regions that have a manifest, or a claim of one. Raises
+    QuorumUnavailableError.
+    """
     return [name.removesuffix(_SUFFIX) for name in await store.list_directories() if name.endswith(_SUFFIX)]
 
 
 async def manifest_epoch(store: Store, region: str) -> int:
-    """See `ManifestView.epoch`; 0 if nobody ever claimed it. Raises QuorumUnavailableError."""
+    """Return `ManifestView.epoch`; 0 if the manifest was never claimed. Raises QuorumUnavailableError."""
     return (await store.look(coordinator_directory(region))).epoch_seen
 
 
 async def read_manifest(store: Store, region: str) -> ManifestView:
-    """All of it. Raises NoRegionError, naming the regions there are; ManifestError; and what reading
-    raises.
+    """Read the whole manifest. Raises NoRegionError, which names the existing regions; ManifestError; and
+    what reading raises.
     """
     directory = coordinator_directory(region)
     view = await store.look(directory)
@@ -84,12 +92,14 @@ async def read_manifest(store: Store, region: str) -> ManifestView:
         try:
             return await _read(store, region, view.epoch_seen)
         except (LostBytesError, NotFoundError) as error:
-            logger.info("%s: %s; looking again, its writer may have begun it anew", directory, error)
+            logger.info("%s: %s; reading again, its writer may have restarted the chain", directory, error)
     return await _read(store, region, view.epoch_seen)
 
 
 async def _read(store: Store, region: str, epoch: int) -> ManifestView:
-    """As the chain is now. What it began with may go while it is read, when its writer has begun it anew."""
+    """Read the chain once. Its first segments may be deleted during the read, if its writer restarts it with
+    a snapshot.
+    """
     directory = coordinator_directory(region)
     state = await look_chain(store, directory, CHAIN)
     async with aclosing(cuts_in(read_records(store, state, directory=directory))) as cuts:
@@ -97,13 +107,15 @@ async def _read(store: Store, region: str, epoch: int) -> ManifestView:
 
 
 def _unproved_text(state: ChainState) -> str:
-    """No checkpoint names the newest record of a manifest, for that record is the checkpoint."""
+    """Describe the unproved end of a manifest. No checkpoint proves the newest record of a manifest, because
+    that record is the newest checkpoint.
+    """
     if not state.unproved:
         return ""
     return (
-        f"a later cut may be committed: {state.unproved} more bytes of the manifest are there and cannot be"
-        f" proved committed now, because a take-over at epoch {state.claimed} did not complete; they are not"
-        " lost: the next `run` of this region settles them"
+        f"a later checkpoint may be committed: the manifest has {state.unproved} more bytes that cannot be"
+        f" proved committed at present, because a take-over at epoch {state.claimed} did not complete; they"
+        " are not lost: the next `run` of this region settles them"
     )
 
 

@@ -1,13 +1,14 @@
-"""Following the output of a region, worker by worker, as it is shown: what another region reads.
+"""Follows the visible output of a region, worker by worker, for another region that reads it.
 
-Rules of this file: it claims nothing and gives committed output only: of a log with publish="step" what a
-quorum holds, of one with publish="checkpoint" what the last committed cut covers. `dataflow.outputs` shows the same
-to people, step by step of all workers.
+This file claims nothing and returns only committed output: of a log with publish="step" what a quorum holds,
+of a log with publish="checkpoint" what the last committed checkpoint covers. `dataflow.outputs` reads the same for
+users, step by step over all workers.
 
-A position in one worker's log is the size of its chain just past a step, and as its digest the step's
-number: a reader that goes on from there sees whether the next step follows. A size is on one line: a log by
-step never goes back, one by cut never behind a committed cut. (Only going back by hand to an older cut takes
-shown output away: then the steps do not follow, or the bytes are no records, and the reader is refused.)
+A position in a worker's log is the size of its chain just after a step; its digest is the number of the step,
+so that a reader that continues from there can verify that the next step follows. A size has one meaning: a
+log with publish="step" never goes back, a log with publish="checkpoint" never goes back behind a committed
+checkpoint. Only a manual rollback to an older checkpoint removes visible output. The steps do not follow
+then, or the bytes are not records, and the reader gets an error.
 """
 
 from collections.abc import AsyncGenerator
@@ -28,7 +29,7 @@ from journal import ChainFollower, ChainWatch, Op, Position, look_chain, size_se
 
 
 class PublishedOutput:
-    """The output of one sink of a region: where each worker's log is shown to, and whether that is its
+    """The output of one sink of a region: up to where each worker's log is visible, and whether that is its
     end.
     """
 
@@ -43,7 +44,7 @@ class PublishedOutput:
         self._lock = trio.Lock()
 
     async def last_cut(self) -> Cut | None:
-        """The last committed cut; known again for `output_poll_s`. Raises as reading does."""
+        """Return the last committed checkpoint, cached for `output_poll_s`. Raises as reading does."""
         async with self._lock:
             if trio.current_time() >= self._asked_at + limits.output_poll_s:
                 async with aclosing(self._manifest.poll()) as records:
@@ -54,21 +55,23 @@ class PublishedOutput:
             return self._cut
 
     async def splits(self) -> list[str]:
-        """One for each worker: its directory's last part. Raises QuorumUnavailableError."""
+        """Return one split per worker: the last part of its directory's name. Raises
+        QuorumUnavailableError.
+        """
         prefix = worker_directory(self.region, 0)[:-4]
         names = await self._store.list_directories(prefix)
         found = [name.removeprefix(prefix) for name in names]
         return sorted(f"w{name}" for name in found if len(name) == 4 and name.isdigit())
 
     async def ends(self) -> dict[str, int] | None:
-        """Where each log ends, if the region has processed all its input; else None."""
+        """Return the end of each log if the region has processed all of its input, otherwise None."""
         cut = await self.last_cut()
         if cut is None or not cut.final:
             return None
         return {split_of(worker): at.size for worker, at in self._positions(cut).items()}
 
     async def position(self, split: str) -> Position | None:
-        """Where the last cut has a worker's log."""
+        """Return the position of a worker's log in the last checkpoint."""
         cut = await self.last_cut()
         return None if cut is None else self._positions(cut).get(int(split[1:]))
 
@@ -77,7 +80,7 @@ class PublishedOutput:
         return {worker: msgspec.convert(at, Position) for worker, at in prepared.items() if at is not None}
 
     async def present(self) -> dict[str, "OutputFollower"]:
-        """For each worker's log a follower that stands at the end of what is shown now."""
+        """Return for each worker's log a follower at the end of what is visible now."""
         found = {}
         for split in await self.splits():
             follower = self.follower(split, 0, 0)
@@ -86,17 +89,17 @@ class PublishedOutput:
         return found
 
     def follower(self, split: str, at: int, digest: int) -> "OutputFollower":
-        """Reads one worker's log on from a position; (0, 0) is the beginning."""
+        """Return a follower of one worker's log that starts at a position; (0, 0) is the beginning."""
         return OutputFollower(self._store, self, split, at=at, step=digest)
 
 
 def split_of(worker: int) -> str:
-    """The split of a worker's log."""
+    """Return the split of a worker's log."""
     return f"w{worker:04d}"
 
 
 class OutputFollower:
-    """See `PublishedOutput.follower`. Not for several tasks at once."""
+    """Reads one worker's log from a position on. Not for several tasks at once."""
 
     def __init__(self, store: Store, shown: PublishedOutput, split: str, *, at: int, step: int) -> None:
         self._shown = shown
@@ -108,7 +111,7 @@ class OutputFollower:
         self._step = step
         self._chain_begun = at > 0
         self._skipped = 0
-        """Up to here steps may have been given to others, and are not given out."""
+        """Steps up to here may have been given to other readers and are not yielded."""
         self._publish: Publish | None = None
 
     @property
@@ -117,7 +120,7 @@ class OutputFollower:
         return self._chain.at
 
     async def skip(self) -> None:
-        """Pass over what is shown by now."""
+        """Skip what is visible now."""
         self._publish = await self._published()
         if self._publish is Publish.STEP:
             proved = await self._shown.position(self._split)
@@ -133,10 +136,10 @@ class OutputFollower:
         self._skipped = await size_seen(self._store, self._where, chain)
 
     async def poll(self) -> AsyncGenerator[InputPiece]:
-        """What is shown by now and was not given yet; steps without rows are passed over. Ends; it must be
-        read to its end.
+        """Yield the visible steps that were not yielded before, then end. Steps without rows are skipped. The
+        caller must iterate to the end.
 
-        Raises CorruptDataError when what is there does not follow what was read.
+        Raises CorruptDataError if the log does not continue what was read.
         """
         if self._publish is None:
             self._publish = await self._published()
@@ -158,14 +161,16 @@ class OutputFollower:
                 begin = end
 
     async def wait(self, timeout_s: float) -> None:
-        """Until more may be shown, at most so long: by step, as soon as the log has grown."""
+        """Wait until more may be visible, at most `timeout_s` seconds; with publish="step" until the log has
+        grown.
+        """
         if self._publish is Publish.STEP:
             await self._watch.wait(timeout_s)
         else:
             await trio.sleep(timeout_s)
 
     def close(self) -> None:
-        """Wait for nothing any more."""
+        """End all waits."""
         self._watch.close()
 
     def _check_follows(self, step: int, end: int) -> None:
@@ -175,7 +180,7 @@ class OutputFollower:
         self._chain_begun, self._step = True, step
 
     async def _published(self) -> Publish | None:
-        """How the log is shown, as its first record says; None while there is none."""
+        """Return how the log is published, according to its first record; None if it has no record."""
         first = ChainFollower(self._store, self._where, output_chain(self._shown.sink))
         proved = await self._shown.position(self._split)
         async with aclosing(first.poll(proved=proved)) as records:

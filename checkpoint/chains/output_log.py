@@ -1,7 +1,7 @@
-"""An output log: the output of one sink on one worker, step by step, in a chain of its own.
+"""An output log: the output of one sink on one worker, step by step, in its own chain.
 
-Rules of this file: it performs what `core/outputs.py` decides. A log with publish="step" is taken over at its
-head and never goes back; one with publish="checkpoint" goes back to where the restored cut says, as state does.
+This file performs what `core/outputs.py` decides. A log with publish="step" is taken over at its head and
+never goes back; a log with publish="checkpoint" goes back to its position in the restored checkpoint, as state does.
 """
 
 from contextlib import aclosing
@@ -25,12 +25,12 @@ from journal import ORIGIN, ChainState, ChainWriter, Op, Position, Record, Scrat
 from journal.ports import ClaimPort
 
 segment_bytes_max: Final = 64 * 1024 * 1024
-"""A log goes on in a new segment after so much: a restore reads back at most about that."""
+"""A log continues in a new segment after this many bytes, which bounds what a restore reads."""
 
 
 class OutputLog:
-    """See the top of this file. Make it with `open`, on the trio loop that holds the claim. Not for several
-    tasks at once.
+    """An output log. Create it with `open`, on the trio loop that holds the claim. Not for several tasks at
+    once.
     """
 
     def __init__(
@@ -54,8 +54,8 @@ class OutputLog:
         generation: int,
         scratch: Scratch | None = None,
     ) -> "OutputLog":
-        """Open a segment where the log goes on. after_step: the step of the cut restored; at: where the log
-        ended in that cut, None if the cut knows no such log.
+        """Open a segment where the log continues. after_step: the step of the restored checkpoint; at: the
+        end of the log in that checkpoint, None if it has no such log.
 
         Raises what `journal.take_over` and `ChainWriter.open` raise, CorruptDataError.
         """
@@ -80,16 +80,17 @@ class OutputLog:
         return self._line.last
 
     def judge(self, step: int, digest: int) -> OutputDecision:
-        """See `OutputSequence.judge`."""
+        """Decide what to do with the output of a step; see `OutputSequence.judge`."""
         return self._line.judge(step, digest if self._publish is Publish.STEP else 0)
 
     async def append(
         self, sink: str, step: int, rows: int, digest: int, data: bytes, inputs: dict[str, dict[str, int]]
     ) -> None:
-        """Put the output of the next step into the log; returns when there is room for more, before it is
-        synced. For publish="step": only when the division of the step is durable everywhere.
+        """Append the output of the next step; returns when there is room for more, before it is synced. With
+        publish="step", call it only after the division of the step is durable at every worker: a replay of
+        the step then has the same input.
 
-        Raises FencedError; cancelled, the step may be in the log: the next opening finds out.
+        Raises FencedError. If cancelled, the step may be in the log: the next opening finds out.
         """
         if self._writer.end.size - self._segment_begin > segment_bytes_max:
             await self._writer.roll()
@@ -102,12 +103,15 @@ class OutputLog:
         await self._writer.wait_room()
 
     async def synced(self, step: int) -> Position:
-        """Wait until the output up to `step`, which is in the log, is synced on the quorum; the position just
-        past it, for the cut at that step. Forgets what is below. Raises FencedError, LocalProtocolError.
+        """Wait until the output up to `step`, which is in the log, is synced on the quorum. Return the
+        position just after it, for the checkpoint at that step. Forgets what is below. Raises FencedError,
+        LocalProtocolError.
         """
         end = self._line.end_of(step)
         if end is None:
-            raise LocalProtocolError(f"the output of step {step} is not known; the last is {self.last_step}")
+            raise LocalProtocolError(
+                f"the output of step {step} is not known; the last known step is {self.last_step}"
+            )
         await self._writer.wait_synced(end)
         self._line.forget(step)
         return end
@@ -118,6 +122,6 @@ class OutputLog:
 
 
 def _behind(chain: ChainState, at: Position | None) -> ChainState:
-    """The part of the chain in which anything can lie past `at`: what a restore must read."""
+    """Return the part of the chain that may contain anything after `at`, which a restore must read."""
     size = 0 if at is None else at.size
     return msgspec.structs.replace(chain, segments=tuple(s for s in chain.segments if s.end.size > size))

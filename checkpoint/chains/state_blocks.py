@@ -1,18 +1,27 @@
-"""State blocks: what changed in one operator's state in one cut, as an Arrow IPC stream. Make, encode,
-decode, fold.
+"""State blocks: the changes of one operator's state in one checkpoint, as an Arrow IPC stream.
 
-Rules of this file: record batches and bytes. Where blocks are kept is `state_store.py`'s.
+This file builds, encodes, decodes and folds blocks; `state_store.py` stores them.
 
-A block is one journal record STATE_BLOCK, ints = [cut], strings = [operator, Arrow IPC stream of one
-batch]. Columns, in this order: the key columns; `_hash` uint64 (xxh3-64 of the key's canonical bytes,
-`core/keys.py`); the value columns (null where deleted); `_deleted` bool. Rows are sorted by `_hash`, so a
-shard (a range of the hash) is a slice. The schema's metadata carries `dos.block` = the version of this
-layout and `dos.keys` = the number of key columns: a block says by itself what it is. A state that its user
-declared in a version above 1 carries it as `dos.state`, for a later version to migrate from. A change above
-`state_block_rows_max` rows or `state_block_bytes_max` bytes is several blocks of one cut. A later block's
-row replaces an earlier one of the same key; blocks of one cut carry a key at most once.
+A block is one journal record STATE_BLOCK, ints = [checkpoint], strings = [operator, Arrow IPC stream of one
+batch]. Its columns, in this order:
 
-Blocks are not compressed: on words and counts lz4 takes a quarter off the size and doubles the time to write.
+| column | content |
+|---|---|
+| key columns | |
+| `_hash` uint64 | xxh3-64 of the key's canonical bytes (`core/keys.py`) |
+| value columns | null if deleted |
+| `_deleted` bool | whether the key was deleted |
+
+1. Rows are sorted by `_hash`, so a shard (a range of the hash) is a slice.
+2. The schema's metadata carries `dos.block` = the version of this layout and `dos.keys` = the number of key
+   columns, so a block is self-describing. A state that its user declared with a version above 1 carries the
+   version as `dos.state`, for a later version to migrate from.
+3. A change above `state_block_rows_max` rows or `state_block_bytes_max` bytes is stored as several blocks of
+   one checkpoint.
+4. A row of a later block replaces an earlier one of the same key. Blocks of one checkpoint contain a key at
+   most once.
+
+Blocks are not compressed: on words and counts, lz4 reduces the size by a quarter and doubles the write time.
 """
 
 import math
@@ -39,12 +48,10 @@ _false: Final = pa.array([False])[0]
 
 
 def block_schema(keys: Any, values: Any, *, state_version: int = 1) -> Any:
-    """The Arrow schema of an operator's blocks, from the schemas of its key and value columns.
+    """Return the Arrow schema of an operator's blocks, from the schemas of its key and value columns.
 
-    state_version: of the values, as their user declares it.
-
-    Raises UnsupportedKeyTypeError for a key column without canonical bytes, ValueError for a reserved or
-    double name.
+    state_version: the version of the values, as their user declares it. Raises UnsupportedKeyTypeError for a
+    key column without canonical bytes, ValueError for a reserved or duplicate name.
     """
     for field in keys:
         kind_of(field.type)
@@ -67,15 +74,19 @@ def block_schema(keys: Any, values: Any, *, state_version: int = 1) -> Any:
 
 
 def state_version_of(schema: Any) -> int:
-    """The version of the values in a block, as their user declared it: 1 where it says nothing."""
+    """Return the version of the values in a block, as their user declared it; 1 if it has none."""
     return int((schema.metadata or {}).get(_STATE_KEY, 1))
 
 
 def key_columns(schema: Any) -> list[str]:
-    """The names of the key columns of a block's schema. Raises ValueError if it is no block's."""
+    """Return the names of the key columns of a block's schema. Raises ValueError if it is not a block's
+    schema.
+    """
     metadata = schema.metadata or {}
     if metadata.get(_VERSION_KEY) != str(BLOCK_VERSION).encode():
-        raise ValueError(f"a state block of layout {BLOCK_VERSION} is needed, its schema says {metadata!r}")
+        raise ValueError(
+            f"expected a state block of layout {BLOCK_VERSION}, its schema has metadata {metadata!r}"
+        )
     count = int(metadata[_KEYS_KEY])
     names: list[str] = schema.names
     if not 0 < count < len(names) or names[count] != HASH_COLUMN or names[-1] != DELETED_COLUMN:
@@ -90,8 +101,8 @@ def make_block(
     values: Sequence[Any],
     deleted: "npt.NDArray[np.bool_] | None" = None,
 ) -> Any:
-    """A block (pyarrow RecordBatch) of changed rows in any order; sorted by hash here. Each key at most
-    once.
+    """Return a block (pyarrow RecordBatch) of changed rows, sorted by hash. Rows may be given in any order,
+    each key at most once.
     """
     order = np.argsort(hashes)
     rows = pa.array(order)
@@ -106,7 +117,7 @@ def make_block(
 
 
 def encode_block(block: Any) -> list[bytes]:
-    """The IPC streams of a block: one, or several when it is above a limit. An empty block gives none."""
+    """Return the IPC streams of a block: one, or several if it is above a limit. An empty block has none."""
     if not block.num_rows:
         return []
     parts = max(
@@ -123,7 +134,7 @@ def encode_block(block: Any) -> list[bytes]:
 
 
 def decode_block(data: bytes, *, where: str = "a state block") -> Any:
-    """The block in an IPC stream, checked. Raises CorruptDataError: these bytes passed their record's
+    """Decode and verify the block in an IPC stream. Raises CorruptDataError: the bytes passed their record's
     checksum, so either the writer was wrong or this release cannot read them.
     """
     try:
@@ -145,10 +156,10 @@ def decode_block(data: bytes, *, where: str = "a state block") -> Any:
 
 
 def newest_rows(blocks: Sequence[Any], *, keep_deleted: bool = False) -> Any:
-    """One block with the newest row of each key, sorted by hash; `blocks` are of one schema, oldest first.
+    """Return one block with the newest row of each key, sorted by hash. `blocks` have one schema, oldest
+    first.
 
-    Deleted keys are left out unless `keep_deleted`. Raises ValueError without blocks or with differing
-    schemas.
+    Omits deleted keys unless `keep_deleted`. Raises ValueError for no blocks or differing schemas.
     """
     if not blocks:
         raise ValueError("no blocks to fold: their schema is unknown")
@@ -164,8 +175,9 @@ def newest_rows(blocks: Sequence[Any], *, keep_deleted: bool = False) -> Any:
 
 
 def _order(table: Any, keys: list[str], hashes: U64) -> tuple[Any, U64]:
-    """By hash, then by a second hash of all key columns, then by age; and that second hash. Keys that share
-    the first one (windows of one key do: it is that of the exchange) thus come apart.
+    """Return the order by hash, then by a second hash of all key columns, then by age; and that second hash.
+    It separates keys that share the first hash, as windows of one key do, because that hash is the
+    exchange's.
     """
     order = np.argsort(hashes, kind="stable")
     in_order = hashes[order]
@@ -184,7 +196,9 @@ def _numpy(column: Any) -> Any:
 
 
 def _last_of_key(table: Any, keys: list[str], hashes: U64, apart: U64, order: Any) -> Any:
-    """Which of the sorted rows is the last of its key. Rows of the same two hashes are in age order."""
+    """Return a mask of the sorted rows that are the last of their key. Rows with equal hashes are ordered by
+    age.
+    """
     same_hash = (hashes[1:] == hashes[:-1]) & (apart[1:] == apart[:-1])
     same_key = same_hash.copy()
     rows = pa.array(order)
@@ -208,7 +222,9 @@ def _equal(left: Any, right: Any) -> Any:
 
 
 def _untangle(table: Any, keys: list[str], hashes: U64, order: Any, last: Any, row: int) -> None:
-    """Different keys share the hash of this row (null and '' do): among them, neighbours do not tell."""
+    """Handle different keys with equal hashes (as null and ''): comparing neighbors is not sufficient for
+    them.
+    """
     begin, end = np.searchsorted(hashes, hashes[row], "left"), np.searchsorted(hashes, hashes[row], "right")
     newest: dict[tuple[Any, ...], int] = {}
     for index in range(int(begin), int(end)):
@@ -223,8 +239,8 @@ def _hashable(value: Any) -> Any:
 
 
 class StateFold:
-    """The state of several operators from their blocks, oldest first, in bounded memory: about twice the
-    state.
+    """Folds the blocks of several operators, oldest first, into their state, in bounded memory: about twice
+    the state.
     """
 
     def __init__(self, *, keep_deleted: bool = False) -> None:
@@ -234,7 +250,7 @@ class StateFold:
         self._folded: dict[str, int] = {}
 
     def add(self, operator: str, block: Any) -> None:
-        """Take the next block of an operator."""
+        """Add the next block of an operator."""
         blocks = self._blocks.setdefault(operator, [])
         blocks.append(block)
         self._rows[operator] = self._rows.get(operator, 0) + block.num_rows
@@ -242,12 +258,12 @@ class StateFold:
             self._fold(operator)
 
     def operators(self) -> list[str]:
-        """The operators that have any block."""
+        """Return the operators that have a block."""
         return sorted(self._blocks)
 
     def take(self, operator: str) -> Any | None:
-        """The state of an operator as one block without deleted rows (unless they are kept), and forget it;
-        None if it has no block.
+        """Remove and return the state of an operator as one block without deleted rows (unless they are
+        kept); None if it has no block.
         """
         blocks = self._blocks.pop(operator, None)
         self._rows.pop(operator, None)
@@ -261,7 +277,7 @@ class StateFold:
 
 
 def hash_range(block: Any, begin: int, end: int) -> Any:
-    """The rows whose `_hash` is in [begin, end)."""
+    """Return the rows whose `_hash` is in [begin, end)."""
     hashes = block.column(HASH_COLUMN).to_numpy()
     first = int(np.searchsorted(hashes, np.uint64(begin)))
     last = len(hashes) if end >= 1 << 64 else int(np.searchsorted(hashes, np.uint64(end)))
@@ -269,6 +285,6 @@ def hash_range(block: Any, begin: int, end: int) -> Any:
 
 
 def slices(block: Any, rows_max: int = limits.state_block_rows_max) -> Iterator[Any]:
-    """The block in pieces, for a snapshot."""
+    """Yield the block in pieces, for a snapshot."""
     for start in range(0, block.num_rows, rows_max):
         yield block.slice(start, rows_max)

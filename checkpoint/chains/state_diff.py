@@ -1,8 +1,9 @@
-"""What changed in the state of a region between two cuts, as its state blocks tell: rows and keys by
+"""The changes of a region's state between two checkpoints, according to its state blocks: rows and keys by
 operator.
 
-Rules of this file: it counts what `state_reading.py` gives, and says where that cannot know: when the blocks
-between were replaced by a snapshot, or the region went back and the two cuts are not on one line.
+This file counts what `state_reading.py` returns, and reports where the changes are unknown: if the blocks in
+between were replaced by a snapshot, or if the region was rolled back and the two checkpoints are not on one
+line of history.
 """
 
 from contextlib import aclosing
@@ -20,7 +21,7 @@ from dos_client import Store
 
 
 class _Changes:
-    """Of one operator, over all workers."""
+    """The changes of one operator, over all workers."""
 
     def __init__(self) -> None:
         self.blocks = self.bytes = self.rows = 0
@@ -34,12 +35,14 @@ class _Changes:
         self.hashes.append(batch.column(HASH_COLUMN))
 
     def keys(self) -> int:
-        """Distinct ones, told apart by their hash."""
+        """Return the number of distinct keys, by their hash."""
         return int(pc.count_distinct(pa.chunked_array(self.hashes)).as_py()) if self.hashes else 0
 
 
 async def changed_state(store: Store, region: str, before: Cut, after: Cut) -> dict[str, Any]:
-    """{operators: [{name, blocks, bytes, rows, keys}], unknown: [why the blocks of a worker do not tell]}."""
+    """Return {operators: [{name, blocks, bytes, rows, keys}], unknown: [why the changes of a worker are
+    unknown]}.
+    """
     changes: dict[str, _Changes] = {}
     unknown: list[str] = []
     for worker in sorted(before.workers.keys() & after.workers.keys()):

@@ -1,12 +1,12 @@
-"""The state blocks of a region's workers as anybody may read them who reaches the store: all that make the
-state at a committed cut, and those that were written between two cuts. Claims nothing.
-
-Rules of this file: which records of a state chain count. What is in a block is `state_blocks.py`'s; which
-cuts there are, and are retained, is `manifest_reading.py`'s.
+"""Reads the state blocks of a region's workers from any client of the store: those of the state at a
+committed checkpoint, and those written between two checkpoints. Claims nothing.
 
     async with aclosing(blocks_at(store, "wordcount", 0, cut.workers[0].state)) as blocks:
         async for block in blocks:
             fold.add(block.operator, block.decoded())
+
+This file decides which records of a state chain count. `state_blocks.py` has the format of a block;
+`manifest_reading.py` lists the checkpoints and which of them are retained.
 """
 
 from collections.abc import AsyncGenerator
@@ -33,20 +33,24 @@ STATE_CHAIN = "state"
 
 
 class StoredStateBlock(NamedTuple):
-    """What changed in one table of an operator in a cut; `data` is its Arrow stream."""
+    """The changes of one table of an operator in a checkpoint; `data` is the Arrow stream."""
 
     cut: int
     operator: str
     data: bytes
 
     def decoded(self) -> Any:
-        """The block (pyarrow RecordBatch). Work for a thread. Raises CorruptDataError."""
-        return decode_block(self.data, where=f"the block of operator {self.operator!r} in cut {self.cut}")
+        """Decode the block (a pyarrow RecordBatch). CPU-heavy: call it in a thread. Raises
+        CorruptDataError.
+        """
+        return decode_block(
+            self.data, where=f"the block of operator {self.operator!r} in checkpoint {self.cut}"
+        )
 
 
 def state_block(end: int, record: Record) -> StoredStateBlock | None:
-    """The block in a record that ends at logical offset `end`; None if it is no block. Raises
-    CorruptDataError.
+    """Return the block in a record that ends at logical offset `end`; None if the record is not a block.
+    Raises CorruptDataError.
     """
     if record.op is not Op.STATE_BLOCK:
         return None
@@ -57,18 +61,19 @@ def state_block(end: int, record: Record) -> StoredStateBlock | None:
 
 
 async def state_chain(store: Store, region: str, worker: int, at: Position) -> ChainState:
-    """A worker's state chain up to a position that a cut names, from the newest snapshot below it on.
+    """Return a worker's state chain up to a position from a checkpoint, starting at the newest snapshot below
+    it.
 
-    Raises LostBytesError if some of it is not there any more (was the cut released?), and what looking at a
-    chain raises.
+    Raises LostBytesError if part of it no longer exists (the checkpoint may be released), and what looking at
+    a chain raises.
     """
     return await look_chain_at(store, worker_directory(region, worker), STATE_CHAIN, at)
 
 
 async def blocks_at(store: Store, region: str, worker: int, at: Position) -> AsyncGenerator[StoredStateBlock]:
-    """The blocks that make a worker's state at a cut, oldest first; `at` is its position there.
+    """Yield the blocks of a worker's state at a checkpoint, oldest first; `at` is its position there.
 
-    Nothing of it may be used if the iteration ends in an error. Raises as `state_chain`.
+    If the iteration ends with an error, discard everything it yielded. Raises as `state_chain`.
     """
     chain = await state_chain(store, region, worker, at)
     batches = read_batches(store, chain, directory=worker_directory(region, worker))
@@ -82,9 +87,9 @@ async def blocks_at(store: Store, region: str, worker: int, at: Position) -> Asy
 async def blocks_between(
     store: Store, region: str, worker: int, before: Position, after: Position
 ) -> AsyncGenerator[StoredStateBlock]:
-    """The blocks that a worker wrote behind one cut, up to another, oldest first.
+    """Yield the blocks that a worker wrote after one checkpoint, up to another, oldest first.
 
-    Raises StateNotToldError where they do not tell what changed, and as `blocks_at`.
+    Raises StateNotToldError if they do not describe the changes, and as `blocks_at`.
     """
     chain = await _chain_between(store, region, worker, before, after)
     in_snapshot = False
@@ -102,17 +107,21 @@ async def blocks_between(
 async def _chain_between(
     store: Store, region: str, worker: int, before: Position, after: Position
 ) -> ChainState:
-    """The chain up to `after`, on which `before` lies too."""
+    """Return the chain up to `after`, which must also contain `before`."""
     if after.size < before.size:
-        raise StateNotRecordedError(worker, "the region went back between the two cuts")
+        raise StateNotRecordedError(worker, "the region was rolled back between the two checkpoints")
     try:
         chain = await state_chain(store, region, worker, after)
         first = chain.segments[0] if chain.segments else None
         if first is not None and first.snapshot_end and first.base >= before.size:
-            raise StateNotRecordedError(worker, "a snapshot has replaced the blocks between the two cuts")
-        chain.up_to(before)  # is it on this line of history?
+            raise StateNotRecordedError(
+                worker, "a snapshot has replaced the blocks between the two checkpoints"
+            )
+        chain.up_to(before)  # raises StopNotFoundError if `before` is not on this line of history
     except StopNotFoundError as error:
-        raise StateNotRecordedError(worker, "the region went back between the two cuts") from error
+        raise StateNotRecordedError(
+            worker, "the region was rolled back between the two checkpoints"
+        ) from error
     except LostBytesError as error:
-        raise StateNotRecordedError(worker, f"its blocks are not there any more: {error}") from error
+        raise StateNotRecordedError(worker, f"its blocks no longer exist: {error}") from error
     return chain

@@ -1,12 +1,11 @@
-"""The versioned store of a worker, over its `state` chain: version v *is* cut v. The manifest decides which
-counts.
+"""The versioned store of a worker, over its `state` chain: version v *is* checkpoint v.
 
-`open` goes to a version (whatever longer or newer lies about, R13), `load` gives what was in it, `commit`
-makes the next one durable on the quorum, which is what a vote says. Blocks are `state_blocks.py`'s; here is
-only where they are kept.
+`open` moves to a version, regardless of longer or newer data (R13); `load` returns its content; `commit`
+makes the next version durable on the quorum, as a vote requires. The manifest decides which versions count.
+`state_blocks.py` has the format of blocks; this file only stores them.
 
-Encoding is left to the caller, because it is work for the circuit's thread: this class lives on the trio
-loop that holds the claim.
+The caller encodes blocks, because that is work for the circuit's thread; this class lives on the trio loop
+that holds the claim.
 """
 
 from collections.abc import AsyncGenerator, Iterable
@@ -25,7 +24,7 @@ from journal.ports import ClaimPort
 
 
 class StateStore:
-    """State of one worker at one version. Not for several tasks at once.
+    """The state of one worker at one version. Not for several tasks at once.
 
     Invariant: everything of `version` is synced on the quorum.
     """
@@ -58,14 +57,16 @@ class StateStore:
         scratch: Scratch | None = None,
         rolling: Rolling | None = None,
     ) -> "StateStore":
-        """Go to `version`, whose end is the position `at` (None with version 0: nothing), and open a
+        """Move to `version`, which ends at the position `at` (None with version 0: no state), and open a
         segment there.
 
         The claim's epoch is the incarnation. Raises what `journal.take_over` and `ChainWriter.open` raise;
-        LocalProtocolError if version and position do not go together.
+        LocalProtocolError if version and position do not match.
         """
         if (at is None) != (version == 0):
-            raise LocalProtocolError(f"version {version} at position {at}: only version 0 has none")
+            raise LocalProtocolError(
+                f"version {version} does not match position {at}: version 0, and no other, has no position"
+            )
         at = ORIGIN if at is None else at
         chain = await take_over(claim, STATE_CHAIN, at=at, generation=generation, scratch=scratch)
         writer = await ChainWriter.open(claim, STATE_CHAIN, chain, generation, scratch)
@@ -73,23 +74,24 @@ class StateStore:
 
     @property
     def replayed_bytes(self) -> int:
-        """What `load` or `blocks` reads."""
+        """The number of bytes that `load` or `blocks` reads."""
         return self._restored.bytes
 
     @property
     def end(self) -> Position:
-        """Just past the last block appended."""
+        """The position just after the last appended block."""
         return self._writer.end
 
     @property
     def floor(self) -> Floor:
-        """The lowest segment that a restore of `version` reads. See `ChainWriter.floor`."""
+        """The lowest segment that a restore of `version` reads; see `ChainWriter.floor`."""
         return self._writer.floor
 
     async def blocks(self) -> AsyncGenerator[StoredStateBlock, None]:
-        """(cut, operator, encoded block) of the version opened, oldest first, from its newest snapshot on.
+        """Yield (checkpoint, operator, encoded block) of the opened version, oldest first, from its newest
+        snapshot on.
 
-        Nothing of it may be used if the iteration ends in an error. Raises CorruptDataError and what
+        If the iteration ends with an error, discard everything it yielded. Raises CorruptDataError and what
         reading raises.
         """
         if not self._restored.segments:
@@ -102,8 +104,8 @@ class StateStore:
                         yield block
 
     async def load(self) -> dict[str, Any]:
-        """The state of each operator as one block (pyarrow RecordBatch) without deleted rows. Folds in a
-        thread.
+        """Return the state of each operator as one block (pyarrow RecordBatch) without deleted rows. Folds in
+        a thread.
         """
         fold = StateFold()
         blocks = self.blocks()
@@ -113,14 +115,15 @@ class StateStore:
         return {operator: await runtime().in_thread(fold.take, operator) for operator in fold.operators()}
 
     async def commit(self, cut: int, blocks: Iterable[tuple[str, bytes]]) -> Position:
-        """Append (operator, encoded block) of cut `cut`, wait until all is synced on the quorum, and be
-        that version.
+        """Append (operator, encoded block) pairs of checkpoint `cut`, wait until all are synced on the
+        quorum, and become that version.
 
-        Returns the position to vote with. Raises LocalProtocolError for a cut that is not above `version`,
-        FencedError. Cancelled or failed, the version has not changed, and the chain must be opened again.
+        Returns the position for the vote. Raises LocalProtocolError if `cut` is not above `version`,
+        FencedError. If it is cancelled or fails, the version has not changed, and the chain must be opened
+        again.
         """
         if cut <= self.version:
-            raise LocalProtocolError(f"cut {cut} is not above version {self.version}")
+            raise LocalProtocolError(f"checkpoint {cut} is not above version {self.version}")
         for record in _records(cut, blocks):
             self._writer.append(record)
             await self._writer.wait_room()
@@ -131,25 +134,24 @@ class StateStore:
 
     @property
     def snapshot_due(self) -> bool:
-        """Whether so much was appended since the last snapshot that a restore should not have to read it
-        all.
-        """
+        """Whether so much was appended since the last snapshot that a restore should not have to read it."""
         since = self._writer.bytes_since_snapshot
         if self._writer.segments > self._rolling.segments_max:
             return True
         return since > max(self._rolling.snapshot_bytes_min, limits.snapshot_growth * self._snapshot_bytes)
 
     async def snapshot(self, blocks: Iterable[tuple[str, bytes]]) -> None:
-        """Write the whole state of `version` at the start of a new segment, so that a restore begins there.
+        """Write the whole state of `version` at the start of a new segment, so that a restore starts there.
 
-        Nothing may be committed meanwhile. Raises FencedError; failed or cancelled, the store is closed.
+        Nothing may be committed at the same time. Raises FencedError. If it fails or is cancelled, the store
+        is closed.
         """
         before = self._writer.end.size
         await self._writer.roll(_records(self.version, blocks))
         self._snapshot_bytes = self._writer.end.size - before
 
     async def aclose(self) -> None:
-        """Stop appending. A commit under way fails."""
+        """Stop appending. A commit in progress fails."""
         await self._writer.aclose()
 
 

@@ -1,8 +1,9 @@
-"""The `steps` chain of a worker: the division of each step, written down before the step's output can be
-seen.
+"""The `steps` chain of a worker: the input division of each step, recorded before the step's output becomes
+visible.
 
-Only ever rolled forward (taken over at its head), whatever cut the state goes back to: output shown before
-a cut needs its division to survive the rollback to that cut. The records are `core/divisions.py`'s.
+The chain is only rolled forward (taken over at its head), whichever checkpoint the state is reset to: output
+that became visible before a checkpoint needs its division even after a reset to an earlier one.
+`core/divisions.py` has the format of the records.
 """
 
 from collections.abc import Iterable
@@ -19,7 +20,7 @@ STEPS_CHAIN: Final = "steps"
 
 
 class StepsLog:
-    """The divisions of one worker. Make it with `open`, on the trio loop that holds the claim."""
+    """The divisions of one worker. Create it with `open`, on the trio loop that holds the claim."""
 
     def __init__(
         self,
@@ -47,11 +48,11 @@ class StepsLog:
         scratch: Scratch | None = None,
         rolling: Rolling | None = None,
     ) -> "StepsLog":
-        """Take the chain over at its head and open a segment there; `after_step` is the step of the cut
-        restored, `kept_after` that of the oldest cut retained.
+        """Take the chain over at its head and open a segment there. `after_step` is the step of the restored
+        checkpoint, `kept_after` that of the oldest retained checkpoint.
 
-        Raises what `journal.take_over` and `ChainWriter.open` raise, ManifestError for a division that
-        cannot be.
+        Raises what `journal.take_over` and `ChainWriter.open` raise, ManifestError for an impossible
+        division.
         """
         chain = await take_over(claim, STEPS_CHAIN, generation=generation, scratch=scratch)
         fold, older = DivisionFold(after_step), DivisionFold(min(kept_after, after_step))
@@ -66,31 +67,31 @@ class StepsLog:
 
     @property
     def last_step(self) -> int:
-        """The highest step whose division is known without a hole above `after_step`; at least
+        """The highest step whose division is known without a gap above `after_step`; at least
         `after_step`.
         """
         return self._fold.last_step
 
     @property
     def floor(self) -> Floor:
-        """The lowest segment that a take-over reads. See `ChainWriter.floor`."""
+        """The lowest segment that a take-over reads; see `ChainWriter.floor`."""
         return self._writer.floor
 
     @property
     def end(self) -> Position:
-        """Just past the last division appended."""
+        """The position just after the last appended division."""
         return self._writer.end
 
     def divisions(self, after: int, until: int) -> list[Division]:
-        """Those of steps after+1 .. until, in order, to be replayed exactly."""
+        """Return the divisions of steps after+1 .. until, in order, for an exact replay."""
         return self._fold.between(after, until)
 
     def record(self, step: int, time_ms: int, sources: Sources) -> Position:
-        """Append the division of a step that is divided (anew): what was known of it and of later steps is
-        void.
+        """Append the division of a step that is divided for the first time or anew. Invalidates what was
+        known of it and of later steps.
 
-        Buffers and returns at once; `synced` waits. Raises LocalProtocolError for a step that leaves a hole,
-        FencedError, ClosedError.
+        Buffers and returns immediately; `synced` waits. Raises LocalProtocolError for a step that leaves a
+        gap, FencedError, ClosedError.
         """
         if not self._fold.after < step <= self.last_step + 1:
             raise LocalProtocolError(f"step {step} cannot be divided after step {self.last_step}")
@@ -104,22 +105,22 @@ class StepsLog:
         return position
 
     async def synced(self, step: int) -> Position:
-        """Wait until the division of `step` is synced on the quorum; the position just past it.
+        """Wait until the division of `step` is synced on the quorum; return the position just after it.
 
-        A step replayed as recorded was synced in a former life: the position is then the chain's present
-        end, synced. Raises FencedError if the claim is lost meanwhile.
+        The division of a step that was replayed as recorded was synced in an earlier incarnation: the
+        position is then the chain's present end, synced. Raises FencedError if the claim is lost meanwhile.
         """
         position = self._ends.get(step, self._writer.end)
         await self._writer.wait_synced(position)
         return position
 
     async def wait_room(self) -> None:
-        """Back-pressure: until few enough bytes are unsynced."""
+        """Wait until few enough bytes are unsynced (back-pressure)."""
         await self._writer.wait_room()
 
     async def forget(self, until: int) -> None:
-        """Steps up to `until` are below every retained cut: drop them here, and from the chain when it is
-        long.
+        """Discard the steps up to `until`, which are below every retained checkpoint; also from the chain if
+        it is long.
         """
         self._fold.forget(until)
         self._older.forget(until)

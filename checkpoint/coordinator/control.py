@@ -1,7 +1,8 @@
-"""Running a region: `RegionControl`, the thread-safe facade. It runs the coordinator
-(`coordinator/shell.py`) in a thread of its own.
+"""Runs a region: `RegionControl`, the thread-safe facade, runs the coordinator (`coordinator/shell.py`) in a
+thread.
 
-It is begun in two parts, `listen` and `start`, because the launcher must know the address before it launches.
+It is started in two steps, `listen` and `start`, because the launcher must know the address before it
+launches workers.
 """
 
 import logging
@@ -53,15 +54,15 @@ _CUT_ASKED_AGAIN_S: Final = 1.0
 
 
 class RegionControl:
-    """A region, run in a thread of its own. Every method may be called from any thread.
+    """A region whose coordinator runs in its own thread. Every method may be called from any thread.
 
         control = RegionControl(spec, observer=show)
         address = control.listen()          # bound before any worker is launched
         control.start(launcher)             # takes the manifest over, calls launcher.start(0..N-1, attempt)
         control.wait(timeout)
 
-    `lastProgress`, `recentProgress`, `awaitTermination`, `checkpoint`, `addListener` are what the handle
-    of a region on Spark has, under Spark's names.
+    `lastProgress`, `recentProgress`, `awaitTermination`, `checkpoint`, `addListener` are the methods of the
+    handle of a region on Spark, with Spark's names.
 
     The launcher calls `control.worker_ended(worker, attempt, error)` when a worker's process or task has
     ended.
@@ -74,8 +75,8 @@ class RegionControl:
         observer: Observer | None = None,
         check: Callable[[bytes], None] | None = None,
     ) -> None:
-        """`check` is called once with the store's id, in a thread, before any worker starts; the region FAILS
-        with what it raises.
+        """`check` is called once with the store's id, in a thread, before any worker starts; if it raises,
+        the region ends in FAILED with that exception.
         """
         self.spec = spec
         self._check = check
@@ -96,17 +97,18 @@ class RegionControl:
         self._listeners = Listeners(spec.name)
         self._status = Coordinator(spec).status()
 
-    # --- starting -----------------------------------------------------------------------------------------
+    # --- Start
+    # ------------------------------------------------------------------------------------------------
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where workers dial. Raises LocalProtocolError before `listen`."""
+        """The address that workers connect to. Raises LocalProtocolError before `listen`."""
         if self._address is None:
-            raise LocalProtocolError("the region does not listen yet", remedy="call listen() first")
+            raise LocalProtocolError("the region is not listening yet", remedy="call listen() first")
         return self._address
 
     def listen(self) -> tuple[str, int]:
-        """Start the thread and bind the listener. Raises BrokenConnectionError when no port is free."""
+        """Start the thread and bind the listener. Raises BrokenConnectionError if no port is free."""
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(
@@ -120,46 +122,52 @@ class RegionControl:
             return self._address
 
     def start(self, launcher: Launcher) -> None:
-        """Begin: manifest and workers. Returns at once. Raises what `listen` raises."""
+        """Start the region: open the manifest, launch the workers. Returns immediately. Raises what `listen`
+        raises.
+        """
         self.listen()
         self._launcher = launcher
         self._on_loop(lambda: self._go.set() if self._go is not None else None)
 
-    # --- asking and telling -------------------------------------------------------------------------------
+    # --- Status and requests
+    # ----------------------------------------------------------------------------------
 
     def status(self) -> RegionStatus:
-        """A snapshot, at most one event old."""
+        """Return the current status, at most one event old."""
         with self._lock:
             return self._status
 
     def members(self) -> list[MemberStatus]:
-        """The store's members as the coordinator sees them; empty before it is connected."""
+        """Return the store's members as the coordinator sees them; empty before it is connected."""
         store = self._store
         return store.members() if store is not None else []
 
     def request_cut(self) -> int:
-        """Ask for a cut now; the number it will have at least. Whether it came: `wait_cut`."""
+        """Request a checkpoint. Return the lowest number that it can have, for `wait_cut`."""
         with self._lock:
             number = self._status.last_cut + 1
         self._post(CutWanted())
         return number
 
     def wait_cut(self, cut: int, timeout: float | None = None) -> bool:
-        """Wait until a cut of at least that number is committed. False at the time-out or the end."""
+        """Wait until a checkpoint of at least that number is committed. Return False on timeout or at the
+        region's end.
+        """
         with self._lock:
             self._lock.wait_for(lambda: self._cut >= cut or self._over, timeout)
             return self._cut >= cut
 
     def reset(self) -> None:
-        """Go back to the last committed cut now. Spends no attempt."""
+        """Reset the region to the last committed checkpoint now. Does not count as a failed attempt."""
         self._post(ResetWanted())
 
     def pause(self, timeout: float | None = None) -> int:
-        """Take no input for a while: all workers stop at one step, and a cut is committed of it, after which
-        the region is PAUSED until `resume`. Returns that cut's number, 0 if nothing was ever taken.
+        """Pause the region: all workers stop after the same step, a checkpoint of it is committed, and the
+        region is PAUSED until `resume`. Returns the number of that checkpoint, 0 if no input was ever read.
 
-        Workers, state and connections stay; a reset keeps the region paused. Raises RegionFailedError when
-        that took longer than `timeout` seconds, or the region ended; the wish to pause stays.
+        Workers, state and connections are kept; a reset leaves the region paused. Raises RegionFailedError if
+        pausing took longer than `timeout` seconds or the region ended; the request to pause remains in
+        effect.
         """
         self._need_cuts()
         self._post(PauseWanted(on=True))
@@ -173,13 +181,14 @@ class RegionControl:
         return status.last_cut
 
     def resume(self) -> None:
-        """Go on after `pause`. Returns at once."""
+        """Continue after `pause`. Returns immediately."""
         self._post(PauseWanted(on=False))
 
     def stop(self) -> None:
-        """Take a last cut if the region runs, then stop all workers. Returns at once; `wait` for the end.
+        """Take a last checkpoint if the region runs, then stop all workers. Returns immediately; `wait` waits
+        for the end.
 
-        A region that was never started ends at once.
+        A region that was never started ends immediately.
         """
         if self._launcher is None and self._thread is not None:
             self._on_loop(lambda: self._abandon.cancel())
@@ -187,17 +196,19 @@ class RegionControl:
             self._post(StopWanted())
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait for the end (FINISHED, STOPPED, FAILED, FENCED). False at the time-out. Raises nothing."""
+        """Wait for the end (FINISHED, STOPPED, FAILED, FENCED). Return False on timeout. Never raises."""
         with self._lock:
             return self._lock.wait_for(lambda: self._over, timeout)
 
     def exception(self) -> Exception | None:
-        """Why it FAILED or is FENCED (RegionFailedError, RegionFencedError, ...), else None."""
+        """Return why the region is FAILED or FENCED (RegionFailedError, RegionFencedError, ...), otherwise
+        None.
+        """
         with self._lock:
             return self._error
 
     def worker_ended(self, worker: int, attempt: int, error: str | None) -> None:
-        """For the launcher: this attempt's process or task is over."""
+        """Report that this attempt's process or task has ended. Called by the launcher."""
         self._post(WorkerEnded(worker, attempt, error))
 
     def _post(self, event: Event) -> None:
@@ -209,10 +220,11 @@ class RegionControl:
         token = self._token
         if token is None:
             return
-        with suppress(trio.RunFinishedError):  # the region is over: nothing is left to tell
+        with suppress(trio.RunFinishedError):  # the region has ended: there is nothing to notify
             token.run_sync_soon(do)
 
-    # --- as a streaming query of Spark's --------------------------------------------------------------------
+    # --- The interface of Spark's streaming query
+    # ---------------------------------------------------------------
 
     @property
     def isActive(self) -> bool:  # noqa: N802  # Spark's name
@@ -221,18 +233,18 @@ class RegionControl:
 
     @property
     def lastProgress(self) -> dict[str, Any] | None:  # noqa: N802  # Spark's name
-        """The report of the last committed cut, None before the first."""
+        """The report of the last committed checkpoint, None before the first."""
         return None if self._shell is None else self._shell.meter.last
 
     @property
     def recentProgress(self) -> list[dict[str, Any]]:  # noqa: N802  # Spark's name
-        """The reports of the last cuts, oldest first."""
+        """The reports of the latest checkpoints, oldest first."""
         return [] if self._shell is None else list(self._shell.meter.recent)
 
     def awaitTermination(self, timeout: float | None = None) -> bool:  # noqa: N802  # Spark's name
-        """Wait for the region's end, at most `timeout` seconds. Returns whether it has ended.
+        """Wait for the region's end, at most `timeout` seconds. Return whether it has ended.
 
-        Raises what `exception()` gives when it ended in FAILED or FENCED. A time-out leaves it running.
+        Raises `exception()` if it ended in FAILED or FENCED. On timeout the region keeps running.
         """
         if not self.wait(timeout):
             return False
@@ -243,34 +255,37 @@ class RegionControl:
         return True
 
     def checkpoint(self, timeout: float | None = None) -> int:
-        """Commit a cut now and return its number. Raises RegionFailedError when none was had in `timeout`
-        s.
+        """Commit a checkpoint now and return its number. Raises RegionFailedError if none was committed
+        within `timeout` seconds.
         """
         self._need_cuts()
         begun = time.monotonic()
         deadline = math.inf if timeout is None else begun + timeout
         while not self.wait_cut(self.request_cut(), min(_CUT_ASKED_AGAIN_S, deadline - time.monotonic())):
-            # asked again: while it did not run yet, or was reset, nobody heard the wish
+            # Request again: a request is lost if the region was not running yet or was reset.
             status, now = self.status(), time.monotonic()
             if status.state.is_end or now >= deadline:
                 raise RegionFailedError(
-                    f"region {self.spec.name} committed no cut in {now - begun:.1f} s"
+                    f"region {self.spec.name} committed no checkpoint in {now - begun:.1f} s"
                     f" (it is {status.state.value}; {status.reason})"
                 )
         with self._lock:
             return self._cut
 
     def savepoint(self, name: str, cut: int = 0, timeout: float | None = None) -> int:
-        """Keep a cut restorable until `drop_savepoint`, also for the drivers that come: that one, 0 for the last.
-        Returns its number once a committed cut carries the pin.
+        """Create a savepoint: keep a checkpoint (0: the last) restorable under a name until `drop_savepoint`, also for
+        later drivers. Returns its number once a committed checkpoint records the savepoint.
 
-        Raises LocalProtocolError for what cannot be pinned, with the reason: a cut that is released, a name
-        that is taken; RegionFailedError when that took longer than `timeout` seconds, or the region ended.
+        Raises LocalProtocolError with the reason if the savepoint cannot be created, because the checkpoint
+        is released or the name is taken; RegionFailedError if that took longer than `timeout` seconds or the
+        region ended.
         """
         return self._wait_settled(SavepointWanted(name, cut), timeout)
 
     def drop_savepoint(self, name: str, timeout: float | None = None) -> int:
-        """Let a pin go; the cut that it held. What only that needed is deleted. Raises as `savepoint`."""
+        """Drop a savepoint; return the number of its checkpoint. Deletes what only that checkpoint needed.
+        Raises as `savepoint`.
+        """
         return self._wait_settled(SavepointWanted(name, on=False), timeout)
 
     def _wait_settled(self, wish: SavepointWanted, timeout: float | None) -> int:
@@ -289,22 +304,25 @@ class RegionControl:
             if told is not None:
                 return told.cut
             if over or time.monotonic() >= deadline:
-                raise RegionFailedError(f"region {self.spec.name} committed no cut for pin {wish.name!r}")
-            self._post(CutWanted())  # while it did not run, or was reset, nobody made one
+                raise RegionFailedError(
+                    f"region {self.spec.name} committed no checkpoint that records savepoint {wish.name!r}"
+                )
+            self._post(CutWanted())  # a request is lost if the region was not running or was reset
 
     def addListener(self, listener: RegionListener) -> None:  # noqa: N802  # Spark's name
-        """Tell this listener, on a thread of its own, what happens from now on."""
+        """Notify this listener, on a separate thread, of all later events."""
         self._listeners.add(listener)
 
     def removeListener(self, listener: RegionListener) -> None:  # noqa: N802  # Spark's name
-        """Tell it no more."""
+        """Stop notifying this listener."""
         self._listeners.remove(listener)
 
     def _need_cuts(self) -> None:
         if self.spec.without_cuts:
             raise LocalProtocolError(NO_CUTS.format(self.spec.name))
 
-    # --- the thread ---------------------------------------------------------------------------------------
+    # --- The thread
+    # -------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         error: Exception | None = None
@@ -312,7 +330,7 @@ class RegionControl:
             trio.run(self._main)
         except Exception as group:
             error = first_error(group)
-            logger.error("region %s ended by an error: %s", self.spec.name, error, exc_info=group)
+            logger.error("region %s ended with an error: %s", self.spec.name, error, exc_info=group)
         with self._lock:
             if error is not None:
                 self._error = error
@@ -348,7 +366,9 @@ class RegionControl:
                     self._error = end.error
                 return
         with self._lock:
-            self._status = replace(self._status, state=RegionState.STOPPED, reason="stopped before it began")
+            self._status = replace(
+                self._status, state=RegionState.STOPPED, reason="stopped before it started"
+            )
 
     def _keep_store(self, store: Store) -> None:
         self._store = store
@@ -391,7 +411,7 @@ class RegionControl:
 
 
 def first_error(error: Exception) -> Exception:
-    """The first plain exception in nested groups: what to show."""
+    """Return the first exception in nested groups that is not a group, for display."""
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
     return error

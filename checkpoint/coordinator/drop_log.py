@@ -1,6 +1,6 @@
-"""Warns in the driver's log of rows that operators drop: who, how many, how late, and what to do.
+"""Logs warnings in the driver about dropped rows: the operator, the number, the delay, and the remedy.
 
-Rules of this file: words to the log, rate-limited by the caller's clock. Rows are counted by operators.
+This file formats and rate-limits log messages, by the caller's clock. Operators count the rows.
 """
 
 import logging
@@ -14,7 +14,7 @@ logger: Final = logging.getLogger("dos.checkpoint")
 
 
 class DropLog:
-    """One region's."""
+    """The warnings of one region."""
 
     def __init__(self, region: str) -> None:
         self._region = region
@@ -22,8 +22,8 @@ class DropLog:
         self._next_look = 0.0
 
     def look(self, workers: Iterable[Mapping[str, Mapping[str, int]]], now: float) -> None:
-        """Warn of what was dropped since the last warning, if anything was and that one is old enough.
-        `workers`: of each, its operators' counters.
+        """Log a warning about rows dropped since the last warning, if there are any and that warning is old
+        enough. `workers`: per worker, its operators' counters.
         """
         if now < self._next_look:
             return
@@ -40,7 +40,7 @@ class DropLog:
                     self._next_look = now + limits.drops_told_s
                     behind = late_by_text(operators[name]) if rule == "late" else ""
                     logger.warning(
-                        "region %s: %s (%s since the region began%s)",
+                        "region %s: %s (%s since the region started%s)",
                         self._region,
                         dropped_text({rule: {name: more}}),
                         f"{count:,}",

@@ -1,10 +1,8 @@
-"""Listeners of a region, in the manner of Spark's `StreamingQueryListener`: user code that is told what
-happens.
+"""Listeners of a region, like Spark's `StreamingQueryListener`: user code that is notified of events.
 
-Rules of this file: user code runs on a thread of its own here, never on the coordinator's, one call at a
-time and in order. What it raises is logged and changes nothing. A listener that is slow holds up other
-listeners of the same region, and nothing else; what is told meanwhile waits, at most `TOLD_MAX` progress
-reports of it.
+User code runs on a separate thread here, never on the coordinator's, one call at a time and in order. Its
+exceptions are logged and have no other effect. A slow listener delays only the other listeners of the same
+region; meanwhile at most `TOLD_MAX` progress reports are queued.
 """
 
 import logging
@@ -16,28 +14,30 @@ from typing import Any, Final
 logger: Final = logging.getLogger("dos.checkpoint")
 
 TOLD_MAX: Final = 1_000
-"""Progress reports that wait for slow listeners; more are left out, and the log says so."""
+"""The maximum number of progress reports queued for slow listeners. Further ones are dropped and logged."""
 
 
 class RegionListener:
-    """Override what you want to hear of. Arguments are plain JSON values; docs/operating-regions.md names
-    them.
+    """Base class of listeners: override the methods you need. Arguments are plain JSON values, listed in
+    docs/operating-regions.md.
 
-    A listener hears `onStart` before anything else, also when it was added later, and `onTerminated`
-    last. A region that ends before it ever ran has no `onStart`.
+    `onStart` is called before anything else, also for a listener that is added later; `onTerminated` is
+    called last. A region that ends before it ever ran has no `onStart`.
     """
 
     def onStart(self, start: dict[str, Any]) -> None:  # noqa: N802  # as Spark spells such names
-        """The region runs for the first time under this driver: all workers stand at the last cut."""
+        """Called when the region runs for the first time under this driver: all workers are at the last
+        checkpoint.
+        """
 
     def onProgress(self, progress: dict[str, Any]) -> None:  # noqa: N802
-        """A cut was committed; the report is what `lastProgress` gives."""
+        """Called after a commit of a checkpoint; the report equals `lastProgress`."""
 
     def onReset(self, reset: dict[str, Any]) -> None:  # noqa: N802
-        """A reset is complete: the region runs again, from its last cut."""
+        """Called after a reset: the region runs again, from its last checkpoint."""
 
     def onTerminated(self, end: dict[str, Any]) -> None:  # noqa: N802
-        """The region has ended: FINISHED, STOPPED, FAILED or FENCED."""
+        """Called when the region has ended: FINISHED, STOPPED, FAILED or FENCED."""
 
 
 class Listeners:
@@ -56,7 +56,9 @@ class Listeners:
         self._left_out = 0
 
     def add(self, listener: RegionListener) -> None:
-        """From now on it is told; what it missed of start and end, at once."""
+        """Add a listener. It receives all later events, and immediately the start and end if they have
+        already happened.
+        """
         with self._lock:
             if self._end is not None:
                 self._tell_late(listener, self._end)
@@ -68,7 +70,7 @@ class Listeners:
                 self._queue.put(([listener], "onStart", self._start))
 
     def _tell_late(self, listener: RegionListener, end: dict[str, Any]) -> None:
-        """The region is over: a thread for this listener alone."""
+        """Notify a listener that was added after the region's end, on a thread for this listener alone."""
         start = self._start
 
         def tell() -> None:
@@ -84,27 +86,27 @@ class Listeners:
         return thread
 
     def remove(self, listener: RegionListener) -> None:
-        """It is told nothing that happens from now on. No-op if it was not added."""
+        """Stop notifying a listener of new events. No effect if it was not added."""
         with self._lock:
             if listener in self._listeners:
                 self._listeners.remove(listener)
 
     def started(self, start: dict[str, Any]) -> None:
-        """Once: the region runs."""
+        """Queue the start of the region. Only the first call has an effect."""
         with self._lock:
             if self._start is None:
                 self._start = start
                 self._put("onStart", start)
 
     def tell(self, method: str, what: dict[str, Any]) -> None:
-        """Progress, or a reset."""
+        """Queue a progress report or a reset."""
         with self._lock:
             if method == "onProgress" and self._queue.qsize() >= TOLD_MAX:
                 self._left_out += 1
                 return
             if self._left_out:
                 logger.warning(
-                    "region %s: its listeners are slow, %d progress reports were left out",
+                    "region %s: its listeners are slow, %d progress reports were dropped",
                     self._region,
                     self._left_out,
                 )
@@ -112,7 +114,7 @@ class Listeners:
             self._put(method, what)
 
     def ended(self, end: dict[str, Any]) -> None:
-        """Once: nothing follows."""
+        """Queue the end of the region. Only the first call has an effect; nothing follows."""
         with self._lock:
             if self._end is None:
                 self._end = end
@@ -120,7 +122,7 @@ class Listeners:
                 self._queue.put(None)
 
     def wait_ended(self, timeout_s: float) -> None:
-        """After `ended`: wait until all listeners have heard it. No-op on their own thread."""
+        """Wait after `ended` until all listeners were notified. No effect on their own thread."""
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout_s)
@@ -138,7 +140,7 @@ class Listeners:
     def _call(self, listener: RegionListener, method: str, what: dict[str, Any]) -> None:
         try:
             getattr(listener, method)(what)
-        except Exception:  # the user's code; its failure must not end our telling
+        except Exception:  # an exception in user code must not end the notifications
             logger.exception("region %s: %s of a listener failed", self._region, method)
 
 

@@ -1,7 +1,7 @@
-"""Where a manifest runs: what `manifest_log.py` needs of a store, of time and of chance, and trio's answer.
+"""The interface of `manifest_log.py` to the store, time and randomness, and its implementation on trio.
 
-Rules of this file: no decision about the manifest. The simulator has an answer of its own, so that the order
-of an opening is tried on virtual time as it is.
+This file makes no decision about the manifest. The simulator has its own implementation, so that the order of
+an opening is tested on virtual time.
 """
 
 from typing import Any, Protocol
@@ -17,7 +17,7 @@ from journal.ports import ClaimPort, DirectoryViewPort
 
 
 class ManifestClaim(ClaimPort, Protocol):
-    """A claim as the manifest needs it. See `dos_client.Claim`."""
+    """A claim as the manifest uses it; see `dos_client.Claim`."""
 
     @property
     def lost(self) -> FencedError | None: ...
@@ -26,25 +26,25 @@ class ManifestClaim(ClaimPort, Protocol):
     def waiting(self) -> bool: ...
 
     def status(self) -> Any:
-        """How it stands; `waiting` in words."""
+        """Return its status; its `waiting` is a description."""
         ...
 
     async def wait_collected(self, timeout_s: float) -> bool:
-        """Until no connected member holds any of what is collected; False: not in time. FencedError."""
+        """Wait until no connected member holds any collected object; False on timeout. Raises FencedError."""
         ...
 
     async def aclose(self) -> None: ...
 
 
 class ManifestHead(DirectoryViewPort, Protocol):
-    """What a look found. `epoch_seen`: the highest claim that any member names."""
+    """A read view of a directory. `epoch_seen`: the highest claim that any member reports."""
 
     @property
     def epoch_seen(self) -> int: ...
 
 
 class ManifestHost(Protocol):
-    """See the module."""
+    """The store, clock and random numbers of a manifest."""
 
     @property
     def record(self) -> StoreRecord: ...
@@ -52,24 +52,24 @@ class ManifestHost(Protocol):
     async def look(self, directory: str) -> ManifestHead: ...
 
     async def claim(self, directory: str, epoch: int, patience_s: float) -> ManifestClaim | None:
-        """Claim it; None: not granted within that time. Raises FencedError."""
+        """Claim the directory; None if it is not granted within `patience_s` seconds. Raises FencedError."""
         ...
 
     async def sleep(self, seconds: float) -> None: ...
 
     def rng(self) -> float:
-        """A random number from 0 to 1."""
+        """Return a random number from 0 to 1."""
         ...
 
     def now(self) -> float:
-        """Seconds of a clock that only goes forward."""
+        """Return the seconds of a monotonic clock."""
         ...
 
     def wall_time_ms(self) -> int: ...
 
 
 class StoreHost:
-    """On a real store, under trio."""
+    """A host on a real store, under trio."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

@@ -1,10 +1,17 @@
-"""The manifest of a region on its store: taken over, read, appended to. Answers OpenManifest and AppendCut.
+"""The manifest of a region on its store: taken over, read, appended to. Performs OpenManifest and AppendCut.
 
-Rules of this file: one `ManifestLog` holds at most one claim, and reports by events of
-`core/coordinator_vocabulary.py`; what follows from them is the coordinator core's. The order inside an
-opening: look, claim, take over, read, open a segment; ManifestOpened only when the start of that segment is
-acknowledged (R8, R11). Records are not pipelined: each proves the one before (R9). The store, time and
-chance are its host's (`manifest_host.py`): no trio here.
+One `ManifestLog` holds at most one claim. It reports by events of `core/coordinator_vocabulary.py`; the
+coordinator core decides what follows from them. `manifest_host.py` provides the store, time and randomness,
+so this file does not use trio.
+
+The order of an opening:
+
+1. Look at the directory, to learn the highest epoch.
+2. Claim it with a higher epoch.
+3. Take the chain over and read it.
+4. Open a segment. ManifestOpened is emitted only when the start of that segment is acknowledged (R8, R11).
+
+Records are not pipelined, because each record proves the one before (R9).
 """
 
 import logging
@@ -52,11 +59,12 @@ CHAIN: Final = "manifest"
 
 
 class ManifestLog:
-    """One region's manifest. Make it with the host of an open store; run `open` and `append` one at a time.
+    """One region's manifest. Create it with the host of an open store; call `open` and `append` one at a
+    time.
 
-    `emit` takes the events; it is called on the thread of the store and must not block. After a
-    cancellation the claim is given up with `aclose`; what was appended may be found by the next opening.
-    `driver`: who commits, as its cuts tell people.
+    `emit` receives the events; it is called on the thread of the store and must not block. After a
+    cancellation, release the claim with `aclose`; what was appended may be found by the next opening.
+    `driver`: recorded in checkpoints as the driver that commits them.
     """
 
     def __init__(
@@ -81,10 +89,11 @@ class ManifestLog:
         self._tried_at = 0.0
         self._opening_s = 0.0
 
-    # --- opening ------------------------------------------------------------------------------------------
+    # --- Opening
+    # ----------------------------------------------------------------------------------------------
 
     async def open(self, order: OpenManifest) -> None:
-        """Take the manifest over with a new epoch. Emits one of the answers that OpenManifest names."""
+        """Take the manifest over with a new epoch. Emits one of the events that OpenManifest names."""
         await self.aclose()
         try:
             while not await self._try_open(order):
@@ -93,7 +102,7 @@ class ManifestLog:
             self._superseded(error)
         except DosError as error:
             newer = await self._held_by_a_newer()
-            if newer is not None:  # what could not be read was taken away by who holds it now (R14)
+            if newer is not None:  # the unreadable data was deleted by the newer holder (R14)
                 self._superseded(newer)
                 return
             logger.error("the manifest in %s cannot be taken over: %s", self._directory, error)
@@ -104,21 +113,23 @@ class ManifestLog:
         self._emit(ManifestSuperseded(by.epoch_held, self._host.rng(), took_s))
 
     async def _held_by_a_newer(self) -> FencedError | None:
-        """Whether our claim was superseded while we read, perhaps on members that we had not heard of yet."""
+        """Return a FencedError if our claim was superseded while we read, possibly on members that have not
+        told us yet.
+        """
         claim = self._claim
         if claim is None or claim.lost is not None:
             return None if claim is None else claim.lost
         try:
             seen = (await self._host.look(self._directory)).epoch_seen
         except DosError as error:
-            logger.info("who holds %s cannot be found out: %s", self._directory, error)
+            logger.info("the holder of %s cannot be determined: %s", self._directory, error)
             return None
         if seen <= claim.epoch:
             return None
-        return FencedError(f"{self._directory} was claimed with epoch {seen} meanwhile", actual=seen)
+        return FencedError(f"{self._directory} was claimed with epoch {seen} in the meantime", actual=seen)
 
     async def _try_open(self, order: OpenManifest) -> bool:
-        """False when too few members answer now, and waiting may cure it."""
+        """Return False if too few members answer now and waiting may help."""
         self._tried_at = self._host.now()
         try:
             view = await self._host.look(self._directory)
@@ -127,13 +138,14 @@ class ManifestLog:
                 self._emit(ManifestTaken(taken_by))
                 return True
             if order.held and view.epoch_seen > max(order.held, self._given_way_to):
-                self._given_way_to = view.epoch_seen  # a newer driver may be about to open: once, let it
+                # a newer driver may be about to open its segment: wait for it once
+                self._given_way_to = view.epoch_seen
                 await self._host.sleep(max(limits.claimant_wait_s, 2.0 * self._opening_s))
                 return False
             epoch = max(view.epoch_seen, taken_by, order.above, order.held) + 1
             self._claim = await self._host.claim(self._directory, epoch, limits.claim_patience_s)
             if self._claim is None:
-                self.waiting("too few members of the store take the claim of the manifest")
+                self.waiting("too few members of the store grant the claim of the manifest")
                 return False
             last = await self._take_over(self._claim)
         except (QuorumUnavailableError, NotEnoughAnswersError, StaleGenerationError) as error:
@@ -165,24 +177,27 @@ class ManifestLog:
 
     @staticmethod
     def _collect(claim: ClaimPort, writer: ChainWriter) -> None:
-        """What lies below the chain's last snapshot, which is acknowledged, holds nothing but released cuts:
-        it is taken away in the background (R14).
+        """Delete in the background what is below the chain's last snapshot: that snapshot is acknowledged, so
+        older segments hold only released checkpoints (R14).
         """
         claim.collect(below({CHAIN: writer.floor}))
 
     async def wait_collected(self, timeout_s: float) -> bool:
-        """Until no connected member holds anything below the chain's snapshot; False: not in time, or the
-        manifest is not held.
+        """Wait until no connected member holds anything below the chain's snapshot; False on timeout or if
+        the manifest is not held.
         """
         return self._claim is not None and await self._claim.wait_collected(timeout_s)
 
-    # --- committing ---------------------------------------------------------------------------------------
+    # --- Committing
+    # -------------------------------------------------------------------------------------------
 
     async def append(self, order: AppendCut) -> None:
-        """Append a cut and wait until it is synced on the quorum. Emits CutAppended, or ManifestLost."""
+        """Append a checkpoint and wait until it is synced on the quorum. Emits CutAppended or
+        ManifestLost.
+        """
         writer = self._writer
         if writer is None:
-            return  # given up meanwhile: the next opening finds out
+            return  # released in the meantime: the next opening finds out what was committed
         now_ms = self._host.wall_time_ms()
         cut = msgspec.structs.replace(order.cut, wall_time_ms=now_ms, driver=self._driver)
         try:
@@ -198,13 +213,14 @@ class ManifestLog:
         except ClosedError:
             if self._writer is writer:
                 raise
-            logger.debug("the manifest in %s was given up meanwhile", self._directory)
+            logger.debug("the manifest in %s was released in the meantime", self._directory)
 
-    # --- waiting ------------------------------------------------------------------------------------------
+    # --- Waiting
+    # ----------------------------------------------------------------------------------------------
 
     async def watch(self) -> None:
-        """Tell when the claim has no quorum and when it has one again, and when it is lost while nothing is
-        appended. Runs until cancelled.
+        """Report when the claim loses or regains a quorum, and when it is lost while nothing is appended.
+        Runs until cancelled.
         """
         while True:
             await self._host.sleep(limits.store_poll_s)
@@ -218,25 +234,27 @@ class ManifestLog:
                 self._lost(claim.lost)
 
     def _lost(self, error: FencedError) -> None:
-        """Tell once; the next opening finds out who holds the manifest."""
+        """Report the loss once; the next opening determines who holds the manifest."""
         self._writer = None
         if self._claim is not None:
             self._emit(ManifestLost(self._claim.epoch, error.epoch_held))
 
     def waiting(self, text: str) -> None:
-        """Tell once what is waited for; '' for nothing."""
+        """Report a change of what the manifest waits for; '' for nothing."""
         if text != self._waiting:
             self._waiting = text
             self._emit(StoreWaiting(text))
 
     @property
     def held(self) -> int:
-        """The incarnation in which a cut could be appended now, as far as is known here; 0 for none."""
+        """The incarnation in which a checkpoint could be appended now, as far as is known here; 0 for
+        none.
+        """
         claim = self._claim
         return claim.epoch if self._writer is not None and claim is not None and claim.lost is None else 0
 
     async def aclose(self) -> None:
-        """Give the claim up; a cut that is not acknowledged yet stays in doubt."""
+        """Release the claim. A checkpoint that is not acknowledged yet may or may not be committed."""
         writer, self._writer = self._writer, None
         claim, self._claim = self._claim, None
         if writer is not None:
@@ -246,14 +264,14 @@ class ManifestLog:
 
 
 def cut_record(cut: Cut) -> Record:
-    """The journal record of a cut."""
+    """Return the journal record of a checkpoint."""
     encoded = encode_cut(cut)
     return Record(Op.CUT, ints=encoded.ints, strings=(encoded.text,), flags=encoded.flags)
 
 
 async def cuts_in(records: AsyncGenerator[tuple[Position, Record]]) -> AsyncGenerator[Cut]:
-    """The cuts among a manifest's records in order, each checked against the one before. Closes `records`.
-    Raises ManifestError.
+    """Yield the checkpoints among a manifest's records in order, each verified against its predecessor.
+    Closes `records`. Raises ManifestError.
     """
     before: Cut | None = None
     in_snapshot = False
@@ -270,6 +288,6 @@ async def cuts_in(records: AsyncGenerator[tuple[Position, Record]]) -> AsyncGene
 
 
 def _newest_segment(answers: Mapping[bytes, Mapping[str, ObjectInfo]]) -> int:
-    """The highest epoch of a manifest segment that any member names, 0 if there is none."""
+    """Return the highest epoch of a manifest segment that any member reports, 0 if there is none."""
     names = (parse_segment_name(name) for objects in answers.values() for name in objects)
     return max((name.epoch for name in names if name is not None and name.chain == CHAIN), default=0)

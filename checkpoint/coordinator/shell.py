@@ -1,9 +1,9 @@
-"""The coordinator's shell: listens for workers, keeps the manifest, and performs what `core/coordinator.py`
-decides.
+"""The coordinator's shell: listens for workers, keeps the manifest, performs the decisions of
+`core/coordinator.py`.
 
-Rules of this file: events in, effects out, in order; nothing is decided here. Events come from links, from
-the manifest, from the clock and from other threads; one task hands them to the core, one at a time. What an
-effect starts that takes time (the manifest) runs in a task of its own and answers by an event.
+This file passes events in and performs effects, in order; it decides nothing. Events come from links, the
+manifest, the clock and other threads; one task passes them to the core, one at a time. An effect that takes
+time (the manifest) runs in a separate task and reports back by an event.
 """
 
 import logging
@@ -59,7 +59,7 @@ Observer = Callable[[RegionEvent], None]
 
 
 class RegionShell:
-    """One region's run on one trio loop. `post` takes an event of this thread; `events` those of all."""
+    """One run of a region on one trio loop. `post` accepts events from this thread."""
 
     def __init__(self, spec: RegionSpec, observer: Observer | None) -> None:
         self.spec = spec
@@ -67,8 +67,8 @@ class RegionShell:
         self.end: End | None = None
         self._observer = observer
         self._launcher: Launcher | None = None
-        # Not bounded: each event answers an effect, a message of a worker or a call of the user, all few; a
-        # bound would let a busy link hold up the manifest's word.
+        # Unbounded: each event results from an effect, a worker's message or a user's call, all of which are
+        # few. A bound would let a busy link delay the manifest's events.
         self._post, self._events = trio.open_memory_channel[Event](math.inf)
         self._links: dict[int, trio.MemorySendChannel[ToWorker | None]] = {}
         self._next_link = 1
@@ -78,20 +78,23 @@ class RegionShell:
         )
         self._opening: trio.CancelScope | None = None
         self.handled: Callable[[RegionStatus], None] = _nothing
-        """Called with a fresh snapshot after each event."""
+        """Called with a new status after each event."""
         self.also_told: Callable[[RegionEvent], None] = _nothing
-        """Called as the observer is, after it: who answers requests through the store."""
+        """Called after the observer with the same event, for the task that answers requests through the
+        store.
+        """
         self.meter = ProgressMeter(spec.name)
         self._drops = DropLog(spec.name)
 
     def post(self, event: Event) -> None:
-        """An event for the core, after those posted before. On this thread only."""
+        """Queue an event for the core. On this thread only."""
         self._post.send_nowait(event)
 
-    # --- the run ------------------------------------------------------------------------------------------
+    # --- Run
+    # --------------------------------------------------------------------------------------------------
 
     async def run(self, launcher: Launcher, manifest: ManifestLog) -> End:
-        """Until the region is over."""
+        """Run the region to its end."""
         self._launcher, self._manifest = launcher, manifest
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._keep_manifest)
@@ -125,7 +128,7 @@ class RegionShell:
             self._tell(effect.event)
         elif isinstance(effect, OpenManifest | AppendCut):
             if isinstance(effect, OpenManifest) and self._opening is not None:
-                self._opening.cancel()  # what the old incarnation still waits for is void
+                self._opening.cancel()  # the older incarnation's pending opening is void
             self._manifest_work.send_nowait(effect)
         elif isinstance(effect, LaunchWorker):
             self._launch(effect)
@@ -152,24 +155,26 @@ class RegionShell:
             self._observer(event)
         self.also_told(event)
 
-    # --- what is asked through the store ------------------------------------------------------------------
+    # --- Requests through the store
+    # ---------------------------------------------------------------------------
 
     def status(self) -> RegionStatus:
-        """A snapshot, as of now."""
+        """Return the current status."""
         return self.core.status()
 
     def held(self) -> int:
-        """The incarnation in which the manifest is held, 0 for none."""
+        """Return the incarnation in which the manifest is held, 0 for none."""
         return self._manifest.held if self._manifest is not None else 0
 
     def last_progress(self) -> dict[str, Any] | None:
-        """The report of the last cut."""
+        """Return the report of the last checkpoint."""
         return self.meter.last
 
-    # --- the manifest -------------------------------------------------------------------------------------
+    # --- Manifest
+    # ---------------------------------------------------------------------------------------------
 
     async def _keep_manifest(self) -> None:
-        """One thing at a time, in the order asked for; an opening voids what the one before was doing."""
+        """Perform manifest effects one at a time, in order; a new opening cancels the previous one."""
         assert self._manifest is not None
         async for order in self._manifest_orders:
             with trio.CancelScope() as self._opening:
@@ -179,10 +184,11 @@ class RegionShell:
                     await self._manifest.append(order)
             self._opening = None
 
-    # --- links --------------------------------------------------------------------------------------------
+    # --- Links
+    # ------------------------------------------------------------------------------------------------
 
     async def serve(self, link: Link) -> None:
-        """One proved link, until it ends. Handed to `serve_links`."""
+        """Serve one authenticated link until it ends. Passed to `serve_links`."""
         number, self._next_link = self._next_link, self._next_link + 1
         outgoing, messages = trio.open_memory_channel[ToWorker | None](limits.control_queue_max)
         self._links[number] = outgoing
@@ -197,7 +203,7 @@ class RegionShell:
             self.post(LinkDown(number, reason))
 
     async def _read(self, number: int, link: Link) -> str:
-        """Hand over what the worker says; why it ended."""
+        """Pass the worker's messages to the core. Return why the link ended."""
         try:
             while True:
                 self.post(ControlReceived(number, decode_from_worker(await link.receive())))
@@ -207,7 +213,7 @@ class RegionShell:
     async def _write(
         self, link: Link, messages: trio.MemoryReceiveChannel[ToWorker | None], scope: trio.CancelScope
     ) -> None:
-        """Send what the core said, in order; None closes the link, which ends the reading of it too."""
+        """Send the core's messages in order; None closes the link, which also ends its reader."""
         try:
             async for message in messages:
                 if message is None:
@@ -220,11 +226,11 @@ class RegionShell:
     def _send(self, number: int, message: ToWorker | None) -> None:
         channel = self._links.get(number)
         if channel is None:
-            return  # gone; its LinkDown is on the way
+            return  # the link is closed; its LinkDown event follows
         try:
             channel.send_nowait(message)
         except trio.WouldBlock:
-            channel.close()  # a worker that takes nothing is as good as gone: its link ends here
+            channel.close()  # a worker that does not read its messages is treated as lost: close its link
 
 
 def _nothing(told: object) -> None:
@@ -239,7 +245,7 @@ async def run_region(
     check: Callable[[bytes], None] | None = None,
 ) -> End:
     """Run the region to its end. `check` is called in a thread with the store's id before anything is claimed
-    or launched; what it raises is raised.
+    or launched; its exceptions propagate.
     """
     async with open_store(spec.store_url, token=spec.token, client=f"{spec.name}.coord") as store:
         if opened is not None:
@@ -254,7 +260,7 @@ async def run_region(
 
 @asynccontextmanager
 async def listening(spec: RegionSpec, shell: RegionShell) -> AsyncGenerator[tuple[str, int]]:
-    """Accept workers meanwhile. Raises BrokenConnectionError when no port is free."""
+    """Accept links of workers inside the context. Raises BrokenConnectionError if no port is free."""
     ports = (0,) if spec.port_range is None else range(spec.port_range[0], spec.port_range[1] + 1)
     serve = partial(
         serve_links, shell.serve, job=spec.name, key=spec.job_key, host=spec.listen_host, ports=ports

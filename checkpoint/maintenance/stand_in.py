@@ -1,9 +1,10 @@
-"""Taking the place of a region's driver for a moment, where none runs: to trim what it left, to pin a cut.
+"""Acts as a region's driver for a moment if no driver runs: to trim what the region left, or to create a
+savepoint.
 
-Rules of this file: what is done there is decided elsewhere (`core/savepoints.py`, `trimming.py`). The manifest
-is taken over as a driver does: that fences any driver that is alive after all, which then ends, and proves
-the last cut. A driver that starts meanwhile claims higher, and this one ends. Stopped anywhere between,
-nothing is lost: a record that is not acknowledged is found by the next opening, or never counts.
+`core/savepoints.py` and `trimming.py` decide what is done. The manifest is taken over as by a driver: this
+fences a driver that is running after all, which then ends, and proves the last checkpoint. A driver that
+starts meanwhile claims with a higher epoch, and this one ends. If it is stopped at any point, nothing is
+lost: a record that is not acknowledged is found by the next opening, or never counts.
 """
 
 from collections.abc import AsyncIterator, Collection
@@ -29,7 +30,7 @@ from checkpoint.runtime import this_driver
 
 
 class StandIn(NamedTuple):
-    """The manifest, held; what its opening found; and what it has told since."""
+    """The manifest, held; the result of its opening; and the events since."""
 
     log: ManifestLog
     opened: ManifestOpened
@@ -38,10 +39,10 @@ class StandIn(NamedTuple):
 
 @asynccontextmanager
 async def in_the_drivers_place(host: ManifestHost, region: str) -> AsyncIterator[StandIn]:
-    """The manifest of a region that no driver runs. Waits while too few members answer.
+    """Hold the manifest of a region that no driver runs. Waits while too few members answer.
 
-    Raises RegionFencedError when another one claimed meanwhile, ManifestError and what taking a manifest
-    over raises: then nothing was changed but the claim.
+    Raises RegionFencedError if another process claimed it meanwhile, ManifestError and what taking a manifest
+    over raises; nothing was changed then except the claim.
     """
     events: list[Event] = []
     log = ManifestLog(host, region, events.append, driver=this_driver())
@@ -52,7 +53,7 @@ async def in_the_drivers_place(host: ManifestHost, region: str) -> AsyncIterator
             raise opened.error
         if not isinstance(opened, ManifestOpened):
             raise RegionFencedError(
-                f"the manifest of region {region!r} was claimed by another meanwhile: it is not stopped",
+                f"the manifest of region {region!r} was claimed by another process in the meantime: the region is not stopped",
                 epoch_held=opened.epoch_held if isinstance(opened, ManifestSuperseded | ManifestTaken) else 0,
             )
         yield StandIn(log, opened, events)
@@ -61,16 +62,18 @@ async def in_the_drivers_place(host: ManifestHost, region: str) -> AsyncIterator
 
 
 async def savepoint_stopped(host: ManifestHost, region: str, name: str, cut: int, *, on: bool) -> int:
-    """Pin a cut (0: the last one) of a region that no driver runs, or let a pin go; the cut it is of. Done
-    when the record is on the quorum: every driver from then on retains what it names.
+    """Create a savepoint of checkpoint `cut` (0: the last one) of a region that no driver runs, or drop a
+    savepoint. Return the number of its checkpoint. Done when the record is on the quorum: every later driver
+    retains the checkpoints that it names.
 
-    Raises PinRefusedError with nothing changed; RegionFencedError when a driver claimed meanwhile: then the
-    pin may be there or not, as when this is cancelled; and what `in_the_drivers_place` raises.
+    Raises PinRefusedError, with nothing changed; RegionFencedError if a driver claimed the manifest
+    meanwhile: the savepoint may then exist or not, as when this is cancelled; and what `in_the_drivers_place`
+    raises.
     """
     async with in_the_drivers_place(host, region) as place:
         kept, last = place.opened.kept, place.opened.last_cut
         if last is None:
-            raise SavepointRefusedError(f"region {region!r} has committed no cut")
+            raise SavepointRefusedError(f"region {region!r} has committed no checkpoint")
         savepoints = dict(last.savepoints)
         numbers = [one.cut for one in kept]
         wanted = (cut or _voted(last, numbers)) if on else None
@@ -86,12 +89,14 @@ async def savepoint_stopped(host: ManifestHost, region: str, name: str, cut: int
         await place.log.append(AppendCut(record))
         if not any(isinstance(event, CutAppended) for event in place.events):
             raise RegionFencedError(
-                f"a driver took region {region!r} over before the record was acknowledged: it may count or"
+                f"a driver took region {region!r} over before the record was acknowledged; it may count or"
                 " not, see `dos checkpoint ls`"
             )
         return wanted or was
 
 
 def _voted(last: Cut, retained: Collection[int]) -> int:
-    """The cut that the last one is: of one that was recorded once more, the one whose positions it has."""
+    """Return the checkpoint whose positions the last one has: if the last one only recorded it once more,
+    that one.
+    """
     return last.rolled_back_to if last.rolled_back_to in retained else last.cut

@@ -1,20 +1,20 @@
-"""Rows that writers put down in the store and never recorded, as somebody finds them who is no writer, and
-taking them away.
+"""Finds and deletes rows that writers staged in the store and never recorded. Used by processes that are not
+writers.
 
-Rules of this file: looks, claims and deletions. What is garbage, and where it may be taken away, is decided
-in `core/staged.py`.
+`core/staged.py` decides what is garbage, and where it may be deleted. This file reads, claims and deletes.
 
-Without an age only what is recorded, or can never be, is garbage, and nobody who writes notices. With one:
+Without an age, only rows that are recorded, or can never be, are garbage, and active writers are not
+affected. With an age:
 
-    1  become the producer, as a later commit would: whoever was it can record nothing more without opening it
-       again, so what is recorded by now is known for certain
-    2  look at each directory again, and decide anew
-    3  claim it, above what the look saw: a task that is at work there is fenced; one that came after the look
-       wins, and the directory is left to it
-    4  have the garbage taken away
+1. Become the producer, as a later commit would: its previous owner can record nothing more without opening it
+   again, so what is recorded now is final.
+2. Read each directory again, and decide again.
+3. Claim it, above the epoch of that read: this fences a task that is writing there. A task that claimed after
+   the read wins, and the directory is left to it.
+4. Delete the garbage.
 
-Whoever was fenced and comes back finds out by name: a task by FencedError, a commit by the rows that are not
-there any more. Stopped between any two steps, nothing is lost; the next sweep begins anew.
+A fenced writer that continues gets a named error: a task gets FencedError, a commit finds that its rows no
+longer exist. If a sweep is stopped between any two steps, nothing is lost; the next sweep starts over.
 """
 
 from contextlib import suppress
@@ -41,9 +41,9 @@ from dos_protocol.errors import FencedError
 
 @dataclass(frozen=True, slots=True)
 class StagedObject:
-    """One object, as F members tell. bytes: of its longest copy; copies: how many members hold one; since_ms:
-    when it was begun, by its writer's clock, None if its name does not say; swept: whether it would be taken
-    away now.
+    """One staged object, as F members report it. bytes: of its longest copy; copies: how many members hold
+    one; since_ms: when it was started, by its writer's clock, None if its name does not contain it; swept:
+    whether it would be deleted now.
     """
 
     producer: str
@@ -57,8 +57,8 @@ class StagedObject:
 
 
 class Sweep:
-    """The staged rows of one handle. give_up_s: from which age on what is not recorded is given up; None:
-    never.
+    """Sweeps the staged rows of one handle. give_up_s: the age in seconds above which unrecorded rows are
+    abandoned; None: never.
     """
 
     def __init__(self, store: Store, application: str, handle: str, give_up_s: float | None = None) -> None:
@@ -67,8 +67,8 @@ class Sweep:
         self._give_up_ms = None if give_up_s is None else int(1000 * give_up_s)
 
     async def look(self) -> list[StagedObject]:
-        """What is there. Claims nothing. Raises NoInputError, BadNameError, QuorumUnavailableError and what
-        reading a chain raises.
+        """Return the staged objects. Claims nothing. Raises NoInputError, BadNameError,
+        QuorumUnavailableError and what reading a chain raises.
         """
         directories = await self._directories()
         if not directories:
@@ -84,10 +84,11 @@ class Sweep:
         ]
 
     async def apply(self, found: list[StagedObject], wait_s: float) -> None:
-        """Take away what of `found` is garbage still. A directory that somebody has claimed since is left to
-        him; a member that is not done in `wait_s` is not waited for. Look again to see what is left.
+        """Delete the objects in `found` that are still garbage. Leaves directories that were claimed in the
+        meantime to the claimant, and waits at most `wait_s` seconds for a member. Call `look` again to see
+        what is left.
 
-        Raises as `look`, and as `InputLog.open` does, but not InputClosedError.
+        Raises as `look`, and as `InputLog.open` does, except InputClosedError.
         """
         for producer in dict.fromkeys(one.producer for one in found if one.swept):
             mine = [one for one in found if one.producer == producer and one.swept]
@@ -115,14 +116,17 @@ class Sweep:
         return Decided(line.batch, line.mark, closed)
 
     async def _become(self, producer: str) -> Decided:
-        """Fence whoever is the producer. One that never was is not made: there is nobody to fence."""
+        """Fence the producer's owner. A producer that was never opened is not created: there is nothing to
+        fence.
+        """
         directory = producer_directory(self._application, self._handle, producer)
         if directory not in await self._store.list_directories(directory):
             return Decided(0, b"", closed=False)
         try:
             async with await InputLog.open(self._store, self._application, self._handle, producer) as log:
                 return Decided(log.last, log.last_mark, closed=False)
-        except InputClosedError:  # it was fenced before that was found, and nobody opens it any more
+        # the handle was closed: the owner is fenced, and the producer cannot be opened again
+        except InputClosedError:
             return Decided(0, b"", closed=True)
 
     async def _look(self, producer: str, directory: str, decided: Decided) -> list[StagedObject]:
@@ -155,7 +159,7 @@ class Sweep:
 
         if not may_sweep(staged_state(name) for objects in view.answers.values() for name in objects):
             return
-        with suppress(FencedError):  # a task came since the look: its commit sweeps
+        with suppress(FencedError):  # a task claimed it since the read: that task's commit sweeps
             async with await self._store.claim(
                 directory, view.epoch_seen + 1, randomness.fresh_id()
             ) as claim:

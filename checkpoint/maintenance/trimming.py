@@ -1,11 +1,13 @@
-"""What a region's store holds that no retained and no pinned cut needs, and taking it away where nobody runs.
+"""Finds and deletes what no retained checkpoint and no savepoint of a region needs, if no driver runs.
 
-Rules of this file: what is garbage is decided from the manifest alone (`core/retention.py`, R14). While a
-region runs, its workers and its driver take it away by themselves, with their claims. Where no driver runs,
-this takes the driver's place for a moment: it takes the manifest over, which fences any driver that is alive
-after all and proves the last cut; then it claims the directory of each worker in that incarnation, and
-deletes there what lies below the floors. Stopped anywhere between, nothing is lost, and the next one begins
-anew.
+The manifest alone decides what is garbage (`core/retention.py`, R14). While a region runs, its workers and
+its driver delete garbage automatically, with their claims. If no driver runs, this file acts as the driver
+for a moment:
+
+1. It takes the manifest over, which fences a driver that is running after all and proves the last checkpoint.
+2. It claims the directory of each worker in that incarnation, and deletes there what is below the floors.
+
+If it is stopped at any point, nothing is lost, and the next run starts over.
 """
 
 from dataclasses import dataclass
@@ -26,7 +28,7 @@ from journal.ports import StorePort
 
 @dataclass(frozen=True, slots=True)
 class UnneededObject:
-    """One object that nobody needs. `bytes`: of its longest copy; `copies`: how many members hold one."""
+    """One object that is not needed. `bytes`: of its longest copy; `copies`: how many members hold one."""
 
     directory: str
     name: str
@@ -35,14 +37,15 @@ class UnneededObject:
 
 
 def needed(view: ManifestView) -> tuple[Cut, ...]:
-    """The cuts that stay: the retained ones, the pinned among them."""
+    """Return the retained checkpoints, including those of savepoints."""
     return tuple(cut for cut in view.cuts if cut.cut in view.retained)
 
 
 async def garbage_of(store: StorePort, view: ManifestView) -> list[UnneededObject]:
-    """What lies below the floors in all directories of the region, as F members tell. Claims nothing.
+    """Return the objects below the floors in all directories of the region, as F members report them. Claims
+    nothing.
 
-    Raises what looking raises.
+    Raises what looking at a directory raises.
     """
     coordinator = coordinator_directory(view.region)
     found = await _below(store, coordinator, await _manifest_floor(store, coordinator))
@@ -53,7 +56,7 @@ async def garbage_of(store: StorePort, view: ManifestView) -> list[UnneededObjec
 
 
 async def _manifest_floor(store: StorePort, directory: str) -> Floors:
-    """A manifest begins with its newest snapshot, which has all that is retained."""
+    """Return the floor of the manifest: its newest snapshot, which contains everything retained."""
     for span in (await look_chain(store, directory, CHAIN)).segments[:1]:
         lowest = parse_segment_name(span.name)
         assert lowest is not None, "spans are of segments"
@@ -72,13 +75,13 @@ async def _below(store: StorePort, directory: str, floors: Floors) -> list[Unnee
 
 
 async def collect_stopped(host: ManifestHost, region: str, *, wait_s: float = limits.trim_wait_s) -> bool:
-    """Take away what no retained cut needs, of a region that no driver runs. True when all members that are
-    there have done so; False when some have not in `wait_s`.
+    """Delete what no retained checkpoint needs, of a region that no driver runs. Return True if all available
+    members have done so, False if some have not within `wait_s` seconds.
 
-    A driver or worker that is alive after all is fenced, and goes no further. Raises RegionFencedError when
-    another one claimed meanwhile, ManifestError and what taking a manifest over raises; FencedError for a
-    worker's directory that is claimed higher: nothing was deleted there then. Cancelled, some of the garbage
-    is gone.
+    Fences a driver or worker that is running after all. Raises RegionFencedError if another process claimed
+    the manifest meanwhile, ManifestError and what taking a manifest over raises; FencedError if a worker's
+    directory is claimed with a higher epoch, where nothing was deleted then. If cancelled, part of the
+    garbage is deleted.
     """
     async with in_the_drivers_place(host, region) as (log, opened, _):
         clean = await log.wait_collected(wait_s)

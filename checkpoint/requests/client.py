@@ -1,10 +1,10 @@
-"""Asking a region for something, from any machine that reaches its store: without Spark, without a port
-of the driver.
+"""Sends requests to a region from any machine that reaches its store: without Spark, without a port of the
+driver.
 
-Rules of this file: one request out, its answers in, and whom to believe. An answer names the incarnation
-in which its driver held the manifest. If the manifest has been claimed with a higher epoch by the time
-the answer is here, its driver may be fenced and not know it: what it says of itself is not believed, and
-another answer is waited for. What was `done` stays done, and is handed on with that epoch.
+This file writes one request, reads its answers and decides which answer to believe. An answer names the
+incarnation in which its driver held the manifest. If the manifest has been claimed with a higher epoch by the
+time the answer arrives, its driver may be fenced without knowing it: what it reports about itself is not
+believed, and another answer is waited for. What was `done` remains done, and is returned with that epoch.
 """
 
 import math
@@ -27,7 +27,7 @@ from dos_protocol.errors import BrokenConnectionError
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The last word on a request."""
+    """The final answer to a request."""
 
     answer: Answer
     superseded_by: int = 0
@@ -35,7 +35,7 @@ class Reply:
 
 
 class RequestClient:
-    """Asks one region. Make it, then `ask` as often as you like, one at a time."""
+    """Sends requests to one region. Create it once, then call `ask` any number of times, one at a time."""
 
     def __init__(self, store: Store, region: str) -> None:
         self._store = store
@@ -54,11 +54,11 @@ class RequestClient:
         name: str = "",
         cut: int = 0,
     ) -> Reply:
-        """Ask, and wait for the last word: at most `patience_s` for the first answer, `wait_s` more for
-        the last. name, cut: of a pin.
+        """Send a request and wait for the final answer: at most `patience_s` seconds for the first answer,
+        and `wait_s` more for the final one. name, cut: of a savepoint.
 
-        Raises NoAnswerError, which says what is known of the request; QuorumUnavailableError when it
-        could not be written in time.
+        Raises NoAnswerError, which says what is known of the request; QuorumUnavailableError if it could not
+        be written in time.
         """
         if not self._began:
             await self._queue.skip_present()
@@ -80,10 +80,9 @@ class RequestClient:
                 elif not newer:
                     return Reply(answer)
                 else:
-                    doubt = (
-                        f"incarnation {answer.incarnation}, {answer.driver}, did, and epoch {newer} has it"
-                    )
-                    if what == "status":  # it is answered for good there: ask whoever has the manifest now
+                    doubt = f"incarnation {answer.incarnation}, {answer.driver}, answered, but epoch {newer} holds it"
+                    # that driver will not answer it again: ask the driver that holds the manifest now
+                    if what == "status":
                         request = self._request(what, incarnation, patience_s)
                         await self._write(request)
             await trio.sleep(limits.answers_poll_s)
@@ -119,19 +118,19 @@ class RequestClient:
         try:
             found = await self._queue.poll()
         except (QuorumUnavailableError, BrokenConnectionError):
-            return []  # a member may be back within our patience, and nothing is lost
+            return []  # a member may be available again within our patience, and nothing is lost
         return [one for one in found if isinstance(one, Answer) and request in one.requests]
 
     async def _newer_epoch(self, answer: Answer) -> int:
-        """The manifest's epoch if it is above the answer's, else 0."""
+        """Return the manifest's epoch if it is above the answer's, otherwise 0."""
         epoch = await manifest_epoch(self._store, self._region)
         return epoch if epoch > answer.incarnation else 0
 
     def _silence(self, request: Request, doubt: str, patience_s: float, wait_s: float, *, begun: bool) -> str:
         if begun:
             return (
-                f"{request.what} of region {self._region} was accepted, and not done within {wait_s:g} s:"
-                " it may still come"
+                f"{request.what} of region {self._region} was accepted but not done within {wait_s:g} s:"
+                " it may still be done"
             )
         text = f"no driver of region {self._region} answered within {patience_s:g} s"
         if doubt:
@@ -140,11 +139,9 @@ class RequestClient:
 
 
 def _until(request: Request) -> str:
-    """How long it may still be carried out."""
+    """Describe how long the request may still be carried out."""
     latest = (request.wall_time_ms + request.patience_ms) / 1000 + limits.request_clock_slack_s
-    return (
-        f"a driver that is there may still begin it until {time.strftime('%H:%M:%S', time.localtime(latest))}"
-    )
+    return f"a running driver may still start it until {time.strftime('%H:%M:%S', time.localtime(latest))}"
 
 
 def _who() -> str:

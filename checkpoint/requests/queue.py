@@ -1,18 +1,18 @@
-"""A directory of the store into which several parties write records in turn, and from which anybody reads
-them.
+"""A directory of the store to which several parties append records, and which anyone can read.
 
-Rules of this file: claims, objects and bytes; what the records say is for others. Used for the requests
-to a region (many write, its driver reads) and for the answers (its driver writes, those who asked read).
+This file handles claims, objects and bytes, not the meaning of records. It is used for the requests to a
+region (many writers, its driver reads) and for the answers (its driver writes, the requesters read).
 
-Writing: claim the directory above the epoch seen, append, wait until it is synced on the quorum, give the
-claim up. Claims exclude each other, so nobody coordinates: who is superseded before the acknowledgement
-tries again after a random pause, and a record may then be there twice. Objects are named by the epoch
-that made them, 16 hexadecimal digits. The newest one is gone on with if *every* member answered, all
-copies are prefixes of the longest, and there is room. Otherwise a new one is begun: the tail of a writer
-that died on a member that is away cannot contradict what comes after it then (docs/decisions/0100).
+Writing: claim the directory above the highest epoch seen, append, wait until the record is synced on the
+quorum, release the claim. Claims exclude each other, so writers need no other coordination. A writer that is
+superseded before the acknowledgement tries again after a random pause; its record may then appear twice.
+Objects are named by the epoch that created them, 16 hexadecimal digits. The newest object is continued if
+*every* member answered, all copies are prefixes of the longest, and there is room. Otherwise a new object is
+started, so that the tail of a writer that died on an unavailable member cannot contradict what follows
+(docs/decisions/0100).
 
-Reading: committed bytes alone, from where one was; a look tells how much there is. Only the newest few
-objects are looked at; the writers take older ones away.
+Reading: committed bytes only, from the previous position on; a read view shows how much there is. Only the
+newest few objects are examined; writers delete older ones.
 """
 
 import re
@@ -34,7 +34,7 @@ _NAME: Final = re.compile(r"[0-9a-f]{16}")
 
 
 class QueueReader:
-    """Reads a directory's records as they come. On the trio thread of its store."""
+    """Reads a directory's records as they arrive. On the trio thread of its store."""
 
     def __init__(self, store: Store, directory: str) -> None:
         self._store = store
@@ -42,19 +42,20 @@ class QueueReader:
         self._read: dict[str, int] = {}
         self._readers: dict[str, RecordReader] = {}
         self._found: list[Found] = []
-        """Read, and not given yet: a trouble came between."""
+        """Records that were read but not returned yet, because of an error."""
         self._from = ""
-        """Objects of lower names are never read."""
+        """Objects with lower names are never read."""
 
     async def skip_present(self) -> None:
-        """What is there now, also what only one member has, is old. Raises QuorumUnavailableError."""
+        """Skip everything present now, including what only one member has. Raises QuorumUnavailableError."""
         self._read = {name: info.synced for name, info in (await self._sizes()).items()}
         self._from = max(self._read, default="")
 
     async def poll(self) -> list[Found]:
-        """What has come since the last call, in order. Raises QuorumUnavailableError,
-        BrokenConnectionError, and CorruptError when members contradict each other; nothing is lost
-        then: call again.
+        """Return what has arrived since the last call, in order.
+
+        Raises QuorumUnavailableError, BrokenConnectionError, and CorruptError if members contradict each
+        other. Nothing is lost then: call it again.
         """
         sizes = await self._sizes()
         for name in sorted(name for name in sizes if name >= self._from):
@@ -70,7 +71,7 @@ class QueueReader:
     async def _read_on(self, name: str) -> None:
         reader = self._readers.setdefault(name, RecordReader())
         stream = self._store.stream(self._directory, name, self._read.setdefault(name, 0))
-        # what fewer than a quorum have is nothing yet, and holds up no other object
+        # What fewer than a quorum have is not committed, and must not delay other objects.
         with suppress(NotFoundError, PastEndError):
             async with aclosing(stream):
                 async for data in stream:
@@ -78,7 +79,7 @@ class QueueReader:
                     self._found += reader.feed(data)
 
     async def _sizes(self) -> dict[str, ObjectInfo]:
-        """Each object of ours, its longest copy."""
+        """Return the longest copy of each record object."""
         view = await self._store.look(self._directory)
         return _longest(view.answers.values())
 
@@ -87,8 +88,8 @@ class QueueRepair:
     """Brings members that were unavailable up to date with a directory's records. On the trio thread of its
     store.
 
-    A claim for letters lasts for one write. So nobody fills a member that was unavailable then: a later
-    writer goes on with the newest object at most. Whoever reads the letters for long runs this.
+    A claim of a writer lasts for one write, so it does not fill a member that is unavailable at that time; a
+    later writer continues the newest object at most. Long-running readers of the records therefore run this.
     """
 
     def __init__(self, store: Store, directory: str) -> None:
@@ -97,10 +98,10 @@ class QueueRepair:
         self._behind: dict[tuple[bytes, str], int] = {}
 
     async def repair(self) -> None:
-        """Repair copies that lack what a quorum holds, if they lacked just that at the last call too: a
-        writer may be about to fill them.
+        """Repair copies that lack what a quorum holds, if they lacked exactly that at the previous call too:
+        otherwise a writer may be about to fill them.
 
-        Raises QuorumUnavailableError, BrokenConnectionError; call again then.
+        Raises QuorumUnavailableError, BrokenConnectionError; call it again then.
         """
         before, self._behind = self._behind, await self._find_behind()
         if not any(before.get(copy) == synced for copy, synced in self._behind.items()):
@@ -108,7 +109,9 @@ class QueueRepair:
         await repair_store(self._store, [self._directory])
 
     async def _find_behind(self) -> dict[tuple[bytes, str], int]:
-        """(member, object) -> what it has durably, of the newest objects."""
+        """Return (member, object) -> durable size of each copy that is shorter than what a quorum holds, for
+        the newest objects.
+        """
         answers = (await self._store.look(self._directory)).answers
         names = sorted(_longest(answers.values()))[-limits.queue_objects_kept :]
         behind: dict[tuple[bytes, str], int] = {}
@@ -124,9 +127,11 @@ class QueueRepair:
 async def write_records(
     store: Store, directory: str, data: bytes, *, roll_bytes: int = limits.queue_object_bytes_max
 ) -> None:
-    """Append records, synced on the quorum when this returns. Waits for a quorum as long as it takes: put
-    a time around it. Cancelled or failed, they may be there or not, and another call may bring them a
-    second time.
+    """Append records; they are synced on the quorum when this returns. Waits for a quorum without limit, so
+    use a timeout.
+
+    If it is cancelled or fails, the records may be present or not, and another call may write them a second
+    time.
     """
     attempt = 0
     while True:
@@ -138,13 +143,13 @@ async def write_records(
                 await writer.wait_synced(writer.append(data))
                 await _tidy(claim, writer.name)
                 return
-        except FencedError:  # somebody else writes too: it is done within a moment
+        except FencedError:  # another process writes too; it finishes soon
             attempt += 1
             await trio.sleep(backoff_s(attempt, randomness.jitter()))
 
 
 async def _writer(claim: Claim, size: int, roll_bytes: int) -> ObjectWriter:
-    """The newest object, if it can be gone on with; else a new one."""
+    """Return the newest object if it can be continued, otherwise a new one."""
     new = f"{claim.epoch:016x}"
     newest = max(_longest(claim.answers.values()), default="")
     if not newest or newest >= new or len(claim.answers) < len(claim.store.record.members):
@@ -168,13 +173,13 @@ async def _writer(claim: Claim, size: int, roll_bytes: int) -> ObjectWriter:
 
 
 async def _tidy(claim: Claim, newest: str) -> None:
-    """Objects that nobody looks at any more go: what was written is acknowledged in `newest`, and readers
-    look at the few objects up to it (R14). What is not gone soon goes with a later writer.
+    """Delete objects that are no longer read: what was written is acknowledged in `newest`, and readers
+    examine only the few newest objects (R14). What is not deleted in time is left to a later writer.
     """
     there = sorted({newest, *_longest(claim.answers.values())})
     if len(there) > limits.queue_objects_kept:
         oldest = there[-limits.queue_objects_kept]
-        with suppress(FencedError):  # somebody else writes now, and tidies
+        with suppress(FencedError):  # another process writes now, and will delete them
             claim.collect(lambda name: _NAME.fullmatch(name) is not None and name < oldest)
             await claim.wait_collected(limits.queue_tidy_s)
 

@@ -1,13 +1,14 @@
-"""A driver's ear for requests that come through the store: reads them, has the desk judge them, writes
-the answers.
+"""The driver's side of requests through the store: reads requests, lets the request desk decide, writes
+answers.
 
-Rules of this file: it performs what `core/request_handling.py` says. It reads and answers only while this
-driver holds the manifest: one that lost it, or has not got it yet, is silent, and what it had to say
-waits until it holds the manifest again (with the new incarnation) or is dropped when it was fenced. That
-it lost the manifest and does not know it yet, no driver can rule out: so an answer names its incarnation,
-and who asked compares it with the manifest (`requests/client.py`).
+This file performs what `core/request_handling.py` decides.
 
-Trouble here is told in the log and never ends a region.
+1. It reads and answers only while this driver holds the manifest. A driver that lost the manifest, or does
+   not hold it yet, is silent. Its pending answers wait until it holds the manifest again (with the new
+   incarnation), or are dropped if it was fenced.
+2. A driver may have lost the manifest without knowing it. Each answer therefore names its incarnation, and
+   the requester compares it with the manifest (`requests/client.py`).
+3. Failures here are logged and never end a region.
 """
 
 import logging
@@ -49,23 +50,25 @@ logger: Final = logging.getLogger("dos.checkpoint")
 
 
 class ServedRegion(Protocol):
-    """What is needed of the region that is asked."""
+    """The region that requests are about."""
 
     def post(self, event: Event) -> None:
-        """An event for its core."""
+        """Pass an event to the region's core."""
 
     def status(self) -> RegionStatus:
-        """A snapshot, as of now."""
+        """Return the current status."""
 
     def held(self) -> int:
-        """The incarnation in which it holds the manifest, 0 for none."""
+        """Return the incarnation in which the driver holds the manifest, 0 if it does not."""
 
     def last_progress(self) -> dict[str, Any] | None:
-        """Its newest progress report."""
+        """Return the newest progress report."""
 
 
 class RequestServer:
-    """One driver's. `run` is its task; `heard` takes what the region tells, on the same thread."""
+    """Answers the requests to one driver. `run` is its task; `heard` receives the events of the region, on
+    the same thread.
+    """
 
     def __init__(self, store: Store, spec: RegionSpec, region: ServedRegion) -> None:
         self._store = store
@@ -83,13 +86,13 @@ class RequestServer:
         self._trouble = ""
 
     def heard(self, event: RegionEvent) -> None:
-        """Something happened in the region. Does not block."""
+        """Process an event of the region. Does not block."""
         self._handle(RegionNotified(event))
         if self._outbox:
             self._wake.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Read and answer requests until cancelled."""
         try:
             await self._repeat(self._queue.skip_present, until_done=True)
             while True:
@@ -97,13 +100,11 @@ class RequestServer:
                 self._wake = trio.Event()
                 with trio.move_on_after(limits.requests_poll_s):
                     await self._wake.wait()
-        except Exception:  # a bug of ours must not end a region that runs well
-            logger.exception(
-                "region %s: requests through the store are not answered any more", self._spec.name
-            )
+        except Exception:  # a bug here must not end a region that runs well
+            logger.exception("region %s: requests through the store are no longer answered", self._spec.name)
 
     async def last_words(self) -> None:
-        """The region has ended: what is open is answered, if that does not take long."""
+        """Answer the open requests after the region has ended, within `limits.last_answers_s`."""
         status = self._region.status()
         self._handle(RegionEnded())
         if status.state is RegionState.FENCED or not status.incarnation:
@@ -115,14 +116,14 @@ class RequestServer:
                 self._tell_trouble(error)
         if self._outbox:
             logger.warning(
-                "region %s ended, and %d answers were not written", self._spec.name, len(self._outbox)
+                "region %s ended before %d answers were written", self._spec.name, len(self._outbox)
             )
 
     async def _repeat(self, what: Callable[[], Any], *, until_done: bool) -> None:
         while True:
             try:
                 await what()
-            except DosError as error:  # the store is away: the region waits for it too, and tells so
+            except DosError as error:  # the store is unavailable: the region also waits for it and reports it
                 self._tell_trouble(error)
             else:
                 self._trouble = ""
@@ -132,12 +133,12 @@ class RequestServer:
             await trio.sleep(limits.requests_poll_s)
 
     async def _once(self) -> None:
-        """What was asked, then what is to be said."""
+        """Read new requests, then write the pending answers."""
         if not self._region.held():
             return
         for found in await self._queue.poll():
             if isinstance(found, Request):
-                logger.info("region %s: %s asked by %s", self._spec.name, found.what, found.asked_by)
+                logger.info("region %s: %s requested by %s", self._spec.name, found.what, found.asked_by)
                 self._handle(RequestArrived(found, wall_time_ms()))
             else:
                 self._strange(found)
@@ -159,7 +160,9 @@ class RequestServer:
     def _strange(self, found: Answer | Skipped) -> None:
         what = f"{found.count} bytes: {found.why}" if isinstance(found, Skipped) else "an answer"
         where = requests_directory(self._spec.name)
-        logger.warning("region %s: skipped in %s, where requests belong: %s", self._spec.name, where, what)
+        logger.warning(
+            "region %s: skipped a record in the requests directory %s: %s", self._spec.name, where, what
+        )
 
     def _handle(self, event: DeskEvent) -> None:
         for effect in self._desk.handle(event, self._region.status(), trio.current_time()):
@@ -169,7 +172,7 @@ class RequestServer:
                 self._outbox.append(effect)
 
     async def _write(self, incarnation: int) -> None:
-        """All that is to be said now, in one go. What is not acknowledged is said again."""
+        """Write all pending answers at once. Answers that are not acknowledged stay pending."""
         saying = tuple(self._outbox)
         if not saying:
             return
@@ -202,16 +205,20 @@ class RequestServer:
         }
 
     def _tell_trouble(self, error: DosError) -> None:
-        """Once, until it is over."""
+        """Log a failure once, until it is over."""
         text = type(error).__name__
         if text != self._trouble:
             self._trouble = text
-            logger.warning("region %s: requests cannot be read or answered now: %s", self._spec.name, error)
+            logger.warning(
+                "region %s: requests cannot be read or answered at present: %s", self._spec.name, error
+            )
 
 
 @asynccontextmanager
 async def answering(store: Store, spec: RegionSpec, region: ServedRegion) -> AsyncGenerator[RequestServer]:
-    """Answer requests meanwhile. Leave it when the region has ended: the last words are said then."""
+    """Answer requests in the background. Leave the context when the region has ended; it then writes the last
+    answers.
+    """
     desk = RequestServer(store, spec, region)
     async with trio.open_nursery() as nursery:
         if spec.answer_requests:

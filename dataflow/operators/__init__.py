@@ -1,1 +1,1 @@
-"""Operators: what happens to rows between a source and a sink."""
+"""Operators: the steps that transform rows between the sources and the sinks of a graph."""

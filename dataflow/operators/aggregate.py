@@ -1,11 +1,10 @@
-"""aggregate: what is computed of the rows of each key, from the first on. Emits (key, results) once a step
-for each key that came in it.
+"""aggregate: aggregates over all rows of each key since the start.
 
-Rules of this file: batches to a keyed table and back. What is computed is `dataflow.operators.aggregate_functions`'; windows of
-time are `windows.py`'s.
+Emits (key, results) once per step for each key that had rows in it. The aggregates are defined in
+`dataflow.operators.aggregate_functions`; time windows are in `windows.py`.
 
-The last row of a key is the same whatever the order of the rows and however they were cut into steps
-(replication-transparency IV-F, with one window that never ends: nothing needs a punctuation).
+The last row emitted for a key does not depend on the order of the input rows or on their division into steps
+(replication-transparency IV-F, with one window that never ends, so no punctuation is needed).
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,7 +30,9 @@ from dataflow.worker.partitioning import hashes_of
 
 @dataclass(frozen=True, slots=True)
 class AggregateSpec(OperatorSpec):
-    """Aggregates by the key of the keyed stream before it. `aggregates`: (name of the result, what it is)."""
+    """Aggregates by the key of the upstream keyed stream. `aggregates` holds (result name, aggregate)
+    pairs.
+    """
 
     kind: ClassVar[OperatorKind] = OperatorKind.AGGREGATE
     keys: tuple[str, ...]
@@ -61,7 +62,7 @@ class AggregateSpec(OperatorSpec):
 
 
 class AggregateOperator(Operator):
-    """Everything per key is in the table."""
+    """Runs the aggregates. All state per key is in the keyed table."""
 
     def __init__(self, spec: AggregateSpec, columns: pa.Schema, output: pa.Schema) -> None:
         self._keys = spec.keys

@@ -1,8 +1,8 @@
-"""apply: runs an operator that a user wrote (`operators/user_operator.py`), and holds it to what it declares.
+"""apply: runs an operator that a user wrote (`operators/user_operator.py`) and enforces its declarations.
 
-Rules of this file: the only place that calls a `UserOperator`. What it declares is checked when the graph is
-planned, what it gives when it gives it; both are told by name. `own_state.py` makes blocks of its state,
-`operators/multiple_inputs.py` knows its inputs.
+This is the only module that calls a `UserOperator`. Its declarations are checked when the graph is planned,
+its results when it returns them; errors name the operator. `own_state.py` converts its state to blocks;
+`operators/multiple_inputs.py` handles its inputs.
 """
 
 import copy
@@ -44,13 +44,13 @@ _MICRO: Final = timedelta(microseconds=1)
 
 @dataclass(frozen=True, slots=True)
 class ApplySpec(OperatorSpec):
-    """An operator of the user's, as it was made; workers run copies of it."""
+    """A user's operator instance. Workers run copies of it."""
 
     kind: ClassVar[OperatorKind] = OperatorKind.APPLY
     operator: UserOperator
     deterministic: bool = True
     as_of: int | None = None
-    """The version of its state that is described; None: the present one."""
+    """The state version that this spec describes; None: the current one."""
 
     def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema:
         own = self.operator
@@ -74,17 +74,18 @@ class ApplySpec(OperatorSpec):
             return parsed("schema", own.schema)
         if len(inputs) > 1:
             raise SchemaError(
-                f"{type(own).__name__} has several inputs, so it says what it gives; write schema = '...'"
+                f"{type(own).__name__} has several inputs and declares no output columns;"
+                " write schema = '...'"
             )
         return inputs[0]
 
     def history(self) -> StateHistory | None:
-        """The columns of its state, today and before. Raises SchemaError."""
+        """Return the columns of its state in all versions. Raises SchemaError."""
         own = self.operator
         if own.state is None:
             if own.state_version != 1 or own.migrations:
                 raise SchemaError(
-                    "it has a state_version or migrations and declares no state; write state = ..."
+                    "it has a state_version or migrations but declares no state; write state = ..."
                 )
             return None
         try:
@@ -118,19 +119,21 @@ class ApplySpec(OperatorSpec):
 
 @dataclass(frozen=True, slots=True)
 class TimedApplySpec(ApplySpec):
-    """One that has an `on_punctuation`."""
+    """A user's operator that overrides `on_punctuation` or `on_punctuation_of`, so it needs event time."""
 
     needs_time: ClassVar[bool] = True
 
 
 def apply_spec(operator: object, inputs: Sequence[str] | None = None) -> ApplySpec:
-    """The description of this operator. inputs: the names of the streams that it is given, None: one without
-    a name. Raises SchemaError for something else.
+    """Return the spec of a user's operator.
+
+    inputs: the names of its input streams; None: one unnamed stream. Raises SchemaError if `operator` is not
+    a UserOperator or does not declare these inputs.
     """
     if not isinstance(operator, UserOperator):
         found = f"the class {operator.__name__}" if isinstance(operator, type) else type(operator).__name__
         raise SchemaError(
-            f"apply takes an instance of a class made from UserOperator, not {found};"
+            f"apply takes an instance of a subclass of UserOperator, not {found};"
             " write stream.apply('name', YourOperator())"
         )
     check_inputs(operator, inputs)
@@ -146,19 +149,21 @@ def _overrides(operator: UserOperator, method: str) -> bool:
 def _check_methods(operator: UserOperator) -> None:
     name = type(operator).__name__
     if not _overrides(operator, "process") and not _overrides(operator, "process_of"):
-        raise SchemaError(f"{name} has no process(self, batch); write one")
+        raise SchemaError(f"{name} has no process(self, batch); define it")
     for method in ("checkpoint", "reset"):
         if operator.state is not None and not _overrides(operator, method):
-            raise SchemaError(f"{name} declares a state and has no {method}(); write checkpoint and reset")
+            raise SchemaError(f"{name} declares a state but has no {method}(); define checkpoint and reset")
         if operator.state is None and _overrides(operator, method):
             raise SchemaError(
-                f"{name} has {method}() and declares no state; write state = 'column type, ...', what is"
-                " kept must be of declared columns"
+                f"{name} has {method}() but declares no state; write state = 'column type, ...' with the"
+                " columns that it stores"
             )
 
 
 class ApplyOperator(Operator):
-    """A running copy. State: what it gives in `checkpoint`, and how far event time is."""
+    """Runs one copy of a user's operator. State: the rows that its `checkpoint` returns, and the watermarks
+    of its inputs.
+    """
 
     def __init__(self, spec: ApplySpec, context: OperatorContext) -> None:
         assert context.output is not None
@@ -183,7 +188,7 @@ class ApplyOperator(Operator):
     def _renew(self) -> None:
         self._own = copy.deepcopy(self._as_made)
         self._held = BufferedRows(len(self._inputs))
-        self._own._put = self._put  # noqa: SLF001 - the half of the class that users do not see
+        self._own._put = self._put  # noqa: SLF001 - assigns the private half of UserOperator
 
     def reset(self) -> None:
         self.close()
@@ -238,8 +243,9 @@ class ApplyOperator(Operator):
             made = _batches(self._own.drain(), self._schema)
         if made and self._deterministic:
             raise UserFault(
-                f"drain gave {sum(batch.num_rows for batch in made)} rows, which depend on where cuts are",
-                remedy="set deterministic = False in its class, or give them in process or on_punctuation",
+                f"drain returned {sum(batch.num_rows for batch in made)} rows, which depend on when"
+                " checkpoints are taken",
+                remedy="set deterministic = False in its class, or return them in process or on_punctuation",
             )
         return made
 
@@ -271,7 +277,7 @@ class ApplyOperator(Operator):
                 f"{type(self._own).__name__} keeps no files", remedy="write keeps_files = True in its class"
             )
         if self._directory is None:
-            raise DirectoryError("directory() works from open() to close()")
+            raise DirectoryError("directory() is available only between open() and close()")
         return self._directory
 
     def _checkpoint(self, schema: pa.Schema) -> pa.RecordBatch:
@@ -281,12 +287,12 @@ class ApplyOperator(Operator):
 
     def _put(self, port: str, rows: Any) -> None:
         if not self._emits:
-            raise SchemaError("emit works in process, on_punctuation and drain only")
+            raise SchemaError("emit may be called only in process, on_punctuation and drain")
         self._emitter(port, rows)
 
     @contextmanager
     def _user(self, method: str, *, emits: bool = True) -> Iterator[None]:
-        """Tells what is wrong in a method of the user's as its fault."""
+        """Run one of the user's methods; turn its exception into a UserFault that names the method."""
         self._emits = emits
         if self._directory is not None:
             self._directory.method = method
@@ -304,11 +310,11 @@ class ApplyOperator(Operator):
 
 
 def _batches(made: Made, schema: pa.Schema) -> list[pa.RecordBatch]:
-    """What a user's method gave, as one batch or none."""
+    """Convert the result of a user's method into a list of at most one batch."""
     if isinstance(made, (pa.RecordBatch, pa.Table)):
         batch = batch_of_result(made, schema)
     elif hasattr(made, "iterrows"):
-        raise UserFault("it gave a DataFrame", remedy="return pa.RecordBatch.from_pandas(frame)")
+        raise UserFault("it returned a DataFrame", remedy="return pa.RecordBatch.from_pandas(frame)")
     else:
         rows = [*several(made)]
         batch = batch_of_rows(rows, [0] * len(rows), schema)

@@ -1,17 +1,24 @@
-"""What every operator is: a description that travels, and a running instance that holds state.
+"""The base classes of operators: an immutable *spec* that describes an operator, and a running *instance*.
 
-Rules of this file: two base classes and no operator. A *spec* is immutable, picklable and says names,
-schemas and keys; it is made where the user builds the graph. An *operator* is opened from it on a worker and
-never leaves that worker.
+This file contains base classes only. A spec is immutable and picklable; it holds names, schemas and keys, and
+is created where the user builds the graph. An operator is opened from its spec on a worker and never leaves
+that worker.
 
-The life of an operator in a step n: `process` for each batch, in an order that a replay repeats; `end_step`
-when all of them are in; `on_punctuation` when event time has moved by then, in a graph that has it. At a cut,
-after that: `drain` (finish, flush, emit what is left), then `checkpoint` of each state table (hand over what
-changed since the last cut). After a failure: `reset` (forget everything), then `restore` for each stored
-block, oldest first. In any case, before the first step, `restored`. Data never refers to a worker or a clock:
-same input, same output.
+The circuit calls an operator in this order:
 
-An operator may have side outputs (`OperatorSpec.side_output_schemas`): what it puts there is taken after each call.
+| when | call |
+|---|---|
+| before the first step | `restored`, once, after all stored blocks, if any, were restored |
+| for each batch of a step | `process`, in an order that a replay repeats |
+| when all batches of the step have arrived | `end_step` |
+| after that, if event time advanced (in a graph that has it) | `on_punctuation` |
+| at a checkpoint, after the step | `drain` (finish and emit the rest), `checkpoint` of each state table |
+| after a failure | `reset` (discard all state), `restore` per stored block, oldest first, `restored` |
+
+The data an operator produces must not depend on the worker or on a clock: the same input gives the same
+output.
+
+An operator may have side outputs (`OperatorSpec.side_output_schemas`). The circuit collects their rows after each call.
 """
 
 from abc import ABC, abstractmethod
@@ -28,7 +35,7 @@ from dataflow.core.event_time import Watermark
 from dataflow.core.plan import OperatorKind
 from dataflow.schema import RESERVED_COLUMNS, schema_text
 
-if TYPE_CHECKING:  # it tells faults by this file's `UserFault`
+if TYPE_CHECKING:  # avoids an import cycle: dataflow.state.operator_directory raises UserFault
     from dataflow.state.operator_directory import OperatorDirectory
 
 WEIGHT_COLUMN: Final = "_weight"
@@ -37,7 +44,9 @@ assert {HASH_COLUMN, WEIGHT_COLUMN, DELETED_COLUMN} <= RESERVED_COLUMNS
 
 @dataclass(frozen=True, slots=True)
 class OperatorContext:
-    """Where an operator runs. `store_id` tells one store's regions from another's of the same name."""
+    """The environment of one operator instance. `store_id` distinguishes regions of the same name in
+    different stores.
+    """
 
     region: str
     operator: str
@@ -47,22 +56,26 @@ class OperatorContext:
     inputs: tuple[pa.Schema, ...]
     output: pa.Schema | None
     incarnation: int = 0
-    """Of the region; what it puts outside may be written by no earlier one any more. 0: no region runs it."""
+    """Incarnation of the region. A sink must fence earlier incarnations off its external output. 0: the
+    operator runs outside a region.
+    """
     triggers_cuts: bool = False
-    """Whether a source is to ask for cuts at the places it finds fit."""
+    """Whether a source requests checkpoints at positions that it chooses."""
     broadcast: Mapping[Any, Any] | None = None
-    """The control table that it reads, if it was given one."""
+    """The broadcast table that the operator reads, or None."""
     scratch: str = ""
-    """A directory on the worker's machine for what need not last; '': the one for temporary files."""
+    """Directory on the worker's machine for temporary data; '' selects the system's directory for temporary
+    files.
+    """
     delivery: Delivery | None = None
-    """What the region promises of its sinks, None: the best that each can."""
+    """The delivery guarantee of the region's sinks; None: the strongest that each sink supports."""
 
 
-class UserFault(Exception):  # noqa: N818 - not an error of ours: it carries the user's
-    """A user function raised or returned nonsense; the circuit adds the operator's name and the position.
+class UserFault(Exception):  # noqa: N818 - not a failure of the engine: it carries the user's exception
+    """A user function raised an exception or returned an invalid result.
 
-    `row` is the index in the batch, if one row is to blame; `__cause__` is the user's exception, if there
-    was one.
+    The circuit adds the operator's name and the position. `row` is the index in the batch if one row caused
+    the fault; `__cause__` is the user's exception, if there was one.
     """
 
     def __init__(self, message: str, *, row: int | None = None, remedy: str = "") -> None:
@@ -72,162 +85,180 @@ class UserFault(Exception):  # noqa: N818 - not an error of ours: it carries the
 
 
 class StateTable(Protocol):
-    """State that lives in blocks. `tables` of an operator gives it a name."""
+    """State that is stored as blocks. `Operator.tables` maps a name suffix to each table."""
 
     def checkpoint(self) -> pa.RecordBatch:
-        """What changed since the last cut, sorted by `_hash`; from here on it counts as handed over."""
+        """Return the changes since the last checkpoint, sorted by `_hash`, and mark them as stored."""
         ...
 
     def snapshot(self) -> pa.RecordBatch:
-        """All of the state, sorted by `_hash`, without tombstones. Does not change what counts as handed
-        over.
-        """
+        """Return the whole state, sorted by `_hash`, without tombstones. Does not mark anything as stored."""
         ...
 
     def snapshot_pieces(self) -> Iterator[pa.RecordBatch]:
-        """The same in several blocks of bounded size: nothing may change meanwhile. A table that may be large
-        makes each of them when it is asked for.
+        """Yield the whole state as several blocks of bounded size. The state must not change during the
+        iteration. A table that may be large should build each block only when it is requested.
         """
         yield from slices(self.snapshot())
 
     def restore(self, block: pa.RecordBatch) -> None:
-        """Take one stored block on top of what is there. Later blocks win."""
+        """Apply one stored block on top of the current state. Later blocks override earlier ones."""
         ...
 
 
 class Operator:
-    """A running operator. The base keeps nothing; a stateless one only overrides `process`."""
+    """A running operator. The base class has no state; a stateless operator overrides only `process`."""
 
     def restored(self) -> None:
-        """All stored blocks are in, or there are none; the operators above were told before. Comes once."""
+        """Complete the restore. Called once, after all stored blocks (if any) and after all upstream
+        operators.
+        """
 
     def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
-        """Take one batch of the step; what it returns goes on at once."""
+        """Process one batch of the step. Return the output batches, which are passed on immediately."""
         raise NotImplementedError
 
     def process_of(self, index: int, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
-        """The same, of an operator with several inputs."""
+        """Process one batch of input `index`, for an operator with several inputs."""
         assert index == 0
         return self.process(batch)
 
     def end_step(self) -> Sequence[pa.RecordBatch]:
-        """All batches of the step are in. What it returns still belongs to the step."""
+        """Finish the step: all of its batches have arrived. The returned batches still belong to it."""
         return ()
 
     def on_punctuation(self, watermark: Watermark, index: int = 0) -> Sequence[pa.RecordBatch]:
-        """After `end_step`: all later rows of input `index` have event times above `watermark`. What it returns
-        still belongs to the step. Marks may come twice, and smaller than before.
+        """Advance event time, after `end_step`: all later rows of input `index` are above the watermark
+        `watermark`. The returned batches still belong to the step. The same watermark may be given twice, and a
+        later one may be smaller.
         """
         del watermark, index
         return ()
 
     def passes_on(self, watermark: Watermark) -> Watermark:
-        """What is promised of the output, when `watermark` is promised of the inputs."""
+        """Return the watermark of the output when the watermark of the inputs is `watermark`."""
         return watermark
 
     def take_directory(self, directory: "OperatorDirectory") -> None:
-        """Its files, as of the cut; before `restored`. Only an operator that keeps files gets some."""
+        """Receive the operator's files as of the checkpoint. Called before `restored`, and only if the spec
+        has `keeps_files`.
+        """
         raise NotImplementedError(f"{type(self).__name__} keeps no files: {directory.path}")
 
     def take_side_output(self, port: str) -> Sequence[pa.RecordBatch]:
-        """What has come on a side output since the last call."""
+        """Remove and return the rows put on a side output since the last call."""
         del port
         return ()
 
     def lost_on(self, port: str) -> dict[str, int]:
-        """What is lost if nobody takes that side output: a counter that ends with "_rows_dropped", counted
-        since the region began. Only for outputs that the operator has of itself, not for the user's.
+        """Return the counters of rows that are lost if no stream consumes this side output, counted since the
+        region started. The name of a row counter ends with "_rows_dropped". Only for built-in side outputs,
+        not for those that the user declares.
         """
         del port
         return {}
 
     def tables(self) -> "Mapping[str, StateTable]":
-        """Its state: what is appended to the operator's name (nothing, or "~" and a word) -> a table."""
+        """Return the state tables. The key is appended to the operator's name: "" or "~" and a word."""
         return {}
 
     @property
     def wants_snapshot(self) -> bool:
-        """Whether the next cut had better be followed by all of the state: what is stored is out of date."""
+        """Whether the next checkpoint should be followed by a snapshot of the whole state, because the stored
+        state is in an outdated format.
+        """
         return False
 
     def drain(self) -> Sequence[pa.RecordBatch]:
-        """A cut follows: finish what came before it. What it returns is before the cut too."""
+        """Finish all work that belongs before the coming checkpoint. The returned batches are part of it."""
         return ()
 
     def reset(self) -> None:
-        """Forget everything: the instance is as newly opened."""
+        """Discard all state, so that the instance is as if newly opened."""
 
     def counters(self) -> dict[str, int]:
-        """Numbers for people."""
+        """Return statistics for display."""
         return {}
 
     def close(self) -> None:
-        """Let go of files and locks. Not a cut: nothing is made durable by it."""
+        """Release files and locks. Not a checkpoint: nothing becomes durable."""
 
 
 class StatefulOperator(Operator, StateTable):
-    """An operator that is its own, only state table (`checkpoint.chains.state_blocks`). One whose state is a table
-    that it holds says so in `tables`.
+    """An operator that is itself its only state table (`checkpoint.chains.state_blocks`). An operator that owns its
+    tables overrides `tables` instead.
     """
 
     @abstractmethod
     def checkpoint(self) -> pa.RecordBatch:
-        """As of `StateTable`."""
+        """Return the changes since the last checkpoint; see `StateTable.checkpoint`."""
 
     @abstractmethod
     def snapshot(self) -> pa.RecordBatch:
-        """As of `StateTable`."""
+        """Return the whole state; see `StateTable.snapshot`."""
 
     @abstractmethod
     def restore(self, block: pa.RecordBatch) -> None:
-        """As of `StateTable`."""
+        """Apply one stored block; see `StateTable.restore`."""
 
     def tables(self) -> Mapping[str, StateTable]:
         return {"": self}
 
 
 class OperatorSpec(ABC):
-    """The description of an operator: everything but its name, inputs and state."""
+    """The description of an operator: everything except its name, inputs and state."""
 
     kind: ClassVar[OperatorKind]
     deterministic: bool = True
-    """Whether it gives the same for the same input. Where not, nothing below it may be shown by step."""
+    """Whether the same input always gives the same output. If not, no sink downstream may publish its output
+    per step.
+    """
     broadcast: str | None = None
-    """The name of the control table that it reads."""
+    """Name of the broadcast table that it reads."""
     accepts_weights: ClassVar[bool] = False
-    """Whether equal rows may come as one row with `_weight` (and only the columns in `needed_columns`)."""
+    """Whether equal rows may arrive as one row with a `_weight` column (and only the columns in
+    `needed_columns`).
+    """
 
     needs_time: ClassVar[bool] = False
-    """Whether it waits for event time: an `event_time` must be above it on every way."""
+    """Whether it waits for event time: every path from a source must then contain an `event_time`."""
 
     def side_output_schemas(self, inputs: Sequence[pa.Schema]) -> Mapping[str, pa.Schema]:
-        """Its side outputs: port -> columns."""
+        """Return its side outputs: port -> columns."""
         del inputs
         return {}
 
     @abstractmethod
     def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema | None:
-        """Columns of the output for these inputs, None for a sink. Raises SchemaError if they do not fit."""
+        """Return the output columns for these inputs, None for a sink. Raises SchemaError if the inputs do
+        not fit.
+        """
 
     @abstractmethod
     def open(self, context: OperatorContext) -> Operator:
-        """A running instance, without state."""
+        """Return a running instance without state."""
 
     @property
     def keeps_files(self) -> bool:
-        """Whether it has a directory (`dataflow.state.operator_directory`), which is cut and restored with its worker."""
+        """Whether it has a directory (`dataflow.state.operator_directory`) that is checkpointed and restored with its
+        worker.
+        """
         return False
 
     def detail(self) -> str:
-        """What beside kind, inputs and schema changes the meaning of its state; part of the fingerprint."""
+        """Return what changes the meaning of its state besides kind, inputs and schema. Part of the
+        fingerprint.
+        """
         return ""
 
     def earlier(self) -> "Sequence[OperatorSpec]":
-        """Itself, as it was when its state had another schema: it takes over what those stored."""
+        """Return the specs of earlier versions of this operator whose stored state it can take over."""
         return ()
 
     def describe(self, inputs: Sequence[str], output: pa.Schema | None) -> str:
-        """Canonical text for the fingerprint, without user code: mending a function keeps the state."""
+        """Return canonical text for the fingerprint. Excludes user code, so that the state survives a change
+        to a user function.
+        """
         parts = [self.kind.value, f"from ({', '.join(inputs)})"]
         if self.detail():
             parts.append(self.detail())

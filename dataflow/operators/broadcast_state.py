@@ -1,4 +1,4 @@
-"""Control tables: rows that steer operators instead of flowing through them, whole on every worker.
+"""Broadcast tables: rows that steer operators instead of flowing through them, complete on every worker.
 
     limits = graph.broadcast_table("limits", graph.stream("new_limits"), "sensor")
     alerts = readings.filter("alerts", too_high, broadcast=limits)
@@ -6,13 +6,14 @@
     def too_high(row, limits):
         return row["value"] > limits.get(row["sensor"], {"max": 100})["max"]
 
-Rules of this file: rows of a step go into a mapping, changes of a cut into a block.
+Theory (consistent-regions: cycles that close on control input ports, which produce no tuples on their own).
+The rows of a step take effect in the next step, on every worker, in the order (sender, seq). Therefore:
 
-Theory (consistent-regions: cycles that close on control input ports, which make no tuple by themselves). The
-rows of a step are in force from the next step on, at every worker, in the order (sender, seq). So it does not
-matter how far the operator that reads the table was when they came; a replay of the same steps sees the same
-table; and the table may be made from what its readers give, one step later (the delay in a feedback of DBSP).
-A cut after step n holds the rows of step n: nothing is on its way in the cycle then.
+1. The result does not depend on how far the operator that reads the table was when the rows arrived, and a
+   replay of the same steps sees the same table.
+2. The table may be computed from the output of its readers, one step later (the delay in a DBSP feedback
+   loop).
+3. A checkpoint after step n contains the rows of step n, so that no row is in transit in the cycle.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,13 +33,13 @@ from dataflow.errors import SchemaError
 from dataflow.operators.base import Operator, OperatorContext, OperatorSpec, StatefulOperator, UserFault
 
 Key: TypeAlias = Any
-"""The value of the key column, or a tuple of them where there are several."""
+"""The value of the key column, or a tuple of values if there are several key columns."""
 Row: TypeAlias = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class BroadcastSpec(OperatorSpec):
-    """Brings the rows of a control table to every worker."""
+    """Sends the rows of a broadcast table to every worker."""
 
     kind: ClassVar[OperatorKind] = OperatorKind.BROADCAST
 
@@ -51,7 +52,9 @@ class BroadcastSpec(OperatorSpec):
 
 @dataclass(frozen=True, slots=True)
 class BroadcastStateSpec(OperatorSpec):
-    """The last row of each key. complete_first: sources of its readers wait until it has all its rows."""
+    """The last row of each key. complete_first: the sources of its readers wait until all of the table's rows
+    have arrived.
+    """
 
     kind: ClassVar[OperatorKind] = OperatorKind.CONTROL
     keys: tuple[str, ...]
@@ -63,8 +66,8 @@ class BroadcastStateSpec(OperatorSpec):
         if not self.keys or unknown or len(set(self.keys)) < len(self.keys):
             given = ", ".join(map(repr, self.keys)) or "none"
             raise SchemaError(
-                f"a control table has one or more key columns, each of them once, of {', '.join(columns)};"
-                f" given: {given}"
+                f"a broadcast table has one or more key columns, each named once, of {', '.join(columns)};"
+                f" got: {given}"
             )
         try:
             _block_schema(self.keys, inputs[0])
@@ -84,7 +87,7 @@ def _block_schema(keys: Sequence[str], columns: pa.Schema) -> pa.Schema:
 
 
 class BroadcastStateOperator(StatefulOperator):
-    """The table on one worker. What came in a step waits in `_came` until `begin_step`."""
+    """The table on one worker. Rows that arrive in a step are kept in `_came` until `begin_step`."""
 
     def __init__(self, keys: Sequence[str], columns: pa.Schema) -> None:
         self._keys = tuple(keys)
@@ -95,14 +98,14 @@ class BroadcastStateOperator(StatefulOperator):
         self._came: dict[Key, Row | None] = {}
         self._changed: dict[Key, None] = {}
         self.table: Mapping[Key, Row] = MappingProxyType(self._rows)
-        """What is in force. It changes between steps only."""
+        """The rows that are in effect. Changes between steps only."""
 
     def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
         for index, row in enumerate(batch.to_pylist()):
             key = self._key_of(row)
             if None in (key if isinstance(key, tuple) else (key,)):
                 raise UserFault(
-                    f"the key of a control table ({', '.join(self._keys)}) is null",
+                    f"the key of a broadcast table ({', '.join(self._keys)}) is null",
                     row=index,
                     remedy="filter such rows before graph.broadcast_table",
                 )
@@ -112,13 +115,16 @@ class BroadcastStateOperator(StatefulOperator):
             self._changed[key] = None
         if len(self._rows) + len(self._came) > limits.broadcast_rows_max:
             raise UserFault(
-                f"a control table has at most {limits.broadcast_rows_max} keys, which every worker holds whole",
+                f"a broadcast table has at most {limits.broadcast_rows_max} keys, because every worker holds"
+                " all of them",
                 remedy="join larger tables by key instead",
             )
         return ()
 
     def begin_step(self) -> None:
-        """The step before is over at all operators here: what came in it is in force."""
+        """Make the rows of the previous step take effect. Called after all operators on this worker have
+        finished it.
+        """
         for key, row in self._came.items():
             if row is None:
                 self._rows.pop(key, None)

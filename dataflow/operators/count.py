@@ -1,8 +1,7 @@
-"""count: how often each key came. Emits (key, count) once a step for each key that came in it.
+"""count: the number of rows per key. Emits (key, count) once per step for each key that had rows in it.
 
-Rules of this file: slots to numbers. The index of keys is `dataflow.state.key_index`; where blocks are written is the
-worker's business. Counts are 64-bit; a key whose count falls to zero (weights may be negative) is a
-tombstone in the next block.
+The index of keys is `dataflow.state.key_index`; the worker writes the blocks. Counts are 64-bit integers. A key whose
+count falls to zero (weights may be negative) becomes a tombstone in the next block.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,7 +29,7 @@ COUNT_COLUMN: Final = "count"
 
 @dataclass(frozen=True, slots=True)
 class CountSpec(OperatorSpec):
-    """Counts rows by the key of the keyed stream before it."""
+    """Counts rows by the key of the upstream keyed stream."""
 
     kind: ClassVar[OperatorKind] = OperatorKind.COUNT
     accepts_weights: ClassVar[bool] = True
@@ -39,7 +38,7 @@ class CountSpec(OperatorSpec):
     def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema:
         if COUNT_COLUMN in self.keys:
             raise SchemaError(
-                f"a key column is named {COUNT_COLUMN!r} like the result; rename it with a map before"
+                f"a key column is named {COUNT_COLUMN!r} like the result; rename it with a map before count"
             )
         fields = [inputs[0].field(name) for name in self.keys]
         return pa.schema([*fields, pa.field(COUNT_COLUMN, pa.int64())])
@@ -54,14 +53,14 @@ class CountSpec(OperatorSpec):
 
 @dataclass(slots=True)
 class _Step:
-    """What came in the step under way: slots in the order of first appearance."""
+    """The rows of the current step, as slots in the order of arrival."""
 
     slots: list[Slots] = field(default_factory=list)
 
 
 class CountOperator(StatefulOperator):
-    """State per slot: the count, the number of the step it came in last, whether it changed since the last
-    cut.
+    """Counts rows by key. State per slot: the count, the position of the last row, and whether the count
+    changed since the last checkpoint.
     """
 
     def __init__(self, keys: Sequence[str], output: pa.Schema) -> None:
@@ -96,14 +95,14 @@ class CountOperator(StatefulOperator):
         return [pa.RecordBatch.from_arrays(columns, schema=self._output)]
 
     def _touched(self) -> Slots:
-        """The slots of the step, each once, in the order in which they first came."""
+        """Return the slots of the step, each once, in the order of first arrival."""
         if not self._step.slots:
             return np.empty(0, np.int64)
         came = np.concatenate(self._step.slots)
         self._step = _Step()
         first = self._round_of.reach(len(self._index))
-        # One array serves as the mark and as the place: writing backwards leaves the first place of each
-        # slot.
+        # One array serves both as a flag and as a position: writing backwards leaves the first position of
+        # each slot.
         places = np.arange(self._round, self._round + len(came))
         first[came[::-1]] = places[::-1]
         self._round += len(came)

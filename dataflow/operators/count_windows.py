@@ -1,12 +1,12 @@
-"""Aggregates with count windows: replication-transparency, algorithm 4.
+"""Aggregates over count windows: replication-transparency, algorithm 4.
 
-Rules of this file: rows to windows of so many rows of one key, and back. What is computed is
-`dataflow.operators.aggregate_functions`'.
+This file assigns rows to windows of a fixed number of rows of one key. The aggregates are defined in
+`dataflow.operators.aggregate_functions`.
 
-Which rows make a window depends on their order. So rows wait until a punctuation passes them and are counted
-in an order that follows from them alone (lines 1 to 6, as in `sort.py`); the row number n of its key, from 0,
-is in the windows k with k * slide <= n < k * slide + size. A window is given out when its last row is counted
-(lines 7 to 15); one that is not full when all sources are at their end is not.
+Which rows form a window depends on their order. Rows therefore wait until a punctuation passes them, and are
+counted in an order that depends only on their contents (lines 1 to 6, as in `sort.py`). Row number n of its
+key, from 0, is in the windows k with k * slide <= n < k * slide + size. A window is emitted when its last row
+is counted (lines 7 to 15). A window that is not full when all sources have ended is not emitted.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,8 +40,8 @@ _windows_per_row_max: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class CountWindow:
-    """Windows of `size` rows of one key in the order of `time`, a timestamp column; a new one every `slide`
-    rows, without it every `size`.
+    """Windows of `size` rows of one key in the order of the timestamp column `time`. A new window starts
+    every `slide` rows, by default every `size` rows.
 
         CountWindow("at", 100, slide=10)
     """
@@ -53,14 +53,14 @@ class CountWindow:
     def __post_init__(self) -> None:
         if not 0 < self.step <= self.size:
             raise SchemaError(
-                f"a window has 1 row or more and slides by at most that, not {self.size} and {self.slide}"
+                f"a count window needs size >= 1 and 1 <= slide <= size, got {self.size} and {self.slide}"
             )
         if self.size > _windows_per_row_max * self.step:
-            raise SchemaError(f"a row is in at most {_windows_per_row_max} windows; slide by more")
+            raise SchemaError(f"a row may be in at most {_windows_per_row_max} windows; use a larger slide")
 
     @property
     def step(self) -> int:
-        """By how many rows a window is behind the one before."""
+        """Number of rows between the starts of successive windows."""
         return self.size if self.slide is None else self.slide
 
     def __str__(self) -> str:
@@ -109,14 +109,14 @@ class CountWindowSpec(OperatorSpec):
 
 
 class _Numbered(KeyedTable):
-    """Keys by number of window: windows of one key are told apart by it."""
+    """A table by key and window number. Windows of one key differ in their number."""
 
     def restore(self, block: pa.RecordBatch, apart: Slots | None = None) -> None:
         super().restore(block, block.column(NUMBER).to_numpy() if apart is None else apart)
 
 
 class CountWindowOperator(TimedOperator):
-    """State: the rows that wait, how many rows of each key were counted, and windows that are not full."""
+    """State: the waiting rows, the number of counted rows per key, and the windows that are not full."""
 
     def __init__(self, spec: CountWindowSpec, columns: pa.Schema, output: pa.Schema) -> None:
         super().__init__(columns)
@@ -169,7 +169,9 @@ class CountWindowOperator(TimedOperator):
             accumulator.update(slots, column)
 
     def _full(self) -> Slots:
-        """Windows whose last row was counted, in the order in which their first rows now came."""
+        """Return the windows whose last row was counted, in the order of the first row that this call added
+        to them.
+        """
         touched = self._windows.take_touched()
         *keys, numbers = self._windows.keys(touched)
         slots = self._counted.find_or_add(keys, self._windows.hashes(touched))
@@ -197,7 +199,7 @@ class CountWindowOperator(TimedOperator):
 
 
 def _place_in_group(groups: Slots) -> Slots:
-    """For each row how many rows of its group are before it."""
+    """Return for each row the number of preceding rows of its group."""
     order = np.argsort(groups, kind="stable")
     ordered = groups[order]
     begins = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])

@@ -1,10 +1,10 @@
-"""dedup: the first row of each key; with a window, of each key in each window. Its state is forgotten when
-the window is over (as the counts of replication-transparency, algorithm 1, lines 8 to 11, by punctuation).
+"""dedup: the first row of each key; with a window, the first row of each key in each window.
 
-Rules of this file: which rows go on; nothing waits.
+With a window, state is deleted when the window is over (by punctuation, as the counts of
+replication-transparency, algorithm 1, lines 8 to 11). No row waits.
 
-The output does not depend on the order if rows that share a key are equal, or differ only where it does not
-matter to the user: of several that differ the first to come goes on.
+The output does not depend on the input order if rows that share a key are equal or differ only in columns
+that do not matter to the user: of rows that differ, the first to arrive is passed on.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ from dataflow.worker.partitioning import hashes_of
 
 @dataclass(frozen=True, slots=True)
 class DedupSpec(OperatorSpec):
-    """By the key of the keyed stream before it."""
+    """Deduplicates by the key of the upstream keyed stream."""
 
     kind: ClassVar[OperatorKind] = OperatorKind.DEDUP
     keys: tuple[str, ...]
@@ -45,7 +45,7 @@ class DedupSpec(OperatorSpec):
 
 @dataclass(frozen=True, slots=True)
 class WindowDedupSpec(OperatorSpec):
-    """By key and window."""
+    """Deduplicates by key and window."""
 
     kind: ClassVar[OperatorKind] = OperatorKind.WINDOW_DEDUP
     needs_time: ClassVar[bool] = True
@@ -59,7 +59,7 @@ class WindowDedupSpec(OperatorSpec):
     def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema:
         check_time_column(self.window.time, inputs[0])
         if START in self.keys:
-            raise SchemaError(f"a key column is named {START!r} like one of the state; rename it")
+            raise SchemaError(f"key column {START!r} has the name of a column of the state; rename it")
         return inputs[0]
 
     def side_output_schemas(self, inputs: Sequence[pa.Schema]) -> Mapping[str, pa.Schema]:
@@ -73,14 +73,14 @@ class WindowDedupSpec(OperatorSpec):
 
 
 class KeySeen(SlotValues):
-    """Whether a key was there before."""
+    """One flag per slot: whether a row with this key was seen."""
 
     def __init__(self) -> None:
         self._seen = SlotArray(np.bool_)
         self._slots = 0
 
     def new_rows(self, slots: Slots) -> Slots:
-        """The rows whose slots were not seen, each slot once; now they are."""
+        """Return the rows whose slots were not seen before, each slot once, and mark the slots as seen."""
         firsts = np.unique(slots, return_index=True)[1]
         new: Slots = np.sort(firsts[~self._seen.values[slots[firsts]]])
         self._seen.values[slots[new]] = True
@@ -112,7 +112,7 @@ class KeySeen(SlotValues):
 
 
 class DedupOperator(Operator):
-    """Keys for ever."""
+    """Remembers every key without limit."""
 
     def __init__(self, keys: Sequence[str], columns: pa.Schema) -> None:
         self._keys = tuple(keys)
@@ -140,7 +140,7 @@ class DedupOperator(Operator):
 
 
 class WindowDedupOperator(TimedOperator):
-    """Keys of windows that are open."""
+    """Remembers the keys of open windows."""
 
     def __init__(self, spec: WindowDedupSpec, columns: pa.Schema) -> None:
         super().__init__(columns)

@@ -1,6 +1,6 @@
-"""Side outputs that user functions and operators fill: rows by name of the output, until they are taken.
+"""Side outputs that user functions and operators write: rows by output name, until they are taken.
 
-Rules of this file: rows in, batches out, on each thread its own. Who gets the batches is the circuit's.
+Each thread has its own rows. The circuit decides where the batches go.
 """
 
 import threading
@@ -16,11 +16,11 @@ from dataflow.schema import parse_schema
 
 
 def side_outputs_of(declared: "Mapping[str, str | pa.Schema] | None") -> dict[str, pa.Schema]:
-    """Side outputs as users declare them. Raises SchemaError, which names the one."""
+    """Parse the declaration of side outputs. Raises SchemaError, which names the output."""
     sides = {}
     for port, columns in (declared or {}).items():
         if not isinstance(port, str) or not port:
-            raise SchemaError(f"a side output has a name, and one is called {port!r}; write {{'bad': ...}}")
+            raise SchemaError(f"a side output needs a non-empty name, not {port!r}; write {{'bad': ...}}")
         try:
             sides[port] = parse_schema(columns)
         except SchemaError as error:
@@ -31,23 +31,25 @@ def side_outputs_of(declared: "Mapping[str, str | pa.Schema] | None") -> dict[st
 def declared_side_outputs(
     declared: "Mapping[str, str | pa.Schema] | None",
 ) -> tuple[tuple[str, pa.Schema], ...]:
-    """The same, as descriptions of functions keep them. Raises SchemaError."""
+    """Parse the declaration of side outputs into the form that specs hold. Raises SchemaError."""
     return tuple(side_outputs_of(declared).items())
 
 
 class _Waiting(threading.local):
-    """What one thread has put out."""
+    """The side output rows of one thread."""
 
     def __init__(self) -> None:
         self.calls = 0
         self.given: dict[str, list[tuple[int, Any]]] = {}
-        """Port -> in which call, what."""
+        """Port -> (index of the call, rows)."""
         self.made: dict[str, list[pa.RecordBatch]] = {}
 
 
 class Emitter:
-    """`emitter(port, row)`, or a batch or table of rows. Raises SchemaError for a port that is not declared.
-    Rows of one thread stay in their order. `by_row`: the user's function is called once for each row.
+    """Callable that the user's function receives: `emitter(port, row)`, or a batch or table instead of a row.
+
+    Raises SchemaError for an undeclared port. Rows of one thread keep their order. `by_row`: the user's
+    function is called once per row.
     """
 
     def __init__(self, sides: Mapping[str, pa.Schema], *, by_row: bool = False) -> None:
@@ -56,7 +58,7 @@ class Emitter:
         self._waiting = _Waiting()
 
     def called(self) -> None:
-        """The user's function is called next."""
+        """Count one call of the user's function, which follows."""
         self._waiting.calls += 1
 
     def __call__(self, port: str, rows: Any) -> None:
@@ -68,7 +70,7 @@ class Emitter:
         self._waiting.given.setdefault(port, []).append((self._waiting.calls - 1, rows))
 
     def settle(self) -> None:
-        """Make batches of what this thread has put out, held to the declared columns. Raises UserFault."""
+        """Convert the rows of this thread to batches of the declared columns. Raises UserFault."""
         given, self._waiting.given = self._waiting.given, {}
         self._waiting.calls = 0
         for port, several in given.items():
@@ -80,7 +82,7 @@ class Emitter:
             self._waiting.made.setdefault(port, []).extend(made)
 
     def take(self, port: str) -> list[pa.RecordBatch]:
-        """What this thread has put there and settled."""
+        """Remove and return the settled batches of this thread."""
         return self._waiting.made.pop(port, [])
 
 

@@ -1,11 +1,17 @@
-"""event_time: says what time the rows of a stream have, and how far it is: from here on windows can close.
+"""event_time: defines the event time of a stream's rows and its watermark. Downstream of it, windows can
+close.
 
-Rules of this file: rows to watermarks of splits; rows go on as they are.
+This file computes the watermarks of splits from rows; the rows are passed on unchanged.
 
-The watermark of a split (punctuation, replication-transparency IV-A) is either promised by the user, that no
-row is more than `lateness` behind the largest time read before from its split, or comes in the rows
-themselves, in a column that is null or says: all later rows of the split have larger times. That of the
-output is the least over the splits that count (`core/event_time.py`), and moves at the end of a step.
+The watermark of a split (punctuation, replication-transparency IV-A) comes from one of two sources:
+
+1. `lateness`: the user promises that no row is more than `lateness` below the largest time read so far from
+   its split.
+2. `punctuation`: a column of the rows themselves. A value that is not null promises that all later rows of
+   the split have larger times.
+
+The watermark of the output is the minimum over the splits that count (`core/event_time.py`). It advances at
+the end of a step.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,42 +35,46 @@ from dataflow.schema import type_text
 
 _ONE: Final = timedelta(microseconds=1)
 _INSTEAD: Final = (
-    "write event_time(..., on_null='drop') or 'side' to leave such rows out, or give them a time before"
+    "write event_time(..., on_null='drop') or 'side' to exclude such rows, or set their time before"
 )
 
 
 def micros_of(duration: timedelta, what: str) -> int:
-    """A duration as microseconds. Raises SchemaError for something else, or one below 0."""
+    """Return a duration in microseconds. Raises SchemaError if it is not a timedelta or is negative."""
     if not isinstance(duration, timedelta) or duration < timedelta(0):
         raise SchemaError(
-            f"{what} is a timedelta of 0 or more, not {duration!r}; write timedelta(seconds=10)"
+            f"{what} must be a timedelta of 0 or more, not {duration!r}; write timedelta(seconds=10)"
         )
     return duration // _ONE
 
 
 def check_time_column(column: str, columns: pa.Schema) -> None:
-    """Raises SchemaError if it is no timestamp of these columns."""
+    """Raise SchemaError if `column` is not a timestamp column of these columns."""
     if column not in columns.names:
-        raise SchemaError(f"time column {column!r} is not there; the columns are {', '.join(columns.names)}")
+        raise SchemaError(
+            f"time column {column!r} does not exist; the columns are {', '.join(columns.names)}"
+        )
     kind = columns.field(column).type
     if not pa.types.is_timestamp(kind) or kind.unit == "ns":
         raise SchemaError(
-            f"time column {column!r} is a timestamp of microseconds or coarser, not {type_text(kind)};"
-            " map it before"
+            f"time column {column!r} must be a timestamp in microseconds or coarser, not {type_text(kind)};"
+            " convert it with a map before"
         )
 
 
 def times_of(column: pa.Array, name: str) -> npt.NDArray[np.int64]:
-    """A timestamp column as microseconds. Raises UserFault for a null: `event_time` has let none through, so
-    this is another column, or a function made it null after that.
+    """Return a timestamp column in microseconds.
+
+    Raises UserFault for a null. `event_time` lets no null through, so the null is in another column or was
+    made by a function downstream.
     """
     if column.null_count:
         row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
         raise UserFault(
             f"time column {name!r} is null in {column.null_count} of {len(column)} rows",
             row=row,
-            remedy="filter such rows or give them a time before; event_time(..., on_null=) looks at its own"
-            " column alone",
+            remedy="filter such rows or set their time before; event_time(..., on_null=) checks only its own"
+            " column",
         )
     times: npt.NDArray[np.int64] = column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64()).to_numpy()
     return times
@@ -72,7 +82,7 @@ def times_of(column: pa.Array, name: str) -> npt.NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True)
 class EventTimeSpec(OperatorSpec):
-    """Which column is the time, and where marks come from: `lateness`, or the column `punctuation`."""
+    """The time column, and the source of watermarks: either `lateness` or the column `punctuation`."""
 
     kind: ClassVar[OperatorKind] = OperatorKind.EVENT_TIME
     column: str
@@ -85,13 +95,13 @@ class EventTimeSpec(OperatorSpec):
         check_choice(self.on_null, get_args(OnNullTime))
         if (self.lateness is None) == (self.punctuation is None):
             raise SchemaError(
-                "event time moves by lateness=timedelta(...), how far rows may be behind others, or by"
-                " punctuation='column', which says it; give one of them"
+                "event_time needs exactly one of lateness=timedelta(...), how far rows may be behind others,"
+                " and punctuation='column', a column with watermarks"
             )
         if self.lateness is not None:
             micros_of(self.lateness, "lateness")
         if self.idle_after is not None and not micros_of(self.idle_after, "idle_after"):
-            raise SchemaError("idle_after is a timedelta above 0: shorter than that no split can be silent")
+            raise SchemaError("idle_after must be a timedelta above 0, not 0")
 
     def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema:
         for name in (self.column, self.punctuation):
@@ -108,7 +118,7 @@ class EventTimeSpec(OperatorSpec):
 
 
 class WatermarkTable(StateTable):
-    """One mark for each input of an operator, as state. A mark that was reached stays."""
+    """One watermark per input of an operator, as state. A watermark never goes back."""
 
     _schema = block_schema(pa.schema([("input", pa.int64())]), pa.schema([("mark", pa.int64())]))
 
@@ -121,7 +131,7 @@ class WatermarkTable(StateTable):
         self._stored: list[Watermark] = list(self.watermarks)
 
     def reach(self, watermark: Watermark, index: int) -> bool:
-        """Whether it is further than before."""
+        """Advance the watermark of an input to `watermark`. Return whether it advanced."""
         before = self.watermarks[index]
         self.watermarks[index] = further(before, watermark)
         return self.watermarks[index] != before
@@ -136,7 +146,7 @@ class WatermarkTable(StateTable):
 
     @classmethod
     def block(cls, watermarks: dict[int, Watermark]) -> pa.RecordBatch:
-        """Input -> mark, as a block."""
+        """Return a block of these watermarks by input."""
         keys = pa.array(list(watermarks), pa.int64())
         return make_block(
             cls._schema, [keys], hash_keys([keys]), [pa.array(list(watermarks.values()), pa.int64())]
@@ -149,8 +159,10 @@ class WatermarkTable(StateTable):
 
 
 class EventTimeOperator(NullRule):
-    """Its mark is state. It runs in stage 0, ahead of the checkpoint, so it remembers the mark of each step.
-    The watermarks of splits are stored with the positions of the splits (`circuit_time.py`).
+    """Computes the watermark of the stream, which is its state.
+
+    It runs in stage 0, which is ahead of the checkpoint, so it remembers the watermark of each step. The
+    watermarks of splits are stored with the positions of the splits (`circuit_time.py`).
     """
 
     def __init__(self, spec: EventTimeSpec) -> None:
@@ -162,12 +174,13 @@ class EventTimeOperator(NullRule):
         self.splits = SplitWatermarks()
         self.idle_after_s = None if spec.idle_after is None else spec.idle_after.total_seconds()
         self.rows_of = ("", "")
-        """Source and split of the rows that `process` is given next."""
+        """Source and split of the rows of the next `process` call."""
 
     def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
         timed = self.without_nulls(batch)
         times = times_of(timed.column(self._column), self._column)
-        if self._punctuation is not None:  # also of a row without a time: it is a promise about the others
+        # also for a row without a time: the value is a promise about other rows
+        if self._punctuation is not None:
             said = batch.column(self._punctuation)
             newest = pc.max(said.cast(pa.timestamp("us", said.type.tz)).cast(pa.int64())).as_py()
             if newest is not None:
@@ -177,7 +190,7 @@ class EventTimeOperator(NullRule):
         return [timed]
 
     def passes_on(self, watermark: Watermark) -> Watermark:
-        """`watermark`: the least over the splits. What was promised before stays promised."""
+        """Return the output watermark, where `watermark` is the minimum over the splits. It never goes back."""
         if is_time(watermark):
             self._state.reach(watermark, 0)
         return self._state.watermarks[0] if is_time(watermark) or watermark == UNKNOWN else watermark
@@ -192,22 +205,22 @@ class EventTimeOperator(NullRule):
 
     @property
     def watermark(self) -> Watermark:
-        """What was promised so far."""
+        """The newest watermark of the output."""
         return self._state.watermarks[0]
 
     def remember(self, step: int) -> None:
-        """The step is over here."""
+        """Record the watermark at the end of this step."""
         super().remember(step)
         self._state.of_step[step] = self._state.watermarks[0]
 
     def forget(self, step: int) -> None:
-        """Nobody asks for steps before this one any more."""
+        """Discard the steps before this one; no later call refers to them."""
         super().forget(step)
         for old in [one for one in self._state.of_step if one < step]:
             del self._state.of_step[old]
 
     def look_at(self, step: int) -> None:
-        """The next checkpoint is that of this step."""
+        """Select the step that the next checkpoint describes."""
         super().look_at(step)
         self._state.looked_at = step
 

@@ -1,9 +1,7 @@
-"""User functions of pandas DataFrames, as functions of batches.
+"""Adapts user functions of pandas DataFrames to functions of batches.
 
-Rules of this file: batch to frame and back; what a function may return is checked by `functions.py`.
-
-Columns are Arrow-backed (`pandas.ArrowDtype`), so that nothing changes on the way: an integer column with
-nulls stays one of integers.
+`functions.py` checks what such a function returns. Columns are Arrow-backed (`pandas.ArrowDtype`), so that
+types survive the conversion: an integer column with nulls stays an integer column.
 """
 
 from collections.abc import Callable
@@ -15,12 +13,12 @@ import pyarrow as pa
 
 @dataclass(frozen=True, slots=True)
 class OnFrames:
-    """Calls `function` with a DataFrame; a DataFrame or Series that it returns becomes Arrow arrays."""
+    """Calls `function` with a DataFrame and converts a returned DataFrame or Series to Arrow arrays."""
 
     function: Callable[..., Any]
 
     def __call__(self, batch: pa.RecordBatch, *more: Any) -> Any:
-        import pandas as pd  # only graphs with such functions need it
+        import pandas as pd  # imported late, because only graphs with such functions need pandas
 
         result = self.function(batch.to_pandas(types_mapper=pd.ArrowDtype), *more)
         if isinstance(result, pd.DataFrame):

@@ -1,16 +1,20 @@
-"""map, flat_map and filter: user functions on rows (easy) or on batches (fast).
+"""map, flat_map and filter: user functions of rows (simple) or of batches (fast).
 
-Rules of this file: the only place that calls user functions. What a function may return is checked here,
-once, and a fault is told as `UserFault` with the row to blame where there is one.
+This is the only module that calls user functions. It checks what they return and raises `UserFault`, with the
+index of the row if one row caused the fault.
 
-A row function takes a dict of the columns. It returns one row (map), any number of rows (flat_map) or a
-truth value (filter); a row is a dict by column name, a tuple in order of the columns, or, for a schema of
-one column, the value. A batch function takes a `pa.RecordBatch` and returns what the schema says as a
-`RecordBatch`, `InsideTable`, a dict of arrays or, for a schema of one column, an array; for a filter a boolean
-array; in flat_map, None for no rows. A batch is never empty. A pandas function takes and returns a DataFrame,
-or a Series where a batch function may return an array. Columns of another type are cast if nothing is lost by
-it. With a control table, that is the second argument of all of them; with side outputs, the last one is
-`emit(port, row)`.
+| `takes` | argument | map | flat_map | filter |
+|---|---|---|---|---|
+| "row" | a dict of the columns | a row | any number of rows | a truth value |
+| "batch" | a `pa.RecordBatch`, never empty | columns | columns, or None for no rows | a boolean array |
+| "pandas" | a DataFrame | a DataFrame | a DataFrame, or None for no rows | a boolean Series |
+
+Columns are a `RecordBatch`, a `InsideTable`, a dict of arrays or, for a schema of one column, an array. A pandas
+function may return a Series where a batch function may return an array.
+
+A row is a dict by column name, a tuple in the order of the columns or, for a schema of one column, the value.
+Columns of another type are cast if the cast is lossless. With a broadcast table, the table is the second
+argument of every function; with side outputs, the last argument is `emit(port, row)`.
 """
 
 from abc import abstractmethod
@@ -38,7 +42,7 @@ UserFunction: TypeAlias = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class FunctionSpec(OperatorSpec):
-    """What map, flat_map and filter share."""
+    """The common part of map, flat_map and filter."""
 
     kind: ClassVar[OperatorKind]
     function: UserFunction
@@ -48,15 +52,15 @@ class FunctionSpec(OperatorSpec):
     threads: int = 1
     broadcast: str | None = None
     side_outputs: tuple[tuple[str, pa.Schema], ...] = ()
-    """Port, columns."""
+    """Port and columns of each side output."""
 
     def __post_init__(self) -> None:
         if not callable(self.function):
-            raise SchemaError(f"a {self.kind.value} takes a function, not {type(self.function).__name__}")
+            raise SchemaError(f"{self.kind.value} needs a function, not {type(self.function).__name__}")
         if self.takes not in ("row", "batch", "pandas"):
-            raise SchemaError(f"takes is 'row', 'batch' or 'pandas', not {self.takes!r}")
+            raise SchemaError(f"takes must be 'row', 'batch' or 'pandas', not {self.takes!r}")
         if not 1 <= self.threads <= limits.operator_threads_max:
-            raise SchemaError(f"threads is 1 to {limits.operator_threads_max}, not {self.threads}")
+            raise SchemaError(f"threads must be 1 to {limits.operator_threads_max}, not {self.threads}")
 
     def open(self, context: OperatorContext) -> Operator:
         function = OnFrames(self.function) if self.takes == "pandas" else self.function
@@ -73,7 +77,7 @@ class FunctionSpec(OperatorSpec):
 
     @abstractmethod
     def open_one(self, context: OperatorContext, function: UserFunction) -> Operator:
-        """The operator that one thread runs. `function` is the user's, of a row or batch alone."""
+        """Return the operator that one thread runs. `function` takes a row or batch only."""
 
     def side_output_schemas(self, inputs: Sequence[pa.Schema]) -> Mapping[str, pa.Schema]:
         del inputs
@@ -110,7 +114,7 @@ class FlatMapSpec(MapSpec):
 
 @dataclass(frozen=True, slots=True)
 class FilterSpec(FunctionSpec):
-    """Keeps the rows for which the function says yes."""
+    """Passes on the rows for which the function returns true."""
 
     kind: ClassVar[OperatorKind] = OperatorKind.FILTER
 
@@ -124,7 +128,7 @@ class FilterSpec(FunctionSpec):
 
 @dataclass(frozen=True, slots=True)
 class _WithMore:
-    """Behind the row or batch comes the control table, then what puts rows on side outputs."""
+    """Adds arguments after the row or batch: the broadcast table, then the emitter of side outputs."""
 
     function: UserFunction
     table: Mapping[Any, Any] | None
@@ -139,7 +143,7 @@ class _WithMore:
 
 
 class _Emitting(Operator):
-    """One whose function puts rows on side outputs."""
+    """Wraps an operator whose function writes side outputs."""
 
     def __init__(self, inner: Operator, emitter: Emitter) -> None:
         self._inner = inner
@@ -186,11 +190,11 @@ class _BatchFunction(Operator):
         except FAULTS as error:
             raise UserFault(say(error)) from error
         if result is None and not self._same_rows:
-            return []  # no rows, as from a function of rows
+            return []  # no rows, as for a function of rows
         made = batch_of_result(result, self._schema)
         if self._same_rows and made.num_rows != batch.num_rows:
             raise UserFault(
-                f"a map gives one row for each; it took {batch.num_rows} and gave {made.num_rows}",
+                f"a map must return one row for each; it got {batch.num_rows} and returned {made.num_rows}",
                 remedy="use flat_map or filter to change the number of rows",
             )
         return [made] if made.num_rows else []

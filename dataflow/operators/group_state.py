@@ -1,10 +1,10 @@
-"""Functions of the shape of Spark's `applyInPandasWithState`, as they are.
+"""Support for functions written for Spark's `applyInPandasWithState`, unchanged.
 
-Rules of this file: the shape of a call; when it comes, and what is kept, is `map_state`'s.
+This file adapts the signature. `map_state` decides when the function is called and what state is stored.
 
-A function is called for each row, in the order of event time, with a DataFrame of that row: Spark promises
-nothing of how many rows a call sees, and one is the only number that does not depend on how they came. The
-watermark that it is told is just before the row, or the time of the timeout.
+The function is called once per row, in the order of event time, with a DataFrame of that row. Spark does not
+define how many rows a call gets, and one row is the only number that does not depend on how the rows arrived.
+The watermark during a call is 1 ms before the row's time, or the time of the timeout.
 """
 
 from collections.abc import Sequence
@@ -24,18 +24,20 @@ _MODES: Final = ("append", "update")
 
 
 def check_mode(mode: str) -> None:
-    """Raises SchemaError for an output mode that Spark has and we have not."""
+    """Raise SchemaError for a Spark output mode that is not supported."""
     if not isinstance(mode, str) or mode.lower() not in _MODES:
-        raise SchemaError(f"output mode {mode!r} is not supported: rows go on as they are made; use 'append'")
+        raise SchemaError(
+            f"output mode {mode!r} is not supported: rows are emitted as they are produced; use 'append'"
+        )
 
 
 def refuse(call: str, remedy: str) -> NoReturn:
-    """Of a call that no replay could repeat, or that is not built."""
+    """Raise NotImplementedError for a call that a replay could not repeat or that is not implemented."""
     raise NotImplementedError(f"{call} is not supported here: {remedy}")
 
 
 class GroupState:
-    """What the function gets as its third argument: Spark's `GroupState`, with event time only."""
+    """The third argument of the function: Spark's `GroupState`, with event time only."""
 
     def __init__(
         self, columns: pa.Schema, state: KeyState, watermark: int, timeout: str, *, out: bool
@@ -45,41 +47,41 @@ class GroupState:
         self._watermark = watermark
         self._timeout = timeout
         self.hasTimedOut = out
-        """Whether this call is for a timeout, and not for rows."""
+        """Whether this call is for a timeout rather than for rows."""
         self.oldTimeoutTimestamp = -1 if state.timer is None else millis(state.timer)
         self.timeout_ms: int | None = None
-        """What was set in this call: a timeout counts until the next one only, as in Spark."""
+        """The timeout set in this call. As in Spark, a timeout is valid only until the next call."""
 
     @property
     def exists(self) -> bool:
-        """Whether something is kept for the key."""
+        """Whether the key has a state."""
         return self._kept is not None
 
     @property
     def get(self) -> tuple[Any, ...]:
-        """What is kept. Raises ValueError if there is nothing."""
+        """The state of the key. Raises ValueError if it has none."""
         if self._kept is None:
-            raise ValueError("nothing is kept for this key yet: look at `exists`, or use `getOption`")
+            raise ValueError("the key has no state yet; check `exists` or use `getOption`")
         return self._tuples.given(self._kept)
 
     @property
     def getOption(self) -> tuple[Any, ...] | None:  # noqa: N802 - these are Spark's names
-        """What is kept, or None."""
+        """The state of the key, or None."""
         return None if self._kept is None else self._tuples.given(self._kept)
 
     def update(self, newValue: tuple[Any, ...]) -> None:  # noqa: N803
-        """Keep this. Raises TypeError for None, ValueError for another number of values."""
+        """Set the state. Raises TypeError for None, ValueError for a wrong number of values."""
         if newValue is None:
-            raise TypeError("a state is a tuple, not None; use remove() to keep nothing")
+            raise TypeError("a state must be a tuple, not None; use remove() to delete the state")
         self._kept = self._tuples.to_keep(newValue)
 
     def remove(self) -> None:
-        """Keep nothing."""
+        """Delete the state."""
         self._kept = None
 
     def setTimeoutTimestamp(self, timestampMs: "int | datetime") -> None:  # noqa: N802,N803
-        """Be called when event time has passed this, if no call for the key comes before. Raises ValueError
-        for a time that has passed.
+        """Request a call when event time passes this time, unless the key gets a call before. Raises
+        ValueError for a time that has passed.
         """
         if self._timeout != "EventTimeTimeout":
             raise ValueError(
@@ -87,27 +89,28 @@ class GroupState:
             )
         wanted = millis(timestampMs) if isinstance(timestampMs, datetime) else int(timestampMs)
         if wanted <= self._watermark:
-            raise ValueError(f"timeout {wanted} ms is not behind the watermark, {self._watermark} ms")
+            raise ValueError(f"timeout {wanted} ms must be after the watermark, {self._watermark} ms")
         self.timeout_ms = wanted
 
     def setTimeoutDuration(self, durationMs: int) -> None:  # noqa: N802,N803
-        """Refused."""
+        """Raise NotImplementedError: processing time is not supported."""
         refuse(
             f"GroupState.setTimeoutDuration({durationMs})", "it is processing time, use setTimeoutTimestamp"
         )
 
     def getCurrentWatermarkMs(self) -> int:  # noqa: N802
-        """How far event time is for this call, in milliseconds since 1970."""
+        """Return the watermark of this call in milliseconds since 1970."""
         return self._watermark
 
     def getCurrentProcessingTimeMs(self) -> int:  # noqa: N802
-        """Refused."""
+        """Raise NotImplementedError: processing time is not supported."""
         refuse(
-            "GroupState.getCurrentProcessingTimeMs", "no replay would repeat it, use getCurrentWatermarkMs"
+            "GroupState.getCurrentProcessingTimeMs",
+            "a replay would not repeat it, use getCurrentWatermarkMs",
         )
 
     def as_value(self) -> dict[str, Any] | None:
-        """As it is kept."""
+        """Return the state in stored form."""
         return self._kept
 
 

@@ -1,12 +1,10 @@
-"""join: rows of two keyed streams that share a key and lie near each other in time (replication-transparency,
-algorithm 2).
+"""join: pairs of rows of two keyed streams that share a key and are near each other in time.
 
-Rules of this file: pairs of rows, and which rows can still find a partner.
-
-Each pair is found once, in the step in which the later of the two came, so the pairs do not depend on the
-order (lines 1 to 4: the order of pairs does). A row is kept until a punctuation of the *other* input says
-that no partner can come (lines 5 and 6). A row with a null in its key has no partner, as in SQL (null is
-equal to nothing there): it is not kept. If it is late it goes where late rows go.
+Implements replication-transparency, algorithm 2. Each pair is found once, in the step in which the later of
+its rows arrived, so the set of pairs does not depend on the order of arrival; their order does (lines 1 to
+4). A row is stored until a punctuation of the *other* input excludes further partners (lines 5 and 6). A row
+with a null in its key has no partner, because null equals nothing, as in SQL. Such a row is not stored; if it
+is late, it goes to the late side output.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,8 +34,11 @@ RIGHT: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class JoinSpec(OperatorSpec):
-    """Two inputs. `keys` and `times` of each; `within` is the largest distance in time, exclusive. Columns of
-    the right, without its keys, come behind those of the left; `suffix` is appended to names that both have.
+    """Join of two inputs.
+
+    `keys` and `times` are given for each input. `within` is the exclusive maximum distance in time. The
+    columns of the right input, without its keys, follow those of the left; `suffix` is appended to a name
+    that both have.
     """
 
     kind: ClassVar[OperatorKind] = OperatorKind.JOIN
@@ -49,7 +50,7 @@ class JoinSpec(OperatorSpec):
 
     def __post_init__(self) -> None:
         if not micros_of(self.within, "within"):
-            raise SchemaError("within is above 0: rows are joined that are less than that apart")
+            raise SchemaError("within must be above 0: rows are joined if they are less than `within` apart")
 
     def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema:
         for columns, time in zip(inputs, self.times, strict=True):
@@ -66,7 +67,7 @@ class JoinSpec(OperatorSpec):
         names = [field.name for field in fields]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise SchemaError(f"columns {', '.join(map(repr, twice))} are there twice; give another suffix=")
+            raise SchemaError(f"columns {', '.join(map(repr, twice))} appear twice; use another suffix=")
         return pa.schema(fields)
 
     def side_output_schemas(self, inputs: Sequence[pa.Schema]) -> Mapping[str, pa.Schema]:
@@ -83,7 +84,7 @@ class JoinSpec(OperatorSpec):
 
 
 class _Side:
-    """What one input keeps."""
+    """The stored rows of one input."""
 
     def __init__(self, keys: Sequence[str], time: str, columns: pa.Schema) -> None:
         self.keys = tuple(keys)
@@ -91,7 +92,7 @@ class _Side:
         self.columns = columns
         self.table = RowTable(columns)
         self.came: list[Rows] = []
-        """Rows of the step under way."""
+        """Rows of the current step."""
 
     def key_columns(self, rows: Rows) -> list[pa.Array]:
         return [rows.batch.column(name) for name in self.keys]
@@ -99,7 +100,7 @@ class _Side:
     def with_key(
         self, batch: pa.RecordBatch, times: npt.NDArray[np.int64]
     ) -> tuple[pa.RecordBatch, npt.NDArray[np.int64]]:
-        """The rows without a null in their key, and their times."""
+        """Return the rows without a null in their key, and their times."""
         nulls = [column for name in self.keys if (column := batch.column(name)).null_count]
         if not nulls:
             return batch, times
@@ -112,7 +113,7 @@ class _Side:
 
 
 class JoinOperator(TimedOperator):
-    """State: the rows of both inputs that may still find a partner."""
+    """Joins the inputs. State: the rows of both inputs that may still find a partner."""
 
     def __init__(self, spec: JoinSpec, inputs: Sequence[pa.Schema], output: pa.Schema) -> None:
         super().__init__(inputs[LEFT], inputs=2)
@@ -131,7 +132,7 @@ class JoinOperator(TimedOperator):
             self._put_late_of(index, batch, np.flatnonzero(late), times)
             batch, times = batch.take(pa.array(np.flatnonzero(~late))), times[~late]
         batch, times = side.with_key(batch, times)
-        # A row waits until the other input is `within` behind it: then no partner is near enough.
+        # Keep a row until the other input's watermark is `within` past it: then no partner is near enough.
         side.came.append(side.table.add(batch, times + self._within - 1, hashes_of(batch)))
         return ()
 
@@ -163,7 +164,7 @@ class JoinOperator(TimedOperator):
         return [batch for batch in pairs if batch.num_rows]
 
     def _pairs(self, left: Rows, right: Rows) -> pa.RecordBatch:
-        """All pairs of these rows, in the order of arrival."""
+        """Return all pairs of these rows, in the order of arrival."""
         at_left, at_right = self._same_keys(left, right)
         near = np.abs(left.times[at_left] - right.times[at_right]) < self._within
         at_left, at_right = at_left[near], at_right[near]
@@ -173,7 +174,7 @@ class JoinOperator(TimedOperator):
         return pa.RecordBatch.from_arrays([*lefts.columns, *rights.columns], schema=self._output)
 
     def _same_keys(self, left: Rows, right: Rows) -> tuple[Slots, Slots]:
-        """Rows of the left and of the right that share a key, all pairs of them."""
+        """Return the positions of all pairs of rows with equal keys, in the left and in the right rows."""
         index = KeyIndex([self._sides[LEFT].columns.field(name).type for name in self._sides[LEFT].keys])
         of_left = index.find_or_add(self._sides[LEFT].key_columns(left), left.hashes)
         of_right = index.find_or_add(self._sides[RIGHT].key_columns(right), right.hashes)
@@ -186,7 +187,7 @@ class JoinOperator(TimedOperator):
 
     def on_punctuation(self, watermark: Watermark, index: int = 0) -> Sequence[pa.RecordBatch]:
         self._time.reach(watermark, index)
-        # Also where it did not move: rows may have come that nothing of this input is near to any more.
+        # Also if the watermark did not advance: rows may have arrived that can have no partner any more.
         self._sides[RIGHT if index == LEFT else LEFT].table.take(self.watermark(index))
         return ()
 

@@ -1,6 +1,4 @@
-"""key_by: rows of one key meet on one worker. The exchange itself is `dataflow.worker.partitioning`; this is its
-description.
-"""
+"""key_by: brings the rows of one key to one worker. The exchange itself is in `dataflow.worker.partitioning`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +16,7 @@ from dataflow.state.columns import key_column
 
 @dataclass(frozen=True, slots=True)
 class KeyBySpec(OperatorSpec):
-    """The columns that make the key, in order; and what becomes of rows in which one of them is null."""
+    """The key columns, in order, and the rule for rows in which one of them is null."""
 
     kind: ClassVar[OperatorKind] = OperatorKind.KEY_BY
     keys: tuple[str, ...]
@@ -29,13 +27,13 @@ class KeyBySpec(OperatorSpec):
 
     def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema:
         if not self.keys:
-            raise SchemaError("a key has at least one column; write for example key_by('by_word', 'word')")
+            raise SchemaError("key_by needs at least one column, for example key_by('by_word', 'word')")
         if len(set(self.keys)) != len(self.keys):
-            raise SchemaError(f"each key column is named once, not {', '.join(map(repr, self.keys))}")
+            raise SchemaError(f"a key column may be named only once, not {', '.join(map(repr, self.keys))}")
         for name in self.keys:
             if name not in inputs[0].names:
                 raise SchemaError(
-                    f"key column {name!r} is not there; the columns are {', '.join(inputs[0].names)}"
+                    f"key column {name!r} does not exist; the columns are {', '.join(inputs[0].names)}"
                 )
             try:
                 key_column(inputs[0].field(name).type)
@@ -50,29 +48,31 @@ class KeyBySpec(OperatorSpec):
         return null_side_outputs(self.on_null, inputs[0])
 
     def open(self, context: OperatorContext) -> NullRule:
-        """What rows go through before they are sent; the exchange itself is run by the circuit."""
+        """Return the operator that rows pass before they are sent. The circuit runs the exchange itself."""
         del context
         instead = (
-            "write key_by(..., on_null='drop') or 'side' to leave such rows out, or 'group' to take null as a"
-            " key of its own"
+            "write key_by(..., on_null='drop') or 'side' to exclude such rows, or 'group' to treat null as a"
+            " key"
         )
         return NullRule("key column", self.on_null, self.keys, instead)
 
 
 def check_keyed_alike(keys: Sequence[Sequence[pa.DataType]]) -> None:
-    """Raises SchemaError if streams keyed by columns of these types do not bring rows of one key together."""
+    """Raise SchemaError if streams keyed by columns of these types do not bring equal keys to the same
+    worker.
+    """
     other = next((kinds for kinds in keys if list(kinds) != list(keys[0])), None)
     if other is not None:
         shown = [", ".join(map(type_text, kinds)) for kinds in (keys[0], other)]
         raise SchemaError(
-            f"its streams are keyed by columns of the same types, not ({shown[0]}) and ({shown[1]});"
+            f"all inputs must be keyed by columns of the same types, not ({shown[0]}) and ({shown[1]});"
             " cast one of them with a map before key_by"
         )
 
 
 def wire_schema(keyed: pa.Schema, merge_columns: Sequence[str] | None) -> pa.Schema:
-    """Columns of the batches on an exchange: the user's (or those that consumers need and `_weight`), and
-    `_hash`.
+    """Return the columns of batches on an exchange: the user's columns (or those that consumers need, and
+    `_weight`), and `_hash`.
     """
     fields = list(keyed) if merge_columns is None else [keyed.field(name) for name in merge_columns]
     if merge_columns is not None:

@@ -1,9 +1,7 @@
-"""What operators that wait for event time share: the mark they reached, and the rows that came behind it.
+"""The common part of operators that wait for event time: their watermarks, and the rows that arrive late.
 
-Rules of this file: marks and late rows; what waits is the operator's.
-
-How many rows were late is state: a row that was dropped before a checkpoint does not come again after a
-crash, and the region must not forget that it was dropped.
+The number of late rows is state: a row that was dropped before a checkpoint is not read again after a crash,
+so the region must remember that it was dropped.
 """
 
 from abc import ABC, abstractmethod
@@ -25,11 +23,13 @@ from dataflow.state.columns import Slots
 LATE: Final = "late"
 LATE_RIGHT: Final = "late_right"
 LATE_PORTS: Final = {LATE: 0, LATE_RIGHT: 1}
-"""The side output of late rows -> the input that they came on."""
+"""Side output of late rows -> the index of their input."""
 
 
 class LateTable(StateTable):
-    """For each input, how many rows were late since the region began, and how far behind the mark at most."""
+    """For each input, the number of late rows since the region started and their maximum delay behind the
+    watermark.
+    """
 
     _schema = block_schema(
         pa.schema([("input", pa.int64())]), pa.schema([("rows", pa.int64()), ("behind_us", pa.int64())])
@@ -44,7 +44,9 @@ class LateTable(StateTable):
         self._changed: set[int] = set()
 
     def add(self, index: int, rows: int, behind_us: int) -> None:
-        """So many more rows of this input were late."""
+        """Count `rows` more late rows of this input, at most `behind_us` microseconds behind the
+        watermark.
+        """
         self.rows[index] += rows
         self.behind_us[index] = max(self.behind_us[index], behind_us)
         self._changed.add(index)
@@ -69,12 +71,14 @@ class LateTable(StateTable):
 
 
 class TimedOperator(Operator, ABC):
-    """An operator with state tables that waits for event time on each of its inputs. A row is late if its
-    time is not above the mark of its input; late rows go to the side output "late", as they came.
+    """An operator with state tables that waits for event time on each of its inputs.
+
+    A row is late if its time is not above the watermark of its input. Late rows go unchanged to the side
+    output "late".
     """
 
     def __init__(self, columns: pa.Schema, *, inputs: int = 1) -> None:
-        """`columns` of the late rows."""
+        """`columns` are those of the late rows."""
         self._columns = columns
         self._time = WatermarkTable(inputs)
         self._late: list[pa.RecordBatch] = []
@@ -82,17 +86,17 @@ class TimedOperator(Operator, ABC):
 
     @property
     def late_rows(self) -> int:
-        """Of all inputs, since the region began."""
+        """The number of late rows of all inputs since the region started."""
         return self._lateness.rows.total()
 
     def watermark(self, index: int = 0) -> Watermark:
-        """How far event time was at the end of the last step."""
+        """Return the watermark at the end of the previous step."""
         return self._time.watermarks[index]
 
     def in_time(
         self, batch: pa.RecordBatch, times: npt.NDArray[np.int64], index: int = 0
     ) -> tuple[pa.RecordBatch, npt.NDArray[np.int64]]:
-        """The rows that are not late, and their times; the others are put aside."""
+        """Return the rows that are not late, and their times. The late rows go to the side output."""
         late = times <= self.watermark(index)
         if not late.any():
             return batch, times
@@ -100,12 +104,12 @@ class TimedOperator(Operator, ABC):
         return batch.take(pa.array(np.flatnonzero(~late))), times[~late]
 
     def put_late(self, batch: pa.RecordBatch, rows: Slots, times: npt.NDArray[np.int64]) -> None:
-        """These rows are late; `times` of all rows of the batch."""
+        """Put these rows on the side output of late rows. `times` covers all rows of the batch."""
         self.count_late(0, times[rows])
         self._late.append(batch.select(self._columns.names).take(pa.array(rows)))
 
     def count_late(self, index: int, times: npt.NDArray[np.int64]) -> None:
-        """Rows of these times came late on an input."""
+        """Count late rows with these times on an input."""
         self._lateness.add(index, len(times), max(0, self.watermark(index) - int(times.min())))
 
     def lost_on(self, port: str) -> dict[str, int]:
@@ -122,12 +126,12 @@ class TimedOperator(Operator, ABC):
         return self.time_moved(index) if self._time.reach(watermark, index) else ()
 
     def time_moved(self, index: int) -> Sequence[pa.RecordBatch]:
-        """The mark of an input is further than before; not needed where `on_punctuation` is taken over."""
+        """Handle an advance of the watermark of an input. Not needed if `on_punctuation` is overridden."""
         raise NotImplementedError
 
     @abstractmethod
     def own_tables(self) -> Mapping[str, StateTable]:
-        """The state, without the marks."""
+        """Return the state tables except those of the watermarks and late rows."""
 
     def tables(self) -> Mapping[str, StateTable]:
         return {**self.own_tables(), "~time": self._time, "~late": self._lateness}

@@ -1,13 +1,13 @@
-"""map_state: user functions that keep something for each key, and are called again at a time they set.
+"""map_state: user functions with a state per key, which are called again at times that they set (timers).
 
-Rules of this file: the calls, and the order of the calls. What a function may return is checked by
-`functions.py`, as of every row function.
+This file makes the calls and defines their order. `results.py` checks what the functions return, as for every
+function of rows.
 
-Theory. What a stateful function gives depends on the order of its calls. So rows wait until a punctuation
-passes them and come in an order that follows from them alone (replication-transparency IV-C), and timers take
-their place among them: one for time t comes behind all rows up to t and before all later ones, several of one
-time by key. When all sources are at their end, every timer that is set comes once more; those set by then
-do not.
+Theory. The output of a stateful function depends on the order of its calls. Rows therefore wait until a
+punctuation passes them and are processed in an order that depends only on their contents
+(replication-transparency IV-C). Timers are ordered among the rows: a timer for time t fires after all rows
+with times up to t and before all later rows; timers of one time fire in the order of their keys. When all
+sources have ended, every timer that is set then fires once; timers set during these calls do not fire.
 """
 
 import heapq
@@ -40,21 +40,21 @@ from dataflow.state.value_store import Place, check_place
 from dataflow.worker.partitioning import hashes_of
 
 Timer: TypeAlias = tuple[int, tuple[Any, ...], int]
-"""When, the key, its slot."""
+"""Time, key, slot of the key."""
 
 
 Row: TypeAlias = dict[str, Any]
 Emit: TypeAlias = Callable[[str, Any], None]
 OnRow: TypeAlias = Callable[[Row, KeyState], Any] | Callable[[Row, KeyState, Emit], Any]
 OnTimer: TypeAlias = Callable[[Row, Any, KeyState], Any] | Callable[[Row, Any, KeyState, Emit], Any]
-"""The last argument comes where side outputs are declared."""
+"""The last argument is passed only if side outputs are declared."""
 
 
 _rows_at_once: Final = 4_096
 
 
 class Calls(NamedTuple):
-    """What an operator calls, and at its end."""
+    """The functions that an operator calls; `close` is called when the operator is closed."""
 
     on_row: OnRow
     on_timer: OnTimer | None
@@ -63,7 +63,9 @@ class Calls(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MapStateSpec(OperatorSpec):
-    """`on_row(row, state)` and `on_timer(key, time, state)` give rows of `schema`; `state` is kept."""
+    """`on_row(row, state)` and `on_timer(key, time, state)` return rows of `schema`; `state` is stored per
+    key.
+    """
 
     kind: ClassVar[OperatorKind] = OperatorKind.MAP_STATE
     needs_time: ClassVar[bool] = True
@@ -77,17 +79,19 @@ class MapStateSpec(OperatorSpec):
     migrations: tuple[Migration, ...] = ()
     ttl: timedelta | None = None
     state_on: Place = field(default="memory", kw_only=True)
-    """Not part of what the state is: a cut is restored to either."""
+    """Where states are held. Not part of the fingerprint: a checkpoint can be restored to either place."""
     side_outputs: tuple[tuple[str, pa.Schema], ...] = field(default=(), kw_only=True)
-    """Port, columns, of those that the functions fill."""
+    """Port and columns of each side output that the functions write."""
 
     def __post_init__(self) -> None:
         check_place(self.state_on)
         self.states()
         if LATE in dict(self.side_outputs):
-            raise SchemaError(f"side output {LATE!r} of map_state has late rows; name yours otherwise")
+            raise SchemaError(
+                f"side output {LATE!r} of map_state is reserved for late rows; use another name"
+            )
         if not callable(self.on_row) or not (self.on_timer is None or callable(self.on_timer)):
-            raise SchemaError("map_state takes functions as on_row and on_timer")
+            raise SchemaError("on_row and on_timer of map_state must be functions")
 
     def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema:
         check_time_column(self.time, inputs[0])
@@ -108,7 +112,7 @@ class MapStateSpec(OperatorSpec):
         return f"key ({', '.join(self.keys)}) time ({self.time}) {state}{ttl}"
 
     def history(self) -> StateHistory:
-        """The columns of its state, today and before. Raises SchemaError."""
+        """Return the columns of its state in all versions. Raises SchemaError."""
         return StateHistory(self.state, self.state_version, self.migrations)
 
     def earlier(self) -> "Sequence[MapStateSpec]":
@@ -120,20 +124,22 @@ class MapStateSpec(OperatorSpec):
         ]
 
     def states(self, scratch: str = "") -> KeyStates:
-        """What it keeps, of no key yet. scratch: a directory for a state on disk. Raises SchemaError."""
+        """Return an empty set of states. scratch: the directory for states on disk. Raises SchemaError."""
         ttl = None if self.ttl is None else micros_of(self.ttl, "ttl")
         if ttl == 0:
-            raise SchemaError("ttl is a timedelta above 0; leave it out to keep states for ever")
+            raise SchemaError("ttl must be a timedelta above 0; omit it to keep states forever")
         values = DiskValueStore(self.state, scratch) if self.state_on == "disk" else None
         return KeyStates(self.history(), ttl, values)
 
     def table(self, columns: pa.Schema, states: KeyStates) -> KeyedTable:
-        """Keys of a stream of these columns, with their states. Raises ValueError for columns of one name."""
+        """Return the table of keys and their states for a stream of these columns. Raises ValueError if two
+        columns have one name.
+        """
         keys = pa.schema([columns.field(name) for name in self.keys])
         return KeyedTable(keys, [states], version=self.state_version, upgrade=states.upgrade)
 
     def calls(self, columns: pa.Schema) -> Calls:
-        """The functions that one operator calls, for a stream of these columns."""
+        """Return the functions that one operator calls, for a stream of these columns."""
         del columns
         return Calls(self.on_row, self.on_timer)
 
@@ -142,7 +148,7 @@ class MapStateSpec(OperatorSpec):
 
 
 class MapStateOperator(TimedOperator):
-    """State: the rows that wait, and what is kept for each key."""
+    """Calls the functions. State: the waiting rows, and the state of each key."""
 
     def __init__(self, spec: MapStateSpec, columns: pa.Schema, scratch: str = "") -> None:
         super().__init__(columns)
@@ -155,7 +161,7 @@ class MapStateOperator(TimedOperator):
         self.calls = spec.calls(columns)
         self._emitter = Emitter(dict(spec.side_outputs))
         self.more: tuple[Any, ...] = (self._emitter,) if spec.side_outputs else ()
-        """What the functions get behind the state."""
+        """The arguments that follow the state."""
 
     def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
         batch, times = self.in_time(batch, times_of(batch.column(self._spec.time), self._spec.time))
@@ -189,47 +195,48 @@ class MapStateOperator(TimedOperator):
         self.calls.close()
 
     def _due(self, watermark: Watermark) -> list[Timer]:
-        """Timers up to the mark, those of keys that are gone left out: they have none."""
+        """Return the timers up to the watermark. Deleted keys have no timers."""
         timers = self._states.timers.values
         slots = np.flatnonzero((timers <= watermark) & (timers != NONE))
         return list(zip(timers[slots].tolist(), self.keys_of(slots), slots.tolist(), strict=True))
 
     def keys_of(self, slots: Slots) -> list[tuple[Any, ...]]:
-        """The keys in these slots, which have an order: for null stands `_LAST`."""
+        """Return the keys in these slots in a form that can be compared; `_LAST` stands for null."""
         return list(zip(*map(_in_order_of_keys, self._table.keys(slots)), strict=True))
 
     def _forget(self, called: set[int]) -> None:
-        """Keys for which nothing is kept any more."""
+        """Delete the keys that no longer have a state or a timer."""
         empty = self._states.empty(np.array(sorted(called), np.int64))
         if len(empty):
             self._table.remove(empty)
 
-    # --- what a run asks for --------------------------------------------------------------------------------
+    # --- Used by a run
+    # ------------------------------------------------------------------------------------------
 
     @property
     def states(self) -> KeyStates:
-        """By slot."""
+        """The states by slot."""
         return self._states
 
     @property
     def spec(self) -> MapStateSpec:
-        """As the user wrote it."""
+        """The spec of this operator."""
         return self._spec
 
     def micros(self, time: Any) -> int:
-        """A time as the user's functions see it, as microseconds."""
+        """Return a time from the user's functions in microseconds. Raises UserFault if it is not a time."""
         if time is None:
             return NONE
         if type(time) is datetime:
             return micros_of_time(time)
-        try:  # whatever else Arrow takes for a time: one of pandas, an integer
+        try:  # other values that Arrow converts to a time: a pandas Timestamp, an integer
             found: int = pa.scalar(time, self._time_type).cast(pa.int64()).as_py()
         except (pa.ArrowException, TypeError, ValueError) as error:
-            raise UserFault(f"a timer is a datetime or None, not {time!r:.80}") from error
+            raise UserFault(f"a timer must be a datetime or None, not {time!r:.80}") from error
         return found
 
     def as_time(self, micros: int) -> Any:
-        """The other way."""
+        """Return a time in microseconds as the user's functions see it."""
         return None if micros == NONE else self._read_time(micros)
 
     def take_side_output(self, port: str) -> Sequence[pa.RecordBatch]:
@@ -258,13 +265,13 @@ class MapStateOperator(TimedOperator):
 
 
 def _each(batch: pa.RecordBatch) -> Iterator[Row]:
-    """The rows, few of them as objects at a time."""
+    """Yield the rows. Converts a limited number of rows at a time, to bound memory."""
     for begin in range(0, batch.num_rows, _rows_at_once):
         yield from rows_of(batch.slice(begin, _rows_at_once))
 
 
 class _NullKey:
-    """What stands for null among keys that are compared: it comes last, as where `sort` orders rows."""
+    """Represents null among compared keys: it sorts last, as in `sort`."""
 
     def __lt__(self, other: object) -> bool:
         return False
@@ -282,28 +289,28 @@ def _in_order_of_keys(column: pa.Array) -> list[Any]:
 
 
 class _Run:
-    """The calls of one punctuation."""
+    """The calls for one punctuation."""
 
     def __init__(self, operator: MapStateOperator, watermark: Watermark, timers: Iterable[Timer]) -> None:
-        """timers: those that are set for the watermark or before."""
+        """timers: those that are set for times up to the watermark."""
         self._operator = operator
         self._watermark = watermark
         self._timers = list(timers)
         heapq.heapify(self._timers)
         self._set = operator.states.timers.values
-        """Of each slot: no slots come while functions are called."""
+        """The timer of each slot. No slots are added while functions are called."""
         self._at_end = False
         states = operator.states
         self._begin, self._check, self._end = states.begin, states.check, states.end
         self.made: list[Any] = []
         self.called: set[int] = set()
         self.fired: list[int] = []
-        """The slots whose timers went off: they differ from the last checkpoint, also where no row came."""
+        """The slots whose timers fired. They differ from the last checkpoint even if no row arrived."""
         self._keys: dict[int, tuple[Any, ...]] = {}
-        """Of the slots that rows came for, once a timer needs one."""
+        """The keys of the slots that rows arrived for; filled when a timer first needs one."""
 
     def rows(self, rows: Iterable[Row], times: Sequence[int], slots: Sequence[int]) -> None:
-        """The function of rows for each, and timers that come before one of them."""
+        """Call the row function for each row, and fire the timers that precede a row."""
         on_row: Callable[..., Any] = self._operator.calls.on_row
         timers, call = self._timers, self._call
         self.called.update(slots)
@@ -320,7 +327,7 @@ class _Run:
         what: tuple[Any, ...],
         key: tuple[Any, ...] | None = None,
     ) -> None:
-        """One call. This is what each row costs: nothing here that can be done for many."""
+        """Make one call. This is the cost per row, so work that can be batched is done elsewhere."""
         operator = self._operator
         state = self._begin(slot, time)
         before: int = self._set.item(slot)
@@ -342,7 +349,7 @@ class _Run:
         if after == before:
             return
         self._set[slot] = after
-        # A later one waits in its slot for the watermark that reaches it; most are set anew before that.
+        # A later timer stays in its slot until the watermark reaches it; most are reset before that.
         if after != NONE and after <= self._watermark:
             heapq.heappush(self._timers, (after, key or self._key_of(slot), slot))
 
@@ -353,7 +360,7 @@ class _Run:
         return self._keys[slot]
 
     def timers_before(self, end: Watermark, *, at_end: bool = False) -> None:
-        """All that are set for a time before `end`; at the end of all sources, each of them once."""
+        """Fire all timers set for a time before `end`; at the end of all sources, every timer once."""
         if at_end:
             self._at_end = True
             waiting = sorted(self._timers)
@@ -367,7 +374,7 @@ class _Run:
     def _fire(self, time: int, key: tuple[Any, ...], slot: int) -> None:
         operator = self._operator
         if self._set[slot] != time:
-            return  # it was set to another time since, or to none
+            return  # it was changed or deleted after it was queued
         self._set[slot] = NONE
         self.fired.append(slot)
         on_timer: Callable[..., Any] | None = operator.calls.on_timer

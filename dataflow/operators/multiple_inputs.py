@@ -1,12 +1,13 @@
-"""The inputs of an operator that a user writes: their names, what it needs of each, their order in a step.
+"""The inputs of a user's operator: their names, their required columns, and their order in a step.
 
-Rules of this file: what has to do with several inputs; the user's methods are called by `apply.py`.
+`apply.py` calls the user's methods.
 
-Theory (docs/decisions/0150). How rows of one input lie between those of another depends on who was faster,
-and no replay repeats it. So rows of an operator with several inputs wait for the end of the step (as in
-`union.py`), and come input by input, in the order in which it names them. What is promised of all inputs is
-the smallest of their marks (replication-transparency IV-A); unlike below a union, an input on which nothing
-ever came counts: what such an operator says at a mark it cannot take back when that input begins after all.
+Theory (docs/decisions/0150). How the rows of one input interleave with those of another depends on timing,
+and a replay does not repeat it. Rows of an operator with several inputs therefore wait for the end of the
+step (as in `union.py`) and are processed input by input, in the order in which the operator names them. The
+watermark of all inputs is the minimum of theirs (replication-transparency IV-A). Unlike downstream of a
+union, an input that never had a row counts: the operator could not take back what it emitted at a watermark
+if that input started later.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,30 +22,27 @@ from dataflow.schema import parse_schema, type_text
 
 
 def inputs_of(operator: UserOperator) -> tuple[str, ...]:
-    """The names of its inputs, in order. The one of an operator that gives none is ''."""
+    """Return the names of its inputs, in order. The name is '' if the operator names no inputs."""
     return tuple(operator.needs) if isinstance(operator.needs, Mapping) else ("",)
 
 
 def check_inputs(operator: UserOperator, given: Sequence[str] | None) -> None:
-    """Whether it was given the streams that it declares, by name. None: one stream, without a name.
-
-    Raises SchemaError.
+    """Raise SchemaError unless the given stream names are those that the operator declares. None: one unnamed
+    stream.
     """
     who, names = type(operator).__name__, inputs_of(operator)
     if names != ("",) and not (names and all(isinstance(name, str) and name for name in names)):
         raise SchemaError(
-            f"{who} names its inputs in needs, and ({_listed(names)}) are no names; write"
+            f"{who} must name its inputs in needs, and ({_listed(names)}) are not names; write"
             " needs = {'left': 'column type, ...', 'right': '...'}"
         )
     if given is None:
         if len(names) > 1:
-            raise SchemaError(
-                f"{who} has inputs {_listed(names)}, and one was given; write {_call(who, names)}"
-            )
+            raise SchemaError(f"{who} has inputs {_listed(names)}, got one stream; write {_call(who, names)}")
         return
     if names == ("",):
         raise SchemaError(
-            f"{who} gives its input no name; write stream.apply('name', {who}()), or needs = {{'left': ...}}"
+            f"{who} does not name its input; write stream.apply('name', {who}()), or needs = {{'left': ...}}"
         )
     for name in given:
         if name not in names:
@@ -54,7 +52,7 @@ def check_inputs(operator: UserOperator, given: Sequence[str] | None) -> None:
             )
     missing = [name for name in names if name not in given]
     if missing:
-        raise SchemaError(f"{who} needs input {_listed(missing)} too; write {_call(who, names)}")
+        raise SchemaError(f"{who} also needs input {_listed(missing)}; write {_call(who, names)}")
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -66,7 +64,7 @@ def _call(who: str, names: Sequence[str]) -> str:
 
 
 def check_needs(operator: UserOperator, inputs: Sequence[pa.Schema]) -> None:
-    """Whether each input has the columns that it needs. Raises SchemaError, which names input and column."""
+    """Raise SchemaError, which names input and column, unless each input has the columns that it needs."""
     needs = operator.needs if isinstance(operator.needs, Mapping) else {"": operator.needs}
     for (name, columns), given in zip(needs.items(), inputs, strict=True):
         try:
@@ -81,19 +79,19 @@ def _check_columns(needs: Columns, given: pa.Schema) -> None:
     for field in parsed("needs", needs):
         if field.name not in given.names:
             raise SchemaError(
-                f"it needs column {field.name!r}{nearest(field.name, given.names)}, and its input has"
+                f"it needs column {field.name!r}{nearest(field.name, given.names)}, but its input has"
                 f" {', '.join(given.names)}"
             )
         found = given.field(field.name).type
         if not found.equals(field.type):
             raise SchemaError(
-                f"it needs column {field.name!r} as {type_text(field.type)}, and its input has it as"
-                f" {type_text(found)}; map it before"
+                f"it needs column {field.name!r} as {type_text(field.type)}, but its input has it as"
+                f" {type_text(found)}; convert it with a map before"
             )
 
 
 def parsed(what: str, columns: Columns) -> pa.Schema:
-    """A schema of a declaration. Raises SchemaError, which names the declaration."""
+    """Parse the schema of a declaration. Raises SchemaError, which names the declaration."""
     try:
         return parse_schema(columns)
     except SchemaError as error:
@@ -101,17 +99,17 @@ def parsed(what: str, columns: Columns) -> pa.Schema:
 
 
 class BufferedRows:
-    """The rows of a step, until all of them are in."""
+    """The rows of a step, until all of them have arrived."""
 
     def __init__(self, inputs: int) -> None:
         self._held: list[list[pa.RecordBatch]] = [[] for _ in range(inputs)]
 
     def put(self, index: int, batch: pa.RecordBatch) -> None:
-        """Rows of an input came."""
+        """Add rows of an input."""
         self._held[index].append(batch)
 
     def take(self) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """All of them: (input, batch), the first input first. None are left."""
+        """Remove and yield all rows as (input, batch), in the order of the inputs."""
         held, self._held = self._held, [[] for _ in self._held]
         for index, batches in enumerate(held):
             for batch in batches:
@@ -119,19 +117,21 @@ class BufferedRows:
 
 
 class CombinedWatermark:
-    """How far all inputs are, from how far each is."""
+    """The watermarks of the inputs, and their minimum."""
 
     def __init__(self, inputs: int) -> None:
         self.each = WatermarkTable(inputs)
         self._before = UNKNOWN
 
     def of_all(self) -> Watermark:
-        """What every input has promised."""
+        """Return the watermark of all inputs together."""
         return min(self.each.watermarks)
 
     def reach(self, watermark: Watermark, index: int) -> tuple[bool, bool]:
-        """Told of each input at the end of a step, in order: whether it is further than before, and, with the
-        last, whether all together are.
+        """Advance the watermark of one input. Called for each input at the end of a step, in order.
+
+        Returns whether that input advanced and, for the last input, whether the minimum advanced in this
+        step.
         """
         if index == 0:
             self._before = self.of_all()
@@ -140,5 +140,5 @@ class CombinedWatermark:
         return moved, is_last and self.of_all() != self._before
 
     def promised(self, watermark: Watermark) -> Watermark:
-        """What is promised of the output, when `watermark` is promised of the inputs together."""
+        """Return the watermark of the output when `watermark` is that of the inputs together."""
         return watermark if len(self.each.watermarks) == 1 or watermark == IDLE else self.of_all()

@@ -1,10 +1,10 @@
-"""What `event_time` and `key_by` do with rows whose time or key is null: stop, drop, or put them aside.
+"""The rules of `event_time` and `key_by` for rows whose time or key is null: fail, drop, or side output.
 
-Rules of this file: which rows go on, and how many were put aside. Why these choices: docs/decisions/0214.
+docs/decisions/0214 has the reasons for these choices.
 
-How many rows were put aside is state, as that of late rows (`late.py`): a row that was dropped before a
-checkpoint does not come again. Both operators may be in stage 0, which runs ahead of the checkpoint, so the
-count is remembered for each step.
+The number of excluded rows is state, as that of late rows (`late.py`): a row that was dropped before a
+checkpoint is not read again. Both operators may run in stage 0, which is ahead of the checkpoint, so the
+count of each step is remembered.
 """
 
 from collections.abc import Sequence
@@ -22,18 +22,18 @@ from dataflow.operators.base import Operator, StateTable, UserFault
 OnNullTime: TypeAlias = Literal["error", "drop", "side"]
 OnNullKey: TypeAlias = Literal["group", "error", "drop", "side"]
 NULL_PORT: Final = "null"
-"""The side output of rows that were put aside."""
+"""The side output of excluded rows."""
 _LOST: Final = "null_rows_dropped"
 
 
 def check_choice(on_null: str, choices: Sequence[str]) -> None:
-    """Raises SchemaError for what is none of the choices."""
+    """Raise SchemaError if `on_null` is not one of the choices."""
     if on_null not in choices:
-        raise SchemaError(f"on_null is {', '.join(map(repr, choices))}, not {on_null!r}")
+        raise SchemaError(f"on_null must be one of {', '.join(map(repr, choices))}, not {on_null!r}")
 
 
 def null_side_outputs(on_null: str, columns: pa.Schema) -> dict[str, pa.Schema]:
-    """The side outputs of an operator with this choice."""
+    """Return the side outputs of an operator with this choice."""
     return {NULL_PORT: columns} if on_null == "side" else {}
 
 
@@ -51,16 +51,16 @@ class RememberedCount(StateTable):
         self._looked_at = 0
 
     def remember(self, step: int) -> None:
-        """The step is over here."""
+        """Record the count at the end of this step."""
         self._of_step[step] = self.rows
 
     def forget(self, step: int) -> None:
-        """No checkpoint of a step before this one will be taken."""
+        """Discard the counts of steps before this one; no later checkpoint describes them."""
         for old in [one for one in self._of_step if one < step]:
             del self._of_step[old]
 
     def look_at(self, step: int) -> None:
-        """The next checkpoint is that of this step."""
+        """Select the step that the next checkpoint describes."""
         self._looked_at = step
 
     def checkpoint(self) -> pa.RecordBatch:
@@ -78,11 +78,11 @@ class RememberedCount(StateTable):
 
 
 class NullRule(Operator):
-    """An operator that lets rows through, but for those in which one of `columns` is null."""
+    """An operator that applies a rule to rows in which one of `columns` is null, and passes on the others."""
 
     def __init__(self, what: str, on_null: str, columns: Sequence[str], instead: str) -> None:
-        """what: the role of these columns, for people. instead: what to write so that null does not stop it.
-        "group" lets all rows through.
+        """what: the role of the columns, for messages. instead: the remedy in the message of on_null="error".
+        on_null="group" passes on all rows.
         """
         self._what = what
         self._on_null = on_null
@@ -95,7 +95,7 @@ class NullRule(Operator):
         return [self.without_nulls(batch)]
 
     def without_nulls(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows that go on. Raises UserFault for on_null="error"."""
+        """Return the rows to pass on. Raises UserFault if on_null="error" and a row has a null."""
         found = [name for name in self._null_columns if batch.column(name).null_count]
         if not found or self._on_null == "group":
             return batch
@@ -132,18 +132,19 @@ class NullRule(Operator):
         self.nulls.reset()
         self._aside = []
 
-    # --- ahead of the checkpoint ----------------------------------------------------------------------------
+    # --- Ahead of the checkpoint
+    # ---------------------------------------------------------------------------------
 
     def remember(self, step: int) -> None:
-        """The step is over here."""
+        """Record the count at the end of this step."""
         self.nulls.remember(step)
 
     def forget(self, step: int) -> None:
-        """Nobody asks for steps before this one any more."""
+        """Discard the steps before this one; no later call refers to them."""
         self.nulls.forget(step)
 
     def look_at(self, step: int) -> None:
-        """The next checkpoint is that of this step."""
+        """Select the step that the next checkpoint describes."""
         self.nulls.look_at(step)
 
 

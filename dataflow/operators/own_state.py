@@ -1,8 +1,7 @@
-"""The state of an operator of the user's: rows that it gives at a cut, as blocks.
+"""The state of a user's operator: the rows that its `checkpoint` returns, converted to blocks.
 
-Rules of this file: rows to blocks and back; it asks for rows and calls nobody else. The rows lie in blocks
-under their numbers (`_row`), so that a cut writes the rows that are others than in the cut before. Row -1
-holds nothing and says that there is a state, though it may have no rows.
+Rows are stored in blocks by their number (`_row`), so that a checkpoint writes only the rows that differ from
+the previous checkpoint. Row -1 has no values; it records that there is a state, which may have no rows.
 """
 
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from dataflow.state.row_table import ROW
 
 
 class OwnState(StateTable):
-    """See the top of this file. `ask` gives the rows as of a cut."""
+    """The state of a user's operator as a state table. `ask` returns the rows as of the checkpoint."""
 
     def __init__(self, history: StateHistory, ask: Callable[[pa.Schema], pa.RecordBatch]) -> None:
         self._history = history
@@ -31,12 +30,12 @@ class OwnState(StateTable):
         self.reset()
 
     def reset(self) -> None:
-        """No state was handed over."""
+        """Discard what was stored and restored."""
         self._stored: pa.RecordBatch | None = None
-        """What the blocks that were handed over make."""
+        """The rows that the blocks written so far represent."""
         self._restored: list[pa.RecordBatch] = []
         self.migrated = False
-        """What is stored is of an older version: the next cut writes all of it anew."""
+        """Whether the stored state is of an older version, so that the next checkpoint writes all of it."""
 
     def checkpoint(self) -> pa.RecordBatch:
         before, after = self._stored, self._ask(self._columns)
@@ -53,20 +52,21 @@ class OwnState(StateTable):
 
     def snapshot(self) -> pa.RecordBatch:
         rows = self._stored
-        assert rows is not None, "a snapshot is taken behind a checkpoint"
+        assert rows is not None, "a snapshot is taken after a checkpoint"
         return self._block(rows, [-1, *range(rows.num_rows)])
 
     def restore(self, block: pa.RecordBatch) -> None:
         self._restored.append(block)
 
     def take_restored(self) -> pa.RecordBatch | None:
-        """The state in the blocks that came; None if none came."""
+        """Return the restored state, migrated to the current version; None if no blocks were restored."""
         if not self._restored:
             return None
         blocks, self._restored = self._restored, []
         version = state_version_of(blocks[-1].schema)
         columns = _bare(self._history.columns_of(version))
-        # The first cut of a version holds all rows and what is gone: blocks of older ones say nothing more.
+        # The first checkpoint of a version contains all rows and deletions, so blocks of older versions add
+        # nothing.
         rows = newest_rows([block for block in blocks if state_version_of(block.schema) == version])
         numbers = rows.column(ROW).to_numpy()
         order = np.argsort(numbers)
@@ -91,20 +91,20 @@ def _bare(columns: pa.Schema) -> pa.Schema:
 
 
 def _others(before: pa.RecordBatch, after: pa.RecordBatch) -> list[int]:
-    """The numbers of the rows that are not the same."""
+    """Return the numbers of the rows that differ."""
     changed: list[int] = np.flatnonzero(~_same(before, after)).tolist()
     return changed
 
 
 def _same(before: pa.RecordBatch, after: pa.RecordBatch) -> npt.NDArray[np.bool_]:
-    """Which rows are the same, bit for bit."""
+    """Compare rows bit for bit. Return a mask of the equal ones."""
     same = np.ones(before.num_rows, np.bool_)
     for left, right in zip(before.columns, after.columns, strict=True):
         if pa.types.is_nested(left.type) or pa.types.is_null(left.type):
             pairs = zip(left.to_pylist(), right.to_pylist(), strict=True)
             same &= np.array([repr(one) == repr(other) for one, other in pairs], np.bool_)
             continue
-        if pa.types.is_floating(left.type):  # -0.0 is another state than 0.0, and NaN the same as NaN
+        if pa.types.is_floating(left.type):  # -0.0 differs from 0.0 as a state, and NaN equals NaN
             bits = pa.uint64() if left.type.bit_width == 64 else pa.uint32()
             left, right = left.view(bits), right.view(bits)
         equal = pc.or_kleene(pc.equal(left, right), pc.and_(left.is_null(), right.is_null()))

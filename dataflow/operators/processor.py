@@ -1,10 +1,10 @@
-"""Classes of the shape of Spark's `StatefulProcessor`, as they are.
+"""Support for classes written as Spark's `StatefulProcessor`, unchanged.
 
-Rules of this file: the shape of a call; when it comes, and what is kept, is `map_state`'s.
+This file adapts the signatures. `map_state` decides when a method is called and what state is stored.
 
-Each operator works with a copy of the processor of its own: `init` when it opens, `close` when it closes;
-once more `init` of another copy where the graph is built, to learn which state variables there are, as Spark
-does it. `handleInputRows` is called for each row, in the order of event time (why: `group_state.py`).
+Each operator uses its own copy of the processor: `init` is called when it opens, `close` when it closes.
+`init` of another copy is called where the graph is built, to learn the state variables, as in Spark.
+`handleInputRows` is called once per row, in the order of event time (`group_state.py` has the reason).
 """
 
 import copy
@@ -28,32 +28,34 @@ _MODES: Final = ("none", "eventtime")
 
 @dataclass(frozen=True, slots=True)
 class TimerValues:
-    """How far event time is for this call."""
+    """The watermark of a call."""
 
     watermark: int
 
     def getCurrentWatermarkInMs(self) -> int:  # noqa: N802 - these are Spark's names
-        """In milliseconds since 1970: just before the row, or the time of the timer."""
+        """Return the watermark in milliseconds since 1970: 1 ms before the row's time, or the time of the
+        timer.
+        """
         return self.watermark
 
     def getCurrentProcessingTimeInMs(self) -> int:  # noqa: N802
-        """Refused."""
-        refuse("getCurrentProcessingTimeInMs", "no replay would repeat it, use getCurrentWatermarkInMs")
+        """Raise NotImplementedError: processing time is not supported."""
+        refuse("getCurrentProcessingTimeInMs", "a replay would not repeat it, use getCurrentWatermarkInMs")
 
 
 @dataclass(frozen=True, slots=True)
 class ExpiredTimerInfo:
-    """Which timer it is."""
+    """The timer that expired."""
 
     expiry: int
 
     def getExpiryTimeInMs(self) -> int:  # noqa: N802
-        """In milliseconds since 1970."""
+        """Return its time in milliseconds since 1970."""
         return self.expiry
 
 
 def check_time_mode(mode: str) -> bool:
-    """Whether there are timers. Raises SchemaError for a mode that Spark has and we have not."""
+    """Return whether timers are enabled. Raises SchemaError for a Spark mode that is not supported."""
     if not isinstance(mode, str) or mode.lower() not in _MODES:
         raise SchemaError(
             f"timeMode {mode!r} is not supported: time here is event time; use 'eventTime' or 'none'"
@@ -62,7 +64,7 @@ def check_time_mode(mode: str) -> bool:
 
 
 def opened(processor: Any, *, timers: bool, naive: bool = False) -> tuple[Any, ProcessorHandle]:
-    """A copy of the processor after `init`, and its handle. Raises what `init` raises."""
+    """Return a copy of the processor after `init`, and its handle. Raises what `init` raises."""
     own, handle = copy.deepcopy(processor), ProcessorHandle(timers=timers, naive=naive)
     own.init(handle)
     handle.open = False
@@ -70,10 +72,12 @@ def opened(processor: Any, *, timers: bool, naive: bool = False) -> tuple[Any, P
 
 
 def state_columns(processor: Any, *, timers: bool) -> pa.Schema:
-    """What it keeps. Raises SchemaError."""
+    """Return the columns of its state. Raises SchemaError."""
     missing = [name for name in ("init", "handleInputRows") if not callable(getattr(processor, name, None))]
     if missing or isinstance(processor, type):
-        raise SchemaError(f"a processor is an object with init and handleInputRows, not {processor!r:.80}")
+        raise SchemaError(
+            f"a processor must be an object with init and handleInputRows, not {processor!r:.80}"
+        )
     try:
         return opened(processor, timers=timers)[1].columns()
     except SchemaError:
@@ -84,7 +88,7 @@ def state_columns(processor: Any, *, timers: bool) -> pa.Schema:
 
 @dataclass(frozen=True, slots=True)
 class ProcessorSpec(MapStateSpec):
-    """`on_row` is `processor.handleInputRows`; it is called of a copy."""
+    """`on_row` is `processor.handleInputRows`; workers call it on a copy."""
 
     processor: Any = None
     takes: Takes = "row"
@@ -113,12 +117,12 @@ class _Running:
 
     def on_timer(self, key: dict[str, Any], time: Any, state: KeyState) -> Sequence[Any]:
         self._handle.load(state.value)
-        # At the end of all sources every timer that is set comes once, and this is the only call for the key.
+        # At the end of all sources every timer fires once, and this is the only call for the key.
         due = list(self._handle.listTimers()) if state.at_end else [millis(time)]
         made: list[Any] = []
         for expiry in due:
             if expiry not in self._handle.listTimers():
-                continue  # the one before deleted it, or it went with the time to live
+                continue  # the previous timer deleted it, or its time to live expired
             self._handle.deleteTimer(expiry)
             self._handle.fired = expiry
             values, info = TimerValues(expiry), ExpiredTimerInfo(expiry)

@@ -1,7 +1,7 @@
-"""What users give, as batches: rows from functions of rows, columns from functions of batches.
+"""Converts what user functions return into batches: rows from functions of rows, columns from functions of
+batches.
 
-Rules of this file: it checks and converts, and calls nobody. A fault is told as `UserFault`, with the row to
-blame where there is one.
+It raises `UserFault`, with the index of the row if one row caused the fault. It calls no user code.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,32 +13,34 @@ import pyarrow as pa
 from dataflow.operators.base import UserFault
 
 FAULTS = (Exception, SystemExit)
-"""What a user function may raise that is told as its fault; `sys.exit()` in it must not end a worker in
-silence.
+"""Exceptions of a user function that become a UserFault. They include SystemExit, because `sys.exit()` in a
+user function must not end a worker without a message.
 """
 
 
 def say(error: BaseException) -> str:
-    """What a user function raised."""
+    """Return an exception's type and message as text."""
     return f"{type(error).__name__}: {error}"
 
 
 def several(result: Any) -> Iterable[Any]:
-    """The rows that a function returned or yields. Raises TypeError for one alone."""
-    if type(result) is list:  # what nearly all give: to ask whether it is a Mapping takes as long as the call
+    """Return the rows that a function returned or yields. Raises TypeError for a single row."""
+    # checked first, because most results are lists and isinstance(Mapping) costs as much as the call
+    if type(result) is list:
         return result
     if result is None:
         return ()
     if isinstance(result, (str, bytes, Mapping)):
         raise TypeError(
-            f"rows are to be returned or yielded, and this is one {type(result).__name__}; wrap it in a list"
+            f"rows must be returned as a list or yielded, not as one {type(result).__name__};"
+            " wrap it in a list"
         )
     rows: Iterable[Any] = result
     return rows
 
 
 def batch_of_rows(rows: Sequence[Any], sources: Sequence[int], schema: pa.Schema) -> pa.RecordBatch:
-    """Rows as users give them, each made of the row `sources` says. Raises UserFault."""
+    """Convert rows to a batch. `sources` holds the index of the input row of each row. Raises UserFault."""
     columns = _columns_of_dicts(rows, schema.names)
     if columns is None:
         columns = [[] for _ in schema.names]
@@ -50,7 +52,9 @@ def batch_of_rows(rows: Sequence[Any], sources: Sequence[int], schema: pa.Schema
 
 
 def _columns_of_dicts(rows: Sequence[Any], names: Sequence[str]) -> list[list[Any]] | None:
-    """The columns of dicts with these names and no others, as nearly all are; None for other rows."""
+    """Return the columns of rows that are all dicts with exactly these names (the common case); otherwise
+    None.
+    """
     if set(map(type, rows)) != {dict} or set(map(len, rows)) != {len(names)}:
         return None
     try:
@@ -94,7 +98,7 @@ def _array_of(values: list[Any], sources: Sequence[int], field: pa.Field) -> pa.
                 pa.array([value], field.type)
             except (pa.ArrowException, TypeError, ValueError, OverflowError):
                 raise UserFault(
-                    f"column {field.name!r} is {field.type} and a value is {type(value).__name__} "
+                    f"column {field.name!r} is {field.type}, but a value is {type(value).__name__} "
                     f"{value!r:.80}",
                     row=source,
                 ) from error
@@ -102,7 +106,9 @@ def _array_of(values: list[Any], sources: Sequence[int], field: pa.Field) -> pa.
 
 
 def batch_of_result(result: Any, schema: pa.Schema) -> pa.RecordBatch:
-    """What a batch function returned. Raises UserFault for other columns."""
+    """Convert the result of a batch function to a batch of this schema. Raises UserFault for other
+    columns.
+    """
     if isinstance(result, pa.RecordBatch) and result.schema.equals(schema):
         return result
     columns = _columns_of_result(result, schema)
@@ -115,12 +121,12 @@ def batch_of_result(result: Any, schema: pa.Schema) -> pa.RecordBatch:
             if not array.type.equals(field.type):
                 array = array.cast(field.type)
         except (pa.ArrowException, TypeError, ValueError) as error:
-            raise UserFault(f"column {field.name!r} does not become {field.type}: {error}") from error
+            raise UserFault(f"column {field.name!r} cannot be converted to {field.type}: {error}") from error
         arrays.append(array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array)
     try:
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
     except (pa.ArrowException, ValueError) as error:
-        raise UserFault(f"the columns do not make a batch: {error}") from error
+        raise UserFault(f"the columns do not form a batch: {error}") from error
 
 
 def _columns_of_result(result: Any, schema: pa.Schema) -> Sequence[Any]:

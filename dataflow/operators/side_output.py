@@ -1,6 +1,5 @@
-"""side: a side output of an operator as a stream of its own (late rows, for one).
-
-Rules of this file: rows go on as they are. Which rows are put on which port is the operator's business.
+"""side: a side output of an operator (for example its late rows) as a stream of its own. Rows pass
+unchanged.
 """
 
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from dataflow.operators.base import Operator, OperatorContext, OperatorSpec
 
 @dataclass(frozen=True, slots=True)
 class SideOutputSpec(OperatorSpec):
-    """The side output `port` of its input. Its columns are found by the graph."""
+    """The side output `port` of its input. The graph determines its columns."""
 
     kind: ClassVar[OperatorKind] = OperatorKind.SIDE
     port: str
@@ -32,7 +31,7 @@ class SideOutputSpec(OperatorSpec):
 
 
 class SideOutputOperator(Operator):
-    """Keeps nothing."""
+    """Passes rows on. Stateless."""
 
     def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
         return [batch]

@@ -1,7 +1,8 @@
 """sort: rows in the order of their event time (replication-transparency IV-C, algorithm 4, lines 1 to 6).
 
-Rules of this file: rows wait until a punctuation, then go on in an order that follows from them alone: by
-time, those of one time by all columns. So what depends on order below it sees the same, whatever it was.
+Rows wait for a punctuation and are then passed on in an order that depends only on their contents: by time,
+rows of equal time by all columns. Downstream operators that depend on the order therefore see the same input,
+whatever the order of arrival was.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,7 @@ from dataflow.state.row_table import RowTable, check_order, check_stored, in_ord
 
 @dataclass(frozen=True, slots=True)
 class SortSpec(OperatorSpec):
-    """By the timestamp column `time`."""
+    """Sorts by the timestamp column `time`."""
 
     kind: ClassVar[OperatorKind] = OperatorKind.SORT
     needs_time: ClassVar[bool] = True
@@ -42,7 +43,7 @@ class SortSpec(OperatorSpec):
 
 
 class SortOperator(TimedOperator):
-    """The rows that wait are its state."""
+    """Sorts. State: the waiting rows."""
 
     def __init__(self, time: str, columns: pa.Schema) -> None:
         super().__init__(columns)

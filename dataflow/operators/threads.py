@@ -1,12 +1,12 @@
-"""A user function on several threads: for functions that wait (a service, a disk) or let go of the
-interpreter (numpy, Arrow, most models).
+"""Runs a user function on several threads: for functions that wait (a service, a disk) or release the GIL
+(numpy, Arrow, most models).
 
-Rules of this file: it cuts batches and puts results together again; it calls no user function itself.
+This file divides batches and combines results; it does not call user functions.
 
-Theory. A batch is cut into slices, threads take slice after slice, and the results are given on in the order
-of the rows, however the threads were scheduled: so a replay gives the same. `process` returns when its whole
-batch is done. Nothing is under way in a thread between two calls, so a drain has nothing to wait for, and a
-cut never lies between a row and what became of it ("their threads' work is theirs to drain").
+Theory. A batch is divided into slices, threads process slice after slice, and the results are passed on in
+the order of the rows, however the threads were scheduled. A replay therefore gives the same output. `process`
+returns when the whole batch is done, so no work is in progress between two calls: a drain has nothing to wait
+for, and a checkpoint never separates a row from its result ("their threads' work is theirs to drain").
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,13 +25,16 @@ _Made: TypeAlias = "tuple[Sequence[pa.RecordBatch], Mapping[str, Sequence[pa.Rec
 class ThreadedOperator(Operator):
     """Runs a stateless operator on slices of each batch, on `threads` threads.
 
-    The operator's `process` must be safe to call from several threads at once, as its user was told. Its
-    fault is that of the first slice that has one, with the row counted from the beginning of the batch. After
-    a fault, slices that were not begun are not; those under way are waited for.
+    The operator's `process` must be safe to call from several threads at once; the documentation tells the
+    user so. `process` raises the fault of the first slice that has one, with the row counted from the
+    beginning of the batch. After a fault, slices that have not started are canceled, and running slices are
+    waited for.
     """
 
     def __init__(self, inner: Operator, *, name: str, threads: int, ports: Sequence[str] = ()) -> None:
-        """`ports` are the operator's side outputs; a thread finds there what it has put there itself."""
+        """`ports` are the operator's side outputs. `take_side_output` must return what the calling thread has put
+        there.
+        """
         self._inner = inner
         self._sides: dict[str, list[pa.RecordBatch]] = {port: [] for port in ports}
         self._threads = threads

@@ -1,11 +1,11 @@
-"""top_k: of each key, in each window of time, the k rows that are largest in one column.
+"""top_k: for each key and time window, the k rows with the largest values in one column.
 
-Rules of this file: rows wait until their window is over, then the first k in an order that follows from them
-alone go on: by the column, those that are equal in it by all columns. So the output does not depend on the
-order of arrival (as the windows of replication-transparency, algorithm 3).
+Rows wait until their window is over. Then the first k rows are passed on, in an order that depends only on
+their contents: by the column, rows that are equal in it by all columns. The output therefore does not depend
+on the order of arrival (as the windows of replication-transparency, algorithm 3).
 
-Not all rows of a window need wait: of those that came, only the k largest can be among the k largest of all.
-The others are let go whenever twice as many wait as were left the last time.
+Not all rows of a window have to wait: only the k largest of those that arrived can be among the k largest of
+all. The others are deleted whenever twice as many rows are stored as after the previous deletion.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ _prune_rows_min: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class TopKSpec(OperatorSpec):
-    """By the key of the keyed stream before it; nulls in `by` come last."""
+    """Selects by the key of the upstream keyed stream; nulls in `by` come last."""
 
     kind: ClassVar[OperatorKind] = OperatorKind.TOP_K
     needs_time: ClassVar[bool] = True
@@ -44,17 +44,15 @@ class TopKSpec(OperatorSpec):
 
     def __post_init__(self) -> None:
         if not isinstance(self.window, Tumbling):
-            raise SchemaError(f"top_k takes Tumbling(...), not {self.window!r}")
+            raise SchemaError(f"top_k needs a Tumbling(...) window, not {self.window!r}")
         if isinstance(self.k, bool) or not isinstance(self.k, int) or self.k < 1:
-            raise SchemaError(f"top_k gives 1 row or more of each key, not {self.k!r}")
+            raise SchemaError(f"k of top_k must be an integer of 1 or more, not {self.k!r}")
 
     def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema:
         check_time_column(self.window.time, inputs[0])
         if self.by not in inputs[0].names:
             columns = ", ".join(inputs[0].names)
-            raise SchemaError(
-                f"top_k is by column {self.by!r}, which is not there; the columns are {columns}"
-            )
+            raise SchemaError(f"column {self.by!r} of top_k does not exist; the columns are {columns}")
         check_order(inputs[0])
         check_stored(inputs[0])
         return inputs[0]
@@ -70,7 +68,9 @@ class TopKSpec(OperatorSpec):
 
 
 class TopKOperator(TimedOperator):
-    """State: the rows that may be among the largest. A row's time in the table is the end of its window."""
+    """Selects the rows. State: the rows that may be among the largest, each with the end of its window as its
+    time.
+    """
 
     def __init__(self, spec: TopKSpec, columns: pa.Schema) -> None:
         super().__init__(columns)
@@ -79,7 +79,7 @@ class TopKOperator(TimedOperator):
         self._offset = micros_of(spec.window.offset, "offset")
         self._rows = RowTable(columns)
         self._left = 0
-        """How many rows were left when the others were let go."""
+        """How many rows remained after the last deletion."""
 
     def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
         times = times_of(batch.column(self._spec.window.time), self._spec.window.time)
@@ -100,7 +100,7 @@ class TopKOperator(TimedOperator):
         return [rows.batch.take(pa.array(self._largest(rows)))] if len(rows) else ()
 
     def _largest(self, rows: Rows) -> Slots:
-        """The k largest of each window and key, by window, key and size."""
+        """Return the k largest rows of each window and key, ordered by window, key and size."""
         columns = [rows.batch.column(name) for name in self._spec.keys]
         groups = KeyIndex([column.type for column in columns]).find_or_add(columns, rows.hashes)
         order = self._order(rows)

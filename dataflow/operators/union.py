@@ -1,9 +1,9 @@
-"""union: several streams of one schema as one. Within a step the inputs come in the order the user named
-them.
+"""union: several streams of one schema as one. Within a step the inputs follow each other in the order the
+user named them.
 
-Batches wait in the circuit for the end of the step, so that the order does not depend on how a step was cut
-into batches, and keep the split that they came from.
-Every row is given on once: consistent inputs make consistent outputs (replication-transparency IV-D).
+Batches wait in the circuit for the end of the step, so that the order does not depend on how the step was
+divided into batches. They keep the split that they came from. Every row is passed on once: consistent inputs
+give consistent outputs (replication-transparency IV-D).
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from dataflow.schema import schema_text
 
 @dataclass(frozen=True, slots=True)
 class UnionSpec(OperatorSpec):
-    """All inputs have the same columns."""
+    """A union. All inputs must have the same columns."""
 
     kind: ClassVar[OperatorKind] = OperatorKind.UNION
 
@@ -28,9 +28,8 @@ class UnionSpec(OperatorSpec):
         for schema in inputs[1:]:
             if not schema.equals(inputs[0]):
                 raise SchemaError(
-                    f"a union has inputs of one schema, not ({schema_text(inputs[0])}) and "
-                    f"({schema_text(schema)}); "
-                    "map one of them"
+                    f"the inputs of a union must have one schema, not ({schema_text(inputs[0])}) and "
+                    f"({schema_text(schema)}); convert one of them with a map"
                 )
         return inputs[0]
 

@@ -1,10 +1,10 @@
 """The base class of operators that users write.
 
-Rules of this file: what a user sees, with defaults that do nothing. How it is run is `apply.py`'s.
+It holds the user's view, with defaults that do nothing; `apply.py` runs the operators.
 
-Theory (consistent-regions: "Establishing a consistent state", "Resetting to a consistent state"). At a cut an
-operator is told twice: `drain`, when all rows before the cut are in, and behind it `checkpoint`. After a
-failure it is told once, `reset`, and only when all operators above it have been.
+Theory (consistent-regions: "Establishing a consistent state", "Resetting to a consistent state"). A
+checkpoint calls an operator twice: `drain`, after all rows before the checkpoint have arrived, and then
+`checkpoint`. A reset calls it once, `reset`, after all upstream operators were reset.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,34 +20,38 @@ from dataflow.state.migration import Migration
 from dataflow.state.operator_directory import OperatorDirectory
 
 Made: TypeAlias = "pa.RecordBatch | pa.Table | Iterable[Any] | None"
-"""Rows: a batch, a table, or any number of rows, each a dict by column name, a tuple in the order of the
+"""Rows: a batch, a table, or any number of rows. A row is a dict by column name, a tuple in the order of the
 columns or, for a schema of one column, the value.
 """
 Columns: TypeAlias = "str | pa.Schema"
-"""A schema as a DDL string ("word string, n bigint"), or Arrow's."""
+"""A schema as a DDL string ("word string, n bigint") or an Arrow schema."""
 NO_SIDE_OUTPUTS: Final[Mapping[str, Columns]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class RuntimeContext:
-    """Where an operator runs: its name, one of how many workers (from 0), and the columns that come."""
+    """The environment of an operator: its name, its worker's number (from 0) and the number of workers, and
+    its input columns.
+    """
 
     operator: str
     worker: int
     workers: int
     columns: pa.Schema
     inputs: Mapping[str, pa.Schema] = field(default_factory=dict)
-    """Of an operator with several inputs: the columns of each, by name. `columns` are those of the first."""
+    """The columns of each input by name, for an operator with several inputs. `columns` are those of the
+    first.
+    """
     _ask: Callable[[], OperatorDirectory] | None = field(default=None, repr=False, compare=False)
 
     def directory(self) -> OperatorDirectory:
-        """The files of this copy of the operator, as they were at the cut; see `UserOperator.keeps_files`.
+        """Return the directory of this copy of the operator, as of the checkpoint.
 
-        The same each time it is asked for. Raises DirectoryError for an operator that keeps none, and before
-        `open`; OperatorFailure elsewhere than on a worker.
+        Every call returns the same object. Raises DirectoryError before `open` and for an operator that keeps
+        no files (`UserOperator.keeps_files`), and OperatorFailure outside of a worker.
         """
         if self._ask is None:
-            raise OperatorFailure(f"operator {self.operator!r}: directory() works on a worker only")
+            raise OperatorFailure(f"operator {self.operator!r}: directory() is available only on a worker")
         return self._ask()
 
 
@@ -74,89 +78,101 @@ class UserOperator:
 
         lines.apply("longest", Longest())
 
-    Every worker runs a copy (`copy.deepcopy`) of the instance that the graph was given, on one thread. Rows
-    of one key meet in one copy on a keyed stream. What is wrong with the declarations is told before anything
-    runs, by operator and column. What a method raises stops the region and names the operator, or resets
-    it (`OperatorFailure`); the state of the last committed cut is what stays.
+    Every worker runs a copy (`copy.deepcopy`) of the instance given to the graph, on one thread. On a keyed
+    stream all rows of one key go to the same copy. Wrong declarations are reported before anything runs, by
+    operator and column. An exception in a method stops the region and names the operator; an
+    `OperatorFailure` resets the region. The state of the last committed checkpoint is kept in both cases.
     """
 
     needs: "ClassVar[Columns | Mapping[str, Columns]]" = ""
-    """Columns that its input must have, with their types; more may come. Of an operator with several inputs:
-    the name of each -> its columns; `graph.apply("name", YourOperator(), left=stream, right=other)` adds it.
-    All of these may be set in `__init__` instead, where they depend on its arguments.
+    """Columns that its input must have, with their types; the input may have more.
+
+    For an operator with several inputs: input name -> columns. `graph.apply("name", YourOperator(),
+    left=stream, right=other)` adds such an operator. These attributes may be set in `__init__` instead if
+    they depend on its arguments.
     """
     schema: "ClassVar[Columns | None]" = None
-    """Columns of what it gives; None: those of its input."""
+    """Columns of its output; None: those of its input."""
     state: "ClassVar[Columns | None]" = None
-    """Columns of what `checkpoint` gives and `reset` gets; None: it keeps nothing."""
+    """Columns of the rows that `checkpoint` returns and `reset` receives; None: no state."""
     state_version: ClassVar[int] = 1
-    """Count it up when the columns of the state change, or what they mean; `migrations` lead there."""
+    """Increment it when the columns of the state or their meaning change; `migrations` convert older
+    states.
+    """
     migrations: "ClassVar[Sequence[Migration]]" = ()
-    """`Migration(version, state, function)` for each older version that may lie in a cut: the function makes
-    one row of the next version from one of that, both as dicts.
+    """`Migration(version, state, function)` for each older version that may be in a checkpoint. The function
+    converts one row of that version to one row of the next version, both as dicts.
     """
     side_outputs: ClassVar[Mapping[str, Columns]] = NO_SIDE_OUTPUTS
-    """Its side outputs: name -> columns. `emit` puts rows there; `stream.side_output(name, port)` takes them."""
+    """Its side outputs: name -> columns. `emit` puts rows there; `stream.side_output(name, port)` reads them."""
     keeps_files: ClassVar[bool] = False
-    """Whether it keeps files: `open` may ask its argument for `directory()` then, a journaled directory of
-    each copy's own. What is written there in `open`, `reset`, `process`, `on_punctuation` and `drain` is part
-    of the next cut; after a failure the files are those of the last one, on whatever machine.
+    """Whether it keeps files. If so, the context given to `open` has a `directory()`, a journaled directory
+    for each copy. Files written there in `open`, `reset`, `process`, `on_punctuation` and `drain` are part of
+    the next checkpoint. After a failure the files are those of the last checkpoint, on any machine.
     """
     deterministic: ClassVar[bool] = True
-    """Whether it gives the same rows whenever it gets the same rows in the same order, however they are cut
-    into batches and wherever cuts are. If not (it asks a clock, a service, chance), state and output stay
-    exactly-once; only nothing below it may be shown by step.
+    """Whether it returns the same rows whenever it receives the same rows in the same order, regardless of
+    their division into batches and of checkpoints. If not (it uses a clock, a service or random numbers),
+    state and output are still exactly-once, but no sink downstream may publish output per step.
     """
     _put: "Callable[[str, Any], None] | None" = None
 
     def open(self, place: RuntimeContext) -> None:
-        """On its worker, before anything else: connect, load a model. It may keep what cannot be copied."""
+        """Prepare on the worker, before any other call: connect, load a model. May set attributes that cannot
+        be copied.
+        """
 
     def process(self, batch: pa.RecordBatch) -> Made:
-        """Rows came. What it returns or yields goes on at once."""
+        """Process rows. Rows that it returns or yields are passed on immediately."""
         raise NotImplementedError
 
     def process_of(self, name: str, batch: pa.RecordBatch) -> Made:
-        """Rows of the input `name` came; to be written where there are several inputs. Of one step, all rows
-        of the first input come before those of the second, and so on, in the order of `needs`.
+        """Process rows of the input `name`; override it if there are several inputs. Within a step, all rows
+        of the first input precede those of the second, and so on, in the order of `needs`.
         """
         del name
         return self.process(batch)
 
     def on_punctuation(self, ts: datetime) -> Made:
-        """All later rows have event times above `ts` (in UTC; `datetime.max` when all sources are at their
-        end). Called at the end of a step in which that moved. Rows with times up to `ts` are late below it.
+        """Handle an advance of event time: all later rows have event times above `ts`.
+
+        Called at the end of a step in which the watermark advanced. `ts` is in UTC; `datetime.max` when all
+        sources have ended. Rows with times up to `ts` are late downstream.
         """
 
     def on_punctuation_of(self, name: str, ts: datetime) -> Made:
-        """The same of the input `name` alone, just before. Where there are several inputs, `on_punctuation`
-        is told the smallest of theirs, when that moved: all later rows, of whatever input, are above it.
+        """Handle an advance of event time of the input `name` alone; called just before `on_punctuation`.
+        With several inputs, `on_punctuation` receives the minimum of their watermarks, when it advanced: all
+        later rows of any input are above it.
         """
 
     def drain(self) -> Made:
-        """A cut follows: finish what came before it. Rows that it gives depend on where cuts are, so only an
-        operator with `deterministic = False` may give some.
+        """Finish all work that belongs before the coming checkpoint. The rows that it returns depend on when
+        checkpoints are taken, so only an operator with `deterministic = False` may return any.
         """
 
     def checkpoint(self) -> Made:
-        """All of its state, as rows of the columns in `state`; right after `drain`. It changes nothing. What
-        is as in the cut before, at the same place, is not written again.
+        """Return the whole state as rows of the columns in `state`. Called right after `drain`; must not
+        change the state. A row that equals the row at the same position in the previous checkpoint is not
+        written again.
         """
 
     def reset(self, state: pa.RecordBatch) -> None:
-        """Stand where `checkpoint` gave these rows. Called after `open`, when the region is at a cut; when it
-        is at its beginning, nothing is called, and the copy is as it was made.
+        """Restore the state from rows that `checkpoint` returned. Called after `open` if the region starts
+        from a checkpoint. At the region's very beginning it is not called, and the copy is as constructed.
         """
 
     def close(self) -> None:
-        """Let go of what `open` took. No cut: nothing is kept by it. Not called when a process dies."""
+        """Release what `open` acquired. Not a checkpoint: nothing is stored. Not called when a process
+        dies.
+        """
 
     def emit(self, port: str, rows: Any) -> None:
-        """Put one row on the side output `port`, or a batch or table of them. From `process`,
-        `on_punctuation` and `drain`. Raises SchemaError for an unknown port, and for another moment.
+        """Put one row on the side output `port`, or a batch or table of rows. May be called in `process`,
+        `on_punctuation` and `drain`. Raises SchemaError for an unknown port and outside these methods.
         """
         if self._put is None:
-            raise OperatorFailure(f"{type(self).__name__}.emit works on a worker only")
+            raise OperatorFailure(f"{type(self).__name__}.emit is available only on a worker")
         self._put(port, rows)
 
 

@@ -1,10 +1,11 @@
-"""Windows of time: which ones a row is in, when one is over, and keys by window as state.
+"""Time windows: the windows of a row, when a window is over, and keys by window as state.
 
-Rules of this file: times to windows, and a `KeyedTable` with the start of the window as its last key column.
-What is kept per key and window is the operator's.
+The state is a `KeyedTable` with the start of the window as its last key column. The operators decide what is
+stored per key and window.
 
-Times are whole microseconds and a mark p promises times above p: a window [start, end) is over at
-p >= end - 1 (replication-transparency, algorithm 3, line 6). `_hash` in the blocks is that of the key alone.
+Times are whole microseconds. A watermark p promises that later times are above p, so a window [start, end) is
+over when p >= end - 1 (replication-transparency, algorithm 3, line 6). `_hash` in the blocks is the hash of
+the key alone.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,7 +32,7 @@ _windows_per_row_max: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Tumbling:
-    """Windows of `size`, one after the other, from 1970-01-01 00:00 UTC + `offset` on. `time` is a timestamp
+    """Consecutive windows of `size`, starting at 1970-01-01 00:00 UTC + `offset`. `time` is a timestamp
     column.
 
         Tumbling("at", timedelta(minutes=5))
@@ -50,7 +51,7 @@ class Tumbling:
 
 @dataclass(frozen=True, slots=True)
 class Sliding:
-    """Windows of `size`, a new one every `slide`: each row is in size / slide of them.
+    """Windows of `size`, with a new one every `slide`: each row is in size / slide windows.
 
     Example:
 
@@ -76,18 +77,22 @@ def _check(size: timedelta, slide: timedelta, offset: timedelta) -> None:
     long, step = micros_of(size, "the size of a window"), micros_of(slide, "the slide of a window")
     micros_of(offset, "the offset of windows")
     if not 0 < step <= long:
-        raise SchemaError(f"a window has a size above 0 and slides by at most that, not {size} and {slide}")
+        raise SchemaError(
+            f"a window needs a size above 0 and a slide of at most the size, not {size} and {slide}"
+        )
     if long > _windows_per_row_max * step:
-        raise SchemaError(f"a row is in at most {_windows_per_row_max} windows; slide by more than {slide}")
+        raise SchemaError(
+            f"a row may be in at most {_windows_per_row_max} windows; use a slide above {slide}"
+        )
 
 
 class WindowKeys:
-    """Keys by window: a state table. `values` are kept for each."""
+    """A state table of keys by window, with `values` for each."""
 
     def __init__(
         self, keys: Sequence[str], window: Window, columns: pa.Schema, values: Sequence[SlotValues]
     ) -> None:
-        """Raises ValueError if columns of the state have one name."""
+        """Raises ValueError if two columns of the state have one name."""
         self._keys = tuple(keys)
         self.size = micros_of(window.size, "size")
         self._slide = micros_of(window.slide, "slide") if isinstance(window, Sliding) else self.size
@@ -96,23 +101,25 @@ class WindowKeys:
         fields = [columns.field(name) for name in keys]
         self.table = KeyedTable(pa.schema([*fields, (START, self.start_type)]), values)
         self._first_end = END
-        """No window that is open ends before this."""
+        """A lower bound of the ends of all open windows."""
 
     def reset(self) -> None:
-        """No windows."""
+        """Delete all windows."""
         self.table.reset()
         self._first_end = END
 
     def newest(self, times: npt.NDArray[np.int64]) -> Slots:
-        """The start of the last window that each time is in."""
+        """Return the start of the last window that contains each time."""
         return np.asarray((times - self._offset) // self._slide * self._slide + self._offset)
 
     def are_over(self, starts: Slots, watermark: Watermark) -> npt.NDArray[np.bool_]:
-        """Whether no row of these windows can come any more."""
+        """Return whether each of these windows is over: no more rows can arrive for it."""
         return np.asarray(starts + self.size - 1 <= watermark)
 
     def open_for(self, times: npt.NDArray[np.int64], watermark: Watermark) -> Iterator[tuple[Slots, Slots]]:
-        """Rows, and the start of a window that each is in and that is not over; a row may come again."""
+        """Yield rows, each with the start of a window that contains it and is not over. A row may be in
+        several windows.
+        """
         newest = self.newest(times)
         for back in range(-(-self.size // self._slide)):
             starts = newest - back * self._slide
@@ -121,7 +128,7 @@ class WindowKeys:
                 yield rows, starts[rows]
 
     def find_or_add(self, batch: pa.RecordBatch, starts: Slots) -> Slots:
-        """The slot of the key and window of each row."""
+        """Return the slot of the key and window of each row."""
         if not len(starts):
             return np.empty(0, np.int64)
         self._first_end = min(self._first_end, int(starts.min()) + self.size)
@@ -130,7 +137,7 @@ class WindowKeys:
         return self.table.find_or_add([*keys, windows], hashes_of(batch), starts // self._slide)
 
     def take_over(self, watermark: Watermark) -> Slots:
-        """The slots of windows that are over. They are to be removed."""
+        """Return the slots of windows that are over. The caller must remove them."""
         if self._first_end - 1 > watermark:
             return np.empty(0, np.int64)
         slots = self.table.live()
@@ -140,12 +147,12 @@ class WindowKeys:
         return slots[over]
 
     def starts(self, slots: Slots) -> Slots:
-        """The start of each window."""
+        """Return the start of each slot's window."""
         starts: Slots = self.table.keys(slots)[-1].cast(pa.int64()).to_numpy()
         return starts
 
     def in_order(self, slots: Slots) -> Slots:
-        """By window, then by key: slots are other ones after a restore."""
+        """Sort slots by window, then by key. Slot numbers cannot be used: they change after a restore."""
         *keys, starts = self.table.keys(slots)
         columns = [starts, pa.array(self.table.hashes(slots)), *keys]
         names = [str(index) for index in range(len(columns))]

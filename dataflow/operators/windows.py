@@ -1,12 +1,13 @@
-"""Aggregates with time windows, tumbling and sliding: replication-transparency, algorithm 3.
+"""Aggregates over tumbling and sliding time windows: replication-transparency, algorithm 3.
 
-Rules of this file: rows to windows and back. What is computed is `dataflow.operators.aggregate_functions`', which windows a row
-is in, and when they are over, `operators/window_assignment.py`'s.
+This file feeds rows into windows and emits results. The aggregates are defined in `dataflow.operators.aggregate_functions`;
+`operators/window_assignment.py` defines which windows contain a row and when they are over.
 
-Which windows a row belongs to follows from its time alone, and a window is given out once a punctuation says
-that none of its rows can come any more: so the output does not depend on the order in which rows came.
+The windows of a row depend only on its time, and a window is emitted once a punctuation excludes further
+rows. The output therefore does not depend on the order of arrival.
 
-A row is late if all its windows are over. It goes to the side output; nothing that was given out is changed.
+A row is late if all of its windows are over. It goes to the side output; results that were emitted do not
+change.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,7 +44,7 @@ class WindowSpec(OperatorSpec):
 
     def __post_init__(self) -> None:
         if not isinstance(self.window, (Tumbling, Sliding)):
-            raise SchemaError(f"a window is Tumbling(...) or Sliding(...), not {self.window!r}")
+            raise SchemaError(f"a window must be Tumbling(...) or Sliding(...), not {self.window!r}")
         check_are_aggregates(dict(self.aggregates))
 
     def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema:
@@ -52,8 +53,8 @@ class WindowSpec(OperatorSpec):
         bounds = self.bounds(columns)
         if START in self.keys or STOP in self.keys:
             raise SchemaError(
-                f"key columns are named like those of the result, {START!r} and {STOP!r}; rename them with a"
-                " map before key_by"
+                f"key columns may not have the names of result columns, {START!r} and {STOP!r}; rename"
+                " them with a map before key_by"
             )
         check_aggregates(named, (*self.keys, *(field.name for field in bounds)), columns)
         keys = [columns.field(name) for name in self.keys]
@@ -65,7 +66,7 @@ class WindowSpec(OperatorSpec):
         return schema
 
     def bounds(self, columns: pa.Schema) -> list[pa.Field]:
-        """The columns that say which window a row is of, in the zone of the time column."""
+        """Return the columns that hold the bounds of the window, in the time zone of the time column."""
         kind = pa.timestamp("us", columns.field(self.window.time).type.tz)
         return [pa.field(START, kind), pa.field(STOP, kind)]
 
@@ -82,7 +83,7 @@ class WindowSpec(OperatorSpec):
 
 
 class WindowOperator(TimedOperator):
-    """State: what was computed, by key and window, and how far time was here."""
+    """Computes the aggregates. State: intermediate results by key and window, and the watermark."""
 
     def __init__(self, spec: WindowSpec, columns: pa.Schema, output: pa.Schema) -> None:
         super().__init__(columns)

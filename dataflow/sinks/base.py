@@ -1,8 +1,14 @@
-"""What every sink is: output that can be cut back to a point, and shown only up to one.
+"""The base classes of sinks: output that can be reset to a checkpoint and becomes visible only when it is
+committed.
 
-The life of a sink: `process` and `end_step` for each step; at a cut `prepare` (everything up to here is
-handed to the operating system; say what is needed to come back), then, from another thread while the next
-step runs, `sync`; upon the commit `publish`; after a failure `reset_to` what the cut says.
+The engine calls a sink in this order:
+
+1. `process` and `end_step` in each step.
+2. At a checkpoint, `prepare`: everything so far is passed to the operating system; returns what a reset
+   needs.
+3. `sync`, from another thread while the next step runs.
+4. After the commit of the checkpoint, `publish`.
+5. After a failure, `reset_to` with what the checkpoint contains.
 """
 
 from abc import abstractmethod
@@ -18,13 +24,15 @@ from dataflow.operators.base import Operator, OperatorContext, OperatorSpec
 from dos_protocol.digests import digest64
 
 not_once_only: Final = (
-    'take a LogSink, a ParquetSink or a sink of two phases; or say consistent(delivery="at-least-once")'
+    'use a LogSink, a ParquetSink or a two-phase sink; or set consistent(delivery="at-least-once")'
 )
-"""What to do about a sink whose rows are seen at once, where they are to be seen exactly once."""
+"""The remedy for a sink whose rows are visible immediately, in a region that promises exactly-once
+delivery.
+"""
 
 
 class OutputOwner(msgspec.Struct, frozen=True):
-    """Whose output something is: one sink of one region of one store. A run that resumes has the same."""
+    """The owner of output: one sink of one region of one store. A run that resumes has the same owner."""
 
     region: str
     store: str
@@ -32,12 +40,12 @@ class OutputOwner(msgspec.Struct, frozen=True):
 
     @property
     def digest(self) -> int:
-        """Part of the names of what it writes."""
+        """Digest of the owner; part of the names of its output."""
         return digest64(msgspec.json.encode([self.region, self.store, self.sink]))
 
 
 def owner_of(context: OperatorContext) -> OutputOwner:
-    """The owner of what this sink writes."""
+    """Return the owner of the output of this sink."""
     return OutputOwner(context.region, context.store_id.hex(), context.operator)
 
 
@@ -46,26 +54,25 @@ class SinkWriter(Operator):
 
     @abstractmethod
     def prepare(self, cut: int) -> Any:
-        """Everything of this step is written; returns JSON that `reset_to` understands.
+        """Pass everything of this step to the operating system. Return JSON that `reset_to` accepts.
 
-        cut: the number that `publish` will name. It may come again after a reset, for another try.
+        cut: the number that `publish` will receive. The same number may come again after a reset, for another
+        attempt.
         """
 
     @abstractmethod
     def sync(self) -> None:
-        """What was prepared is on stable storage. Called from another thread, never during `reset_to` or
-        `close`.
-        """
+        """Make what was prepared durable. Called from another thread, never during `reset_to` or `close`."""
 
     def publish(self, cut: int) -> None:
-        """The cut is committed: what was prepared for it, and for cuts before it, may be shown. May come
-        twice, and when the next cut is prepared already.
+        """Make visible what was prepared for this checkpoint, which is committed, and for earlier ones. May
+        be called twice, and after the next checkpoint was prepared.
         """
 
     @abstractmethod
     def reset_to(self, prepared: Any | None) -> None:
-        """Come back to what `prepare` returned for a cut, None: to the beginning. What lies past it goes
-        away.
+        """Return to what `prepare` returned for a checkpoint; None: to the beginning. Discards later
+        output.
         """
 
 
@@ -74,29 +81,31 @@ class SinkSpec(OperatorSpec):
 
     kind: ClassVar[OperatorKind] = OperatorKind.SINK
     runs_outside: ClassVar[bool] = False
-    """Whether it needs no cuts to show its output."""
+    """Whether it needs no checkpoints to make its output visible."""
 
     def output_schema(self, inputs: Sequence[pa.Schema]) -> None:
         self.check_input(inputs[0])
 
     def check_input(self, schema: pa.Schema) -> None:
-        """Raises SchemaError if rows of this schema cannot be written."""
+        """Raise SchemaError if rows of this schema cannot be written."""
 
     def check_place(self, owner: OutputOwner) -> None:
-        """Raise SinkOwnedError if the place where rows go holds output of another owner, which these rows
-        would be added to. Changes nothing. The driver calls it before any worker starts; workers check again
-        when they open the place. Here: nothing, for sinks whose place is the region's own.
+        """Raise SinkOwnedError if the destination holds output of another owner, to which these rows would be
+        added.
 
-        Raises OSError and whatever else the place raises if it cannot be read from here.
+        Changes nothing. The driver calls it before any worker starts; workers check again when they open the
+        destination. The default does nothing, for sinks whose destination belongs to the region. Raises
+        OSError and other errors of the destination if it cannot be read from this machine.
         """
         del owner
 
     def delivers(self, wanted: Delivery | None) -> Delivery:
-        """How often a reader sees a row, in a consistent region that promises `wanted` (None: its best).
-        Raises DeliveryError, with what to do instead. Here: rows are seen when their cut is committed.
+        """Return the delivery guarantee in a consistent region that requests `wanted` (None: the strongest).
+
+        Raises DeliveryError with a remedy. Default: rows become visible when their checkpoint is committed.
         """
         return "at-most-once" if wanted == "at-most-once" else "exactly-once"
 
     @abstractmethod
     def open(self, context: OperatorContext) -> SinkWriter:
-        """A writer of this worker's part, not yet opened: `reset_to` comes first."""
+        """Return a writer of this worker's part, not yet opened: `reset_to` is called first."""

@@ -1,8 +1,8 @@
-"""A sink that calls a function of the user with what comes, as it comes: a dashboard, a socket, an alarm.
+"""A sink that calls a user's function immediately: for a dashboard, a socket, an alarm.
 
-Rules of this file: the call, and what a fault of it is told as. What was done cannot be taken back: so in a
-consistent region a row may be seen again after a reset (at least once), outside of any region a row is
-seen at most once.
+This file makes the call and converts its exceptions. A call cannot be undone. In a consistent region a row
+may therefore be delivered again after a reset (at least once); outside of any region it is delivered at most
+once.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,8 +21,8 @@ from dataflow.sinks.base import SinkSpec, SinkWriter, not_once_only
 
 @dataclass(frozen=True, slots=True)
 class CallSink(SinkSpec):
-    """Calls `function` with each row (a dict), or with takes="batch" each `pa.RecordBatch`; what it returns
-    is not looked at. Raises SchemaError for what is no function.
+    """Calls `function` with each row (a dict) or, with takes="batch", with each `pa.RecordBatch`. Ignores
+    what it returns. Raises SchemaError if `function` is not callable.
 
         CallSink(lambda row: print(row["item"]))
     """
@@ -33,19 +33,17 @@ class CallSink(SinkSpec):
 
     def __post_init__(self) -> None:
         if not callable(self.function):
-            raise SchemaError(f"a CallSink takes a function, not {type(self.function).__name__}")
+            raise SchemaError(f"a CallSink needs a function, not {type(self.function).__name__}")
         if self.takes not in ("row", "batch"):
-            raise SchemaError(f"takes is 'row' or 'batch', not {self.takes!r}")
+            raise SchemaError(f"takes must be 'row' or 'batch', not {self.takes!r}")
 
     def check_input(self, schema: pa.Schema) -> None:
-        """Everything may be handed to a function."""
+        """Accept any schema."""
 
     def delivers(self, wanted: Delivery | None) -> Delivery:
-        """What was done cannot be taken back."""
+        """Return at-least-once: calls cannot be undone. Raises DeliveryError for exactly-once."""
         if wanted == "exactly-once":
-            raise DeliveryError(
-                "calls a function as rows come, and after a reset again", remedy=not_once_only
-            )
+            raise DeliveryError("calls a function immediately, and again after a reset", remedy=not_once_only)
         return wanted or "at-least-once"
 
     def open(self, context: OperatorContext) -> "CallWriter":
@@ -54,7 +52,7 @@ class CallSink(SinkSpec):
 
 
 class CallWriter(SinkWriter):
-    """Keeps nothing: there is nothing to prepare, and nothing to go back to."""
+    """Calls the function. Stateless: there is nothing to prepare or to reset."""
 
     def __init__(self, function: Callable[..., Any], *, by_row: bool) -> None:
         self._function = function
@@ -74,7 +72,7 @@ class CallWriter(SinkWriter):
         del cut
 
     def sync(self) -> None:
-        """Nothing waits to be written."""
+        """Do nothing: no output is pending."""
 
     def reset_to(self, prepared: Any | None) -> None:
-        """What was done stays done."""
+        """Do nothing: calls cannot be undone."""

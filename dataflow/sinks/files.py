@@ -1,17 +1,18 @@
-"""A file per worker, in which each step's rows are appended: `part-w0000.tsv`, `part-w0001.tsv` and so on.
+"""One file per worker, to which the rows of each step are appended: `part-w0000.tsv`, `part-w0001.tsv`, ...
 
-Rules of this file: bytes at positions of one file. Rows to text is `tsv.py`, the file itself `part_file.py`.
+This file decides which bytes are written at which position. `tsv.py` converts rows to text, `part_file.py`
+accesses the file.
 
-Exactly once by cutting back: a cut holds the size of the file and the prefix digest of its content, made
-durable before the worker votes; a reset truncates the file to that. So what a reader sees up to the last
-committed cut is what a run without failures would have written; what lies past it may go away and come
-again. Bytes that are *missing* below the cut, or others than were written, are an error: this sink cannot
-write them again.
+Exactly once by truncation: a checkpoint contains the size of the file and the prefix digest of its content,
+which are durable before the worker votes. A reset truncates the file to that size. What a reader sees up to
+the last committed checkpoint is therefore what a run without failures would have written; what follows may
+disappear and be written again. Bytes that are *missing* below the checkpoint's size, or differ, are an error,
+because this sink cannot write them again.
 
-In a region whose delivery is another, rows past the cut stay: they were seen.
+In a region with another delivery guarantee, rows after the checkpoint remain, because they were visible.
 
-Each part knows the last incarnation that wrote it, and is cut back by no earlier one: a worker that is left
-over from one may get the lock long after a later one has committed more.
+Each part stores the last incarnation that wrote it, and an earlier incarnation may not truncate it: a worker
+left over from an earlier incarnation may acquire the lock long after a later one has committed more.
 """
 
 import errno
@@ -36,7 +37,7 @@ from dos_protocol.errors import CorruptDataError
 
 
 class _Prepared(msgspec.Struct, frozen=True):
-    """What a cut holds of one part."""
+    """The state of one part in a checkpoint."""
 
     file: str
     size: int
@@ -45,36 +46,38 @@ class _Prepared(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True, init=False)
 class FileSink(SinkSpec):
-    """Writes tab-separated rows to one file per worker in `directory`, which is made if it is not there.
+    """Writes tab-separated rows to one file per worker in `directory`, which is created if it does not exist.
 
         FileSink("/data/counts")
 
-    truncate_on_reset: False is for tests only: a reset then leaves what lies past the cut, so rows come
-    twice. Regions with another delivery than exactly-once leave it too.
+    truncate_on_reset: False is for tests only: a reset then leaves the rows after the checkpoint, so rows
+    appear twice. Regions with another delivery guarantee than exactly-once also leave them.
     """
 
     directory: str
     truncate_on_reset: bool
 
     def __init__(self, directory: "str | os.PathLike[str]", *, truncate_on_reset: bool = True) -> None:
-        object.__setattr__(self, "directory", os.path.abspath(directory))  # noqa: PTH100 - text; made on workers
+        object.__setattr__(self, "directory", os.path.abspath(directory))  # noqa: PTH100 - created on workers
         object.__setattr__(self, "truncate_on_reset", truncate_on_reset)
 
     def check_input(self, schema: pa.Schema) -> None:
         check_columns(schema)
 
     def check_place(self, owner: OutputOwner) -> None:
-        """The directory belongs to one sink of one region: a reset cuts its files back."""
+        """Raise SinkOwnedError if another sink or region owns the directory, because a reset truncates its
+        files.
+        """
         directory = Path(self.directory)
         check_owner(directory, msgspec.json.encode(owner), part_files(directory))
 
     def delivers(self, wanted: Delivery | None) -> Delivery:
-        """Rows are in the file at once; a reset takes them back where that is wanted."""
+        """Rows are in the file immediately; a reset removes them if exactly-once is wanted."""
         if self.truncate_on_reset:
             return wanted or "exactly-once"
         if wanted == "exactly-once":
-            text = "with truncate_on_reset=False leaves rows in its files that come again"
-            raise DeliveryError(text, remedy='leave that out, or say consistent(delivery="at-least-once")')
+            text = "with truncate_on_reset=False leaves rows in its files that are written again"
+            raise DeliveryError(text, remedy='omit that, or set consistent(delivery="at-least-once")')
         return wanted or "at-least-once"
 
     def open(self, context: OperatorContext) -> "FileWriter":
@@ -83,12 +86,14 @@ class FileSink(SinkSpec):
 
 
 def part_name(worker: int) -> str:
-    """The file of one worker."""
+    """Return the name of one worker's file."""
     return f"part-w{worker:04d}.tsv"
 
 
 class FileWriter(SinkWriter):
-    """One part. Invariant while open: `_digest.size` is the file's size and where the next byte goes."""
+    """Writes one part. Invariant while open: `_digest.size` is the size of the file and the position of the
+    next byte.
+    """
 
     def __init__(self, context: OperatorContext, part: PartPort, *, truncate: bool = True) -> None:
         self._truncate = truncate
@@ -98,7 +103,8 @@ class FileWriter(SinkWriter):
         self._digest = PrefixDigest()
         self._step: list[memoryview] = []
 
-    # --- the life of a step ---------------------------------------------------------------------------------
+    # --- Steps
+    # --------------------------------------------------------------------------------------------------
 
     def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
         self._step.append(tsv_of(batch))
@@ -132,25 +138,30 @@ class FileWriter(SinkWriter):
         del cut
         return msgspec.to_builtins(_Prepared(self._part.name, self._digest.size, self._digest.value))
 
-    # --- coming back ----------------------------------------------------------------------------------------
+    # --- Reset
+    # --------------------------------------------------------------------------------------------------
 
     def reset_to(self, prepared: Any | None) -> None:
         self._step = []
         part = self._part
         to = _Prepared(part.name, 0, 0) if prepared is None else msgspec.convert(prepared, _Prepared)
         if to.file != part.name:
-            raise CorruptDataError(part.where, 0, f"output of {to.file!r} in the cut", f"{part.name!r}")
+            raise CorruptDataError(
+                part.where, 0, f"output of {to.file!r} in the checkpoint", f"{part.name!r}"
+            )
         try:
             part.open(msgspec.json.encode(self._owner))
             self._fence()
             self._cut_back(to)
         except OSError as error:
             raise SinkWriteError(
-                f"output {part.where!r} cannot be opened or cut: {error.strerror}"
+                f"output {part.where!r} cannot be opened or truncated: {error.strerror}"
             ) from error
 
     def _fence(self) -> None:
-        """Be the last incarnation that writes this part, durably, before anything of it is changed."""
+        """Record this incarnation durably as the last writer, before anything in the part changes. Raises
+        SinkFencedError if a later incarnation has written it.
+        """
         held = self._part.incarnation()
         if held > self._incarnation:
             self._part.close()
@@ -165,7 +176,9 @@ class FileWriter(SinkWriter):
         part = self._part
         size = part.size()
         if size < to.size:
-            raise CorruptDataError(part.where, size, f"at least {to.size} bytes, as the cut says", f"{size}")
+            raise CorruptDataError(
+                part.where, size, f"at least {to.size} bytes, as in the checkpoint", f"{size}"
+            )
         keep = to.size if self._truncate else self._end_of_rows(to.size, size)
         self._digest = self._digest_of(to.size)
         if self._digest.value != to.digest:
@@ -177,7 +190,7 @@ class FileWriter(SinkWriter):
         part.cut(keep)
 
     def _end_of_rows(self, begin: int, end: int) -> int:
-        """Where the last whole row ends: a worker may have died in the middle of one."""
+        """Return the end of the last complete row; a worker may have died in the middle of a row."""
         found = at = begin
         while at < end:
             block = self._part.read(at, min(limits.verify_read_bytes, end - at))
@@ -193,7 +206,7 @@ class FileWriter(SinkWriter):
         while digest.size < size:
             block = self._part.read(digest.size, min(limits.verify_read_bytes, size - digest.size))
             if not block:
-                raise OSError(errno.EIO, f"it ends at byte {digest.size} while {size} were there")
+                raise OSError(errno.EIO, f"it ends at byte {digest.size}, expected {size}")
             digest.update(block)
         return digest
 

@@ -1,7 +1,7 @@
-"""A sink into the store itself: an output log per worker, read by anyone who reaches the store.
+"""A sink into the store itself: an output log per worker, which any client of the store can read.
 
-Rules of this file: rows in, one Arrow stream a step out. Where that is written, and when it may be seen, is
-`checkpoint.core.outputs`' and the link thread's.
+This file converts rows to one Arrow stream per step. `checkpoint.core.outputs` and the link thread decide
+where a stream is written and when it becomes visible.
 """
 
 from collections import deque
@@ -23,13 +23,14 @@ from dos_protocol.digests import digest64
 
 @dataclass(frozen=True, slots=True, init=False)
 class LogSink(SinkSpec):
-    """Keeps the output in the store, under the region's name: `dataflow.read_output` gives it back.
+    """Stores the output in the store, under the region's name; `dataflow.read_output` reads it.
 
         LogSink(publish="step")
 
-    publish: "cut" shows the output of a step when a cut that covers it is committed; "step" as soon as the
-    division of its input is durable at every worker, which is sooner, and asks that all before the sink give
-    the same for the same input. A replay that makes other rows than were shown stops the region.
+    publish: "cut" makes the output of a step visible when a checkpoint that covers it is committed. "step"
+    makes it visible as soon as the step's input division is durable at every worker, which is sooner, but
+    requires all upstream operators to be deterministic. A replay whose rows differ from visible ones stops
+    the region.
     """
 
     publish: Publish
@@ -37,11 +38,11 @@ class LogSink(SinkSpec):
     def __init__(self, *, publish: str = "cut") -> None:
         if publish not in tuple(Publish):
             known = " or ".join(repr(str(one)) for one in Publish)
-            raise SchemaError(f"publish is {known}, not {publish!r}")
+            raise SchemaError(f"publish must be {known}, not {publish!r}")
         object.__setattr__(self, "publish", Publish(publish))
 
     def check_input(self, schema: pa.Schema) -> None:
-        """With publish="step", columns must be of types that can be compared. Raises SchemaError."""
+        """With publish="step", require columns of comparable types. Raises SchemaError."""
         if self.publish is not Publish.STEP:
             return
         for field in schema:
@@ -49,14 +50,16 @@ class LogSink(SinkSpec):
                 kind_of(field.type)
             except UnsupportedKeyTypeError as error:
                 raise SchemaError(
-                    f"column {field.name!r} is {field.type}, which is not compared after a replay; use"
-                    ' publish="checkpoint", or give a column of a plain type'
+                    f"column {field.name!r} is {field.type}, which cannot be compared after a replay; use"
+                    ' publish="checkpoint", or convert the column to a plain type'
                 ) from error
 
     def delivers(self, wanted: Delivery | None) -> Delivery:
-        """A log that shows steps compares what is made again, and at-most-once makes nothing again."""
+        """With publish="step" the log compares replayed rows, so it does not support at-most-once, which
+        replays nothing.
+        """
         if wanted == "at-most-once" and self.publish is Publish.STEP:
-            text = 'with publish="step" compares what a replay gives, of which there is none'
+            text = 'with publish="step" compares the rows of a replay, and at-most-once has none'
             raise DeliveryError(text, remedy='use LogSink(publish="checkpoint")')
         return SinkSpec.delivers(self, wanted)
 
@@ -65,7 +68,7 @@ class LogSink(SinkSpec):
 
 
 class StepOutput(NamedTuple):
-    """What one step gave: `data` is an Arrow stream of one batch, b"" without rows."""
+    """The output of one step. `data` is an Arrow stream of one batch, b"" if there are no rows."""
 
     rows: int
     digest: int
@@ -73,7 +76,7 @@ class StepOutput(NamedTuple):
 
 
 class LogWriter(SinkWriter):
-    """Collects the rows of a step. Steps ended are taken by `take_step`, in order."""
+    """Collects the rows of a step. `take_step` returns the ended steps, in order."""
 
     def __init__(self, schema: pa.Schema, *, compared: bool) -> None:
         self._schema = schema
@@ -92,7 +95,7 @@ class LogWriter(SinkWriter):
         return ()
 
     def take_step(self) -> StepOutput:
-        """The oldest step that was ended and not taken."""
+        """Remove and return the oldest ended step."""
         return self._ended.popleft()
 
     def _output(self, table: pa.Table) -> StepOutput:
@@ -105,14 +108,14 @@ class LogWriter(SinkWriter):
         return StepOutput(table.num_rows, digest, sink.getvalue().to_pybytes())
 
     def prepare(self, cut: int) -> Any:
-        """The link thread says where the log ends."""
+        """Return nothing: the link thread records the end of the log."""
         del cut
 
     def sync(self) -> None:
-        """The link thread waits for the log, not here."""
+        """Do nothing: the link thread waits for the log."""
 
     def reset_to(self, prepared: Any | None) -> None:
-        """The link thread opens the log where the cut says."""
+        """Discard pending rows; the link thread opens the log at the position in the checkpoint."""
         del prepared
         self.reset()
 

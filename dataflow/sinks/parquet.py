@@ -1,11 +1,12 @@
-"""Rows as Parquet files that appear when their cut is committed: a file per worker and cut.
+"""Rows as Parquet files that become visible when their checkpoint is committed: one file per worker and
+checkpoint.
 
-Rules of this file: files and their names. When one is written, shown or removed is `two_phase.py`'s.
+This file handles files and their names. `two_phase.py` decides when a file is written, made visible or
+removed.
 
-A file is written as `_NAME.parquet`, which readers of data lakes skip, and renamed to `part-NAME.parquet`.
-So what a reader sees is whole, and is there once. `_OWNER-wNNNN.shown` says which file was shown last: a
-commit that is repeated after readers have moved files away, or merged them, brings nothing back and misses
-nothing.
+A file is written as `_NAME.parquet`, which data lake readers ignore, and renamed to `part-NAME.parquet`.
+Readers therefore see only complete files, each exactly once. `_OWNER-wNNNN.shown` stores which file became
+visible last: a commit that is repeated after files were moved away or merged neither restores nor loses any.
 """
 
 import os
@@ -32,16 +33,16 @@ _COMPRESSIONS = ("zstd", "snappy", "gzip", "lz4", "none")
 
 @dataclass(frozen=True, slots=True, init=False)
 class ParquetSink(TwoPhaseSink):
-    """Writes Parquet files into `directory`, which is made if it is not there; each appears when the cut
-    that covers its rows is committed, and never changes after that. So readers see each row once, as late
-    as cuts are apart.
+    """Writes Parquet files into `directory`, which is created if it does not exist. Each file becomes visible
+    when the checkpoint that covers its rows is committed, and never changes afterwards. Readers therefore see
+    each row once, with a delay of up to the interval between checkpoints.
 
         ParquetSink("/data/sold", compression="zstd")
 
-    Every worker must reach the directory, also one that is started again elsewhere. It belongs to one sink of
-    one region: a directory that holds files of another run or program is refused before any worker starts.
-    shared: True adds files to whatever is there, also to files of other regions that share it. Raises
-    SchemaError for a compression that is not there, and for columns that Parquet has no type for.
+    Every worker must reach the directory, also after a restart on another machine. The directory belongs to
+    one sink of one region: a directory with files of another run or program is rejected before any worker
+    starts. shared: True adds files to a directory with other files, including those of other regions that
+    share it. Raises SchemaError for an unknown compression and for columns that have no Parquet type.
     """
 
     directory: str
@@ -56,8 +57,8 @@ class ParquetSink(TwoPhaseSink):
         shared: bool = False,
     ) -> None:
         if compression not in _COMPRESSIONS:
-            raise SchemaError(f"compression is one of {', '.join(_COMPRESSIONS)}, not {compression!r}")
-        object.__setattr__(self, "directory", os.path.abspath(directory))  # noqa: PTH100 - made on workers
+            raise SchemaError(f"compression must be one of {', '.join(_COMPRESSIONS)}, not {compression!r}")
+        object.__setattr__(self, "directory", os.path.abspath(directory))  # noqa: PTH100 - created on workers
         object.__setattr__(self, "compression", compression)
         object.__setattr__(self, "shared", shared)
 
@@ -67,7 +68,8 @@ class ParquetSink(TwoPhaseSink):
                 pq.ParquetWriter(pa.BufferOutputStream(), pa.schema([field])).close()
             except pa.ArrowException as error:
                 raise SchemaError(
-                    f"column {field.name!r} of type {field.type} has no form in Parquet; map it: {error}"
+                    f"column {field.name!r} of type {field.type} has no Parquet type; convert it with a map:"
+                    f" {error}"
                 ) from error
 
     def open_output(self, context: OperatorContext) -> "ParquetOutput":
@@ -79,20 +81,20 @@ class ParquetSink(TwoPhaseSink):
         )
 
     def check_place(self, owner: OutputOwner) -> None:
-        """Files of another owner would be read together with those of this one."""
+        """Raise SinkOwnedError if another owner has files there, because they would be read together with
+        these.
+        """
         if not self.shared:
             directory = Path(self.directory)
             check_owner(directory, msgspec.json.encode(owner), _unmarked(directory, owner), _REMEDY)
 
 
-_REMEDY = (
-    "choose another directory, or move what is there elsewhere; shared=True adds rows to those that are there"
-)
+_REMEDY = "choose another directory, or move its files elsewhere; shared=True adds rows to those that exist"
 
 
 def _unmarked(directory: Path, owner: OutputOwner) -> list[str]:
-    """Names of data files of others, in a directory that is not marked. Versions before the mark wrote none:
-    there, a file with this owner's digest in its name shows that the directory is the owner's.
+    """Return the names of other owners' data files in a directory without an owner file. Older versions wrote
+    no owner file: there, a file with this owner's digest in its name proves ownership.
     """
     names = sorted(path.name for path in directory.glob("*") if path.suffix in (".parquet", ".shown"))
     if any(f"{owner.digest:016x}-w" in name for name in names):
@@ -102,12 +104,14 @@ def _unmarked(directory: Path, owner: OutputOwner) -> list[str]:
 
 
 class ParquetOutput(TwoPhaseOutput):
-    """One worker's files. Rows wait in memory until they make a row group."""
+    """Writes one worker's files. Rows are held in memory until they form a row group."""
 
     def __init__(
         self, directory: Path, schema: pa.Schema, compression: str, owner: OutputOwner | None, worker: int
     ) -> None:
-        """`owner`: who the directory is marked as belonging to when the first rows come; None: nobody."""
+        """`owner`: recorded as the owner of the directory before the first rows are written; None: no
+        owner.
+        """
         self._directory = directory
         self._owner = owner
         self._worker = worker
@@ -164,9 +168,9 @@ class ParquetOutput(TwoPhaseOutput):
         except FileNotFoundError:
             if not self._shown_path(transaction).exists():
                 raise SinkWriteError(
-                    f"{str(self._staged_path(transaction))!r} is gone, and the cut that covers its rows is"
-                    " committed",
-                    remedy="put it back; in that directory, leave files alone whose names begin with '_'",
+                    f"{str(self._staged_path(transaction))!r} does not exist, but the checkpoint that covers"
+                    " its rows is committed",
+                    remedy="restore the file; leave its files alone whose names begin with '_'",
                 ) from None
         replace_durably(last, transaction.encode())
 

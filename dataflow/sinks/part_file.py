@@ -1,12 +1,12 @@
-"""One part of a file sink on a real disk: whose directory it is in, who may write it, its bytes.
+"""One part of a file sink on a real disk: the owner of its directory, its lock, its bytes.
 
-Rules of this file: calls of the operating system. What is written, kept and cut is `files.py`'s, which knows
-a file only by `PartPort`; the simulator has one of its own.
+This file calls the operating system. `files.py` decides what is written, kept and truncated; it knows a file
+only by `PartPort`, which the simulator implements too.
 
-The directory belongs to one region of one store (file `_region.json` says which), because cutting back
-another region's output would destroy it. Each part is locked by its writer, so that a worker being killed
-cannot write after its successor has cut back; `_part-w0000.incarnation` says who wrote it last. Names that
-begin with `_` are no data, as Spark has it.
+The directory belongs to one region of one store (file `_region.json` holds the owner), because truncating
+another region's output would destroy it. Each part is locked by its writer, so that a worker that is being
+killed cannot write after its successor has truncated the file. `_part-w0000.incarnation` holds the
+incarnation that wrote the part last. Names that begin with `_` are not data, as in Spark.
 """
 
 import fcntl
@@ -26,28 +26,28 @@ _lock_poll_s: Final = 0.02
 
 
 class PartPort(Protocol):
-    """What a file sink needs of a file. All but `close` raise OSError."""
+    """The file operations that a file sink needs. All except `close` raise OSError."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def where(self) -> str:
-        """The whole path, for people."""
+        """The full path, for messages."""
         ...
 
     def open(self, owner: bytes) -> None:
-        """Make it if it is not there, and be its only writer; again is nothing. Raises SinkOwnedError,
-        SinkWriteError.
+        """Create the file if it does not exist, and lock it. A second call has no effect. Raises
+        SinkOwnedError, SinkWriteError.
         """
         ...
 
     def incarnation(self) -> int:
-        """The last that wrote here, 0 none. Raises CorruptDataError."""
+        """Return the last incarnation that wrote here, 0 if none. Raises CorruptDataError."""
         ...
 
     def set_incarnation(self, number: int) -> None:
-        """On stable storage when it returns."""
+        """Record the incarnation durably."""
         ...
 
     def size(self) -> int: ...
@@ -55,15 +55,17 @@ class PartPort(Protocol):
     def read(self, position: int, count: int) -> bytes: ...
 
     def write(self, position: int, data: memoryview) -> int:
-        """Some of it; how much."""
+        """Write at least one byte of `data`. Return the number of bytes written."""
         ...
 
     def cut(self, size: int) -> None:
-        """Nothing lies past that size any more, for good."""
+        """Truncate the file to `size`, durably."""
         ...
 
     def sync(self) -> None:
-        """All of it is on stable storage. Called from another thread. Raises SinkWriteError too: closed."""
+        """Make all bytes durable. Called from another thread. Also raises SinkWriteError if the file was
+        closed.
+        """
         ...
 
     def close(self) -> None: ...
@@ -79,7 +81,9 @@ class PartFile:
         self._fence = self._directory / f"_{self._path.stem}.incarnation"
         self._fd = -1
         self._syncing = threading.Lock()
-        """Held while syncing: a descriptor closed meanwhile could come back as another file's."""
+        """Held during a sync: if the descriptor were closed meanwhile, its number could be reused for another
+        file.
+        """
 
     @property
     def where(self) -> str:
@@ -138,7 +142,9 @@ class PartFile:
 
 
 def _lock(fd: int, path: Path) -> None:
-    """The writer's lock, gone with its process; waits for a predecessor that is on its way out."""
+    """Take the writer's lock, which ends with the process. Waits for a previous writer that is
+    terminating.
+    """
     deadline = time.monotonic() + limits.sink_lock_wait_s
     while True:
         try:
@@ -156,13 +162,15 @@ def _lock(fd: int, path: Path) -> None:
 
 
 def part_files(directory: Path) -> list[str]:
-    """The names of all parts in a directory, of any owner."""
+    """Return the names of all parts in a directory, of any owner."""
     return sorted(path.name for path in directory.glob("part-w*.tsv"))
 
 
 def check_owner(directory: Path, owner: bytes, unmarked: Sequence[str], remedy: str = "") -> bool:
-    """Whether the directory is marked as the owner's. Raises SinkOwnedError if it is marked as another's, or
-    not marked and holds output (`unmarked`, names of files). Changes nothing.
+    """Return whether the directory is marked as the owner's.
+
+    Raises SinkOwnedError if it is marked as another owner's, or is not marked and holds output (`unmarked`:
+    names of files). Changes nothing.
     """
     marker = directory / OWNER_FILE
     try:
@@ -170,7 +178,7 @@ def check_owner(directory: Path, owner: bytes, unmarked: Sequence[str], remedy: 
     except FileNotFoundError:
         if unmarked and not marker.exists():
             raise SinkOwnedError(
-                f"output directory {str(directory)!r} has {unmarked[0]} and no {OWNER_FILE}: another run or"
+                f"output directory {str(directory)!r} has {unmarked[0]} but no {OWNER_FILE}: another run or"
                 " program wrote it",
                 remedy=remedy,
             ) from None
@@ -187,8 +195,9 @@ def check_owner(directory: Path, owner: bytes, unmarked: Sequence[str], remedy: 
 def own_directory(
     directory: Path, owner: bytes, unmarked: Sequence[str], unique: str, remedy: str = ""
 ) -> None:
-    """Mark the directory as the owner's, durably, or find that it is. The first of several workers marks it.
-    `unique`: what no other worker of this process calls its file meanwhile. Raises as `check_owner`.
+    """Mark the directory durably as the owner's unless it is already. The first of several workers marks it.
+
+    `unique`: a file name that no other worker of this process uses at the same time. Raises as `check_owner`.
     """
     if check_owner(directory, owner, unmarked, remedy):
         return
@@ -198,7 +207,7 @@ def own_directory(
         file.flush()
         os.fsync(file.fileno())
     try:
-        os.link(mine, directory / OWNER_FILE)  # whole or not at all, and only once
+        os.link(mine, directory / OWNER_FILE)  # link() is atomic and fails if the name exists
     except FileExistsError:
         pass
     finally:
@@ -207,7 +216,9 @@ def own_directory(
 
 
 def replace_durably(path: Path, content: bytes) -> None:
-    """The file holds this, whole, on stable storage; its only writer calls it. Raises OSError."""
+    """Replace the content of a file atomically and durably. Only its single writer may call this. Raises
+    OSError.
+    """
     fresh = path.with_suffix(".tmp")
     with fresh.open("wb") as file:
         file.write(content)
@@ -218,7 +229,7 @@ def replace_durably(path: Path, content: bytes) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Names made, changed and removed in it are on stable storage. Raises OSError."""
+    """Make created, renamed and removed names in a directory durable. Raises OSError."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

@@ -1,16 +1,17 @@
-"""Rows into a table of a database, through SQLAlchemy: once each, or by their key.
+"""Writes rows into a table of a database through SQLAlchemy: each row once, or by key.
 
-Rules of this file: statements and the transactions of the database. Its tables are `sql_tables.py`'s; when a
-transaction of the sink is staged, shown or removed is `two_phase.py`'s.
+This file contains the statements and the database transactions. `sql_tables.py` defines the tables;
+`two_phase.py` decides when a transaction of the sink is staged, made visible or removed.
 
-Without `key`: rows wait in a table of the sink's own until their cut is committed. To show them is one
-transaction of the database: it notes in `dos_sink_writers` that they are shown, moves the rows, removes
-them where they waited. When it comes again, the note is there already. With `key`: each step's rows are
-written at once; a row whose key is there takes its place. So what comes again after a failure changes
-nothing in the end, and readers see rows before their cut is committed.
+Without `key`, rows wait in a table of the sink until their checkpoint is committed. One database transaction
+makes them visible: it records in `dos_sink_writers` that they are visible, inserts the rows, and deletes them
+where they were staged. If the commit is repeated, the record is found, and nothing happens. With `key`, the
+rows of each step are written immediately, and a row replaces the row with the same key. Rows written again
+after a failure therefore change nothing in the end, and readers see rows before their checkpoint is
+committed.
 
-Either way a writer that is left over from an earlier incarnation is refused: each transaction of the
-database checks, and locks, the row that says who may write.
+In both cases writers left over from an earlier incarnation are fenced: each database transaction checks and
+locks the row that holds the incarnation that may write.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -33,15 +34,16 @@ from dataflow.sinks.two_phase import TwoPhaseOutput, TwoPhaseWriter
 
 @dataclass(frozen=True, slots=True, init=False)
 class SqlSink(SinkSpec):
-    """Writes rows into `table` (or SCHEMA.TABLE) of the database at `url`, a URL of SQLAlchemy's.
+    """Writes rows into `table` (or SCHEMA.TABLE) of the database at `url`, an SQLAlchemy URL.
 
-    Without `key`, each row appears once, when the cut that covers it is committed. key: columns that tell
-    rows apart, unique in the table; a row replaces the one with its key, as soon as it comes. For
-    PostgreSQL and SQLite; it is quicker, and for rows such as counts, of which the last one counts. create:
-    make the table if it is not there. The table belongs to one sink of one region: one that holds rows of
-    another run or program is refused before any worker starts; shared: True adds to whatever is there. The
-    tables `dos_sink_writers`, `dos_sink_owners` and `dos_sink_staged` are made beside it. Every worker must
-    reach the database under that URL, whose password travels with the graph. Raises SchemaError.
+    Without `key`, each row appears once, when the checkpoint that covers it is committed. key: columns that
+    identify a row and are unique in the table; a new row immediately replaces the row with the same key.
+    `key` requires PostgreSQL or SQLite; it is faster, and suits rows such as counts, of which only the last
+    matters. create: create the table if it does not exist. The table belongs to one sink of one region: a
+    table with rows of another run or program is rejected before any worker starts. shared: True adds rows to
+    a table with other rows. The tables `dos_sink_writers`, `dos_sink_owners` and `dos_sink_staged` are
+    created in the same database. Every worker must reach the database under that URL, whose password is sent
+    with the graph. Raises SchemaError.
     """
 
     url: str = field(repr=False)
@@ -62,11 +64,11 @@ class SqlSink(SinkSpec):
         try:
             dialect = sa.make_url(url).get_dialect().name
         except sa.exc.SQLAlchemyError as error:
-            raise SchemaError(f"a SqlSink takes a URL of SQLAlchemy's: {error}") from error
+            raise SchemaError(f"a SqlSink needs an SQLAlchemy URL: {error}") from error
         keys = (key,) if isinstance(key, str) else tuple(key)
         if keys and dialect not in UPSERTS:
             known = ", ".join(sorted(UPSERTS))
-            raise SchemaError(f"key= is for {known}, and this is {dialect}; leave it out")
+            raise SchemaError(f"key= is supported for {known}, not for {dialect}; omit it")
         object.__setattr__(self, "url", url)
         object.__setattr__(self, "table", table)
         object.__setattr__(self, "key", keys)
@@ -76,21 +78,22 @@ class SqlSink(SinkSpec):
     def check_input(self, schema: pa.Schema) -> None:
         if missing := [name for name in self.key if name not in schema.names]:
             raise SchemaError(
-                f"a SqlSink has key column {missing[0]!r}, and rows have {', '.join(map(repr, schema.names))}"
+                f"key column {missing[0]!r} of a SqlSink does not exist; rows have"
+                f" {', '.join(map(repr, schema.names))}"
             )
         target_table(self.table, schema, self.key)
 
     def delivers(self, wanted: Delivery | None) -> Delivery:
-        """With a key, rows are seen at once, and replaced by those that come again."""
+        """With a key, rows are visible immediately, and rows that are written again replace them."""
         if not self.key:
             return SinkSpec.delivers(self, wanted)
         if wanted == "exactly-once":
-            text = "with key= shows rows at once, and after a reset older ones again"
-            raise DeliveryError(text, remedy=f"leave key= out; or {not_once_only}")
+            text = "with key= makes rows visible immediately, and older ones again after a reset"
+            raise DeliveryError(text, remedy=f"omit key=; or {not_once_only}")
         return wanted or "at-least-once"
 
     def check_place(self, owner: OutputOwner) -> None:
-        """Rows of another owner would stand among those of this one."""
+        """Raise SinkOwnedError if another owner has rows there, because they would mix with these."""
         if self.shared:
             return
         engine = sa.create_engine(self.url, poolclass=sa.NullPool)
@@ -110,12 +113,14 @@ class SqlSink(SinkSpec):
 
 
 def _check_owner(connection: sa.Connection, table: str, owner: OutputOwner) -> bool:
-    """Whether the table is recorded as the owner's. Raises SinkOwnedError if it is another's, or holds rows
-    and this owner has not written here (versions before `dos_sink_owners` wrote only `dos_sink_writers`).
+    """Return whether the table is recorded as the owner's.
+
+    Raises SinkOwnedError if it belongs to another owner, or holds rows although this owner has not written
+    here. Versions before `dos_sink_owners` recorded their writers only in `dos_sink_writers`.
     """
     inspector = sa.inspect(connection)
     text = msgspec.json.encode(owner).decode()
-    remedy = "choose another table, or empty that one; shared=True adds rows to those that are there"
+    remedy = "choose another table, or empty that one; shared=True adds rows to those that exist"
     if inspector.has_table(owners.name):
         held = connection.scalar(sa.select(owners.c.owner).where(owners.c.target == table))
         if held is not None and held != text:
@@ -131,7 +136,7 @@ def _check_owner(connection: sa.Connection, table: str, owner: OutputOwner) -> b
         target = sa.table(name, schema=namespace or None)
         if connection.scalar(sa.select(sa.literal(1)).select_from(target).limit(1)) is not None:
             raise SinkOwnedError(
-                f"table {table!r} holds rows, and no sink is recorded as its owner: another run or program"
+                f"table {table!r} holds rows, but no sink is recorded as its owner: another run or program"
                 " wrote them",
                 remedy=remedy,
             )
@@ -139,7 +144,7 @@ def _check_owner(connection: sa.Connection, table: str, owner: OutputOwner) -> b
 
 
 class _Database:
-    """One worker's way to its tables. Raises SinkFencedError."""
+    """One worker's connection to the tables. Raises SinkFencedError."""
 
     def __init__(self, spec: SqlSink, context: OperatorContext) -> None:
         owner = owner_of(context)
@@ -160,7 +165,9 @@ class _Database:
             raise
 
     def _own(self, table: str, owner: OutputOwner) -> None:
-        """Record whose table this is, or find that it is ours. The first of several workers records it."""
+        """Record the owner of the table unless it is recorded already. The first of several workers records
+        it.
+        """
         with self.engine.connect() as connection:
             if _check_owner(connection, table, owner):
                 return
@@ -173,7 +180,7 @@ class _Database:
                 _check_owner(connection, table, owner)
 
     def _begin_to_write(self) -> None:
-        """No earlier incarnation writes here any more. Raises SinkFencedError."""
+        """Fence earlier incarnations off. Raises SinkFencedError if a later one has written."""
         row = {"incarnation": self._incarnation, "shown_incarnation": 0, "shown_number": 0}
         try:
             with self.engine.begin() as connection:
@@ -183,7 +190,7 @@ class _Database:
                 self.lock(connection)
 
     def lock(self, connection: sa.Connection) -> None:
-        """Nobody else writes for this worker until the end of the transaction. Raises SinkFencedError."""
+        """Lock this worker's writer row until the end of the transaction. Raises SinkFencedError."""
         mine = sa.and_(writers.c.writer == self.writer, writers.c.incarnation <= self._incarnation)
         update = writers.update().where(mine).values(incarnation=self._incarnation)
         if connection.execute(update).rowcount == 0:
@@ -195,7 +202,7 @@ class _Database:
 
 
 class SqlOutput(TwoPhaseOutput):
-    """Rows wait in memory until they make a piece, in `dos_sink_staged` until they are shown."""
+    """Rows are collected in memory into pieces, and staged in `dos_sink_staged` until they become visible."""
 
     def __init__(self, database: _Database) -> None:
         self._database = database
@@ -236,7 +243,7 @@ class SqlOutput(TwoPhaseOutput):
             connection.execute(staged.delete().where(staged.c.transaction_name == transaction))
 
     def _note_shown(self, connection: sa.Connection, name: TransactionName) -> bool:
-        """Whether it was not shown before."""
+        """Record that the transaction is visible. Return whether it was not visible before."""
         columns = writers.c
         before = sa.or_(
             columns.shown_incarnation < name.incarnation,
@@ -251,8 +258,8 @@ class SqlOutput(TwoPhaseOutput):
         pieces = connection.scalars(sa.select(staged.c.piece).where(mine).order_by(staged.c.piece)).all()
         if not pieces:
             raise SinkWriteError(
-                f"rows of {transaction} are not in {staged.name!r}, and their cut is committed",
-                remedy="put the database back to a state in which they are: an older copy has lost rows",
+                f"rows of {transaction} are missing in {staged.name!r}, but their checkpoint is committed",
+                remedy="restore a database state that contains them: an older copy has lost rows",
             )
         for piece in pieces:
             yield connection.execute(
@@ -276,7 +283,7 @@ class SqlOutput(TwoPhaseOutput):
 
 
 class KeyedWriter(SinkWriter):
-    """Each step's rows in one transaction of the database."""
+    """Writes the rows of each step in one database transaction."""
 
     def __init__(self, spec: SqlSink, context: OperatorContext) -> None:
         self._spec = spec
@@ -288,12 +295,12 @@ class KeyedWriter(SinkWriter):
     def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
         for name in self._spec.key:
             column = batch.column(name)
-            if column.null_count:  # where the table allows it, each null is another row: nothing is replaced
+            if column.null_count:  # SQL does not match nulls, so a null key would add a row each time
                 raise UserFault(
                     f"key column {name!r} of table {self._spec.table!r} is null in {column.null_count} of"
-                    f" {batch.num_rows} rows, and SQL finds no row again by null",
+                    f" {batch.num_rows} rows, and SQL does not match null keys",
                     row=column.is_null().index(pa.scalar(value=True)).as_py(),
-                    remedy="leave such rows out by key_by(..., on_null='drop') or 'side', or map them before",
+                    remedy="exclude such rows by key_by(..., on_null='drop') or 'side', or by a map before",
                 )
         self._step.append(batch)
         return ()
@@ -317,8 +324,8 @@ class KeyedWriter(SinkWriter):
                 _insert(connection, statement, table)
         except sa.exc.SQLAlchemyError as error:
             raise SinkWriteError(
-                f"table {target.name!r} takes no rows: {error}",
-                remedy="see to the database, then run the region again: it resumes",
+                f"table {target.name!r} rejects rows: {error}",
+                remedy="repair the database, then run the region again; it resumes",
             ) from error
         self._rows += table.num_rows
         return ()
@@ -327,10 +334,10 @@ class KeyedWriter(SinkWriter):
         del cut
 
     def sync(self) -> None:
-        """The transaction of each step was durable when it ended."""
+        """Do nothing: the transaction of each step was durable when it ended."""
 
     def reset_to(self, prepared: Any | None) -> None:
-        """What was written stays, and is written again."""
+        """Keep what was written; it is written again."""
         del prepared
         self._step = []
         if self._database is None:
@@ -339,7 +346,7 @@ class KeyedWriter(SinkWriter):
             except sa.exc.SQLAlchemyError as error:
                 raise SinkWriteError(
                     f"the database of table {self._spec.table!r} cannot be opened: {error}",
-                    remedy="see to the database, then run the region again: it resumes",
+                    remedy="repair the database, then run the region again; it resumes",
                 ) from error
 
     def close(self) -> None:
@@ -352,7 +359,7 @@ class KeyedWriter(SinkWriter):
 
 
 def _last_of_each(table: pa.Table, key: Sequence[str]) -> pa.Table:
-    """The last row of each key: one statement may not write a row twice."""
+    """Return the last row of each key, because one statement may not write a row twice."""
     place = pa.array(range(table.num_rows), pa.int64())
     numbered = pa.table([*(table.column(name) for name in key), place], [*key, "_place"])
     last = numbered.group_by(list(key)).aggregate([("_place", "max")])

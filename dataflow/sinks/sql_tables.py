@@ -1,11 +1,12 @@
-"""The tables of a SQL sink: the one that rows go to, from their Arrow schema, and three of its own.
+"""The tables of an SQL sink: the target, derived from the Arrow schema, and three tables of the sink itself.
 
-Rules of this file: descriptions of tables, and making them. What is written into them is `sql.py`'s.
+This file defines and creates tables; `sql.py` writes to them.
 
-`dos_sink_writers` has a row for each sink and worker: the incarnation that may write, and the last
-transaction that was shown. `dos_sink_owners` names, for each table that rows go to, the sink that it
-belongs to. `dos_sink_staged` has rows of transactions that are not shown yet, as Arrow streams: data there
-is of any columns, and is read by nobody else.
+| table | content |
+|---|---|
+| `dos_sink_writers` | per sink and worker: the incarnation that may write, the last visible transaction |
+| `dos_sink_owners` | the owning sink of each target table |
+| `dos_sink_staged` | rows that are not visible yet, as Arrow streams, because their columns vary |
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -45,11 +46,11 @@ UPSERTS: "Final[Mapping[str, Callable[[sa.Table], postgresql.Insert | sqlite.Ins
     "postgresql": postgresql.insert,
     "sqlite": sqlite.insert,
 }
-"""Databases that are told what to do with a row whose key is there already, in the same words."""
+"""Databases that support ON CONFLICT, with the same SQLAlchemy interface."""
 
 
 def target_table(name: str, schema: pa.Schema, key: Sequence[str]) -> sa.Table:
-    """The table that rows go to; `name` may be SCHEMA.TABLE. Raises SchemaError for columns without a SQL
+    """Return the target table; `name` may be SCHEMA.TABLE. Raises SchemaError for columns without an SQL
     type.
     """
     namespace, _, table = name.rpartition(".")
@@ -77,11 +78,11 @@ def _sql_type(field: pa.Field) -> "sa.types.TypeEngine[Any]":
         return sa.DateTime(timezone=found.tz is not None)
     if kind.is_decimal(found):
         return sa.Numeric(found.precision, found.scale)
-    raise SchemaError(f"column {field.name!r} of type {found} has no SQL type here; map it to a plain one")
+    raise SchemaError(f"column {field.name!r} of type {found} has no SQL type here; convert it with a map")
 
 
 def make_tables(engine: sa.Engine, *tables: sa.Table) -> None:
-    """Those that are not there. Several workers may do so at once."""
+    """Create the tables that do not exist. Several workers may do so at once."""
     for table in tables:
         try:
             table.create(engine, checkfirst=True)

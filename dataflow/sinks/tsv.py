@@ -1,8 +1,8 @@
-"""Rows to tab-separated text, without work per row in Python.
+"""Converts rows to tab-separated text without per-row work in Python.
 
-The text is PostgreSQL's COPY format: one row a line, columns separated by tabs, \\N for null, and \\\\ \\t
-\\n \\r for these characters inside a value. So any reader of TSV takes it, and every value comes back as it
-was (`parse_row`).
+The format is PostgreSQL's COPY text format: one row per line, columns separated by tabs, \\N for null, and
+\\\\ \\t \\n \\r for these characters inside a value. Any TSV reader accepts it, and `parse_row` restores
+every value exactly.
 """
 
 from typing import Final
@@ -17,22 +17,23 @@ _NULL: Final = "\\N"
 
 
 def check_columns(schema: pa.Schema) -> None:
-    """Raises SchemaError if a column has no text form."""
+    """Raise SchemaError if a column has no text form."""
     for field in schema:
         try:
             if pa.types.is_binary(
                 field.type
-            ):  # Arrow would take it, and fail at the first byte that is not UTF-8
+            ):  # Arrow would accept it and fail at the first byte that is not UTF-8
                 raise pa.ArrowNotImplementedError
             pa.array([], field.type).cast(pa.string())
         except pa.ArrowException:
             raise SchemaError(
-                f"column {field.name!r} of type {field.type} has no text form; map it to a string"
+                f"column {field.name!r} of type {field.type} has no text form; convert it to a string with"
+                " a map"
             ) from None
 
 
 def tsv_of(batch: pa.RecordBatch) -> memoryview:
-    """The rows as bytes, each line ended by \\n."""
+    """Return the rows as bytes; every line ends with \\n."""
     if not batch.num_rows:
         return memoryview(b"")
     columns = [_text(column) for column in batch.columns]
@@ -52,12 +53,12 @@ def _text(column: pa.Array) -> pa.Array:
 
 
 def _plain(kind: pa.DataType) -> bool:
-    """Types whose text never has a character to escape."""
+    """Whether text of this type never contains a character to escape."""
     return bool(pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_floating(kind))
 
 
 def _bytes_of(text: pa.Array) -> memoryview:
-    """All values of a string array, one after the other, without a copy."""
+    """Return all values of a string array, concatenated, without copying."""
     _, ends, data = text.buffers()
     if data is None:
         return memoryview(b"")
@@ -66,7 +67,7 @@ def _bytes_of(text: pa.Array) -> memoryview:
 
 
 def parse_row(line: str) -> list[str | None]:
-    """The values of one line (without its \\n). For readers and tests."""
+    """Return the values of one line (without its \\n). For readers and tests."""
     return [None if value == _NULL else _unescaped(value) for value in line.split("\t")]
 
 

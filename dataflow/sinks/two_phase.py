@@ -1,4 +1,4 @@
-"""A base for sinks of your own that show each row once: say how rows are staged, and how they are shown.
+"""The base class of user-defined sinks that make each row visible exactly once, by staging and committing.
 
     @dataclass(frozen=True)
     class JsonFiles(TwoPhaseSink):
@@ -8,15 +8,15 @@
             return JsonOutput(Path(self.folder))
 
     class JsonOutput(TwoPhaseOutput):
-        def stage(self, transaction, batch): ...    # where nobody looks, under this name
-        def prepare(self, transaction): ...         # it outlives a crash from here on
-        def commit(self, transaction): ...          # show it; a second time: nothing
-        def staged(self): ...                       # names of what is staged and not shown
-        def abort(self, transaction): ...           # away with it
+        def stage(self, transaction, batch): ...    # write under this name, hidden from readers
+        def prepare(self, transaction): ...         # make it durable
+        def commit(self, transaction): ...          # make it visible; no effect if it is already
+        def staged(self): ...                       # names of what is staged and not visible
+        def abort(self, transaction): ...           # delete it
 
-docs/sources-and-sinks.md has it whole. Rules of this file: when which of these is called, one at a time,
-and what a failure of it is told as. Names, and what is shown or left over, are `core/transactions.py`'s.
-Whether yours does what it should: `dataflow.testing.sink_check.check_sink`.
+docs/sources-and-sinks.md has the whole example. This file decides when each method is called, one at a time,
+and converts exceptions. `core/transactions.py` decides the names, and which transactions to commit or abort.
+`dataflow.testing.sink_check.check_sink` tests an implementation.
 """
 
 import threading
@@ -37,58 +37,63 @@ from dos_protocol.errors import CorruptDataError, DosError
 
 
 class TwoPhaseOutput(ABC):
-    """One worker's way to the place where rows go. Two threads call it, never both at once.
+    """One worker's connection to the destination. Two threads call it, never both at once.
 
-    A transaction is a name: letters, digits and `-`, at most 80, never used twice; names sort in the order
-    in which they are shown. Several regions and workers may share a place. What any method raises resets
-    the region, which then goes on from its last committed cut: `staged`, `abort` and `commit` come again.
+    A transaction is a name of letters, digits and `-`, at most 80 characters, never used twice. Names sort in
+    the order of their commits. Several regions and workers may share a destination. An exception from any
+    method resets the region, which then continues from its last committed checkpoint: `staged`, `abort` and
+    `commit` are called again.
     """
 
     @abstractmethod
     def stage(self, transaction: str, batch: pa.RecordBatch) -> None:
-        """Take rows. No reader may see them yet; they may be lost in a crash."""
+        """Write rows. Readers must not see them yet; a crash may lose them."""
 
     @abstractmethod
     def prepare(self, transaction: str) -> None:
-        """All rows of it are on stable storage when this returns, and reached by whoever opens this place
-        on any machine where the worker may be started again. No more will come.
+        """Make all rows of the transaction durable, and reachable from any machine where the worker may be
+        restarted. No rows follow.
         """
 
     @abstractmethod
     def commit(self, transaction: str) -> None:
-        """Show all rows of a prepared transaction. It comes again after a failure, perhaps from another
-        process: if it was shown before, nothing happens. Raise if it is neither staged nor shown.
+        """Make all rows of a prepared transaction visible.
+
+        May be called again after a failure, also from another process; has no effect if the rows are already
+        visible. Must raise an exception if the transaction is neither staged nor visible.
         """
 
     @abstractmethod
     def staged(self) -> Iterable[str]:
-        """Names of what is staged here and not shown, prepared or not, by anybody."""
+        """Return the names of all transactions that are staged here and not visible, prepared or not, of any
+        writer.
+        """
 
     @abstractmethod
     def abort(self, transaction: str) -> None:
-        """Remove what is staged under that name; it will never be shown."""
+        """Delete what is staged under that name; it will never become visible."""
 
-    def close(self) -> None:  # noqa: B027 - most have nothing to let go of
-        """Let go of files and connections. Nothing becomes durable or is shown by it."""
+    def close(self) -> None:  # noqa: B027 - most have nothing to release
+        """Release files and connections. Makes nothing durable or visible."""
 
 
 class TwoPhaseSink(SinkSpec):
-    """The description of such a sink: immutable, and pickled on its way to the workers."""
+    """The description of such a sink: immutable, and pickled when it is sent to the workers."""
 
     @abstractmethod
     def open_output(self, context: OperatorContext) -> TwoPhaseOutput:
-        """This worker's way to the place."""
+        """Return this worker's connection to the destination."""
 
     def check_input(self, schema: pa.Schema) -> None:
-        """Everything is taken; override it to raise SchemaError for columns that do not fit."""
+        """Accept any schema. Override it to raise SchemaError for columns that do not fit."""
 
     def open(self, context: OperatorContext) -> "TwoPhaseWriter":
         return TwoPhaseWriter(lambda: self.open_output(context), context)
 
 
 class TwoPhaseWriter(SinkWriter):
-    """Invariant: `_lock` is held by whoever calls the output, `_names` by whoever looks at the names:
-    `sync` comes from another thread.
+    """Runs a two-phase sink. Invariant: `_lock` is held during calls of the output, `_names` during access to
+    the names, because `sync` runs on another thread.
     """
 
     def __init__(self, open_output: Callable[[], TwoPhaseOutput], context: OperatorContext) -> None:
@@ -114,7 +119,7 @@ class TwoPhaseWriter(SinkWriter):
             raise
         except Exception as error:
             text = f"{self._where} cannot {what}: {type(error).__name__}: {error}"
-            remedy = "see to the place where its rows go, then run the region again: it resumes"
+            remedy = "repair the destination of its rows, then run the region again; it resumes"
             raise SinkWriteError(text, remedy=remedy) from error
 
     def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
@@ -150,7 +155,7 @@ class TwoPhaseWriter(SinkWriter):
             self._transactions.stand(msgspec.convert(prepared or [], list[str]))
         except (msgspec.ValidationError, ValueError) as error:
             raise CorruptDataError(
-                self._where, 0, "names of its transactions in the cut", str(error)
+                self._where, 0, "names of its transactions in the checkpoint", str(error)
             ) from error
         with self._lock:
             if self._output is None:

@@ -1,4 +1,4 @@
-"""Sources: where rows enter a region, by splits that can be read again."""
+"""Sources: where rows enter a region, from splits that can be replayed."""
 
 from dataflow.sources.directory import DirectorySource
 from dataflow.sources.files import FileSource

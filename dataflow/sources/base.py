@@ -1,8 +1,9 @@
-"""What every source is: splits that can be read again from a position, dealt to workers.
+"""The base classes of sources: splits that can be replayed from a position and are assigned to workers.
 
-Rules of this file: types and two base classes. A *split* is one independently replayable piece of an input
-(here: one file in one pass). A *division* is what a step took: for each split it read, from where to where.
-Given the same division, `replay` gives the same rows, or fails; it never gives others.
+This file contains types and base classes only. A *split* is one independently replayable piece of an input,
+for example one file in one pass. A *division* records the input of a step: for each split that was read, the
+range of positions. Given the same division, `replay` returns the same rows or fails; it never returns other
+rows.
 """
 
 from abc import abstractmethod
@@ -20,14 +21,15 @@ from dataflow.operators.base import Operator, OperatorContext, OperatorSpec
 Positions: TypeAlias = dict[str, SplitPosition]
 
 DONE_SPLITS: Final = ""
-"""The key under which a cut says how many of a worker's splits are read to their end: `position` is their
-number and `digest` that of their names. So a cut does not grow with the number of files read.
+"""The key under which a checkpoint stores how many of a worker's splits are fully read: `position` is their
+number, `digest` that of their names. The size of a checkpoint therefore does not grow with the number of
+files read.
 """
 
 
 class SplitDivision(NamedTuple):
-    """What one step took of one split. `digest` is that of everything up to `end`: a replay that reads other
-    bytes fails.
+    """The range of one split that one step read. `digest` covers everything up to `end`: a replay that reads
+    different bytes fails.
     """
 
     begin: int
@@ -38,32 +40,30 @@ class SplitDivision(NamedTuple):
 
 
 Division: TypeAlias = dict[str, SplitDivision]
-"""Split -> what one step took of it, in the order of reading: the part of one source."""
+"""Split -> the range that one step read of it, in the order of reading. The part of one source."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceBatch:
-    """Some rows and where they came from."""
+    """Rows and their origin."""
 
     batch: pa.RecordBatch
     pieces: "tuple[BatchPiece, ...]"
     bytes_read: int
     data: bytes = b""
-    """What the rows were made of, for a source that needs it to say where a row stands."""
+    """The input bytes of the rows, for sources that need them to describe the position of a row."""
     ends_unit: bool = True
-    """Whether the last row ends a unit of its split: rows within a unit are in no order of time."""
+    """Whether the last row ends a unit of its split. Rows within a unit are not ordered by time."""
 
     @property
     def split(self) -> str:
-        """The split of the rows, where a reader reads by time: then a batch has rows of one split."""
+        """The split of the rows, for a reader that reads by time: its batches have rows of one split each."""
         return self.pieces[0].split if self.pieces else ""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchPiece:
-    """Bytes `begin` to `end` of `split` are `data[at:...]` of a batch. Rows are counted only when someone
-    asks.
-    """
+    """Bytes `begin` to `end` of `split` are `data[at:...]` of a batch. Rows are counted only on demand."""
 
     split: str
     begin: int
@@ -72,87 +72,87 @@ class BatchPiece:
 
 
 class SourceReader(Operator):
-    """A running source: the splits of one worker, and how far each is read."""
+    """A running source: the splits of one worker and the position of each."""
 
     reached: Callable[[str], Watermark] | None = None
-    """Set where the graph takes event time from this source: the watermark of a split. Then a batch has rows
-    of one split, and the split whose watermark is least is read next (`turns.py`).
+    """Returns the watermark of a split. Set if the graph takes event time from this source; each batch then
+    has rows of one split, and the split with the lowest watermark is read next (`turns.py`).
     """
 
     @abstractmethod
     def reset_to(self, positions: Mapping[str, SplitPosition]) -> None:
-        """Stand where a cut says; an empty mapping is the beginning. Checks that what was read is still
-        there.
+        """Move to the positions of a checkpoint; an empty mapping means the beginning. Verifies that the
+        input that was already read still exists unchanged.
 
         Raises InputChangedError, InputListChangedError.
         """
 
     @abstractmethod
     def read(self, bytes_max: int) -> SourceBatch | None:
-        """The next rows, about `bytes_max` bytes of input, or None: nothing more at the moment."""
+        """Return the next rows, about `bytes_max` bytes of input, or None if there are none at present."""
 
     @abstractmethod
     def replay(self, division: Division) -> list[SourceBatch]:
-        """Exactly the rows that a step took before. Raises InputChangedError."""
+        """Return exactly the rows that an earlier step read. Raises InputChangedError."""
 
     @abstractmethod
     def take_division(self) -> Division:
-        """What was read or replayed since the last call: the part of this source in the step's division."""
+        """Return what was read or replayed since the last call: this source's part of the step's division."""
 
     @abstractmethod
     def positions(self) -> Positions:
-        """How far everything is read, as a cut carries it."""
+        """Return the position of every split, as a checkpoint stores it."""
 
     @property
     @abstractmethod
     def exhausted(self) -> bool:
-        """Whether every split is read to its end."""
+        """Whether every split is fully read."""
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing was ever read here. Event time asks for it where a step is replayed whose division
-        does not hold the watermark: it was recorded by an older version.
+        """Whether nothing was ever read here. Needed to replay a step whose division has no watermark because
+        an older version recorded it.
         """
         return False
 
     def time_now(self) -> SourceTime:
-        """Which splits hold event time back now. By default all that is not read may have any time."""
+        """Return which splits currently hold event time back. Default: unread input may have any time."""
         return SourceTime(at_end=self.exhausted, is_known=False)
 
     @property
     def has_input(self) -> bool:
-        """Whether there may be something to read now. A source that waits for others to write says no
-        meanwhile: an idle region makes no steps.
+        """Whether there may be something to read now. False while a source waits for external writers, so
+        that an idle region makes no steps.
         """
         return not self.exhausted and not self.wants_cut
 
     @property
     def wakes_in(self) -> float | None:
-        """While it has no input: seconds until it is to be asked again, because nobody will say when there is
-        some. None: somebody wakes the circuit.
+        """While there is no input: seconds until the next check, for a source that cannot wake the circuit.
+        None: the source wakes the circuit.
         """
         return None
 
     def can_replay(self, division: Division) -> bool:
-        """Whether `replay` has all it needs at hand. If not, it is being fetched, and the circuit is
-        woken.
+        """Return whether `replay` has all of its input at hand. If not, the input is being fetched, and the
+        circuit is woken when it has arrived.
         """
         del division
         return True
 
     @property
     def wants_cut(self) -> bool:
-        """Whether it has come to a place where it wants a cut, and gives nothing more until `cut_taken`. Only
-        where the region has trigger="operator"; a replay comes to the same places.
+        """Whether it requests a checkpoint at its current position and returns no rows until `cut_taken`.
+        Only for trigger="operator"; a replay stops at the same positions.
         """
         return False
 
     def cut_taken(self) -> None:
-        """A cut holds all that was read."""
+        """Continue: a checkpoint contains all that was read."""
 
     @abstractmethod
     def describe(self, source: SourceBatch, row: int | None) -> str:
-        """Where a row of the batch (None: some row of it) stands in the input, in words."""
+        """Describe the position in the input of a row of the batch (None: of any row)."""
 
 
 class SourceSpec(OperatorSpec):
@@ -160,11 +160,11 @@ class SourceSpec(OperatorSpec):
 
     kind: ClassVar[OperatorKind] = OperatorKind.SOURCE
     can_trigger: ClassVar[bool] = False
-    """Whether its readers ask for cuts where a region has trigger="operator"."""
+    """Whether its readers request checkpoints in a region with trigger="operator"."""
 
     runs_outside: ClassVar[bool] = False
-    """Whether it can begin at the present, outside of any consistent region."""
+    """Whether it can start at the present position of its input, outside of a consistent region."""
 
     @abstractmethod
     def open(self, context: OperatorContext) -> SourceReader:
-        """A reader of this worker's splits, at the beginning."""
+        """Return a reader of this worker's splits, at the beginning."""

@@ -1,19 +1,20 @@
-"""Directories that grow: files that come later are picked up, and so are lines that are appended to files.
+"""Directories that grow: reads files that are added later, and lines that are appended to files.
 
-Rules of this file: which bytes a step takes, and the proof that a replay takes the same. What lies in the
-directories is told by `sources/watched_files.py`, bytes to lines is `line_batches.py`'s.
+This file decides which bytes a step reads and verifies that a replay reads the same. `sources/watched_files.py` lists the
+directories; `line_batches.py` converts bytes to lines.
 
-A split is a file, under its path. It belongs to the worker that the hash of its path says, so no worker has
-to be told of a new one. Files are read in turns, in the order of their paths, each at most once in a step, so
-that the division alone (file, from, to; in order) says in which order rows came; no busy file holds up the
-others. Where event time is taken from the lines, each turn is that of the file whose watermark is least
-(`turns.py`). A file holds event time back while it has lines that wait. One that is read to its present end
-does not, because nobody knows which files still grow.
-
-A cut holds the position of every file that is there, with a digest of what lies just before it. A file is
-read on only if that is still there: one that is shorter, or other before the position, is refused by name.
-Of a file that grows only whole lines are taken: what stands behind the last line end waits for its own. A
-gzip file is taken when it is whole, and is over then; its digest is that of the file.
+1. A split is a file, named by its path. The hash of the path determines its worker, so workers need no
+   coordination for a new file.
+2. Files are read in turns, in the order of their paths, each at most once per step. The division (file, from,
+   to; in order) therefore determines the order of the rows, and a busy file does not delay the others. If
+   event time is taken from the lines, the file with the lowest watermark is next (`turns.py`).
+3. A file holds event time back while it has lines to read. A file that is read to its present end does not,
+   because it is unknown which files still grow.
+4. A checkpoint contains the position of every existing file, with a digest of the bytes just before it.
+   Reading continues only if these bytes are unchanged; a file that is shorter, or differs before the
+   position, is rejected by name.
+5. Of a growing file only whole lines are read: text after the last newline waits for its own newline.
+6. A gzip file is read once it is whole, and is then finished; its digest is that of the file.
 """
 
 import os
@@ -60,24 +61,24 @@ Gone: TypeAlias = Literal["stop", "forget"]
 
 _NOWHERE: Final = SplitPosition(0)
 _tail_bytes: Final = 4 * limits.KIB
-"""What lies before a position is proved by so many bytes."""
+"""How many bytes before a position prove that the file is unchanged."""
 _chunk_bytes_min: Final = 4 * limits.KIB
 _open_files_max: Final = 64
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class DirectorySource(SourceSpec):
-    """Reads all files in a directory, or those that fit a pattern, a row a line (column `line`); those that
-    come later too, and what is appended to them. Every worker must see them under the same paths. It has no
-    end until the path `until` exists: then what is there is read, and the source is over.
+    """Reads all files in a directory, or those that match a pattern, one row per line (column `line`),
+    including files added and lines appended later. Every worker must see the files under the same paths. The
+    source ends when the path `until` exists and everything present then is read.
 
         DirectorySource("logs", until="logs/END")
 
     paths: a directory, a path or pattern (`logs/**/*.log`), or a list of them. Names that begin with . or _
-    are left out: write a file as _name, and rename it. Those that end with .gz are read when they are whole.
-    poll_s: seconds after which is looked again. gone: what to do about a file that is not there any more,
-    "stop" the region, or "forget" it: then a file may be taken away once a cut holds it.
-    errors: as of `FileSource`. Raises SchemaError, also for a directory that is not there.
+    are skipped: write a file as _name and rename it when complete. Files that end with .gz are read once they
+    are whole. poll_s: seconds between two listings of the directories. gone: what to do if a file no longer
+    exists, "stop" the region, or "forget" the file; with "forget", a file may be removed once a checkpoint
+    covers it. errors: as of `FileSource`. Raises SchemaError, also for a directory that does not exist.
     """
 
     places: tuple[WatchedFiles, ...]
@@ -97,14 +98,14 @@ class DirectorySource(SourceSpec):
     ) -> None:
         given = paths_of(paths)
         if not given:
-            raise SchemaError("a DirectorySource has at least one directory or pattern; none was given")
+            raise SchemaError("a DirectorySource needs at least one directory or pattern")
         if not poll_s > 0:
-            raise SchemaError(f"poll_s is a time above 0 in seconds, not {poll_s!r}")
+            raise SchemaError(f"poll_s must be a number of seconds above 0, not {poll_s!r}")
         if gone not in ("stop", "forget"):
-            raise SchemaError(f"gone is 'stop' or 'forget', not {gone!r}")
+            raise SchemaError(f"gone must be 'stop' or 'forget', not {gone!r}")
         check_errors(errors)
         object.__setattr__(self, "places", tuple(watched(entry) for entry in given))
-        end = None if until is None else os.path.abspath(until)  # noqa: PTH100 - it need not exist here
+        end = None if until is None else os.path.abspath(until)  # noqa: PTH100 - the path need not exist here
         object.__setattr__(self, "until", end)
         object.__setattr__(self, "poll_s", poll_s)
         object.__setattr__(self, "gone", gone)
@@ -119,7 +120,7 @@ class DirectorySource(SourceSpec):
 
 
 class DirectoryReader(SourceReader):
-    """A worker's files, in turns."""
+    """Reads a worker's files in turns."""
 
     def __init__(
         self,
@@ -132,10 +133,11 @@ class DirectoryReader(SourceReader):
         self._worker, self._workers = worker, workers
         self._clock = clock
         self._open: dict[str, FollowedFile] = {}
-        """The last used at the end."""
+        """Open files by path, least recently used first."""
         self.reset()
 
-    # --- where it stands ------------------------------------------------------------------------------------
+    # --- Position
+    # -----------------------------------------------------------------------------------------------
 
     def reset(self) -> None:
         self.close()
@@ -144,14 +146,14 @@ class DirectoryReader(SourceReader):
         self._seen: dict[str, FileSeen] = {}
         self._gzips = WholeGzips()
         self._halves: dict[str, int] = {}
-        """File -> its size when no line was whole behind the position."""
+        """File -> its size when there was no complete line after the position."""
         self._ready: deque[str] = deque()
         """Files with more to read, in the order of their turns."""
         self._last = ""
-        """The file that was read last; `_more`: it has more."""
+        """The file that was read last. `_more`: it has more to read."""
         self._more = False
         self._look_at = 0.0
-        self._listed = False  # in this incarnation
+        self._listed = False  # whether the directories were listed in this incarnation
         self._turns = RoundRobin()
         self._ending = self._over = False
 
@@ -189,20 +191,22 @@ class DirectoryReader(SourceReader):
     def wakes_in(self) -> float | None:
         return None if self._over else max(0.0, self._look_at - self._clock())
 
-    # --- what lies there ------------------------------------------------------------------------------------
+    # --- Listing
+    # ------------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        """If it is time. Raises InputChangedError, InputGoneError, InputReadError."""
+        """List the directories if it is time. Raises InputChangedError, InputGoneError, InputReadError."""
         if self._over or self._clock() < self._look_at:
             return
         until = self._spec.until
-        ending = until is not None and os.path.exists(until)  # noqa: PTH110 - before the files are listed
+        # Check before listing, so that files written before `until` are included.
+        ending = until is not None and os.path.exists(until)  # noqa: PTH110
         found = {path: seen for path, seen in list_files(self._spec.places).items() if self._owns(path)}
         if len(found) > limits.directory_files_max:
             raise InputReadError(
-                f"{len(found)} input files are there for one worker, and a cut holds the position of each: "
-                f"at most {limits.directory_files_max}",
-                remedy='take away files that were read, with gone="forget"; or use more workers',
+                f"{len(found)} input files exist for one worker, and a checkpoint holds the position of"
+                f" each: the maximum is {limits.directory_files_max}",
+                remedy='remove files that were read, with gone="forget"; or use more workers',
             )
         for path in [path for path in self._at if path not in found]:
             self._note_gone(path)
@@ -228,7 +232,7 @@ class DirectoryReader(SourceReader):
         self._forget(path)
 
     def _forget(self, path: str) -> None:
-        """Another file of this name is read from its beginning."""
+        """Forget a file; another file of this name is read from its beginning."""
         self._at.pop(path, None)
         self._gzips.forget(path)
         self._halves.pop(path, None)
@@ -239,13 +243,14 @@ class DirectoryReader(SourceReader):
             self._open.pop(path).held.close()
 
     def _is_ready(self, path: str, seen: FileSeen, *, ending: bool) -> bool:
-        """Whether there is more to read of it. Raises InputChangedError for a file that is another one."""
+        """Return whether the file has more to read. Raises InputChangedError if it is a different file."""
         at = self._at.get(path, _NOWHERE)
         last = self._seen.get(path)
         if last is not None and last.identity != seen.identity:
             self._shut(path)
             if at.position and not at.done and seen.size >= at.position:
-                self._opened(path)  # the proof: the same content under the name is the same file
+                # verifies the digest: a file of this name with the same content counts as the same file
+                self._opened(path)
         if path.endswith(GZIP_SUFFIX):
             if at.done and last != seen and (mark := mark_of(path)) != at.digest:
                 found = f"another file, of {seen.size} bytes ({mark:016x})"
@@ -260,7 +265,7 @@ class DirectoryReader(SourceReader):
     # --- open files -----------------------------------------------------------------------------------------
 
     def _opened(self, path: str) -> FollowedFile:
-        """The file, if what lies before the position is what was there. Raises InputChangedError."""
+        """Return the open file after verifying the bytes before the position. Raises InputChangedError."""
         file = self._open.pop(path, None)
         if file is None:
             at = self._at.get(path, _NOWHERE)
@@ -281,7 +286,9 @@ class DirectoryReader(SourceReader):
         return file
 
     def _checked(self, path: str) -> FollowedFile:
-        """The same, when a step begins to read of it: it may have been written anew in its place."""
+        """Return the open file. Reopens and verifies it when a step starts to read it, because it may have
+        been rewritten in place.
+        """
         if path not in self._parts and not path.endswith(GZIP_SUFFIX):
             self._shut(path)
         return self._opened(path)
@@ -310,7 +317,7 @@ class DirectoryReader(SourceReader):
         return taken.take()
 
     def _next(self) -> str | None:
-        """Whose turn it is: a file goes on as long as the step has room, and comes once in a step."""
+        """Return the next file: a file continues while the step has room, and has one turn per step."""
         if self._more:
             return self._last
         for _ in range(len(self._ready)):
@@ -334,7 +341,7 @@ class DirectoryReader(SourceReader):
         return LineChunks(self._spec.errors, lambda path: path)
 
     def _note(self, path: str, chunk: bytes, *, done: bool) -> None:
-        """The step has taken the next bytes of a file."""
+        """Record that the step read `chunk` of a file."""
         file, at = self._open[path], self._at.get(path, _NOWHERE)
         part = self._parts.setdefault(path, FilePart(at.position, PrefixDigest()))
         part.digest.update(chunk)
@@ -383,7 +390,7 @@ class DirectoryReader(SourceReader):
     def take_division(self) -> Division:
         parts, self._parts = self._parts, {}
         self._turns.step_over()
-        if self._more:  # the next step begins with the next file
+        if self._more:  # the next step starts with the next file
             self._ready.append(self._last)
             self._more = False
         return {
@@ -391,7 +398,8 @@ class DirectoryReader(SourceReader):
             for path, part in parts.items()
         }
 
-    # --- for people -----------------------------------------------------------------------------------------
+    # --- For display
+    # --------------------------------------------------------------------------------------------
 
     def describe(self, source: SourceBatch, row: int | None) -> str:
         return place_of(source, row, lambda piece: f"file {piece.split!r}")

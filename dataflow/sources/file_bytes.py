@@ -1,8 +1,8 @@
-"""The bytes of an input file by their position: as they are, or as gzip holds them.
+"""The bytes of an input file by position, plain or decompressed from gzip.
 
-Rules of this file: calls of the operating system and of zlib. Which bytes are read, and the proof that they
-are the same, is `files.py`'s. A position in a gzip file is one in what it holds: to stand at one, all
-before it is decompressed again. Several gzip streams one behind the other are one file, as gzip has it.
+This file calls the operating system and zlib. `files.py` decides which bytes are read and verifies that they
+have not changed. A position in a gzip file refers to the decompressed content: reading from it decompresses
+everything before it again. Several concatenated gzip streams are one file, as in gzip.
 """
 
 import os
@@ -21,46 +21,49 @@ class FileBytes(Protocol):
     """Reads an open file. `read` raises InputReadError."""
 
     def read(self, position: int, count: int) -> bytes:
-        """Bytes from there on: `count` of them, fewer where it ends. Positions before the last one may cost
-        a reading from the beginning.
+        """Return `count` bytes from `position` on, fewer at the end of the file. A position below the
+        previous one may require reading from the beginning.
         """
         ...
 
     def size(self) -> int | None:
-        """How many bytes there are; None: only reading tells."""
+        """Return the number of bytes; None if only reading can determine it."""
         ...
 
     def close(self) -> None: ...
 
 
 class GzipCutShortError(InputReadError):
-    """A file ends within its gzip stream: perhaps it is still being written."""
+    """A file ends within its gzip stream. It may still be in the process of being written."""
 
-    remedy = "wait until it is written whole, or repair it"
+    remedy = "wait until the file is completely written, or repair it"
 
 
 def open_bytes(path: str) -> FileBytes:
-    """Open a file; names that end with .gz are gzip's. Raises InputReadError, also for what is no regular
-    file.
+    """Open a file; a name that ends with .gz is decompressed. Raises InputReadError, also if it is not a
+    regular file.
     """
     fd = open_regular(path)
     return GzipBytes(path, fd) if path.endswith(GZIP_SUFFIX) else PlainBytes(path, fd)
 
 
 def open_regular(path: str) -> int:
-    """A descriptor to read a regular file. Raises InputReadError."""
+    """Return a descriptor to read a regular file. Raises InputReadError."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe must not hold us up
+        # non-blocking, because opening a pipe could wait forever
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise InputReadError(f"input {path!r} cannot be opened: {error.strerror}") from error
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise InputReadError(f"input {path!r} is no regular file, so no position in it can be read again")
+        raise InputReadError(
+            f"input {path!r} is not a regular file, so it cannot be replayed from a position"
+        )
     return fd
 
 
 class PlainBytes:
-    """As they are on the disk."""
+    """The bytes as they are on disk."""
 
     def __init__(self, path: str, fd: int) -> None:
         self._path, self._fd = path, fd
@@ -86,7 +89,7 @@ class PlainBytes:
 
 
 class GzipBytes:
-    """Decompressed on the way. Invariant: `_held` is what lies from `_at` on, as far as it is known."""
+    """Decompresses while reading. Invariant: `_held` is the known content from position `_at` on."""
 
     def __init__(self, path: str, fd: int) -> None:
         self._path = path
@@ -95,14 +98,14 @@ class GzipBytes:
 
     def _rewind(self) -> None:
         self._taken = 0
-        """Bytes of the file that went in."""
+        """Number of compressed bytes consumed."""
         self._at = 0
         self._held = bytearray()
         self._stream = zlib.decompressobj(_GZIP_WINDOW)
         self._begun = False
-        """Whether the present stream has taken anything."""
+        """Whether the current stream has consumed any byte."""
         self._between = False
-        """Whether a stream has ended, and no other has begun."""
+        """Whether a stream has ended and no further stream has started."""
 
     def read(self, position: int, count: int) -> bytes:
         if position < self._at:
@@ -118,12 +121,14 @@ class GzipBytes:
         return bytes(self._held[:count]) if self._at == position else b""
 
     def _decompress(self) -> bool:
-        """Some more of it; whether there was more. It comes in small pieces, however well it is packed."""
+        """Decompress some more in bounded pieces, whatever the compression ratio. Return whether there was
+        more.
+        """
         data = self._stream.unconsumed_tail or self._stream.unused_data
         if self._stream.eof:
             self._stream = zlib.decompressobj(_GZIP_WINDOW)
             self._begun, self._between = False, True
-        while not (data := data.lstrip(b"\0") if self._between else data):  # padding follows a stream
+        while not (data := data.lstrip(b"\0") if self._between else data):  # zero padding may follow a stream
             data = self._file.read(self._taken, _block_bytes)
             if not data:
                 return self._ended()
@@ -134,7 +139,7 @@ class GzipBytes:
         except zlib.error as error:
             raise InputReadError(
                 f"input {self._path!r} is damaged gzip before byte {self._taken} of the file: {error}",
-                remedy="repair it, or name it without .gz if it is none",
+                remedy="repair it, or rename it without .gz if it is not compressed",
             ) from error
         return True
 
@@ -146,8 +151,8 @@ class GzipBytes:
         return False
 
     def is_whole(self) -> bool:
-        """Whether it ends where a stream does, for which all of it is decompressed. What is damaged is whole:
-        whoever reads it is told.
+        """Return whether the file ends at the end of a stream; decompresses all of it. A damaged file counts
+        as whole, because reading it reports the damage.
         """
         try:
             while self._decompress():
@@ -160,7 +165,7 @@ class GzipBytes:
         return self._taken > 0
 
     def size(self) -> None:
-        """A file that was shorter is found when it is read."""
+        """Return None: only reading can determine the size."""
 
     def close(self) -> None:
         self._file.close()

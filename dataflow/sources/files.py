@@ -1,18 +1,22 @@
-"""Text files as a source: one row a line, column `line`. A split is one file in one pass.
+"""Text files as a source: one row per line, column `line`. A split is one file in one pass.
 
-Rules of this file: which bytes a step takes, and the proof that they are still the same. Bytes to lines is
-`text.py`.
+This file decides which bytes a step reads and verifies that they are unchanged. `text.py` converts bytes to
+lines.
 
-Splits are dealt to workers by index: file f of pass p belongs to worker (f + p) mod workers, so that passes
-even out what unequal files do not. A worker begins its splits in order. Without event time it reads one after
-the other; where event time is taken from them it begins all of them, and goes on with the one whose watermark
-is least (`turns.py`).
+Splits are assigned to workers by index: file f of pass p belongs to worker (f + p) mod workers, so that
+passes balance out files of unequal size. A worker starts its splits in order. Without event time it reads one
+split after the other; if event time is taken from them, it starts all of them and continues with the one with
+the lowest watermark (`turns.py`).
 
-A checkpoint holds how many splits are done from the first on, with a digest of their names; the ranges of
-those done behind them, as ">RANGES", with a digest of theirs; and of each split under way the position, with
-a digest of what was read. On restore a file that grew is accepted and read to its new end, one that shrank or
-whose first bytes differ is refused. A split that was read to its end is over: what is appended to the file
-later waits for the next pass.
+A checkpoint contains:
+
+1. the number of splits done without a gap from the first on, with a digest of their names;
+2. the ranges of splits done after that gap, as ">RANGES", with a digest of their names;
+3. the position of each split in progress, with a digest of what was read.
+
+On restore, a file that grew is accepted and read to its new end; one that shrank or whose first bytes differ
+is rejected. A split that was read to its end is done: what is appended to the file later is read in the next
+pass.
 """
 
 import glob
@@ -47,13 +51,14 @@ from dataflow.sources.text import LINE_SCHEMA, Errors
 from dos_protocol.digests import PrefixDigest, digest64
 
 _tail_bytes_min: Final = 4 * limits.KIB
-"""When less than this is left of a batch, so much is read nevertheless: no reads of a few bytes."""
+"""Minimum number of bytes per read, even if less room is left in the batch: avoids very small reads."""
 _DONE_LATER: Final = ">"
-"""Begins the key under which a checkpoint names splits that are done, though an earlier one is not."""
+"""Prefix of the checkpoint key for splits that are done although an earlier one is not."""
 _files_open_max: Final = 256
 _splits_begun_max: Final = 10_000
-"""Splits that are read by time at once: a checkpoint holds the position of each. Event time waits for those
-that are not begun."""
+"""Maximum number of splits read by time at once, because a checkpoint holds the position of each. Event time
+waits for splits that are not started.
+"""
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -62,9 +67,10 @@ class FileSource(SourceSpec):
 
         FileSource(["a.txt", "b.txt.gz"], repeat=2)
 
-    paths: one path or pattern (`logs/*.txt`), or a list of them; patterns are resolved now, in sorted order.
-    Files whose names end with .gz are read as what gzip holds, and so are positions in them.
-    errors: what to do with bytes that are not UTF-8, "strict" (stop) or "replace" (by U+FFFD).
+    paths: one path or pattern (`logs/*.txt`), or a list of them. Patterns are resolved when the source is
+    created, in sorted order. Files whose names end with .gz are decompressed, and positions refer to the
+    decompressed content. errors: how to treat bytes that are not UTF-8, "strict" (stop) or "replace" (by
+    U+FFFD).
     """
 
     can_trigger: ClassVar[bool] = True
@@ -82,15 +88,13 @@ class FileSource(SourceSpec):
         found = tuple(path for entry in paths_of(paths) for path in _expanded(entry))
         if not found:
             raise SchemaError(
-                "a FileSource has at least one file; none was given, or no file fits the pattern"
+                "a FileSource needs at least one file; none was given, or no file matches the pattern"
             )
         if len(set(found)) != len(found):
             twice = sorted({path for path in found if found.count(path) > 1})
-            raise SchemaError(
-                f"each file is given once, and {twice[0]!r} is there twice; use repeat= to read it again"
-            )
+            raise SchemaError(f"file {twice[0]!r} is given twice; use repeat= to read it again")
         if not isinstance(repeat, int) or repeat < 1:
-            raise SchemaError(f"repeat is a whole number from 1, not {repeat!r}")
+            raise SchemaError(f"repeat must be an integer of 1 or more, not {repeat!r}")
         check_errors(errors)
         object.__setattr__(self, "paths", found)
         object.__setattr__(self, "repeat", repeat)
@@ -104,7 +108,7 @@ class FileSource(SourceSpec):
         return FileReader(self, context.worker, context.workers, cut_after_file=context.triggers_cuts)
 
     def splits_of(self, worker: int, workers: int) -> Iterator[tuple[str, str]]:
-        """(split, path) of one worker, in the order in which it reads them."""
+        """Yield (split, path) of one worker, in the order in which it reads them."""
         for index in range(self.repeat):
             for file in range((worker - index) % workers, len(self.paths), workers):
                 path = self.paths[file]
@@ -112,28 +116,28 @@ class FileSource(SourceSpec):
 
 
 def _expanded(entry: str) -> list[str]:
-    path = os.path.abspath(entry)  # noqa: PTH100 - text in, text out; the file need not exist here
+    path = os.path.abspath(entry)  # noqa: PTH100 - a string in and out; the file need not exist here
     return sorted(glob.glob(path, recursive=True)) if glob.has_magic(entry) else [path]  # noqa: PTH207
 
 
 @dataclass(slots=True)
 class _OpenSplit:
-    """A split that was begun and is not done. Invariant: `digest.size` is the position."""
+    """A split that was started and is not done. Invariant: `digest.size` is the position."""
 
     index: int
     name: str
     path: str
     digest: PrefixDigest
     begin: int
-    """Where the step's division of it begins."""
+    """Start of the step's range in the split."""
     bytes: FileBytes | None = None
     identity: tuple[int, int] | None = None
-    """Of the file that was opened first."""
+    """Device and inode of the file that was opened first."""
 
 
 class FileReader(SourceReader):
-    """A worker's splits. Invariant: of its list, the first `_done_count` are done, `_later` and `_reading`
-    follow in any order, and then come those that are not begun, of which `_next` is the first.
+    """Reads a worker's splits. Invariant: in its list, the first `_done_count` are done, those of `_later`
+    and `_reading` follow in any order, then those that are not started, of which `_next` is the first.
     """
 
     def __init__(self, spec: FileSource, worker: int, workers: int, *, cut_after_file: bool = False) -> None:
@@ -142,10 +146,11 @@ class FileReader(SourceReader):
         self._worker, self._workers = worker, workers
         self._reading: dict[str, _OpenSplit] = {}
         self._files: dict[str, FileBytes] = {}
-        """Open files by split; the last used at the end."""
+        """Open files by split, least recently used first."""
         self.reset()
 
-    # --- where it stands ------------------------------------------------------------------------------------
+    # --- Position
+    # -----------------------------------------------------------------------------------------------
 
     def reset(self) -> None:
         self.close()
@@ -156,9 +161,9 @@ class FileReader(SourceReader):
         self._at: Positions = {}
         self._later: dict[int, str] = {}
         self._later_key = ""
-        """The key of `_later` in a checkpoint; "": to be made."""
+        """The key of `_later` in a checkpoint; "": not computed."""
         self._later_names = 0
-        """The digests of their names, folded so that the order does not matter."""
+        """The digests of their names, combined by XOR so that the order does not matter."""
         self._done_count = 0
         self._done_names = 0
         self._division: Division = {}
@@ -177,11 +182,9 @@ class FileReader(SourceReader):
             self._finish(self._begin_next())
         if (self._done_count, self._done_names) != (done.position, done.digest):
             raise InputListChangedError(
-                f"the {done.position} inputs that worker {self._worker} has read to their end are not "
-                "the first of its "
-                f"list any more: expected names with digest {done.digest:016x}, found {self._done_count} "
-                "with "
-                f"{self._done_names:016x}"
+                f"the {done.position} inputs that worker {self._worker} has fully read are no longer the"
+                f" first of its list: expected names with digest {done.digest:016x}, found"
+                f" {self._done_count} with {self._done_names:016x}"
             )
         later = next((key for key in positions if key.startswith(_DONE_LATER)), "")
         finished = ranges_of_text(later[1:])
@@ -197,8 +200,8 @@ class FileReader(SourceReader):
             self._stand_in(name, under_way.pop(name, positions[name]))
         if later and self._later_names != positions[later].digest:
             raise InputListChangedError(
-                f"the inputs {later[1:]} of worker {self._worker}'s list, which it has read to their end,"
-                f" have other names now: expected digest {positions[later].digest:016x}"
+                f"the inputs {later[1:]} of worker {self._worker}'s list, which it has fully read, have"
+                f" other names now: expected digest {positions[later].digest:016x}"
             )
 
     def _stand_in(self, name: str, at: SplitPosition) -> None:
@@ -317,7 +320,8 @@ class FileReader(SourceReader):
             )
         return block
 
-    # --- from split to split --------------------------------------------------------------------------------
+    # --- Changes of the current split
+    # -----------------------------------------------------------------------------
 
     def _begin_next(self) -> _OpenSplit:
         assert self._next is not None
@@ -328,7 +332,9 @@ class FileReader(SourceReader):
         return split
 
     def _file(self, split: _OpenSplit) -> FileBytes:
-        """The open file. Raises InputReadError; InputChangedError if another file has taken its name."""
+        """Return the open file. Raises InputReadError; InputChangedError if the name now refers to another
+        file.
+        """
         file = self._files.pop(split.name, None)
         if file is None:
             file = open_bytes(split.path)
@@ -345,7 +351,7 @@ class FileReader(SourceReader):
         return file
 
     def _note(self, split: _OpenSplit, *, done: bool) -> None:
-        """Write down what the step took of this split."""
+        """Record what the step read of this split."""
         self._division[split.name] = SplitDivision(
             split.begin, split.digest.size, split.digest.value, int(done)
         )
@@ -357,7 +363,7 @@ class FileReader(SourceReader):
 
     @property
     def wants_cut(self) -> bool:
-        """After each file, where operators trigger cuts."""
+        """Whether a file was just finished, in a region whose operators trigger checkpoints."""
         return self._wants_cut
 
     def cut_taken(self) -> None:
@@ -377,7 +383,8 @@ class FileReader(SourceReader):
             self._done_names = digest64(name.encode(), self._done_names)
             self._later_names ^= digest64(name.encode())
 
-    # --- for people -----------------------------------------------------------------------------------------
+    # --- For display
+    # --------------------------------------------------------------------------------------------
 
     def describe(self, source: SourceBatch, row: int | None) -> str:
         return place_of(source, row, self._where)

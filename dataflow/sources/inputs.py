@@ -1,10 +1,9 @@
-"""An input handle as a source: what producers write into the store, whoever and wherever they are.
+"""An input handle as a source: rows that producers write into the store.
 
-Rules of this file: the description only. How it is read is `sources/prefetched.py`'s, who writes it
-`dataflow/producing.py`'s.
+This file contains the description only; `sources/prefetched.py` reads the rows, `dataflow/producing.py` writes them.
 
-A split is a producer. A producer that comes later is read when it has come. The source is at its end when the
-handle is closed and all that was recorded before is read.
+Each producer is a split. A producer that is added later is read from then on. The source ends when the handle
+is closed and everything recorded before is read.
 """
 
 from dataclasses import dataclass
@@ -25,8 +24,7 @@ class InputSource(PrefetchedSource):
 
         InputSource("orders", "item string, price bigint")
 
-    schema: of the rows, as everywhere; producers must be opened with the same. Raises BadNameError,
-    SchemaError.
+    schema: the columns of the rows; producers must use the same schema. Raises BadNameError, SchemaError.
     """
 
     what: ClassVar[str] = "input"

@@ -1,11 +1,11 @@
-"""Rows of an iterator of yours, that can begin at a position.
+"""Rows of a user's iterator that can start at a position.
 
-Rules of this file: which rows a step takes, and the proof that a replay takes the same. The digest of a
-division is a fold over its rows as JSON, so it does not depend on how they were cut into batches.
+This file decides which rows a step reads and verifies that a replay reads the same. The digest of a division
+is computed over its rows as JSON, so it does not depend on their division into batches.
 
-Within a step the splits come one after the other and none comes twice, so that the division alone says in
-which order rows came. The next step begins with the next split; where event time is taken from the rows, each
-turn is that of the split whose watermark is least (`turns.py`).
+Within a step each split is read at most once, one after the other, so that the division determines the order
+of the rows. The next step starts with the next split. If event time is taken from the rows, the split with
+the lowest watermark is next (`turns.py`).
 """
 
 import time
@@ -36,23 +36,23 @@ from dataflow.sources.round_robin import RoundRobin, begin_bytes
 from dos_protocol.digests import digest64
 
 PositionedRows: TypeAlias = "Iterable[tuple[int, Mapping[str, Any]] | None]"
-"""(position behind the row, the row); or None: there is nothing at the moment."""
+"""(position after the row, row), or None: there is no row at present."""
 
 _encode: Final = msgspec.json.Encoder(enc_hook=repr).encode
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class IteratorSource(SourceSpec):
-    """Reads what `rows(split, position)` gives: (position behind the row, row) for each row after
-    `position`, 0: from the beginning. Positions are whole numbers that rise; rows are dicts with the
-    declared columns. None instead of such a pair means that there is nothing at the moment: the iterator is
-    asked again after `poll_s` seconds. When it ends, the split does.
+    """Reads the rows that `rows(split, position)` yields: a pair (position after the row, row) for each row
+    after `position`; 0 is the beginning. Positions are increasing integers; rows are dicts with the declared
+    columns. None instead of a pair means that there is no row at present; the iterator is called again after
+    `poll_s` seconds. The split ends when the iterator ends.
 
         IteratorSource(lambda split, at: ((n + 1, {"n": n}) for n in range(at, 9)), "n bigint")
 
-    After a failure `rows` is called with the position of the last cut, and must give the same rows again up
-    to where it was: another row stops the region for a person. splits: names of pieces that are read
-    independently, dealt to the workers in turn. Raises SchemaError.
+    After a failure `rows` is called with the position of the last checkpoint and must yield the same rows
+    again up to where it was: a different row stops the region until a person intervenes. splits: names of
+    independently readable pieces, assigned to the workers in turn. Raises SchemaError.
     """
 
     rows: Callable[[str, int], PositionedRows]
@@ -69,11 +69,11 @@ class IteratorSource(SourceSpec):
         poll_s: float = 0.5,
     ) -> None:
         if not callable(rows):
-            raise SchemaError(f"an IteratorSource takes a function of a split and a position, not {rows!r}")
+            raise SchemaError(f"an IteratorSource needs a function of a split and a position, not {rows!r}")
         if isinstance(splits, str) or not splits or "" in splits or len(set(splits)) != len(splits):
-            raise SchemaError(f"splits is a list of different names, not {splits!r}")
+            raise SchemaError(f"splits must be a list of different names, not {splits!r}")
         if not poll_s > 0:
-            raise SchemaError(f"poll_s is a time above 0 in seconds, not {poll_s!r}")
+            raise SchemaError(f"poll_s must be a number of seconds above 0, not {poll_s!r}")
         object.__setattr__(self, "rows", rows)
         object.__setattr__(self, "schema", parse_schema(schema))
         object.__setattr__(self, "splits", tuple(splits))
@@ -89,7 +89,7 @@ class IteratorSource(SourceSpec):
 
 @dataclass(slots=True)
 class _OpenSplit:
-    """Invariant: `ahead` is the row behind `position`, if it is known."""
+    """The state of one split. Invariant: `ahead` is the row after `position`, if it is known."""
 
     name: str
     position: int = 0
@@ -97,12 +97,12 @@ class _OpenSplit:
     ahead: tuple[int, Mapping[str, Any]] | None = None
     over: bool = False
     ask_at: float = 0.0
-    """On the monotonic clock."""
+    """When to call the iterator next, on the monotonic clock."""
 
 
 @dataclass(slots=True)
 class _Part:
-    """What a step took of one split."""
+    """The range that a step read of one split."""
 
     begin: int
     end: int
@@ -117,7 +117,7 @@ class _Taken:
 
 
 class IteratorReader(SourceReader):
-    """A worker's splits, in turns."""
+    """Reads a worker's splits in turns."""
 
     def __init__(
         self,
@@ -132,13 +132,14 @@ class IteratorReader(SourceReader):
         self._clock = clock
         self.reset()
 
-    # --- where it stands ------------------------------------------------------------------------------------
+    # --- Position
+    # -----------------------------------------------------------------------------------------------
 
     def reset(self) -> None:
         self._splits = {name: _OpenSplit(name) for name in self._names}
         self._parts: dict[str, _Part] = {}
         self._last = ""
-        """The split that rows came from last."""
+        """The split that was read last."""
         self._turns = RoundRobin()
 
     def reset_to(self, positions: Mapping[str, SplitPosition]) -> None:
@@ -169,10 +170,13 @@ class IteratorReader(SourceReader):
         asked = [split.ask_at for split in self._splits.values() if not split.over]
         return max(0.0, min(asked) - self._clock()) if asked else None
 
-    # --- rows of the user -----------------------------------------------------------------------------------
+    # --- The user's rows
+    # ----------------------------------------------------------------------------------------
 
     def _look(self, split: _OpenSplit, *, wait: bool = False) -> bool:
-        """Whether a row is there now; wait: a replay knows that it comes. Raises OperatorError."""
+        """Return whether a row is available now. wait: wait for it, because a replay knows that it exists.
+        Raises OperatorError.
+        """
         if split.ahead is not None or split.over:
             return split.ahead is not None
         while wait or self._clock() >= split.ask_at:
@@ -197,7 +201,9 @@ class IteratorReader(SourceReader):
     def _checked(split: _OpenSplit, found: Any) -> tuple[int, Mapping[str, Any]]:
         position, row = found
         if not isinstance(position, int) or position <= split.position:
-            raise ValueError(f"it gave position {position!r} after {split.position}: they must rise")
+            raise ValueError(
+                f"it yielded position {position!r} after {split.position}; positions must increase"
+            )
         return position, row
 
     def _fault(self, split: _OpenSplit, error: BaseException) -> OperatorError:
@@ -245,7 +251,7 @@ class IteratorReader(SourceReader):
         end: float = inf,
         wait: bool = False,
     ) -> None:
-        """Rows while they are there: so many bytes, or up to a position."""
+        """Read available rows up to `bytes_max` bytes or position `end`."""
         part = self._parts.setdefault(split.name, _Part(split.position, split.position))
         begin, at = split.position, len(taken.rows)
         while taken.size < bytes_max and split.position < end and self._look(split, wait=wait):
@@ -293,7 +299,8 @@ class IteratorReader(SourceReader):
         self._turns.step_over()
         return {name: SplitDivision(part.begin, part.end, part.digest) for name, part in parts.items()}
 
-    # --- for people -----------------------------------------------------------------------------------------
+    # --- For display
+    # --------------------------------------------------------------------------------------------
 
     def describe(self, source: SourceBatch, row: int | None) -> str:
         if row is None:

@@ -1,7 +1,7 @@
-"""Bytes of several files to one batch of lines, of which each can say where it stood.
+"""Combines bytes of several files into one batch of lines that knows the position of each line.
 
-Rules of this file: what file sources have in common; which bytes, and in which order, is theirs. A file
-whose last line has no end is given one, so that it does not run into the next file's first.
+This file holds what file sources share; they decide which bytes are read, and in which order. If a file does
+not end with a newline, one is added, so that its last line does not run into the first line of the next file.
 """
 
 from collections.abc import Callable
@@ -16,12 +16,12 @@ from dataflow.sources.text import LINE_SCHEMA, Errors, line_start, lines_of
 
 
 class LineChunks:
-    """Collects chunks of whole lines. `size`: bytes of input since the last batch."""
+    """Collects chunks of whole lines. `size` is the number of input bytes since the last batch."""
 
     def __init__(self, errors: Errors, path_of: Callable[[str], str]) -> None:
         self._errors = errors
         self._path_of = path_of
-        """Split -> its file, for errors."""
+        """Return the file of a split, for error messages."""
         self._empty()
 
     def _empty(self) -> None:
@@ -30,7 +30,7 @@ class LineChunks:
         self._pieces: list[BatchPiece] = []
 
     def add(self, split: str, begin: int, chunk: bytes) -> None:
-        """Bytes of a split from `begin` on."""
+        """Add bytes of a split that start at `begin`."""
         if chunk:
             self._pieces.append(BatchPiece(split, begin, begin + len(chunk), self._held))
             self._chunks.append(chunk if chunk.endswith(b"\n") else chunk + b"\n")
@@ -38,7 +38,7 @@ class LineChunks:
             self.size += len(chunk)
 
     def take(self) -> SourceBatch | None:
-        """What was collected, None: nothing. Raises InputEncodingError."""
+        """Remove and return the collected lines, or None if there are none. Raises InputEncodingError."""
         if not self._chunks:
             return None
         data, pieces, size = b"".join(self._chunks), tuple(self._pieces), self.size
@@ -54,8 +54,10 @@ class LineChunks:
 
 
 def whole_lines(file: FileBytes, path: str, at: int, want: int) -> tuple[bytes, bytes, bool]:
-    """Lines from `at` on, about `want` bytes or one line; whether the file ends behind them, and then also
-    what is left there of a line without an end. Raises LineTooLongError, and what `read` raises.
+    """Read whole lines from `at` on: about `want` bytes, at least one line.
+
+    Returns the lines, the rest after the last newline if the end of the file was reached, and whether it was
+    reached. Raises LineTooLongError, and what `read` raises.
     """
     while True:
         block = file.read(at, want)
@@ -67,13 +69,13 @@ def whole_lines(file: FileBytes, path: str, at: int, want: int) -> tuple[bytes, 
         if want >= limits.line_bytes_max:
             raise LineTooLongError(
                 f"input {path!r} has a line of more than {limits.line_bytes_max} bytes at byte {at}",
-                remedy="cut such lines before, or read the file as another kind of source",
+                remedy="split such lines before, or read the file with another source",
             )
         want = min(4 * want, limits.line_bytes_max)
 
 
 def place_of(source: SourceBatch, row: int | None, where: Callable[[BatchPiece], str]) -> str:
-    """Where a row of a batch (None: some row of it) stands, in words; `where` names a piece's file."""
+    """Describe the position of a row of a batch (None: of any row). `where` names the file of a piece."""
     if row is None:
         first, last = source.pieces[0], source.pieces[-1]
         if first is last:

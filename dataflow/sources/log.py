@@ -1,10 +1,11 @@
-"""The output of another region as a source: an output log (`LogSink`) read where it is written.
+"""The output of another region as a source: an output log (`LogSink`) read from the store.
 
-Rules of this file: the description only. How it is read is `sources/prefetched.py`'s; what is shown of a log is
-`checkpoint/chains/output_following.py`'s.
+This file contains the description only; `sources/prefetched.py` reads the rows, and `checkpoint/chains/output_following.py`
+determines which rows of a log are visible.
 
-A split is the log of one worker of that region. The source is at its end when that region has processed all
-its input. So two regions are joined, and stay apart: each has its own cuts, and is reset alone.
+Each worker of the other region writes a log, which is a split here. The source ends when that region has
+processed all of its input. Two regions connected in this way stay independent: each has its own checkpoints
+and is reset alone.
 """
 
 from dataclasses import dataclass
@@ -23,12 +24,12 @@ from dos_protocol.names import check_name
 
 @dataclass(frozen=True, slots=True, init=False)
 class LogSource(PrefetchedSource):
-    """Reads what the sink `sink`, a `LogSink`, puts out.
+    """Reads the output of the `LogSink` named `sink`.
 
         LogSource("sold", "item string, count bigint", region="shop.sales")
 
-    schema: of its rows. region: whose sink it is, the name that `run` was given; None: another region of the
-    same graph. Raises BadNameError, SchemaError.
+    schema: the columns of its rows. region: the region of the sink, as named in `run`; None: another region
+    of the same graph. Raises BadNameError, SchemaError.
     """
 
     what: ClassVar[str] = "log"
@@ -45,13 +46,15 @@ class LogSource(PrefetchedSource):
         object.__setattr__(self, "region", region)
 
     def of_region(self, region: str) -> "LogSource":
-        """The same, of that region's sink."""
+        """Return a copy that reads the sink of this region."""
         return LogSource(self.sink, self.schema, region=region)
 
     def origin(self, store: Store, application: str) -> PublishedOutput:
         del application
         if self.region is None:
-            raise SchemaError(f"whose log {self.sink!r} is must be said; write LogSource(..., region=...)")
+            raise SchemaError(
+                f"the region of log {self.sink!r} is not given; write LogSource(..., region=...)"
+            )
         return PublishedOutput(store, self.region, self.sink)
 
     def owner(self, split: str, workers: int) -> int:

@@ -1,6 +1,6 @@
-"""What users give to every source of files: paths, and what to do with bytes that are no text.
+"""Parameters that all file sources share: paths, and the treatment of bytes that are not UTF-8.
 
-Rules of this file: checks and plain values; nothing is looked up.
+Checks values only; it does not access the file system.
 """
 
 import os
@@ -15,13 +15,13 @@ Paths: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
 
 
 def paths_of(given: Paths) -> list[str]:
-    """All of them, in the order given, as text."""
+    """Return all paths as text, in the order given."""
     entries = [given] if isinstance(given, (str, os.PathLike)) else given
     return [os.fspath(entry) for entry in entries]
 
 
 def check_errors(errors: object) -> None:
-    """Raises SchemaError for what is no way to take bytes that are not UTF-8."""
+    """Raise SchemaError if `errors` is not a valid way to treat bytes that are not UTF-8."""
     known = get_args(Errors)
     if errors not in known:
-        raise SchemaError(f"errors is {' or '.join(map(repr, known))}, not {errors!r}")
+        raise SchemaError(f"errors must be {' or '.join(map(repr, known))}, not {errors!r}")

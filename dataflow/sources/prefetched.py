@@ -1,15 +1,14 @@
-"""Sources whose input lies in the store: a split is what one writer wrote there, read ahead by the link
-thread.
+"""Sources whose input is in the store: each split is what one writer wrote, read ahead by the link thread.
 
-Rules of this file: which pieces a step takes, and the proof that a replay takes the same. The circuit thread
-waits for no network: what is not there yet is read in a later step. Who reads ahead, and from where, is
-`dataflow/worker/prefetching.py`'s.
+This file decides which pieces a step reads and verifies that a replay reads the same. The circuit thread
+never waits for the network: what has not arrived yet is read in a later step. `dataflow/worker/prefetching.py` decides
+who reads ahead, and from which position.
 
-A position in a split is where its last piece ended, with the digest of everything up to there. Within a step
-the splits come one after the other and none comes twice, so that the division alone (split, from, to; in
-order) says in which order the rows came: a replay gives them in the same. The next step begins with the next
-split: no busy writer holds up the others. Where event time is taken from the rows, each turn is that of the
-split whose watermark is least (`turns.py`).
+A position in a split is the end of its last piece, with the digest of everything before. Within a step each
+split is read at most once, one after the other, so the division (split, from, to; in order) determines the
+order of the rows, and a replay returns them in the same order. The next step starts with the next split, so
+that a busy writer does not delay the others. If event time is taken from the rows, the split with the lowest
+watermark is next (`turns.py`).
 """
 
 from abc import abstractmethod
@@ -40,7 +39,7 @@ from dos_protocol.digests import digest64
 
 
 class Follower(Protocol):
-    """Reads one split on from a position."""
+    """Reads one split from a position on."""
 
     @property
     def seen(self) -> int:
@@ -48,15 +47,15 @@ class Follower(Protocol):
         ...
 
     def poll(self) -> AsyncGenerator[InputPiece]:
-        """What has come since; ends."""
+        """Yield the pieces that have arrived since the last call, then end."""
         ...
 
     async def wait(self, timeout_s: float) -> None:
-        """Until there may be more, at most so long."""
+        """Wait until there may be more, at most `timeout_s` seconds."""
         ...
 
     def close(self) -> None:
-        """Wait for nothing any more. On the trio run of the waits."""
+        """End all waits. Must be called in the trio run of the waits."""
         ...
 
 
@@ -64,19 +63,19 @@ class PrefetchOrigin(Protocol):
     """Something in the store that has splits. All methods may raise QuorumUnavailableError."""
 
     async def splits(self) -> list[str]:
-        """Those that are there by now."""
+        """Return the splits that exist now."""
         ...
 
     async def ends(self) -> dict[str, int] | None:
-        """Split -> the position at its end, if no more will ever come; else None."""
+        """Return split -> its end position if no more input will come; otherwise None."""
         ...
 
     def follower(self, split: str, at: int, digest: int) -> Follower:
-        """(0, 0) is the beginning of a split."""
+        """Return a follower that starts at a position; (0, 0) is the beginning of the split."""
         ...
 
     async def present(self) -> Mapping[str, Follower]:
-        """For each split that is there by now one that stands at its end."""
+        """Return for each existing split a follower at its end."""
         ...
 
 
@@ -85,7 +84,7 @@ class PrefetchedSource(SourceSpec):
 
     runs_outside: ClassVar[bool] = True
     what: ClassVar[str]
-    """What a split is, for people."""
+    """What a split is, for messages."""
     schema: pa.Schema
 
     def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema:
@@ -97,22 +96,22 @@ class PrefetchedSource(SourceSpec):
 
     @abstractmethod
     def origin(self, store: Store, application: str) -> "PrefetchOrigin":
-        """Where it is read from."""
+        """Return where it is read from."""
 
     @abstractmethod
     def owner(self, split: str, workers: int) -> int:
-        """The worker that reads a split: every worker knows it of every split, also of one that comes
-        later.
+        """Return the worker that reads a split. Every worker computes the same owner for every split,
+        including splits that appear later.
         """
 
 
 def owner_by_name(split: str, workers: int) -> int:
-    """Spreads splits whose names say nothing."""
+    """Return the owner of a split by the hash of its name."""
     return digest64(split.encode()) % workers
 
 
 class PrefetchedReader(SourceReader):
-    """A worker's splits, in turns."""
+    """Reads a worker's splits in turns."""
 
     def __init__(self, schema: pa.Schema, where: str) -> None:
         self._schema = schema
@@ -121,14 +120,14 @@ class PrefetchedReader(SourceReader):
         self.reset()
 
     def attach(self, buffer: PrefetchBuffer) -> None:
-        """Read from here in this incarnation."""
+        """Read from this buffer in this incarnation."""
         self._buffer = buffer
 
     def reset(self) -> None:
         self._at: Positions = {}
         self._division: Division = {}
         self._split = ""
-        """The one that is being read."""
+        """The split that is being read."""
         self._turns = RoundRobin()
 
     def reset_to(self, positions: Mapping[str, SplitPosition]) -> None:
@@ -167,7 +166,8 @@ class PrefetchedReader(SourceReader):
             pieces.append(piece)
             found = self._rows_of(piece)
             rows += found
-            size += max(len(piece.data), sum(one.nbytes for one in found))  # it may be packed
+            # the piece may be compressed, so its size says little about the rows
+            size += max(len(piece.data), sum(one.nbytes for one in found))
         return self._batch(pieces, rows) if pieces else None
 
     def _next_piece(self) -> InputPiece | None:
@@ -176,7 +176,7 @@ class PrefetchedReader(SourceReader):
         splits = self._buffer.splits()
         after = [
             split for split in splits if split > self._split
-        ] + splits  # in turns, over the end of the list
+        ] + splits  # round robin: start after the last split and wrap around
         chosen = next((split for split in after if split not in self._division), None)
         if chosen is None:
             return None
@@ -239,17 +239,18 @@ class PrefetchedReader(SourceReader):
             with pa.ipc.open_stream(piece.data) as reader:
                 found = reader.schema
                 batches = list(reader)
-        except (pa.ArrowInvalid, OSError) as error:  # OSError: what was packed cannot be unpacked
-            raise InputReadError(f"{self._at_piece(piece)} are no rows: {error}") from error
+        except (pa.ArrowInvalid, OSError) as error:  # OSError: compressed data cannot be decompressed
+            raise InputReadError(f"{self._at_piece(piece)} are not valid rows: {error}") from error
         if not found.equals(self._schema):
             raise InputReadError(
                 f"{self._at_piece(piece)} have columns {schema_text(found)},"
-                f" and {schema_text(self._schema)} are read",
-                remedy="write and read with one schema; another one needs another handle",
+                f" expected {schema_text(self._schema)}",
+                remedy="write and read with one schema; use another handle for another schema",
             )
         return batches
 
-    # --- for people -----------------------------------------------------------------------------------------
+    # --- For display
+    # --------------------------------------------------------------------------------------------
 
     def describe(self, source: SourceBatch, row: int | None) -> str:
         del row

@@ -1,13 +1,10 @@
-"""Sets of whole numbers as text: 3-7,9. Checkpoints name splits that are done so.
-
-Rules of this file: numbers and text.
-"""
+"""Sets of integers as text such as 3-7,9. Checkpoints use it for the numbers of fully read splits."""
 
 from collections.abc import Sequence
 
 
 def text_of_ranges(numbers: Sequence[int]) -> str:
-    """Whole numbers in rising order as text: 3-7,9."""
+    """Return integers in increasing order as text: 3-7,9."""
     parts: list[list[int]] = []
     for index in numbers:
         if parts and parts[-1][1] == index - 1:
@@ -18,7 +15,7 @@ def text_of_ranges(numbers: Sequence[int]) -> str:
 
 
 def ranges_of_text(text: str) -> set[int]:
-    """The numbers in such a text."""
+    """Return the integers in such a text."""
     found: set[int] = set()
     for part in filter(None, text.split(",")):
         first, _, last = part.partition("-")

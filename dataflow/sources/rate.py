@@ -1,9 +1,9 @@
-"""Rows at a steady rate, made here: for trying a graph, and for measuring one.
+"""Generates rows at a constant rate, to try or to measure a graph.
 
-Rules of this file: which rows are due by a clock. A split is a worker: it gives every N-th number, so that
-together the workers give all of them. A position is how many rows were given; the digest beside it is not
-one of content, but the time of the first row, in microseconds since 1970: with it, number and time of each
-row follow, and a replay gives the same.
+This file computes which rows are due by a clock. Each worker is a split that generates every N-th number, so
+that together the workers generate all of them. A position is the number of generated rows. The digest stored
+with it is not a digest of content, but the time of the first row in microseconds since 1970: number and time
+of each row follow from it, so that a replay generates the same rows.
 """
 
 import time
@@ -33,18 +33,20 @@ RATE_SCHEMA: Final = pa.schema([("timestamp", pa.timestamp("us", "UTC")), ("valu
 _row_bytes: Final = 16
 _us: Final = 1_000_000
 _wait_s_min: Final = 0.02
-"""Rows that are due within this come together: a step for each would be mostly overhead."""
+"""Minimum wait in seconds; rows due within it are generated together, because a step per row would be mostly
+overhead.
+"""
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class RateSource(SourceSpec):
-    """Gives `rows_per_second` rows `timestamp timestamp, value bigint` in all: value n at the time of its
-    worker's first row plus n / rows_per_second seconds. What was due while the region was away comes at
-    once when it is back.
+    """Generates `rows_per_second` rows in total with columns `timestamp timestamp, value bigint`. Row n has
+    the time of its worker's first row plus n / rows_per_second seconds. After an outage of the region, all
+    rows that became due in the meantime are generated at once.
 
         RateSource(1000, rows=60_000)
 
-    rows: how many there are; None: no end. Raises SchemaError.
+    rows: the total number of rows; None: unlimited. Raises SchemaError.
     """
 
     rows_per_second: float
@@ -52,9 +54,9 @@ class RateSource(SourceSpec):
 
     def __init__(self, rows_per_second: float, *, rows: int | None = None) -> None:
         if not (isfinite(rows_per_second) and rows_per_second > 0):
-            raise SchemaError(f"rows_per_second is a number above 0, not {rows_per_second!r}")
+            raise SchemaError(f"rows_per_second must be a number above 0, not {rows_per_second!r}")
         if rows is not None and rows < 0:
-            raise SchemaError(f"rows is how many rows there are, or None for no end, not {rows!r}")
+            raise SchemaError(f"rows must be a number of 0 or more, or None for no limit, not {rows!r}")
         object.__setattr__(self, "rows_per_second", float(rows_per_second))
         object.__setattr__(self, "rows", rows)
 
@@ -70,13 +72,13 @@ class RateSource(SourceSpec):
 
 
 def wall_us() -> int:
-    """Microseconds since 1970."""
+    """Return the current time in microseconds since 1970."""
     return time.time_ns() // 1000
 
 
 class RateReader(SourceReader):
-    """A worker's share. Invariant: `_given` rows are out, the first of them at `_start`, 0: it is not known
-    yet.
+    """Generates a worker's share. Invariant: `_given` rows were generated, the first of them at `_start` (0:
+    not known yet).
     """
 
     def __init__(
@@ -122,7 +124,7 @@ class RateReader(SourceReader):
         return max(due_us / _us, _wait_s_min)
 
     def _due(self) -> int:
-        """How many rows may be out by now."""
+        """Return the number of rows that are due by now."""
         since = self._clock() - self._start if self._start else 0
         due = max(0, int(since // self._gap_us) + 1)
         return due if self._rows is None else min(due, self._rows)

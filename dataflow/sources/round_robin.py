@@ -1,9 +1,9 @@
-"""Whose turn it is: the order in which splits are read where the graph takes event time from their rows.
+"""The order in which splits are read if the graph takes event time from their rows.
 
-Rules of this file: names and watermarks; nothing is read. The split whose watermark is least is read next,
-one that has given no row before all others. So the splits of a worker stay together in event time, and few
-windows are open at a time, whatever the number and sizes of the splits. A split comes once in a step,
-because a division says of each split from where to where, in the order of reading.
+This file handles names and watermarks; it reads nothing. The split with the lowest watermark is read next;
+splits that have produced no row come first. A worker's splits therefore stay close together in event time,
+and few windows are open at a time, whatever the number and sizes of the splits. A split has one turn per
+step, because a division holds one range per split, in the order of reading.
 """
 
 from collections.abc import Callable, Collection
@@ -12,7 +12,7 @@ from typing import Final
 from dataflow.core.event_time import UNKNOWN, Watermark
 
 begin_bytes: Final = 4 * 1024
-"""What is read first of a split where there are others: enough to know its time."""
+"""The number of bytes read first of a split if there are others: enough to learn its time."""
 
 
 class RoundRobin:
@@ -21,13 +21,13 @@ class RoundRobin:
     def __init__(self) -> None:
         self._split = ""
         self._limit: Watermark = UNKNOWN
-        """The least watermark of the other splits, when the turn began."""
+        """The lowest watermark of the other splits at the start of the turn."""
         self._had_turn: set[str] = set()
 
     def next(self, waiting: Collection[str], reached: Callable[[str], Watermark]) -> str | None:
-        """The split to read next; None: each of those that wait had its turn in this step.
+        """Return the split to read next; None if each waiting split has had its turn in this step.
 
-        A split whose watermark is not known yet keeps its turn for one batch: others are read meanwhile.
+        A split without a watermark keeps its turn for one batch only; then others are read.
         """
         if self._split in waiting and (len(waiting) == 1 or UNKNOWN < reached(self._split) <= self._limit):
             return self._split
@@ -43,11 +43,11 @@ class RoundRobin:
         return self._split
 
     def begin(self, split: str) -> None:
-        """A split is read for the first time: that is its turn in this step."""
+        """Start the turn of a split that is read for the first time."""
         self._split, self._limit = split, UNKNOWN
         self._had_turn.add(split)
 
     def step_over(self) -> None:
-        """The next step begins."""
+        """Start the next step."""
         self._had_turn.clear()
         self._split = ""

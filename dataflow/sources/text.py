@@ -1,9 +1,9 @@
-"""Bytes of text to a column of lines, without work per line in Python.
+"""Converts bytes of text to a column of lines without per-line work in Python.
 
-A line ends with \\n, which is not part of it. A \\r before it stays in the line: it is data, and a file that
-mixes both ends must read the same however it is cut (whitespace splitting drops it; otherwise strip it in a
-map). The last line of a file needs no \\n. UTF-8 is checked: a line of other bytes is an error, or U+FFFD
-stands in their place, as the user says.
+A line ends with \\n, which is not part of it. A \\r before it stays in the line: it is data, and a file with
+mixed line ends must give the same rows however it is divided (splitting at whitespace removes it; otherwise
+strip it in a map). The last line of a file needs no \\n. UTF-8 is verified: invalid bytes are an error or are
+replaced by U+FFFD, as the user chooses.
 """
 
 from typing import Final, Literal, TypeAlias
@@ -17,8 +17,8 @@ LINE_SCHEMA: Final = pa.schema([pa.field("line", pa.string())])
 
 
 def lines_of(data: bytes, errors: Errors) -> pa.Array:
-    """The lines of `data`, which ends with \\n. Raises UnicodeDecodeError (strict): `start` is the first bad
-    byte.
+    """Return the lines of `data`, which must end with \\n. Raises UnicodeDecodeError (strict); its `start`
+    is the first invalid byte.
     """
     whole = _one_string(data)
     try:
@@ -26,7 +26,7 @@ def lines_of(data: bytes, errors: Errors) -> pa.Array:
     except pa.ArrowInvalid:
         whole = _one_string(data.decode("utf-8", errors).encode())
     lines = pc.split_pattern(whole, "\n").values
-    return lines.slice(0, len(lines) - 1)  # what stands after the last \n is nothing
+    return lines.slice(0, len(lines) - 1)  # the empty string after the last \n is not a line
 
 
 def _one_string(data: bytes) -> pa.Array:
@@ -35,8 +35,8 @@ def _one_string(data: bytes) -> pa.Array:
 
 
 def line_start(data: bytes, line: int) -> int:
-    """The byte at which line number `line` (from 0) of `data` begins. For people: it looks at every line
-    before.
+    """Return the byte at which line number `line` (from 0) of `data` begins. Slow: scans all previous lines;
+    for error messages only.
     """
     at = 0
     for _ in range(line):

@@ -1,7 +1,7 @@
-"""What lies in watched directories: which files fit the patterns, how large they are, whether gzip is whole.
+"""The content of watched directories: the files that match the patterns, their sizes, and whether gzip files
+are whole.
 
-Rules of this file: calls of the operating system, and what is known of a file. What is read of a file is
-`directory.py`'s.
+This file calls the operating system. `directory.py` reads the files.
 """
 
 import glob
@@ -19,14 +19,14 @@ _mark_bytes: Final = 4 * 1024
 
 
 class WatchedFiles(NamedTuple):
-    """Files that fit `pattern`, which are below the directory `root`."""
+    """Files below the directory `root` that match `pattern`."""
 
     root: str
     pattern: str
 
 
 class FileSeen(NamedTuple):
-    """A file as it lies there. `identity` is another when it was written, or another has taken its name."""
+    """The status of a file. `identity` changes when the file is written or replaced."""
 
     size: int
     identity: tuple[int, int, int]
@@ -34,7 +34,7 @@ class FileSeen(NamedTuple):
 
 @dataclass(slots=True)
 class FollowedFile:
-    """Invariant: `tail` is what lies before the position, so many bytes of it as prove it."""
+    """An open file. Invariant: `tail` holds the bytes before the position that identify the file."""
 
     held: FileBytes
     tail: bytes
@@ -42,7 +42,7 @@ class FollowedFile:
 
 @dataclass(slots=True)
 class FilePart:
-    """What a step took of one file."""
+    """The range that a step read of one file."""
 
     begin: int
     digest: PrefixDigest
@@ -50,7 +50,9 @@ class FilePart:
 
 
 def watched(entry: str) -> WatchedFiles:
-    """What a user means: of a directory, all files in it. Raises SchemaError for one that is not there."""
+    """Parse a path or pattern; a directory means all files in it. Raises SchemaError if the directory does
+    not exist.
+    """
     path = os.path.abspath(entry)  # noqa: PTH100 - text in, text out
     if os.path.isdir(path):  # noqa: PTH112
         return WatchedFiles(path, os.path.join(glob.escape(path), "*"))  # noqa: PTH118
@@ -58,20 +60,18 @@ def watched(entry: str) -> WatchedFiles:
     while glob.has_magic(root):
         root = os.path.dirname(root)  # noqa: PTH120
     if not os.path.isdir(root):  # noqa: PTH112
-        raise SchemaError(
-            f"a DirectorySource watches a directory that is there, and {root!r} is none; make it first"
-        )
+        raise SchemaError(f"directory {root!r} of a DirectorySource does not exist; create it first")
     return WatchedFiles(root, path)
 
 
 def list_files(places: Sequence[WatchedFiles]) -> dict[str, FileSeen]:
-    """The regular files that fit, in the order of their names. Those whose names begin with . or _ are being
-    written, and are left out. Raises InputReadError.
+    """Return the regular files that match, sorted by name. Names that begin with . or _ are skipped: these
+    files are still being written. Raises InputReadError.
     """
     found: dict[str, FileSeen] = {}
     for root, pattern in places:
         if not os.path.isdir(root):  # noqa: PTH112
-            raise InputReadError(f"input directory {root!r} is not there any more")
+            raise InputReadError(f"input directory {root!r} no longer exists")
         for path in glob.iglob(pattern, recursive=True):  # noqa: PTH207
             if path not in found and not os.path.basename(path).startswith((".", "_")):  # noqa: PTH119
                 seen = _look_at(path)
@@ -84,16 +84,18 @@ def _look_at(path: str) -> FileSeen | None:
     try:
         status = os.stat(path)  # noqa: PTH116
     except FileNotFoundError:
-        return None  # taken away since it was listed
+        return None  # removed since it was listed
     except OSError as error:
-        raise InputReadError(f"input {path!r} cannot be looked at: {error.strerror}") from error
+        raise InputReadError(f"input {path!r} cannot be examined: {error.strerror}") from error
     if not stat.S_ISREG(status.st_mode):
         return None
     return FileSeen(status.st_size, (status.st_dev, status.st_ino, status.st_mtime_ns))
 
 
 def gzip_is_whole(path: str) -> bool:
-    """Whether a gzip file is worth reading: it ends where one may end. Raises InputReadError."""
+    """Return whether a gzip file is complete enough to read: it ends at the end of a stream. Raises
+    InputReadError.
+    """
     file = GzipBytes(path, open_regular(path))
     try:
         return file.is_whole()
@@ -102,7 +104,7 @@ def gzip_is_whole(path: str) -> bool:
 
 
 def mark_of(path: str) -> int:
-    """Tells a file from another: a digest of its size and its last bytes. Raises InputReadError."""
+    """Return a digest of a file's size and last bytes, which identifies it. Raises InputReadError."""
     file = PlainBytes(path, open_regular(path))
     try:
         size = file.size()
@@ -112,18 +114,20 @@ def mark_of(path: str) -> int:
 
 
 class WholeGzips:
-    """Which gzip files are whole, as far as that was judged."""
+    """Remembers which gzip files are whole."""
 
     def __init__(self) -> None:
         self._judged: dict[str, tuple[int, bool]] = {}
-        """File -> its size when it was last judged, and whether it was whole."""
+        """File -> its size when it was last checked, and whether it was whole."""
 
     def forget(self, path: str) -> None:
-        """Another file may take the name."""
+        """Forget a file; another file may take the name."""
         self._judged.pop(path, None)
 
     def is_whole(self, path: str, seen: FileSeen, last: FileSeen | None) -> bool:
-        """A file that is being written is judged again when it has stood still. Raises InputReadError."""
+        """Return whether the file is whole. A file that is being written is checked again when its size has
+        stopped changing. Raises InputReadError.
+        """
         size, whole = self._judged.get(path, (-1, False))
         if size != seen.size and last in (None, seen):
             whole = gzip_is_whole(path)

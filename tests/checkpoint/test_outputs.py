@@ -36,7 +36,9 @@ def test_an_older_step_is_discarded_a_known_one_compared_the_next_appended_a_lat
     line.add(5, 55, at(5))
     assert (line.last, line.end_of(4), line.end_of(9)) == (5, at(4), None)
     assert line.judge(4, 44) is OutputDecision.DISCARD
-    with pytest.raises(OutputDiffersError, match="sink 'out': step 5 was shown with digest 0000000000000037"):
+    with pytest.raises(
+        OutputDiffersError, match="sink 'out': step 5 was published with digest 0000000000000037"
+    ):
         line.judge(5, 56)
     assert line.judge(6, 1) is OutputDecision.APPEND
     with pytest.raises(LocalProtocolError, match="output of step 7 comes after that of step 5"):

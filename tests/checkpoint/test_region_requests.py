@@ -274,7 +274,7 @@ def test_garbage_among_requests_is_skipped_said_and_harms_nothing(region, caplog
     put(region.store, name, b"stop it!" + torn, strange, late, a_request(name, 4, "explode"))
     assert asked(region.store, name, "status").answer.verdict == "done"
     assert region.control.status().state is RegionState.RUNNING
-    assert f"skipped in {name}.requests, where requests belong: 8 bytes" in caplog.text
+    assert f"skipped a record in the requests directory {name}.requests: 8 bytes" in caplog.text
     assert "60 bytes: a record that was cut off by the next one" in caplog.text
 
 

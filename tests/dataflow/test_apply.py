@@ -256,7 +256,7 @@ def test_rows_of_a_drain_need_the_declaration() -> None:
         deterministic = True
 
     trial = Trial(graph_of(Wrong()))
-    with pytest.raises(OperatorError, match="'own' failed at the end of step 1: drain gave 1 rows"):
+    with pytest.raises(OperatorError, match="'own' failed at the end of step 1: drain returned 1 rows"):
         trial.step({"rows": [{"word": "a"}]}, cut=True)
 
 
@@ -310,19 +310,19 @@ def _of(**declared: Any) -> UserOperator:
     [
         (
             _of(needs="wort string"),
-            r"it needs column 'wort' \(did you mean 'word'\?\), and its input has word",
+            r"it needs column 'wort' \(did you mean 'word'\?\), but its input has word",
         ),
-        (_of(needs="word bigint"), "it needs column 'word' as bigint, and its input has it as string"),
+        (_of(needs="word bigint"), "it needs column 'word' as bigint, but its input has it as string"),
         (_of(schema="n number"), "schema: schema 'n number': 'number' is no type"),
-        (_of(state="n bigint"), r"Own declares a state and has no checkpoint\(\)"),
-        (_of(checkpoint=lambda self: []), r"Own has checkpoint\(\) and declares no state"),
+        (_of(state="n bigint"), r"Own declares a state but has no checkpoint\(\)"),
+        (_of(checkpoint=lambda self: []), r"Own has checkpoint\(\) but declares no state"),
         (
             _of(state="_row bigint", checkpoint=lambda self: [], reset=lambda self, state: None),
             "state: column names of a state must differ",
         ),
         (_of(side_outputs={"bad": "_hash string"}), "side output 'bad': column '_hash' is reserved"),
         (_of(lock=threading.Lock(), __deepcopy__=lambda self, memo: 1 // 0), r"make such things in open\(\)"),
-        (UserOperator(), r"UserOperator has no process\(self, batch\); write one"),
+        (UserOperator(), r"UserOperator has no process\(self, batch\); define it"),
         (
             _of(on_punctuation=lambda self, ts: None),
             " waits for event time, and none comes to it",
@@ -363,7 +363,7 @@ def test_what_is_not_deterministic_may_not_be_shown_by_step() -> None:
     [
         ({"process": lambda self, batch: [{"n": 1}]}, "process: a row has the columns 'n'"),
         ({"process": lambda self, batch: {"word": "a"}}, "process: .*wrap it in a list"),
-        ({"process": lambda self, batch: batch.to_pandas()}, "process: it gave a DataFrame"),
+        ({"process": lambda self, batch: batch.to_pandas()}, "process: it returned a DataFrame"),
         ({"process": lambda self, batch: [1 // 0]}, "process: ZeroDivisionError"),
         (
             {"process": lambda self, batch: self.emit("bda", "a")},
@@ -374,8 +374,11 @@ def test_what_is_not_deterministic_may_not_be_shown_by_step() -> None:
             "process: side output 'bad': a row has the columns 'w'; the schema says 'word'",
         ),
         ({"checkpoint": lambda self: [("a", 2)]}, "checkpoint: a row has 2 values"),
-        ({"checkpoint": lambda self: [object()]}, "checkpoint: column 'n' is int64 and a value is object"),
-        ({"checkpoint": lambda self: self.emit("bad", "a")}, "emit works in process, on_punctuation"),
+        ({"checkpoint": lambda self: [object()]}, "checkpoint: column 'n' is int64, but a value is object"),
+        (
+            {"checkpoint": lambda self: self.emit("bad", "a")},
+            "emit may be called only in process, on_punctuation",
+        ),
     ],
 )
 def test_what_a_method_gives_is_held_to_what_was_declared(methods: dict[str, Any], words: str) -> None:

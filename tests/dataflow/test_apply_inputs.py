@@ -221,11 +221,11 @@ def test_what_process_raises_names_the_input() -> None:
     ("operator", "given", "words"),
     [
         (Says(), ["left", "rihgt"], r"Says has no input 'rihgt' \(did you mean 'right'\?\), it has 'left', "),
-        (Says(), ["left"], r"Says needs input 'right' too; write graph\.apply\('name', Says\(\), left="),
+        (Says(), ["left"], r"Says also needs input 'right'; write graph\.apply\('name', Says\(\), left="),
         (Says(), ["left", "right", "more"], "Says has no input 'more'"),
-        (type("One", (Says,), {"needs": "n bigint"})(), ["left"], r"gives its input no name; write stream\."),
-        (type("None_", (Says,), {"needs": {}})(), [], "names its inputs in needs"),
-        (type("Odd", (Says,), {"needs": {"left": "", 2: ""}})(), ["left"], r"\('left', 2\) are no names"),
+        (type("One", (Says,), {"needs": "n bigint"})(), ["left"], r"does not name its input; write stream\."),
+        (type("None_", (Says,), {"needs": {}})(), [], "must name its inputs in needs"),
+        (type("Odd", (Says,), {"needs": {"left": "", 2: ""}})(), ["left"], r"\('left', 2\) are not names"),
     ],
 )
 def test_inputs_are_given_by_the_names_that_they_have(
@@ -239,7 +239,7 @@ def test_inputs_are_given_by_the_names_that_they_have(
 
 def test_one_stream_is_not_two() -> None:
     a, _ = two(Graph("g"))
-    with pytest.raises(SchemaError, match="Says has inputs 'left', 'right', and one was given; write graph"):
+    with pytest.raises(SchemaError, match="Says has inputs 'left', 'right', got one stream; write graph"):
         a.apply("own", Says())
 
 
@@ -255,11 +255,11 @@ def test_what_is_no_stream_is_told() -> None:
     [
         (
             {"needs": {"left": "n bigint", "right": "nn bigint"}},
-            r"input 'right': it needs column 'nn' \(did you mean 'n'\?\), and its input has n",
+            r"input 'right': it needs column 'nn' \(did you mean 'n'\?\), but its input has n",
         ),
-        ({"needs": {"left": "n string", "right": ""}}, "input 'left': it needs column 'n' as string, and"),
+        ({"needs": {"left": "n string", "right": ""}}, "input 'left': it needs column 'n' as string, but"),
         ({"needs": {"left": "n number", "right": ""}}, "input 'left': needs: schema 'n number'"),
-        ({"schema": None}, "Own has several inputs, so it says what it gives"),
+        ({"schema": None}, "Own has several inputs and declares no output columns"),
         ({"on_punctuation_of": lambda self, name, ts: None}, "waits for event time, and none comes to it"),
     ],
 )

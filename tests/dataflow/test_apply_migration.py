@@ -140,7 +140,7 @@ def test_a_migration_that_fails_is_told_by_operator_and_version() -> None:
         ({"state": "word string", "state_version": 3, "migrations": (TO_TWO,)}, "migrations lead from one"),
         ({"state": "word string", "state_version": 0}, "state_version is a number of 1 or more, not 0"),
         ({"state": "thing pickle"}, "never as pickle or objects"),
-        ({**NO_STATE, "state_version": 2}, "has a state_version or migrations and declares no state"),
+        ({**NO_STATE, "state_version": 2}, "has a state_version or migrations but declares no state"),
     ],
 )
 def test_a_history_with_gaps_is_told_before_anything_runs(declared: dict[str, Any], said: str) -> None:

@@ -69,7 +69,7 @@ def test_a_key_of_several_columns_is_a_tuple_and_a_null_in_it_is_refused() -> No
     control.process(rows(("a", 1)))
     control.begin_step()
     assert dict(control.table) == {("a", 1): {}}, "without other columns nothing takes a key out"
-    with pytest.raises(UserFault, match=r"the key of a control table \(sensor, max\) is null") as caught:
+    with pytest.raises(UserFault, match=r"the key of a broadcast table \(sensor, max\) is null") as caught:
         control.process(rows(("a", 1), ("b", None)))
     assert caught.value.row == 1
 
@@ -196,7 +196,7 @@ def test_keys_are_columns_of_the_stream(keys: tuple[str, ...]) -> None:
     graph, lines = sensors()
     limits = graph.broadcast_table("limits", lines, *keys)
     lines.map("map", lambda row, _: row, broadcast=limits).sink("out", FileSink("out"))
-    assert "one or more key columns, each of them once, of line; given: " in problem_of(graph)
+    assert "one or more key columns, each named once, of line; got: " in problem_of(graph)
 
 
 def test_a_table_of_another_graph_is_refused() -> None:

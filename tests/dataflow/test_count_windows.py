@@ -82,5 +82,5 @@ def test_windows_that_make_no_sense_are_refused(sizes: tuple[int, int | None]) -
 
 
 def test_a_time_column_must_be_there() -> None:
-    with pytest.raises(GraphError, match="count_window 'made': time column 'when' is not there"):
+    with pytest.raises(GraphError, match="count_window 'made': time column 'when' does not exist"):
         counting(CountWindow("when", 2)).plan()

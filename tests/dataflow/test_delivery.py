@@ -189,8 +189,12 @@ def test_killed_workers_show_rows_as_often_as_was_promised(
 @pytest.mark.parametrize(
     ("sink", "delivery", "said"),
     [
-        (CallSink(print), "exactly-once", "a CallSink calls a function as rows come"),
-        (SqlSink("sqlite:///x", "t", key="id"), "exactly-once", "a SqlSink with key= shows rows at once"),
+        (CallSink(print), "exactly-once", "a CallSink calls a function immediately"),
+        (
+            SqlSink("sqlite:///x", "t", key="id"),
+            "exactly-once",
+            "a SqlSink with key= makes rows visible immediately",
+        ),
         (FileSink("x", truncate_on_reset=False), "exactly-once", "leaves rows in its files"),
         (
             LogSink(publish="step"),

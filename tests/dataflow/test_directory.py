@@ -261,7 +261,7 @@ def test_a_directory_is_asked_for_by_who_declares_it_and_on_a_worker() -> None:
         OperatorError, match=r"open: DirectoryError: Undeclared keeps no files.*keeps_files = True"
     ):
         Trial(filing(Undeclared()))
-    with pytest.raises(OperatorFailure, match=r"'own': directory\(\) works on a worker only"):
+    with pytest.raises(OperatorFailure, match=r"'own': directory\(\) is available only on a worker"):
         RuntimeContext("own", 0, 1, pa.schema([])).directory()
 
 

@@ -325,25 +325,27 @@ def test_lines_written_while_workers_are_killed_are_there_once(shared_store: str
 
 
 def test_what_makes_no_sense_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(SchemaError, match="and '/no/such' is none; make it first"):
+    with pytest.raises(
+        SchemaError, match="directory '/no/such' of a DirectorySource does not exist; create it first"
+    ):
         DirectorySource("/no/such/*/*.log")
     with pytest.raises(SchemaError, match="at least one directory or pattern"):
         DirectorySource([])
-    with pytest.raises(SchemaError, match="poll_s is a time above 0"):
+    with pytest.raises(SchemaError, match="poll_s must be a number of seconds above 0"):
         DirectorySource(tmp_path, poll_s=0)
-    with pytest.raises(SchemaError, match="gone is 'stop' or 'forget', not 'away'"):
+    with pytest.raises(SchemaError, match="gone must be 'stop' or 'forget', not 'away'"):
         DirectorySource(tmp_path, gone="away")  # type: ignore[arg-type]
-    with pytest.raises(SchemaError, match="errors is 'strict' or 'replace'"):
+    with pytest.raises(SchemaError, match="errors must be 'strict' or 'replace'"):
         DirectorySource(tmp_path, errors="never")  # type: ignore[arg-type]
     folder = tmp_path / "in"
     folder.mkdir()
     reading = Reading(DirectorySource(folder))
     folder.rmdir()
-    with pytest.raises(InputReadError, match="is not there any more"):
+    with pytest.raises(InputReadError, match="no longer exists"):
         reading.lines()
     folder.mkdir()
     monkeypatch.setattr(limits, "directory_files_max", 1)
     (folder / "a").touch()
     (folder / "b").touch()
-    with pytest.raises(InputReadError, match="2 input files are there for one worker"):
+    with pytest.raises(InputReadError, match="2 input files exist for one worker"):
         reading.lines()

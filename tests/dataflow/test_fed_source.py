@@ -148,10 +148,12 @@ def test_input_that_is_not_what_was_read_is_refused() -> None:
 
 def test_rows_that_are_none_or_of_other_columns_say_whose_they_are() -> None:
     (piece,) = pieces_of("a", 1)
-    with pytest.raises(InputReadError, match=r"the bytes from 7 to \d+ of input 'x', a are no rows"):
+    with pytest.raises(InputReadError, match=r"the bytes from 7 to \d+ of input 'x', a are not valid rows"):
         a_reader(filled([piece._replace(data=b"nonsense")])).read(1)
     other = stream([{"number": 1}], pa.schema([("number", pa.int64())]))
-    with pytest.raises(InputReadError, match="have columns number bigint, and split string, number bigint"):
+    with pytest.raises(
+        InputReadError, match="have columns number bigint, expected split string, number bigint"
+    ):
         a_reader(filled([piece._replace(data=other)])).read(1)
 
 
@@ -168,7 +170,7 @@ def test_a_step_takes_as_much_as_its_rows_are_unpacked_and_what_cannot_be_unpack
     assert batch is not None
     assert batch.batch.num_rows == 2 * rows.num_rows
     broken = data.replace(b"\x28\xb5\x2f\xfd", b"zstd")  # how its frames begin
-    with pytest.raises(InputReadError, match="are no rows"):
+    with pytest.raises(InputReadError, match="are not valid rows"):
         a_reader(filled([pieces[0]._replace(data=broken)])).read(1)
 
 

@@ -169,7 +169,7 @@ def test_a_missing_file_is_an_error_that_names_it(tmp_path: Path) -> None:
 def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", tmp_path):
-        with pytest.raises(InputReadError, match="no regular file"):
+        with pytest.raises(InputReadError, match="not a regular file"):
             FileReader(FileSource(path), 0, 1).read(100)
 
 

@@ -84,12 +84,12 @@ def test_a_map_of_batches_that_returns_none_is_refused(takes: Any) -> None:
         (MapSpec(lambda r: 1, "row", parse_schema("a int, b int")), "dict or a tuple of 2", 0),
         (
             MapSpec(lambda r: 1 if r["line"] else "no", "row", parse_schema("a int")),
-            "column 'a' is int32 and a value is str 'no'",
+            "column 'a' is int32, but a value is str 'no'",
             1,
         ),
         (FlatMapSpec(lambda r: r["line"], "row", parse_schema("w string")), "wrap it in a list", 0),
         (FilterSpec(lambda r: r["nope"]), "KeyError", 0),
-        (MapSpec(lambda b: b.slice(1), "batch"), "one row for each; it took 3 and gave 2", None),
+        (MapSpec(lambda b: b.slice(1), "batch"), "one row for each; it got 3 and returned 2", None),
         (FlatMapSpec(lambda b: "x", "batch", parse_schema("w string")), "not str", None),
         (
             FlatMapSpec(lambda b: {"x": [1]}, "batch", parse_schema("w string")),
@@ -98,7 +98,7 @@ def test_a_map_of_batches_that_returns_none_is_refused(takes: Any) -> None:
         ),
         (
             FlatMapSpec(lambda b: {"n": ["x"]}, "batch", parse_schema("n int")),
-            "column 'n' does not become int32",
+            "column 'n' cannot be converted to int32",
             None,
         ),
         (FilterSpec(lambda b: [1, 2, 3], "batch"), "one boolean for each of 3 rows", None),
@@ -141,7 +141,7 @@ def test_nothing_changes_on_the_way_through_pandas() -> None:
 def test_a_pandas_function_that_returns_something_else_is_told() -> None:
     with pytest.raises(UserFault, match="it returned the columns 'x'; the schema says 'line'"):
         run(MapSpec(lambda frame: frame.rename(columns={"line": "x"}), "pandas"))
-    with pytest.raises(UserFault, match="a map gives one row for each; it took 3 and gave 2"):
+    with pytest.raises(UserFault, match="a map must return one row for each; it got 3 and returned 2"):
         run(MapSpec(lambda frame: frame.head(2), "pandas"))
 
 

@@ -168,4 +168,4 @@ def test_rows_of_other_columns_than_are_read_stop_the_region(shared_store: str, 
         assert control.wait(60)
         assert control.status().state is RegionState.FAILED
         said = str(control.exception())
-    assert "have columns number bigint, and producer string, number bigint are read" in said
+    assert "have columns number bigint, expected producer string, number bigint" in said

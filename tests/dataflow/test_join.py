@@ -94,7 +94,7 @@ def test_a_row_waits_for_the_other_stream_and_no_longer() -> None:
     ("right", "suffix", "words"),
     [
         ("who bigint, at timestamp", "_r", "columns of the same types, not (string) and (bigint); cast one"),
-        ("who string, at timestamp, at_r int", "_r", "columns 'at_r' are there twice; give another suffix="),
+        ("who string, at timestamp, at_r int", "_r", "columns 'at_r' appear twice; use another suffix="),
     ],
 )
 def test_streams_that_do_not_fit_each_other_are_refused(right: str, suffix: str, words: str) -> None:
@@ -115,5 +115,5 @@ def test_rows_are_joined_that_are_some_time_apart() -> None:
     graph = Graph("g")
     lefts = graph.source("left", InputSource("left", "at timestamp, key string")).key_by("a", "key")
     rights = graph.source("right", InputSource("right", "at timestamp, key string")).key_by("b", "key")
-    with pytest.raises(SchemaError, match="within is above 0"):
+    with pytest.raises(SchemaError, match="within must be above 0"):
         lefts.join("pairs", rights, times=("at", "at"), within=timedelta(0))

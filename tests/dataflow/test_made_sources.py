@@ -103,7 +103,7 @@ def test_other_rows_than_before_stop_the_region() -> None:
     ("rows", "said"),
     [
         (lambda *_: iter([(3, {"n": 1})]), "operator 'made' failed at split 'a', after position 0: KeyError"),
-        (lambda *_: iter([(0, {"n": 1})]), "it gave position 0 after 0: they must rise"),
+        (lambda *_: iter([(0, {"n": 1})]), "it yielded position 0 after 0; positions must increase"),
         (lambda *_: iter([(1, {"split": 5, "n": "x"})]), "failed at split 'a', after position 1: Arrow"),
         (lambda *_: 1 / 0, "ZeroDivisionError"),
     ],
@@ -222,14 +222,14 @@ def test_a_region_wakes_when_rows_are_due_and_loses_none(shared_store: str, tmp_
 
 
 def test_what_makes_no_sense_is_refused_at_once() -> None:
-    with pytest.raises(SchemaError, match="rows_per_second is a number above 0, not 0"):
+    with pytest.raises(SchemaError, match="rows_per_second must be a number above 0, not 0"):
         RateSource(0)
-    with pytest.raises(SchemaError, match="rows is how many rows there are"):
+    with pytest.raises(SchemaError, match="rows must be a number of 0 or more"):
         RateSource(1, rows=-1)
-    with pytest.raises(SchemaError, match="takes a function of a split and a position"):
+    with pytest.raises(SchemaError, match="needs a function of a split and a position"):
         IteratorSource([], "n bigint")  # type: ignore[arg-type]
-    with pytest.raises(SchemaError, match="splits is a list of different names"):
+    with pytest.raises(SchemaError, match="splits must be a list of different names"):
         IteratorSource(numbers, SCHEMA, splits=("a", "a"))
-    with pytest.raises(SchemaError, match="poll_s is a time above 0"):
+    with pytest.raises(SchemaError, match="poll_s must be a number of seconds above 0"):
         IteratorSource(numbers, SCHEMA, poll_s=0)
     assert pa.types.is_int64(IteratorSource(numbers, SCHEMA).schema.field("n").type)

@@ -170,7 +170,7 @@ def test_side_outputs_of_both_functions_are_the_same_whatever_happens(
 
 
 def test_a_side_output_of_ones_own_is_not_called_late() -> None:
-    with pytest.raises(SchemaError, match="'late' of map_state has late rows; name yours otherwise"):
+    with pytest.raises(SchemaError, match="'late' of map_state is reserved for late rows; use another name"):
         told(late="key string")
 
 
@@ -195,7 +195,7 @@ def no_rows(row: dict[str, Any], state: KeyState) -> list[Any]:
     [
         (wrong_state, "state 'rows' is int64, and was set to str 'many'"),
         (wrong_names, "a state is a dict of since, rows, or None, not {'rows': 1}"),
-        (wrong_timer, "a timer is a datetime or None, not 'soon'"),
+        (wrong_timer, "a timer must be a datetime or None, not 'soon'"),
         (no_rows, "KeyError: 'nothing'"),
     ],
 )

@@ -147,9 +147,11 @@ def test_the_promise_of_a_row_without_a_time_holds() -> None:
 
 def test_what_is_no_choice_is_refused_and_so_is_a_side_output_that_was_not_chosen() -> None:
     rows = Graph("nulls").source("rows", InputSource("rows", ROWS))
-    with pytest.raises(SchemaError, match="on_null is 'group', 'error', 'drop', 'side', not 'skip'"):
+    with pytest.raises(
+        SchemaError, match="on_null must be one of 'group', 'error', 'drop', 'side', not 'skip'"
+    ):
         rows.key_by("by_key", "key", on_null="skip")  # type: ignore[arg-type]
-    with pytest.raises(SchemaError, match="on_null is 'error', 'drop', 'side', not 'group'"):
+    with pytest.raises(SchemaError, match="on_null must be one of 'error', 'drop', 'side', not 'group'"):
         rows.event_time("timed", "at", lateness=timedelta(0), on_null="group")  # type: ignore[arg-type]
     keyed = rows.key_by("by_key", "key")
     keyed.count("n").sink("out", CallSink(print))

@@ -106,7 +106,7 @@ def test_other_output_than_was_shown_stops_the_region_and_names_the_step(store: 
         assert control.wait(60)
         assert control.status().state is RegionState.FAILED
         said = str(control.exception())
-    assert "sink 'shown': step 1 was shown with digest" in said
+    assert "sink 'shown': step 1 was published with digest" in said
     assert 'publish="checkpoint"' in said
 
 
@@ -128,9 +128,11 @@ def test_what_cannot_be_shown_by_step_is_refused_before_anything_starts(tmp_path
     lists = Graph("g")
     wide = lists.source("lines", FileSource(tmp_path / "a"))
     wide.map("split", lambda row: row, schema="words array<string>").sink("shown", LogSink(publish="step"))
-    with pytest.raises(GraphError, match=r"column 'words' is list<.*>, which is not compared after a replay"):
+    with pytest.raises(
+        GraphError, match=r"column 'words' is list<.*>, which cannot be compared after a replay"
+    ):
         lists.plan()
-    with pytest.raises(SchemaError, match="publish is 'step' or 'cut', not 'never'"):
+    with pytest.raises(SchemaError, match="publish must be 'step' or 'cut', not 'never'"):
         LogSink(publish="never")
 
 

@@ -191,7 +191,7 @@ def test_a_region_that_cannot_be_has_an_end_without_a_start(tmp_path: Path, monk
     with running("dos://127.0.0.1:1", tmp_path, "nowhere", listeners=[heard]) as control:
         with pytest.raises(Exception, match=r"127\.0\.0\.1:1"):
             control.awaitTermination(WAIT_S)
-        with pytest.raises(RegionFailedError, match="committed no cut"):
+        with pytest.raises(RegionFailedError, match="committed no checkpoint"):
             control.checkpoint(0.1)
     assert [method for method, _ in heard.calls] == ["onTerminated"]
     assert heard.calls[0][1]["state"] == "FAILED"
@@ -247,7 +247,7 @@ def test_cuts_are_listed_shown_and_compared_with_the_keys_that_changed(store: st
     assert "released" in dos("checkpoint", "ls", store, "cuts")
     kept = ", ".join(str(one["cut"]) for one in listed["cuts"] if one["retained"])
     released = dos("checkpoint", "diff", store, "cuts", 1, kept.split(", ")[-1], code=1)
-    assert f"cut 1 of region cuts was released; retained are {kept}" in " ".join(released.split())
+    assert f"checkpoint 1 of region cuts was released; retained are {kept}" in " ".join(released.split())
     assert "steps in" in dos("checkpoint", "diff", store, "cuts", 1, 2, "--no-keys"), (
         "its record is there still"
     )

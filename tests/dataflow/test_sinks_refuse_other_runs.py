@@ -109,14 +109,14 @@ def test_the_kit_finds_a_sink_that_adds_to_the_rows_of_another_run(tmp_path: Pat
 
 def test_a_sink_that_shares_its_place_is_told_to(tmp_path: Path) -> None:
     pq.write_table(pa.table({"id": [7]}), tmp_path / "of_a_program.parquet")
-    with pytest.raises(SinkOwnedError, match=r"has of_a_program\.parquet and no _region\.json.*shared=True"):
+    with pytest.raises(SinkOwnedError, match=r"has of_a_program\.parquet but no _region\.json.*shared=True"):
         ParquetSink(tmp_path).check_place(OTHER)
     ParquetSink(tmp_path, shared=True).check_place(OTHER)
     url = f"sqlite:///{tmp_path / 'rows.db'}"
     told(url, "CREATE TABLE sold (id integer)")
     SqlSink(url, "sold").check_place(OTHER)
     told(url, "INSERT INTO sold VALUES (7)")
-    with pytest.raises(SinkOwnedError, match="table 'sold' holds rows, and no sink is recorded"):
+    with pytest.raises(SinkOwnedError, match="table 'sold' holds rows, but no sink is recorded"):
         SqlSink(url, "sold").check_place(OTHER)
     SqlSink(url, "sold", shared=True).check_place(OTHER)
 
@@ -132,7 +132,7 @@ def test_files_and_tables_that_an_earlier_version_wrote_are_still_their_regions(
     writer.close()
     (tmp_path / "_region.json").unlink()
     ParquetSink(tmp_path).check_place(OutputOwner("r", bytes(16).hex(), "out"))
-    with pytest.raises(SinkOwnedError, match=r"has part-\w+.* and no _region\.json"):
+    with pytest.raises(SinkOwnedError, match=r"has part-\w+.* but no _region\.json"):
         ParquetSink(tmp_path).check_place(OTHER)
     url = f"sqlite:///{tmp_path / 'rows.db'}"
     sink = SqlSink(url, "seen", key="id")

@@ -218,12 +218,12 @@ def calls(method: str, *arguments: Any) -> Any:
     [
         ({"function": calls("setTimeoutDuration", 5)}, "setTimeoutDuration(5) is not supported here"),
         ({"function": calls("getCurrentProcessingTimeMs")}, "getCurrentProcessingTimeMs is not supported"),
-        ({"function": calls("setTimeoutTimestamp", 5)}, "timeout 5 ms is not behind the watermark"),
+        ({"function": calls("setTimeoutTimestamp", 5)}, "timeout 5 ms must be after the watermark"),
         ({"function": calls("setTimeoutTimestamp", 5), "timeout": "NoTimeout"}, "needs timeoutConf"),
         ({"function": calls("update", (1, 2))}, "a state is a tuple of n, not of 2 values"),
         ({"function": calls("update", ("x",))}, "state 'n' is int64, and was set to str 'x'"),
         ({"function": lambda *_: [pd.DataFrame({"n": [1]})]}, "DataFrames of key, n, and gave n"),
-        ({"function": lambda key, frames, state: [state.get]}, "nothing is kept for this key yet"),
+        ({"function": lambda key, frames, state: [state.get]}, "the key has no state yet"),
     ],
 )  # fmt: skip
 def test_what_a_function_may_not_do_is_told_by_name(given: dict[str, Any], words: str) -> None:
@@ -278,7 +278,7 @@ def test_what_a_processor_may_not_do_is_told_by_name(in_rows: Any, words: str) -
         ("function", {"mode": "complete"}, "output mode 'complete' is not supported"),
         ("row", {"mode": "complete"}, "output mode 'complete' is not supported"),
         ("row", {"time_mode": "processingTime"}, "timeMode 'processingTime' is not supported"),
-        ("row", {"processor": Sessions}, "a processor is an object with init and handleInputRows"),
+        ("row", {"processor": Sessions}, "a processor must be an object with init and handleInputRows"),
         (
             "row",
             {"processor": Refused(lambda h: h.getValueState("x", "n int", 5))},

@@ -184,7 +184,9 @@ def test_staged_rows_that_are_gone_are_an_error(tmp_path: Path) -> None:
     writer.prepare(1)
     writer.sync()
     told(url, "DELETE FROM dos_sink_staged")
-    with pytest.raises(SinkWriteError, match="are not in 'dos_sink_staged', and their cut is committed"):
+    with pytest.raises(
+        SinkWriteError, match="are missing in 'dos_sink_staged', but their checkpoint is committed"
+    ):
         writer.publish(1)
     writer.close()
 
@@ -203,7 +205,7 @@ def test_a_commit_that_is_not_noted_is_missed_when_it_comes_again(
     assert rows_in(url, sink.table) == [(1, "a")]
     monkeypatch.setattr(SqlOutput, "_note_shown", lambda *_: True)
     writer.reset_to(prepared)
-    with pytest.raises(SinkWriteError, match="their cut is committed"):
+    with pytest.raises(SinkWriteError, match="their checkpoint is committed"):
         writer.publish(1)
     writer.close()
 
@@ -212,10 +214,12 @@ def test_what_cannot_be_written_is_refused_before_anything_runs() -> None:
     lists = pa.schema([("id", pa.int64()), ("words", pa.list_(pa.string()))])
     with pytest.raises(SchemaError, match=r"column 'words' of type list<.*> has no SQL type here"):
         SqlSink("sqlite://", "t").check_input(lists)
-    with pytest.raises(SchemaError, match="has key column 'who', and rows have 'id', 'text'"):
+    with pytest.raises(
+        SchemaError, match="key column 'who' of a SqlSink does not exist; rows have 'id', 'text'"
+    ):
         SqlSink("sqlite://", "t", key="who").check_input(SCHEMA)
-    with pytest.raises(SchemaError, match="a SqlSink takes a URL of SQLAlchemy's"):
+    with pytest.raises(SchemaError, match="a SqlSink needs an SQLAlchemy URL"):
         SqlSink("rows.db", "t")
-    with pytest.raises(SchemaError, match="key= is for postgresql, sqlite, and this is mysql"):
+    with pytest.raises(SchemaError, match="key= is supported for postgresql, sqlite, not for mysql"):
         SqlSink("mysql://h/d", "t", key="id")
     assert "secret" not in repr(SqlSink("postgresql+psycopg://u:secret@h/d", "t"))

@@ -85,7 +85,7 @@ def test_of_several_faults_the_first_row_is_told_and_nothing_is_begun_behind_it(
 
 @pytest.mark.parametrize("threads", [0, 257])
 def test_the_number_of_threads_has_its_limits(threads: int) -> None:
-    with pytest.raises(SchemaError, match=f"threads is 1 to 256, not {threads}"):
+    with pytest.raises(SchemaError, match=f"threads must be 1 to 256, not {threads}"):
         MapSpec(lambda row: row, threads=threads)
 
 

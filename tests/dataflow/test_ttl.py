@@ -131,5 +131,5 @@ def test_a_time_to_live_may_come_with_a_new_version_of_the_state() -> None:
 
 @pytest.mark.parametrize("ttl", [timedelta(0), timedelta(seconds=-1), 5])
 def test_a_time_to_live_is_a_time_above_0(ttl: Any) -> None:
-    with pytest.raises(SchemaError, match="ttl is a timedelta"):
+    with pytest.raises(SchemaError, match="ttl must be a timedelta"):
         numbered(ttl=ttl)

@@ -290,7 +290,7 @@ def test_what_a_users_output_raises_is_told_with_the_sink_and_the_transaction() 
     said = r"sink 'out' cannot stage rows of \w{16}-w0000-\S+: ConnectionError: nobody is there"
     with pytest.raises(SinkWriteError, match=said):
         writer.process(rows)
-    with pytest.raises(CorruptDataError, match="names of its transactions in the cut"):
+    with pytest.raises(CorruptDataError, match="names of its transactions in the checkpoint"):
         writer.reset_to({"file": "part-w0000.tsv"})
 
 

@@ -219,10 +219,10 @@ def test_who_waits_for_event_time_must_get_it() -> None:
 @pytest.mark.parametrize(
     ("window", "words"),
     [
-        (Tumbling("when", timedelta(1)), "time column 'when' is not there; the columns are at, key, x"),
+        (Tumbling("when", timedelta(1)), "time column 'when' does not exist; the columns are at, key, x"),
         (
             Tumbling("x", timedelta(1)),
-            "time column 'x' is a timestamp of microseconds or coarser, not double",
+            "time column 'x' must be a timestamp in microseconds or coarser, not double",
         ),
     ],
 )
@@ -237,7 +237,7 @@ def test_a_time_column_is_a_timestamp_that_is_there(window: Tumbling, words: str
     [
         (lambda: Tumbling("at", timedelta(0)), "a size above 0"),
         (lambda: Tumbling("at", 10), "a timedelta of 0 or more, not 10"),  # type: ignore[arg-type]
-        (lambda: Sliding("at", timedelta(1), timedelta(2)), "slides by at most that"),
+        (lambda: Sliding("at", timedelta(1), timedelta(2)), "a slide of at most the size"),
         (lambda: Sliding("at", timedelta(1), timedelta(seconds=1)), "at most 1000 windows"),
     ],
 )
@@ -253,7 +253,7 @@ def test_a_side_output_that_is_not_there_is_refused_and_event_time_moves_in_one_
     with pytest.raises(GraphError, match="source 'rows' has no side output 'late'; it has none"):
         graph.plan()
     for options in ({}, {"lateness": timedelta(1), "punctuation": "at"}):
-        with pytest.raises(SchemaError, match="give one of them"):
+        with pytest.raises(SchemaError, match="needs exactly one of"):
             rows.event_time("timed", "at", **options)
 
 
@@ -263,13 +263,13 @@ def test_event_time_is_of_columns_that_are_there(columns: tuple[str, str | None]
     rows = graph.source("rows", InputSource("rows", SCHEMA))
     moves: Any = {"punctuation": columns[1]} if columns[1] else {"lateness": timedelta(0)}
     rows.event_time("timed", columns[0], **moves).sink("out", CallSink(print))
-    with pytest.raises(GraphError, match="event_time 'timed': time column 'when' is not there"):
+    with pytest.raises(GraphError, match="event_time 'timed': time column 'when' does not exist"):
         graph.plan()
 
 
 def test_a_window_is_one_of_ours() -> None:
     keyed = Graph("g").source("rows", InputSource("rows", SCHEMA)).key_by("by_key", "key")
-    with pytest.raises(SchemaError, match=r"a window is Tumbling\(...\) or Sliding\(...\), not 'day'"):
+    with pytest.raises(SchemaError, match=r"a window must be Tumbling\(...\) or Sliding\(...\), not 'day'"):
         keyed.aggregate("made", "day", n=Count())  # type: ignore[arg-type]
 
 
