@@ -30,9 +30,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "stat": ("dos_client.cli.objects", "Show an object's sizes and digest."),
     "ping": ("dos_client.cli.objects", "Measure the round trip to a server."),
     "region": ("checkpoint.cli.region", "Ask a running region: status, checkpoint, reset, stop."),
-    "cuts": (
+    "checkpoint": (
         "checkpoint.cli.checkpoints",
-        "Show the committed cuts of a region, and what lies between them.",
+        "Show the committed checkpoints of a region, and what lies between them.",
     ),
     "input": ("dataflow.cli", "Take lines over TCP into an input of an application, close or sweep it."),
     "journal": ("journal.cli", "Dump, search, verify or replay a journal."),

@@ -128,15 +128,21 @@ class RegionHandle:
         """Go on after `pause`."""
         self._control.resume()
 
-    def savepoint(self, name: str, cut: int = 0, timeout: float | None = None) -> int:
-        """Keep a cut restorable until `drop_savepoint`, also for the drivers that come: that one, 0 for the last; its
-        number. Raises LocalProtocolError for what cannot be pinned, RegionFailedError when none was committed
-        in `timeout` seconds.
+    def savepoint(self, name: str, checkpoint: int = 0, timeout: float | None = None) -> int:
+        """Create a savepoint: keep a checkpoint (0: the last) restorable under a name until
+        `drop_savepoint`, also for later drivers. Returns the number of the checkpoint once a committed
+        checkpoint records the savepoint.
+
+        Raises LocalProtocolError with the reason if the savepoint cannot be created, because the checkpoint
+        is released or the name is taken; RegionFailedError if that took longer than `timeout` seconds or the
+        region ended.
         """
-        return self._control.savepoint(name, cut, timeout)
+        return self._control.savepoint(name, checkpoint, timeout)
 
     def drop_savepoint(self, name: str, timeout: float | None = None) -> int:
-        """Let a pin go; the cut that it held. Raises as `savepoint`."""
+        """Drop a savepoint; return the number of its checkpoint. Deletes what only that checkpoint needed.
+        Raises as `savepoint`.
+        """
         return self._control.drop_savepoint(name, timeout)
 
     def addListener(self, listener: RegionListener) -> None:  # noqa: N802  # Spark's name

@@ -1,4 +1,4 @@
-"""`dos checkpoint`: the committed cuts of a region, from its manifest. Claims nothing, asks no driver.
+"""`dos checkpoint`: the committed checkpoints of a region, from its manifest. Claims nothing, asks no driver.
 
 Rules of this file: arguments in, text or JSON out. Exit codes are in `support`.
 """
@@ -29,30 +29,32 @@ from dos_protocol.errors import DosError
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Show the committed cuts of a region, and what lies between them.\n\n"
+    help="Show the committed checkpoints of a region, and what lies between them.\n\n"
     "Example: dos checkpoint ls dos://h1,h2,h3 wordcount",
 )
 CutNumber = Annotated[
     int | None,
     typer.Argument(
-        help="Number of a cut; the last one unless given.", autocompletion=complete_cut, metavar="CUT"
+        help="Number of a checkpoint; the last one unless given.",
+        autocompletion=complete_cut,
+        metavar="CHECKPOINT",
     ),
 ]
 
 
 @app.command()
 def ls(url: StoreUrl, name: RegionName, as_json: AsJson = False, token_file: TokenFile = None) -> None:
-    """List the committed cuts of a region, oldest first: step, time, size of the workers' state, phases.
+    """List the committed checkpoints of a region, oldest first: step, time, size of the workers' state, phases.
 
-    A cut is retained, and can be restored, or released: the region keeps its last ones (`retain`) and those
+    A checkpoint is retained, and can be restored, or released: the region keeps its last ones (`retain`) and those
     that are pinned (`dos region savepoint`), and what only others needed is deleted. A long manifest begins anew
     with those retained; earlier ones are not listed then. "state" is how much each worker ever wrote to its
-    state chain up to the cut. A last line says when a later cut may be committed that a take-over, which did
+    state chain up to the checkpoint. A last line says when a later checkpoint may be committed that a take-over, which did
     not complete, keeps from being proved ("unproved" in JSON, "" otherwise).
 
     Example: dos checkpoint ls dos://h1,h2,h3 wordcount
 
-    Example: dos checkpoint ls dos://h1,h2,h3 wordcount --json | jq .cuts[-1].step
+    Example: dos checkpoint ls dos://h1,h2,h3 wordcount --json | jq .checkpoints[-1].step
 
     Exit codes: 0 shown, 1 no such region, 2 usage, 3 the store cannot be reached.
     """
@@ -65,8 +67,8 @@ def ls(url: StoreUrl, name: RegionName, as_json: AsJson = False, token_file: Tok
         return {
             "name": name,
             "epoch": view.epoch,
-            "pins": savepoints,
-            "cuts": rows,
+            "savepoints": savepoints,
+            "checkpoints": rows,
             "unproved": view.unproved,
         }
 
@@ -74,7 +76,7 @@ def ls(url: StoreUrl, name: RegionName, as_json: AsJson = False, token_file: Tok
     if as_json:
         print_json(found)
         return
-    if not found["cuts"]:
+    if not found["checkpoints"]:
         print(f"region {name} {'shows no cut' if found['unproved'] else 'has committed no cut yet'}")
     else:
         _print_list(found)
@@ -84,10 +86,10 @@ def ls(url: StoreUrl, name: RegionName, as_json: AsJson = False, token_file: Tok
 
 def _print_list(found: dict[str, Any]) -> None:
     print_table(
-        ("#cut", "#step", "time", "#incarnation", "state of each worker", "slowest worker", "note"),
+        ("#checkpoint", "#step", "time", "#incarnation", "state of each worker", "slowest worker", "note"),
         [
             (
-                row["cut"],
+                row["checkpoint"],
                 row["step"],
                 clock_text(row["timeMs"]),
                 row["incarnation"],
@@ -95,7 +97,7 @@ def _print_list(found: dict[str, Any]) -> None:
                 seconds_text(row["phaseSeconds"]),
                 _note(row),
             )
-            for row in found["cuts"]
+            for row in found["checkpoints"]
         ],
     )
 
@@ -104,7 +106,7 @@ def _note(row: dict[str, Any]) -> str:
     words = ["final"] if row["final"] else []
     if "retained" in row:
         words.append("retained" if row["retained"] else "released")
-    words += [f"pinned as {savepoint}" for savepoint in row.get("pins", [])]
+    words += [f"savepoint {savepoint}" for savepoint in row.get("savepoints", [])]
     if row["rolledBackTo"]:
         words.append(f"back to {row['rolledBackTo']}")
     return ", ".join(words)
@@ -118,13 +120,13 @@ def show(
     as_json: AsJson = False,
     token_file: TokenFile = None,
 ) -> None:
-    """Show one cut in full: positions of each worker, of each source's splits, sinks, layout, operators.
+    """Show one checkpoint in full: positions of each worker, of each source's splits, sinks, layout, operators.
 
     Example: dos checkpoint show dos://h1,h2,h3 wordcount
 
     Example: dos checkpoint show dos://h1,h2,h3 wordcount 41 --json
 
-    Exit codes: 0 shown, 1 no such region or cut, 2 usage, 3 the store cannot be reached.
+    Exit codes: 0 shown, 1 no such region or checkpoint, 2 usage, 3 the store cannot be reached.
     """
 
     async def work(store: Store) -> Cut:
@@ -135,11 +137,11 @@ def show(
         print_json(found)
         return
     print(
-        f"cut {found['cut']} of region {name}: step {found['step']}, incarnation {found['incarnation']},"
+        f"checkpoint {found['checkpoint']} of region {name}: step {found['step']}, incarnation {found['incarnation']},"
         f" {clock_text(found['timeMs'])}{', by ' + found['driver'] if found['driver'] else ''}"
     )
     note = _note(found) or "not final"
-    print(f"goes on from cut {found['parent'] or '-'}; graph {found['fingerprint']}; {note}")
+    print(f"goes on from checkpoint {found['parent'] or '-'}; graph {found['fingerprint']}; {note}")
     _print_workers(found)
     _print_splits(found)
     sinks = [
@@ -195,17 +197,17 @@ def diff(
     first: Annotated[
         int | None,
         typer.Argument(
-            help="The cut to begin from; the last but one unless given.",
+            help="The checkpoint to begin from; the last but one unless given.",
             autocompletion=complete_cut,
-            metavar="CUT",
+            metavar="CHECKPOINT",
         ),
     ] = None,
     second: Annotated[
         int | None,
         typer.Argument(
-            help="The cut to compare with; the last one unless given.",
+            help="The checkpoint to compare with; the last one unless given.",
             autocompletion=complete_cut,
-            metavar="CUT",
+            metavar="CHECKPOINT",
         ),
     ] = None,
     keys: Annotated[
@@ -214,9 +216,9 @@ def diff(
     as_json: AsJson = False,
     token_file: TokenFile = None,
 ) -> None:
-    """Show what lies between two cuts: how far each split advanced, what was written, how many keys changed.
+    """Show what lies between two checkpoints: how far each split advanced, what was written, how many keys changed.
 
-    Counting keys reads all state blocks from each worker's last snapshot on, for which both cuts must be
+    Counting keys reads all state blocks from each worker's last snapshot on, for which both checkpoints must be
     retained; --no-keys does without, and without pyarrow. A number is negative when the region went back
     between the two.
 
@@ -224,7 +226,7 @@ def diff(
 
     Example: dos checkpoint diff dos://h1,h2,h3 wordcount 12 41 --no-keys
 
-    Exit codes: 0 shown, 1 no such region or cut, 2 usage, 3 the store cannot be reached.
+    Exit codes: 0 shown, 1 no such region or checkpoint, 2 usage, 3 the store cannot be reached.
     """
 
     async def work(store: Store) -> dict[str, Any]:
@@ -233,7 +235,7 @@ def diff(
         after = cut_of(view, second)
         found = cut_diff(before, after)
         changed = _state_reader() if keys else None
-        if changed is not None:  # the blocks of the cut that was released may be gone
+        if changed is not None:  # the blocks of the checkpoint that was released may be gone
             for cut in (before, after):
                 view.restorable(cut.cut)
         try:
@@ -250,7 +252,7 @@ def diff(
         print_json(found)
         return
     print(
-        f"region {name}, cut {found['from']} to {found['to']}: {found['steps']} steps in"
+        f"region {name}, checkpoint {found['from']} to {found['to']}: {found['steps']} steps in"
         f" {found['seconds']:.1f} s, {_signed_bytes(found['stateBytes'])} of state written"
     )
     if found["changed"]:

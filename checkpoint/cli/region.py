@@ -35,7 +35,7 @@ from dos_client.cli.support import AsJson, TokenFile, fail, fill_help, print_jso
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Ask a running region for its status, a cut, a reset, a pause or its end, from wherever its store is"
+    help="Ask a running region for its status, a checkpoint, a reset, a pause or its end, from wherever its store is"
     " reached."
     "\n\nExample: dos region status dos://h1,h2,h3 wordcount",
 )
@@ -52,10 +52,10 @@ def status(
     as_json: AsJson = False,
     token_file: TokenFile = None,
 ) -> None:
-    """Show how a region is: what its driver says, and the last cut that its manifest shows.
+    """Show how a region is: what its driver says, and the last checkpoint that its manifest shows.
 
     Asking writes a small request into the store, and the driver an answer. When no driver answers, the
-    manifest still tells which cut was committed last, when and by which driver.
+    manifest still tells which checkpoint was committed last, when and by which driver.
 
     Example: dos region status dos://h1,h2,h3 wordcount
 
@@ -98,7 +98,7 @@ def checkpoint(
     as_json: AsJson = False,
     token_file: TokenFile = None,
 ) -> None:
-    """Have a cut committed now, and wait until it is. All that was read before the request is in it.
+    """Have a checkpoint committed now, and wait until it is. All that was read before the request is in it.
 
     Example: dos region checkpoint dos://h1,h2,h3 wordcount
 
@@ -116,14 +116,18 @@ def checkpoint(
             wait_s=wait,
             accepted=accepted(as_json),
         )
-        wanted = reply.answer.result.get("cut", 0)
+        wanted = reply.answer.result.get("checkpoint", 0)
         shown = (await read_manifest(store, name)).last
         return reply, shown is not None and shown.cut >= wanted
 
     reply, is_there = in_store(url, token_file, work)
-    end(reply, as_json, lambda done: f"cut {done.get('cut')} at step {done.get('step')} is committed")
+    end(
+        reply,
+        as_json,
+        lambda done: f"checkpoint {done.get('checkpoint')} at step {done.get('step')} is committed",
+    )
     if not is_there:
-        fail("the driver says so, and the manifest does not show that cut", NEGATIVE)
+        fail("the driver says so, and the manifest does not show that checkpoint", NEGATIVE)
 
 
 @app.command()
@@ -136,10 +140,10 @@ def reset(
     as_json: AsJson = False,
     token_file: TokenFile = None,
 ) -> None:
-    """Have the region go back to its last committed cut, as after the loss of a worker, and wait until it
+    """Have the region go back to its last committed checkpoint, as after the loss of a worker, and wait until it
     runs.
 
-    Spends none of the region's reset attempts. What was read since that cut is read again.
+    Spends none of the region's reset attempts. What was read since that checkpoint is read again.
 
     Example: dos region reset dos://h1,h2,h3 wordcount
 
@@ -152,7 +156,7 @@ def reset(
         reply,
         as_json,
         lambda done: (
-            f"back at cut {done.get('cut')} in {done.get('seconds', 0.0):.1f} s,"
+            f"back at checkpoint {done.get('checkpoint')} in {done.get('seconds', 0.0):.1f} s,"
             f" {count_text(done.get('bytes', 0))} replayed; incarnation {done.get('incarnation')}"
         ),
     )
@@ -168,7 +172,7 @@ def pause(
     as_json: AsJson = False,
     token_file: TokenFile = None,
 ) -> None:
-    """Have the region take no input, and wait until all that it took is in a cut. Workers stay, and hold what
+    """Have the region take no input, and wait until all that it took is in a checkpoint. Workers stay, and hold what
     they have; `dos region resume` lets them go on. A region that is started anew is not paused.
 
     Example: dos region pause dos://h1,h2,h3 wordcount
@@ -176,7 +180,9 @@ def pause(
     Exit codes: 0 it is PAUSED, 1 refused, or not done in time, 2 usage, 3 the store cannot be reached.
     """
     reply = _asked(url, token_file, name, "pause", incarnation, timeout, wait, as_json=as_json)
-    end(reply, as_json, lambda done: f"PAUSED at cut {done.get('cut')}, step {done.get('step')}")
+    end(
+        reply, as_json, lambda done: f"PAUSED at checkpoint {done.get('checkpoint')}, step {done.get('step')}"
+    )
 
 
 @app.command()
@@ -196,7 +202,7 @@ def resume(
     Exit codes: 0 it goes on, 1 refused, or not done in time, 2 usage, 3 the store cannot be reached.
     """
     reply = _asked(url, token_file, name, "resume", incarnation, timeout, wait, as_json=as_json)
-    end(reply, as_json, lambda done: f"goes on from cut {done.get('cut')}: {done.get('state')}")
+    end(reply, as_json, lambda done: f"goes on from checkpoint {done.get('checkpoint')}: {done.get('state')}")
 
 
 @app.command()
@@ -209,7 +215,7 @@ def stop(
     as_json: AsJson = False,
     token_file: TokenFile = None,
 ) -> None:
-    """Stop the region: a last cut, then its workers end. The next `run` of that name goes on from the cut.
+    """Stop the region: a last checkpoint, then its workers end. The next `run` of that name goes on from the checkpoint.
 
     Example: dos region stop dos://h1,h2,h3 wordcount
 
@@ -220,7 +226,7 @@ def stop(
         reply,
         as_json,
         lambda done: (
-            f"{done.get('state')}: {done.get('reason')}; the last cut is {done.get('lastCheckpoint')}"
+            f"{done.get('state')}: {done.get('reason')}; the last checkpoint is {done.get('lastCheckpoint')}"
         ),
     )
 
@@ -254,7 +260,7 @@ def _status_json(view: ManifestView, reply: Reply | None, silence: str) -> dict[
         "status": reply.answer.result if reply is not None else None,
         "manifest": {
             "epoch": view.epoch,
-            "cuts": len(view.cuts),
+            "checkpoints": len(view.cuts),
             "lastCheckpoint": cut_row(view.last) if view.last is not None else None,
             "unproved": view.unproved,
         },
@@ -270,12 +276,12 @@ def _print_manifest(view: ManifestView) -> None:
 def _print_last_cut(view: ManifestView) -> None:
     last = view.last
     if last is None:
-        none = "no cut is shown" if view.unproved else "no cut committed yet"
+        none = "no checkpoint is shown" if view.unproved else "no checkpoint committed yet"
         print(f"region {view.region}: {none}; claimed with epoch {view.epoch}")
         return
     by = f" by {last.driver}" if last.driver else ""
     print(
-        f"region {view.region}: last cut {last.cut}{' (final)' if last.final else ''} at step {last.step},"
+        f"region {view.region}: last checkpoint {last.cut}{' (final)' if last.final else ''} at step {last.step},"
         f" {ago_text(last.wall_time_ms, _now_ms())} ({clock_text(last.wall_time_ms)}){by},"
         f" incarnation {last.incarnation}; claimed with epoch {view.epoch}"
     )
@@ -289,13 +295,13 @@ def _hint(view: ManifestView) -> str:
     """What it may mean that nobody answers."""
     last = view.last
     if last is not None and last.final:
-        return "Its last cut is final: all input was read, and no driver need run"
+        return "Its last checkpoint is final: all input was read, and no driver need run"
     if last is not None and _now_ms() - last.wall_time_ms < 1000 * limits.request_patience_s:
         return (
-            "Its last cut is fresh, so a driver may be at work: one that takes no requests"
+            "Its last checkpoint is fresh, so a driver may be at work: one that takes no requests"
             " (answer_requests=False), is held up, or has just ended"
         )
-    return "Start it again with `run`: it goes on from its last cut; or look at the driver's log"
+    return "Start it again with `run`: it goes on from its last checkpoint; or look at the driver's log"
 
 
 def _print_status(answer: Answer) -> None:
@@ -303,7 +309,7 @@ def _print_status(answer: Answer) -> None:
     reason = f" ({found['reason']})" if found.get("reason") else ""
     print(
         f"{found.get('state')}{reason}, says driver {answer.driver}: incarnation {answer.incarnation},"
-        f" {found.get('checkpointsCommitted')} cuts, {found.get('resetAttempts')} reset attempts spent"
+        f" {found.get('checkpointsCommitted')} checkpoints, {found.get('resetAttempts')} reset attempts spent"
     )
     if lost := dropped_text(found.get("rowsDropped", {})):
         print(lost)
@@ -341,15 +347,15 @@ def _print_status(answer: Answer) -> None:
     if progress:
         rate = progress["inputRowsPerSecond"]
         print(
-            f"cut {progress['cut']}: {progress['numInputRows']} rows in, {progress['numOutputRows']} out"
+            f"checkpoint {progress['checkpoint']}: {progress['numInputRows']} rows in, {progress['numOutputRows']} out"
             f"{'' if rate is None else f', {rate:.0f} rows/s in'}; {1000 * progress['checkpointSeconds']:.0f} ms:"
             f" {seconds_text(progress['phaseSeconds'])}"
         )
     for one in found.get("resets", [])[-3:]:
         how = f"in {one['seconds']:.1f} s, incarnation {one['incarnation']}: {one['reason']}"
-        print(f"reset to cut {one['cut']} {how}")
+        print(f"reset to checkpoint {one['checkpoint']} {how}")
 
 
-savepoints.add_commands(app)
+app.command()(savepoints.savepoint)
 app.command()(trim.trim)
 fill_help(app)

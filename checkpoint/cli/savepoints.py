@@ -1,9 +1,8 @@
-"""`dos region savepoint` and `drop_savepoint`: cuts that stay restorable until somebody lets them go.
+"""`dos region savepoint`: create or drop a named checkpoint that stays restorable until a person drops it.
 
-Rules of this file: arguments in, text or JSON out. What a pin is, is in `core/savepoints.py`.
+Arguments in, text or JSON out. The rules of savepoints are in `core/savepoints.py`.
 """
 
-from collections.abc import Callable
 from typing import Annotated, Any
 
 import trio
@@ -22,161 +21,103 @@ from dos_client import Store
 from dos_client.cli.support import REFUSED, AsJson, TokenFile, fail, print_json
 from dos_protocol.errors import FencedError
 
-Stopped = Annotated[
-    bool,
-    typer.Option(
-        "--stopped",
-        help="The region does not run: take its driver's place for a moment. A driver that is alive after all"
-        " is fenced, and ends.",
-    ),
-]
-SavepointName = Annotated[
-    str, typer.Argument(help="Name of the pin: letters, digits, '.', '_' and '-'.", metavar="PIN")
-]
-
 
 def savepoint(
     url: StoreUrl,
     name: RegionName,
-    savepoint_name: SavepointName,
-    cut: Annotated[
+    savepoint_name: Annotated[
+        str,
+        typer.Argument(help="Name of the savepoint: letters, digits, '.', '_' and '-'.", metavar="SAVEPOINT"),
+    ],
+    checkpoint: Annotated[
         int,
         typer.Option(
             min=0,
-            help="Which cut; 0: the last one. It must be retained still: see `dos checkpoint ls`.",
+            help="Number of the checkpoint; 0: the last one. It must be retained: see `dos checkpoint ls`.",
             autocompletion=complete_cut,
-            metavar="CUT",
+            metavar="CHECKPOINT",
         ),
     ] = 0,
-    stopped: Stopped = False,
+    drop: Annotated[bool, typer.Option("--drop", help="Drop the savepoint instead of creating it.")] = False,
+    stopped: Annotated[
+        bool,
+        typer.Option(
+            "--stopped",
+            help="The region does not run: act as its driver for a moment. A driver that still runs is fenced"
+            " and ends.",
+        ),
+    ] = False,
     timeout: Timeout = limits.request_patience_s,
     wait: Wait = limits.drain_timeout_s,
     as_json: AsJson = False,
     token_file: TokenFile = None,
 ) -> None:
-    """Keep a cut restorable until its pin is let go, however many cuts follow and whoever drives the region.
+    """Create a savepoint: keep a checkpoint restorable under a name until the savepoint is dropped.
 
-    The pin is in the cut that is committed for it. While it holds, the store keeps what that cut needs. A
-    region that runs is asked for it; of one that is stopped the last cut is recorded once more, with the pin:
-    say --stopped. It goes on from there as from the cut itself.
+    A savepoint outlives later checkpoints and drivers: the store keeps what its checkpoint needs. The driver
+    of a running region commits a checkpoint that records the savepoint. For a stopped region, --stopped
+    commits its last checkpoint once more with the savepoint; the region continues from it as from the
+    original.
 
-    Example: dos region pin dos://h1,h2,h3 wordcount before-the-migration
+    With --drop, the checkpoint of the savepoint is released, unless it is retained as one of the last ones
+    or by another savepoint. What only that checkpoint needed is deleted, permanently; in a stopped region
+    the next driver deletes it. `dos checkpoint ls` lists savepoints.
 
-    Example: dos region pin dos://h1,h2,h3 wordcount good --cut 41
+    Example: dos region savepoint dos://h1,h2,h3 wordcount before-the-migration
 
-    Example: dos region pin dos://h1,h2,h3 wordcount the-end --stopped
+    Example: dos region savepoint dos://h1,h2,h3 wordcount good --checkpoint 41
 
-    Exit codes: 0 pinned, and committed; 1 refused, or not done in time; 2 usage; 3 the store cannot be
-    reached.
+    Example: dos region savepoint dos://h1,h2,h3 wordcount the-end --stopped
+
+    Example: dos region savepoint dos://h1,h2,h3 wordcount good --drop
+
+    Exit codes: 0 created or dropped, and committed; 1 refused, or not done in time; 2 usage; 3 the store
+    cannot be reached.
     """
-    words = f"cut {{}} stays restorable, as {savepoint_name}".format
-    if stopped:
-        _stand_in(url, token_file, name, savepoint_name, cut, wait, words, on=True, as_json=as_json)
-        return
-    reply = _savepoint(url, token_file, name, "pin", savepoint_name, cut, timeout, wait, as_json=as_json)
-    end(reply, as_json, lambda done: words(done.get("cut")))
-
-
-def drop_savepoint(
-    url: StoreUrl,
-    name: RegionName,
-    savepoint_name: SavepointName,
-    stopped: Stopped = False,
-    timeout: Timeout = limits.request_patience_s,
-    wait: Wait = limits.drain_timeout_s,
-    as_json: AsJson = False,
-    token_file: TokenFile = None,
-) -> None:
-    """Let a pin go: its cut is released, unless it is one of the last ones or has another pin.
-
-    What only that cut needed is deleted then, for good. Of a stopped region, with --stopped, it is the next
-    driver's cuts that release it.
-
-    Example: dos region unpin dos://h1,h2,h3 wordcount before-the-migration
-
-    Example: dos region unpin dos://h1,h2,h3 wordcount the-end --stopped
-
-    Exit codes: 0 let go, and committed; 1 refused, or not done in time; 2 usage; 3 the store cannot be
-    reached.
-    """
-    words = f"pin {savepoint_name} of cut {{}} is let go".format
-    if stopped:
-        _stand_in(url, token_file, name, savepoint_name, 0, wait, words, on=False, as_json=as_json)
-        return
-    reply = _savepoint(url, token_file, name, "unpin", savepoint_name, 0, timeout, wait, as_json=as_json)
-    end(reply, as_json, lambda done: words(done.get("cut")))
-
-
-def _savepoint(
-    url: str,
-    token_file: Any,
-    name: str,
-    what: str,
-    savepoint_name: str,
-    cut: int,
-    timeout: float,
-    wait: float,
-    *,
-    as_json: bool,
-) -> Reply:
     if problem := savepoint_name_problem(savepoint_name):
         fail(problem, REFUSED)
+    if drop and checkpoint:
+        fail("--drop takes the name of the savepoint alone, without --checkpoint", REFUSED)
 
-    async def work(store: Store) -> Reply:
+    def text(result: dict[str, Any]) -> str:
+        which = f"savepoint {savepoint_name} of checkpoint {result.get('checkpoint')}"
+        return f"{which} is {'dropped' if drop else 'created'}"
+
+    async def ask(store: Store) -> Reply:
         await read_manifest(store, name)
         try:
             return await RequestClient(store, name).ask(
-                what,
+                "unpin" if drop else "pin",
                 patience_s=timeout,
                 wait_s=wait,
                 accepted=accepted(as_json),
                 name=savepoint_name,
-                cut=cut,
+                cut=checkpoint,
             )
         except NoAnswerError as silence:
-            fail(f"{silence}. If the region does not run, say --stopped", NEGATIVE)
+            fail(f"{silence}. If the region does not run, pass --stopped", NEGATIVE)
 
-    return in_store(url, token_file, work)
-
-
-def _stand_in(
-    url: str,
-    token_file: Any,
-    name: str,
-    savepoint_name: str,
-    cut: int,
-    wait: float,
-    words: Callable[[int], str],
-    *,
-    on: bool,
-    as_json: bool,
-) -> None:
-    """Do it where no driver runs. What is refused, or not done in time, ends the command."""
-    if problem := savepoint_name_problem(savepoint_name):
-        fail(problem, REFUSED)
-
-    async def work(store: Store) -> int:
+    async def stand_in(store: Store) -> int:
         await read_manifest(store, name)
         try:
             with trio.fail_after(wait):
-                return await savepoint_stopped(StoreHost(store), name, savepoint_name, cut, on=on)
+                return await savepoint_stopped(
+                    StoreHost(store), name, savepoint_name, checkpoint, on=not drop
+                )
         except (SavepointRefusedError, RegionFencedError, FencedError) as error:
             fail(str(error), NEGATIVE)
         except trio.TooSlowError:
             fail(
-                f"not done in {wait:g} s, and perhaps it was: `dos checkpoint ls` says what is pinned, `dos store"
-                " status` who is away",
+                f"not done within {wait:g} s, but it may have been done since: `dos checkpoint ls` lists the"
+                " savepoints, `dos store status` the members that are unavailable",
                 NEGATIVE,
             )
 
-    done = in_store(url, token_file, work)
+    if not stopped:
+        end(in_store(url, token_file, ask), as_json, text)
+        return
+    done = in_store(url, token_file, stand_in)
     if as_json:
-        print_json({"name": name, "pin": savepoint_name, "cut": done, "stopped": True})
+        print_json({"name": name, "savepoint": savepoint_name, "checkpoint": done, "stopped": True})
     else:
-        print(words(done))
-
-
-def add_commands(app: typer.Typer) -> None:
-    """Make them commands of that app."""
-    for command in (savepoint, drop_savepoint):
-        app.command()(command)
+        print(text({"checkpoint": done}))

@@ -1,6 +1,6 @@
 """What the commands on regions share: arguments with completion, the store, tables.
 
-Exit codes are those of every `dos` command: 0 done; 1 a negative answer (no such region or cut, refused,
+Exit codes are those of every `dos` command: 0 done; 1 a negative answer (no such region or checkpoint, refused,
 nobody answered); 2 usage; 3 the store cannot be reached, or too few of its members.
 """
 
@@ -63,7 +63,7 @@ def complete_region(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def complete_cut(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Numbers of the region's cuts."""
+    """Numbers of the region's checkpoints."""
 
     async def cuts(store: Store) -> list[str]:
         return [str(cut.cut) for cut in (await read_manifest(store, str(ctx.params.get("name")))).cuts]
@@ -111,14 +111,14 @@ async def view_of(store: Store, name: str) -> ManifestView:
 
 
 def cut_of(view: ManifestView, number: int | None, *, back: int = 0) -> Cut:
-    """The cut of that number, or the last but `back`. Ends the program if there is none; raises
+    """The checkpoint of that number, or the last but `back`. Ends the program if there is none; raises
     CutReleasedError.
     """
     numbers = [cut.cut for cut in view.cuts]
     if number is None:
         if len(numbers) <= back:
             fail(
-                f"the manifest of region {view.region} shows {len(numbers)} cuts, {back + 1} are needed",
+                f"the manifest of region {view.region} shows {len(numbers)} checkpoints, {back + 1} are needed",
                 NEGATIVE,
             )
         return view.cuts[-1 - back]
@@ -126,7 +126,7 @@ def cut_of(view: ManifestView, number: int | None, *, back: int = 0) -> Cut:
         return view.restorable(number)  # which raises: it was released, and the manifest has forgotten it
     if number not in numbers:
         known = f"it shows {_ranges(numbers)}" if numbers else "it shows none"
-        fail(f"the manifest of region {view.region} has no cut {number}: {known}", NEGATIVE)
+        fail(f"the manifest of region {view.region} has no checkpoint {number}: {known}", NEGATIVE)
     return view.cuts[numbers.index(number)]
 
 
@@ -154,7 +154,7 @@ def seconds_text(phases: dict[str, float]) -> str:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, title: str = "") -> None:
-    """A table as wide as the terminal; without one, no cell is cut. Columns named `#...` are numbers."""
+    """A table as wide as the terminal; without one, no cell is truncated. Columns named `#...` are numbers."""
     table = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left", pad_edge=False)
     for column in columns:
         number = column.startswith("#")

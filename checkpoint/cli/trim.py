@@ -1,7 +1,7 @@
-"""`dos region trim`: what no retained cut of a region needs, and taking it away.
+"""`dos region trim`: what no retained checkpoint of a region needs, and taking it away.
 
 Rules of this file: arguments in, text or JSON out. What is garbage is said by `checkpoint/maintenance/trimming.py`; while
-a region runs it is deleted by its own workers, which hold the claims, when a cut tells them the floors.
+a region runs it is deleted by its own workers, which hold the claims, when a checkpoint tells them the floors.
 """
 
 from typing import Annotated, Any
@@ -42,11 +42,11 @@ def trim(
     as_json: AsJson = False,
     token_file: TokenFile = None,
 ) -> None:
-    """Show what the region's journals hold that no retained and no pinned cut needs; with --apply, delete it.
+    """Show what the region's journals hold that no retained and no savepoint's checkpoint needs; with --apply, delete it.
 
-    A region that runs does this by itself, with every cut; there --apply asks it for a cut, which tells its
+    A region that runs does this by itself, with every checkpoint; there --apply asks it for a checkpoint, which tells its
     workers, and waits until they have deleted. Only segments go that the manifest proves to be needed by
-    nothing: never above the floor of the oldest retained or pinned cut. Space comes back segment by segment.
+    nothing: never above the floor of the oldest retained or savepoint's checkpoint. Space comes back segment by segment.
 
     Example: dos region trim dos://h1,h2,h3 wordcount
 
@@ -117,7 +117,7 @@ def _json(
     return {
         "name": view.region,
         "retained": [cut.cut for cut in needed(view)],
-        "pins": savepoints,
+        "savepoints": savepoints,
         "garbage": [
             {"directory": one.directory, "object": one.name, "bytes": one.bytes, "copies": one.copies}
             for one in garbage
@@ -131,8 +131,8 @@ def _print(view: ManifestView, garbage: list[UnneededObject], left: list[Unneede
     kept = needed(view)
     numbers = ", ".join(str(cut.cut) for cut in kept) or "none"
     savepoints = view.last.savepoints if view.last is not None else {}
-    pinned = ", ".join(f"{name} (cut {cut})" for name, cut in sorted(savepoints.items()))
-    print(f"region {view.region} retains cuts {numbers}" + (f"; pinned: {pinned}" if pinned else ""))
+    named = ", ".join(f"{name} (checkpoint {cut})" for name, cut in sorted(savepoints.items()))
+    print(f"region {view.region} retains checkpoints {numbers}" + (f"; savepoints: {named}" if named else ""))
     print_table(
         ("directory", "object", "#bytes", "#copies"),
         [(one.directory, one.name, count_text(one.bytes), one.copies) for one in garbage],

@@ -272,15 +272,15 @@ class RegionControl:
         with self._lock:
             return self._cut
 
-    def savepoint(self, name: str, cut: int = 0, timeout: float | None = None) -> int:
-        """Create a savepoint: keep a checkpoint (0: the last) restorable under a name until `drop_savepoint`, also for
-        later drivers. Returns its number once a committed checkpoint records the savepoint.
+    def savepoint(self, name: str, checkpoint: int = 0, timeout: float | None = None) -> int:
+        """Create a savepoint: keep a checkpoint (0: the last) restorable under a name until
+        `drop_savepoint`, also for later drivers. Returns its number once a committed checkpoint records the savepoint.
 
         Raises LocalProtocolError with the reason if the savepoint cannot be created, because the checkpoint
         is released or the name is taken; RegionFailedError if that took longer than `timeout` seconds or the
         region ended.
         """
-        return self._wait_settled(SavepointWanted(name, cut), timeout)
+        return self._wait_settled(SavepointWanted(name, checkpoint), timeout)
 
     def drop_savepoint(self, name: str, timeout: float | None = None) -> int:
         """Drop a savepoint; return the number of its checkpoint. Deletes what only that checkpoint needed.
@@ -399,7 +399,7 @@ class RegionControl:
             return
         status = shell.status()
         if isinstance(event, StateChanged) and event.state is RegionState.RUNNING:
-            last_cut = {"cut": status.last_cut, "step": status.last_cut_step}
+            last_cut = {"checkpoint": status.last_cut, "step": status.last_cut_step}
             self._listeners.started({**self._stamp(status), **last_cut, "driver": this_driver()})
         elif isinstance(event, CutCommitted) and shell.meter.last is not None:
             self._listeners.tell("onProgress", shell.meter.last)

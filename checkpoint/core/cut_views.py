@@ -19,9 +19,9 @@ def cut_row(
     """
     known: dict[str, Any] = {} if retained is None else {"retained": cut.cut in retained}
     if savepoints is not None:
-        known["pins"] = sorted(name for name, pinned in savepoints.items() if pinned == cut.cut)
+        known["savepoints"] = sorted(name for name, pinned in savepoints.items() if pinned == cut.cut)
     return known | {
-        "cut": cut.cut,
+        "checkpoint": cut.cut,
         "step": cut.step,
         "incarnation": cut.incarnation,
         "timeMs": cut.wall_time_ms,

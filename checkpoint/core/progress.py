@@ -52,7 +52,7 @@ class ProgressMeter:
             "timestamp": timestamp,
             "state": status.state.value,
             "incarnation": status.incarnation,
-            "cut": event.cut,
+            "checkpoint": event.cut,
             "step": event.step,
             "final": event.final,
             "numInputRows": rows_in,
@@ -117,7 +117,7 @@ def status_json(status: RegionStatus) -> dict[str, Any]:
         "storeWaiting": status.store_waiting,
         "waitingSeconds": round(status.waiting_s, 3),
         "waitingBytes": status.waiting_bytes,
-        "pins": dict(status.savepoints),
+        "savepoints": dict(status.savepoints),
         "rowsDropped": rows_dropped_json(status),
         "workers": [worker_json(worker) for worker in status.workers],
         "resets": [reset_json(reset) for reset in list(status.resets)[-RESETS_SHOWN_MAX:]],
@@ -159,7 +159,7 @@ def reset_json(reset: ResetReport) -> dict[str, Any]:
         "seconds": round(reset.seconds, _DIGITS),
         "bytes": reset.bytes,
         "incarnation": reset.incarnation,
-        "cut": reset.cut,
+        "checkpoint": reset.cut,
         "phases": _rounded(reset.phases_s),
     }
 

@@ -227,7 +227,7 @@ class RequestHandler:
 
     def _happened(self, event: RegionEvent, now: float) -> None:
         if isinstance(event, CutCommitted):
-            result = {"cut": event.cut, "step": event.step, "seconds": round(event.seconds, 6)}
+            result = {"checkpoint": event.cut, "step": event.step, "seconds": round(event.seconds, 6)}
             # A cut that was under way when the request came may lack what the asker wants in it.
             self._done("checkpoint", now - event.seconds, result)
         elif isinstance(event, ResetReport):
@@ -241,7 +241,7 @@ class RequestHandler:
         if done:
             self._open = [one for one in self._open if one not in done]
             verdict: Verdict = "failed" if event.error else "done"
-            result = {} if event.error else {"name": event.name, "cut": event.cut}
+            result = {} if event.error else {"name": event.name, "checkpoint": event.cut}
             self._out.append(WriteAnswer(tuple(one.id for one in done), verdict, event.error, result))
 
     def _done(self, what: str, asked_until: float, result: dict[str, Any]) -> None:
@@ -255,7 +255,7 @@ class RequestHandler:
         otherwise.
         """
         paused = status.state is RegionState.PAUSED
-        result = {"state": status.state.value, "cut": status.last_cut, "step": status.last_cut_step}
+        result = {"state": status.state.value, "checkpoint": status.last_cut, "step": status.last_cut_step}
         self._done("pause" if paused else "resume", now, result)
         if status.state in _CAN_CUT and any(one.what in _NEED_A_CUT for one in self._open):
             self._out.append(CommandRegion(CutWanted()))

@@ -7,7 +7,7 @@ where a stream is written and when it becomes visible.
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
@@ -20,6 +20,9 @@ from dataflow.operators.base import OperatorContext
 from dataflow.sinks.base import SinkSpec, SinkWriter
 from dos_protocol.digests import digest64
 
+_PUBLISH: Final = {"step": Publish.STEP, "checkpoint": Publish.CUT}
+"""The values of the parameter `publish`. Stored records keep the name "cut"."""
+
 
 @dataclass(frozen=True, slots=True, init=False)
 class LogSink(SinkSpec):
@@ -27,19 +30,19 @@ class LogSink(SinkSpec):
 
         LogSink(publish="step")
 
-    publish: "cut" makes the output of a step visible when a checkpoint that covers it is committed. "step"
-    makes it visible as soon as the step's input division is durable at every worker, which is sooner, but
-    requires all upstream operators to be deterministic. A replay whose rows differ from visible ones stops
+    publish: "checkpoint" makes the output of a step visible when a checkpoint that covers it is committed.
+    "step" makes it visible as soon as the step's input division is durable at every worker, which is sooner,
+    but requires all upstream operators to be deterministic. A replay whose rows differ from visible ones stops
     the region.
     """
 
     publish: Publish
 
-    def __init__(self, *, publish: str = "cut") -> None:
-        if publish not in tuple(Publish):
-            known = " or ".join(repr(str(one)) for one in Publish)
+    def __init__(self, *, publish: str = "checkpoint") -> None:
+        if publish not in _PUBLISH:
+            known = " or ".join(map(repr, _PUBLISH))
             raise SchemaError(f"publish must be {known}, not {publish!r}")
-        object.__setattr__(self, "publish", Publish(publish))
+        object.__setattr__(self, "publish", _PUBLISH[publish])
 
     def check_input(self, schema: pa.Schema) -> None:
         """With publish="step", require columns of comparable types. Raises SchemaError."""

@@ -1,7 +1,7 @@
 """A graph in this process: no Spark, no store, no files. For tests of dataflows, yours and ours.
 
     trial = Trial(graph, workers=2)
-    trial.step({"orders": [{"item": "tea", "price": 3}]}, cut=True)
+    trial.step({"orders": [{"item": "tea", "price": 3}]}, checkpoint=True)
     trial.step({"orders": [{"item": "tea", "price": 4}]})
     trial.crash()                                   # back to the cut; its second step is gone
     trial.step({"orders": [{"item": "tea", "price": 4}]})
@@ -40,7 +40,7 @@ def assert_crash_safe(
     *,
     workers: int = 2,
     rows_per_step: int = 2,
-    steps_per_cut: int = 2,
+    steps_per_checkpoint: int = 2,
     splits: int = 1,
 ) -> Trial:
     """Run the graph with crashes, and without, and compare what its sinks got; then all sources end.
@@ -70,7 +70,7 @@ def assert_crash_safe(
         if row is CRASH
     }
     every = [{(name, row)} for name, given in rows.items() for row in range(len(given) + 1)]
-    sizes = (workers, rows_per_step, steps_per_cut)
+    sizes = (workers, rows_per_step, steps_per_checkpoint)
     first: Trial | None = None
     for order, dealt in _orders(rows, splits).items():
         expected = _crashing(graph, dealt, set(), sizes)
@@ -110,7 +110,7 @@ def _crashing(
     sizes: tuple[int, int, int],
 ) -> Trial:
     """The run in which workers die before row n of a source, for each (source, n)."""
-    workers, rows_per_step, steps_per_cut = sizes
+    workers, rows_per_step, steps_per_checkpoint = sizes
     splits = {name: sorted({split for split, _ in given} - {""}) for name, given in rows.items()}
     trial = Trial(graph, workers=workers, splits={name: found for name, found in splits.items() if found})
     waiting = sorted(crashes, key=lambda crash: crash[1])
@@ -132,7 +132,7 @@ def _crashing(
             if found
         }
         given = {name: _given(taken) for name, taken in part.items()}
-        trial.step(given, cut=step % steps_per_cut == 0, end=step > steps, done=done)
+        trial.step(given, checkpoint=step % steps_per_checkpoint == 0, end=step > steps, done=done)
     return trial
 
 

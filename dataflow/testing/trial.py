@@ -43,16 +43,16 @@ class Trial:
         self._check_sources(self._splits)
         self._left = {name: set(names) for name, names in self._splits.items()}
         """Source -> splits that are not read to their end."""
-        self._cut_left = {name: set(left) for name, left in self._left.items()}
+        self._checkpoint_left = {name: set(left) for name, left in self._left.items()}
         self._waiting: list[tuple[int, str, SourceBatch]] = []
         """Worker, source, rows: of sources that wait until a control table is complete."""
-        self._cut_waiting = list(self._waiting)
-        self._cut_times: list[dict[str, Positions]] = [{} for _ in range(workers)]
+        self._checkpoint_waiting = list(self._waiting)
+        self._checkpoint_times: list[dict[str, Positions]] = [{} for _ in range(workers)]
         self._workers = workers
         self._step = 0
-        self._cut_step = 0
-        self._cuts = 0
-        self._cut_operators = self._plan.operators
+        self._checkpoint_step = 0
+        self._checkpoints = 0
+        self._checkpoint_operators = self._plan.operators
         self._kept: dict[str, list[tuple[int, pa.RecordBatch]]] = {
             name: [] for name, spec in self._plan.specs.items() if isinstance(spec, TrialSink)
         }
@@ -65,18 +65,18 @@ class Trial:
         self,
         inputs: Mapping[str, "Rows | Sequence[Rows] | Mapping[str, Rows]"],
         *,
-        cut: bool = False,
+        checkpoint: bool = False,
         snapshot: bool = False,
         end: bool = False,
         done: Mapping[str, Collection[str]] | None = None,
     ) -> None:
-        """One step: what each source gives in it, and whether it ends with a cut.
+        """Run one step with the given rows of each source, and checkpoint at its end if `checkpoint`.
 
         A source's rows are one batch, read by worker 0; or a list of batches, dealt to the workers in turn;
         or, where the source has splits, the rows of each split that is read. done: splits that give nothing
         after this step. Rows of a source that waits for a control table with `complete_first` are kept, and
         given in the first step after the one in which the sources of the table ended.
-        snapshot: the cut is all of the state, as a journal has it when it forgets what came before. end: no
+        snapshot: the checkpoint contains all of the state, as a journal has it when it forgets what came before. end: no
         source gives anything after this step.
         """
         self._check_sources(inputs)
@@ -92,10 +92,10 @@ class Trial:
         for name, ended in (done or {}).items():
             self._left[name] -= set(ended)
         while end and self._waiting:
-            self._one_step(cut=False, snapshot=False, end=True)
+            self._one_step(checkpoint=False, snapshot=False, end=True)
             self._step += 1
             self._give_what_waited()
-        self._one_step(cut=cut, snapshot=snapshot, end=end)
+        self._one_step(checkpoint=checkpoint, snapshot=snapshot, end=end)
 
     def _give(self, worker: int, name: str, rows: SourceBatch) -> None:
         """Feed the rows, or keep them while their source waits for a control table."""
@@ -109,16 +109,18 @@ class Trial:
         for worker, name, rows in waiting:
             self._give(worker, name, rows)
 
-    def _one_step(self, *, cut: bool, snapshot: bool, end: bool) -> None:
-        taken = [Checkpoint(self._cuts + 1, SnapshotSpool() if snapshot else None) for _ in self._circuits]
+    def _one_step(self, *, checkpoint: bool, snapshot: bool, end: bool) -> None:
+        taken = [
+            Checkpoint(self._checkpoints + 1, SnapshotSpool() if snapshot else None) for _ in self._circuits
+        ]
         self._directories.ask_for_snapshots(due=snapshot)
-        self._run(cut=cut, taken=taken, end=end)
+        self._run(checkpoint=checkpoint, taken=taken, end=end)
         for circuit in self._circuits:
             for name, batches in self._kept.items():
                 sink = circuit.sinks[name]
                 assert isinstance(sink, TrialWriter)
                 batches += [(self._step, batch) for batch in sink.take()]
-        if cut:
+        if checkpoint:
             self._commit(taken)
 
     def _check_sources(self, named: Iterable[str]) -> None:
@@ -151,9 +153,9 @@ class Trial:
         region does, and goes on as before.
         """
         plan = graph.plan()
-        stored, older = self._cut_operators, plan.older_operators
-        if self._cuts:
-            check_fingerprint(stored, plan.operators, region="trial", cut=self._cuts, older=older)
+        stored, older = self._checkpoint_operators, plan.older_operators
+        if self._checkpoints:
+            check_fingerprint(stored, plan.operators, region="trial", cut=self._checkpoints, older=older)
         self._take(plan)
         return self.crash()
 
@@ -163,11 +165,11 @@ class Trial:
         """
         for circuit in self._circuits:
             circuit.close()
-        self._step = self._cut_step
+        self._step = self._checkpoint_step
         for name, batches in self._kept.items():
             self._kept[name] = [(step, batch) for step, batch in batches if step <= self._step]
-        self._left = {name: set(left) for name, left in self._cut_left.items()}
-        self._waiting = list(self._cut_waiting)
+        self._left = {name: set(left) for name, left in self._checkpoint_left.items()}
+        self._waiting = list(self._checkpoint_waiting)
         self._circuits = self._open()
         return self._step
 
@@ -224,19 +226,19 @@ class Trial:
         self._directories.begin_incarnation()
         for worker, (circuit, blocks) in enumerate(zip(circuits, self._blocks, strict=True)):
             for operator, data in blocks:
-                circuit.restore(operator, decode_block(data), self._cuts)
-            circuit.time.restore(self._cut_times[worker])
+                circuit.restore(operator, decode_block(data), self._checkpoints)
+            circuit.time.restore(self._checkpoint_times[worker])
             self._directories.hand_to(circuit, self._plan, worker)
             circuit.restored()
         return circuits
 
-    def _run(self, *, cut: bool, taken: Sequence[Checkpoint], end: bool) -> None:
+    def _run(self, *, checkpoint: bool, taken: Sequence[Checkpoint], end: bool) -> None:
         sends = [
             circuit.end_sources(self._step, self._time_of(worker, end=end))
             for worker, circuit in enumerate(self._circuits)
         ]
-        if cut:
-            self._cut_times = [circuit.time.positions() for circuit in self._circuits]
+        if checkpoint:
+            self._checkpoint_times = [circuit.time.positions() for circuit in self._circuits]
         for stage in range(1, len(self._plan.plan.stages)):
             received = [_received(sends, worker) for worker in range(self._workers)]
             times = {
@@ -244,10 +246,10 @@ class Trial:
                 for channel in self._plan.plan.stages[stage].receives
             }
             sends = [
-                circuit.run_stage(stage, self._step, batches, cut=cut, watermarks=times)
+                circuit.run_stage(stage, self._step, batches, cut=checkpoint, watermarks=times)
                 for circuit, batches in zip(self._circuits, received, strict=True)
             ]
-            if cut:
+            if checkpoint:
                 for circuit, into in zip(self._circuits, taken, strict=True):
                     circuit.take_checkpoint(stage, into)
 
@@ -262,11 +264,11 @@ class Trial:
         return StepTime(now, idle=frozenset(self._schemas))
 
     def _commit(self, taken: Sequence[Checkpoint]) -> None:
-        self._cuts += 1
-        self._cut_operators = self._plan.operators
-        self._cut_step = self._step
-        self._cut_left = {name: set(left) for name, left in self._left.items()}
-        self._cut_waiting = list(self._waiting)
+        self._checkpoints += 1
+        self._checkpoint_operators = self._plan.operators
+        self._checkpoint_step = self._step
+        self._checkpoint_left = {name: set(left) for name, left in self._left.items()}
+        self._checkpoint_waiting = list(self._waiting)
         self._directories.commit()
         for blocks, made in zip(self._blocks, taken, strict=True):
             if made.snapshot is not None:

@@ -3,7 +3,7 @@
 4096                        the logical offset
 time:2026-11-22T03:00:00    that time, here; with +00:00 or Z, there
 -90s  -10m  -1h  -2d        so long ago
-cut:7                       the end of that cut, as `Directory.cut` recorded it
+checkpoint:7                       the end of that cut, as `Directory.cut` recorded it
 step:41                     the end of the cut that was made at the end of that step
 """
 
@@ -36,14 +36,14 @@ Moment: TypeAlias = int | datetime | AtCheckpoint | AtStep | None
 
 
 _UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
-_NUMBERED: Final = re.compile(r"(cut|step):(\d{1,19})", re.ASCII)
+_NUMBERED: Final = re.compile(r"(checkpoint|step):(\d{1,19})", re.ASCII)
 AGO: Final = re.compile(r"-(\d+(?:\.\d+)?)([smhd])")
 
 
 def complete_moment(incomplete: str) -> list[str]:
     """For the shell: how a moment can be begun, and the present one."""
     now = f"time:{datetime.now(UTC).astimezone():%Y-%m-%dT%H:%M:%S}"
-    return [one for one in ("cut:", "step:", now, "-1h", "-1d") if one.startswith(incomplete)]
+    return [one for one in ("checkpoint:", "step:", now, "-1h", "-1d") if one.startswith(incomplete)]
 
 
 def moment_here(text: str) -> Moment:
@@ -57,7 +57,7 @@ def moment(text: str, now: datetime) -> Moment:
     if text.isascii() and text.isdigit():
         return int(text)
     if numbered := _NUMBERED.fullmatch(text):
-        return (AtCheckpoint if numbered[1] == "cut" else AtStep)(int(numbered[2]))
+        return (AtCheckpoint if numbered[1] == "checkpoint" else AtStep)(int(numbered[2]))
     if ago := AGO.fullmatch(text):
         try:
             return now - timedelta(**{_UNITS[ago[2]]: float(ago[1])})
@@ -66,7 +66,7 @@ def moment(text: str, now: datetime) -> Moment:
     if not text.startswith("time:"):
         raise ValueError(
             f"{text!r} is no moment: give an offset (4096), a time ({like}), how long ago (-1h),"
-            " cut:7 or step:41"
+            " checkpoint:7 or step:41"
         )
     try:
         told = datetime.fromisoformat(text.removeprefix("time:"))

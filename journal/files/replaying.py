@@ -120,7 +120,9 @@ class FilesReplay:
         if self.stop.names_a_cut and not self._found:
             below = "no cut" if self.cut is None else f"cut {self.cut}"
             if self.cut is not None and self.stop.step is not None:
-                below += f" of step {self.step}" if self.step else ", which says no step: name it as cut:N"
+                below += (
+                    f" of step {self.step}" if self.step else ", which says no step: name it as checkpoint:N"
+                )
             raise StopNotFoundError(f"the journal has not {self.stop}; the one before is {below}")
 
 

@@ -41,7 +41,7 @@ def trim(
             metavar="X",
             autocompletion=complete_moment,
             help="Nobody goes back beyond that: an offset (4096), a time (time:2026-11-22T03:00), how long"
-            " ago (-30d), cut:N or step:N.",
+            " ago (-30d), checkpoint:N or step:N.",
         ),
     ],
     apply: Annotated[bool, typer.Option("--apply", help="Delete it. Without, it is only shown.")] = False,

@@ -38,7 +38,7 @@ class JournalPoint(msgspec.Struct, frozen=True):
     is_cut: bool = False
 
     def __str__(self) -> str:
-        return f"cut:{self.number}" if self.is_cut else str(self.number)
+        return f"checkpoint:{self.number}" if self.is_cut else str(self.number)
 
 
 class JournalOptions(ReadOptions, frozen=True, kw_only=True):
@@ -64,16 +64,16 @@ class StateOptions(ReadOptions, frozen=True, kw_only=True):
 
     region: str
     operator: str
-    cut: int | None = None
+    checkpoint: int | None = None
     since: int | None = None
     tasks_per_worker: int = 1
 
 
 def _place(name: str, value: str) -> JournalPoint:
-    found = re.fullmatch(r"(cut:)?(\d{1,18})", value.strip(), re.IGNORECASE)
+    found = re.fullmatch(r"(checkpoint:)?(\d{1,18})", value.strip(), re.IGNORECASE)
     if found is None:
         raise BadOptionError(
-            f"option {name!r} is a logical offset, as `dos journal dump` shows it, or cut:12, not {value!r}"
+            f"option {name!r} is a logical offset, as `dos journal dump` shows it, or checkpoint:12, not {value!r}"
         )
     return JournalPoint(int(found[2]), found[1] is not None)
 
@@ -97,7 +97,7 @@ STATE_OPTIONS: Final[dict[str, ReaderOption]] = {
     **STORE,
     **READ,
     "operator": ReaderOption("operator", text),
-    "cut": ReaderOption("cut", whole),
+    "checkpoint": ReaderOption("checkpoint", whole),
     "since": ReaderOption("since", whole),
     "tasksPerWorker": ReaderOption("tasks_per_worker", _tasks),
 }
@@ -129,9 +129,9 @@ def parse_state(given: Mapping[str, str]) -> StateOptions:
             "the option 'operator' says whose state is read",
             remedy="`dos checkpoint diff` lists the operators that keep state",
         )
-    cut, since = fields.get("cut"), fields.get("since")
-    if cut is not None and since is not None and since >= cut:
-        raise BadOptionError(f"option 'since' ({since}) is a cut before that of the option 'cut' ({cut})")
+    checkpoint, since = fields.get("checkpoint"), fields.get("since")
+    if checkpoint is not None and since is not None and since >= checkpoint:
+        raise BadOptionError(f"option 'since' ({since}) must be below option 'checkpoint' ({checkpoint})")
     return StateOptions(servers=servers_of(url), region=_region(url), **fields)
 
 

@@ -26,7 +26,7 @@ from spark_integration.errors import MalformedOffsetError, OtherSourceError
 
 VERSION: Final = 1
 _REMEDY: Final = (
-    "write earliest, latest, step:120, cut:7, time:2026-01-31T12:00:00Z, or the JSON of an offset"
+    "write earliest, latest, step:120, checkpoint:7, time:2026-01-31T12:00:00Z, or the JSON of an offset"
     " as a query's progress shows it"
 )
 
@@ -99,7 +99,7 @@ class StartingKind(StrEnum):
     EARLIEST = "earliest"
     LATEST = "latest"
     STEP = "step"
-    CUT = "cut"
+    CHECKPOINT = "checkpoint"
     TIME = "time"
     OFFSET = "offset"
 
@@ -135,7 +135,7 @@ def parse_starting(text: str) -> Starting:
                 f"startingOffset is no JSON: {error}: {said[:200]}", remedy=_REMEDY
             ) from error
         return Starting(StartingKind.OFFSET, text=said)
-    counted = re.fullmatch(r"(step|cut):(\d{1,18})", said, re.IGNORECASE)
+    counted = re.fullmatch(r"(step|checkpoint):(\d{1,18})", said, re.IGNORECASE)
     if counted:
         return Starting(StartingKind(counted[1].lower()), int(counted[2]))
     if said.lower().startswith("time:"):

@@ -22,12 +22,12 @@ _SPLIT: Final = pa.struct([("position", pa.int64()), ("digest", pa.string()), ("
 _SECONDS: Final = pa.map_(pa.string(), pa.float64())
 _SHOWN: Final = pa.schema(
     [
-        ("cut", pa.int64()),
+        ("checkpoint", pa.int64()),
         ("step", pa.int64()),
         ("incarnation", pa.int64()),
         ("time", pa.timestamp("us", "UTC")),
         ("retained", pa.bool_()),
-        ("pins", pa.list_(pa.string())),
+        ("savepoints", pa.list_(pa.string())),
         ("final", pa.bool_()),
         ("rolledBackTo", pa.int64()),
         ("driver", pa.string()),

@@ -57,7 +57,7 @@ class OperatorStateTable:
 
     @property
     def what(self) -> str:
-        cut = "" if self.options.cut is None else f" at cut {self.options.cut}"
+        cut = "" if self.options.checkpoint is None else f" at cut {self.options.checkpoint}"
         return f"state of operator {self.options.operator} of region {self.options.region}{cut}"
 
     async def columns(self, store: Store) -> TableColumns:
@@ -81,7 +81,7 @@ class OperatorStateTable:
     async def _parts(self, store: Store) -> list[StatePart]:
         options = self.options
         view = await read_manifest(store, options.region)
-        cut = _cut(view, options.cut)
+        cut = _cut(view, options.checkpoint)
         self._check_operator(cut)
         since = None if options.since is None else view.restorable(options.since)
         found = []
@@ -133,7 +133,7 @@ class OperatorStateTable:
     def _say_gone(self, store: BlockingStore, error: LostBytesError) -> None:
         """Raises CutReleasedError if that is why."""
         view = store.portal.call(read_manifest, store.store, self.options.region)
-        for number in (self.options.cut, self.options.since):
+        for number in (self.options.checkpoint, self.options.since):
             if number is not None:
                 view.restorable(number)
         raise DataLossError(

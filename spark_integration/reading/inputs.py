@@ -63,7 +63,7 @@ class InputOrigin(ChainOrigin):
 
     async def cut(self, number: int) -> dict[str, SplitPoint]:
         raise MalformedOffsetError(
-            f"startingOffset cut:{number}: an input handle has no cuts, the output of a region has",
+            f"startingOffset checkpoint:{number}: an input handle has no cuts, the output of a region has",
             remedy="write earliest, latest or time:2026-01-31T12:00:00Z",
         )
 

@@ -146,7 +146,7 @@ class ObjectOrigin:
 
     async def cut(self, number: int) -> dict[str, SplitPoint]:
         raise MalformedOffsetError(
-            f"startingOffset cut:{number}: objects have no cuts, the output of a region has",
+            f"startingOffset checkpoint:{number}: objects have no cuts, the output of a region has",
             remedy="write earliest or latest",
         )
 

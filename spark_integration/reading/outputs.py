@@ -87,7 +87,7 @@ class OutputOrigin(ChainOrigin):
         else:
             have = ", ".join(str(cut.cut) for cut in view.cuts[-5:]) or "none"
             raise MalformedOffsetError(
-                f"startingOffset cut:{number}: region {self._region!r} has no such cut in its manifest;"
+                f"startingOffset checkpoint:{number}: region {self._region!r} has no such cut in its manifest;"
                 f" the last are {have}",
                 remedy="`dos checkpoint ls` lists them",
             )

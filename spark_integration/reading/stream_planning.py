@@ -47,7 +47,7 @@ class StreamPlanner:
         starting = self._options.starting or Starting(StartingKind.EARLIEST)
         if starting.kind is StartingKind.OFFSET:
             return points_of(starting.offset, self._store_id, self._options.what)
-        points = await self._origin.cut(starting.number) if starting.kind is StartingKind.CUT else {}
+        points = await self._origin.cut(starting.number) if starting.kind is StartingKind.CHECKPOINT else {}
         for split in await self._origin.splits():
             if split not in points:
                 points[split] = await self._begin(split, starting)

@@ -51,7 +51,7 @@ def test_each_way_of_ours_gives_the_same_totals(way: str, tmp_path: Path) -> Non
     region.WAYS[way](source).sink("shown", CallSink(region.forget, takes="batch"))
     trial = Trial(graph, workers=2)
     half = len(lines) // 2
-    trial.step({"lines": [[{"line": line} for line in lines[:half]]]}, cut=True)
+    trial.step({"lines": [[{"line": line} for line in lines[:half]]]}, checkpoint=True)
     trial.crash()
     trial.step({"lines": [[{"line": line} for line in lines[half:]]]}, end=True)
     last = {row["key"]: row for row in trial.rows("shown")}

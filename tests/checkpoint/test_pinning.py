@@ -147,7 +147,7 @@ def test_what_cannot_be_pinned_is_refused_with_the_reason_and_changes_nothing(ev
 
 
 def test_there_are_no_more_pins_than_there_is_room_for(monkeypatch) -> None:
-    monkeypatch.setattr(limits, "pins_max", 2)
+    monkeypatch.setattr(limits, "savepoints_max", 2)
     scene = with_cuts(2)
     scene.play(SavepointWanted("a"), SavepointWanted("b"), SavepointWanted("c"))
     assert [one.error for one in settled(scene)] == ["there are 2 pins already: let one go first"]

@@ -86,7 +86,7 @@ def test_a_report_is_plain_json_with_names_a_spark_user_knows() -> None:
     report = ProgressMeter("words").report(CUT, status(1, 2), now=0.0, timestamp="2026-01-02T03:04:05.678Z")
     assert json.loads(json.dumps(report)) == report
     assert report["name"] == "words"
-    assert report["cut"] == 5
+    assert report["checkpoint"] == 5
     assert report["lagBytes"] == 22
     assert report["workers"][0]["step"] == 7
     assert report["phaseSeconds"] == pytest.approx({"sync": 0.125, "commit": 0.05})

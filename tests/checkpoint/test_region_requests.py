@@ -101,7 +101,7 @@ def resets(region):
 def test_a_server_that_was_unavailable_gets_the_requests_and_answers_that_it_missed_while_the_region_runs(
     three_servers, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(limits, "letters_repair_s", 0.5)
+    monkeypatch.setattr(limits, "queue_repair_s", 0.5)
     url = url_of(three_servers)
     trio.run(init_store, url)
     name = "missed"
@@ -132,7 +132,7 @@ def test_the_command_shows_the_region_has_it_cut_reset_and_stopped(region) -> No
     url, name = region.store, region.control.spec.name
     shown = dos("region", "status", url, name)
     assert shown.returncode == 0, shown.stderr
-    assert f"region {name}: last cut" in shown.stdout
+    assert f"region {name}: last checkpoint" in shown.stdout
     assert "RUNNING, says driver" in shown.stdout
     found = json.loads(dos("region", "status", url, name, "--json").stdout)
     assert found["answered"]
@@ -145,7 +145,7 @@ def test_the_command_shows_the_region_has_it_cut_reset_and_stopped(region) -> No
     before = region.control.status().last_cut
     shown = dos("region", "checkpoint", url, name, "--json")
     assert shown.returncode == 0, shown.stderr
-    assert json.loads(shown.stdout)["result"]["cut"] > before
+    assert json.loads(shown.stdout)["result"]["checkpoint"] > before
 
     incarnation = found["status"]["incarnation"]
     shown = dos("region", "reset", url, name, "--incarnation", incarnation)
@@ -166,7 +166,7 @@ def test_the_command_shows_the_region_has_it_cut_reset_and_stopped(region) -> No
 
     gone = dos("region", "status", url, name, "--timeout", 1)
     assert gone.returncode == 1
-    assert f"last cut {region.control.status().last_cut} at step" in gone.stdout
+    assert f"last checkpoint {region.control.status().last_cut} at step" in gone.stdout
     assert f"by {found['driver']}" in gone.stdout
     assert "no driver of region" in gone.stderr
     assert dos("region", "status", url, name, "--no-ask", "--json").returncode == 0
@@ -179,21 +179,21 @@ def test_a_pin_is_held_and_let_go_by_its_handle_and_by_the_command(region) -> No
     url, name = region.store, region.control.spec.name
     savepoint = region.control.savepoint("here", timeout=60)
     assert region.control.status().savepoints == {"here": savepoint}
-    with pytest.raises(LocalProtocolError, match=f"pin 'here' holds cut {savepoint}"):
+    with pytest.raises(LocalProtocolError, match=f"pin 'here' holds checkpoint {savepoint}"):
         region.control.savepoint("here", savepoint + 1, timeout=60)
-    done = dos("region", "pin", url, name, "there", "--cut", savepoint, "--json")
+    done = dos("region", "savepoint", url, name, "there", "--checkpoint", savepoint, "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["result"] == {"name": "there", "cut": savepoint}
     region.wait_cuts(7)
     found = json.loads(dos("checkpoint", "ls", url, name, "--json").stdout)
-    assert found["pins"] == {"here": savepoint, "there": savepoint}
-    (row,) = [one for one in found["cuts"] if one["cut"] == savepoint]
+    assert found["savepoints"] == {"here": savepoint, "there": savepoint}
+    (row,) = [one for one in found["checkpoints"] if one["checkpoint"] == savepoint]
     assert row["retained"]
     assert region.control.drop_savepoint("there", timeout=60) == savepoint
-    gone = dos("region", "unpin", url, name, "there")
+    gone = dos("region", "savepoint", url, name, "there", "--drop")
     assert (gone.returncode, "there is no pin 'there'" in gone.stderr) == (1, True)
     found = json.loads(dos("region", "status", url, name, "--json").stdout)
-    assert found["status"]["pins"] == {"here": savepoint}
+    assert found["status"]["savepoints"] == {"here": savepoint}
 
 
 @pytest.mark.parametrize("what", ["status", "checkpoint", "reset", "stop"])

@@ -100,7 +100,7 @@ def test_a_cut_is_done_with_one_that_began_after_the_request() -> None:
     assert desk.said(1) == [("accepted", "the region is RUNNING")]
     assert desk.do(QueueRead()) == [CommandRegion(CutWanted())]
     (said,) = desk.do(RegionNotified(cut(7, seconds=0.5)), at=102.0)
-    assert (said.verdict, said.result["cut"]) == ("done", 7)
+    assert (said.verdict, said.result["checkpoint"]) == ("done", 7)
     assert desk.do(RegionNotified(cut(8, seconds=0.1)), at=103.0) == []
 
 
@@ -121,7 +121,7 @@ def test_a_reset_is_ordered_once_and_done_with_its_report() -> None:
     desk.do(QueueRead())
     assert desk.orders() == [ResetWanted()]
     (said,) = desk.do(RegionNotified(RESET))
-    assert (said.verdict, said.result["incarnation"], said.result["cut"]) == ("done", 4, 5)
+    assert (said.verdict, said.result["incarnation"], said.result["checkpoint"]) == ("done", 4, 5)
 
 
 def test_stop_is_done_when_the_region_has_ended_and_the_others_then_fail() -> None:

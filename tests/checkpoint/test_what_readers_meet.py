@@ -236,7 +236,7 @@ def test_a_cut_in_a_row_and_in_full() -> None:
     row = cut_row(cut)
     assert "retained" not in row
     assert "pins" not in row
-    assert (row["cut"], row["step"], row["incarnation"], row["timeMs"], row["final"]) == (
+    assert (row["checkpoint"], row["step"], row["incarnation"], row["timeMs"], row["final"]) == (
         5,
         40,
         3,
@@ -246,7 +246,7 @@ def test_a_cut_in_a_row_and_in_full() -> None:
     assert (row["stateBytes"], row["workerStateBytes"], row["splits"]) == (300, [100, 200], 2)
     assert row["phaseSeconds"] == slowest(phases) == {"write": 0.5, "sync": 1.0}
     said = cut_row(cut, (4, 5), {"b": 5, "a": 5, "c": 4})
-    assert (said["retained"], said["pins"]) == (True, ["a", "b"])
+    assert (said["retained"], said["savepoints"]) == (True, ["a", "b"])
     assert not cut_row(cut, (4,))["retained"]
     full = cut_full(cut)
     assert full["workers"][1]["sources"]["lines"]["a"] == {

@@ -145,7 +145,7 @@ def test_many_values_are_counted_about_right_and_the_same_in_any_order(workers: 
         trial = Trial(graph, workers=workers)
         for begin in range(0, len(order), 6000):
             batch = [{"key": "k", "who": who} for who in order[begin : begin + 6000]]
-            trial.step({"rows": [batch[:2000], batch[2000:]]}, cut=True)
+            trial.step({"rows": [batch[:2000], batch[2000:]]}, checkpoint=True)
             trial.crash()
         found.append(trial.rows("out")[-1]["about"])
     assert found[0] == pytest.approx(20_000, rel=4 / math.sqrt(2**8))

@@ -69,7 +69,7 @@ def a_text(folder: Path) -> list[Path]:
 
 
 # EVIDENCE-OF: P-7
-@pytest.mark.parametrize("publish", ["step", "cut"])
+@pytest.mark.parametrize("publish", ["step", "checkpoint"])
 def test_two_regions_are_joined_by_a_log_and_reset_apart(store: str, tmp_path: Path, publish: str) -> None:
     folder = tmp_path / f"app-{publish}"
     folder.mkdir()

@@ -184,7 +184,7 @@ def test_an_operator_is_told_in_the_order_of_the_paper() -> None:
     trial.crash()  # before the first cut: there is nothing to reset to
     assert calls[2:] == ["close upper", "close lower", "open upper", "open lower"]
     calls.clear()
-    trial.step({"rows": [row(5)]}, cut=True)
+    trial.step({"rows": [row(5)]}, checkpoint=True)
     assert calls == [
         "process upper",
         "process lower",
@@ -241,12 +241,12 @@ def test_what_drain_gives_is_before_the_cut_and_a_state_without_rows_is_one() ->
     trial = Trial(graph_of(Flushes()))
     trial.step({"rows": [{"word": "a"}]})
     assert trial.rows("out") == []
-    trial.step({}, cut=True)
+    trial.step({}, checkpoint=True)
     assert trial.rows("out") == [{"word": "a"}]
     trial.crash()  # to a state of no rows: not to that of a new copy, which has one
     trial.step({"rows": [{"word": "b"}, {"word": "c"}]})
     assert trial.rows("out") == [{"word": "a"}]
-    trial.step({}, cut=True, snapshot=True)
+    trial.step({}, checkpoint=True, snapshot=True)
     assert trial.crash() == 4
     assert [one["word"] for one in trial.rows("out")] == ["a", "b", "c"]
 
@@ -257,7 +257,7 @@ def test_rows_of_a_drain_need_the_declaration() -> None:
 
     trial = Trial(graph_of(Wrong()))
     with pytest.raises(OperatorError, match="'own' failed at the end of step 1: drain returned 1 rows"):
-        trial.step({"rows": [{"word": "a"}]}, cut=True)
+        trial.step({"rows": [{"word": "a"}]}, checkpoint=True)
 
 
 def test_a_cut_writes_what_changed() -> None:
@@ -390,7 +390,7 @@ def test_what_a_method_gives_is_held_to_what_was_declared(methods: dict[str, Any
     }
     trial = Trial(graph_of(_of(**{**declared, **methods})))
     with pytest.raises(OperatorError, match=f"operator 'own' failed at .*{words}"):
-        trial.step({"rows": [{"word": "a"}]}, cut=True)
+        trial.step({"rows": [{"word": "a"}]}, checkpoint=True)
 
 
 def test_an_open_that_fails_is_told_by_name() -> None:

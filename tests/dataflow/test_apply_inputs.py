@@ -136,7 +136,7 @@ def test_each_input_has_a_time_of_its_own_and_the_smallest_is_that_of_all() -> N
     trial.step({"orders": [order(5), order(9)]})
     assert told() == [("orders", second(9))], "an input on which nothing came holds the others up"
     assert trial.rows("out") == []
-    trial.step({"prices": [price(4)]}, cut=True)
+    trial.step({"prices": [price(4)]}, checkpoint=True)
     assert told()[1:] == [("prices", second(4)), ("all", second(4))]
     trial.crash()
     trial.step({})

@@ -68,7 +68,7 @@ def kept(operator: UserOperator) -> Graph:
 
 
 def give(trial: Trial, word: str, *, cut: bool = True, snapshot: bool = False) -> list[str]:
-    trial.step({"words": [{"word": word}]}, cut=cut, snapshot=snapshot)
+    trial.step({"words": [{"word": word}]}, checkpoint=cut, snapshot=snapshot)
     rows: list[str] = trial.rows("out")[-1]["kept"]
     return rows
 
@@ -97,7 +97,7 @@ def test_what_did_not_change_since_a_migration_is_written_all_the_same() -> None
     for word in ("a", "b"):
         give(trial, word)
     trial.go_on_with(kept(Two()))
-    trial.step({}, cut=True)
+    trial.step({}, checkpoint=True)
     trial.crash()
     assert give(trial, "c") == ["a/1", "b/1", "c/0"]
     trial.crash()

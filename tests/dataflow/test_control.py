@@ -240,7 +240,7 @@ def test_a_key_that_cannot_be_one_is_refused_before_anything_runs(tmp_path: Path
 
 
 def test_a_table_has_room_for_so_many_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "control_rows_max", 2)
+    monkeypatch.setattr(limits, "broadcast_rows_max", 2)
     control = table()
     control.process(rows(("a", 1), ("b", 1), ("a", 2)))
     control.begin_step()

@@ -64,9 +64,9 @@ def test_every_full_window_is_given_once_and_holds_its_rows_whatever_happens(
 
 def test_a_late_row_is_not_counted_and_a_window_goes_on_over_a_crash() -> None:
     trial = Trial(counting(CountWindow("at", 2)))
-    trial.step({"rows": [row(1), row(2)]}, cut=True)
+    trial.step({"rows": [row(1), row(2)]}, checkpoint=True)
     trial.crash()
-    trial.step({"rows": [row(0.5), row(3)]}, cut=True, snapshot=True)
+    trial.step({"rows": [row(0.5), row(3)]}, checkpoint=True, snapshot=True)
     assert trial.rows("late_out") == [row(0.5)]
     assert [one["rows"] for one in trial.rows("out")] == [2]
     trial.crash()

@@ -58,10 +58,10 @@ def test_a_key_comes_again_in_another_window_and_not_behind_its_own() -> None:
     made.sink("out", CallSink(print))
     made.side_output("late", "late").sink("late_out", CallSink(print))
     trial = Trial(graph)
-    trial.step({"rows": [row(1), row(2), row(3, "b")]}, cut=True)
+    trial.step({"rows": [row(1), row(2), row(3, "b")]}, checkpoint=True)
     trial.crash()
     trial.step({"rows": [row(4), row(11), row(12)]})
-    trial.step({"rows": [row(5, "c"), row(13)]}, cut=True)
+    trial.step({"rows": [row(5, "c"), row(13)]}, checkpoint=True)
     trial.crash()
     trial.step({"rows": [row(14), row(6, "d")]})
     assert trial.rows("out") == [row(1), row(3, "b"), row(11)]

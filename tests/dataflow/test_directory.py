@@ -79,7 +79,9 @@ def test_any_changes_are_there_after_any_cuts_and_crashes(
     done, then, troubles = 0, [dict[str, bytes]()], 4
     while done < len(steps):
         trial.step(
-            {"rows": [row_of(steps[done])]}, cut=data.draw(st.booleans()), snapshot=data.draw(st.booleans())
+            {"rows": [row_of(steps[done])]},
+            checkpoint=data.draw(st.booleans()),
+            snapshot=data.draw(st.booleans()),
         )
         done += 1
         then[done:] = [changed(then[done - 1], steps[done - 1])]
@@ -203,7 +205,7 @@ class Misused(UserOperator):
 @pytest.mark.parametrize("where", ["open", "process", "drain", "reset"])
 def test_files_are_changed_where_a_cut_follows(where: str) -> None:
     trial = Trial(filing(Misused(where)))
-    trial.step({"rows": [APPEND]}, cut=True)
+    trial.step({"rows": [APPEND]}, checkpoint=True)
     trial.crash()
     assert trial.files("own") == {"log": b"xx" if where == "open" else b"x"}
 
@@ -224,7 +226,7 @@ def test_files_are_changed_where_a_cut_follows(where: str) -> None:
 def test_files_are_not_changed_elsewhere(where: str, text: str) -> None:
     trial = Trial(filing(Misused(where)))
     with pytest.raises(OperatorError, match=text):
-        trial.step({"rows": [APPEND]}, cut=True)
+        trial.step({"rows": [APPEND]}, checkpoint=True)
 
 
 def test_closing_changes_no_files_and_says_so() -> None:
@@ -247,7 +249,7 @@ def test_what_cannot_be_is_refused_with_the_operator_and_nothing_is_changed(
     change: dict[str, Any], text: str
 ) -> None:
     trial = Trial(filing())
-    trial.step({"rows": [APPEND]}, cut=True)
+    trial.step({"rows": [APPEND]}, checkpoint=True)
     with pytest.raises(OperatorError, match=rf"operator 'own' failed at .*{text}"):
         trial.step({"rows": [{**APPEND, **change}]})
     assert trial.files("own") == {"log": b"x"}
@@ -289,7 +291,7 @@ def test_files_are_part_of_what_a_cut_must_fit() -> None:
             """It keeps none any more."""
 
     trial = Trial(filing())
-    trial.step({"rows": [APPEND]}, cut=True)
+    trial.step({"rows": [APPEND]}, checkpoint=True)
     with pytest.raises(Exception, match=re.escape("operator 'own' was apply from (rows) keeps files gives")):
         trial.go_on_with(filing(Without()))
     assert trial.files("own") == {"log": b"x"}
@@ -318,7 +320,7 @@ def test_a_disk_that_fails_takes_the_region_back_also_where_the_operator_goes_on
     assert told.value.wants_reset
     trial = Trial(filing(GoesOn()))
     with pytest.raises(OperatorError, match="failed at a cut: full could not follow its journal") as told:
-        trial.step({"rows": [full]}, cut=True)
+        trial.step({"rows": [full]}, checkpoint=True)
     assert told.value.wants_reset
 
 
@@ -330,7 +332,7 @@ def test_a_file_that_was_changed_by_other_means_takes_the_region_back_when_it_is
             super().change(row)
 
     trial = Trial(filing(Behind()))
-    trial.step({"rows": [APPEND]}, cut=True)
+    trial.step({"rows": [APPEND]}, checkpoint=True)
     with pytest.raises(
         OperatorError, match="log has 13 bytes, and its journal gave it 1: it was changed"
     ) as told:
@@ -377,7 +379,7 @@ def test_a_handle_of_a_former_life_changes_nothing() -> None:
             kept.append(self.files)
 
     trial = Trial(filing(Keeps()))
-    trial.step({"rows": [APPEND]}, cut=True)
+    trial.step({"rows": [APPEND]}, checkpoint=True)
     trial.crash()
     with pytest.raises(Exception, match="outside of the operator's methods"):
         kept[0].append("log", b"y")

@@ -172,7 +172,7 @@ def played(
     steps = [*steps, {}]
     while at < len(steps):
         cut, trouble = troubles.pop() if troubles else ("", "")
-        trial.step(steps[at], cut=bool(cut), snapshot=cut == "snapshot", end=at == len(steps) - 1)
+        trial.step(steps[at], checkpoint=bool(cut), snapshot=cut == "snapshot", end=at == len(steps) - 1)
         at += 1
         if trouble == "crash":
             at = trial.crash()
@@ -259,10 +259,10 @@ def test_functions_and_classes_written_for_spark_find_the_same_on_disk(shape: st
     results = []
     for place in ("memory", "disk"):
         trial = Trial(spark_shape(shape, place))
-        trial.step({"rows": [row(0), row(1, "b"), row(2), row(3, "c")]}, cut=True, snapshot=True)
+        trial.step({"rows": [row(0), row(1, "b"), row(2), row(3, "c")]}, checkpoint=True, snapshot=True)
         trial.step({"rows": [row(9), row(4, "b")]})
         assert trial.crash() == 1
-        trial.step({"rows": [row(4, "b"), row(9)]}, cut=True)
+        trial.step({"rows": [row(4, "b"), row(9)]}, checkpoint=True)
         trial.crash()
         trial.step({}, end=True)
         results.append((trial.rows("out"), trial.counters()[0]["sessions"].get("disk_bytes", 0) > 0))
@@ -301,16 +301,16 @@ def test_a_full_disk_is_told_with_its_place_and_remedy_and_nothing_is_lost(
     graph = Graph("texts")
     texts(graph.source("rows", InputSource("rows", SCHEMA))).sink("out", CallSink(print))
     trial = Trial(graph)
-    trial.step({"rows": [row(number, f"{number:02}") for number in range(10)]}, cut=True)
+    trial.step({"rows": [row(number, f"{number:02}") for number in range(10)]}, checkpoint=True)
     with pytest.raises(OperatorError, match="its state could not be written in ") as caught:
-        trial.step({"rows": [row(number, f"{number:02}") for number in range(10, 99)]}, cut=True)
+        trial.step({"rows": [row(number, f"{number:02}") for number in range(10, 99)]}, checkpoint=True)
     assert str(disk.path) in str(caught.value)
     assert re.search(r"scratch', where 0\.\d MiB are free: ", str(caught.value))
     assert "or start the region with scratch= on a larger one; nothing is lost" in caught.value.remedy
     assert caught.value.wants_reset
     disk.resize(16 << 20)
     trial.crash()
-    trial.step({"rows": [row(number, f"{number % 50:02}") for number in range(10, 99)]}, cut=True)
+    trial.step({"rows": [row(number, f"{number % 50:02}") for number in range(10, 99)]}, checkpoint=True)
     trial.step({}, end=True)
     assert trial.rows("out")[-1] == {"key": "48", "n": 2}
     assert len(trial.rows("out")) == 99

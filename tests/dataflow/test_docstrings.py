@@ -110,7 +110,7 @@ def run(graph: Graph) -> None:
         and (columns := ", ".join(schema.names)) in rows
     }
     trial = Trial(graph)
-    trial.step(given, cut=True)
+    trial.step(given, checkpoint=True)
     trial.crash()
     trial.step(given)
     trial.step({}, end=True)

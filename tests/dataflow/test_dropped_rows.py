@@ -97,7 +97,7 @@ def test_late_rows_that_nobody_takes_are_counted_as_dropped_also_over_a_crash(
 ) -> None:
     trial = Trial(windows(made))
     trial.step({"rows": [row(25)]})
-    trial.step({"rows": [row(1), row(5)]}, cut=True)
+    trial.step({"rows": [row(1), row(5)]}, checkpoint=True)
     counters = trial.counters()[0]["made"]
     assert counters["late_rows_dropped"] == counters["late_rows"] == 2
     behind_us = 15_000_000 if made is largest else 23_999_999  # top_k: of the end of the window

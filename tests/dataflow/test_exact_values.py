@@ -41,7 +41,7 @@ def test_they_are_those_of_python_in_any_steps_and_after_a_crash(
     texts = {"first": Min("name"), "last": Max("name")}
     trial = Trial(graph_of(**aggregates, **texts))
     made = [{"key": key, "price": price, "name": name} for key, price, name in rows]
-    trial.step({"rows": made[:at]}, cut=True)
+    trial.step({"rows": made[:at]}, checkpoint=True)
     trial.step({"rows": made[at:]})
     trial.crash()
     trial.step({"rows": made[at:]})

@@ -78,9 +78,9 @@ def test_a_step_gives_the_same_pairs_in_whatever_order_its_rows_come(
 
 def test_a_row_waits_for_the_other_stream_and_no_longer() -> None:
     trial = Trial(joining(timedelta(0), timedelta(0)))
-    trial.step({"left": [row(1), row(3)]}, cut=True)
+    trial.step({"left": [row(1), row(3)]}, checkpoint=True)
     trial.crash()
-    trial.step({"right": [pay(5.5)]}, cut=True)
+    trial.step({"right": [pay(5.5)]}, checkpoint=True)
     assert [one["at"] for one in trial.rows("out")] == [second(1), second(3)]
     trial.step({"right": [pay(6)]})
     assert [one["at"] for one in trial.rows("out")[2:]] == [second(3)], "1 is 5 seconds away from 6"

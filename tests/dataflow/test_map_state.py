@@ -78,7 +78,7 @@ def test_sessions_are_those_of_the_rows_in_order_whatever_happens(
 
 def test_a_timer_comes_behind_the_rows_of_its_time_and_before_later_ones() -> None:
     trial = Trial(sessions())
-    trial.step({"rows": [row(0), row(5), row(10.5), row(30, "b")]}, cut=True)
+    trial.step({"rows": [row(0), row(5), row(10.5), row(30, "b")]}, checkpoint=True)
     assert [(one["since"], one["until"], one["n"]) for one in trial.rows("out")] == [
         (second(0), second(5), 2),
         (second(10.5), second(10.5), 1),
@@ -98,7 +98,7 @@ def set_again(key: dict[str, Any], time: Any, state: KeyState) -> Iterator[tuple
 def test_a_timer_may_set_the_next_one_and_at_the_end_comes_once() -> None:
     trial = Trial(sessions(on_timer=set_again))
     trial.step({"rows": [row(0)]})
-    trial.step({"rows": [row(27, "b")]}, cut=True)
+    trial.step({"rows": [row(27, "b")]}, checkpoint=True)
     assert [one["since"] for one in trial.rows("out")] == [second(5), second(15), second(25)]
     trial.crash()
     trial.step({}, end=True)
@@ -115,8 +115,8 @@ def tell_and_keep(key: dict[str, Any], time: Any, state: KeyState) -> Iterator[t
 
 def test_a_timer_that_went_off_is_not_set_any_more_after_a_restore_when_its_key_keeps_its_state() -> None:
     trial = Trial(sessions(on_timer=tell_and_keep))
-    trial.step({"rows": [row(0), row(1, "b")]}, cut=True)
-    trial.step({"rows": [row(27, "b")]}, cut=True)  # no row of "a": its timer alone has changed
+    trial.step({"rows": [row(0), row(1, "b")]}, checkpoint=True)
+    trial.step({"rows": [row(27, "b")]}, checkpoint=True)  # no row of "a": its timer alone has changed
     assert [one["key"] for one in trial.rows("out")] == ["a", "b"]
     trial.crash()
     trial.step({}, end=True)

@@ -99,7 +99,7 @@ def counted(trial: Trial) -> dict[str, tuple[int, str]]:
 
 def test_a_cut_of_version_1_is_restored_by_version_2_through_its_migration() -> None:
     trial = Trial(graph_of(1), workers=2)
-    trial.step({"rows": [at(0, "a"), at(1, "a"), at(2, "b"), at(3, "c")]}, cut=True)
+    trial.step({"rows": [at(0, "a"), at(1, "a"), at(2, "b"), at(3, "c")]}, checkpoint=True)
     trial.step({"rows": [at(4, "a")]})
     assert trial.go_on_with(graph_of(2)) == 1
     trial.step({"rows": [at(5, "a"), at(6, "d")]})
@@ -123,7 +123,7 @@ def test_a_state_goes_through_two_versions_wherever_its_cuts_and_crashes_are(
             step = trial.go_on_with(graph_of(version))
         trial.step(
             {"rows": [at(step, keys[step])]},
-            cut=data.draw(st.booleans(), label="cut"),
+            checkpoint=data.draw(st.booleans(), label="cut"),
             snapshot=data.draw(st.booleans(), label="snapshot"),
         )
         step += 1
@@ -135,9 +135,9 @@ def test_a_state_goes_through_two_versions_wherever_its_cuts_and_crashes_are(
 
 def test_blocks_of_several_versions_lie_side_by_side_until_all_is_written_anew() -> None:
     trial = Trial(graph_of(1))
-    trial.step({"rows": [at(0, "a"), at(1, "b"), at(2, "x")]}, cut=True)
+    trial.step({"rows": [at(0, "a"), at(1, "b"), at(2, "x")]}, checkpoint=True)
     trial.go_on_with(graph_of(2))
-    trial.step({"rows": [at(3, "b"), at(4, "x")]}, cut=True)
+    trial.step({"rows": [at(3, "b"), at(4, "x")]}, checkpoint=True)
     blocks = [decode_block(data).schema for name, data in trial._blocks[0] if name == "counts"]
     assert [state_version_of(schema) for schema in blocks] == [1, 2]
     trial.go_on_with(graph_of(3))
@@ -210,7 +210,7 @@ def test_a_cut_without_a_migration_is_refused_with_both_schemas_and_what_to_do(
     stored: int, graph: Any, words: str
 ) -> None:
     trial = Trial(graph_of(stored))
-    trial.step({"rows": [at(0, "a"), at(1, "b")]}, cut=True)
+    trial.step({"rows": [at(0, "a"), at(1, "b")]}, checkpoint=True)
     with pytest.raises(FingerprintMismatchError) as caught:
         trial.go_on_with(graph())
     assert "operator 'counts' keeps" in str(caught.value)
@@ -226,7 +226,7 @@ def test_a_migration_that_does_wrong_is_told_by_name() -> None:
         return graph_of(2, migrations=[Migration(1, STATES[1], lambda old: made(old))])
 
     trial = Trial(graph_of(1))
-    trial.step({"rows": [at(0, "a"), at(1, "b")]}, cut=True)
+    trial.step({"rows": [at(0, "a"), at(1, "b")]}, checkpoint=True)
     with pytest.raises(OperatorError, match="the migration from version 1: a state is a dict of n, note"):
         trial.go_on_with(gives(lambda old: None))
     with pytest.raises(OperatorError, match="the migration from version 1: KeyError: 'm'"):

@@ -100,7 +100,7 @@ def test_a_side_output_that_nobody_takes_is_dropped_and_counted() -> None:
     rows = graph.source("rows", InputSource("rows", ROWS))
     rows.key_by("by_key", "key", on_null="side").count("n").sink("out", CallSink(print))
     trial = Trial(graph)
-    trial.step({"rows": [row(1, None), row(1)]}, cut=True)
+    trial.step({"rows": [row(1, None), row(1)]}, checkpoint=True)
     assert trial.counters()[0]["by_key"]["null_rows_dropped"] == 1
     trial.crash()
     assert trial.counters()[0]["by_key"]["null_rows_dropped"] == 1, "that was before the checkpoint"
@@ -163,9 +163,9 @@ def test_what_is_no_choice_is_refused_and_so_is_a_side_output_that_was_not_chose
 def test_the_choice_may_change_between_two_runs() -> None:
     """What was counted stays, and keys that are null stay in the state."""
     trial = Trial(graph_of("drop", "group"))
-    trial.step({"rows": [row(1, None), row(None)]}, cut=True)
+    trial.step({"rows": [row(1, None), row(None)]}, checkpoint=True)
     trial.go_on_with(graph_of("error", "drop"))
-    trial.step({"rows": [row(1, None), row(1)]}, cut=True)
+    trial.step({"rows": [row(1, None), row(1)]}, checkpoint=True)
     trial.go_on_with(graph_of("drop", "group"))
     trial.step({"rows": [row(None)]}, end=True)
     assert {one["key"]: one["n"] for one in trial.rows("out")} == {None: 1, "a": 1}

@@ -343,7 +343,7 @@ def feed(trial: Trial, division: Division, step: int) -> None:
     }
     trial.step(
         given,
-        cut=step in division.cuts,
+        checkpoint=step in division.cuts,
         snapshot=step in division.cuts and division.snapshot,
         end=step == len(division.steps) - 1,
         done={

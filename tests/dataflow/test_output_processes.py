@@ -62,7 +62,7 @@ def kill_and_wait(watch: Watch, pid: int, resets: int) -> None:
 
 
 # EVIDENCE-OF: P-7
-@pytest.mark.parametrize("publish", ["step", "cut"])
+@pytest.mark.parametrize("publish", ["step", "checkpoint"])
 def test_output_in_the_store_is_that_of_a_run_without_failures(
     store: str, tmp_path: Path, publish: str
 ) -> None:

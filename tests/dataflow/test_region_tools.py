@@ -114,7 +114,7 @@ def test_a_paused_region_takes_nothing_until_it_is_told_to_go_on_even_if_it_is_r
     with running(store, tmp_path, "paused") as control:
         control.checkpoint(WAIT_S)
         said = json.loads(dos("region", "pause", store, "paused", "--json"))
-        cut, status = said["result"]["cut"], control.status()
+        cut, status = said["result"]["checkpoint"], control.status()
         assert (said["result"]["state"], status.state, status.last_cut) == ("PAUSED", RegionState.PAUSED, cut)
         assert len({worker.step for worker in status.workers} - {status.last_cut_step}) == 0
         taken = sum(worker.rows_in for worker in status.workers)
@@ -123,7 +123,7 @@ def test_a_paused_region_takes_nothing_until_it_is_told_to_go_on_even_if_it_is_r
         # a cut that was due may be taken once more, of the same rows
         assert control.pause(WAIT_S) >= cut + 1, "the wish outlives the reset"
         assert sum(worker.rows_in for worker in control.status().workers) == taken
-        assert "goes on from cut" in dos("region", "resume", store, "paused")
+        assert "goes on from checkpoint" in dos("region", "resume", store, "paused")
         later = control.checkpoint(WAIT_S)
         assert control.wait_cut(later + 1, WAIT_S)
         assert sum(worker.rows_in for worker in control.status().workers) > taken
@@ -141,7 +141,7 @@ def test_a_region_tells_listeners_of_its_start_its_cuts_its_resets_and_its_end(
         control.removeListener(late)
         before = len(late.calls)
         cut = control.checkpoint(WAIT_S)
-        heard.wait(lambda _: any(what.get("cut", 0) >= cut for _, what in heard.calls))
+        heard.wait(lambda _: any(what.get("checkpoint", 0) >= cut for _, what in heard.calls))
         control.stop()
         assert control.awaitTermination(WAIT_S)
     methods = [method for method, _ in heard.calls]
@@ -172,7 +172,7 @@ def test_progress_tells_rows_of_operators_lag_and_where_the_time_of_a_cut_went(
     assert last is not None
     assert last["final"]
     assert json.loads(json.dumps(reports)) == reports
-    assert [one["cut"] for one in reports] == sorted({one["cut"] for one in reports})
+    assert [one["checkpoint"] for one in reports] == sorted({one["checkpoint"] for one in reports})
     assert sum(one["numInputRows"] for one in reports) == 40 * 200
     assert [one["name"] for one in last["operators"]] == ["lines", "words", "by_word", "counts", "out"]
     rows = {
@@ -207,19 +207,19 @@ def test_cuts_are_listed_shown_and_compared_with_the_keys_that_changed(store: st
         assert control.awaitTermination(WAIT_S)
     last = control.status().last_cut
     listed = json.loads(dos("checkpoint", "ls", store, "cuts", "--json"))
-    numbers = [one["cut"] for one in listed["cuts"]]
+    numbers = [one["checkpoint"] for one in listed["checkpoints"]]
     assert numbers == list(range(1, last + 1))
-    assert listed["cuts"][-1]["final"]
-    assert set(listed["cuts"][-1]["phaseSeconds"]) == {"align", "drain", "write", "sync"}
+    assert listed["checkpoints"][-1]["final"]
+    assert set(listed["checkpoints"][-1]["phaseSeconds"]) == {"align", "drain", "write", "sync"}
     assert "final" in dos("checkpoint", "ls", store, "cuts")
 
     shown = json.loads(dos("checkpoint", "show", store, "cuts", "--json"))
-    assert shown["cut"] == last
+    assert shown["checkpoint"] == last
     assert shown["operators"].keys() == {"lines", "words", "by_word", "counts", "out"}
     assert [one["worker"] for one in shown["workers"]] == [0, 1]
     assert shown["workers"][0]["sinks"]["out"]["size"] > 0
     text = dos("checkpoint", "show", store, "cuts", numbers[0])
-    assert f"cut {numbers[0]} of region cuts" in text
+    assert f"checkpoint {numbers[0]} of region cuts" in text
     assert "counts" in text
 
     whole = json.loads(dos("checkpoint", "diff", store, "cuts", 1, last, "--json"))
@@ -243,9 +243,11 @@ def test_cuts_are_listed_shown_and_compared_with_the_keys_that_changed(store: st
     with running(store, tmp_path, "cuts", passes=5, retain=2) as control:
         assert control.awaitTermination(WAIT_S)
     listed = json.loads(dos("checkpoint", "ls", store, "cuts", "--json"))
-    assert [one["retained"] for one in listed["cuts"]] == [False] * (len(listed["cuts"]) - 2) + [True, True]
+    assert [one["retained"] for one in listed["checkpoints"]] == [False] * (
+        len(listed["checkpoints"]) - 2
+    ) + [True, True]
     assert "released" in dos("checkpoint", "ls", store, "cuts")
-    kept = ", ".join(str(one["cut"]) for one in listed["cuts"] if one["retained"])
+    kept = ", ".join(str(one["checkpoint"]) for one in listed["checkpoints"] if one["retained"])
     released = dos("checkpoint", "diff", store, "cuts", 1, kept.split(", ")[-1], code=1)
     assert f"checkpoint 1 of region cuts was released; retained are {kept}" in " ".join(released.split())
     assert "steps in" in dos("checkpoint", "diff", store, "cuts", 1, 2, "--no-keys"), (
@@ -259,7 +261,9 @@ def test_cuts_are_listed_shown_and_compared_with_the_keys_that_changed(store: st
     trio.run(claimed_only, store, coordinator_directory("cuts"))
     hidden = json.loads(dos("checkpoint", "ls", store, "cuts", "--json"))
     assert "a later cut may be committed" in hidden["unproved"]
-    assert [one["cut"] for one in hidden["cuts"]] == [one["cut"] for one in listed["cuts"]][:-1]
+    assert [one["checkpoint"] for one in hidden["checkpoints"]] == [
+        one["checkpoint"] for one in listed["checkpoints"]
+    ][:-1]
     assert dos("checkpoint", "ls", store, "cuts").splitlines()[-1] == hidden["unproved"]
     assert dos("region", "status", store, "cuts", "--no-ask").splitlines()[-1] == hidden["unproved"]
 
@@ -285,7 +289,7 @@ def test_a_region_with_real_workers_is_reset_and_stopped_from_outside(
             assert [one["state"] for one in status["workers"]] == ["RUNNING", "RUNNING"]
             operators = status["lastProgress"]["operators"]
         assert operators[0]["name"] == "lines"
-        assert "back at cut" in dos("region", "reset", store, "outside")
+        assert "back at checkpoint" in dos("region", "reset", store, "outside")
         assert "is committed" in dos("region", "checkpoint", store, "outside")
         assert "STOPPED: stopped; the last cut is" in dos("region", "stop", store, "outside")
         assert control.awaitTermination(WAIT_S)

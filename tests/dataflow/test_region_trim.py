@@ -75,11 +75,11 @@ def test_a_pinned_cut_stays_restorable_until_it_is_let_go_also_by_the_next_drive
     region = Region(one_server, tmp_path, monkeypatch)
     control, watch = region.start()
     watch.cuts(3)
-    done = dos("region", "pin", region.url, "words", "good", "--json")
+    done = dos("region", "savepoint", region.url, "words", "good", "--json")
     assert done.exit_code == 0, done.stderr
-    pinned = json.loads(done.stdout)["result"]["cut"]
+    pinned = json.loads(done.stdout)["result"]["checkpoint"]
     watch.cuts(12)
-    refused = dos("region", "pin", region.url, "words", "late", "--cut", 1)
+    refused = dos("region", "savepoint", region.url, "words", "late", "--checkpoint", 1)
     assert (refused.exit_code, "cut 1 is not retained" in refused.stderr) == (1, True)
     assert dos("region", "stop", region.url, "words").exit_code == 0
     assert control.wait(WAIT_S)
@@ -88,13 +88,13 @@ def test_a_pinned_cut_stays_restorable_until_it_is_let_go_also_by_the_next_drive
     watch.cuts(8)
     assert "pinned as good" in dos("checkpoint", "ls", region.url, "words").stdout
     found = region.cuts()
-    assert found["pins"] == {"good": pinned}
-    retained = [row["cut"] for row in found["cuts"] if row["retained"]]
+    assert found["savepoints"] == {"good": pinned}
+    retained = [row["checkpoint"] for row in found["checkpoints"] if row["retained"]]
     assert (retained[0], len(retained)) == (pinned, 3)
     assert region.pinned(pinned)["from"] == pinned
-    assert dos("region", "unpin", region.url, "words", "good").exit_code == 0
+    assert dos("region", "savepoint", region.url, "words", "good", "--drop").exit_code == 0
     watch.cuts(10)
-    assert region.cuts()["pins"] == {}
+    assert region.cuts()["savepoints"] == {}
     gone = dos("checkpoint", "diff", region.url, "words", pinned, pinned)
     assert (gone.exit_code, "released" in gone.stderr) == (1, True)
     region.finish(control)
@@ -109,7 +109,7 @@ def test_what_workers_that_died_did_not_delete_is_shown_and_deleted_and_the_regi
         dying.setattr(Journals, "_release", lambda *_: None)
         control, watch = region.start()
         watch.cuts(10)
-        assert dos("region", "pin", region.url, "words", "good").exit_code == 0
+        assert dos("region", "savepoint", region.url, "words", "good").exit_code == 0
         watch.cuts(14)
         assert dos("region", "stop", region.url, "words").exit_code == 0
         assert control.wait(WAIT_S)
@@ -117,8 +117,8 @@ def test_what_workers_that_died_did_not_delete_is_shown_and_deleted_and_the_regi
     shown = json.loads(dos("region", "trim", region.url, "words", "--json").stdout)
     assert shown["garbage"]
     assert shown["deleted"] is None
-    assert list(shown["pins"]) == ["good"]
-    pinned = shown["pins"]["good"]
+    assert list(shown["savepoints"]) == ["good"]
+    pinned = shown["savepoints"]["good"]
     again = json.loads(dos("region", "trim", region.url, "words", "--json").stdout)
     assert again["garbage"] == shown["garbage"], "it was a dry run"
     silent = dos("region", "trim", region.url, "words", "--apply", "--timeout", 1)
@@ -148,33 +148,36 @@ def test_the_last_cut_of_a_stopped_region_is_pinned_and_the_region_goes_on_from_
     watch.cuts(3)
     assert dos("region", "stop", region.url, "words").exit_code == 0
     assert control.wait(WAIT_S)
-    last = region.cuts()["cuts"][-1]
+    last = region.cuts()["checkpoints"][-1]
 
-    silent = dos("region", "pin", region.url, "words", "end", "--timeout", 1)
+    silent = dos("region", "savepoint", region.url, "words", "end", "--timeout", 1)
     assert (silent.exit_code, "say --stopped" in silent.stderr) == (1, True)
-    done = dos("region", "pin", region.url, "words", "end", "--stopped", "--json")
-    assert (done.exit_code, json.loads(done.stdout)["cut"]) == (0, last["cut"]), done.stderr
-    again = dos("region", "pin", region.url, "words", "end", "--stopped")
+    done = dos("region", "savepoint", region.url, "words", "end", "--stopped", "--json")
+    assert (done.exit_code, json.loads(done.stdout)["checkpoint"]) == (0, last["checkpoint"]), done.stderr
+    again = dos("region", "savepoint", region.url, "words", "end", "--stopped")
     assert (again.exit_code, again.stdout) == (0, f"cut {last['cut']} stays restorable, as end\n")
-    refused = dos("region", "pin", region.url, "words", "late", "--cut", 99, "--stopped")
+    refused = dos("region", "savepoint", region.url, "words", "late", "--checkpoint", 99, "--stopped")
     assert (refused.exit_code, "cut 99 is not retained" in refused.stderr) == (1, True)
     found = region.cuts()
-    assert (found["cuts"][-1]["cut"], found["pins"]) == (last["cut"] + 1, {"end": last["cut"]})
+    assert (found["checkpoints"][-1]["checkpoint"], found["savepoints"]) == (
+        last["checkpoint"] + 1,
+        {"end": last["checkpoint"]},
+    )
     assert f"back to {last['cut']}" in dos("checkpoint", "ls", region.url, "words").stdout
-    before = region.pinned(last["cut"])
-    assert before["to"] == last["cut"]
+    before = region.pinned(last["checkpoint"])
+    assert before["to"] == last["checkpoint"]
 
     control, watch = region.start()
     watch.cuts(6)
-    retained = [row["cut"] for row in region.cuts()["cuts"] if row["retained"]]
-    assert (retained[0], len(retained)) == (last["cut"], 3)
-    assert region.pinned(last["cut"]) == before
+    retained = [row["checkpoint"] for row in region.cuts()["checkpoints"] if row["retained"]]
+    assert (retained[0], len(retained)) == (last["checkpoint"], 3)
+    assert region.pinned(last["checkpoint"]) == before
     region.finish(control)
     for _ in range(2):
-        done = dos("region", "unpin", region.url, "words", "end", "--stopped")
+        done = dos("region", "savepoint", region.url, "words", "end", "--stopped", "--drop")
     assert (done.exit_code, "there is no pin 'end'" in done.stderr) == (1, True)
-    assert region.cuts()["pins"] == {}
-    assert region.cuts()["cuts"][-1]["final"]
+    assert region.cuts()["savepoints"] == {}
+    assert region.cuts()["checkpoints"][-1]["final"]
 
 
 def test_trimming_refuses_what_it_cannot_mean(one_server: ServerProcess) -> None:
@@ -182,5 +185,5 @@ def test_trimming_refuses_what_it_cannot_mean(one_server: ServerProcess) -> None
     assert dos("region", "trim", one_server.url, "nobody").exit_code == 1
     done = dos("region", "trim", one_server.url, "nobody", "--stopped")
     assert (done.exit_code, "give --apply with it" in done.stderr) == (2, True)
-    done = dos("region", "pin", one_server.url, "nobody", "a b")
+    done = dos("region", "savepoint", one_server.url, "nobody", "a b")
     assert (done.exit_code, "a pin's name" in done.stderr) == (2, True)

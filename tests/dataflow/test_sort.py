@@ -49,7 +49,7 @@ def test_the_order_is_one_and_the_same(rows: list[Row], data: st.DataObject) -> 
 
 def test_a_row_behind_the_punctuation_is_late_also_after_a_crash() -> None:
     trial = Trial(sorting(timedelta(seconds=2)))
-    trial.step({"rows": [row(5), row(9), row(7), row(6)]}, cut=True)
+    trial.step({"rows": [row(5), row(9), row(7), row(6)]}, checkpoint=True)
     assert trial.rows("out") == [row(5), row(6)]
     trial.crash()
     trial.step({"rows": [row(6.5), row(7), row(10)]})

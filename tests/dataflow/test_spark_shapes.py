@@ -158,10 +158,10 @@ class Everything(StatefulProcessor):
 def test_lists_maps_and_several_timers_are_kept_over_a_crash(crash: bool) -> None:
     graph = graph_of("row", processor=Everything(), schema="key string, told string")
     trial = Trial(graph)
-    trial.step({"rows": [row(1), row(2), row(3, "b")]}, cut=True)
+    trial.step({"rows": [row(1), row(2), row(3, "b")]}, checkpoint=True)
     if crash:
         trial.crash()
-    trial.step({"rows": [row(11), row(14, "b")]}, cut=True)
+    trial.step({"rows": [row(11), row(14, "b")]}, checkpoint=True)
     if crash:
         trial.crash()
     trial.step({}, end=True)
@@ -196,7 +196,7 @@ class Calls:
 
 def test_each_worker_has_a_copy_of_its_own_that_is_closed() -> None:
     trial = Trial(graph_of("row", processor=Calls(), time_mode="none"), workers=2)
-    trial.step({"rows": [row(0), row(1, "b"), row(2, "c"), row(3, "d"), row(4)]}, cut=True)
+    trial.step({"rows": [row(0), row(1, "b"), row(2, "c"), row(3, "d"), row(4)]}, checkpoint=True)
     before = Calls.closed
     trial.crash()
     assert Calls.closed == before + 2

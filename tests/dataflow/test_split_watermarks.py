@@ -214,7 +214,7 @@ def test_the_watermark_is_the_least_over_the_splits_that_are_not_done(workers: i
     trial = trial_of(splits=["a", "b"], workers=workers)
     trial.step({"rows": {"a": [row(5), row(31)]}})
     assert counts(trial) == [], "split b was not begun"
-    trial.step({"rows": {"b": [row(5), row(12)]}}, cut=True)
+    trial.step({"rows": {"b": [row(5), row(12)]}}, checkpoint=True)
     assert counts(trial) == [2], "up to 12"
     trial.step({"rows": {"a": [row(50)]}})
     assert counts(trial) == [2]

@@ -25,7 +25,7 @@ def sold() -> Graph:
 def test_a_crash_takes_state_and_output_back_to_the_last_cut(workers: int, snapshot: bool) -> None:
     trial = Trial(sold(), workers=workers)
     tea = [{"item": "tea", "price": 3}]
-    trial.step({"orders": tea}, cut=True, snapshot=snapshot)
+    trial.step({"orders": tea}, checkpoint=True, snapshot=snapshot)
     trial.step({"orders": [tea, tea]})
     assert trial.rows("sold")[-1] == {"item": "tea", "count": 3}
     assert trial.crash() == 1
@@ -167,7 +167,9 @@ def test_a_crash_comes_in_the_middle_of_a_step() -> None:
     graph = Graph("seen")
     orders = graph.source("orders", InputSource("orders", "item string, price bigint"))
     orders.map("see", lambda row: seen.append(row["price"]) or row).sink("out", CallSink(print))
-    assert_crash_safe(graph, {"orders": [*ORDERS[:5], CRASH, *ORDERS[5:]]}, rows_per_step=4, steps_per_cut=1)
+    assert_crash_safe(
+        graph, {"orders": [*ORDERS[:5], CRASH, *ORDERS[5:]]}, rows_per_step=4, steps_per_checkpoint=1
+    )
     assert seen == [*range(1, 8), *range(1, 6), *range(5, 8)]
 
 

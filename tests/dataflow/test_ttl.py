@@ -65,12 +65,12 @@ def keys(trial: Trial) -> int:
 @pytest.mark.parametrize("snapshot", [False, True])
 def test_what_has_expired_is_neither_in_memory_nor_in_the_next_cut(snapshot: bool) -> None:
     trial = Trial(numbered())
-    trial.step({"rows": [row(0), row(1, "b")]}, cut=True)
-    trial.step({"rows": [row(3, "b"), row(5)]}, cut=True)  # all rows before second 5 are through
+    trial.step({"rows": [row(0), row(1, "b")]}, checkpoint=True)
+    trial.step({"rows": [row(3, "b"), row(5)]}, checkpoint=True)  # all rows before second 5 are through
     assert keys(trial) == 1
     trial.step({"rows": [row(7)]})  # the next row may be of second 7, and "b" is there before second 8
     assert keys(trial) == 2
-    trial.step({"rows": [row(8, "c")]}, cut=True, snapshot=snapshot)
+    trial.step({"rows": [row(8, "c")]}, checkpoint=True, snapshot=snapshot)
     assert keys(trial) == 1
     trial.crash()
     assert keys(trial) == 1
@@ -89,7 +89,7 @@ def test_a_timer_for_later_still_comes_and_finds_nothing() -> None:
     found: list[Any] = []
     graph = numbered(on_row=with_timer, on_timer=lambda key, time, state: found.append((time, state.value)))
     trial = Trial(graph)
-    trial.step({"rows": [row(0), row(7, "b")]}, cut=True)
+    trial.step({"rows": [row(0), row(7, "b")]}, checkpoint=True)
     assert keys(trial) == 1, "for the timer, not for the value"
     trial.crash()
     trial.step({"rows": [row(30, "b")]})
@@ -100,13 +100,15 @@ def test_a_timer_for_later_still_comes_and_finds_nothing() -> None:
 
 def test_a_time_to_live_may_come_change_and_go_without_loss_of_state() -> None:
     trial = Trial(numbered(ttl=None))
-    trial.step({"rows": [row(0), row(1, "b"), row(2, "c")]}, cut=True)  # "a" and "b" are counted up to here
+    trial.step(
+        {"rows": [row(0), row(1, "b"), row(2, "c")]}, checkpoint=True
+    )  # "a" and "b" are counted up to here
     trial.go_on_with(numbered())
-    trial.step({"rows": [row(4), row(5, "d")]}, cut=True)
+    trial.step({"rows": [row(4), row(5, "d")]}, checkpoint=True)
     trial.crash()
-    trial.step({"rows": [row(9, "b"), row(9.5, "d")]}, cut=True)
+    trial.step({"rows": [row(9, "b"), row(9.5, "d")]}, checkpoint=True)
     trial.go_on_with(numbered(ttl=TTL * 10))
-    trial.step({"rows": [row(50), row(51, "d")]}, cut=True)
+    trial.step({"rows": [row(50), row(51, "d")]}, checkpoint=True)
     trial.go_on_with(numbered(ttl=None))
     trial.step({"rows": [row(200), row(201, "d")]})
     trial.step({}, end=True)
@@ -120,7 +122,7 @@ def test_a_time_to_live_may_come_with_a_new_version_of_the_state() -> None:
         return [(row["key"], row["at"], state.value["tenths"])]
 
     trial = Trial(numbered(ttl=None))
-    trial.step({"rows": [row(0), row(1, "b")]}, cut=True)
+    trial.step({"rows": [row(0), row(1, "b")]}, checkpoint=True)
     migration = Migration(1, "n bigint", lambda old: {"tenths": old["n"] * 10})
     options = {"on_row": tenth, "state": "tenths bigint", "state_version": 2, "migrations": [migration]}
     trial.go_on_with(numbered(**options))

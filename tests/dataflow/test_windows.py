@@ -140,7 +140,7 @@ def test_a_window_is_over_at_the_first_microsecond_behind_it() -> None:
 
 def test_a_late_row_goes_to_the_side_output_and_changes_nothing() -> None:
     trial = Trial(windowed(Sliding("at", timedelta(seconds=10), timedelta(seconds=5))))
-    trial.step({"rows": [row(3), row(12)]}, cut=True)
+    trial.step({"rows": [row(3), row(12)]}, checkpoint=True)
     assert [(one["window_start"], one["rows"]) for one in trial.rows("out")] == [
         (second(-5), 1),
         (second(0), 1),
@@ -187,7 +187,7 @@ def test_windows_of_windows_close_one_after_the_other() -> None:
     second_.sink("out", CallSink(print))
     trial = Trial(graph, workers=2)
     for number in (1, 2, 6, 9, 11, 16):
-        trial.step({"rows": [row(number)]}, cut=True)
+        trial.step({"rows": [row(number)]}, checkpoint=True)
         trial.crash()
     trial.step({}, end=True)
     assert [(one["windows"], one["rows"]) for one in trial.rows("out")] == [(2, 4), (2, 2)]
@@ -196,7 +196,7 @@ def test_windows_of_windows_close_one_after_the_other() -> None:
 def test_windows_that_are_over_leave_no_state() -> None:
     trial = Trial(windowed(Tumbling("at", timedelta(seconds=1))))
     for number in range(50):
-        trial.step({"rows": [row(number, key) for key in "abcdef"]}, cut=number % 3 == 0)
+        trial.step({"rows": [row(number, key) for key in "abcdef"]}, checkpoint=number % 3 == 0)
     assert trial.counters()[0]["made"]["windows"] == 6
 
 

@@ -95,7 +95,7 @@ def play_with_trouble(
     while at < len(steps):
         cut = data.draw(st.sampled_from(["", "cut", "snapshot"]), label=f"cut at step {at + 1}")
         over = end and at == len(steps) - 1
-        trial.step(steps[at], cut=bool(cut), snapshot=cut == "snapshot", end=over)
+        trial.step(steps[at], checkpoint=bool(cut), snapshot=cut == "snapshot", end=over)
         at += 1
         if crashes and data.draw(st.booleans(), label="crash"):
             crashes -= 1

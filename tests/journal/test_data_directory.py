@@ -70,7 +70,7 @@ def test_what_is_on_the_disk_of_a_server_that_is_down_is_read_and_nothing_is_cha
     before, target = state_of(data), data / "ledger" / "files"
     listed = json.loads(dos("journal", "files", target, "--json").stdout)
     assert listed["files"] == [{"path": "large", "bytes": 1 << 20}, {"path": "log", "bytes": 90}]
-    assert dos("journal", "cat", target, "log", "--at", "cut:7").stdout.splitlines()[-1] == "07"
+    assert dos("journal", "cat", target, "log", "--at", "checkpoint:7").stdout.splitlines()[-1] == "07"
     done = dos("journal", "replay", target, "--into", tmp_path / "into")
     assert done.exit_code == 0, done.stderr
     assert (tmp_path / "into" / "large").read_bytes() == bytes(range(256)) * 4096

@@ -279,7 +279,7 @@ def test_a_servers_data_directory_is_refused_with_what_to_name_instead(tmp_path:
 
 def test_the_shell_completes_operations_and_moments() -> None:
     assert complete_operation("sna") == ["SNAPSHOT_BEGIN", "SNAPSHOT_END"]
-    assert complete_moment("c") == ["cut:"]
+    assert complete_moment("c") == ["checkpoint:"]
     (now,) = complete_moment("t")
     assert moment(now, datetime.now(UTC)) is not None
     for command in ("files", "cat", "replay"):
@@ -423,7 +423,7 @@ def test_the_history_of_a_chain_is_read_below_its_newest_snapshot_as_far_as_it_i
     drawn = json.loads(journal("timeline", "--json", "--history", url).stdout)["stretches"]
     assert sum(one.get("cuts", 0) for one in drawn) == 80
 
-    trimmed = journal("trim", "--before", "cut:40", "--apply", "--stopped", url)
+    trimmed = journal("trim", "--before", "checkpoint:40", "--apply", "--stopped", url)
     assert trimmed.returncode == 0, trimmed.stderr
     left = journal("grep", "--op", "CUT", "", "--json", "--history", url)
     assert (left.returncode, "was trimmed: it begins at" in left.stderr) == (0, True)

@@ -55,7 +55,7 @@ stream = spark.readStream.format("dos").option("input", "orders").load(f"{store}
 written(stream.writeStream.format("dos").options(input="copies", checkpointLocation=checkpoint))
 written(stream.writeStream.format("dos").options(input="copies", checkpointLocation=checkpoint))
 said["copies"] = rows(spark.read.format("dos").option("input", "copies").load(f"{store}/shop"))
-said["cuts"] = rows(spark.read.format("dos-checkpoints").load(f"{store}/words").select("cut"))
+said["cuts"] = rows(spark.read.format("dos-checkpoints").load(f"{store}/words").select("checkpoint"))
 said["state"] = rows(spark.read.format("dos-state").option("operator", "counts").load(f"{store}/words"))
 records = spark.read.format("dos-journal").load(f"{store}/words.w0000/state")
 said["records"] = rows(records.groupBy("name").count())

@@ -120,14 +120,14 @@ def test_the_state_of_an_operator_at_any_retained_cut_is_its_keys_and_values(
     servers: Servers[ThreadedServer], store: BlockingStore
 ) -> None:
     assert counts(servers.url) == {"b": 2, "c": 1, "d": 2, "y": 1, "z": 2}
-    assert counts(servers.url, cut="4") == counts(servers.url)
-    assert counts(servers.url, cut="2") == {"a": 1, "b": 2, "c": 1, "y": 1, "z": 1}
+    assert counts(servers.url, checkpoint="4") == counts(servers.url)
+    assert counts(servers.url, checkpoint="2") == {"a": 1, "b": 2, "c": 1, "y": 1, "z": 1}
 
 
 def test_columns_are_those_that_were_declared_and_others_by_name(
     servers: Servers[ThreadedServer], store: BlockingStore
 ) -> None:
-    plain = Inside("state", f"{servers.url}/words", operator="counts", cut="3")
+    plain = Inside("state", f"{servers.url}/words", operator="counts", checkpoint="3")
     assert columns_of(plain.table).names == ["word", "count"]
     named = Inside(
         "state", f"{servers.url}/words", operator="counts", columns="word, _worker, _seen", filter="count = 2"
@@ -152,23 +152,23 @@ def test_tasks_share_the_hashes_of_a_worker_and_give_each_key_once(
 def test_a_control_table_that_each_worker_has_whole_is_read_once(
     servers: Servers[ThreadedServer], store: BlockingStore
 ) -> None:
-    rows = Inside("state", f"{servers.url}/words", operator="limits", cut="2").rows()
+    rows = Inside("state", f"{servers.url}/words", operator="limits", checkpoint="2").rows()
     assert rows == [{"word": "x", "count": 5}]
 
 
 def test_the_difference_of_two_cuts_is_what_was_written_between_with_what_was_deleted(
     servers: Servers[ThreadedServer], store: BlockingStore
 ) -> None:
-    rows = Inside("state", f"{servers.url}/words", operator="counts", since="2", cut="3").rows()
+    rows = Inside("state", f"{servers.url}/words", operator="counts", since="2", checkpoint="3").rows()
     assert sorted(rows, key=lambda row: row["word"]) == [
         {"word": "a", "count": None, "_deleted": True},
         {"word": "d", "count": 1, "_deleted": False},
         {"word": "z", "count": 2, "_deleted": False},
     ]
-    nothing = Inside("state", f"{servers.url}/words", operator="limits", since="2", cut="3")
+    nothing = Inside("state", f"{servers.url}/words", operator="limits", since="2", checkpoint="3")
     assert (nothing.rows(), columns_of(nothing.table).names) == ([], ["word", "count", "_deleted"])
     shared = Inside(
-        "state", f"{servers.url}/words", operator="counts", since="2", cut="3", tasksPerWorker="4"
+        "state", f"{servers.url}/words", operator="counts", since="2", checkpoint="3", tasksPerWorker="4"
     )
     assert sorted(shared.rows(), key=lambda row: row["word"]) == sorted(rows, key=lambda row: row["word"])
 
@@ -178,14 +178,14 @@ def test_a_difference_and_the_command_count_the_same_keys(
 ) -> None:
     said = CliRunner().invoke(app, ["checkpoint", "diff", servers.url, "words", "2", "3", "--json"])
     (one,) = json.loads(said.output)["state"]["operators"]
-    rows = Inside("state", f"{servers.url}/words", operator="counts", since="2", cut="3").rows()
+    rows = Inside("state", f"{servers.url}/words", operator="counts", since="2", checkpoint="3").rows()
     assert (one["name"], one["keys"]) == ("counts", len(rows))
 
 
 def test_a_difference_that_the_blocks_do_not_tell_is_refused_with_the_reason(
     servers: Servers[ThreadedServer], store: BlockingStore
 ) -> None:
-    inside = Inside("state", f"{servers.url}/words", operator="counts", since="2", cut="4")
+    inside = Inside("state", f"{servers.url}/words", operator="counts", since="2", checkpoint="4")
     with pytest.raises(StateNotRecordedError, match="worker 0: a snapshot has replaced the blocks"):
         inside.rows()
     ends = write_state(store, "back", 0, [{"counts": {"a": 1}}, {"counts": {"a": 2}}])
@@ -198,8 +198,8 @@ def test_a_difference_that_the_blocks_do_not_tell_is_refused_with_the_reason(
         states=[{0: ends[0]}, {0: ends[1]}, {0: again[0]}],
         retain=3,
     )
-    with pytest.raises(StateNotRecordedError, match="the region went back between the two cuts"):
-        Inside("state", f"{servers.url}/back", operator="counts", since="2", cut="3").rows()
+    with pytest.raises(StateNotRecordedError, match="the region was rolled back between the two checkpoints"):
+        Inside("state", f"{servers.url}/back", operator="counts", since="2", checkpoint="3").rows()
     assert [
         row["word"] for row in Inside("state", f"{servers.url}/back", operator="counts", since="1").rows()
     ]
@@ -211,9 +211,9 @@ def test_state_of_two_versions_is_refused_and_named(
     ends = write_state(store, "moved", 0, [{"counts": {"a": 1}}])
     ends += write_state(store, "moved", 0, [{"counts": {"b": 2}}], epoch=2, at=(1, ends[0]), schema=NEWER)
     write_cuts(store, "moved", "out", [{0: end} for end in ends], states=[{0: end} for end in ends])
-    assert Inside("state", f"{servers.url}/moved", operator="counts", cut="1").rows()
+    assert Inside("state", f"{servers.url}/moved", operator="counts", checkpoint="1").rows()
     with pytest.raises(SchemaMismatchError, match=r"some of it is of version 1 .* and some of version 2"):
-        Inside("state", f"{servers.url}/moved", operator="counts", cut="2").rows()
+        Inside("state", f"{servers.url}/moved", operator="counts", checkpoint="2").rows()
 
 
 def test_state_that_is_not_there_is_named(servers: Servers[ThreadedServer], store: BlockingStore) -> None:
@@ -221,9 +221,9 @@ def test_state_that_is_not_there_is_named(servers: Servers[ThreadedServer], stor
         with pytest.raises(error, match=text):
             Inside("state", f"{servers.url}/{path}", **{"operator": "counts", **options}).rows()
 
-    refused(CheckpointReleasedError, "cut 1 of region words was released; retained are 2, 3, 4", cut="1")
-    refused(CheckpointReleasedError, "cut 1 of region words was released", since="1", cut="3")
-    refused(ManifestError, "region words has 4 as its last one", cut="9")
+    refused(CheckpointReleasedError, "checkpoint 1 of region words was released; retained are 2, 3, 4", checkpoint="1")
+    refused(CheckpointReleasedError, "checkpoint 1 of region words was released", since="1", checkpoint="3")
+    refused(ManifestError, "region words has 4 as its last one", checkpoint="9")
     refused(NothingThereError, r"no operator 'count' in cut 4 \(did you mean 'counts'", operator="count")
     refused(NoSchemaError, "there is state of counts, limits", operator="lines")
     refused(NoRegionError, "no region 'wrods'", path="wrods")
@@ -252,7 +252,7 @@ def test_cuts_are_rows_as_the_command_lists_them(
 ) -> None:
     rows = Inside("cuts", f"{servers.url}/words").rows()
     said = json.loads(CliRunner().invoke(app, ["checkpoint", "ls", servers.url, "words", "--json"]).output)[
-        "cuts"
+        "checkpoints"
     ]
     assert len(rows) == len(said) == 4
     for row, one in zip(rows, said, strict=True):
@@ -266,7 +266,7 @@ def test_a_cut_in_full_is_there_when_it_is_named(
     servers: Servers[ThreadedServer], store: BlockingStore
 ) -> None:
     (row,) = Inside(
-        "cuts", f"{servers.url}/words", columns="parent, operators, workers", filter="cut = 3"
+        "cuts", f"{servers.url}/words", columns="parent, operators, workers", filter="checkpoint = 3"
     ).rows()
     said = json.loads(
         CliRunner().invoke(app, ["checkpoint", "show", servers.url, "words", "3", "--json"]).output
@@ -323,10 +323,10 @@ def test_the_changes_between_two_places_are_rows(
     some = Inside("journal", url, from_=str(begin), to=str(end)).rows()
     assert some == every[2:4]
     same(some, dumped(url, "--from", str(begin), "--to", str(end)))
-    blocks = Inside("journal", url, from_="cut:2", to="cut:3", columns="name, ints").rows()
+    blocks = Inside("journal", url, from_="checkpoint:2", to="checkpoint:3", columns="name, ints").rows()
     assert blocks == [{"name": "STATE_BLOCK", "ints": [3]}]
     out = f"{servers.url}/told.w0000/out-out"
-    (step,) = Inside("journal", out, from_="cut:1", to="cut:2").rows()
+    (step,) = Inside("journal", out, from_="checkpoint:1", to="checkpoint:2").rows()
     assert (step["name"], step["ints"][0]) == ("OUTPUT", 2)
 
 
@@ -334,11 +334,11 @@ def test_the_changes_of_an_operators_files_between_two_cuts_are_rows(
     servers: Servers[ThreadedServer], store: BlockingStore
 ) -> None:
     url = f"{servers.url}/filed.w0000/{directory_chain('own.s')}"
-    (change, cut) = Inside("journal", url, from_="cut:2", to="cut:3").rows()
+    (change, cut) = Inside("journal", url, from_="checkpoint:2", to="checkpoint:3").rows()
     assert (change["name"], change["ints"]) == ("WRITE", [2])
     assert (cut["name"], cut["ints"]) == ("CUT", [3, 30])
-    with pytest.raises(CheckpointReleasedError, match="cut 1 of region filed was released"):
-        Inside("journal", url, from_="cut:1").rows()
+    with pytest.raises(CheckpointReleasedError, match="checkpoint 1 of region filed was released"):
+        Inside("journal", url, from_="checkpoint:1").rows()
 
 
 def test_a_journal_that_is_an_object_is_read_and_its_fault_is_raised_or_ends_it(
@@ -366,10 +366,10 @@ def test_a_journal_that_is_not_there_or_trimmed_is_named(
     refused(NothingThereError, "no directory 'nobody'", "nobody/state")
     refused(NothingThereError, r"no chain 'sate' \(did you mean 'state'", "words.w0000/sate")
     refused(DataLossError, "what lies between 0 and", "words.w0000/state", from_="0")
-    refused(DataLossError, "not on the line of history", "words.w0000/state", from_="cut:2")
-    refused(CheckpointReleasedError, "cut 1 of region words was released", "words.w0000/state", to="cut:1")
-    refused(BadOptionError, "is no worker's directory", "words.coord/manifest", to="cut:3")
-    refused(BadOptionError, "chain steep of worker 0 is not in cut 3", "words.w0000/steep", to="cut:3")
+    refused(DataLossError, "not on the line of history", "words.w0000/state", from_="checkpoint:2")
+    refused(CheckpointReleasedError, "checkpoint 1 of region words was released", "words.w0000/state", to="checkpoint:1")
+    refused(BadOptionError, "is no worker's directory", "words.coord/manifest", to="checkpoint:3")
+    refused(BadOptionError, "chain steep of worker 0 is not in cut 3", "words.w0000/steep", to="checkpoint:3")
 
 
 def test_a_token_that_is_wrong_is_said_at_once() -> None:

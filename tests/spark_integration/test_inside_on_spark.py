@@ -47,7 +47,7 @@ def test_the_examples_of_the_page_look_inside(
     exec(compile(found[1].replace("dos://h1,h2,h3", servers.url), "inside", "exec"), {"spark": spark})
     shown = [re.findall(r"\w+", line) for line in capsys.readouterr().out.splitlines() if line[:1] == "|"]
     assert shown == [
-        ["cut", "step", "retained"],
+        ["checkpoint", "step", "retained"],
         ["1", "1", "true"],
         ["2", "2", "true"],
         ["3", "3", "true"],

@@ -35,19 +35,19 @@ def test_options_that_are_wrong_are_named() -> None:
     refused(BadOptionError, "the option 'operator' says whose state is read", "state", state)
     refused(
         BadOptionError,
-        "option 'cut' is a whole number from 1, not 'last'",
+        "option 'checkpoint' is a whole number from 1, not 'last'",
         "state",
         state,
         operator="c",
-        cut="last",
+        checkpoint="last",
     )
     refused(
         BadOptionError,
-        r"option 'since' \(3\) is a cut before",
+        r"option 'since' \(3\) must be below option 'checkpoint'",
         "state",
         state,
         operator="c",
-        cut="3",
+        checkpoint="3",
         since="3",
     )
     refused(BadOptionError, "at most 1024", "state", state, operator="c", tasksPerWorker="5000")

@@ -148,10 +148,10 @@ def test_a_region_on_spark_is_asked_cut_and_stopped_from_outside(
 
     shown = dos("region", "status")["status"]
     assert [one["pid"] for one in shown["workers"]] == [one.pid for one in region.status.workers]
-    assert dos("region", "checkpoint")["result"]["cut"] > shown["lastCheckpoint"]
+    assert dos("region", "checkpoint")["result"]["checkpoint"] > shown["lastCheckpoint"]
     assert dos("region", "stop")["result"]["state"] == "STOPPED"
     assert region.awaitTermination(PATIENCE_S)
-    assert region.status.last_cut == dos("checkpoint", "ls")["cuts"][-1]["cut"]
+    assert region.status.last_cut == dos("checkpoint", "ls")["checkpoints"][-1]["checkpoint"]
 
 
 def told_of_resets(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -44,7 +44,7 @@ STORE, WHAT = "ab" * 16, "output words/counts"
 
 def test_options_are_told_apart_without_regard_to_case() -> None:
     options = parse_options(
-        {**GOOD, "MAXROWSperTrigger": "10", "ReadGuarantee": "SYNCED", "failondataloss": "False"}
+        {**GOOD, "MAXROWSperTrigger": "10", "Read": "SYNCED", "failondataloss": "False"}
     )
     assert (options.servers, options.directory, options.output) == (
         "dos://h1:9999,h2:9999,h3:9999",
@@ -177,7 +177,7 @@ def test_an_offset_that_is_none_is_refused(change: dict[str, Any], text: str) ->
         ("earliest", Starting(StartingKind.EARLIEST)),
         ("LATEST", Starting(StartingKind.LATEST)),
         ("step:120", Starting(StartingKind.STEP, 120)),
-        ("cut:7", Starting(StartingKind.CUT, 7)),
+        ("checkpoint:7", Starting(StartingKind.CHECKPOINT, 7)),
         (
             "time:2026-01-31T12:00:00+01:00",
             Starting(StartingKind.TIME, int(datetime(2026, 1, 31, 11, tzinfo=UTC).timestamp() * 1000)),

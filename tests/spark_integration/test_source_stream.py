@@ -141,11 +141,11 @@ def test_output_by_cut_is_given_when_the_cut_is_committed(
         write_cuts(store, name, "out", [{0: ends[0]}, {0: ends[1]}])
     with query(servers, name, output="out") as stream:
         assert stream.batch() == [1, 2]
-    with query(servers, name, output="out", startingOffset="cut:1", maxRowsPerTrigger="1") as stream:
+    with query(servers, name, output="out", startingOffset="checkpoint:1", maxRowsPerTrigger="1") as stream:
         assert stream.batches() == [[2]]
     with (
-        pytest.raises(MalformedOffsetError, match=r"cut:7: region .* has no such cut .* the last are 1, 2"),
-        query(servers, name, output="out", startingOffset="cut:7"),
+        pytest.raises(MalformedOffsetError, match=r"checkpoint:7: region .* has no such cut .* the last are 1, 2"),
+        query(servers, name, output="out", startingOffset="checkpoint:7"),
     ):
         pass
 
@@ -181,7 +181,7 @@ def test_a_step_that_was_not_made_is_no_beginning(
     ):
         pass
     write_batches(store, name, "in", "p", [n(1)], N)
-    for starting in ("step:1", "cut:1"):
+    for starting in ("step:1", "checkpoint:1"):
         with (
             pytest.raises(MalformedOffsetError, match="write earliest"),
             query(servers, name, input="in", startingOffset=starting),
