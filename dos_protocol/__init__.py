@@ -1,9 +1,14 @@
-"""The wire of DOS: frames, messages, digests, the store record, errors, session states. Pure: no I/O, no
-clock.
+"""The wire protocol of DOS: frames, messages, digests, the store record, errors, session states.
 
-Pipeline order: `limits` -> `errors`, `names`, `digests` -> `frames` (bytes <-> frames) -> `messages` (frames
-<-> meaning) -> `session_states` (what is legal when). `specification` says the same bytes a second time,
-slowly, for the tests.
+Pure: no I/O, no clock. The modules build on each other in this order:
+
+    limits
+    errors, names, digests
+    frames          bytes <-> frames
+    messages        frames <-> messages; `vocabulary` has the message classes
+    session_states  which message is legal when
+
+`specification` defines the same bytes a second time, declaratively, for the tests.
 """
 
 from dos_protocol.digests import PrefixDigest, digest64, prefix_digest

@@ -1,11 +1,12 @@
-"""xxh3-64 and the prefix digest. Both detect accidents, not attackers.
+"""xxh3-64 and the prefix digest. Both detect accidents, not attacks.
 
-The prefix digest of content c, cut into 64 KiB blocks b_0 .. b_{k-1} and a tail t shorter than a block:
+The prefix digest of content c, divided into 64 KiB blocks b_0 .. b_{k-1} and a tail t shorter than a block:
 
     D_0 = 0;  D_{i+1} = xxh3_64(b_i, seed=D_i);  value = D_k if t is empty, else xxh3_64(t, seed=D_k)
 
-It does not depend on how c was cut into appends, it can be resumed from (k, D_k) alone plus the tail, and it
-tells two histories of one length apart: an append that names it cannot land after another writer's bytes.
+It does not depend on how c was divided into appends. It can be resumed from (k, D_k) and the tail. It
+distinguishes two histories of the same length: an append that names it cannot be stored after another
+writer's bytes.
 """
 
 from typing import Final
@@ -20,17 +21,16 @@ _one_shot: Final = xxhash.xxh3_64_intdigest
 
 
 def digest64(data: Buffer, seed: int = 0) -> int:
-    """xxh3-64 of the data as an unsigned number."""
+    """Return the xxh3-64 of the data as an unsigned number."""
     value: int = _one_shot(data, seed)
     return value
 
 
 class PrefixDigest:
-    """The digest of everything given to `update` so far, readable at any time.
+    """The digest of all bytes passed to `update` so far, readable at any time.
 
-    Invariants: `size` counts the bytes given; `blocks_digest` is D_k for k = size // 64 KiB; the tail lives
-    inside the hasher, so memory does not grow. Resume with `PrefixDigest(size, blocks_digest)` at a multiple
-    of 64 KiB.
+    Invariants: `size` counts the bytes; `blocks_digest` is D_k for k = size // 64 KiB; the tail is inside the
+    hasher, so memory does not grow. Resume with `PrefixDigest(size, blocks_digest)` at a multiple of 64 KiB.
     """
 
     __slots__ = ("_tail", "_tail_bytes", "blocks_digest", "size")
@@ -54,13 +54,15 @@ class PrefixDigest:
         return value
 
     def update(self, data: Buffer) -> None:
-        """Take the next bytes, in any cut."""
+        """Add the next bytes, in pieces of any length."""
         count = len(data)
-        if count == digest_block_bytes and self._tail is None:  # the usual append, kept short
+        if count == digest_block_bytes and self._tail is None:  # fast path: the usual append
             self.blocks_digest = _one_shot(data, self.blocks_digest)
             self.size += count
             return
-        if self._tail is not None and self._tail_bytes + count < digest_block_bytes:  # a small one
+        if (
+            self._tail is not None and self._tail_bytes + count < digest_block_bytes
+        ):  # fast path: a small append
             self._tail.update(data)
             self._tail_bytes += count
             self.size += count
@@ -86,7 +88,7 @@ class PrefixDigest:
             self._tail_bytes = count - start
 
     def copy(self) -> "PrefixDigest":
-        """An independent digest of the same content."""
+        """Return an independent digest of the same content."""
         twin = PrefixDigest(0, self.blocks_digest)
         twin.size = self.size
         twin._tail = None if self._tail is None else self._tail.copy()
@@ -95,7 +97,7 @@ class PrefixDigest:
 
 
 def prefix_digest(data: Buffer) -> int:
-    """The prefix digest of whole content."""
+    """Return the prefix digest of whole content."""
     fold = PrefixDigest()
     fold.update(data)
     return fold.value

@@ -1,7 +1,7 @@
-"""Every error of the wire and of the SDK, named by who must act (h11's and trio's split).
+"""Every error of the wire and of the clients, grouped by who must act (the split of h11 and trio).
 
-Rules of this file: exceptions and their codes, nothing that builds or reads frames. Words are lower case: the
-rule broken, the values seen, the remedy. `ErrorCode` numbers are wire bytes and are never reused.
+Only exceptions and their codes belong here. Messages are lower case: the rule broken, the values seen, the
+remedy. `ErrorCode` numbers are wire bytes and are never reused.
 """
 
 from enum import Enum, IntEnum, unique
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 
 class Blame(Enum):
-    """Whose move it is after the error."""
+    """Who must act after the error."""
 
     CALLER = "the caller: change the request"
     PEER = "the program at the other end: it broke the protocol"
-    WRITER = "another writer: this one has been superseded or runs beside it"
+    WRITER = "another writer: it has superseded this one or writes at the same time"
     DISK = "the server's disk: use another member, then repair or replace this one"
     STORE = "the store's membership: read the newest store record"
     SERVER = "the server: try again later, or report it"
@@ -24,7 +24,7 @@ class Blame(Enum):
 
 @unique
 class ErrorCode(IntEnum):
-    """Why a request was refused. The number travels in the ERROR message; numbers are never reused."""
+    """Why a request was refused. The number is sent in the ERROR message and is never reused."""
 
     BAD_FRAME = 1
     BAD_DIGEST = 2
@@ -55,7 +55,10 @@ class ErrorCode(IntEnum):
 
 
 class ErrorMeaning(NamedTuple):
-    """What a code means to the one who gets it. `actual`: the number that comes with it; "" is always 0."""
+    """What a code means for the client that receives it.
+
+    `actual`: the meaning of the number that comes with it; '' if the number is always 0.
+    """
 
     blame: Blame
     remedy: str
@@ -63,31 +66,33 @@ class ErrorMeaning(NamedTuple):
 
 
 VERDICTS: Final[dict[ErrorCode, ErrorMeaning]] = {
-    ErrorCode.BAD_FRAME: ErrorMeaning(Blame.PEER, "send frames as protocol.md lays them out"),
+    ErrorCode.BAD_FRAME: ErrorMeaning(Blame.PEER, "send frames as specified in protocol.md"),
     ErrorCode.BAD_DIGEST: ErrorMeaning(Blame.PEER, "connect again and send the frame again"),
     ErrorCode.TOO_LARGE: ErrorMeaning(
-        Blame.CALLER, "split it: the limits are in WELCOME", "of a PING, the most it carries"
+        Blame.CALLER, "split the request: the limits are in WELCOME", "of a PING, the most bytes it carries"
     ),
     ErrorCode.UNKNOWN_OPCODE: ErrorMeaning(Blame.PEER, "use the opcodes of the version agreed in WELCOME"),
-    ErrorCode.UNSUPPORTED: ErrorMeaning(
-        Blame.CALLER, "do without: the message says what is not done, and why"
+    ErrorCode.UNSUPPORTED: ErrorMeaning(Blame.CALLER, "do not send this request here: the message says why"),
+    ErrorCode.BAD_VERSION: ErrorMeaning(
+        Blame.PEER, "use a client and a server with the same protocol version"
     ),
-    ErrorCode.BAD_VERSION: ErrorMeaning(Blame.PEER, "use a client and a server of one protocol version"),
-    ErrorCode.NOT_READY: ErrorMeaning(Blame.CALLER, "send HELLO first, and CWD before naming objects"),
+    ErrorCode.NOT_READY: ErrorMeaning(
+        Blame.CALLER, "send HELLO first, and CWD before requests about objects"
+    ),
     ErrorCode.UNAUTHORISED: ErrorMeaning(Blame.CALLER, "send the token this server was started with"),
     ErrorCode.BAD_NAME: ErrorMeaning(
         Blame.CALLER, "use 1 to 128 of A-Z a-z 0-9 . _ - beginning with a letter or digit"
     ),
-    ErrorCode.NOT_FOUND: ErrorMeaning(Blame.CALLER, "list the directory to see what is there"),
+    ErrorCode.NOT_FOUND: ErrorMeaning(Blame.CALLER, "list the directory to see which objects exist"),
     ErrorCode.SIZE_MISMATCH: ErrorMeaning(
         Blame.CALLER,
-        "read `actual`, compare the digest of what is there, append at that size",
+        "compare the digest of the existing content, then append at the size in `actual`",
         "the size there",
     ),
     ErrorCode.DIGEST_MISMATCH: ErrorMeaning(
         Blame.CALLER,
-        "the content there is not yours: take over before appending",
-        "the prefix digest there; 0 of bytes that MEND brought",
+        "the existing content is another writer's: take over before appending",
+        "the prefix digest there; 0 for the bytes of a MEND",
     ),
     ErrorCode.FENCED: ErrorMeaning(
         Blame.WRITER, "stop, or take over with an epoch above the one in `actual`", "the epoch held"
@@ -96,28 +101,28 @@ VERDICTS: Final[dict[ErrorCode, ErrorMeaning]] = {
         Blame.CALLER, "claim the directory with CWD, an epoch and a writer id", "the epoch held"
     ),
     ErrorCode.BEING_APPENDED: ErrorMeaning(
-        Blame.WRITER, "wait until the other writer is done", "the size accepted so far"
+        Blame.WRITER, "wait until the other writer has finished", "the size accepted so far"
     ),
     ErrorCode.PAST_END: ErrorMeaning(
-        Blame.CALLER, "ask within the synced size, which is in `actual`", "the synced size"
+        Blame.CALLER, "read within the synced size, which is in `actual`", "the synced size"
     ),
     ErrorCode.CORRUPT: ErrorMeaning(
         Blame.DISK,
-        "read it from another member; bytes below `actual` are good here",
+        "read from another member; bytes below `actual` are good here",
         "where the damage begins",
     ),
     ErrorCode.POISONED: ErrorMeaning(
         Blame.DISK,
-        "a write or sync failed: check the disk, restart the server, compare with another",
-        "the synced size; 0 of a claim, or of a new copy",
+        "a write or sync failed: check the disk, restart the server, compare its copy with another",
+        "the synced size; 0 for a claim or a new copy",
     ),
     ErrorCode.NO_SPACE: ErrorMeaning(
         Blame.DISK,
-        "free space on the server's disk, or begin another object or directory; nothing was written",
-        "0, or the limit that is full",
+        "free space on the server's disk, or use another object or directory; nothing was written",
+        "0, or the limit that is reached",
     ),
     ErrorCode.STALE_GENERATION: ErrorMeaning(
-        Blame.STORE, "take the store record in `record` and connect again"
+        Blame.STORE, "use the store record in `record` and connect again"
     ),
     ErrorCode.WRONG_STORE: ErrorMeaning(
         Blame.STORE, "this server belongs to another store: check the address"
@@ -127,13 +132,13 @@ VERDICTS: Final[dict[ErrorCode, ErrorMeaning]] = {
     ErrorCode.INTERNAL: ErrorMeaning(Blame.SERVER, "please report this, with the server's log"),
     ErrorCode.WOULD_LOSE: ErrorMeaning(
         Blame.CALLER,
-        "mend it from a copy that has all of `actual` bytes, or show that none ever counted",
-        "so much was durable",
+        "repair from a copy with all `actual` bytes, or show that those missing were never acknowledged",
+        "the size that was durable",
     ),
     ErrorCode.ROLLED_BACK: ErrorMeaning(
         Blame.DISK,
-        "start the server on an empty data directory, and put it in with `dos store replace`",
-        "the number of the stamp that is missing",
+        "start the server on an empty data directory, and replace the old member with `dos store replace`",
+        "the number of the missing stamp",
     ),
 }
 
@@ -151,11 +156,11 @@ CLOSING: Final = frozenset(
         ErrorCode.INTERNAL,
     }
 )
-"""After these the server ends the connection; after all others the session goes on."""
+"""Codes after which the server closes the connection. After all others the session remains usable."""
 
 
 class DosError(Exception):
-    """Base of every error this project raises on purpose. `remedy` says what to do next."""
+    """Base of every error that this project raises on purpose. `remedy` says what to do next."""
 
     remedy: str = ""
 
@@ -170,11 +175,11 @@ class DosError(Exception):
 
 
 class LocalProtocolError(DosError):
-    """You asked for something the protocol does not allow. Nothing was sent."""
+    """The call violates a rule of the protocol. Nothing was sent."""
 
 
 class RemoteProtocolError(DosError):
-    """The other end broke the protocol. The connection is of no further use; `code` says what was wrong."""
+    """The peer violated the protocol. The connection is unusable; `code` says which rule was broken."""
 
     def __init__(
         self, message: str, *, code: ErrorCode = ErrorCode.BAD_FRAME, request_id: int = 0, remedy: str = ""
@@ -185,24 +190,25 @@ class RemoteProtocolError(DosError):
 
 
 class BrokenConnectionError(DosError):
-    """The world broke the connection.
+    """The connection failed. Requests in flight may or may not have been carried out.
 
-    `__cause__` has the OSError. What was in flight may or may not have happened.
+    `__cause__` is the OSError, if there is one.
     """
 
     remedy = "connect again; compare digests before sending again what was in flight"
 
 
 class ClosedError(DosError):
-    """You use something that you closed."""
+    """The object was used after it was closed."""
 
     remedy = "open a new one"
 
 
 class CorruptDataError(DosError):
-    """Stored bytes are not what was written. Nothing was served from there.
+    """Stored bytes are not what was written. Nothing was read from there.
 
-    where: file or object; offset: byte in it; expected, found: what the rule wanted and what stands there.
+    `where`: file or object. `offset`: byte in it. `expected`, `found`: what the format requires and what is
+    there.
     """
 
     def __init__(self, where: str, offset: int, expected: str, found: str, hint: str = "") -> None:
@@ -215,7 +221,7 @@ class CorruptDataError(DosError):
 
 
 class RefusedError(DosError):
-    """The server refused a request, which left no effect (P-8). `actual` is the number the code speaks of."""
+    """The server refused a request, which had no effect (P-8). The code defines the meaning of `actual`."""
 
     code_of_class: ClassVar[ErrorCode | None] = None
 
@@ -235,36 +241,38 @@ class RefusedError(DosError):
 
 
 class BadNameError(RefusedError):
-    """A name outside the grammar. Raised on both ends."""
+    """A name does not match the grammar. Raised on both ends."""
 
     code_of_class = ErrorCode.BAD_NAME
 
 
 class NotFoundError(RefusedError):
-    """No such directory or object."""
+    """The directory or object does not exist."""
 
     code_of_class = ErrorCode.NOT_FOUND
 
 
 class SizeMismatchError(RefusedError):
-    """An append at another size than the object's; `actual` is the size there."""
+    """An append at a size other than the object's. `actual` is the object's size."""
 
     code_of_class = ErrorCode.SIZE_MISMATCH
 
 
 class DigestMismatchError(RefusedError):
-    """The size is right and the content is not yours."""
+    """The size is right, but the content is another writer's."""
 
     code_of_class = ErrorCode.DIGEST_MISMATCH
 
 
 class FencedError(RefusedError):
-    """Another writer holds the directory, with the epoch `epoch_held`. Never acknowledged again (P-4)."""
+    """Another writer holds the directory, with the epoch `epoch_held`. This writer's appends are never
+    acknowledged again (P-4)."""
 
     code_of_class = ErrorCode.FENCED
 
     @property
     def epoch_held(self) -> int:
+        """The epoch of the claim that the server holds."""
         return self.actual
 
 
@@ -281,31 +289,31 @@ class BeingAppendedError(RefusedError):
 
 
 class PastEndError(RefusedError):
-    """Asked for more than is durable; `actual` is the synced size."""
+    """A read beyond the durable bytes. `actual` is the synced size."""
 
     code_of_class = ErrorCode.PAST_END
 
 
 class CorruptError(RefusedError):
-    """The server's copy is bad from `actual` on."""
+    """The server's copy is damaged from offset `actual` on."""
 
     code_of_class = ErrorCode.CORRUPT
 
 
 class PoisonedError(RefusedError):
-    """A write or sync of this object failed on the server: it acknowledges nothing more there."""
+    """A write or sync of this object failed on the server, which acknowledges nothing more for it."""
 
     code_of_class = ErrorCode.POISONED
 
 
 class NoSpaceError(RefusedError):
-    """The server's disk is full. The append left nothing behind."""
+    """The server's disk is full, or a limit is reached. Nothing of the append was kept."""
 
     code_of_class = ErrorCode.NO_SPACE
 
 
 class StaleGenerationError(RefusedError):
-    """The server has another, newer store record: `record`, encoded."""
+    """The server has another generation of the store record, in `record`, encoded."""
 
     code_of_class = ErrorCode.STALE_GENERATION
 
@@ -317,55 +325,58 @@ class WrongStoreError(RefusedError):
 
 
 class NotAMemberError(RefusedError):
-    """The server is not in the store record it was shown."""
+    """The server is not a member in the store record."""
 
     code_of_class = ErrorCode.NOT_A_MEMBER
 
 
 class BusyError(RefusedError):
-    """The server is at one of its limits."""
+    """The server is at one of its limits, or the request failed for a temporary reason."""
 
     code_of_class = ErrorCode.BUSY
 
 
 class NotReadyError(RefusedError):
-    """A request before its HELLO or CWD."""
+    """A request that needs HELLO or CWD before it."""
 
     code_of_class = ErrorCode.NOT_READY
 
 
 class UnauthorisedError(RefusedError):
-    """The token was wrong or missing."""
+    """The token is wrong or missing."""
 
     code_of_class = ErrorCode.UNAUTHORISED
 
 
 class UnsupportedError(RefusedError):
-    """The server knows the request and does not do it."""
+    """The server knows the request but does not carry it out here."""
 
     code_of_class = ErrorCode.UNSUPPORTED
 
 
 class WouldLoseError(RefusedError):
-    """The new copy lacks bytes that the old one had durable, and that may count."""
+    """The new copy lacks bytes that were durable in the old one and may have been acknowledged."""
 
     code_of_class = ErrorCode.WOULD_LOSE
 
     @property
     def durable(self) -> int:
-        """So much the old copy had durable once."""
+        """The largest size that the old copy had durable."""
         return self.actual
 
 
 class RolledBackError(RefusedError):
-    """The server's disk is an older copy of itself, put back: what it acknowledged since may be missing, so
-    it counts for nothing in its store. `actual`: the number of the stamp that it lacks."""
+    """The server's disk is an older copy of itself, for example a restored backup.
+
+    Bytes it acknowledged since may be missing, so it counts for nothing in its store. `actual`: the number of
+    the stamp that it lacks.
+    """
 
     code_of_class = ErrorCode.ROLLED_BACK
 
 
 class TooLargeError(RefusedError):
-    """Beyond a limit; `actual` is the limit."""
+    """A limit was exceeded; `actual` is the limit."""
 
     code_of_class = ErrorCode.TOO_LARGE
 
@@ -376,7 +387,7 @@ _BY_CODE: Final[dict[ErrorCode, type[RefusedError]]] = {
 
 
 def refused(error: "Error") -> RefusedError:
-    """The exception for an ERROR message, of the class callers catch for its code."""
+    """Return the exception for an ERROR message, of the class for its code."""
     try:
         code = ErrorCode(error.code)
     except ValueError:

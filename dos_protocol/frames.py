@@ -1,5 +1,5 @@
-"""Frames: the unit on the wire, both ways. Rules of this file: bytes to `Frame` and back; what a frame means
-is in messages.
+"""Frames: the unit on the wire, in both directions. Pure: bytes to `Frame` and back; `messages` interprets
+them.
 
 Layout (big-endian), a header of 32 bytes, then meta, then payload:
 
@@ -9,10 +9,16 @@ Layout (big-endian), a header of 32 bytes, then meta, then payload:
     offset 4  flags u16 = 0         offset 24  digest u64: xxh3-64 over the first 24 bytes, meta and payload
     offset 6  reserved u16 = 0
 
-A frame is valid if and only if (1) magic and version match, (2) reserved is zero, (3) both lengths are within
-their limits, (4) the digest matches. (1) to (3) are checked as soon as the header is there, the magic as soon
-as a byte of it is, before anything is allocated for the rest. After an invalid frame nothing on that
-connection can be framed: the decoder fails for good, with a named error.
+A frame is valid if and only if
+
+1. magic and version match,
+2. reserved is zero,
+3. both lengths are within their limits,
+4. the digest matches.
+
+(1) to (3) are checked as soon as the header is there, the magic as soon as a byte of it is, before anything
+is allocated for the rest. After an invalid frame nothing on that connection can be framed: the decoder raises
+the same error from then on.
 """
 
 import struct
@@ -33,14 +39,14 @@ assert _HEADER.size == frame_header_bytes == 32
 assert _DIGESTED_BYTES == 24
 
 _STRANGERS: Final = {
-    b"HT": "an answer of HTTP",
-    b"GE": "a request of HTTP",
-    b"PO": "a request of HTTP",
-    b"SS": "a secure shell",
+    b"HT": "an HTTP response",
+    b"GE": "an HTTP request",
+    b"PO": "an HTTP request",
+    b"SS": "ssh",
     b"\x15\x03": "TLS",
     b"\x16\x03": "TLS",
 }
-"""By their first two bytes, what ends that speak another protocol are told to speak."""
+"""The first two bytes of peers that speak another protocol, for the error message."""
 _FIRST_CAPACITY: Final = 16 * 1024
 _CAPACITY_GROWN: Final = 512 * 1024
 
@@ -58,10 +64,10 @@ class Frame(NamedTuple):
 
 
 def frame_head(frame: Frame) -> bytes:
-    """Header and meta of the frame; what goes on the wire is this and then `frame.payload`.
+    """Return the header and meta of the frame; on the wire `frame.payload` follows.
 
-    Apart from `encode_frame` so that large payloads are sent from where they lie. Raises LocalProtocolError
-    past a limit.
+    Separate from `encode_frame`, so that large payloads are sent without a copy. Raises LocalProtocolError if
+    a limit is exceeded.
     """
     meta, payload = frame.meta, frame.payload
     if len(meta) > meta_bytes_max or len(payload) > payload_bytes_max:
@@ -80,19 +86,20 @@ def frame_head(frame: Frame) -> bytes:
 
 
 def encode_frame(frame: Frame) -> bytes:
-    """The whole frame as one byte string."""
+    """Return the whole frame as one byte string. Raises LocalProtocolError if a limit is exceeded."""
     return frame_head(frame) + bytes(frame.payload)
 
 
 class FrameDecoder:
-    """Bytes in, frames out; any cut of the bytes gives the same frames.
+    """Decodes a stream of bytes into frames, independent of how the bytes are divided into calls.
 
-    Two ways in: `receive(data)`; or, without a copy, `writable()` (a view to read a socket into) and
-    `wrote(count)`. With `copy=False` a frame's payload is a view that is good until the next call of
+    Bytes enter by `receive(data)`, or without a copy by `writable()` (a view to read a socket into) and
+    `wrote(count)`. With `copy=False` a frame's payload is a view that is valid until the next call of
     `writable` or `receive`.
 
-    Memory: 16 KiB at first, `capacity_grown` once the peer fills that, and never more than one largest frame
-    besides. A frame that is only announced takes none. `capacity_grown` may be changed at any time.
+    Memory: 16 KiB at first, `capacity_grown` after the peer has filled that, and at most the larger of that
+    and one maximum frame. An announced frame takes no memory until the buffer is full. `capacity_grown` may
+    be changed at any time.
     """
 
     def __init__(
@@ -116,21 +123,21 @@ class FrameDecoder:
 
     @property
     def buffered(self) -> int:
-        """Bytes taken in and not yet given out: above 0 between calls means that a frame has begun."""
+        """Bytes received and not consumed. Above 0 between calls means that a frame has begun."""
         return self._end - self._start
 
     @property
     def needed(self) -> int:
-        """Bytes of the frame that has begun, as far as is known: room for it is taken by `writable`, once the
-        buffer is full."""
+        """Bytes of the frame that has begun, as far as known. `writable` allocates them when the buffer is
+        full."""
         return self._needed
 
     def allow(self, meta_max: int, payload_max: int) -> None:
-        """From the next frame on, these lengths at most."""
+        """Set the maximum lengths of meta and payload, from the next frame on."""
         self._meta_max, self._payload_max = meta_max, payload_max
 
     def shrink(self) -> None:
-        """Give memory back, if no frame has begun."""
+        """Release memory, if no frame has begun."""
         if self._start == self._end and len(self._buffer) > _FIRST_CAPACITY:
             self._buffer = bytearray(_FIRST_CAPACITY)
             self._view = memoryview(self._buffer)
@@ -138,11 +145,11 @@ class FrameDecoder:
 
     @property
     def capacity(self) -> int:
-        """Bytes of memory held."""
+        """Bytes of memory in use."""
         return len(self._buffer)
 
     def writable(self) -> memoryview:
-        """Room for the next bytes, at least one. Views given out before are overwritten."""
+        """Return space for the next bytes, at least one. Overwrites views returned before."""
         if self._start == self._end:
             self._start = self._end = 0
         capacity = len(self._buffer)
@@ -153,11 +160,11 @@ class FrameDecoder:
         return self._view[self._end :]
 
     def wrote(self, count: int) -> None:
-        """`count` bytes of the view from `writable` are filled."""
+        """Record that `count` bytes of the view from `writable` are filled."""
         self._end += count
 
     def receive(self, data: Buffer) -> None:
-        """Take bytes in by copy. Call `next_frame` until it returns None before giving much more."""
+        """Copy bytes in. Call `next_frame` until it returns None before the next large call."""
         view = memoryview(data)
         if self.buffered + len(view) > len(self._buffer):
             self._grow(self.buffered + len(view))
@@ -167,7 +174,7 @@ class FrameDecoder:
         self._end += len(view)
 
     def next_frame(self) -> Frame | None:
-        """The next whole frame, or None: more bytes are needed.
+        """Return the next whole frame, or None if more bytes are needed.
 
         Raises RemoteProtocolError (`code` BAD_FRAME, BAD_VERSION, TOO_LARGE or BAD_DIGEST) now and at every
         later call.
@@ -216,7 +223,7 @@ class FrameDecoder:
         )
 
     def _look_early(self, start: int, held: int) -> None:
-        """A stranger (HTTP, TLS, SSH) is told from its first bytes: it may never send a header's worth."""
+        """Check the magic of an incomplete header: a peer of another protocol may never send 32 bytes."""
         begun = bytes(self._view[start : start + held])
         if not MAGIC.startswith(begun):
             self._fail(ErrorCode.BAD_FRAME, _stranger(begun), 0)
@@ -229,7 +236,7 @@ class FrameDecoder:
         if version != PROTOCOL_VERSION:
             self._fail(
                 ErrorCode.BAD_VERSION,
-                f"frame version {version}, this end speaks {PROTOCOL_VERSION}",
+                f"frame version {version} is not supported; this end speaks {PROTOCOL_VERSION}",
                 request_id,
             )
         if reserved:
@@ -242,14 +249,19 @@ class FrameDecoder:
         )
 
     def _fail(self, code: ErrorCode, message: str, request_id: int) -> None:
-        """An exception kept here would keep this decoder, by its traceback, and its buffer, until the garbage
-        collector comes by: so only what it says is kept."""
+        """Keep the values of the error and raise it.
+
+        The exception itself is not kept: its traceback would keep the decoder and its buffer alive until the
+        next garbage collection.
+        """
         self._failure = (code, message, request_id)
         raise RemoteProtocolError(message, code=code, request_id=request_id)
 
     def _compact(self) -> None:
         count = self._end - self._start
-        self._view[:count] = self._view[self._start : self._end]  # they may overlap: it is a move
+        self._view[:count] = self._view[
+            self._start : self._end
+        ]  # the ranges may overlap: memoryview moves correctly
         self._start, self._end = 0, count
 
     def _grow(self, capacity: int) -> None:
@@ -261,7 +273,7 @@ class FrameDecoder:
 
 
 def _stranger(begun: bytes) -> str:
-    """What to say of an end that does not begin a frame as ours do."""
+    """Return the message for a peer whose first bytes are not the magic."""
     text = f"a frame begins with {MAGIC.hex()}, not {begun.hex()}"
     spoken = next((name for first, name in _STRANGERS.items() if begun.startswith(first)), "")
     return f"{text}: that is {spoken}, not DOS" if spoken else text

@@ -1,12 +1,14 @@
-"""Names of a package that are imported on first use (PEP 562): a fresh Python process, of which Spark starts
-several for each query, pays for what it uses and no more (docs/decisions/0170).
+"""Names of a package that are imported on first use (PEP 562).
+
+Spark starts several Python processes for each query; each pays only for the imports it uses
+(docs/decisions/0170).
 
     if TYPE_CHECKING:
         from shop.orders import Order
     else:
         __getattr__, __dir__ = lazy_names(globals(), {"shop.orders": ("Order",)})
 
-Rules of this file: no import of ours.
+This module imports no other module of the project.
 """
 
 import importlib
@@ -17,8 +19,9 @@ from typing import Any
 def lazy_names(
     held: dict[str, Any], modules: Mapping[str, tuple[str, ...]]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` of a package. held: its globals; modules: module -> its names that are the
-    package's too.
+    """Return `__getattr__` and `__dir__` for a package.
+
+    `held`: the package's globals. `modules`: for each module, its names that the package exports.
     """
     module_of = {name: module for module, names in modules.items() for name in names}
 

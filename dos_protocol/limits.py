@@ -1,7 +1,8 @@
-"""The limits both ends of a connection know. Rules of this file: numbers only, unit last in the name, the
-relations between them checked at import. What only a server or only a client bounds lives in that package.
+"""The limits that both ends of a connection know: numbers, with the unit last in the name.
 
-Precedents: NATS takes payloads up to 1 MiB; 64 KiB is the block of the prefix digest and the usual append.
+The relations between them are checked at import. Limits of only the server or only the client are in those
+packages. Precedents: NATS accepts payloads up to 1 MiB; 64 KiB is the block of the prefix digest and the
+usual append.
 """
 
 from typing import Final
@@ -14,14 +15,14 @@ PROTOCOL_VERSION: Final = 1
 frame_header_bytes: Final = 32
 meta_bytes_max: Final = 64 * KIB
 payload_bytes_max: Final = 1 * MIB
-"""The most one APPEND carries and one DATA answers; also the most one listing takes."""
+"""The most that one APPEND, one DATA or one listing carries."""
 
 digest_block_bytes: Final = 64 * KIB
 name_bytes_max: Final = 128
 id_bytes: Final = 16
 
 text_bytes_max: Final = 1024
-"""Longest error text, remedy, client name: longer ones are cut by the encoder's caller."""
+"""The longest error text, remedy or client name. The caller of the encoder truncates longer ones."""
 
 store_record_bytes_max: Final = 16 * KIB
 store_members_max: Final = 16
@@ -30,12 +31,12 @@ ping_bytes_max: Final = 4 * KIB
 
 object_info_bytes_max: Final = 1 + name_bytes_max + 3 * 8 + 1
 entries_max: Final = 6_000
-"""Objects of one directory, and entries of one page: they fit one payload, see the check below."""
+"""Objects of one directory, and entries of one page. They fit one payload, see the check below."""
 
 get_wait_ms_max: Final = 60_000
 
 epoch_jump_max: Final = 1 << 20
-"""A claim further above the held epoch is refused: one wild number must not wedge a directory (R17)."""
+"""A claim further above the held epoch is refused: one wild number must not block a directory (R17)."""
 
 object_bytes_max: Final = 1 << 40
 u64_max: Final = (1 << 64) - 1

@@ -1,17 +1,18 @@
-"""Messages: what frames mean. One row of `TABLE` per opcode gives the layout of its meta; encode and decode
-walk the row. The classes are in `vocabulary` and re-exported here.
+"""Messages as frames. One row of `TABLE` per opcode defines the layout; `vocabulary` has the message classes.
 
-Meta is the row's fixed fields, packed big-endian in order, then its variable fields in order:
+Meta is the row's fixed fields, packed big-endian in order, then its variable fields in order, and nothing
+after them:
 
     name   u8 length, then that many bytes (latin-1: a bad name is answered BAD_NAME, not lost in decoding)
     text   u16 length, then UTF-8
     bytes  u16 length, then that many bytes
 
-and nothing after them. `payload` fields are the payload. `entries` are a payload of u32 count and then,
-per entry, name | received u64 | synced u64 | digest u64 | marks u8 (1 being appended, 2 corrupt, 4 poisoned).
+`payload` fields are the payload. `entries` are a payload of u32 count and then, per entry: name | received
+u64 | synced u64 | digest u64 | marks u8 (1 being appended, 2 corrupt, 4 poisoned).
 
-A message is valid if and only if (1) its opcode has a row, (2) meta is exactly as the row says, (3) payload
-is empty unless the row has it. Opcodes below 128 are requests, from 128 on answers. Numbers are never reused.
+A message is valid if and only if (1) its opcode has a row, (2) meta is exactly as the row defines, (3)
+payload is empty unless the row has one. Opcodes below 128 are requests, from 128 on answers. Numbers are
+never reused.
 """
 
 import functools
@@ -102,10 +103,7 @@ __all__ = [
 
 
 class MessageLayout(NamedTuple):
-    """The layout of one message.
-
-    `fixed` (field, struct code), `variable` (field, kind), what the payload is.
-    """
+    """The layout of one message: `fixed` (field, struct code), `variable` (field, kind), and the payload."""
 
     cls: type[Any]
     fixed: tuple[tuple[str, str], ...] = ()
@@ -197,8 +195,8 @@ _ID: Final = f"{id_bytes}s"
 
 
 class _Plan(NamedTuple):
-    """A row made ready. `names`: of its fixed fields, `values_of`: their values in a message; `flagged`: one
-    of them is 0 or 1; `ids`: the fields that are an id."""
+    """A row prepared for coding. `names`: its fixed fields. `values_of`: returns their values in a message.
+    `flagged`: a field is 0 or 1. `ids`: the fields that are an id."""
 
     opcode: Opcode
     row: MessageLayout
@@ -215,7 +213,7 @@ def _plan_of(opcode: Opcode, row: MessageLayout) -> _Plan:
     def values_of(message: Any) -> tuple[Any, ...]:
         return tuple(getattr(message, name) for name in names)
 
-    many = len(names) > 1  # for these the standard library has a faster way
+    many = len(names) > 1  # attrgetter is faster, but returns no tuple for one name
     getter = attrgetter(*names) if many else values_of
     ids = tuple(name for name, code in row.fixed if code == _ID)
     return _Plan(opcode, row, struct.Struct(">" + codes), names, getter, "?" in codes, ids)
@@ -235,16 +233,16 @@ assert len(_PLANS_BY_CLASS) == len(TABLE) == len(Opcode)
 
 
 def opcode_of(message: Message) -> Opcode:
-    """The opcode of a message's class."""
+    """Return the opcode of the message's class."""
     return _PLANS_BY_CLASS[type(message)].opcode
 
 
 def encode(message: Message, request_id: int = 0) -> Frame:
-    """The frame of a message. Raises LocalProtocolError when a value does not fit its field."""
+    """Return the frame of a message. Raises LocalProtocolError if a value does not fit its field."""
     if type(message) is DurabilityAck:
         return _encode_durability_ack(message, request_id)
     opcode, row, layout, _, values_of, _, ids = _PLANS_BY_CLASS[type(message)]
-    for field in ids:  # struct would cut a longer one and fill a shorter one up
+    for field in ids:  # struct would truncate a longer one and pad a shorter one
         check_id(getattr(message, field), field)
     try:
         parts = [layout.pack(*values_of(message))]
@@ -264,7 +262,7 @@ def encode(message: Message, request_id: int = 0) -> Frame:
 
 
 def _encode_durability_ack(message: DurabilityAck, request_id: int) -> Frame:
-    """`encode` for the one hot answer; the property tests hold it to the table."""
+    """`encode` for the most frequent answer. Property tests compare it with the table."""
     try:
         name = message.name.encode("latin-1")
         meta = _DURABILITY_ACK.pack(message.received, message.synced, len(name)) + name
@@ -274,10 +272,10 @@ def _encode_durability_ack(message: DurabilityAck, request_id: int) -> Frame:
 
 
 def decode(frame: Frame) -> Message:
-    """The message in a frame. Raises RemoteProtocolError: UNKNOWN_OPCODE, or BAD_FRAME for a meta unlike its
-    row.
+    """Return the message in a frame. Raises RemoteProtocolError: UNKNOWN_OPCODE, or BAD_FRAME for a wrong
+    layout.
 
-    The frame around it was whole, so the caller may answer the error and read on.
+    The frame itself was valid, so the caller may answer the error and continue reading.
     """
     if frame.opcode == _APPEND_OPCODE:
         return _decode_append(frame)
@@ -286,39 +284,40 @@ def decode(frame: Frame) -> Message:
     plan = _PLANS.get(frame.opcode)
     if plan is None:
         raise RemoteProtocolError(
-            f"opcode {frame.opcode} is not known", code=ErrorCode.UNKNOWN_OPCODE, request_id=frame.request_id
+            f"unknown opcode {frame.opcode}", code=ErrorCode.UNKNOWN_OPCODE, request_id=frame.request_id
         )
     try:
         return _decode_row(frame, plan)
     except (struct.error, UnicodeDecodeError, ValueError) as error:
         raise RemoteProtocolError(
-            f"{plan.opcode.name} with a meta unlike its layout: {error}", request_id=frame.request_id
+            f"the layout of {plan.opcode.name} is wrong: {error}", request_id=frame.request_id
         ) from error
 
 
 def _decode_append(frame: Frame) -> Append:
-    """`decode` for the one hot request; the property tests hold it to the table."""
+    """`decode` for the most frequent request. Property tests compare it with the table."""
     meta = frame.meta
     if len(meta) < _APPEND.size or len(meta) != _APPEND.size + meta[16]:
-        raise RemoteProtocolError("APPEND with a meta unlike its layout", request_id=frame.request_id)
+        raise RemoteProtocolError("the layout of APPEND is wrong", request_id=frame.request_id)
     size, digest, _ = _APPEND.unpack_from(meta)
     return Append(meta[17:].decode("latin-1"), size, digest, frame.payload)
 
 
 def _decode_durability_ack(frame: Frame) -> DurabilityAck:
-    """`decode` for the one hot answer, likewise."""
+    """`decode` for the most frequent answer. Property tests compare it with the table."""
     meta = frame.meta
     if len(meta) < _DURABILITY_ACK.size or len(meta) != _DURABILITY_ACK.size + meta[16] or len(frame.payload):
-        raise RemoteProtocolError("WATERMARK with a meta unlike its layout", request_id=frame.request_id)
+        raise RemoteProtocolError("the layout of WATERMARK is wrong", request_id=frame.request_id)
     received, synced, _ = _DURABILITY_ACK.unpack_from(meta)
     return DurabilityAck(meta[17:].decode("latin-1"), received, synced)
 
 
 def _decode_row(frame: Frame, plan: _Plan) -> Message:
+    """Return the message by the row's layout. Raises ValueError or struct.error."""
     _, row, layout, names, _, flagged, _ = plan
     fixed = layout.unpack_from(frame.meta)
     if flagged and layout.pack(*fixed) != frame.meta[: layout.size]:
-        raise ValueError("a field that is 0 or 1 is neither")
+        raise ValueError("a flag is neither 0 nor 1")
     values: dict[str, Any] = dict(zip(names, fixed, strict=True))
     position = layout.size
     for field, kind in row.variable:
@@ -330,16 +329,16 @@ def _decode_row(frame: Frame, plan: _Plan) -> Message:
     elif row.entries:
         entries = decode_entries(frame.payload)
         if row.entries == "info" and len(entries) != 1:
-            raise ValueError(f"one entry, not {len(entries)}")
+            raise ValueError(f"expected one entry, got {len(entries)}")
         values[row.entries] = entries[0] if row.entries == "info" else entries
     elif len(frame.payload):
-        raise ValueError(f"a payload of {len(frame.payload)} bytes where none belongs")
+        raise ValueError(f"unexpected payload of {len(frame.payload)} bytes")
     message: Message = row.cls(**values)
     return message
 
 
 def encode_entries(entries: tuple[ObjectInfo, ...]) -> bytes:
-    """A payload of entries."""
+    """Return the payload for the entries."""
     parts = [_COUNT.pack(len(entries))]
     for info in entries:
         name = info.name.encode("latin-1")
@@ -351,12 +350,13 @@ def encode_entries(entries: tuple[ObjectInfo, ...]) -> bytes:
 
 @functools.cache
 def _entry_of(name_bytes: int) -> struct.Struct:
-    """An entry whose name has so many bytes."""
+    """Return the layout of an entry whose name has that many bytes."""
     return struct.Struct(f">B{name_bytes}sQQQB")
 
 
 def decode_entries(payload: Buffer) -> tuple[ObjectInfo, ...]:
-    """The entries of a payload; ValueError or struct.error when it is not exactly that."""
+    """Return the entries of a payload. Raises ValueError or struct.error if the payload is not exactly
+    that."""
     data = bytes(payload)
     (count,) = _COUNT.unpack_from(data)
     position = _COUNT.size
@@ -365,7 +365,7 @@ def decode_entries(payload: Buffer) -> tuple[ObjectInfo, ...]:
         name, position = _unpack_variable("name", data, position)
         received, synced, digest, marks = _ENTRY.unpack_from(data, position)
         if marks > 7:
-            raise ValueError(f"marks {marks:#x} are not known")
+            raise ValueError(f"unknown marks {marks:#x}")
         position += _ENTRY.size
         entries.append(
             ObjectInfo(name, received, synced, digest, bool(marks & 1), bool(marks & 2), bool(marks & 4))
@@ -384,7 +384,7 @@ def _pack_variable(kind: str, value: Any) -> bytes:
 
 
 def _too_long(kind: str, count: int) -> bytes:
-    raise struct.error(f"{count} bytes do not fit a {kind}")
+    raise struct.error(f"{count} bytes do not fit in a field of kind {kind}")
 
 
 def _unpack_variable(kind: str, meta: bytes, position: int) -> tuple[Any, int]:
@@ -394,7 +394,7 @@ def _unpack_variable(kind: str, meta: bytes, position: int) -> tuple[Any, int]:
         start, (count,) = position + 2, _U16.unpack_from(meta, position)
     end = start + count
     if end > len(meta):
-        raise ValueError(f"a {kind} of {count} bytes goes past the end")
+        raise ValueError(f"a {kind} of {count} bytes extends past the end")
     data = meta[start:end]
     if kind == "name":
         return data.decode("latin-1"), end

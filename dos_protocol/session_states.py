@@ -1,8 +1,8 @@
-"""What is legal when, as data. One table per end; the diagrams of protocol.md are drawn from them, a test
-keeps them equal.
+"""The states of a session as a table; the diagram in protocol.md is drawn from it, and a test keeps them
+equal.
 
-Rules of this file: states, events, tables, `step`. No effects: those come after the table agreed, in the
-cores.
+Only states, events, the table and `step` belong here. The cores perform the effects after a transition is
+found legal.
 """
 
 from enum import Enum
@@ -12,31 +12,31 @@ from dos_protocol.errors import LocalProtocolError
 
 
 class SessionState(Enum):
-    """A session as the server sees it. The client's copy follows from the answers it gets."""
+    """The state of a session on the server. A client derives its copy from the answers."""
 
     NEW = "NEW"
     """Connected. Only HELLO and QUIT are answered, for 5 s."""
     READY = "READY"
-    """Known. LIST names directories."""
+    """HELLO was answered. LIST names directories."""
     READING = "READING"
     """In a directory, without a claim."""
     CLAIMED = "CLAIMED"
     """In a directory, as its writer."""
     SUPERSEDED = "SUPERSEDED"
-    """In a directory whose later claim is another's, or where an object was mended since.
+    """In a directory that another writer has claimed since, or in which an object was repaired since.
 
-    Reads go on, appends are FENCED, no watermark is sent.
+    Reads continue, appends are answered FENCED, no durability ack is sent.
     """
     CLOSED = "CLOSED"
 
 
 class SessionEvent(Enum):
-    """What moves a session."""
+    """An event of a session."""
 
     WELCOMED = "HELLO answered WELCOME"
     OPENED = "CWD answered DIRECTORY_OPENED"
     CLAIMED = "claim answered DIRECTORY_OPENED"
-    SUPERSEDED = "a later claim of the directory, or a mended object in it"
+    SUPERSEDED = "a later claim of the directory, or a repaired object in it"
     ENDED = "QUIT, the connection ended, or an error that closes"
 
 
@@ -60,15 +60,18 @@ SESSION_TABLE: Final[dict[SessionState, dict[SessionEvent, SessionState]]] = {
 
 
 def step(state: SessionState, event: SessionEvent) -> SessionState:
-    """The state after the event. Raises LocalProtocolError for an event the table does not have."""
+    """Return the state after the event. Raises LocalProtocolError for an event that the table does not
+    allow."""
     try:
         return SESSION_TABLE[state][event]
     except KeyError:
-        raise LocalProtocolError(f"{event.name} cannot happen to a session that is {state.name}") from None
+        raise LocalProtocolError(
+            f"event {event.name} is not valid for a session in state {state.name}"
+        ) from None
 
 
 def diagram() -> str:
-    """The table as a Mermaid state diagram, as protocol.md shows it."""
+    """Return the table as a Mermaid state diagram, as in protocol.md."""
     lines = ["stateDiagram-v2", "    [*] --> NEW"]
     for state, row in SESSION_TABLE.items():
         lines += [f"    {state.name} --> {after.name}: {event.value}" for event, after in row.items()]

@@ -1,8 +1,8 @@
-"""The same bytes said a second time, declaratively, with construct: the executable specification.
+"""The executable specification of the wire: the same bytes, declaratively, with construct.
 
-It is written from protocol.md and not from `frames` or `messages`, and shares no table with them; the
-property tests hold the two together. About a hundred times slower than the struct path: for tests and for
-people who write a client in another language, never for a connection.
+Written from protocol.md, sharing no table with `frames` or `messages`; property tests compare the two. About
+a hundred times slower than the struct code. For tests and for authors of clients in other languages, never
+for a connection.
 """
 
 from typing import Any, Final
@@ -158,7 +158,7 @@ META_SPECS: Final[dict[int, Spec]] = {
         Terminated,
     ),
 }
-"""Meta by opcode."""
+"""The layout of meta, by opcode."""
 
 PAYLOADS: Final[dict[int, str]] = {
     3: "bytes",
@@ -170,7 +170,7 @@ PAYLOADS: Final[dict[int, str]] = {
     134: "one entry",
     137: "bytes",
 }
-"""What the payload of an opcode is; every other opcode has none."""
+"""The kind of payload, by opcode. Every other opcode has none."""
 
 StoreRecordSpec: Final[Spec] = Struct(
     "body"
@@ -197,7 +197,7 @@ StoreRecordSpec: Final[Spec] = Struct(
 
 
 def build_frame(opcode: int, request_id: int, meta: bytes, payload: bytes, flags: int = 0) -> bytes:
-    """A frame by the specification. Raises construct's errors for values that do not fit."""
+    """Return a frame by the specification. Raises construct's errors for values that do not fit."""
     head = {
         "opcode": opcode,
         "flags": flags,

@@ -1,13 +1,14 @@
-"""Stamps: how the members of a store notice that a disk of one of them went back in time.
+"""Stamps: how the members of a store detect that the disk of one of them went back in time.
 
-A server gives its disk a *stamp* at each start, and now and then while it runs: the next number, and a random
-id. Clients tell the other members. A disk that lacks a stamp which another member was told of is an older
-copy of itself, put back: what it had acknowledged since may be missing, and nothing that it says counts.
+A server gives its disk a *stamp* at each start and periodically while it runs: the next number, and a random
+id. Clients report it to the other members, which *witness* it. A disk that lacks a stamp that another member
+witnessed is an older copy of itself, for example a restored backup. Bytes that it acknowledged since may be
+missing, so nothing that it reports counts.
 
-Why an id beside the number: a disk that went back counts on, and reaches the number again
-(docs/decisions/0211).
+The id is needed beside the number because a disk that went back continues counting and reaches the same
+number again (docs/decisions/0211).
 
-Rules of this file: the values, and the bytes in which WELCOME tells what a server was told of the others.
+Pure: the values, and their bytes in WELCOME.
 """
 
 import struct
@@ -21,27 +22,29 @@ _ENTRY: Final = struct.Struct(f">{id_bytes}sQ{id_bytes}s")
 
 
 class DiskStamp(NamedTuple):
-    """`number` counts from 1 on one disk; `stamp_id` is random."""
+    """One stamp. `number` counts from 1 on one disk; `stamp_id` is random."""
 
     number: int
     stamp_id: bytes
 
 
 NO_STAMP: Final = DiskStamp(0, NO_ID)
-"""Of a server that gives none, or was told of none."""
+"""The stamp of a server that has none, or of which none was witnessed."""
 
 
 def encode_witnessed(witnessed: Mapping[bytes, DiskStamp]) -> bytes:
-    """Entries of server id 16 | number u64 | stamp id 16, by server id."""
+    """Return the entries server id 16 | number u64 | stamp id 16, ordered by server id."""
     return b"".join(_ENTRY.pack(one, *stamp) for one, stamp in sorted(witnessed.items()))
 
 
 def decode_witnessed(data: bytes) -> dict[bytes, DiskStamp]:
-    """The newest stamp that a server was told of each other one. Raises ValueError for anything but whole
-    entries, one a server."""
+    """Return the newest witnessed stamp per server id.
+
+    Raises ValueError unless the data are whole entries with distinct server ids.
+    """
     if len(data) % _ENTRY.size:
-        raise ValueError(f"{len(data)} bytes are no whole entries of {_ENTRY.size}")
+        raise ValueError(f"{len(data)} bytes are not a multiple of the {_ENTRY.size} bytes of an entry")
     witnessed = {one: DiskStamp(number, stamp_id) for one, number, stamp_id in _ENTRY.iter_unpack(data)}
     if len(witnessed) * _ENTRY.size != len(data):
-        raise ValueError("two entries of one server")
+        raise ValueError("more than one entry for one server")
     return witnessed

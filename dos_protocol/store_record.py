@@ -1,13 +1,15 @@
 """The store record: which servers replicate together, and how many must hold a byte before it counts.
 
-Each server keeps it, fsynced. A higher generation replaces a lower one of the same store. Rules of this file:
-the value, its bytes, and the two counts that follow from N and Qa. Who may install it is the server's matter.
+Each server keeps the record on stable storage. A higher generation replaces a lower one of the same store.
+Pure: the value, its bytes, and the counts that follow from N and Qa.
 
 Layout (big-endian), at most 16 KiB:
 
     magic 2 = D0 53 | version u8 = 1 | reserved u8 = 0 | store id 16 | generation u64 | ack quorum u8 |
-    members u8 then per member: server id 16 | state u8 (1 in, 2 joining, 3 adding) | address bytes u8 |
-    address (visible ASCII: host:port) then xxh3-64 over everything before
+    members u8 |
+    per member: server id 16 | state u8 (1 in, 2 joining, 3 adding) | address bytes u8 |
+                address (visible ASCII: host:port) |
+    xxh3-64 over everything before
 
 Valid if and only if (1) the digest matches, (2) the counts fit the bytes exactly, (3) the value passes
 `check`.
@@ -43,8 +45,11 @@ _STATE_WORDS: Final[dict[int, MemberState]] = {number: word for word, number in 
 
 
 class Member(msgspec.Struct, frozen=True):
-    """One server of a store. Only "in" counts; the others are being filled: "joining" to take the place of
-    the member before it, "adding" beside those that are there."""
+    """One server of a store.
+
+    Only members in state "in" count. The others are being filled: "joining" will replace the member before
+    it, "adding" will be an additional member.
+    """
 
     server_id: bytes
     address: str
@@ -52,7 +57,7 @@ class Member(msgspec.Struct, frozen=True):
 
 
 class StoreRecord(msgspec.Struct, frozen=True):
-    """The set of servers at one generation. Invariants: see `check`."""
+    """The members of a store at one generation. `check` lists the invariants."""
 
     store_id: bytes
     generation: int
@@ -61,24 +66,24 @@ class StoreRecord(msgspec.Struct, frozen=True):
 
     @property
     def voters(self) -> tuple[Member, ...]:
-        """The members that count."""
+        """The members that count in quorums."""
         return tuple(member for member in self.members if member.state == "in")
 
     def member(self, server_id: bytes) -> Member | None:
-        """The member with that identity, joining ones too."""
+        """Return the member with that identity, in any state; None if there is none."""
         return next((member for member in self.members if member.server_id == server_id), None)
 
     def check(self) -> None:
-        """Raise ValueError if the record breaks a rule.
+        """Raise ValueError if the record violates a rule.
 
         A quorum counts distinct identities, none of them zero.
         """
         if len(self.store_id) != id_bytes or self.store_id == NO_ID:
             raise ValueError("a store id is 16 bytes, not all zero")
         if not 1 <= self.generation <= u64_max:
-            raise ValueError(f"a generation counts from 1: {self.generation}")
+            raise ValueError(f"generations begin at 1, got {self.generation}")
         if not 1 <= len(self.members) <= store_members_max:
-            raise ValueError(f"a store has 1 to {store_members_max} members: {len(self.members)}")
+            raise ValueError(f"a store has 1 to {store_members_max} members, got {len(self.members)}")
         ids = {member.server_id for member in self.members}
         if len(ids) != len(self.members) or NO_ID in ids or any(len(one) != id_bytes for one in ids):
             raise ValueError("members need distinct identities of 16 bytes, not all zero")
@@ -87,41 +92,43 @@ class StoreRecord(msgspec.Struct, frozen=True):
         for member in self.members:
             if not 1 <= len(member.address) <= address_bytes_max or not _is_visible(member.address):
                 raise ValueError(
-                    f"an address is 1 to {address_bytes_max} visible ASCII characters: {member.address!a}"
+                    f"an address is 1 to {address_bytes_max} visible ASCII characters, got {member.address!a}"
                 )
             if member.state not in _STATE_NUMBERS:
-                raise ValueError(f"a member is in, joining or adding: {member.state!r}")
+                raise ValueError(f"a member's state is in, joining or adding, got {member.state!r}")
         if not 1 <= self.ack_quorum <= len(self.voters):
             raise ValueError(
-                f"an ack quorum of {self.ack_quorum} needs as many members, {len(self.voters)} are in"
+                f"an ack quorum of {self.ack_quorum} needs that many members in, got {len(self.voters)}"
             )
 
 
 def _is_visible(text: str) -> bool:
-    """Addresses come from outside and are written to logs and terminals as they are."""
+    """Return whether the text is visible ASCII: addresses are untrusted and appear in logs and terminals."""
     return all("!" <= letter <= "~" for letter in text)
 
 
 def default_ack_quorum(members: int) -> int:
-    """1 of 1, 2 of 2, 2 of 3, and a majority beyond: the loss of Qa - 1 disks loses nothing (P-5)."""
+    """Return the default Qa: 1 of 1, 2 of 2, 2 of 3, and a majority beyond. Losing Qa - 1 disks loses nothing
+    (P-5)."""
     return members // 2 + 1
 
 
 def claims_needed(n: int, qa: int) -> int:
-    """F = max(N - Qa + 1, Qa): claims before a segment is opened (R1). N counts members that are "in"."""
+    """Return F = max(N - Qa + 1, Qa): the claims needed before a segment is opened (R1). N counts members
+    "in"."""
     return max(n - qa + 1, qa)
 
 
 def confirmations_needed(n: int, qa: int) -> int:
-    """Members that must confirm a store record before a client trusts it.
+    """Return how many members must confirm a store record before a client trusts it.
 
-    A majority, and one of every quorum.
+    It is a majority, and includes a member of every ack quorum.
     """
     return max(n // 2 + 1, n - qa + 1)
 
 
 def encode_store_record(record: StoreRecord) -> bytes:
-    """The bytes of a record. Raises ValueError when it breaks a rule."""
+    """Return the bytes of the record. Raises ValueError if it violates a rule."""
     record.check()
     parts = [
         _HEADER.pack(
@@ -136,7 +143,7 @@ def encode_store_record(record: StoreRecord) -> bytes:
 
 
 def decode_store_record(data: bytes, where: str = "store record") -> StoreRecord:
-    """The record in the bytes. Raises CorruptDataError for anything but one whole valid record."""
+    """Return the record in the bytes. Raises CorruptDataError for anything but one whole valid record."""
     if not _HEADER.size + _DIGEST.size <= len(data) <= store_record_bytes_max:
         raise CorruptDataError(where, 0, "a store record", f"{len(data)} bytes")
     body, (digest,) = data[: -_DIGEST.size], _DIGEST.unpack(data[-_DIGEST.size :])

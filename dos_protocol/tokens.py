@@ -1,7 +1,7 @@
-"""The token in a file: one rule for servers and clients. It fails closed: a file without a token is an error,
-never "no token", because an empty token admits everybody.
+"""Reading the token from a file, by one rule for servers and clients.
 
-Rules of this file: bytes to a token. Who reads the file, and how the error ends the program, is the caller's.
+A file without a token is an error, never "no token", because an empty token admits every client. The caller
+reads the file and reports the error.
 """
 
 from typing import Final
@@ -12,7 +12,7 @@ TOKEN_BYTES_MAX: Final = 4_096
 
 
 def token_in(data: bytes, where: str) -> bytes:
-    """Return the first line of a token file, without the white space around it.
+    """Return the first line of a token file, without surrounding white space.
 
     Raises LocalProtocolError if that line is missing, blank or longer than 4,096 bytes.
     """
@@ -20,11 +20,11 @@ def token_in(data: bytes, where: str) -> bytes:
     if not token:
         seen = "an empty file" if not data else "a blank first line"
         raise LocalProtocolError(
-            f"token file {where} holds no token, it has {seen}",
-            remedy="write the token into its first line, or leave the option out to use none",
+            f"token file {where} contains no token, found {seen}",
+            remedy="write the token into its first line, or omit the option to use none",
         )
     if len(token) > TOKEN_BYTES_MAX:
         raise LocalProtocolError(
-            f"token file {where}: a token has at most {TOKEN_BYTES_MAX} bytes, its first line {len(token)}"
+            f"token file {where}: a token has at most {TOKEN_BYTES_MAX} bytes, its line has {len(token)}"
         )
     return token

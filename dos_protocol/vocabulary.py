@@ -1,7 +1,4 @@
-"""The messages as values.
-
-One frozen class each, fields in the words of the design. Their bytes are in `messages`.
-"""
+"""The messages as values: one frozen class per message. `messages` encodes and decodes them."""
 
 from enum import IntEnum, unique
 from typing import Final
@@ -13,12 +10,12 @@ from dos_protocol.limits import u64_max
 from dos_protocol.names import NO_ID
 
 NO_DIGEST: Final = u64_max
-"""In `Stat.digest_at`: no digest of a prefix is wanted."""
+"""Value of `Stat.digest_at` that requests no digest."""
 
 
 @unique
 class Opcode(IntEnum):
-    """The second byte of meaning in a frame."""
+    """The message type in a frame. Values below 128 are requests, from 128 on answers. Never reused."""
 
     HELLO = 1
     CHANGE_DIRECTORY = 2
@@ -51,11 +48,11 @@ class Opcode(IntEnum):
 
 
 class ObjectInfo(msgspec.Struct, frozen=True):
-    """One object as a server holds it, or in a listing of directories one directory (sizes 0).
+    """One object as a server holds it. In a listing of directories: one directory, with sizes 0.
 
-    `synced <= received`; `digest` is the prefix digest at `synced`. `corrupt`: this copy must not be counted,
-    it is damaged from `synced` on (0: the damage is somewhere inside) or `poisoned` (a write or sync failed
-    since the server started).
+    `synced <= received`. `digest` is the prefix digest at `synced`. `appending`: an append is in progress.
+    `corrupt`: this copy must not be counted. It is damaged from `synced` on (0: the damage is somewhere
+    inside), or it is `poisoned`: a write or sync failed since the server started.
     """
 
     name: str
@@ -68,7 +65,8 @@ class ObjectInfo(msgspec.Struct, frozen=True):
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """First message of a session. `store_id` NO_ID: it speaks to this one server, not to a store."""
+    """The first message of a session. `store_id` NO_ID: the session is with this one server, not with a
+    store."""
 
     version: int = 1
     token: bytes = b""
@@ -80,9 +78,10 @@ class Hello(msgspec.Struct, frozen=True):
 class Welcome(msgspec.Struct, frozen=True):
     """The server's identity, its limits, and its store record (empty: it is in no store).
 
-    `rolled_back`: its disk is known to have gone back in time. In a session of a store, `stamp_number` and
-    `stamp_id`: the newest stamp of its disk; `witnessed`: what it was told of the other members', see
-    `stamps`."""
+    `rolled_back`: its disk is known to have gone back in time. In a session of a store also `stamp_number`
+    and `stamp_id`, the newest stamp of its disk, and `witnessed`, the stamps of other members that it keeps
+    (see `stamps`).
+    """
 
     version: int
     server_id: bytes
@@ -97,7 +96,7 @@ class Welcome(msgspec.Struct, frozen=True):
 
 
 class ChangeDirectory(msgspec.Struct, frozen=True):
-    """Open a directory to read, or claim it as its one writer."""
+    """CWD: open a directory to read, or claim it as its one writer."""
 
     directory: str
     claim: bool = False
@@ -106,7 +105,7 @@ class ChangeDirectory(msgspec.Struct, frozen=True):
 
 
 class DirectoryOpened(msgspec.Struct, frozen=True):
-    """The claim that holds now (epoch 0: none ever) and every object."""
+    """The answer to CWD: the claim held now (epoch 0: there never was one) and every object."""
 
     epoch: int
     writer_id: bytes
@@ -114,7 +113,7 @@ class DirectoryOpened(msgspec.Struct, frozen=True):
 
 
 class Append(msgspec.Struct, frozen=True):
-    """Bytes to go at exactly `expected_size`, after content with exactly `prefix_digest`."""
+    """Append bytes at exactly `expected_size`, after content with exactly `prefix_digest`."""
 
     name: str
     expected_size: int
@@ -123,7 +122,10 @@ class Append(msgspec.Struct, frozen=True):
 
 
 class DurabilityAck(msgspec.Struct, frozen=True):
-    """Cumulative: everything below `received` is in the server's file, below `synced` on stable storage."""
+    """The durability ack: bytes below `received` are in the server's file, below `synced` on stable storage.
+
+    Cumulative. Not related to event-time watermarks.
+    """
 
     name: str
     received: int
@@ -131,9 +133,9 @@ class DurabilityAck(msgspec.Struct, frozen=True):
 
 
 class Get(msgspec.Struct, frozen=True):
-    """Bytes from `offset` on, at most `max_bytes`.
+    """Read at most `max_bytes` bytes from `offset` on.
 
-    Waits up to `wait_ms` for the first when there are none yet.
+    If there are none yet, the answer waits up to `wait_ms` milliseconds for the first ones.
     """
 
     name: str
@@ -143,7 +145,7 @@ class Get(msgspec.Struct, frozen=True):
 
 
 class Data(msgspec.Struct, frozen=True):
-    """Durable bytes; empty at the synced end."""
+    """The answer to GET: durable bytes; empty at the synced end."""
 
     name: str
     offset: int
@@ -152,7 +154,8 @@ class Data(msgspec.Struct, frozen=True):
 
 
 class List(msgspec.Struct, frozen=True):
-    """Names with a prefix, after a name, in order. Directories before CWD, objects after it."""
+    """List names in order: those with the prefix that sort after `after`. Directories before CWD, objects
+    after it."""
 
     prefix: str = ""
     after: str = ""
@@ -160,21 +163,21 @@ class List(msgspec.Struct, frozen=True):
 
 
 class Listing(msgspec.Struct, frozen=True):
-    """One page; `more`: ask again after its last name."""
+    """One page of names. `more`: request the next page with the last name as `after`."""
 
     entries: tuple[ObjectInfo, ...] = ()
     more: bool = False
 
 
 class Stat(msgspec.Struct, frozen=True):
-    """Sizes of one object and the digest of a prefix of it (NO_DIGEST: none)."""
+    """Read the sizes of one object and the digest of a prefix of it (NO_DIGEST: none)."""
 
     name: str
     digest_at: int = NO_DIGEST
 
 
 class StatResult(msgspec.Struct, frozen=True):
-    """The answer; `digest` is 0 when none was asked for."""
+    """The answer to STAT. `digest` is 0 if none was requested."""
 
     info: ObjectInfo
     digest_at: int
@@ -182,13 +185,13 @@ class StatResult(msgspec.Struct, frozen=True):
 
 
 class Delete(msgspec.Struct, frozen=True):
-    """Take a whole object away, for ever."""
+    """Delete a whole object permanently."""
 
     name: str
 
 
 class Deleted(msgspec.Struct, frozen=True):
-    """It is gone, durably, and the name is free."""
+    """The object was deleted durably. Its name is free."""
 
     name: str
 
@@ -200,21 +203,25 @@ class Configure(msgspec.Struct, frozen=True):
 
 
 class Configured(msgspec.Struct, frozen=True):
-    """It is on stable storage."""
+    """The store record of that generation is on stable storage."""
 
     generation: int
 
 
 class Ping(msgspec.Struct, frozen=True):
+    """Request an answer with the same payload."""
+
     payload: Buffer = b""
 
 
 class Pong(msgspec.Struct, frozen=True):
+    """The answer to PING, with its payload."""
+
     payload: Buffer = b""
 
 
 class Quit(msgspec.Struct, frozen=True):
-    """Ends the session once everything before it is answered."""
+    """End the session after everything before it is answered."""
 
 
 class Bye(msgspec.Struct, frozen=True):
@@ -222,11 +229,12 @@ class Bye(msgspec.Struct, frozen=True):
 
 
 class RepairChunk(msgspec.Struct, frozen=True):
-    """Bytes of a new copy of an object, at `offset` of it. The new copy is put in the place of the old one
-    once it has `goal_size` bytes with the digest `goal_digest`.
+    """Bytes of a new copy of an object, at `offset` of it (a repair).
 
-    `old_size`, `old_digest`: the copy that is to go, as its entry told of it (0, 0: none). `overwrite`: the
-    caller has shown that nothing it holds beyond the new copy was ever acknowledged."""
+    The new copy replaces the old one when it has `goal_size` bytes with the digest `goal_digest`. `old_size`,
+    `old_digest`: the copy to be replaced, as its entry reports it (0, 0: none). `overwrite`: the caller has
+    shown that nothing that the old copy holds beyond the new one was ever acknowledged.
+    """
 
     name: str
     offset: int
@@ -239,7 +247,7 @@ class RepairChunk(msgspec.Struct, frozen=True):
 
 
 class RepairAck(msgspec.Struct, frozen=True):
-    """`size` bytes of the new copy are there; `done`: it stands in the place of the old one."""
+    """The answer to MEND: `size` bytes of the new copy were received. `done`: it has replaced the old one."""
 
     name: str
     size: int
@@ -247,14 +255,15 @@ class RepairAck(msgspec.Struct, frozen=True):
 
 
 class Stamp(msgspec.Struct, frozen=True):
-    """Another member was told that the server's disk has this stamp. Number 0: nobody was; only asked."""
+    """Announce that another member witnessed this stamp of the server's disk. Number 0: none did; only
+    ask."""
 
     number: int = 0
     stamp_id: bytes = NO_ID
 
 
 class Stamped(msgspec.Struct, frozen=True):
-    """It has. The newest stamp."""
+    """The disk has the announced stamp. The answer is its newest stamp."""
 
     number: int
     stamp_id: bytes
@@ -263,7 +272,8 @@ class Stamped(msgspec.Struct, frozen=True):
 class Witness(msgspec.Struct, frozen=True):
     """The newest stamp of another member's disk, to be kept.
 
-    `before_*`: what the server was told of it before (number 0: nothing); that member was shown to have it.
+    `before_*`: the stamp of that member that the server kept before (number 0: none). The member was shown to
+    have it.
     """
 
     server_id: bytes
@@ -274,7 +284,8 @@ class Witness(msgspec.Struct, frozen=True):
 
 
 class Witnessed(msgspec.Struct, frozen=True):
-    """What is kept now, on stable storage: another stamp than that told, if `before` was not what was."""
+    """The stamp that is kept now, on stable storage. It differs from the one sent if `before` did not
+    match."""
 
     server_id: bytes
     number: int
@@ -282,10 +293,8 @@ class Witnessed(msgspec.Struct, frozen=True):
 
 
 class Error(msgspec.Struct, frozen=True):
-    """A refusal.
-
-    `actual`: the number the code speaks of; `record`: the server's store record where it helps.
-    """
+    """A refusal. `actual`: a number whose meaning depends on the code. `record`: the server's store record
+    where it helps."""
 
     code: int
     message: str = ""

@@ -1,4 +1,4 @@
-"""The pure half of the server.
+"""The pure part of the server: no I/O, no clock, no randomness.
 
-No I/O, no clock, no randomness. `server.ServerCore.handle(event, now) -> effects`.
+Entry point: `server.ServerCore.handle(event, now) -> effects`.
 """

@@ -1,11 +1,8 @@
-"""Runs of appends: many, one behind the other, to one object, as a writer sends them that does not wait.
+"""Runs of appends: consecutive appends to one object, as a pipelining writer sends them.
 
-What is the same for all of a run is looked at once; for each append only its size, its digest, its room. An
-append that anything speaks against is not taken here: it ends the run, and `appends` judges it alone, with
-whatever it is to be told. So this decides nothing that `appends` would decide otherwise, it only takes less
-time.
-
-Rules of this file: the common case, quickly.
+The checks that are the same for the whole run are made once; per append only size, digest and space are
+checked. An append that fails any check is not accepted here: it ends the run, and `appends` handles it alone
+and answers it. So the result is always that of `appends`, in less time.
 """
 
 import struct
@@ -21,11 +18,12 @@ from dos_server.limits import extent_header_bytes, extent_payload_bytes_max
 
 _SIZE_AND_DIGEST: Final = struct.Struct(">QQ")
 _NAME_AT: Final = _SIZE_AND_DIGEST.size
-"""Of the meta of an APPEND, as `dos_protocol.messages` lays it out: here is the length of the name."""
+"""Offset of the name's length in the meta of an APPEND, as `dos_protocol.messages` lays it out."""
 
 
 def take_run(tables: Tables, session: Session, frames: Sequence[Frame], start: int) -> int:
-    """Take what can be taken of the APPEND frames from `start` on; where the first is that was not."""
+    """Accept the APPEND frames from `start` on that pass all checks. Return the index of the first one that
+    does not."""
     directory = tables.directories.get(session.directory) if session.directory else None
     if directory is None or session.state is SessionState.NEW:
         return start

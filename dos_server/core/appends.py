@@ -1,7 +1,6 @@
-"""Appends: checked, written, synced, told; and the disk's reports about them.
+"""Appends: from the request to the durability ack, and the disk's reports about them.
 
-Rules of this file: the life of an append. Claims are decided in `claims`, sizes and digests in
-`object_state`.
+Claims are decided in `claims`, sizes and digests in `object_state`.
 """
 
 from collections.abc import Iterable
@@ -26,7 +25,7 @@ _bytes_of: Final = attrgetter("bytes")
 
 
 class Appends:
-    """See the module."""
+    """Carries out APPEND and sends durability acks (WATERMARK)."""
 
     def __init__(self, tables: Tables, claims: Claims, reads: Reads) -> None:
         self._tables = tables
@@ -34,6 +33,10 @@ class Appends:
         self._reads = reads
 
     def append(self, session: Session, request: m.Append, request_id: int) -> None:
+        """Carry out an APPEND: accept its bytes, or refuse it without effect.
+
+        An empty append to an existing object only requests a durability ack.
+        """
         directory = self._tables.directory_of(session, request_id)
         if directory is None or not self._claims.may_write(session, directory, request_id):
             return
@@ -64,14 +67,14 @@ class Appends:
     def take(
         self, session: Session, directory: DirectoryState, state: ObjectState, data: Buffer, request_id: int
     ) -> None:
-        """Take bytes that were checked; the end of the batch writes them."""
+        """Accept bytes that passed all checks. They are written at the end of the batch."""
         state.accept(data, session.number, request_id)
         session.unsynced_bytes += len(data)
         session.unsynced_appends += 1
         self._tables.touched[state] = directory
 
     def batch_ended(self, event: v.BatchEnded | None = None) -> None:
-        """Write what was accepted: adjacent appends of a batch share extents."""
+        """Write what was accepted. Adjacent appends of a batch share extents."""
         del event
         touched = self._tables.touched
         if touched:
@@ -80,8 +83,9 @@ class Appends:
                 self._write_and_sync(directory, state)
 
     def _write_and_sync(self, directory: DirectoryState, state: ObjectState) -> None:
-        # not the epoch of a claim that is held and not stored yet: after a crash the extent would contradict
-        # the claim file
+        # The epoch of the stored claim, not of a held claim whose file is not stored yet: after a crash the
+        # extent would carry a higher epoch than the claim file, which counts as damage.
+        """Order the next write and the next sync of the object, if they are due."""
         write = state.next_write(directory.stored.epoch)
         if write is not None:
             self._tables.effects.append(write)
@@ -90,9 +94,10 @@ class Appends:
             self._tables.effects.append(sync)
 
     def written(self, event: v.Written) -> None:
+        """Handle the end of a write: start the next write and the sync, or refuse or poison if it failed."""
         directory = self._tables.directories[event.directory]
         state = directory.objects[event.name]
-        if state.poisoned:  # by a sync that failed meanwhile
+        if state.poisoned:  # a sync failed during this write
             state.forget_write()
         elif event.trouble is v.DiskFailure.NONE:
             state.wrote()
@@ -106,7 +111,9 @@ class Appends:
             if not state.exists:
                 del directory.objects[event.name]
             why = (
-                "no space for" if event.trouble is v.DiskFailure.NO_SPACE else "the server cannot write now:"
+                "no space for"
+                if event.trouble is v.DiskFailure.NO_SPACE
+                else "the server currently cannot write"
             )
             text = f"{why} {event.name}; nothing was written"
             self._refuse_tickets(refused, REFUSALS[event.trouble], text)
@@ -116,16 +123,18 @@ class Appends:
         self._claims.grant_if_ready(directory)
 
     def sync_begins(self, event: v.SyncBegins) -> None:
+        """Record which bytes the starting sync covers."""
         state = self._tables.find(event.directory, event.name)
         if state is not None:
             state.sync_begins()
 
     def synced(self, event: v.Synced) -> None:
+        """Handle the end of a sync: store the mark, then send durability acks, then start the next sync."""
         directory = self._tables.directories[event.directory]
         state = directory.objects[event.name]
-        if state.poisoned:  # by a write that failed meanwhile
+        if state.poisoned:  # a write failed during this sync
             state.forget_sync()
-        elif event.trouble is v.DiskFailure.PASSES:  # it was not tried: nothing is acknowledged before it was
+        elif event.trouble is v.DiskFailure.PASSES:  # not attempted, so it may be retried
             state.sync_covers = None
             self._tables.again(v.Sync(directory.name, state.name, not state.entry_durable))
         elif event.trouble is not v.DiskFailure.NONE:
@@ -133,11 +142,12 @@ class Appends:
             self._poison(state)
         else:
             settled = state.was_synced()
+            # The mark before the ack: a start takes missing bytes below the mark for damage, not a torn tail.
             self._tables.effects.append(v.SetMark(directory.name, state.mark))
             if state.corrupt_from is not None:
-                # found by a read, meanwhile: a size that is told would count for all that is below it
+                # A read found damage during the sync. No ack: a reported size counts for all bytes below it.
                 self._tables.untold.pop(state, None)
-                text = f"{state.name} is damaged from {state.corrupt_from} on"
+                text = f"{state.name} is damaged from offset {state.corrupt_from} on"
                 self._refuse_tickets(settled, ErrorCode.CORRUPT, text, state.corrupt_from)
             else:
                 self._tell_tickets(directory, state, settled)
@@ -150,6 +160,7 @@ class Appends:
     def _tell_tickets(
         self, directory: DirectoryState, state: ObjectState, settled: Iterable[PendingAppend]
     ) -> None:
+        """Send one durability ack to each session whose appends the sync settled."""
         for number, group in groupby(settled, _session_of):
             tickets = list(group)
             session = self._release(number, sum(map(_bytes_of, tickets)), len(tickets))
@@ -159,16 +170,22 @@ class Appends:
             self._tables.untold.pop(state, None)
 
     def may_hear(self, session: Session, directory: DirectoryState) -> bool:
-        """Only the directory's writer hears watermarks; in a directory nobody claimed, whoever appends."""
+        """Return whether the session may receive durability acks of the directory.
+
+        In a claimed directory only the claim's holder may; in an unclaimed directory every session in it may.
+        """
         if session.closed or session.directory != directory.name:
             return False
         return directory.holder is session if directory.claimed else True
 
     def tell(self, state: ObjectState, session: Session) -> None:
+        """Send a durability ack: the written and the synced size."""
         self._tables.untold.pop(state, None)
         self._tables.send(session, m.DurabilityAck(state.name, state.written, state.synced))
 
     def _release(self, number: int, count_bytes: int, count: int) -> Session | None:
+        """Uncount appends of the session that are settled or refused, and return the session if it still
+        exists."""
         session = self._tables.sessions.get(number)
         if session is not None:
             session.unsynced_bytes -= count_bytes
@@ -180,12 +197,14 @@ class Appends:
     def _refuse_tickets(
         self, tickets: Iterable[PendingAppend], code: ErrorCode, text: str, actual: int = 0
     ) -> None:
+        """Refuse appends that were accepted before."""
         for ticket in tickets:
             session = self._release(ticket.session, ticket.bytes, 1)
             if session is not None:
                 self._tables.refuse(session, code, text, ticket.request_id, actual)
 
     def _poison(self, state: ObjectState) -> None:
+        """Poison the object, store that in its mark, and refuse everything that waits for it."""
         tickets = state.poison()
         self._tables.effects.append(v.SetMark(state.directory, state.mark))
         self._tables.untold.pop(state, None)
@@ -194,7 +213,7 @@ class Appends:
         self._reads.end_waiting(state, ErrorCode.POISONED, text)
 
     def tick(self) -> None:
-        """Tell what has been written and not told for a while, though no sync has ended."""
+        """Send the received size of appends that have been written for a while though no sync has ended."""
         tables = self._tables
         for state in [state for state, due in tables.untold.items() if due <= tables.now]:
             del tables.untold[state]

@@ -1,7 +1,7 @@
 """Opening and claiming directories: CWD, and the disk's reports about it.
 
-Rules of this file: who is in which directory, and who may write it. A refused CWD leaves the session where it
-was.
+This part decides which session is in which directory and which session may write there. A refused CWD leaves
+the session where it was.
 """
 
 from dos_protocol import messages as m
@@ -17,12 +17,13 @@ from dos_server.core.tables import REFUSALS, Tables
 
 
 class Claims:
-    """See the module."""
+    """Carries out CWD, supersedes older writers, and checks the claim of each change."""
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
 
     def change_directory(self, session: Session, request: m.ChangeDirectory, request_id: int) -> None:
+        """Carry out a CWD: load the directory if necessary, then open or claim it."""
         tables = self._tables
         if not tables.name_is_good(session, request.directory, request_id):
             return
@@ -42,9 +43,10 @@ class Claims:
             self._open(directory, opening)
 
     def directory_loaded(self, event: v.DirectoryLoaded) -> None:
+        """Answer the CWDs that waited for the directory."""
         directory = self._tables.directories[event.directory]
         if event.passes:
-            del self._tables.directories[event.directory]  # who asks next has it loaded again
+            del self._tables.directories[event.directory]  # the next CWD loads it again
             self._tables.openings -= len(directory.opening)
             for opening in directory.opening:
                 self._not_opened(opening, ErrorCode.BUSY, event.problem)
@@ -73,18 +75,21 @@ class Claims:
             self._opened(directory, opening, SessionEvent.OPENED)
 
     def _claim(self, directory: DirectoryState, opening: Opening) -> None:
+        """Hold the claim and order it to be stored, or refuse it."""
         claim = ClaimRecord(opening.request.epoch, opening.request.writer_id)
         if not directory.may_claim(claim):
             refusal = directory.why_no_claim(claim)
             self._not_opened(opening, ErrorCode.FENCED, refusal, directory.claim.epoch)
             return
+        # Older writers receive no ack from here on, while the claim is still being stored: the sizes in its
+        # answer must be at least as large as every ack (R3).
         self._supersede(directory, claim, opening.session)
         directory.hold(claim, opening)
         self._store(directory)
         self.grant_if_ready(directory)
 
     def _supersede(self, directory: DirectoryState, claim: ClaimRecord, newcomer: Session) -> None:
-        """Every older writer of the directory is told, and hears nothing more (R3)."""
+        """Send FENCED to every older writer of the directory. They receive no more durability acks (R3)."""
         text = f"epoch {claim.epoch} of {directory.name} was claimed by {id_text(claim.writer_id)}"
         older = directory.claimant
         if older is not None and older.session is not newcomer:
@@ -94,8 +99,11 @@ class Claims:
     def end_writers(
         self, directory: DirectoryState, text: str, epoch: int, newcomer: Session | None = None
     ) -> None:
-        """Every session that writes there, but the newcomer, is told FENCED with that epoch, and hears no
-        watermark any more. With the epoch held it means: claim again and compare."""
+        """Send FENCED with that epoch to every session that writes in the directory, except `newcomer`.
+
+        They receive no more durability acks. If the epoch is the one a writer holds, it must claim again and
+        compare sizes.
+        """
         for other in list(directory.sessions.values()):
             if other is newcomer or other.state is SessionState.SUPERSEDED:
                 continue
@@ -106,8 +114,10 @@ class Claims:
                 self._tables.refuse(other, ErrorCode.FENCED, text, 0, epoch)
 
     def may_write(self, session: Session, directory: DirectoryState, request_id: int) -> bool:
-        """Whether the session may change objects of the directory; refuses if not. The claim is checked now,
-        when the request is carried out, not when it was sent (R2)."""
+        """Return whether the session may change objects of the directory; refuse the request otherwise.
+
+        The claim is checked when the request is carried out, not when it was sent (R2).
+        """
         if not directory.claimed or directory.holder is session:
             return True
         held = directory.claim
@@ -116,18 +126,19 @@ class Claims:
         else:
             code, text = (
                 ErrorCode.NOT_CLAIMED,
-                f"{directory.name} has a writer, and this session has no claim",
+                f"{directory.name} is claimed by a writer, and this session holds no claim",
             )
         self._tables.refuse(session, code, text, request_id, held.epoch)
         return False
 
     def _not_opened(self, opening: Claimant, code: ErrorCode, text: str, actual: int = 0) -> None:
-        """CWD is refused: the session is where it was before."""
+        """Refuse the CWD. The session stays where it was."""
         opening.session.opening = None
         self._tables.opened.append(opening.session)
         self._tables.refuse(opening.session, code, text, opening.request_id, actual)
 
     def _opened(self, directory: DirectoryState, opening: Claimant, event: SessionEvent) -> None:
+        """Move the session into the directory and answer its CWD."""
         session = opening.session
         if session.directory != directory.name:
             self._tables.leave_directory(session)
@@ -148,6 +159,7 @@ class Claims:
             self._tables.effects.append(v.WriteClaim(directory.name, claim))
 
     def claim_stored(self, event: v.ClaimStored) -> None:
+        """Handle the end of WriteClaim. If the held claim could not be stored, refuse its CWD."""
         directory = self._tables.directories[event.directory]
         directory.storing = None
         if event.trouble is v.DiskFailure.NONE:
@@ -160,18 +172,19 @@ class Claims:
         self.grant_if_ready(directory)
 
     def now_exists(self, directory: DirectoryState) -> None:
-        """Its folder is there: LIST may show it."""
+        """Record that the directory's folder exists, so that LIST includes it."""
         directory.exists = True
         self._tables.directory_names.add(directory.name)
 
     def _claim_failed(self, directory: DirectoryState, trouble: v.DiskFailure) -> None:
+        """Refuse the claim. It stays held, so the older writers stay fenced."""
         claimant, directory.claimant = directory.claimant, None
         if claimant is not None:
-            text = f"the claim of {directory.name} could not be put on stable storage: {trouble.value}"
+            text = f"the claim of {directory.name} could not be stored durably: {trouble.value}"
             self._not_opened(claimant, REFUSALS[trouble], text)
 
     def grant_if_ready(self, directory: DirectoryState) -> None:
-        """Answer the claimant once its claim is durable and everything older is settled (R2, R4)."""
+        """Answer the claim after it is durable and everything accepted before it is settled (R2, R4)."""
         if directory.claimant is not None and directory.claim_ready:
             claimant, directory.claimant = directory.claimant, None
             self._opened(directory, claimant, SessionEvent.CLAIMED)

@@ -1,7 +1,5 @@
-"""New copies of objects, from their first bytes to their place: events and effects as in `vocabulary`, of
-which they are a part.
-
-Rules of this file: values only.
+"""Events and effects of new copies (MEND), from the first bytes to the installed copy. Values only; part of
+`vocabulary`.
 """
 
 from typing import NamedTuple
@@ -12,8 +10,11 @@ from dos_server.core.recovery_scan import RecoveredObject
 
 
 class WriteRepair(NamedTuple):
-    """Write the buffers at a position of the new copy's own file, seen by nobody; `create` makes it. `copy`:
-    a number that no other new copy has in this life of the server."""
+    """Write the buffers at a position of the new copy's own file, which is not visible to readers. `create`
+    makes the file.
+
+    `copy`: a number that is unique among the new copies of this incarnation of the server.
+    """
 
     session: int
     directory: str
@@ -25,12 +26,12 @@ class WriteRepair(NamedTuple):
 
 
 class InstallRepair(NamedTuple):
-    """Put the new copy on stable storage, and in the place of the old one; then report. `keep`: the old one
-    goes aside; else the new one begins with all of it.
+    """Put the new copy on stable storage and then in the place of the old one, and report.
 
-    After a crash anywhere on the way there is the old copy, the new one, or one that is known to be lost.
-    `durable`: what the old one had synced at least, `poisoned`, `damaged` as its mark is to say;
-    `exists`: there is an old one.
+    `keep`: retain the old copy aside; False if the new one begins with all of it. `durable`: the old copy's
+    known synced size. `poisoned`, `damaged`: the flags for its mark. `exists`: there is an old copy.
+
+    After a crash at any point there is the old copy, the new one, or one that is known to be lost.
     """
 
     session: int
@@ -46,7 +47,7 @@ class InstallRepair(NamedTuple):
 
 
 class DropRepair(NamedTuple):
-    """Nobody wants the new copy: take its file away."""
+    """Delete the file of a new copy that is no longer wanted."""
 
     session: int
     directory: str
@@ -55,15 +56,15 @@ class DropRepair(NamedTuple):
 
 
 class RepairWritten(NamedTuple):
-    """Bytes of a new copy are in its file, or not."""
+    """`WriteRepair` finished."""
 
     session: int
     trouble: DiskFailure
 
 
 class RepairInstalled(NamedTuple):
-    """The new copy stands in the place of the old one; `found` is what is there now. None: it failed, and
-    which of the two is there only a restart can say."""
+    """`InstallRepair` finished; `found` is the object now. None: it failed, and only a restart can determine
+    which copy is there."""
 
     session: int
     directory: str

@@ -1,14 +1,14 @@
-"""One directory: who may write it, and its objects.
+"""One directory: which session may write it, and its objects.
 
-A claim (epoch, writer id) is *held* from the moment it is accepted: from then on older sessions get no
-watermark and their appends are refused. It is *answered* only when it is on stable storage and everything
-accepted before it is synced; the sizes told are then final for every older writer. (Take-over rules R2, R3,
-R4: without each, an acknowledged record is lost.)
+A claim (epoch, writer id) is *held* from the moment it is accepted: from then on older sessions receive no
+durability acks and their appends are refused. It is *answered* after it is on stable storage and everything
+accepted before it is synced, so the sizes in the answer are final for every older writer. (Take-over rules
+R2, R3, R4 of protocol.md: without any of them, an acknowledged record can be lost.)
 
-An epoch is refused for ever if it is lower than the held one, the same from another writer, or more than 2^20
-above. A claim whose storing failed stays held in memory: refusing too much is safe.
+An epoch is refused permanently if it is lower than the held one, equal to it but from another writer, or more
+than 2^20 above it. A claim that could not be stored stays held in memory: refusing too much is safe.
 
-Rules of this file: claims and the table of objects. What is sent to whom is decided in `server`.
+Claims and the table of objects belong here. `claims` decides which session is sent which answer.
 """
 
 from enum import Enum
@@ -23,7 +23,7 @@ from dos_server.core.session import Session
 
 
 class LoadState(Enum):
-    """Where a directory is on its way into memory."""
+    """The state of loading a directory into memory."""
 
     LOADING = "loading"
     READY = "ready"
@@ -43,9 +43,9 @@ Claimant = Opening
 
 
 class DirectoryState:
-    """See the module.
+    """The state of one directory in memory.
 
-    Invariant: `stored` is never above `claim`; `storing` is set while one WriteClaim is out.
+    Invariants: `stored` is never above `claim`; `storing` is set while a WriteClaim is in progress.
     """
 
     def __init__(self, name: str) -> None:
@@ -64,16 +64,18 @@ class DirectoryState:
 
     @property
     def claimed(self) -> bool:
+        """Whether the directory was ever claimed."""
         return self.claim.epoch > 0
 
     @property
     def settled(self) -> bool:
-        """Everything accepted in any object has reached the disk, or never will."""
+        """Whether everything accepted in any object has reached the disk or never will."""
         return all(state.settled for state in self.objects.values())
 
     @property
     def idle(self) -> bool:
-        """Nobody uses it and nothing is on its way: it can be forgotten."""
+        """Whether the directory is unused and has no operation in progress, so that it can be dropped from
+        memory."""
         return (
             not self.sessions
             and not self.opening
@@ -84,28 +86,31 @@ class DirectoryState:
         )
 
     def may_claim(self, claim: ClaimRecord) -> bool:
-        """Whether the rules of epochs allow the claim."""
+        """Return whether the epoch rules allow the claim."""
         return not self.why_no_claim(claim)
 
     def why_no_claim(self, claim: ClaimRecord) -> str:
-        """The rule of epochs that forbids the claim; '' when none does."""
+        """Return the epoch rule that forbids the claim, or '' if none does."""
         held, asked = self.claim, f"epoch {claim.epoch} of {self.name}"
         if claim.epoch < 1:
             return f"{asked}: epochs begin at 1"
         if claim.epoch > held.epoch + epoch_jump_max:
-            return f"{asked} is more than {epoch_jump_max} above epoch {held.epoch}, which is held"
+            return f"{asked} is more than {epoch_jump_max} above the held epoch {held.epoch}"
         if claim.epoch > held.epoch or claim == held:
             return ""
-        return f"{asked} is not above epoch {held.epoch}, which writer {id_text(held.writer_id)} holds"
+        return f"{asked} is not above epoch {held.epoch}, which is held by writer {id_text(held.writer_id)}"
 
     def hold(self, claim: ClaimRecord, claimant: Claimant) -> None:
-        """The claim is accepted; answer it when `claim_ready`."""
+        """Accept the claim. It is answered when `claim_ready` becomes true."""
         self.claim = claim
         self.claimant = claimant
         self.holder = None
 
     def claim_to_store(self) -> ClaimRecord | None:
-        """The claim that must go to the disk now, if one must and none is on its way."""
+        """Return the claim that must be stored now, or None if none must or a WriteClaim is in progress.
+
+        One at a time: two could reach the disk in the wrong order.
+        """
         if self.storing is not None or self.stored == self.claim:
             return None
         self.storing = self.claim
@@ -113,11 +118,12 @@ class DirectoryState:
 
     @property
     def claim_ready(self) -> bool:
-        """The held claim can be answered."""
+        """Whether the held claim can be answered."""
         return self.claimant is not None and self.stored == self.claim and self.settled
 
     def enter(self, session: Session, *, holds: bool) -> None:
-        """The session's CWD is answered; with `holds` it is the directory's writer."""
+        """Record that the session's CWD is answered. With `holds`, the session becomes the directory's
+        writer."""
         self.sessions[session.number] = session
         if holds:
             self.holder = session
@@ -125,13 +131,15 @@ class DirectoryState:
             self.holder = None
 
     def leave(self, session: Session) -> None:
-        """The session looks elsewhere, or is gone. The claim stays held by its writer, without a session."""
+        """Remove a session that opens another directory or has ended. Its claim stays held, without a
+        session."""
         self.sessions.pop(session.number, None)
         if self.holder is session:
             self.holder = None
 
     def forget_opening(self, session: Session) -> int:
-        """The session will not hear the answer to its CWD. How many waited for the directory to be loaded."""
+        """Discard the session's unanswered CWD. Return how many of its CWDs waited for the directory
+        to load."""
         before = len(self.opening)
         self.opening = [one for one in self.opening if one.session is not session]
         if self.claimant is not None and self.claimant.session is session:

@@ -1,22 +1,22 @@
-"""How operations of the disk end. Rules of this file: values only; `vocabulary` has them too."""
+"""How disk operations end. Values only; `vocabulary` exports them too."""
 
 from enum import Enum
 
 
 class DiskFailure(Enum):
-    """How a disk operation ended."""
+    """The outcome of a disk operation."""
 
     NONE = "done"
     NO_SPACE = "no space left; nothing of it is in the file"
-    PASSES = "not possible now, for a cause that passes; nothing of it is in the file"
-    FAILED = "failed, its effect is not known"
+    PASSES = "temporarily not possible; nothing of it is in the file"
+    FAILED = "failed, its effect is unknown"
 
 
 class Removal(Enum):
-    """How a removal ended."""
+    """The outcome of a removal."""
 
-    GONE = "gone, durably"
-    INTACT = "failed, the object is as it was"
-    NOT_NOW = "not possible now, for a cause that passes; the object is as it was"
-    LATER = "begun, and to be gone on with: the cause passes"
-    UNKNOWN = "failed, and only a restart can say whether it is there"
+    GONE = "removed durably"
+    INTACT = "failed; the object is unchanged"
+    NOT_NOW = "temporarily not possible; the object is unchanged"
+    LATER = "started, to be continued: the cause is temporary"
+    UNKNOWN = "failed; only a restart can determine whether the object exists"

@@ -1,9 +1,7 @@
-"""What an offline look at a data directory may find, in words: expected, found, what it means, what to do.
+"""The texts of what an offline check of a data directory finds: expected, found, meaning, and what to do.
 
-What a file is was decided before, by the table of `recovery` and by `verify`; here it only gets its words. So
-there is no second opinion: the letter of a finding is that of the row that a start would log.
-
-Rules of this file: facts in, findings out. Where the facts come from is `dos_server.offline.checking`'s.
+The table of `recovery` and `verify` decide what a file is; only the texts are added here. The letter of a
+finding is that of the row that a start would log. `dos_server.offline.checking` collects the facts.
 """
 
 from dataclasses import asdict, dataclass
@@ -18,24 +16,24 @@ from dos_server.core.scan import DamagedExtentError
 
 
 class Severity(Enum):
-    """How bad it is. Only DAMAGED and UNCHECKED are bad."""
+    """The severity of a finding. Only DAMAGED and UNCHECKED are faults."""
 
     DAMAGED = "CORRUPT"
-    """Bytes that were stored are not there, or others are."""
+    """Bytes that were stored are missing or changed."""
     TORN = "TORN"
-    """The end of a write that a crash cut short. None of it was acknowledged; the next start cuts it."""
+    """The end of a write that a crash interrupted. None of it was acknowledged; the next start cuts it."""
     UNCHECKED = "NOT CHECKED"
-    """It could not be read, and not because the disk gave it wrong."""
+    """It could not be read, for a reason that says nothing about the stored bytes."""
     NOTE = "note"
     """Nothing is wrong."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing found. `place`: DIRECTORY/OBJECT, or a file below the data directory.
+    """One finding. `place`: DIRECTORY/OBJECT, or a file below the data directory.
 
-    `offset`: logical, everything below it is good, None where that says nothing; `position`: in the file;
-    `case`: the row of the start's table, empty where none applies.
+    `offset`: logical offset below which everything is good, None if that is not meaningful. `position`: in
+    the file. `case`: the row of the start's table, empty if none applies.
     """
 
     verdict: Severity
@@ -49,75 +47,77 @@ class Finding:
     case: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """For programs."""
+        """Return the finding as a JSON object, for programs."""
         return {**asdict(self), "verdict": self.verdict.name.lower()}
 
 
-REPAIR: Final = "mend it from the other servers of the store, with all running: dos store repair URL"
-REPLACE: Final = "replace this server: dos store replace URL; alone, restore the file from a backup"
-_NEXT_START: Final = "nothing: the next start does that"
+REPAIR: Final = "repair it from the other servers of the store while all of them run: dos store repair URL"
+REPLACE: Final = (
+    "replace this server: dos store replace URL; if it is in no store, restore the file from a backup"
+)
+_NEXT_START: Final = "nothing: the next start does this"
 
 _CASES: Final = {
-    "B": ("the end of the file, or an extent", "only zeros", "a write that a crash left without its bytes"),
-    "C": ("an extent", "the part of one, or one with sectors of zeros", "a write that a crash cut short"),
+    "B": ("the end of the file, or an extent", "only zeros", "a crash interrupted a write before its bytes"),
+    "C": ("an extent", "part of one, or one with sectors of zeros", "a crash interrupted a write"),
     "D": (
         "an extent as it was written",
         "one whose bytes do not match its digest",
-        "no crash does that: rot",
+        "bit rot, which no crash causes",
     ),
     "E": (
-        "the extent that comes here",
-        "a good one of another offset, or of another chain",
+        "the extent that follows here",
+        "a valid one of another offset, or of another chain",
         "a block of another place or time",
     ),
     "F": ("an extent of a version known here", "one of a newer version", "a newer server wrote it"),
-    "G": ("bytes that were synced", "the end of the file", "synced bytes are gone: the file was cut off"),
-    "H": ("bytes that were synced", "only zeros", "synced bytes are gone: they were zeroed"),
+    "G": ("bytes that were synced", "the end of the file", "synced bytes are missing: the file was cut off"),
+    "H": ("bytes that were synced", "only zeros", "synced bytes are missing: they were zeroed"),
     "I": (
         "bytes that were synced",
-        "the part of an extent",
-        "synced bytes are torn: the disk lied, or lost them",
+        "part of an extent",
+        "synced bytes are torn: the disk lied or lost them",
     ),
     "P": (
-        "nothing after what its mark vouches for",
-        "more",
-        "a sync failed: what came after it may be on no disk",
+        "nothing after the size in its mark",
+        "more bytes",
+        "a sync failed: bytes after it may not be on the disk",
     ),
     "Q": (
         "an extent as it was written",
         "one whose bytes do not match its digest",
-        "rot, besides a failed sync",
+        "bit rot, and also a failed sync",
     ),
-    "R": ("an object without a flag", "a mark that says damaged", "the server found it damaged before"),
+    "R": ("an object without a flag", "a mark with the flag damaged", "the server found it damaged before"),
 }
 
 
 def of_object(place: str, found: RecoveredObject, file_bytes: int, mark: ObjectMark | None) -> Finding | None:
-    """What the start's decision means; None when there is nothing to say of the object."""
+    """Return what the start's decision means; None if there is nothing to report about the object."""
     cut_bytes = file_bytes - found.file_bytes
     if found.decision is RecoveryDecision.KEEP or (not found.corrupt and not cut_bytes):
         return None
     expected, what, means = _CASES[found.letter]
     if mark is not None and found.letter in "GHI" and mark.synced > found.size:
-        expected = f"{mark.synced} bytes that were synced, as its mark says"
+        expected = f"{mark.synced} synced bytes, according to its mark"
     if found.corrupt:
         todo = "serve it with a server of that version" if found.letter == "F" else REPAIR
-        means += f". It is CORRUPT from {found.size} on: the server gives only what is below"
+        means += f". It is CORRUPT from offset {found.size} on: the server only serves bytes below that"
         return Finding(
             Severity.DAMAGED, place, expected, what, means, todo, found.size, found.file_bytes, found.letter
         )
     copy = ""
     if found.decision is RecoveryDecision.COPY_CUT:
-        copy = f", a copy in {torn_name(place.partition('/')[2], found.file_bytes)}"
+        copy = f" and keeps a copy in {torn_name(place.partition('/')[2], found.file_bytes)}"
     means = f"{means}. None of it was acknowledged: the next start cuts {cut_bytes} bytes{copy}"
-    todo = f"{_NEXT_START}; or --repair does it now"
+    todo = f"{_NEXT_START}; --repair does it now"
     return Finding(
         Severity.TORN, place, expected, what, means, todo, found.size, found.file_bytes, found.letter
     )
 
 
 def in_one_line(finding: Finding) -> str:
-    """Return a finding as one line of text: where, what was expected and found, what that means."""
+    """Return a finding as one line of text: place, expected, found, meaning."""
     where = (
         finding.place if finding.position is None else f"{finding.place}, byte {finding.position} of its file"
     )
@@ -126,54 +126,57 @@ def in_one_line(finding: Finding) -> str:
 
 
 def logged(place: str, found: RecoveredObject, file_bytes: int) -> str:
-    """What a start writes in its log of an object that it cannot just keep."""
+    """Return what a start logs about an object that it does not simply keep."""
     expected, what, means = _CASES[found.letter]
     seen = f"expected {expected}, found {what}: {means} (case {found.letter})"
     where = f"object {place}, byte {found.file_bytes} of {file_bytes} in its file: {seen}"
     if found.corrupt:
-        return f"{where}. It is CORRUPT from {found.size} on; {REPAIR}"
+        return f"{where}. It is CORRUPT from offset {found.size} on; {REPAIR}"
     cut_bytes = file_bytes - found.file_bytes
     if not cut_bytes:
-        nothing = f"Nothing is to be cut off: it ends at {found.size}"
+        nothing = f"Nothing needs to be cut off: it ends at {found.size}"
         return f"object {place}: {means} (case {found.letter}). {nothing}"
     aside = ", which are copied aside," if found.decision is RecoveryDecision.COPY_CUT else ""
     return (
-        f"{where}. None of it was acknowledged: {cut_bytes} bytes{aside} are cut off, it ends at {found.size}"
+        f"{where}. None of it was acknowledged: {cut_bytes} bytes{aside} are cut off; it ends at {found.size}"
     )
 
 
 def of_rot(place: str, damage: DamagedExtentError) -> Finding:
-    """Stored bytes that no start reads, and that are not good."""
-    means = f"rot, or a block of another time. A read or the scrub makes it CORRUPT from {damage.offset} on"
+    """Return the finding for damaged bytes that a start does not read."""
+    means = f"bit rot or a stale block; a read or the scrub reports it CORRUPT from offset {damage.offset} on"
     return Finding(
         Severity.DAMAGED, place, damage.expected, damage.what, means, REPAIR, damage.offset, damage.position
     )
 
 
 def of_lost(place: str, mark: ObjectMark | None, why: str) -> Finding:
-    """An object whose file is gone, or cannot be read: row G from 0 on, as a start has it."""
-    synced = f"{mark.synced} bytes, as its mark says" if mark is not None else "an object's file"
-    means = "the object is lost here: CORRUPT from 0 on"
+    """Return the finding for an object whose file is missing or unreadable: row G from offset 0, as in a
+    start."""
+    synced = f"{mark.synced} bytes, according to its mark" if mark is not None else "an object's file"
+    means = "this server has lost the object: CORRUPT from offset 0 on"
     return Finding(Severity.DAMAGED, place, synced, why, means, REPAIR, 0, None, "G")
 
 
 def of_poisoned(place: str) -> Finding:
-    """A mark that says that a sync failed, where nothing is to be cut."""
-    means = "a sync of it failed. The next start goes by the mark, which vouches for all that is there"
-    return Finding(Severity.NOTE, place, "no flag", "a mark that says poisoned", means, _NEXT_START, case="P")
+    """Return the finding for a mark that records a failed sync, where nothing needs to be cut."""
+    means = "a sync of it failed. The next start goes by the mark, which covers all bytes in the file"
+    return Finding(
+        Severity.NOTE, place, "no flag", "a mark with the flag poisoned", means, _NEXT_START, case="P"
+    )
 
 
 def of_removed(place: str, *, there: bool) -> Finding:
-    """A removal that has begun."""
-    found = "its file" if there else "a mark that says removed"
-    means = "a removal that a crash interrupted: the next start goes on with it"
+    """Return the finding for a removal that was interrupted."""
+    found = "its file" if there else "a mark with the flag removed"
+    means = "a crash interrupted a removal: the next start completes it"
     return Finding(Severity.NOTE, place, "nothing", found, means, _NEXT_START)
 
 
 def of_mark(place: str, position: int) -> Finding:
-    """256 bytes that are neither a mark nor zeros."""
+    """Return the finding for 256 bytes that are neither a mark nor zeros."""
     means = (
-        "which object that was of, nobody knows: a start takes it for no mark, and would take a lost end of"
+        "it is unknown which object the mark belonged to: a start ignores it, and would take a lost end of"
         " the object for one that was never written"
     )
     todo = "compare the copies before this server counts: dos store verify URL"
@@ -181,25 +184,28 @@ def of_mark(place: str, position: int) -> Finding:
 
 
 def of_record(place: str, expected: str, found: str, means: str) -> Finding:
-    """Identity or store record: what the server must not go on without."""
+    """Return the finding for a damaged identity or store record, without which the server must not run."""
     return Finding(Severity.DAMAGED, place, expected, found, means, REPLACE)
 
 
 def of_claim(place: str, expected: str, found: str) -> Finding:
-    """A claim that cannot be read, or that is older than an extent."""
-    means = "which epoch was held is not known: the server fences nobody, and no client can use the directory"
-    todo = "replace this server: dos store replace URL; alone, with all writers stopped: --raise-claims"
+    """Return the finding for a claim that is unreadable or older than an extent."""
+    means = "the held epoch is unknown: the server cannot fence writers, and no client can use the directory"
+    todo = (
+        "replace this server: dos store replace URL; if it is in no store, stop all writers and run with"
+        " --raise-claims"
+    )
     return Finding(Severity.DAMAGED, place, expected, found, means, todo)
 
 
 def of_entry(place: str, entry: Entry) -> Finding:
-    """A leftover, or a file that is nobody's."""
+    """Return the finding for a leftover or an unknown file."""
     return Finding(Severity.NOTE, place, "nothing", "a file beside the objects", entry.value, "nothing")
 
 
 def of_unreadable(place: str, why: str) -> Finding:
-    """It may be sound."""
-    means = "whether it is good is not known"
+    """Return the finding for a file that could not be read and may be sound."""
+    means = "it is unknown whether it is good"
     return Finding(
-        Severity.UNCHECKED, place, "a file to read", why, means, "run it as the user of the server"
+        Severity.UNCHECKED, place, "a file to read", why, means, "run the check as the user of the server"
     )

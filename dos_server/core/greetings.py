@@ -1,9 +1,9 @@
-"""What a session and the server say of themselves: HELLO, CONFIGURE, PING.
+"""Requests about the session and the store: HELLO, CONFIGURE, PING.
 
-A session names the store and the generation of its record that it goes by. A server that is in another store,
-has another generation, or is no member of it refuses: nothing it said would count.
+A session of a store names the store and the generation of its record. A server that is in another store, has
+another generation, or is not a member refuses it, because its answers would not count.
 
-Rules of this file: who may speak with this server, and which store it is in. Objects are not known here.
+This part decides which clients may use the server and which store it belongs to. Objects are not known here.
 """
 
 import hmac
@@ -25,16 +25,17 @@ from dos_server.limits import in_flight_bytes_max
 
 
 class Greetings:
-    """See the module."""
+    """Carries out HELLO, CONFIGURE and PING."""
 
     def __init__(self, tables: Tables, stamps: Stamps) -> None:
         self._tables, self._stamps = tables, stamps
         self._storing_record = False
 
     def hello(self, session: Session, hello: m.Hello, request_id: int) -> None:
+        """Check the HELLO and answer WELCOME."""
         tables = self._tables
         if session.state is not SessionState.NEW:
-            tables.refuse(session, ErrorCode.BAD_FRAME, "HELLO comes once", request_id)
+            tables.refuse(session, ErrorCode.BAD_FRAME, "HELLO was already received", request_id)
             return
         problem = self._hello_problem(hello)
         if problem is not None:
@@ -58,31 +59,36 @@ class Greetings:
         tables.send(session, welcome, request_id)
 
     def _hello_problem(self, hello: m.Hello) -> tuple[ErrorCode, str] | None:
+        """Return why the HELLO is refused; None if it is accepted."""
         tables, record = self._tables, self._tables.record
         if hello.version != wire.PROTOCOL_VERSION:
             return (
                 ErrorCode.BAD_VERSION,
-                f"version {hello.version}, this server speaks {wire.PROTOCOL_VERSION}",
+                f"version {hello.version} is not supported; this server speaks {wire.PROTOCOL_VERSION}",
             )
         if not hmac.compare_digest(hello.token, tables.token):
-            return ErrorCode.UNAUTHORISED, "the token is not this server's"
+            return ErrorCode.UNAUTHORISED, "the token is not the one of this server"
         if hello.store_id == NO_ID:
             return None
         if record is None or record.store_id != hello.store_id:
-            held = "none" if record is None else id_text(record.store_id)
+            held = "no store" if record is None else id_text(record.store_id)
             return (
                 ErrorCode.WRONG_STORE,
-                f"store {id_text(hello.store_id)} asked for, this server is in {held}",
+                f"store {id_text(hello.store_id)} was requested; this server belongs to {held}",
             )
         if record.generation != hello.generation:
-            text = f"generation {hello.generation} asked for, this server has {record.generation}"
+            text = f"generation {hello.generation} was requested; this server has {record.generation}"
             return ErrorCode.STALE_GENERATION, text
         if record.member(tables.server_id) is None:
-            return ErrorCode.NOT_A_MEMBER, f"server {id_text(tables.server_id)} is not in the store record"
+            return (
+                ErrorCode.NOT_A_MEMBER,
+                f"server {id_text(tables.server_id)} is not a member in the store record",
+            )
         older = self._stamps.problem()
         return None if older is None else (ErrorCode.ROLLED_BACK, older)
 
     def configure(self, session: Session, request: m.Configure, request_id: int) -> None:
+        """Store a first record that names this server, or a newer generation of the same store."""
         tables = self._tables
         try:
             record = decode_store_record(request.store_record)
@@ -91,7 +97,7 @@ class Greetings:
             return
         held = tables.record
         if held is None and record.member(tables.server_id) is None:
-            text = f"server {id_text(tables.server_id)} is not in the record it is to keep"
+            text = f"server {id_text(tables.server_id)} is not a member in the offered store record"
             tables.refuse(session, ErrorCode.NOT_A_MEMBER, text, request_id)
         elif held is not None and held.store_id != record.store_id:
             text = f"this server is in store {id_text(held.store_id)}, not {id_text(record.store_id)}"
@@ -99,7 +105,7 @@ class Greetings:
         elif held is not None and request.store_record == tables.record_bytes:
             tables.send(session, m.Configured(record.generation), request_id)
         elif held is not None and held.generation >= record.generation:
-            text = f"generation {record.generation} offered, this server has {held.generation}"
+            text = f"generation {record.generation} was offered; this server has {held.generation}"
             tables.refuse(session, ErrorCode.STALE_GENERATION, text, request_id)
         elif self._storing_record:  # two at once could reach the disk in the wrong order
             tables.refuse(session, ErrorCode.BUSY, "another store record is being stored", request_id)
@@ -109,12 +115,13 @@ class Greetings:
             tables.effects.append(v.WriteStoreRecord(session.number, request_id, request.store_record))
 
     def record_stored(self, event: v.RecordStored) -> None:
+        """Adopt the stored record, end sessions of older generations, and answer CONFIGURED."""
         tables = self._tables
         self._storing_record = False
         session = tables.answerable(event.session)
         if event.trouble is not v.DiskFailure.NONE:
             if session is not None:
-                text = f"the store record could not be put on stable storage: {event.trouble.value}"
+                text = f"the store record could not be stored durably: {event.trouble.value}"
                 code = ErrorCode.BUSY if event.trouble is v.DiskFailure.PASSES else ErrorCode.NO_SPACE
                 tables.refuse(session, code, text, event.request_id)
             return
@@ -126,9 +133,9 @@ class Greetings:
             tables.send(session, m.Configured(offered.generation), event.request_id)
 
     def _end_older_generations(self, record: StoreRecord) -> None:
-        """Sessions of an older record hear of the new one and end.
+        """Send STALE_GENERATION to sessions of an older record, which ends them.
 
-        They would count members that no longer count.
+        Their quorums would count members that no longer count.
         """
         for other in list(self._tables.sessions.values()):
             if other.store_id != NO_ID and not other.closed and other.generation < record.generation:
@@ -136,6 +143,7 @@ class Greetings:
                 self._tables.refuse(other, ErrorCode.STALE_GENERATION, text, 0)
 
     def ping(self, session: Session, request: m.Ping, request_id: int) -> None:
+        """Answer PONG with the same payload."""
         if len(request.payload) > wire.ping_bytes_max:
             text = f"a ping carries at most {wire.ping_bytes_max} bytes"
             self._tables.refuse(session, ErrorCode.TOO_LARGE, text, request_id, wire.ping_bytes_max)

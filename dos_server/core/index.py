@@ -1,11 +1,9 @@
-"""The sparse index: which file position holds which logical offset. Rebuilt when an object is loaded, never
-stored.
+"""The sparse index from logical offsets to file positions. Rebuilt when an object is loaded, never stored.
 
-At most 512 entries whatever the object's size: when they are full, every second one goes and the spacing
-doubles. A read walks headers from the entry at or before its offset, so the price of the bound is a longer
-walk in a larger object. Whoever reads an object from its beginning to its end does not pay it: where the
-last read ended is remembered. The first spacing is small, so that a read of a small object made of many small
-extents does not begin with most of them.
+It has at most 512 entries. When it is full, every second entry is dropped and the spacing doubles. A read
+walks headers from the entry at or before its offset, so reads of larger objects walk further. A sequential
+reader does not pay for this, because the index remembers where the last read ended. The first spacing is
+small, so that a read of a small object of many small extents does not walk most of them.
 """
 
 from array import array
@@ -19,7 +17,7 @@ _FIRST_SPACING: Final = 4 * KIB
 
 
 class ExtentPlace(NamedTuple):
-    """Where an extent starts: logical offset, file position, and the link that it has; None: not known."""
+    """The start of an extent: logical offset, file position, and its link; None if the link is unknown."""
 
     offset: int
     position: int
@@ -27,15 +25,18 @@ class ExtentPlace(NamedTuple):
 
 
 class FoldPlaces(NamedTuple):
-    """From where a prefix digest is read: `last`: an extent at or before the last byte, near it; `first`: one
-    at or before the block that the first byte of `last` is in."""
+    """Where to read for a prefix digest.
+
+    `last`: an extent at or shortly before the last byte. `first`: one at or before the block that holds the
+    first byte of `last`.
+    """
 
     first: ExtentPlace
     last: ExtentPlace
 
 
 class SparseIndex:
-    """Extent starts as (logical offset, file position, link), ascending. The first extent is always in it."""
+    """Starts of extents as (logical offset, file position, link), ascending. Includes the first extent."""
 
     __slots__ = ("_links", "_offsets", "_positions", "_recent", "_spacing")
 
@@ -51,11 +52,11 @@ class SparseIndex:
 
     @property
     def keeps_from(self) -> int:
-        """`add` does nothing for an extent that starts before this offset."""
+        """`add` ignores extents that start before this offset."""
         return self._offsets[-1] + self._spacing if self._offsets else 0
 
     def add(self, offset: int, position: int, link: int) -> None:
-        """An extent starts there. Kept if it is far enough from the last one kept."""
+        """Add the start of an extent, if it is far enough from the last entry."""
         if offset < self.keeps_from:
             return
         if len(self._offsets) == index_entries_max:
@@ -70,7 +71,8 @@ class SparseIndex:
         self._links.append(link)
 
     def find(self, offset: int) -> ExtentPlace:
-        """An extent that starts at or before the logical offset; the first one when there is none."""
+        """Return the start of an extent at or before the logical offset; the first extent if there is no
+        entry."""
         place = bisect_right(self._offsets, offset) - 1
         recent = self._recent
         if (
@@ -84,16 +86,16 @@ class SparseIndex:
         return ExtentPlace(self._offsets[place], self._positions[place], self._links[place])
 
     def fold_places(self, size: int) -> FoldPlaces:
-        """Where to read for the prefix digest at a size, above 0."""
+        """Return where to read for the prefix digest at a size above 0."""
         last = self.find(size - 1)
         return FoldPlaces(self.find(last.offset - last.offset % digest_block_bytes), last)
 
     def remember(self, place: ExtentPlace) -> None:
-        """A read ended where that extent starts: the next one may go on there."""
+        """Remember the extent at which a read ended, because the next read may continue there."""
         self._recent = place
 
     def cut(self, offset: int) -> None:
-        """Forget the extents that start at or after the logical offset."""
+        """Drop the entries at or after the logical offset."""
         self._recent = None
         place = bisect_right(self._offsets, offset - 1) if offset else 0
         del self._offsets[place:]

@@ -1,15 +1,15 @@
-"""What a data directory may hold, by name: the server's own files, and what is nobody's.
+"""The names in a data directory: files of the server, leftovers, and unknown files.
 
     identity, store, lock       see `dos_server.storage`
     stamps, witnessed           see `dos_server.core.stamps`
     d/DIR/OBJECT                extents
-    d/DIR/.claim, .marks        who may write; what is synced at least
-    d/DIR/.mend.OBJECT.N        a new copy that was never finished, or is on its way in
+    d/DIR/.claim, .marks        the claim; lower bounds of the synced sizes
+    d/DIR/.mend.OBJECT.N        a new copy that is being received or was never finished
     d/DIR/.broken.OBJECT.N      an old copy that was replaced
     d/DIR/.torn.OBJECT.POSITION a torn tail that was cut
-    .NAME.new, .claim.new       a small file on its way to be replaced
+    .NAME.new, .claim.new       a small file that is being replaced
 
-Rules of this file: names and what they stand for. It knows no disk.
+Pure: names and their meanings, without access to a disk.
 """
 
 from enum import Enum
@@ -28,28 +28,28 @@ _TEMPORARY: Final = frozenset({".identity.new", ".store.new", f".{STAMPS}.new", 
 
 
 class Entry(Enum):
-    """What a name stands for. The value of a leftover says what it is, and what becomes of it."""
+    """What a name stands for. The value of a leftover says what it is and what happens to it."""
 
     OWN = "a file of the server"
     OBJECT = "an object"
-    MEND = "a new copy that was never finished: the next start takes it away"
-    BROKEN = "a copy that was replaced by a new one, kept to be looked at: remove it when you have"
-    TORN = "a torn tail that was cut, kept to be looked at: remove it when you have"
+    MEND = "a new copy that was never finished: the next start deletes it"
+    BROKEN = "a copy that was replaced by a new one, kept for inspection: delete it afterwards"
+    TORN = "a torn tail that was cut, kept for inspection: delete it afterwards"
     TEMPORARY = (
         "a small file whose replacement was never finished: the old one counts, the next one overwrites it"
     )
-    UNKNOWN = "not a name that the server gives: it neither reads nor removes it"
+    UNKNOWN = "not a file of the server: it neither reads nor deletes it"
 
 
 def entry_of_root(name: str) -> Entry:
-    """What a name in the data directory itself stands for."""
+    """Return what a name in the data directory itself stands for."""
     if name in _OWN:
         return Entry.OWN
     return Entry.TEMPORARY if name in _TEMPORARY else Entry.UNKNOWN
 
 
 def entry_of_folder(name: str) -> Entry:
-    """What a name in the folder of a directory stands for."""
+    """Return what a name in the folder of a directory stands for."""
     if is_name(name):
         return Entry.OBJECT
     if name in (".claim", ".marks"):
@@ -63,5 +63,5 @@ def entry_of_folder(name: str) -> Entry:
 
 
 def torn_name(name: str, position: int) -> str:
-    """The file that keeps the tail of an object that was cut at a position of its file."""
+    """Return the name of the file that keeps the tail of an object that was cut at a position of its file."""
     return f"{TORN}{name}.{position}"

@@ -1,8 +1,4 @@
-"""Directories and objects on their way into memory and out of it: events and effects as in `vocabulary`, of
-which they are a part.
-
-Rules of this file: values only.
-"""
+"""Events and effects of loading directories and objects. Values only; part of `vocabulary`."""
 
 from typing import NamedTuple
 
@@ -11,18 +7,23 @@ from dos_server.core.recovery_scan import RecoveredObject
 
 
 class LoadDirectory(NamedTuple):
+    """Load the directory's claim and objects from the disk, then report."""
+
     directory: str
 
 
 class ForgetDirectory(NamedTuple):
-    """Nothing of it is in use: close its files."""
+    """The directory was dropped from memory: close its files."""
 
     directory: str
 
 
 class DirectoryLoaded(NamedTuple):
-    """`objects` by name; `problem` non-empty: it cannot be used, and why; `passes`: not now, and nothing is
-    known to be damaged."""
+    """`LoadDirectory` finished.
+
+    `objects`: by name. `problem`: why the directory cannot be used, or ''. `passes`: the problem is temporary
+    and says nothing about damage.
+    """
 
     directory: str
     exists: bool
@@ -33,14 +34,15 @@ class DirectoryLoaded(NamedTuple):
 
 
 class LoadObject(NamedTuple):
-    """Judge an object of a loaded directory anew: its tail is to be copied and cut; then report."""
+    """Judge an object of a loaded directory again, because its torn tail can now be copied aside and cut;
+    then report."""
 
     directory: str
     name: str
 
 
 class ObjectLoaded(NamedTuple):
-    """What an object is now. None: it could not be judged, and is what it was."""
+    """`LoadObject` finished. `found`: the object now; None if it could not be judged and is unchanged."""
 
     directory: str
     name: str

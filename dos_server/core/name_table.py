@@ -1,7 +1,4 @@
-"""Names in byte order, for LIST: a page costs what is on it, however many names there are.
-
-Rules of this file: order and pages. What the names stand for is the caller's.
-"""
+"""Names in byte order, for LIST. The cost of a page depends on its entries, not on the number of names."""
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator
@@ -11,14 +8,14 @@ from dos_server.core.object_state import ObjectState
 
 
 class Page(NamedTuple):
-    """`more`: there are others after these."""
+    """A page of names. `more`: further names match after these."""
 
     names: list[str]
     more: bool
 
 
 def page_of(ordered: list[str], prefix: str, after: str, count: int) -> Page:
-    """The names that begin with the prefix and come after `after`, at most `count` of them."""
+    """Return the names that begin with the prefix and sort after `after`, at most `count` of them."""
     start = max(bisect_right(ordered, after), bisect_left(ordered, prefix))
     names = ordered[start : start + count]
     good = bisect_left(names, 1, key=lambda name: int(not name.startswith(prefix)))
@@ -28,7 +25,7 @@ def page_of(ordered: list[str], prefix: str, after: str, count: int) -> Page:
 
 
 class NameTable:
-    """Names that are added and never taken away, as those of directories."""
+    """A growing set of names, in order. Used for directories, which are never removed."""
 
     def __init__(self, names: Iterable[str] = ()) -> None:
         self._ordered = sorted(set(names))
@@ -44,18 +41,18 @@ class NameTable:
         return iter(self._ordered)
 
     def add(self, name: str) -> None:
-        """Take a name in; nothing changes if it is there."""
+        """Add a name, if it is not there yet."""
         if name not in self._known:
             self._known.add(name)
             insort(self._ordered, name)
 
     def page(self, prefix: str, after: str, count: int) -> Page:
-        """See `page_of`."""
+        """Return a page of the names."""
         return page_of(self._ordered, prefix, after, count)
 
 
 class ObjectTable(dict[str, ObjectState]):
-    """The objects of a directory. Their order is kept once it was asked for."""
+    """The objects of a directory by name. Their order is computed on first use and then maintained."""
 
     _ordered: list[str] | None = None
 
@@ -70,13 +67,13 @@ class ObjectTable(dict[str, ObjectState]):
             del self._ordered[bisect_left(self._ordered, name)]
 
     def ordered(self) -> list[str]:
-        """All names in order. Do not change the list."""
+        """Return all names in order. The caller must not change the list."""
         if self._ordered is None:
             self._ordered = sorted(self)
         return self._ordered
 
     def page(self, prefix: str, after: str, count: int) -> Page:
-        """Of the objects that exist: one that has no byte in its file yet is skipped."""
+        """Return a page of the objects that exist. An object whose file has no byte yet is skipped."""
         found: list[str] = []
         more = True
         while more and len(found) <= count:

@@ -1,17 +1,21 @@
-"""One object: what was accepted, written, synced, and who waits to hear of it.
+"""One object: which of its bytes are accepted, written and synced, and the appends that wait for an ack.
 
     synced <= written <= accepted
 
-*accepted*: passed the size and digest check. *written*: in the file (a killed process does not lose it).
-*synced*: on stable storage, the directory entry too. Only `synced` is ever read by others, only a watermark
-tells it, and only after `Synced`.
+    accepted  passed the size and digest check
+    written   in the file; survives a killed process
+    synced    on stable storage, with the directory entry
 
-Group commit: at most one sync runs; it covers what was written before it began, everything later
-waits for the next. A failed sync or a write of unknown effect poisons the object: nothing more is
-acknowledged until a restart, because the kernel forgets a failed sync and shows the lost bytes from its cache
-(reliability: fsync is never retried).
+Readers only get bytes below `synced`. Only a durability ack (WATERMARK) acknowledges, after `Synced`.
 
-Rules of this file: sizes, tickets and extents of one object. Claims and sessions are not known here.
+Group commit: at most one sync of an object runs. It covers what was written before it began; later writes
+wait for the next one.
+
+A failed sync, or a write with unknown effect, poisons the object: nothing more is acknowledged until a
+restart. A failed sync is never retried, because the kernel forgets it and serves the lost bytes from its
+cache.
+
+Claims and sessions are not known here.
 """
 
 from bisect import bisect_right
@@ -34,7 +38,7 @@ _end_of_digest: Final = itemgetter(0)
 
 
 class PendingAppend(NamedTuple):
-    """One accepted append, until it is synced or refused."""
+    """One accepted append that is not yet synced or refused."""
 
     end: int
     session: int
@@ -43,7 +47,7 @@ class PendingAppend(NamedTuple):
 
 
 class AppendRefusal(NamedTuple):
-    """Why an append is not accepted."""
+    """Why a request is refused: error code, message, and the number for the error's `actual` field."""
 
     code: ErrorCode
     message: str
@@ -51,9 +55,10 @@ class AppendRefusal(NamedTuple):
 
 
 class WriteBatch(NamedTuple):
-    """What is being written.
+    """The write in progress: sizes, link and fold at its end, its extents for the index, its number of
+    appends.
 
-    Where it ends, the link there, its extents for the index, the fold at its end, how many appends.
+    `end`: logical size after it. `file_bytes`: file size after it. `link`: for the extent after it.
     """
 
     end: int
@@ -65,11 +70,14 @@ class WriteBatch(NamedTuple):
 
 
 class ObjectState:
-    """See the module. Fields named `*_bytes` are file positions or counts, sizes are logical.
+    """The state of one object in memory.
 
-    `appender`: the version 0 session that streams to it, which nobody else may append to meanwhile.
-    `root`: the link of its first extent; `link`: of the next one to be written.
-    `uncut_bytes`: of a torn tail that found no room for its copy; `judging`: it is tried again.
+    Fields named `*_bytes` are file positions or counts; sizes are logical.
+    `appender`: the number of the version 0 session that streams to the object; no other session may append.
+    `root`: the link of its first extent. `link`: the link of the next extent to be written.
+    `corrupt_from`: logical offset where damage begins, or None. `tail_damaged`: any byte may be damaged, so no
+    size is reported.
+    `uncut_bytes`: length of a torn tail whose copy found no space. `judging`: the tail is being judged again.
     """
 
     __slots__ = (
@@ -152,36 +160,38 @@ class ObjectState:
 
     @property
     def accepted(self) -> int:
+        """The logical size after every accepted append."""
         return self.fold.size
 
     @property
     def durable(self) -> int:
-        """So much of it was on stable storage at some time, as far as is known: more than `synced` when it is
+        """The largest size known to have been on stable storage at any time. Above `synced` if the copy is
         damaged."""
         return max(self._durable, self.synced)
 
     @property
     def damaged(self) -> bool:
-        """This copy must not be counted."""
+        """Whether this copy must not be counted in a quorum."""
         return self.poisoned or self.corrupt_from is not None
 
     @property
     def changing(self) -> str | None:
-        """Why its file cannot be used just now."""
+        """Why the object's file cannot be used now, or None."""
         if self.repairing:
-            return f"{self.name} is being mended"
+            return f"{self.name} is being repaired"
         if self.judging:
-            return f"{self.name} is being looked at: its torn tail is copied and cut"
+            return f"{self.name} is being recovered: its torn tail is copied aside and cut"
         return f"{self.name} is being removed" if self.removing else None
 
     @property
     def being_appended(self) -> bool:
+        """Whether an append is unsettled or a version 0 session streams to the object."""
         return bool(self.tickets) or self.appender is not None
 
     @property
     def settled(self) -> bool:
-        """Nothing accepted is on its way to the disk, or ever will be; nor is a new copy, its end, or
-        another judgement."""
+        """Whether no operation on the file is in progress or pending: write, sync, repair, removal, or
+        renewed judgment."""
         return (
             self.batch is None
             and self.changing is None
@@ -192,33 +202,40 @@ class ObjectState:
 
     @property
     def may_forget(self) -> bool:
-        """Nothing is lost when it is loaded again later. A poisoned object stays: a restart must judge it."""
+        """Whether the object can be dropped from memory and loaded again later without loss.
+
+        A poisoned object must stay: only a restart may judge its file.
+        """
         return self.settled and not self.waiters and not self.poisoned
 
     @property
     def needs_sync(self) -> bool:
+        """Whether written bytes or the directory entry are not yet on stable storage."""
         return self.exists and (self.written > self.synced or not self.entry_durable)
 
     @property
     def told(self) -> tuple[int, int]:
-        """The size and digest that others may go by. Of an object with a wound somewhere inside, none: a size
-        that is told counts for all that is below it."""
+        """The size and digest that clients may rely on; (0, 0) if the object is damaged somewhere inside.
+
+        A reported size counts as evidence for all bytes below it.
+        """
         return (0, 0) if self.tail_damaged else (self.synced, self.synced_digest)
 
     @property
     def mark(self) -> ObjectMark:
-        """What is to be noted of it now, on the disk."""
+        """The mark to store on disk for the current state."""
         return ObjectMark(
             self.name, self.synced, self.poisoned, self.corrupt_from is not None, root=self.root
         )
 
     def info(self) -> ObjectInfo:
+        """Return the object's entry for LIST, STAT and CWD answers."""
         size, digest = self.told
         received = 0 if self.tail_damaged else self.written
         return ObjectInfo(self.name, received, size, digest, self.being_appended, self.damaged, self.poisoned)
 
     def refuses(self, append: Append, session: int) -> AppendRefusal | None:
-        """Why the append cannot be taken now, or None. Has no effect."""
+        """Return why the append cannot be accepted now, or None. Has no effect."""
         refusal = self.refuses_session(session)
         if refusal is not None:
             return refusal
@@ -238,14 +255,16 @@ class ObjectState:
         return self.refuses_bytes(len(append.payload))
 
     def refuses_session(self, session: int) -> AppendRefusal | None:
-        """Why nothing of that session can be taken now, or None."""
+        """Return why no append of that session can be accepted now, or None."""
         if self.poisoned:
             return AppendRefusal(
                 ErrorCode.POISONED, f"{self.name} is poisoned: a write or sync of it failed", self.synced
             )
         if self.corrupt_from is not None:
             return AppendRefusal(
-                ErrorCode.CORRUPT, f"{self.name} is damaged from {self.corrupt_from} on", self.corrupt_from
+                ErrorCode.CORRUPT,
+                f"{self.name} is damaged from offset {self.corrupt_from} on",
+                self.corrupt_from,
             )
         if self.changing is not None:
             return AppendRefusal(ErrorCode.BEING_APPENDED, self.changing, self.accepted)
@@ -257,7 +276,7 @@ class ObjectState:
         return None
 
     def refuses_bytes(self, count: int) -> AppendRefusal | None:
-        """Why so many more bytes cannot be taken, or None."""
+        """Return why that many more bytes cannot be accepted, or None."""
         if self.accepted + count > object_bytes_max:
             return AppendRefusal(
                 ErrorCode.NO_SPACE, f"an object holds at most {object_bytes_max} bytes", object_bytes_max
@@ -265,16 +284,21 @@ class ObjectState:
         return None
 
     def fold_to_change(self) -> PrefixDigest:
-        """The fold of what was accepted, apart from that of what is written: while they are the same, they
-        are one, because a server may have tens of thousands of objects that nobody appends to."""
+        """Return the fold of the accepted bytes, as an object separate from the fold of the written bytes.
+
+        The two share one object while they are equal: a server may hold tens of thousands of objects without
+        appends.
+        """
         if self.fold is self.written_fold:
             self.fold = self.fold.copy()
         return self.fold
 
     def accept(self, payload: Buffer, session: int, request_id: int) -> None:
-        """Take the bytes. The caller has asked `refuses`."""
+        """Accept the bytes. The caller has checked `refuses`."""
         if self.batch is not None:
-            payload = bytes(payload)  # it waits for that write, and the buffer it lies in does not
+            payload = bytes(
+                payload
+            )  # it waits for the running write; the receive buffer is reused before that
         fold, count = self.fold_to_change(), len(payload)
         if count <= extent_payload_bytes_max:
             if count:
@@ -290,10 +314,8 @@ class ObjectState:
         self.unwritten_tickets += 1
 
     def next_write(self, epoch: int) -> Write | None:
-        """Everything accepted, as extents to write now.
-
-        None while a write is under way or there is nothing.
-        """
+        """Return the write of everything accepted, as extents; None while a write runs or if nothing is
+        pending."""
         if self.batch is not None or not self.unwritten_tickets or self.poisoned:
             return None
         position, link, starts, buffers = self.file_bytes, self.link, [], []
@@ -312,7 +334,7 @@ class ObjectState:
         return Write(self.directory, self.name, self.file_bytes, buffers, not self.exists)
 
     def wrote(self) -> None:
-        """The batch is in the file."""
+        """Record that the batch is in the file."""
         batch = self._take_batch()
         for offset, position, link in batch.starts:
             self.index.add(offset, position, link)
@@ -322,10 +344,8 @@ class ObjectState:
         self.digests.append((batch.end, batch.fold.value))
 
     def undo_write(self) -> list[PendingAppend]:
-        """Nothing of the batch is in the file.
-
-        Forget it and what was accepted after it. Gives the tickets refused.
-        """
+        """Discard the batch, of which nothing is in the file, and everything accepted after it. Return the
+        refused tickets."""
         batch = self._take_batch()
         refused = batch.tickets + self.unwritten_tickets
         self.unwritten_tickets = 0
@@ -334,18 +354,20 @@ class ObjectState:
         return [self.tickets.pop() for _ in range(refused)][::-1]
 
     def forget_write(self) -> None:
-        """The write has ended, and what it did counts for nothing."""
+        """Record that the write has ended without using its result."""
         self.batch = None
 
     def forget_sync(self) -> None:
-        """The sync has ended, and what it did counts for nothing."""
+        """Record that the sync has ended without using its result."""
         self.sync_covers, self.sync_asked = None, False
 
     def poison(self) -> list[PendingAppend]:
-        """A write or sync failed: acknowledge nothing more. Gives every ticket that will never be.
+        """Poison the object after a failed write or sync, and return every ticket that will never be
+        acknowledged.
 
-        A write or sync that is still under way stays that: nothing else may happen to the file before it
-        ends, and its end must not be taken for that of a later one."""
+        An operation in progress stays registered: nothing else may touch the file before it ends, and its end
+        must not be taken for that of a later one.
+        """
         self.poisoned = True
         self.unwritten_tickets = 0
         self.pieces = []
@@ -355,18 +377,19 @@ class ObjectState:
         return tickets
 
     def next_sync(self) -> Sync | None:
-        """A sync of what is written, if one is due and none runs."""
+        """Return a sync of what is written, if one is needed and none runs."""
         if self.sync_asked or self.poisoned or not self.needs_sync:
             return None
         self.sync_asked = True
         return Sync(self.directory, self.name, not self.entry_durable)
 
     def sync_begins(self) -> None:
-        """From here on, what is written waits for the next sync."""
+        """Record the start of the sync: it covers exactly what is written now. Later writes wait for the next
+        sync."""
         self.sync_covers = self.written
 
     def was_synced(self) -> list[PendingAppend]:
-        """The sync ended well: what it covers is on stable storage. Gives the tickets it settles."""
+        """Record that the sync succeeded, and return the tickets it settles."""
         assert self.sync_covers is not None, "a sync ended that did not begin"
         self.synced, self.sync_covers, self.sync_asked = self.sync_covers, None, False
         self.entry_durable = True

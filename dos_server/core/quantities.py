@@ -1,7 +1,4 @@
-"""Rates and spans of time as people write them on a command line, and back.
-
-Rules of this file: text and numbers.
-"""
+"""Rates and time spans as written on a command line. Pure: text to numbers."""
 
 import re
 from typing import Final
@@ -18,18 +15,20 @@ _SPAN: Final = re.compile(_NUMBER + r" ?([smhd]?)", re.ASCII)
 
 
 def parse_rate(text: str) -> int:
-    """Bytes a second: 8MB/s, 512KiB/s, 0. Raises ValueError, which says what is taken."""
+    """Return bytes per second for a text such as 8MB/s, 512KiB/s or 0. Raises ValueError with the accepted
+    forms."""
     match = _RATE.fullmatch(text.strip())
     if match is None or match[2].lower() not in _UNITS:
         raise ValueError(
-            f"a rate is a number and B, kB, MB, GB, KiB, MiB or GiB, as 8MB/s; not {text[:40]!r}"
+            f"invalid rate {text[:40]!r}: use a number and B, kB, MB, GB, KiB, MiB or GiB, for example 8MB/s"
         )
     return int(float(match[1]) * _UNITS[match[2].lower()])
 
 
 def parse_span(text: str) -> float:
-    """Seconds: 24h, 90m, 7d, 30s, 0.5. Raises ValueError, which says what is taken."""
+    """Return seconds for a text such as 24h, 90m, 7d, 30s or 0.5. Raises ValueError with the accepted
+    forms."""
     match = _SPAN.fullmatch(text.strip())
     if match is None:
-        raise ValueError(f"a time is a number and s, m, h or d, as 24h; not {text[:40]!r}")
+        raise ValueError(f"invalid time {text[:40]!r}: use a number and s, m, h or d, for example 24h")
     return float(match[1]) * _SPANS[match[2]]

@@ -1,8 +1,4 @@
-"""Stored bytes and digests that are asked of the disk for GET and STAT: events and effects as in
-`vocabulary`, of which they are a part.
-
-Rules of this file: values only.
-"""
+"""Events and effects of reads for GET and STAT. Values only; part of `vocabulary`."""
 
 from typing import NamedTuple
 
@@ -10,7 +6,7 @@ from dos_server.core.index import ExtentPlace, FoldPlaces
 
 
 class ReadData(NamedTuple):
-    """Verified content [start, end) of an object, found by walking from `place`."""
+    """Read the verified content [start, end) of an object, walking from `place`."""
 
     session: int
     request_id: int
@@ -20,11 +16,11 @@ class ReadData(NamedTuple):
     start: int
     end: int
     version: int = 0
-    """Of the object's file: a mended object has another."""
+    """The version of the object's file. A repaired object has another one."""
 
 
 class ReadDigest(NamedTuple):
-    """The prefix digest at a size, found by walking from `places`."""
+    """Compute the prefix digest at a size, walking from `places`."""
 
     session: int
     request_id: int
@@ -36,9 +32,11 @@ class ReadDigest(NamedTuple):
 
 
 class GotData(NamedTuple):
-    """The answer to ReadData: all of it, or its beginning when it lies in many small extents. `damaged_at`:
-    the logical offset where stored bytes are not good, else None. `missed`: why nothing was read, when that
-    says nothing about what is stored. `after`: where a read goes on that begins where this one ends."""
+    """The answer to ReadData: all of the range, or its beginning if the range lies in many small extents.
+
+    `damaged_at`: logical offset of damaged bytes, or None. `missed`: why nothing was read, for reasons that
+    say nothing about the stored bytes. `after`: where a read can continue that begins at the end of this one.
+    """
 
     read: ReadData
     data: bytes
@@ -48,6 +46,8 @@ class GotData(NamedTuple):
 
 
 class GotDigest(NamedTuple):
+    """The answer to ReadDigest. `damaged_at` and `missed` as in `GotData`."""
+
     read: ReadDigest
     digest: int
     damaged_at: int | None = None

@@ -1,6 +1,6 @@
-"""Reading: GET with its waiting, STAT, LIST; and the disk's answers.
+"""Reading: GET with waiting, STAT, LIST; and the disk's answers to reads.
 
-Rules of this file: nothing here changes an object, but for noting that stored bytes turned out bad.
+Nothing here changes an object, except that damage found by a read is recorded.
 """
 
 from collections.abc import Iterable
@@ -17,12 +17,13 @@ from dos_server.limits import reads_queued_of_one_max, woken_of_event_max
 
 
 class Reads:
-    """See the module."""
+    """Carries out GET, STAT and LIST."""
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
 
     def get(self, session: Session, request: m.Get, request_id: int) -> None:
+        """Carry out a GET: read, wait at the synced end, or refuse."""
         target = self._tables.target(session, request.name, request_id)
         if target is not None:
             self._get(session, target.state, request, request_id)
@@ -35,16 +36,16 @@ class Reads:
         request_id: int,
         deadline: float | None = None,
     ) -> None:
-        """`deadline`: of one that has waited already."""
+        """Carry out a GET for the object. `deadline`: that of a GET that has waited before."""
         if state.changing is not None:
             self._tables.refuse(session, ErrorCode.BUSY, state.changing, request_id)
             return
         good = state.synced if state.corrupt_from is None else min(state.synced, state.corrupt_from)
         if state.corrupt_from is not None and request.offset >= good:
-            text = f"{state.name} is damaged from {good} on"
+            text = f"{state.name} is damaged from offset {good} on"
             self._tables.refuse(session, ErrorCode.CORRUPT, text, request_id, good)
         elif request.offset > good:
-            text = f"offset {request.offset} of {state.name}, of which {good} bytes are durable"
+            text = f"offset {request.offset} is beyond the {good} durable bytes of {state.name}"
             self._tables.refuse(session, ErrorCode.PAST_END, text, request_id, good)
         elif request.offset < good and request.max_bytes:
             self._read(session, state, request, request_id, good)
@@ -63,6 +64,7 @@ class Reads:
             self._tables.send(session, m.Data(state.name, request.offset, state.synced, b""), request_id)
 
     def _read(self, session: Session, state: ObjectState, request: m.Get, request_id: int, good: int) -> None:
+        """Order a read of the range, at most as much as one answer carries."""
         session.pending += 1
         session.reading += 1
         count = min(request.max_bytes, wire.payload_bytes_max, good - request.offset)
@@ -82,6 +84,7 @@ class Reads:
         )
 
     def got_data(self, event: v.GotData) -> None:
+        """Answer a GET with the bytes that were read. Quarantine the object if they are damaged."""
         read = event.read
         session = self._tables.answerable(read.session, read=True)
         damaged_at = event.damaged_at
@@ -93,7 +96,7 @@ class Reads:
         if refusal is not None:
             self._tables.refuse(session, refusal.code, refusal.message, read.request_id)
         elif damaged_at is not None:
-            text = f"{read.name} is damaged from {damaged_at} on"
+            text = f"{read.name} is damaged from offset {damaged_at} on"
             self._tables.refuse(session, ErrorCode.CORRUPT, text, read.request_id, damaged_at)
         else:
             state = self._tables.find(read.directory, read.name)
@@ -103,31 +106,35 @@ class Reads:
             self._tables.send(session, m.Data(read.name, read.start, synced, event.data), read.request_id)
 
     def _changed_meanwhile(self, read: v.ReadData | v.ReadDigest, *, damaged: bool) -> AppendRefusal | None:
-        """The file that was read is not the object's any more, or what is wrong with it is its changing."""
+        """Return a refusal if the file that was read no longer belongs to the object, or was changing during
+        the read."""
         directory = self._tables.directories.get(read.directory)
         if directory is None:
             return None
         state = directory.objects.get(read.name)
         if state is None:
-            return AppendRefusal(ErrorCode.NOT_FOUND, f"{read.name} was removed meanwhile")
+            return AppendRefusal(ErrorCode.NOT_FOUND, f"{read.name} was removed during the read")
         if state.version != read.version or (damaged and state.changing is not None):
-            return AppendRefusal(ErrorCode.BUSY, f"{read.name} was changed meanwhile")
+            return AppendRefusal(ErrorCode.BUSY, f"{read.name} was changed during the read")
         return None
 
     def quarantine(self, directory_name: str, name: str, offset: int) -> None:
-        """Bytes that were good are not: the copy counts no more, nor after a restart, until it is mended."""
+        """Record that good bytes became damaged. The copy no longer counts, even after a restart, until it is
+        repaired."""
         state = self._tables.find(directory_name, name)
         if state is not None:
             if state.corrupt_from is None or (state.uncut_bytes and not state.tail_damaged):
                 self._tables.effects.append(v.SetMark(directory_name, state.mark._replace(damaged=True)))
             state.tail_damaged = True
             state.corrupt_from = min(offset, state.corrupt_from if state.corrupt_from is not None else offset)
-            text = f"{name} is damaged from {state.corrupt_from} on"
+            text = f"{name} is damaged from offset {state.corrupt_from} on"
             self.end_waiting(state, ErrorCode.CORRUPT, text, state.corrupt_from)
 
     def wake(self, state: ObjectState) -> None:
-        """There is more to read, perhaps in a new copy: answer the GETs that waited for it. The directory is
-        that of the object; where their sessions are by now is another matter."""
+        """Answer the GETs that wait for more bytes of the object, perhaps from a new copy.
+
+        They are answered about this object, whichever directory their sessions are in by now.
+        """
         waiters = self._tables.waiting.take_of_object(state)
         if waiters:
             now = self._tables.find(state.directory, state.name) or state
@@ -135,7 +142,8 @@ class Reads:
             self._answer_woken()
 
     def _answer_woken(self) -> None:
-        """Some of those that were woken; not of a session that reads as much as it may already."""
+        """Answer a bounded number of woken GETs. Skip sessions that already have the maximum of reads in
+        progress."""
         tables, woken = self._tables, self._tables.waiting.woken
         for _ in range(min(len(woken), woken_of_event_max)):
             waiter = woken.popleft()
@@ -149,7 +157,7 @@ class Reads:
             state = waiter.state
             directory = tables.directories.get(state.directory)
             if directory is not None and directory.objects.get(state.name) is not state:
-                refusal = AppendRefusal(ErrorCode.BUSY, f"{state.name} was changed meanwhile")
+                refusal = AppendRefusal(ErrorCode.BUSY, f"{state.name} was changed during the wait")
                 if state.name not in directory.objects:
                     refusal = AppendRefusal(ErrorCode.NOT_FOUND, f"{state.name} was removed")
                 tables.refuse(session, refusal.code, refusal.message, waiter.request_id)
@@ -157,7 +165,10 @@ class Reads:
                 self._get(session, state, waiter.get, waiter.request_id, waiter.deadline)
 
     def end_waiting(self, state: ObjectState, code: ErrorCode, text: str, actual: int | None = None) -> None:
-        """What the GETs wait for will not come. `actual`: else the synced size."""
+        """Refuse the GETs that wait on the object, because no more bytes will come.
+
+        `actual`: the number in the error; None means the synced size.
+        """
         for waiter in self._tables.waiting.take_of_object(state):
             session = self._tables.answerable(waiter.session)
             if session is not None:
@@ -165,11 +176,12 @@ class Reads:
                 self._tables.refuse(session, code, text, waiter.request_id, told)
 
     def tick(self) -> None:
-        """Answer the GETs whose time is up, and more of those that were woken."""
+        """Answer the GETs whose deadline has passed, and more of the woken ones."""
         self._give_up(self._tables.waiting.take_due(self._tables.now))
         self._answer_woken()
 
     def _give_up(self, waiters: Iterable[WaitingRead]) -> None:
+        """Answer the waiting GETs with no bytes."""
         for waiter in waiters:
             session = self._tables.answerable(waiter.session)
             if session is not None:
@@ -177,10 +189,11 @@ class Reads:
                 self._tables.send(session, data, waiter.request_id)
 
     def stop_waiting(self, session: Session) -> None:
-        """The session is leaving: what it waits for is answered with what there is."""
+        """Answer the waiting GETs of a session that is leaving with no bytes."""
         self._give_up(self._tables.waiting.take_of_session(session.number))
 
     def stat(self, session: Session, request: m.Stat, request_id: int) -> None:
+        """Carry out a STAT, reading from the disk only if the requested digest is not in memory."""
         target = self._tables.target(session, request.name, request_id)
         if target is None:
             return
@@ -193,10 +206,10 @@ class Reads:
         elif at == state.synced and state.corrupt_from is None:
             self._tables.send(session, m.StatResult(info, at, state.synced_digest), request_id)
         elif state.corrupt_from is not None and at > state.corrupt_from:
-            text = f"{state.name} is damaged from {state.corrupt_from} on"
+            text = f"{state.name} is damaged from offset {state.corrupt_from} on"
             self._tables.refuse(session, ErrorCode.CORRUPT, text, request_id, state.corrupt_from)
         elif at > state.synced:
-            text = f"digest at {at} of {state.name}, of which {state.synced} bytes are durable"
+            text = f"digest at {at} is beyond the {state.synced} durable bytes of {state.name}"
             self._tables.refuse(session, ErrorCode.PAST_END, text, request_id, state.synced)
         else:
             session.pending += 1
@@ -209,6 +222,7 @@ class Reads:
             )
 
     def got_digest(self, event: v.GotDigest) -> None:
+        """Answer a STAT with the digest that was computed. Quarantine the object if its bytes are damaged."""
         read = event.read
         session = self._tables.answerable(read.session, read=True)
         refusal = self._changed_meanwhile(read, damaged=event.damaged_at is not None) or _missed(event)
@@ -220,16 +234,18 @@ class Reads:
         if refusal is not None:
             self._tables.refuse(session, refusal.code, refusal.message, read.request_id)
         elif event.damaged_at is not None or state is None:
-            text = f"{read.name} is damaged from {event.damaged_at} on"
+            text = f"{read.name} is damaged from offset {event.damaged_at} on"
             self._tables.refuse(session, ErrorCode.CORRUPT, text, read.request_id, event.damaged_at or 0)
         else:
             self._tables.send(session, m.StatResult(state.info(), read.size, event.digest), read.request_id)
 
     def _directory_info(self, name: str) -> m.ObjectInfo:
-        """A directory in a list. Damage in it is told, so that who mends need not look into every one."""
+        """Return a directory's entry in a list. It reports damage, so that a repair need not open every
+        directory."""
         return m.ObjectInfo(name, corrupt=self._tables.has_damage(name))
 
     def list_entries(self, session: Session, request: m.List, request_id: int) -> None:
+        """Answer a LIST from memory: objects of the session's directory, or the directories."""
         tables, count = self._tables, min(request.entries_max, wire.entries_max)
         if session.directory is not None:
             directory = tables.directory_of(session, request_id)
@@ -244,7 +260,7 @@ class Reads:
 
 
 def _missed(event: v.GotData | v.GotDigest) -> AppendRefusal | None:
-    """Nothing was read, for want of something that will be there again: descriptors, memory."""
+    """Return a refusal if nothing was read for a temporary reason, such as missing descriptors or memory."""
     if not event.missed:
         return None
-    return AppendRefusal(ErrorCode.BUSY, f"{event.read.name} cannot be read just now: {event.missed}")
+    return AppendRefusal(ErrorCode.BUSY, f"{event.read.name} cannot be read now: {event.missed}")

@@ -1,22 +1,29 @@
-"""The small records of a data directory: claim, mark, identity. Rules of this file: bytes and back.
+"""The small records of a data directory: claim, mark, identity. Pure: bytes to values and back.
 
-Claim, `d/DIR/.claim`, replaced whole (temp, fsync, rename, fsync of the folder) before a claim is answered:
+Claim, in `d/DIR/.claim`. The file is replaced whole (temporary file, fsync, rename, fsync of the folder)
+before the claim is answered:
 
-    magic 2 = D0 4C | version u8 = 1 | reserved u8 = 0 | epoch u64 | writer id 16 | xxh3-64 over everything
-    before
+    magic 2 = D0 4C | version u8 = 1 | reserved u8 = 0 | epoch u64 | writer id 16 |
+    xxh3-64 over everything before
 
-Mark, 256 bytes in `d/DIR/.marks`, one an object, overwritten in place after each sync and before it is
-acknowledged, not synced itself: name 128, zero-padded | synced u64 | flags u8 (1 poisoned, 2 damaged, 4
-removed) | root u32 | reserved 107 | xxh3-64 over everything before. A mark is a *lower bound* of what was
-synced. It survives a killed process; a power cut may leave an older one, or none. So bytes missing below the
-mark are damage, never a torn write. A mark that is not valid says nothing. *Root*: the link of the object's
-first extent (`core.extent`); 0: the mark does not say, and the next start learns it from the file. *Damaged*:
-the object was found so, and stays so until a new copy takes its place, whatever its file looks like later: a
-second wound must not make the first one look like a crash. *Removed*: the object is being taken away, and
-goes if it is still there (`dos_server.removal`). Marks with a flag are synced.
+Mark, 256 bytes per object in `d/DIR/.marks`. It is overwritten in place after each sync and before that sync
+is acknowledged. Marks with a flag are synced, others are not:
 
-Identity, `identity`: the server's id as 32 hex digits, a space, xxh3-64 of its 16 bytes as 16 hex digits, a
-newline; exactly so.
+    name 128, zero-padded | synced u64 | flags u8 (1 poisoned, 2 damaged, 4 removed) | root u32 |
+    reserved 107 | xxh3-64 over everything before
+
+A mark is a *lower bound* of what was synced. It survives a killed process. After a power cut an older one, or
+none, may be there. So bytes missing below the mark are damage, never a torn write. An invalid mark is
+ignored.
+
+- *Root*: the link of the object's first extent (`core.extent`). 0: the mark does not record it, and the next
+  start reads it from the file.
+- *Damaged*: the object was found damaged, and stays so until a new copy replaces it, whatever its file looks
+  like later. Otherwise a second fault could make the first one look like a crash.
+- *Removed*: the object is being removed; if it still exists, the removal is completed (`dos_server.removal`).
+
+Identity, in `identity`: the server's id as 32 hex digits, a space, xxh3-64 of its 16 bytes as 16 hex digits,
+a newline. Nothing else is accepted.
 """
 
 import struct
@@ -38,7 +45,7 @@ assert _MARK.size + _DIGEST.size == mark_bytes
 
 
 class ClaimRecord(NamedTuple):
-    """Who may write a directory. Epoch 0: nobody ever claimed it."""
+    """The right to write a directory. Epoch 0: the directory was never claimed."""
 
     epoch: int
     writer_id: bytes
@@ -48,8 +55,10 @@ NO_CLAIM: Final = ClaimRecord(0, NO_ID)
 
 
 class ObjectMark(NamedTuple):
-    """What an object had synced at least; whether a sync of it failed, it was found damaged, it is to go; its
-    root, 0: not known."""
+    """A lower bound of an object's synced size, its state, and its root (0: unknown).
+
+    `poisoned`: a sync of it failed. `damaged`: it was found damaged. `removed`: it is being removed.
+    """
 
     name: str
     synced: int
@@ -60,12 +69,13 @@ class ObjectMark(NamedTuple):
 
 
 def encode_claim(claim: ClaimRecord) -> bytes:
+    """Return the bytes of the claim file."""
     body = _CLAIM.pack(_CLAIM_MAGIC, 1, 0, claim.epoch, check_id(claim.writer_id, "writer_id"))
     return body + _DIGEST.pack(digest64(body))
 
 
 def decode_claim(data: bytes, where: str) -> ClaimRecord:
-    """The claim in the bytes. Raises CorruptDataError for anything but one whole claim."""
+    """Return the claim in the bytes. Raises CorruptDataError for anything but one whole claim."""
     if len(data) != CLAIM_BYTES:
         raise CorruptDataError(where, 0, f"a claim of {CLAIM_BYTES} bytes", f"{len(data)} bytes", _CLAIM_HINT)
     body, (digest,) = data[: _CLAIM.size], _DIGEST.unpack_from(data, _CLAIM.size)
@@ -80,8 +90,9 @@ def decode_claim(data: bytes, where: str) -> ClaimRecord:
 def check_claim(claim: ClaimRecord, where: str, epoch_max: int) -> None:
     """Raise CorruptDataError if extents carry a higher epoch than the claim.
 
-    A claim is on stable storage before anything is written under it, and epochs never fall: so the claim file
-    was deleted, or an older one took its place. The true epoch may be higher than that of any extent.
+    A claim is on stable storage before anything is written under it, and epochs never fall. So a lower epoch
+    in the claim file means that the file was deleted or replaced by an older one. The true epoch may be
+    higher than that of any extent.
     """
     if epoch_max > claim.epoch:
         expected = f"a claim of epoch {epoch_max} or above, under which extents were written"
@@ -89,17 +100,18 @@ def check_claim(claim: ClaimRecord, where: str, epoch_max: int) -> None:
         raise CorruptDataError(where, 0, expected, found, _CLAIM_HINT)
 
 
-_CLAIM_HINT: Final = "this copy of the directory can fence nobody: replace the server"
+_CLAIM_HINT: Final = "this copy of the directory cannot fence writers: replace the server"
 
 
 def encode_mark(mark: ObjectMark) -> bytes:
+    """Return the 256 bytes of the mark."""
     flags = mark.poisoned | mark.damaged << 1 | mark.removed << 2
     body = _MARK.pack(check_name(mark.name).encode("ascii"), mark.synced, flags, mark.root, b"")
     return body + _DIGEST.pack(digest64(body))
 
 
 def decode_marks(data: bytes) -> list[ObjectMark | None]:
-    """The marks by slot; None where the slot holds no valid mark."""
+    """Return the marks by slot; None for a slot without a valid mark."""
     marks: list[ObjectMark | None] = []
     for start in range(0, len(data) - mark_bytes + 1, mark_bytes):
         body = data[start : start + _MARK.size]
@@ -113,13 +125,14 @@ def decode_marks(data: bytes) -> list[ObjectMark | None]:
 
 
 def encode_identity(server_id: bytes) -> bytes:
+    """Return the bytes of the identity file."""
     return f"{id_text(check_id(server_id, 'server_id'))} {digest64(server_id):016x}\n".encode("ascii")
 
 
 def decode_identity(data: bytes, where: str) -> bytes:
-    """The identity in the bytes.
+    """Return the server id in the bytes.
 
-    Raises CorruptDataError: a server that is not sure who it is must not start.
+    Raises CorruptDataError for anything but one whole identity: a server must not start under a wrong one.
     """
     try:
         server_id = parse_id(data[: 2 * id_bytes].decode("ascii"))

@@ -1,43 +1,43 @@
-"""What to make of a file found at start-up: a decision table with letters.
+"""The decision table for an object file found at start-up.
 
-A crash leaves, past what was synced, any mixture of whole extents, short ones, and sectors that were never
-written and read as zeros. It never changes a byte that was synced, and never makes a non-zero byte that
-nobody wrote. Damage to a disk does anything. The table tells the two apart, and when it cannot, it says
-CORRUPT: another copy decides.
+A crash leaves, beyond the synced size, any mixture of whole extents, short extents, and sectors that were
+never written and read as zeros. A crash never changes a synced byte, and never produces a nonzero byte that
+was not written. Disk damage can do anything. The table distinguishes the two. Where it cannot, it decides
+QUARANTINE: the object is reported CORRUPT and another member's copy decides.
 
-The walk goes from header to header and stops at logical offset x where the next extent is not whole. Then
-four facts:
+The scan follows the headers and stops at logical offset x where the next extent is not whole. Four facts
+result:
 
     remainder   what the file holds from there: nothing, only zeros, other bytes
-    wound       of other bytes:
-                TORN a crash can make it: the file ends inside the extent, or a sector of it is all zeros;
-                ROTTEN it is all there and its digest is wrong;
-                MISPLACED a good header for another offset, or of another chain: its link is not that of the
-                header before it, nor of the first one the root that the mark says;
-                UNKNOWN a good header of a newer version
-    below       x is below the durable bound: the mark of the object, and every `durable` in good headers
-                anywhere in the file, also after x
-    poisoned    a sync failed before the restart: the page cache may show bytes that are not on disk
+    damage      the kind of damage, if the remainder holds other bytes:
+                TORN       a crash can cause it: the file ends inside the extent, or a sector of it is zeros
+                ROTTEN     the extent is complete and its digest is wrong
+                MISPLACED  a valid header for another offset, or of another chain: its link does not match
+                           the header before it, or, for the first one, the root in the mark
+                UNKNOWN    a valid header of a newer version
+    below       x is below the durable bound: the highest of the size in the object's mark and every
+                `durable` in a valid header anywhere in the file, also after x
+    poisoned    a sync failed before the restart: the page cache may hold bytes that are not on disk
 
-    letter  remainder  wound      below  poisoned  decision
+    letter  remainder  damage     below  poisoned  decision
     A       nothing    -          no     no        KEEP        the usual end
     B       zeros      -          no     no        CUT         size written, data not: zeros are no header
     C       bytes      TORN       no     no        COPY_CUT    torn tail, none of it ever acknowledged
-    D       bytes      ROTTEN     any    no        QUARANTINE  a bit flipped: no crash does that
+    D       bytes      ROTTEN     any    no        QUARANTINE  a flipped bit: no crash causes it
     E       bytes      MISPLACED  any    any       QUARANTINE  a block of another place or time
-    F       bytes      UNKNOWN    any    any       QUARANTINE  from a newer server: not ours to judge
-    G       nothing    -          yes    any       QUARANTINE  acknowledged bytes are gone: cut off
-    H       zeros      -          yes    any       QUARANTINE  acknowledged bytes are gone: zeroed
-    I       bytes      TORN       yes    any       QUARANTINE  acknowledged bytes are torn: a lying disk
-    P       any        not E, F   no     yes       COPY_CUT    back to the mark, which precedes every answer
+    F       bytes      UNKNOWN    any    any       QUARANTINE  from a newer server: cannot be judged here
+    G       nothing    -          yes    any       QUARANTINE  acknowledged bytes are missing: cut off
+    H       zeros      -          yes    any       QUARANTINE  acknowledged bytes are missing: zeroed
+    I       bytes      TORN       yes    any       QUARANTINE  acknowledged bytes are torn: the disk lied
+    P       any        not E, F   no     yes       COPY_CUT    back to the mark, which precedes every ack
     Q       bytes      ROTTEN     yes    yes       QUARANTINE  as D
-    R       an object whose mark says that it was found damaged before: QUARANTINE, whatever the table says.
-            A second wound must not make the first one look like a crash
-    N       a tail that is to be copied aside and cut, and no space for the copy: QUARANTINE, and not for
-            ever: it is judged again when there is space (`tails`)
+    R       the mark says that the object was found damaged before: QUARANTINE, whatever the table says.
+            Otherwise a second fault could make the first one look like a crash.
+    N       a tail is to be copied aside and cut, but there is no space for the copy: QUARANTINE until
+            there is space; then the object is judged again (`tails`)
 
-Rules of this file: the table alone. The facts are collected in `recovery_scan`, the decision is carried out
-by the shell. A test enumerates every combination of facts and demands exactly one row.
+Only the table is here. `recovery_scan` collects the facts, the shell carries out the decision. A test
+enumerates every combination of facts and requires exactly one row.
 """
 
 from enum import Enum
@@ -45,12 +45,16 @@ from typing import Final, NamedTuple
 
 
 class Remainder(Enum):
+    """What the file holds after the last whole extent."""
+
     NOTHING = "nothing"
     ZEROS = "zeros"
     BYTES = "bytes"
 
 
 class TailDamage(Enum):
+    """The kind of damage at the start of the remainder."""
+
     NONE = "none"
     TORN = "torn"
     ROTTEN = "rotten"
@@ -59,6 +63,8 @@ class TailDamage(Enum):
 
 
 class RecoveryDecision(Enum):
+    """What to do with the file."""
+
     KEEP = "keep"
     CUT = "cut"
     COPY_CUT = "copy aside, then cut"
@@ -66,6 +72,8 @@ class RecoveryDecision(Enum):
 
 
 class ExtentFacts(NamedTuple):
+    """What the scan found; the columns of the table."""
+
     remainder: Remainder
     damage: TailDamage
     below: bool
@@ -73,7 +81,7 @@ class ExtentFacts(NamedTuple):
 
 
 class RecoveryCase(NamedTuple):
-    """One row: the sets of values it takes."""
+    """One row of the table, with the set of values it covers in each column."""
 
     letter: str
     remainders: frozenset[Remainder]
@@ -116,7 +124,10 @@ CASES: Final = (
 
 
 def decide(facts: ExtentFacts) -> RecoveryCase:
-    """The one row for the facts. A missing row is a bug of ours, and a test enumerates all combinations."""
+    """Return the one row that matches the facts.
+
+    All combinations are covered; a test enumerates them.
+    """
     matches = [
         case
         for case in CASES
@@ -130,6 +141,7 @@ def decide(facts: ExtentFacts) -> RecoveryCase:
 
 
 NO_ROOM: Final = "N"
+"""The letter of an object whose torn tail waits for space."""
 
 ROTTEN_CASE: Final = next(case for case in CASES if case.letter == "D")
-"""For damage that is found after the walk, while the digest is resumed."""
+"""For damage found after the scan, while the prefix digest is resumed."""

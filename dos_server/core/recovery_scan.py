@@ -1,7 +1,7 @@
 """Collecting the facts about a file found at start-up, for the table of `recovery`.
 
-Rules of this file: it reads through `read(position, count)` and changes nothing. Memory is bounded: headers
-go by, and only extents that may never have been synced are remembered and have their payloads read.
+It reads through `read(position, count)` and changes nothing. Memory is bounded: of all headers, only those of
+extents that may never have been synced are remembered, and only their payloads are read.
 """
 
 from collections import deque
@@ -41,13 +41,15 @@ _HEADER_WINDOW_BYTES: Final = 16 * KIB
 
 @dataclass
 class RecoveredObject:
-    """An object as its file shows it, and what to do.
+    """An object as its file shows it, and what to do with it.
 
-    size: logical bytes that are good; file_bytes: where the next extent goes, also where to cut; fold: the
-    prefix digest at `size`; corrupt: CORRUPT from `size` on; letter, decision: the row that matched;
-    durable: as much as may have been synced at some time, as far as the file shows; uncut_bytes: of a tail
-    that is left where it is for want of space; root: of the object, 0 when nobody knows; link: of the next
-    extent, None where nobody knows; epoch_max: the highest epoch of its extents.
+    `size`: logical bytes that are good; with `corrupt`, damage begins there.
+    `file_bytes`: file position of the next extent, which is also where to cut.
+    `fold`: the prefix digest at `size`. `letter`, `decision`: the row of the table that matched.
+    `durable`: the largest size that may have been synced at any time, as far as the file shows.
+    `uncut_bytes`: length of a tail that is left in place for lack of space.
+    `root`: of the object, 0 if unknown. `link`: of the next extent, None if unknown.
+    `epoch_max`: the highest epoch of its extents.
     """
 
     size: int
@@ -64,24 +66,28 @@ class RecoveredObject:
 
     @property
     def corrupt(self) -> bool:
+        """Whether the object is CORRUPT from `size` on."""
         return self.decision is RecoveryDecision.QUARANTINE
 
     def uncut(self, file_bytes: int) -> "RecoveredObject":
-        """The same, with its tail left where it is for want of space: what is below is served. `file_bytes`:
-        with the tail."""
+        """Return the same object with its tail left in place for lack of space. Everything below the tail is
+        served.
+
+        `file_bytes`: the file's size with the tail.
+        """
         tail = file_bytes - self.file_bytes
         return replace(self, letter=NO_ROOM, decision=RecoveryDecision.QUARANTINE, uncut_bytes=tail)
 
 
 def lost(durable: int = 0) -> RecoveredObject:
-    """An object whose file is gone, or cannot be opened: nothing of it is good here."""
+    """Return an object whose file is missing or cannot be opened: none of its bytes are good here."""
     return RecoveredObject(0, 0, PrefixDigest(), SparseIndex(), "G", RecoveryDecision.QUARANTINE, durable)
 
 
 def recover(read: ReadAt, file_bytes: int, seed: int, mark: ObjectMark | None) -> RecoveredObject:
-    """Read a file and decide.
+    """Read a file and decide what to do with it.
 
-    Memory is bounded; payloads below the durable bound are not read (GET verifies those).
+    Payloads below the durable bound are not read; GET verifies those.
     """
     scan = _Scan(read, file_bytes, seed, mark)
     scan.headers()
@@ -112,7 +118,8 @@ def recover(read: ReadAt, file_bytes: int, seed: int, mark: ObjectMark | None) -
 
 
 def judge(read: ReadAt, file_bytes: int, seed: int, mark: ObjectMark | None) -> RecoveredObject:
-    """What a start makes of a file and its mark: row R comes before all others, and changes no fact."""
+    """Return what a start makes of a file and its mark. Row R takes precedence over all others and changes no
+    fact."""
     found = recover(read, file_bytes, seed, mark)
     if mark is not None and mark.damaged and not found.corrupt:
         return replace(found, letter="R", decision=RecoveryDecision.QUARANTINE)
@@ -120,7 +127,7 @@ def judge(read: ReadAt, file_bytes: int, seed: int, mark: ObjectMark | None) -> 
 
 
 class _Stop(NamedTuple):
-    """A place between two extents: logical, in the file, and the link of what comes there."""
+    """A place between two extents: logical size, file position, and the link of the extent that follows."""
 
     size: int
     position: int
@@ -128,15 +135,18 @@ class _Stop(NamedTuple):
 
 
 class _Unsure(NamedTuple):
-    """An extent whose payload may never have been synced: where it begins, and its logical end."""
+    """An extent whose payload may never have been synced: its beginning, and its logical end."""
 
     begins: _Stop
     end: int
 
 
 class _Scan:
-    """The walk and its facts. Invariant: `size` and `position` are the end of what is known good; `reach` is
-    the highest end of any extent whose header is good."""
+    """The walk over one file and the facts it collects.
+
+    Invariants: `size` and `position` are the end of what is known to be good; `reach` is the highest end of
+    any extent whose header is valid.
+    """
 
     def __init__(self, read: ReadAt, file_bytes: int, seed: int, mark: ObjectMark | None) -> None:
         self.read = read
@@ -157,7 +167,8 @@ class _Scan:
         self.bad_payload: LocatedExtent | None = None
 
     def headers(self) -> None:
-        """From header to header, as far as the chain goes."""
+        """Walk from header to header to the end of the chain, and drop extents that turn out to be
+        durable."""
         while self.position < self.file_bytes:
             follows = self._follow(self.read(self.position, _HEADER_WINDOW_BYTES))
             while self.unsure and self.unsure[0].end <= self.durable:
@@ -166,9 +177,10 @@ class _Scan:
                 return
 
     def _follow(self, data: bytes) -> bool:
-        """Those that begin in the bytes, which begin at `position`. False: the chain goes no further.
+        """Walk the headers in `data`, which begins at `position`. Return False if the chain ends there.
 
-        Done for each extent of an object that may have millions, hence the local names."""
+        Uses local names because it runs for each extent of an object that may have millions.
+        """
         index, mark, unsure = self.index, self.mark.synced, self.unsure
         position, size, link, durable = self.position, self.size, self.link, self.durable
         keeps_from, other_chain, follows = index.keeps_from, False, False
@@ -204,8 +216,10 @@ class _Scan:
         return follows
 
     def _leave_chain(self) -> None:
-        """The next extent does not follow the one before it, and is not of this object. Where no mark says
-        which root the object has, those up to here are perhaps not either."""
+        """Handle an extent that does not follow the one before it and does not belong to this object.
+
+        If no mark records the object's root, the extents before it may not belong to the object either.
+        """
         self.other_chain = True
         if not self.mark.root:
             self.root = self.epoch_max = 0
@@ -217,7 +231,7 @@ class _Scan:
         window = ReadWindow(self.read, CONTENT_WINDOW_BYTES)
         for begins, _ in self.unsure:
             placed = placed_at(window, self.seed, begins.position)
-            if not isinstance(placed, LocatedExtent):  # the disk does not read the same twice
+            if not isinstance(placed, LocatedExtent):  # the disk returned other bytes than before
                 self._stop(begins)
                 return
             if payload_of(window, placed) is None:
@@ -226,15 +240,18 @@ class _Scan:
                 return
 
     def _stop(self, stop: "_Stop") -> None:
+        """Move the end of what is good back to that place."""
         self.size, self.position, self.link = stop
         self.index.cut(self.size)
 
     def back_to_mark(self) -> None:
+        """Move the end back to the size in the mark: after a failed sync nothing beyond it is reliable."""
         if self.at_mark is not None and self.mark.synced <= self.size:
             self._stop(self.at_mark)
 
     def stop_at_damage(self, offset: int) -> None:
-        """Content below the durable bound turned out bad while the digest was resumed."""
+        """Move the end back to the extent that holds `offset`: content below the durable bound was found
+        damaged."""
         position = self.index.find(offset).position
         window = ReadWindow(self.read, _HEADER_WINDOW_BYTES)
         while True:
@@ -248,6 +265,7 @@ class _Scan:
             position = placed.after
 
     def facts(self) -> ExtentFacts:
+        """Return the facts for the decision table."""
         remainder = self._remainder()
         damage = self._damage() if remainder is Remainder.BYTES else TailDamage.NONE
         if remainder is Remainder.BYTES:
@@ -255,6 +273,7 @@ class _Scan:
         return ExtentFacts(remainder, damage, below=self.size < self.durable, poisoned=self.mark.poisoned)
 
     def _remainder(self) -> Remainder:
+        """Return what the file holds after the end of the chain."""
         if self.position == self.file_bytes:
             return Remainder.NOTHING
         for _, chunk in self._chunks(self.position):
@@ -263,6 +282,7 @@ class _Scan:
         return Remainder.ZEROS
 
     def _damage(self) -> TailDamage:
+        """Return the kind of damage at the end of the chain."""
         start = self.position
         if self.other_chain:
             return TailDamage.MISPLACED
@@ -280,7 +300,8 @@ class _Scan:
         return TailDamage.MISPLACED if header.offset != self.size else TailDamage.TORN
 
     def _torn_or_rotten(self, start: int, end: int) -> TailDamage:
-        """TORN if the part of some sector that belongs to [start, end) is all zeros."""
+        """Return TORN if, in some sector, the part that belongs to [start, end) is all zeros; ROTTEN
+        otherwise."""
         data = self.read(start, end - start)
         edge = start
         while edge < start + len(data):
@@ -291,7 +312,7 @@ class _Scan:
         return TailDamage.ROTTEN
 
     def _durable_after(self) -> int:
-        """The highest `durable` in good headers of this object after the wound, wherever they stand."""
+        """Return the highest `durable` in valid headers of this object after the damage, at any position."""
         highest = 0
         needle = MAGIC + b"\x01"
         for _, chunk in self._chunks(self.position + 1, overlap=extent_header_bytes - 1):
@@ -305,7 +326,7 @@ class _Scan:
         return highest
 
     def _chunks(self, position: int, overlap: int = 0) -> Iterator[tuple[int, bytes]]:
-        """The rest of the file in pieces, overlapping so that nothing hides on an edge."""
+        """Yield the rest of the file in chunks. They overlap, so that no header is missed at a boundary."""
         while position < self.file_bytes:
             chunk = self.read(position, CONTENT_WINDOW_BYTES + overlap)
             if not chunk:

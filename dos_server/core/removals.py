@@ -1,19 +1,18 @@
-"""Removing: an object that nobody writes goes away, whole.
+"""Removing objects.
 
-It is refused while a version 0 session streams to the object, while anything of it is on its way to the disk,
-and while it is being mended; and for a poisoned one, of which only a restart can say what is on the disk. A
-damaged one may go. From the asking to the disk's answer the object takes no appends and answers no reads;
-a claim of the directory waits. A crash leaves the whole object or nothing (`dos_server.removal`). An object
-made anew under the name has another version: a read that was asked of the old one is not answered from the
-new one's file.
+A removal is refused while a version 0 session streams to the object, while an operation on it is in progress,
+while it is being repaired, and if it is poisoned, because then only a restart can determine what is on the
+disk. A damaged object can be removed. From the request to the disk's answer the object accepts no appends and
+answers no reads; a claim of the directory waits. A crash leaves the whole object or nothing
+(`dos_server.removal`). An object created anew under the same name has another version, so a read of the old
+one is never answered from the new one's file.
 
-In a store an object goes on the word of the directory's writer alone: a session of that store, at its
-generation, that holds the claim when the request is carried out. A copy that is gone looks like one that
-never was; so whoever claimed says it only of what an acknowledged release names (R14, docs/decisions/0110).
-Nobody else may: not an older writer, not a session that names no store, not version 0, and not in a directory
-that nobody claimed.
+In a store, only the directory's writer may remove an object: a session of that store, at its generation, that
+holds the claim when the request is carried out. A removed copy cannot be told from one that never existed, so
+the writer removes only what an acknowledged release names (R14, docs/decisions/0110). All others are refused:
+older writers, sessions that name no store, version 0, and any session in an unclaimed directory.
 
-Rules of this file: the end of an object. What version 0 says of it is decided in `version0`.
+Replies in the words of version 0 belong in `version0`.
 """
 
 from typing import NamedTuple
@@ -32,7 +31,8 @@ from dos_server.core.tables import Tables
 
 
 class RemovalOutcome(NamedTuple):
-    """What a removal came to; `refusal` None: the object is gone, durably. `session` None: it has left."""
+    """The outcome of a removal. `refusal` None: the object was removed durably. `session` None: it has
+    ended."""
 
     session: Session | None
     request_id: int
@@ -40,7 +40,7 @@ class RemovalOutcome(NamedTuple):
 
 
 class Removals:
-    """See the module."""
+    """Carries out DELETE and the removals of version 0."""
 
     def __init__(self, tables: Tables, claims: Claims, reads: Reads) -> None:
         self._tables = tables
@@ -48,7 +48,7 @@ class Removals:
         self._reads = reads
 
     def delete(self, session: Session, request: m.Delete, request_id: int) -> None:
-        """DELETE of version 1: by whoever may append there. It is checked when it is carried out."""
+        """Carry out a DELETE of version 1, for any session that may append there."""
         tables = self._tables
         directory = tables.directory_of(session, request_id)
         if directory is None or not tables.name_is_good(session, request.name, request_id):
@@ -66,7 +66,7 @@ class Removals:
             tables.refuse(session, refusal.code, refusal.message, request_id, refusal.actual)
 
     def answer(self, outcome: RemovalOutcome, name: str) -> None:
-        """Tell a session of version 1 what its DELETE came to."""
+        """Answer the DELETE of a version 1 session."""
         session, request_id, refusal = outcome
         if session is None:
             return
@@ -78,7 +78,7 @@ class Removals:
     def remove(
         self, session: Session, directory: DirectoryState, state: ObjectState, request_id: int
     ) -> AppendRefusal | None:
-        """Have the object removed; `removed` says how that ended. Or why it cannot be, now."""
+        """Order the removal, whose outcome `removed` returns; or return why it is refused."""
         refusal = self._not_the_stores_writer(session, directory) or _refuses(state)
         if refusal is None:
             state.removing = True
@@ -87,7 +87,7 @@ class Removals:
         return refusal
 
     def removed(self, event: v.Removed) -> RemovalOutcome | None:
-        """The disk has answered. None: it goes on with the removal later."""
+        """Return the outcome of the removal; None if it is retried later."""
         tables = self._tables
         directory = tables.directories[event.directory]
         state = directory.objects[event.name]
@@ -98,6 +98,7 @@ class Removals:
         refusal = None
         if event.ending is v.Removal.GONE:
             del directory.objects[event.name]
+            # a new object of this name gets a higher version, so that a late read of the old one is refused
             tables.object_version = max(tables.object_version, state.version) + 1
             tables.untold.pop(state, None)
             self._reads.end_waiting(state, ErrorCode.NOT_FOUND, f"{event.name} was removed", 0)
@@ -105,28 +106,30 @@ class Removals:
             refusal = AppendRefusal(ErrorCode.BUSY, f"{event.name} was not removed: {event.ending.value}")
         elif event.ending is v.Removal.INTACT:
             refusal = AppendRefusal(
-                ErrorCode.POISONED, f"the disk failed, {event.name} is as it was", state.synced
+                ErrorCode.POISONED, f"the disk failed; {event.name} is unchanged", state.synced
             )
         else:
             state.poison()
-            text = f"{event.name} is poisoned: whether it is removed, only a restart of the server can say"
+            text = (
+                f"{event.name} is poisoned: only a restart of the server can determine whether it was removed"
+            )
             refusal = AppendRefusal(ErrorCode.POISONED, text, state.synced)
             self._reads.end_waiting(state, ErrorCode.POISONED, text)
         self._claims.grant_if_ready(directory)
         return RemovalOutcome(tables.answerable(event.session), event.request_id, refusal)
 
     def _not_the_stores_writer(self, session: Session, directory: DirectoryState) -> AppendRefusal | None:
-        """Why a server that is in a store removes nothing for this session; None: it may ask."""
+        """Return why a server in a store refuses a removal by this session; None if it is allowed."""
         record = self._tables.record
         if record is None:
             return None
         here = f"this server is in store {id_text(record.store_id)}: its copies may count"
         if (session.store_id, session.generation) != (record.store_id, record.generation):
             return AppendRefusal(
-                ErrorCode.UNSUPPORTED, f"{here}, none is removed but by a session of the store"
+                ErrorCode.UNSUPPORTED, f"{here}, and only a session of the store may remove one"
             )
         if directory.holder is not session and session.state is not SessionState.SUPERSEDED:
-            text = f"{here}, none is removed but by who claimed {directory.name}"
+            text = f"{here}, and only the writer that claimed {directory.name} may remove one"
             return AppendRefusal(ErrorCode.NOT_CLAIMED, text, directory.claim.epoch)
         return None
 
@@ -137,6 +140,7 @@ def _remove(state: ObjectState, session: int, request_id: int) -> v.RemoveObject
 
 
 def _refuses(state: ObjectState) -> AppendRefusal | None:
+    """Return why the object cannot be removed now; None if it can."""
     if state.changing is not None:
         return AppendRefusal(ErrorCode.BUSY, state.changing)
     if state.being_appended or not state.settled:

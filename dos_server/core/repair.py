@@ -1,7 +1,6 @@
-"""A new copy of an object on its way in: how much of it is there, and what it is to be. Pure values.
+"""A new copy of an object while it is being received: how much of it is there, and what it should become.
 
-Rules of this file: sizes, digests and extents of one new copy. Whether it may take the old one's place is
-decided in `repairs`.
+Pure: sizes, digests and extents of one new copy. `repairs` decides whether it may replace the old one.
 """
 
 from dos_protocol.digests import Buffer, PrefixDigest
@@ -11,16 +10,20 @@ from dos_server.limits import extent_header_bytes, extent_payload_bytes_max
 
 
 class RepairInProgress:
-    """See the module.
+    """One new copy that a session sends.
 
-    `size`: logical bytes there; `position`: bytes of its file. `agrees`: at the old copy's size it has the
-    old copy's digest; None as long as it is shorter. `busy`: the disk has something of it in hand; `orphan`:
-    its session is gone or wants it no more."""
+    `size`: logical bytes received. `position`: bytes of its file. `agrees`: whether it has the old copy's
+    digest at the old copy's size; None while it is shorter. `busy`: the disk is working on it. `orphan`: its
+    session has ended or no longer wants it.
+    """
 
     def __init__(
         self, directory: str, request: Request, old: tuple[int, int], number: int, root: int
     ) -> None:
-        """`old`: size and digest of the old copy, as it was written. `number`, `root`: no other copy's."""
+        """Begin an empty copy.
+
+        `old`: size and digest of the old copy as it was written. `number`, `root`: unique to this copy.
+        """
         self.number = number
         self.directory = directory
         self.request = request
@@ -36,19 +39,21 @@ class RepairInProgress:
 
     @property
     def size(self) -> int:
+        """Logical bytes received."""
         return self._fold.size
 
     @property
     def complete(self) -> bool:
+        """Whether all announced bytes were received."""
         return self.size == self.request.goal_size
 
     @property
     def digest_matches(self) -> bool:
-        """Whether the whole of it is what was announced."""
+        """Whether the content has the announced digest."""
         return self._fold.value == self.request.goal_digest
 
     def same_as(self, other: Request) -> bool:
-        """Whether the request goes on with this copy."""
+        """Return whether the request continues this copy."""
         mine = self.request
         return (
             mine.name,
@@ -67,8 +72,10 @@ class RepairInProgress:
         )
 
     def take(self, payload: Buffer, epoch: int) -> list[Buffer]:
-        """The extents to write for the next bytes. They say of themselves that all below them is durable: it
-        is, before anyone sees them."""
+        """Return the extents to write for the next bytes.
+
+        Their headers declare everything below them durable, which is true before the copy becomes visible.
+        """
         seed, view, buffers = object_seed(self.directory, self.name), memoryview(payload), list[Buffer]()
         for start in range(0, len(view), extent_payload_bytes_max):
             part = view[start : start + extent_payload_bytes_max]
@@ -83,6 +90,7 @@ class RepairInProgress:
         return buffers
 
     def _update(self, part: memoryview) -> None:
+        """Add bytes to the fold, and compare it with the old copy's digest at the old copy's size."""
         before = self._old_size - self._fold.size
         if 0 < before <= len(part):
             at_old = self._fold.copy()

@@ -1,20 +1,20 @@
-"""Mending: a whole new copy of an object takes the place of one that is damaged, missing, short or another.
+"""Repairs (MEND): a complete new copy of an object replaces one that is damaged, missing, short or different.
 
-The new copy is brought in pieces into a file of its own, which nobody sees and which counts for nothing;
-the object stays what it is, damaged if it is damaged, until the new copy is complete, has the digest that was
-announced, and is on stable storage. Then the two change places at once, and the old one is kept aside. So
-there is no moment, after no crash, in which a copy that lost its tail looks like a sound one that is merely
-short (docs/decisions/0012).
+The new copy is received in pieces into a file of its own, which is not visible to readers and counts for
+nothing. The object stays what it is, including damaged, until the new copy is complete, has the announced
+digest, and is on stable storage. Then the two change places in one step, and the old copy is kept aside. So
+at no moment, and after no crash, can a copy that lost its tail be taken for a sound one that is merely short
+(docs/decisions/0012).
 
-What is refused, so that no acknowledged byte goes with the old copy:
+So that no acknowledged byte is lost with the old copy, a repair is refused if
 
-    the old copy is not the one that the caller looked at, or somebody is appending to it
-    the new copy ends below what the old one had durable once, or has other bytes there
-        - unless the caller says `overwrite`: it has shown that those were never acknowledged
+1. the old copy is not the one that the caller inspected, or an append to it is in progress;
+2. the new copy ends below what the old one had durable at any time, or has other bytes below the old copy's
+   size, unless the caller sets `overwrite`: it has shown that those bytes were never acknowledged.
 
-A writer of the directory learns of the change by FENCED with its own epoch: it claims again, and compares.
+A writer of the directory learns of the change from FENCED with its own epoch: it claims again and compares.
 
-Rules of this file: the life of a new copy. Its bytes are `repair`'s, the files are `storage`'s.
+This part handles the course of a repair. `repair` holds the bytes of the new copy, `storage` its files.
 """
 
 from dos_protocol import messages as m
@@ -35,7 +35,7 @@ from dos_server.limits import repairs_max
 
 
 class Repairs:
-    """See the module."""
+    """Carries out MEND and installs new copies."""
 
     def __init__(self, tables: Tables, claims: Claims, reads: Reads) -> None:
         self._tables = tables
@@ -44,9 +44,10 @@ class Repairs:
         self._last_copy = 0
 
     def repair(self, session: Session, request: m.RepairChunk, request_id: int) -> None:
+        """Carry out a MEND: receive the next bytes of a new copy, or refuse them."""
         tables = self._tables
         if session.store_id == NO_ID:
-            text = "only a session of a store mends: say which in HELLO"
+            text = "MEND requires a session of a store: name the store in HELLO"
             tables.refuse(session, ErrorCode.NOT_READY, text, request_id)
             return
         directory = tables.directory_of(session, request_id)
@@ -66,10 +67,10 @@ class Repairs:
     def _place(
         self, session: Session, directory: DirectoryState, state: ObjectState | None, request: m.RepairChunk
     ) -> AppendRefusal | None:
-        """Find or make the new copy that the request goes on with; or why it cannot."""
+        """Find or begin the new copy that the request continues, or return why the request is refused."""
         tables, current = self._tables, self._tables.repairs.get(session.number)
         if current is not None and current.busy:
-            return AppendRefusal(ErrorCode.BUSY, f"the bytes of {current.name} before are not written yet")
+            return AppendRefusal(ErrorCode.BUSY, f"the previous bytes of {current.name} are not written yet")
         refusal = refuses(state, request)
         if refusal is not None:
             tables.drop_repair(session.number)
@@ -77,7 +78,11 @@ class Repairs:
         if request.offset == 0:
             tables.drop_repair(session.number)
             if len(tables.repairs) >= repairs_max:
-                return AppendRefusal(ErrorCode.BUSY, f"{repairs_max} objects are being mended", repairs_max)
+                return AppendRefusal(
+                    ErrorCode.BUSY,
+                    f"{repairs_max} objects are being repaired, which is the limit",
+                    repairs_max,
+                )
             full = tables.refuses_object(directory) if state is None else None
             if full is not None:
                 return full
@@ -101,6 +106,8 @@ class Repairs:
     def _take(
         self, session: Session, directory: DirectoryState, request: m.RepairChunk, request_id: int
     ) -> None:
+        """Pass the bytes to the disk. They are copied, because the receive buffer is reused before they are
+        written."""
         repair = self._tables.repairs[session.number]
         repair.request_id = request_id
         if not len(request.payload) and not repair.complete:
@@ -118,14 +125,15 @@ class Repairs:
         )
 
     def written(self, event: v.RepairWritten) -> None:
-        """Bytes of a new copy are in its file."""
+        """Handle the end of a write to the new copy: acknowledge it, or install the copy if it is
+        complete."""
         repair = self._tables.repairs[event.session]
         repair.busy = False
         session = self._tables.answerable(event.session)
         if repair.orphan or session is None or session.closed:
             self._tables.drop_repair(event.session)
             if session is not None:
-                text = f"the session has left {repair.directory}: the new copy of {repair.name} went with it"
+                text = f"the session has left {repair.directory}: the new copy of {repair.name} was dropped"
                 self._tables.refuse(session, ErrorCode.NOT_READY, text, repair.request_id)
         elif event.trouble is not v.DiskFailure.NONE:
             text = f"the new copy of {repair.name} could not be written: {event.trouble.value}"
@@ -136,6 +144,7 @@ class Repairs:
             self._install(session, repair)
 
     def _install(self, session: Session, repair: RepairInProgress) -> None:
+        """Check the old copy and the complete new one again, then order the exchange."""
         directory = self._tables.directories[repair.directory]
         state = directory.objects.get(repair.name)
         refusal = refuses(state, repair.request) or _disagrees(repair)
@@ -166,7 +175,7 @@ class Repairs:
         self._tables.refuse(session, refusal.code, refusal.message, repair.request_id, refusal.actual)
 
     def installed(self, event: v.RepairInstalled) -> None:
-        """The copies have changed places, or nobody knows."""
+        """Handle the end of the exchange. If its outcome is unknown, the object is poisoned."""
         tables = self._tables
         repair = tables.repairs.pop(event.session)
         directory = tables.directories[event.directory]
@@ -184,7 +193,7 @@ class Repairs:
                 event.directory, event.name, event.found, old.version + 1
             )
             self._claims.now_exists(directory)
-            text = f"{event.name} was mended: claim {directory.name} again, and compare"
+            text = f"{event.name} was repaired: claim {directory.name} again and compare its size and digest"
             self._claims.end_writers(directory, text, directory.claim.epoch, session)
             tables.untold.pop(old, None)
             self._reads.wake(old)
@@ -194,7 +203,7 @@ class Repairs:
 
 
 def _is_there_already(state: ObjectState | None, request: m.RepairChunk) -> bool:
-    """A lost answer: the copy is what it is to become."""
+    """Return whether the copy is already what it should become, because an earlier answer was lost."""
     return (
         state is not None
         and state.exists
@@ -206,7 +215,8 @@ def _is_there_already(state: ObjectState | None, request: m.RepairChunk) -> bool
 
 
 def refuses(state: ObjectState | None, request: m.RepairChunk) -> AppendRefusal | None:
-    """Why the object's copy may not be replaced as asked, whatever the new bytes are; or None."""
+    """Return why the object's copy may not be replaced as requested, whatever the new bytes are; None if it
+    may."""
     size, digest = state.told if state is not None else (0, 0)
     if request.goal_size > object_bytes_max:
         return AppendRefusal(
@@ -229,9 +239,10 @@ def refuses(state: ObjectState | None, request: m.RepairChunk) -> AppendRefusal 
 
 
 def _disagrees(repair: RepairInProgress) -> AppendRefusal | None:
+    """Return why the complete new copy may not replace the old one; None if it may."""
     request = repair.request
     if not repair.digest_matches:
-        text = f"the bytes sent for {repair.name} have not the digest {request.goal_digest:016x}"
+        text = f"the bytes sent for {repair.name} do not have the digest {request.goal_digest:016x}"
         return AppendRefusal(ErrorCode.DIGEST_MISMATCH, text)
     if not repair.agrees and not request.overwrite:
         text = f"the new copy of {repair.name} has other bytes below {request.old_size} than the old one"

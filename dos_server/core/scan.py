@@ -1,9 +1,8 @@
-"""Walking an object's file: header to header, content out, digests of prefixes. Every byte that leaves has
-been verified.
+"""Walking an object's file: from header to header, reading content, computing digests of prefixes.
 
-Rules of this file: it sees a file only through `read(position, count)` (short at the end of the file) that
-the caller passes in, and keeps at most one window of it in memory. What to do about damage is decided in
-`recovery` and `object_state`.
+Every byte returned has been verified. The file is read only through the caller's `read(position, count)`,
+which returns fewer bytes at the end of the file. At most one window of it is in memory. `recovery` and
+`object_state` decide what to do about damage.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,14 +18,14 @@ ReadAt = Callable[[int, int], bytes]
 _HEADER_WINDOW_BYTES: Final = 16 * KIB
 _SOME_HEADERS_BYTES: Final = 16 * extent_header_bytes
 CONTENT_WINDOW_BYTES: Final = payload_bytes_max + extent_payload_bytes_max + 16 * KIB
-"""One read serves the largest GET, wherever its extents begin."""
+"""One read of this size serves the largest GET, wherever its extents begin."""
 
 
 class DamagedExtentError(Exception):
-    """Stored bytes that should be good are not.
+    """Stored bytes are damaged.
 
-    `offset`: logical, everything below it that was read is good. `what`: was found there; `expected`: and
-    what should be, `position`: where in the file, as far as who raises it says so.
+    `offset`: logical; everything below it that was read is good. `what`: what was found there. `expected`,
+    `position`: what should be there, and the position in the file; empty and -1 if unknown.
     """
 
     def __init__(self, offset: int, what: str, position: int = -1, expected: str = "") -> None:
@@ -38,7 +37,8 @@ class DamagedExtentError(Exception):
 
 
 class LocatedExtent(NamedTuple):
-    """A header and the file position where it begins; `link_after`: of the extent behind it."""
+    """A header and the file position where it begins. `link_after`: the link for the extent that
+    follows it."""
 
     position: int
     header: ExtentHeader
@@ -46,7 +46,7 @@ class LocatedExtent(NamedTuple):
 
     @property
     def after(self) -> int:
-        """File position after the extent."""
+        """The file position after the extent."""
         return self.position + extent_header_bytes + self.header.payload_bytes
 
 
@@ -60,7 +60,7 @@ class ReadWindow:
         self._position = 0
 
     def at(self, position: int, count: int) -> memoryview:
-        """`count` bytes from a file position, fewer at the end of the file."""
+        """Return `count` bytes from a file position; fewer at the end of the file."""
         start = position - self._position
         if start < 0 or start + count > len(self._data):
             self._data = memoryview(self._read(position, max(count, self.ahead_bytes)))
@@ -69,7 +69,7 @@ class ReadWindow:
 
 
 def placed_at(window: ReadWindow, seed: int, position: int) -> LocatedExtent | HeaderFault | None:
-    """The header there; None when fewer than 64 bytes are left."""
+    """Return the header at that position, or its fault; None if fewer than 64 bytes are left."""
     head = window.at(position, extent_header_bytes)
     if len(head) < extent_header_bytes:
         return None
@@ -78,7 +78,7 @@ def placed_at(window: ReadWindow, seed: int, position: int) -> LocatedExtent | H
 
 
 def payload_of(window: ReadWindow, placed: LocatedExtent) -> memoryview | None:
-    """The verified payload, or None when it is short or its digest does not match."""
+    """Return the verified payload; None if it is incomplete or its digest does not match."""
     count = placed.header.payload_bytes
     payload = window.at(placed.position + extent_header_bytes, count)
     if len(payload) != count or digest64(payload) != placed.header.payload_digest:
@@ -87,7 +87,7 @@ def payload_of(window: ReadWindow, placed: LocatedExtent) -> memoryview | None:
 
 
 def walk(window: ReadWindow, seed: int, start: ExtentPlace, offset: int) -> Iterator[LocatedExtent]:
-    """Extents in order, from the one that holds the logical offset, which is at or after `start`.
+    """Yield the extents in order, from the one that holds the logical offset, which is at or after `start`.
 
     Raises DamagedExtentError where the chain breaks.
     """
@@ -109,7 +109,7 @@ def walk(window: ReadWindow, seed: int, start: ExtentPlace, offset: int) -> Iter
 
 
 class VerifiedContent(NamedTuple):
-    """Verified content, and where the extent begins in which it goes on; None: nothing was read."""
+    """Verified content. `after`: the extent in which a following read begins; None if nothing was read."""
 
     data: bytes
     after: ExtentPlace | None
@@ -118,14 +118,15 @@ class VerifiedContent(NamedTuple):
 def read_part(
     read: ReadAt, seed: int, place: ExtentPlace, start: int, end: int, extents_max: int | None = None
 ) -> VerifiedContent:
-    """Content from start to end, verified; only the beginning of it when that lies in more extents than
-    `extents_max`. The caller knows that it is there: end <= synced size.
+    """Return the verified content from start to end, or its beginning if it lies in more than `extents_max`
+    extents.
 
-    Raises DamagedExtentError with `offset` at the first extent that is not good.
+    The caller ensures that end <= synced size. Raises DamagedExtentError with `offset` at the first damaged
+    extent.
     """
     if start >= end:
         return VerifiedContent(b"", None)
-    # what lies before the start is not read, but for its headers; from there on as much as is needed
+    # before the start only headers are read; from there on, as much as is needed in one read
     first = next(walk(ReadWindow(read, _HEADER_WINDOW_BYTES), seed, place, start))
     window = ReadWindow(read, end - first.header.offset + _SOME_HEADERS_BYTES)
     parts: list[memoryview] = []
@@ -147,15 +148,15 @@ def read_part(
 
 
 def read_content(read: ReadAt, seed: int, place: ExtentPlace, start: int, end: int) -> bytes:
-    """All of the content from start to end. See `read_part`."""
+    """Return all of the content from start to end, verified. Raises DamagedExtentError."""
     return read_part(read, seed, place, start, end).data
 
 
 def prefix_fold(read: ReadAt, seed: int, places: FoldPlaces, size: int) -> PrefixDigest:
-    """The prefix digest of the first `size` bytes, ready to go on. Reads less than an extent and a block, and
-    the headers between two places of the index at most twice.
+    """Return the prefix digest of the first `size` bytes, ready to be continued.
 
-    Raises DamagedExtentError when what it had to read is not good.
+    Reads less than an extent plus a block, and the headers between two places of the index at most twice.
+    Raises DamagedExtentError if the bytes it reads are damaged.
     """
     if size == 0:
         return PrefixDigest()

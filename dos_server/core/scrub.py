@@ -1,21 +1,21 @@
-"""The scrub: goes round all objects and verifies what is on the disk, slowly, for ever.
+"""The scrub: verifies all stored objects on the disk, slowly and continuously.
 
-    what     every directory, in order, from a random one on; in it every object that is sound, from its
-             beginning to the size that was synced when that began
-    how      one look at a time: a part of one object, read from the disk and verified (`verify`)
-    when     so that no more than the rate is read, nor more than a tenth of the time is spent on it; a look
-             waits while the disk is at work for clients, but not for ever; a round begins at the earliest so
-             long after the one before it
+    what  every directory in order, starting at a random one; in it every sound object, from its beginning
+          to the size that was synced when its verification began
+    how   one part of one object at a time, read from the disk and verified (`verify`)
+    when  at most at the configured rate and at most a tenth of the time; a read is delayed while the disk
+          works for clients, but not without limit; a round begins no earlier than `round_seconds_min`
+          after the begin of the previous one
 
-A look may be late: the object was mended, removed, forgotten, made anew, or poisoned meanwhile, and then says
-nothing. What is looked at is remembered as the object in memory itself, which all of these replace or change:
-so a look quarantines only the very copy that it read. It reads below what was synced, where nothing is ever
-written again, so an append cannot be taken for damage.
+A result may be late: the object may have been repaired, removed, dropped from memory, recreated or poisoned
+in between. All of these replace or change the object in memory, and the scrub remembers that very object. So
+a result only quarantines the copy that was read. The scrub reads below the synced size, where nothing is
+written again, so an append cannot be mistaken for damage.
 
-Where it is, is kept in memory only: a file of it would be one more thing to keep right, for nothing. A start
-begins at a random directory, so also a server that is restarted often looks at all of its data in time.
+The progress is in memory only; a file for it would be one more thing to keep correct without benefit. A start
+begins at a random directory, so a server that restarts often still verifies all of its data over time.
 
-Rules of this file: what is looked at, when, and what comes of it. It knows no disk and no clock.
+This part decides what is verified, when, and what follows from it. It has no access to disk or clock.
 """
 
 from collections import deque
@@ -38,8 +38,10 @@ from dos_server.limits import (
 
 
 class ScrubPlan(NamedTuple):
-    """How to scrub. `bytes_per_s` 0: not at all. `round_seconds_min`: from the begin of a round to that of
-    the next one. `chance`: a number from 0 to below 1 that says where the first round begins.
+    """How to scrub.
+
+    `bytes_per_s`: 0 disables the scrub. `round_seconds_min`: least time from the begin of one round to that
+    of the next. `chance`: random number in [0, 1) that selects the directory at which the first round begins.
     """
 
     bytes_per_s: int = 0
@@ -48,7 +50,7 @@ class ScrubPlan(NamedTuple):
 
     @property
     def first_seconds(self) -> float:
-        """When the first round begins, after the start."""
+        """Seconds from the start of the server to the first round."""
         return min(self.round_seconds_min, scrub_first_seconds_max)
 
 
@@ -56,7 +58,7 @@ NO_SCRUB: Final = ScrubPlan()
 
 
 class Scrub:
-    """See the module. `rounds`, `objects`, `bytes`, `damaged`: done since the start."""
+    """The state of the scrub. `rounds`, `objects`, `bytes`, `damaged`: counts since the start."""
 
     def __init__(self, tables: Tables, reads: Reads, plan: ScrubPlan) -> None:
         self._tables = tables
@@ -75,7 +77,7 @@ class Scrub:
         self.rounds = self.objects = self.bytes = self.damaged = 0
 
     def due(self, event: scrub_reads.ScrubDue) -> None:
-        """The time for the next look has come. Asks for one look, or to be asked later; never for both."""
+        """Order the next read, or ask to be called again later; never both."""
         if event.busy and self._yielded_s < scrub_yield_seconds_max:
             self._yielded_s += scrub_yield_seconds
             self._later(scrub_yield_seconds)
@@ -90,12 +92,12 @@ class Scrub:
             self._leave(directory)
             self._later(0.0)
             return
-        assert self._object is not None, "there is an object to look at"
+        assert self._object is not None, "there is an object to verify"
         look = scrub_reads.ScrubRead(directory.name, self._object.name, self._chain, self._goal)
         self._tables.effects.append(look)
 
     def looked(self, event: scrub_reads.ScrubReadDone) -> None:
-        """A look has ended: note what it found, if it was at what is there now."""
+        """Handle the result of a read, if the object is still the one that was read."""
         read = 0 if event.chain is None else event.chain.position - event.look.chain.position
         self.bytes += read
         state, self._object = self._object, None
@@ -111,12 +113,15 @@ class Scrub:
         self._later(max(read / self._plan.bytes_per_s, event.seconds * scrub_rest_share))
 
     def _damaged(self, state: ObjectState, offset: int, what: str) -> None:
+        """Quarantine the object and log it."""
         self.damaged += 1
         self._reads.quarantine(state.directory, state.name, offset)
-        self._tell(f"scrub: {state.directory}/{state.name} is damaged from {offset} on: {what}", bad=True)
+        self._tell(
+            f"scrub: {state.directory}/{state.name} is damaged from offset {offset} on: {what}", bad=True
+        )
 
     def _is_there(self, state: ObjectState) -> bool:
-        """Whether the object is the one in use, and says nothing bad of itself yet."""
+        """Return whether the object is the one in use and is sound as far as is known."""
         here = self._tables.find(state.directory, state.name)
         return here is state and state.exists and not state.damaged and state.changing is None
 
@@ -126,10 +131,10 @@ class Scrub:
     def _tell(self, text: str, *, bad: bool) -> None:
         self._tables.effects.append(scrub_reads.LogNotice(text, bad))
 
-    # Going round
+    # Rounds
 
     def _next_directory(self) -> bool:
-        """Go to the next directory; False: the round is over, or there is none."""
+        """Move to the next directory. Return False if the round is over or there is none."""
         tables = self._tables
         if self._left is None:
             self._begin_round()
@@ -161,11 +166,11 @@ class Scrub:
         self._later(max(self._plan.round_seconds_min - took, scrub_load_seconds))
 
     def _loaded(self) -> DirectoryState | None:
-        """The directory, in memory; None: it is on its way there."""
+        """Return the directory if it is in memory; otherwise order it to be loaded and return None."""
         tables, name = self._tables, self._directory
         assert name is not None, "a directory was chosen"
         directory = tables.directories.get(name)
-        if directory is None and self._loaded_it:  # it cannot be opened now: the next round looks again
+        if directory is None and self._loaded_it:  # it cannot be opened now: the next round tries again
             self._directory = tables.scrubbed = None
             self._later(scrub_load_seconds)
             return None
@@ -178,14 +183,17 @@ class Scrub:
             self._later(scrub_load_seconds)
             return None
         rest, self._load_began = (tables.now - self._load_began) * scrub_rest_share, tables.now
-        if self._names is None and self._loaded_it and rest > 0:  # a load reads headers, at no rate
+        if (
+            self._names is None and self._loaded_it and rest > 0
+        ):  # loading reads headers without a rate limit: pause for it
             self._names = deque(sorted(directory.objects))
             self._later(rest)
             return None
         return directory
 
     def _next_object(self, directory: DirectoryState) -> bool:
-        """Go on with the object at hand, or to the next one; False: the directory is done."""
+        """Continue with the current object or move to the next one. Return False if the directory is
+        finished."""
         if self._object is not None and self._is_there(self._object):
             return True
         if self._names is None:
@@ -199,7 +207,7 @@ class Scrub:
         return False
 
     def _leave(self, directory: DirectoryState) -> None:
-        """The directory is done. What was loaded for this alone goes again."""
+        """Finish the directory. Drop it from memory if it was loaded only for the scrub."""
         self._directory = self._object = self._names = self._tables.scrubbed = None
         if self._loaded_it and self._tables.is_idle(directory):
             self._tables.forget(directory)

@@ -1,7 +1,4 @@
-"""What the scrub hears and asks for: events and effects as in `vocabulary`, of which they are a part.
-
-Rules of this file: values only.
-"""
+"""Events and effects of the scrub. Values only; part of `vocabulary`."""
 
 from typing import NamedTuple
 
@@ -9,15 +6,15 @@ from dos_server.core.verify import VerifiedChain, VerifyGoal
 
 
 class ScrubDue(NamedTuple):
-    """It is time for the next look. `busy`: the disk is at work for clients."""
+    """The next read of the scrub is due. `busy`: the disk is working for clients."""
 
     busy: bool
 
 
 class ScrubRead(NamedTuple):
-    """Read the next part of an object from the disk, not from memory, and verify it; then report.
+    """Read the next part of an object from the disk, bypassing the cache, verify it, then report.
 
-    `chain` says how far the object was followed, `goal` what was synced when that began.
+    `chain`: how far the object was verified. `goal`: what was synced when its verification began.
     """
 
     directory: str
@@ -27,8 +24,11 @@ class ScrubRead(NamedTuple):
 
 
 class ScrubReadDone(NamedTuple):
-    """How a look ended: `chain` goes on; or content is damaged from `damaged_at` on; or neither, and nothing
-    is known. `what`: was found then; `seconds`: it took."""
+    """`ScrubRead` finished. `chain`: where to continue. `damaged_at`: content is damaged from there on. If both
+    are None, the part could not be read.
+
+    `what`: the finding in words. `seconds`: the duration of the read.
+    """
 
     look: ScrubRead
     chain: VerifiedChain | None
@@ -38,13 +38,13 @@ class ScrubReadDone(NamedTuple):
 
 
 class ScrubLater(NamedTuple):
-    """Report `ScrubDue` after so many seconds."""
+    """Report `ScrubDue` after that many seconds."""
 
     seconds: float
 
 
 class LogNotice(NamedTuple):
-    """What whoever runs the server should know, in the log. `bad`: something may have to be done about it."""
+    """Log a line for the operator. `bad`: action may be needed."""
 
     text: str
     bad: bool = True

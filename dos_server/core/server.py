@@ -1,18 +1,19 @@
-"""The object server, pure: `handle(event, now) -> effects`.
+"""The object server as a pure state machine: `handle(event, now) -> effects`.
 
-Everything about *order* is decided here and nowhere else:
+Every ordering guarantee of the server is enforced here and in the parts that this module composes:
 
-    Write            only what passed the size and digest check, by the directory's writer, when carried out
-    Sync             only after Written; one at a time an object; covers what was written before it
-    SetMark          only after Synced, and before any watermark
-    Watermark        only after Synced, and never to a session older than the held claim
-    DirectoryOpened  for a claim, only when the claim is on stable storage and all objects are settled
+    effect           condition
+    Write            the request was carried out, by the directory's writer, and its size and digest matched
+    Sync             after Written; at most one per object at a time; covers what was written before it began
+    SetMark          after Synced, and before any durability ack (WATERMARK)
+    Watermark        after Synced, and never to a session whose claim is older than the held claim
+    DirectoryOpened  for a claim: after the claim is on stable storage and all objects are settled
 
-The shell performs effects in order and reports. A request that is refused leaves no effect (P-8).
+The shell performs the effects in order and reports their outcomes. A refused request has no effect (P-8).
 
-Rules of this file: events in, effects out, and the end of a session. Requests about the session and the store
-are in `greetings`, those about objects in `claims`, `appends`, `reads`, `repairs` and `removals`, those of
-version 0 in `version0`; all see the same tables, and so does the `scrub`, which nobody asks for.
+This module dispatches events and ends sessions. Requests are handled by the parts, which share the same
+tables: `greetings` (session and store), `claims`, `appends`, `reads`, `repairs`, `removals` (objects),
+`version0` (the original protocol). `scrub` verifies stored objects without being requested to.
 """
 
 from collections.abc import Callable
@@ -48,7 +49,7 @@ from dos_server.limits import (
 
 
 class ServerCore:
-    """See the module."""
+    """The state of one object server and the dispatch of its events."""
 
     def __init__(
         self,
@@ -64,7 +65,12 @@ class ServerCore:
         scrub: ScrubPlan = NO_SCRUB,
         stamps: StampFiles = NO_FILES,
     ) -> None:
-        """`life_id`: random, of this life of the server and no other."""
+        """Create the core.
+
+        `life_id`: random bytes, unique to this start of the server. `directory_names`, `damaged_names`:
+        directories on the disk, and those known to hold a damaged object. `reserve_bytes`: disk space kept
+        free; None derives it from the size of the file system.
+        """
         names = directory_names or set()
         self._tables = tables = Tables(
             server_id, life_id, record, token, names, damaged_names or set(), reserve_bytes
@@ -123,7 +129,8 @@ class ServerCore:
         }
 
     def handle(self, event: v.Event, now: float) -> list[v.Effect]:
-        """Take one event; what to do about it, in order. `now` is monotonic seconds."""
+        """Handle one event and return the effects, in the order to perform them. `now` is monotonic, in
+        seconds."""
         tables = self._tables
         tables.now = now
         self._on_event[type(event)](event)
@@ -133,7 +140,7 @@ class ServerCore:
         return effects
 
     def may_read(self, session: int) -> bool:
-        """Whether the shell should take more from that connection: back-pressure instead of memory."""
+        """Return whether the shell may read more from the connection. False applies back-pressure."""
         one = self._tables.sessions.get(session)
         if one is not None and one.version == 0:
             return self._version0.may_read(session)
@@ -147,13 +154,19 @@ class ServerCore:
 
     @property
     def opens_many(self) -> bool:
-        """So many CWDs wait for their directories that another one should not be given yet: all are answered
-        in one go."""
+        """Whether so many CWDs wait for directories to load that the shell must not deliver another one.
+
+        All CWDs that wait for a directory are answered in one event, so their number bounds the memory for
+        answers.
+        """
         return self._tables.openings >= openings_max
 
     def answers_long(self, session: int, frame: Frame | bytes) -> bool:
-        """Whether the answer of a LIST or CWD may have many entries: of a directory that is not loaded nobody
-        knows. Bytes are a request of version 0."""
+        """Return whether the answer to a LIST or CWD may have many entries.
+
+        For a directory that is not loaded the count is unknown, so a known name counts as many. Bytes are a
+        version 0 request.
+        """
         if isinstance(frame, bytes):
             return self._version0.answers_long(session, frame)
         tables, one = self._tables, self._tables.sessions.get(session)
@@ -170,29 +183,31 @@ class ServerCore:
         return len(directory.objects) > entries_few
 
     def is_streaming(self, session: int) -> bool:
-        """Whether what comes next on a version 0 connection is content, not a request."""
+        """Return whether the next bytes of a version 0 connection are content, not a request."""
         return self._version0.is_streaming(session)
 
     def wants_tick(self) -> bool:
-        """Whether time matters: a GET waits, or a `received` or a status has not been told."""
+        """Return whether the core needs `Tick` events: a GET waits, or a received size or a status has not
+        been sent yet."""
         tables = self._tables
         return bool(tables.untold or tables.waiting or tables.later or self._version0.wants_tick())
 
     def is_welcome(self, session: int) -> bool:
-        """Whether HELLO was answered: until then the clock of the shell runs."""
+        """Return whether HELLO was answered. Until then the shell applies its time limit for HELLO."""
         one = self._tables.sessions.get(session)
         return one is not None and one.state is not SessionState.NEW
 
     @property
     def room_bytes(self) -> int:
-        """What appends may take on the disk until the next look."""
+        """Bytes that appends may take on the disk before free space is measured again."""
         return self._tables.space.room_bytes
 
     @property
     def record_bytes(self) -> bytes:
+        """The encoded store record; empty if the server is in no store."""
         return self._tables.record_bytes
 
-    # Events about connections
+    # Events of connections
 
     def _connected(self, event: v.Connected) -> None:
         self._tables.sessions[event.session] = Session(event.session)
@@ -205,16 +220,19 @@ class ServerCore:
         self._tables.forget_idle()
 
     def _received(self, event: v.Received) -> None:
+        """Execute a frame, or defer it while a CWD of the session is unanswered: requests run in the order
+        sent."""
         session = self._tables.sessions.get(event.session)
         if session is None or session.closed or session.leaving:
             return
         if session.opening or session.deferred:
-            frame = event.frame
+            frame = event.frame  # copied: its payload may be a view into the receive buffer
             session.deferred.append(frame._replace(payload=bytes(frame.payload)))
             return
         self._execute(session, event.frame)
 
     def _received_appends(self, event: v.ReceivedAppends) -> None:
+        """Accept runs of appends together, and handle any frame that ends a run on its own."""
         number, frames = event
         session = self._tables.sessions.get(number)
         index = 0
@@ -226,6 +244,7 @@ class ServerCore:
                 index += 1
 
     def _execute(self, session: Session, frame: Frame) -> None:
+        """Decode the frame and pass it to its handler, or refuse it."""
         try:
             message = m.decode(frame)
         except RemoteProtocolError as error:
@@ -233,7 +252,7 @@ class ServerCore:
             return
         handler = self._on_message.get(type(message))
         if handler is None:
-            text = f"{type(message).__name__} is an answer, not a request"
+            text = f"{type(message).__name__} is a reply, not a request"
             self._tables.refuse(session, ErrorCode.UNKNOWN_OPCODE, text, frame.request_id)
         elif session.state is SessionState.NEW and not isinstance(message, m.Hello | m.Quit):
             text = f"{type(message).__name__} before HELLO"
@@ -242,10 +261,8 @@ class ServerCore:
             handler(session, message, frame.request_id)
 
     def _go_on(self) -> None:
-        """Carry out what sessions had sent behind a CWD that is now answered.
-
-        End those that only waited to quit.
-        """
+        """Execute the requests that sessions sent after a CWD that is now answered, and end sessions that
+        wait to quit."""
         self._version0.hear()
         opened, self._tables.opened = self._tables.opened, []
         for session in opened:
@@ -281,6 +298,7 @@ class ServerCore:
         self._version0.progress(event.directory, event.name)
 
     def _removed(self, event: v.Removed) -> None:
+        """Pass the outcome of a removal to the protocol version of its session."""
         outcome = self._removals.removed(event)
         if outcome is None:
             return
@@ -289,7 +307,7 @@ class ServerCore:
         else:
             self._removals.answer(outcome, event.name)
 
-    # Leaving
+    # End of sessions
 
     def _quit(self, session: Session, request: m.Quit, request_id: int) -> None:
         del request
@@ -306,13 +324,14 @@ class ServerCore:
             self._leave(session)
 
     def _leave(self, session: Session) -> None:
+        """Stop accepting requests, write what was accepted, and end the session after its last answer."""
         session.leaving = True
         self._appends.batch_ended()
         self._reads.stop_waiting(session)
         self._finish_quit(session)
 
     def _finish_quit(self, session: Session) -> None:
-        """BYE once everything the session asked for before is answered."""
+        """Send BYE and close after every earlier request of the session is answered."""
         if session.leaving and not session.closed and session.answered:
             if session.quit_request is not None:
                 self._tables.send(session, m.Bye(), session.quit_request)
@@ -322,4 +341,4 @@ class ServerCore:
 def _why_no_version0(*, version0: bool, token: bytes) -> str:
     if not version0:
         return "version 0 is switched off on this server"
-    return "this server asks for a token, and version 0 has no word for one" if token else ""
+    return "this server requires a token, which version 0 cannot carry" if token else ""

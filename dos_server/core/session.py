@@ -1,7 +1,6 @@
-"""One connection as the core sees it: its state by the table of `dos_protocol.session_states`, and what it
-still waits for.
+"""One connection as the core sees it.
 
-Rules of this file: values of one session and no more.
+The protocol state follows the table in `dos_protocol.session_states`. Only values of one session belong here.
 """
 
 from collections import deque
@@ -15,12 +14,15 @@ from dos_server.core.object_state import ObjectState
 
 @dataclass(eq=False)
 class Session:
-    """`directory`: where it is; `opening`: where its unanswered CWD goes; `deferred`: what came behind that
-    CWD.
+    """The state of one connection and its outstanding requests.
 
-    `version`: of the protocol it speaks; `stream`: what it appends to, in version 0.
-    `leaving`: it sends nothing more, and ends when everything is answered. `pending`: requests at the disk or
-    waiting; `reading`: those of them that read; `unsynced_*`: appends accepted for it and not yet settled.
+    `directory`: the current directory. `opening`: the directory of the CWD that is not answered yet.
+    `deferred`: frames received after that CWD; they are executed when it is answered.
+    `wrote`: the session appended in its current directory. `version`: the protocol version it speaks.
+    `stream`: the object that a version 0 session appends to.
+    `leaving`: the session sends nothing more and ends when everything is answered.
+    `pending`: requests that wait or are with the disk. `reading`: those of them that read.
+    `unsynced_bytes`, `unsynced_appends`: appends accepted from it that are neither synced nor refused.
     """
 
     number: int
@@ -41,7 +43,7 @@ class Session:
     stream: ObjectState | None = None
 
     def move(self, event: SessionEvent) -> None:
-        """Step by the table."""
+        """Apply the event to the state table."""
         self.state = step(self.state, event)
 
     @property
@@ -50,5 +52,5 @@ class Session:
 
     @property
     def answered(self) -> bool:
-        """Nothing this session asked for is still open."""
+        """Whether no request of the session is outstanding."""
         return not (self.pending or self.unsynced_appends or self.opening or self.deferred)

@@ -1,17 +1,18 @@
-"""The reserve: how much may still be taken before what is left is kept for what must not fail.
+"""The reserve: disk space that is kept for operations that must not fail.
 
-Claims, marks, store records, removals and a restart need a little space, and on a disk without any they would
-fail just when they are needed to get out of it. So appends and new copies are refused, whole, before the
-last of it is gone.
+Claims, marks, store records, removals and restarts need a little space. On a completely full disk they would
+fail just when they are needed to recover from it. So appends and new copies are refused, whole, before the
+reserve is touched.
 
-Theory. The shell looks at the file system now and then and says what is free; between two looks what is
-taken is subtracted here. So an append costs a subtraction and no system call. What was taken since before
-the look is subtracted though it may have been seen: rather a second of refusals than a reserve that is gone.
+The shell measures the free space of the file system periodically. Between two measurements, the bytes taken
+are subtracted here, so an append costs a subtraction and no system call. Bytes taken while a measurement runs
+are subtracted even if it has already counted them: a second of refusals is better than a reserve that is used
+up.
 
-Once something did not fit, every append is refused until there is room again for that and a bit more: no
-writer gets its small appends in between another's large ones, and the log hears of it once.
+After something did not fit, every append is refused until there is space for it and a margin. Otherwise one
+writer's small appends would get in between another's large ones. The log has one line per such period.
 
-Rules of this file: sums and their words. It does not know what is written, nor where.
+Pure: sums and their messages.
 """
 
 from typing import Final
@@ -28,12 +29,13 @@ from dos_server.limits import (
 
 
 def reserve_of(total_bytes: int) -> int:
-    """What is kept of a file system of that size when nobody says how much."""
+    """Return the default reserve, in bytes, for a file system of that size."""
     return min(reserve_bytes_default, total_bytes // reserve_fraction_max)
 
 
 def cost(payload_bytes: int, *, new_file: bool) -> int:
-    """What a payload takes on disk, about: a header of some extents, and a new file's first block."""
+    """Return about how much disk space a payload takes, including extent headers or a new file's first
+    block."""
     return payload_bytes + (new_file_bytes if new_file else extent_header_bytes)
 
 
@@ -41,10 +43,12 @@ _ENOUGH: Final = 1 << 62
 
 
 class DiskSpace:
-    """See the module. `reserve_bytes` None: by the size of the file system. `room_bytes`: may be taken
-    until the next look.
+    """The free space above the reserve.
 
-    Until the first look, and where a file system does not say its size, there is room for everything.
+    `reserve_bytes` None: derived from the size of the file system. `room_bytes`: bytes that may be taken
+    before the next measurement.
+
+    Before the first measurement, and if the file system does not report its size, everything fits.
     """
 
     def __init__(self, reserve_bytes: int | None = None) -> None:
@@ -56,8 +60,10 @@ class DiskSpace:
         self._since = 0.0
 
     def seen(self, free_bytes: int, total_bytes: int, room_before: int, now: float) -> str | None:
-        """What a look found that began when `room_bytes` was so much. Something for the log, when appends
-        begin or cease to be refused."""
+        """Apply a measurement that began when `room_bytes` was `room_before`.
+
+        Returns a line for the log when appends begin or cease to be refused.
+        """
         if total_bytes <= 0:
             self.room_bytes = _ENOUGH
         else:
@@ -70,35 +76,35 @@ class DiskSpace:
             return None
         self.refusing, self._wanted = False, 0
         return (
-            f"appends are taken again after {now - self._since:.0f} s: {free_bytes} bytes are free,"
+            f"appends are accepted again after {now - self._since:.0f} s: {free_bytes} bytes are free,"
             f" {self._reserve} of them the reserve"
         )
 
     def has_room(self, count: int) -> bool:
-        """Whether so much could be taken now."""
+        """Return whether that many bytes could be taken now."""
         return count < self.room_bytes and not self.refusing
 
     def take(self, count: int) -> bool:
-        """Take so much, if there is room for it."""
+        """Take that many bytes, and return whether they fit."""
         if self.refusing or count >= self.room_bytes:
             return False
         self.room_bytes -= count
         return True
 
     def spend(self, count: int) -> None:
-        """So much is on its way to the disk, whatever room there is: it was asked for before."""
+        """Subtract bytes that are written in any case, because they were admitted before."""
         self.room_bytes -= count
 
     def ran_out(self, count: int, now: float) -> str | None:
-        """An append of so much has no room: none is taken until it has. Something for the log, the first
-        time."""
+        """Refuse appends until `count` bytes fit. Returns a line for the log if they were not refused
+        before."""
         if self.refusing:
             self._wanted = max(self._wanted, count)
             return None
         return self._begin(count, now)
 
     def refusal(self, what: str) -> AppendRefusal:
-        """Why `what` is not taken."""
+        """Return the refusal for `what`."""
         return AppendRefusal(
             ErrorCode.NO_SPACE,
             f"no space for {what} above the reserve of {self._reserve} bytes; nothing was written",

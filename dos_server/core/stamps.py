@@ -1,23 +1,23 @@
-"""The stamps of this server's disk, and what it was told of those of the other members.
+"""The stamps of this server's disk, and the stamps of other members that this server witnesses.
 
-Two small files, replaced whole (temp, fsync, rename, fsync of the folder):
+Two small files, each replaced whole (temporary file, fsync, rename, fsync of the folder).
 
-`stamps`, before a start serves, and before a later stamp is told to anyone:
+`stamps`, written before a start serves, and before a later stamp is reported to any client:
 
     magic 2 = D0 48 | version u8 = 1 | reserved u8 = 0 | missing number u64 | missing id 16 |
     first number u64 | count u16 | then per stamp: id 16 | xxh3-64 over everything before
 
-The numbers are those from the first on without a gap. *Missing*: a stamp that another member was told of and
-that this disk lacks; number 0: none. With one, the disk is an older copy of itself, for good.
+The stamps are numbered from the first one on without a gap. *Missing*: a stamp that another member witnessed
+and this disk lacks; number 0: none. If there is one, the disk is permanently an older copy of itself.
 
-`witnessed`, before WITNESSED is answered:
+`witnessed`, written before WITNESSED is answered:
 
-    magic 2 = D0 57 | version u8 = 1 | reserved u8 = 0 | entries as in WELCOME | xxh3-64 over everything
-    before
+    magic 2 = D0 57 | version u8 = 1 | reserved u8 = 0 | entries as in WELCOME |
+    xxh3-64 over everything before
 
-Rules of this file: what STAMP and WITNESS are answered, and who is turned away by a disk that went back. The
-order matters in one place: a stamp is told only when it is on stable storage, or a crash would make an honest
-disk look like one that went back.
+This part answers STAMP and WITNESS, and refuses sessions if the disk went back in time. A stamp must be on
+stable storage before it is reported: otherwise a crash could make an honest disk look like one that went
+back.
 """
 
 import struct
@@ -41,11 +41,11 @@ _WITNESSED_MAGIC: Final = b"\xd0\x57"
 _HEAD: Final = struct.Struct(">2sBB")
 _HISTORY: Final = struct.Struct(f">Q{id_bytes}sQH")
 _DIGEST: Final = struct.Struct(">Q")
-_HINT: Final = "replace the server: whether its disk is the newest is not known"
+_HINT: Final = "replace the server: it is unknown whether its disk is current"
 
 
 class StampFiles(NamedTuple):
-    """The files of a data directory, empty where there is none. Without stamps, a server gives none."""
+    """The contents of the two files, empty if a file is missing. Without stamps the server reports none."""
 
     stamps: bytes = b""
     witnessed: bytes = b""
@@ -55,8 +55,10 @@ NO_FILES: Final = StampFiles()
 
 
 class History(NamedTuple):
-    """The stamps that a disk has, the latest `stamps_kept_max` of them. `first`: the number of the oldest;
-    `missing`: see the module."""
+    """The stamps of a disk, at most the latest `stamps_kept_max`.
+
+    `first`: the number of the oldest. `missing`: a stamp that another member witnessed and the disk lacks.
+    """
 
     first: int = 1
     ids: tuple[bytes, ...] = ()
@@ -64,15 +66,17 @@ class History(NamedTuple):
 
     @property
     def newest(self) -> DiskStamp:
+        """The latest stamp."""
         return DiskStamp(self.first + len(self.ids) - 1, self.ids[-1]) if self.ids else NO_STAMP
 
     def grown(self, stamp_id: bytes) -> "History":
-        """With one more stamp."""
+        """Return the history with one more stamp."""
         ids = (*self.ids, stamp_id)[-stamps_kept_max:]
         return self._replace(first=self.first + len(self.ids) + 1 - len(ids), ids=ids)
 
     def lacks(self, stamp: DiskStamp) -> bool:
-        """Whether the disk never had that stamp. One older than all that are kept cannot be judged: no."""
+        """Return whether the disk never had that stamp. False for one older than all that are kept: it cannot
+        be judged."""
         if stamp.number < self.first:
             return False
         index = stamp.number - self.first
@@ -80,14 +84,14 @@ class History(NamedTuple):
 
 
 def encode_history(history: History) -> bytes:
-    """The file `stamps`."""
+    """Return the contents of the file `stamps`."""
     body = _HEAD.pack(_STAMPS_MAGIC, 1, 0)
     body += _HISTORY.pack(*history.missing, history.first, len(history.ids)) + b"".join(history.ids)
     return body + _DIGEST.pack(digest64(body))
 
 
 def decode_history(data: bytes) -> History:
-    """The history in the file. Raises CorruptDataError for anything but one whole history."""
+    """Return the history in the file. Raises CorruptDataError for anything but one whole history."""
     body = _body(data, _STAMPS_MAGIC, STAMPS)
     ids = body[_HISTORY.size :]
     if len(body) >= _HISTORY.size:
@@ -99,13 +103,13 @@ def decode_history(data: bytes) -> History:
 
 
 def encode_witnesses(witnessed: dict[bytes, DiskStamp]) -> bytes:
-    """The file `witnessed`."""
+    """Return the contents of the file `witnessed`."""
     body = _HEAD.pack(_WITNESSED_MAGIC, 1, 0) + encode_witnessed(witnessed)
     return body + _DIGEST.pack(digest64(body))
 
 
 def decode_witnesses(data: bytes) -> dict[bytes, DiskStamp]:
-    """What the file says. Raises CorruptDataError."""
+    """Return the stamps in the file, by server id. Raises CorruptDataError."""
     try:
         return decode_witnessed(_body(data, _WITNESSED_MAGIC, WITNESSED))
     except ValueError as error:
@@ -113,6 +117,7 @@ def decode_witnesses(data: bytes) -> dict[bytes, DiskStamp]:
 
 
 def _body(data: bytes, magic: bytes, where: str) -> bytes:
+    """Return the bytes between head and digest. Raises CorruptDataError."""
     body, end = data[: -_DIGEST.size], data[-_DIGEST.size :]
     if len(body) < _HEAD.size or _DIGEST.pack(digest64(body)) != end:
         raise CorruptDataError(where, 0, "bytes and their digest", f"{len(data)} others", _HINT)
@@ -122,7 +127,7 @@ def _body(data: bytes, magic: bytes, where: str) -> bytes:
 
 
 class Stamps:
-    """See the module. `history`, `witnessed`: as they are on stable storage."""
+    """Carries out STAMP and WITNESS. `history` and `witnessed` are as they are on stable storage."""
 
     def __init__(self, tables: Tables, life_id: bytes, files: StampFiles) -> None:
         self._tables, self._life_id = tables, life_id
@@ -134,21 +139,27 @@ class Stamps:
         self._waiting: deque[tuple[int, m.Witness, int]] = deque()
 
     def problem(self) -> str | None:
-        """Why no session of a store may begin here, if the disk went back in time."""
+        """Return why no session of a store may begin here, if the disk went back in time; None otherwise."""
         missing = self.history.missing
         if not missing.number:
             return None
         return (
             f"the disk of server {id_text(self._tables.server_id)} went back in time: it lacks stamp"
-            f" {missing.number} ({id_text(missing.stamp_id)}), which another member was told of, and with it"
+            f" {missing.number} ({id_text(missing.stamp_id)}), which another member witnessed, and with it"
             " what was acknowledged since"
         )
 
     def stamp(self, session: Session, request: m.Stamp, request_id: int) -> None:
-        """Compare, and tell the newest stamp; a new one, if the newest is old."""
+        """Compare the requested stamp with the history, and answer the newest one. Create a new one if that
+        is old."""
         tables, asked = self._tables, DiskStamp(request.number, request.stamp_id)
         if session.store_id == NO_ID:
-            tables.refuse(session, ErrorCode.UNSUPPORTED, "only members of a store are compared", request_id)
+            tables.refuse(
+                session,
+                ErrorCode.UNSUPPORTED,
+                "STAMP requires a session of a store: name the store in HELLO",
+                request_id,
+            )
         elif asked.number and self.history.lacks(asked):
             self._went_back(session, asked, request_id)
         elif self._is_due():
@@ -161,34 +172,39 @@ class Stamps:
             tables.send(session, m.Stamped(*self.history.newest), request_id)
 
     def _is_due(self) -> bool:
+        """Return whether the newest stamp is old and no newer one is being stored."""
         if self._stamped_at is None:
-            self._stamped_at = self._tables.now  # the start has just given one
+            self._stamped_at = self._tables.now  # the start has just created one
         late = self._tables.now - self._stamped_at >= stamp_seconds
         return late and STAMPS not in self._storing
 
     def _went_back(self, session: Session, asked: DiskStamp, request_id: int) -> None:
-        """From now on, and after each start, no session of the store is served."""
+        """Record that the disk went back in time. From now on, and after each restart, no session of the
+        store is served."""
         tables = self._tables
         self.history = self.history._replace(missing=asked)
         self._store(session.number, request_id, STAMPS, encode_history(self.history))
         text = self.problem()
         assert text is not None
         remedy = VERDICTS[ErrorCode.ROLLED_BACK].remedy
-        tables.warn(f"{text}. It serves its store no more: {remedy}")
+        tables.warn(f"{text}. It no longer serves its store: {remedy}")
         tables.refuse(session, ErrorCode.ROLLED_BACK, text, request_id, asked.number)
         for other in list(tables.sessions.values()):
             if other.store_id != NO_ID and not other.closed:
                 tables.refuse(other, ErrorCode.ROLLED_BACK, text, 0, asked.number)
 
     def witness(self, session: Session, request: m.Witness, request_id: int) -> None:
-        """Keep another member's newest stamp, if what was known of it is what the client took it for."""
+        """Keep another member's newest stamp, if the stamp known before is the one that the client
+        expects."""
         tables, record = self._tables, self._tables.record
         if session.store_id == NO_ID or record is None or record.member(request.server_id) is None:
-            text = f"server {id_text(request.server_id)} is no member of the store that this session is in"
+            text = f"server {id_text(request.server_id)} is not a member of this session's store"
             tables.refuse(session, ErrorCode.NOT_A_MEMBER, text, request_id)
             return
         if request.server_id == tables.server_id or not request.number:
-            tables.refuse(session, ErrorCode.BAD_FRAME, "a stamp of another server is witnessed", request_id)
+            tables.refuse(
+                session, ErrorCode.BAD_FRAME, "WITNESS requires a nonzero stamp of another server", request_id
+            )
             return
         if WITNESSED in self._storing:
             session.pending += 1
@@ -211,7 +227,7 @@ class Stamps:
         self._tables.effects.append(v.WriteStamps(session, request_id, name, data))
 
     def stored(self, event: v.StampsStored) -> None:
-        """A file is on stable storage, or it is as it was."""
+        """Handle the end of WriteStamps."""
         self._storing.discard(event.name)
         if event.name == WITNESSED:
             self._witnesses_stored(event)
@@ -223,7 +239,7 @@ class Stamps:
         session = self._tables.answerable(event.session)
         if event.trouble is v.DiskFailure.NONE and not self.history.missing.number:
             self.history = decode_history(event.data)
-        if session is not None:  # whether or not there is a new one: what is told is on stable storage
+        if session is not None:  # if storing failed, the older stamp is still on stable storage
             self._tables.send(session, m.Stamped(*self.history.newest), event.request_id)
 
     def _witnesses_stored(self, event: v.StampsStored) -> None:
@@ -235,10 +251,11 @@ class Stamps:
                 held = self.witnessed[self._keeping]
                 tables.send(session, m.Witnessed(self._keeping, *held), event.request_id)
         elif session is not None:
-            text = f"the other members' stamps cannot be kept: {event.trouble.value}"
+            text = f"the stamps of the other members could not be stored: {event.trouble.value}"
             tables.refuse(session, REFUSALS[event.trouble], text, event.request_id)
 
     def _next_witness(self) -> None:
+        """Carry out the WITNESS requests that waited for the file."""
         while self._waiting and WITNESSED not in self._storing:
             number, request, request_id = self._waiting.popleft()
             session = self._tables.answerable(number)

@@ -1,6 +1,6 @@
-"""The tables all parts of the core share, and the queue of effects.
+"""The tables that all parts of the core share, and the queue of effects.
 
-Rules of this file: finding things, answering, refusing, closing. No request is decided here.
+Lookup, answering, refusing and closing belong here. No request is decided here.
 """
 
 from typing import Final, NamedTuple
@@ -29,24 +29,29 @@ REFUSALS: Final = {
     v.DiskFailure.PASSES: ErrorCode.BUSY,
     v.DiskFailure.FAILED: ErrorCode.POISONED,
 }
-"""How a request is refused that the disk did not carry out."""
+"""The error code for a request that the disk did not carry out."""
 
 
 class RequestTarget(NamedTuple):
-    """An object that a request is about, and its directory."""
+    """The object that a request names, and its directory."""
 
     directory: DirectoryState
     state: ObjectState
 
 
 class Tables:
-    """See the module. `touched`: objects with appends accepted and not yet given to the disk.
+    """The shared state of one server core.
 
-    `openings`: CWDs that wait until a directory is loaded.
-    `unheard`: what version 0 sessions are told, not yet put into their words. `object_version`: of objects
-    made from now on, above that of every object removed. `scrubbed`: the directory that the scrub is at.
-    `damaged_names`: directories that have a damaged object, as far as is known of those not in memory.
-    `later`: what the disk is asked for again, and when.
+    `effects`: effects of the current event, in order. `touched`: objects with accepted appends that are not
+    yet passed to the disk.
+    `untold`: objects with written bytes that no durability ack has reported, and when one is due.
+    `openings`: number of CWDs that wait for a directory to load. `opened`, `settled`: sessions whose CWD was
+    answered, or that may now quit.
+    `unheard`: messages to version 0 sessions that are not yet translated.
+    `object_version`: version of objects created from now on, above that of every removed object.
+    `scrubbed`: the directory that is being scrubbed.
+    `damaged_names`: directories known to hold a damaged object, for directories that are not in memory.
+    `later`: effects to retry, with their times.
     """
 
     def __init__(
@@ -84,6 +89,7 @@ class Tables:
         self.now = 0.0
 
     def send(self, session: Session, message: m.Message, request_id: int = 0) -> None:
+        """Send a message to the session, unless it is closed."""
         if session.closed:
             return
         if session.version == 0:
@@ -92,18 +98,18 @@ class Tables:
             self.effects.append(v.Send(session.number, message, request_id))
 
     def again(self, effect: v.Effect) -> None:
-        """Have the disk do something again in a while: what kept it from doing it passes."""
+        """Retry an effect after a delay. Only for effects whose failure has a temporary cause."""
         self.later.append((self.now + again_seconds, effect))
 
     def tick(self) -> None:
-        """Ask again for what is due."""
+        """Emit the retried effects that are due."""
         due = [effect for at, effect in self.later if at <= self.now]
         if due:
             self.later = [one for one in self.later if one[0] > self.now]
             self.effects += due
 
     def refuse(self, session: Session, code: ErrorCode, text: str, request_id: int, actual: int = 0) -> None:
-        """Answer an error; close the session if the code says so."""
+        """Answer with an ERROR, and close the session if the code requires it."""
         verdict = VERDICTS[code]
         record = self.record_bytes if verdict.blame is Blame.STORE else b""
         text = text[: wire.text_bytes_max // 4]
@@ -113,13 +119,13 @@ class Tables:
             self.close(session)
 
     def close(self, session: Session) -> None:
-        """The session is over; its connection ends when what was sent before has left."""
+        """End the session. Its connection closes after everything sent before has left."""
         if not session.closed:
             self.detach(session)
             self.effects.append(v.CloseSession(session.number))
 
     def detach(self, session: Session) -> None:
-        """Take a session out of every table; what it had accepted goes on."""
+        """Remove the session from every table. Requests accepted from it are still carried out."""
         self.leave_directory(session)
         if session.opening is not None:
             target = self.directories.get(session.opening)
@@ -132,7 +138,7 @@ class Tables:
         session.move(SessionEvent.ENDED)
 
     def leave_directory(self, session: Session) -> None:
-        """The session looks elsewhere, or is gone."""
+        """Remove the session from its directory, because it opens another one or has ended."""
         directory = self.directories.get(session.directory) if session.directory else None
         if directory is not None:
             directory.leave(session)
@@ -141,13 +147,13 @@ class Tables:
         session.wrote = False
 
     def end_stream(self, session: Session) -> None:
-        """Others may append to what the version 0 session appended to."""
+        """Release the object that the version 0 session appends to."""
         if session.stream is not None:
             session.stream.appender = None
             session.stream = None
 
     def drop_repair(self, session: int) -> None:
-        """The new copy that the session was bringing is not wanted any more, unless it is being installed."""
+        """Discard the new copy that the session sends, unless it is being installed."""
         repair = self.repairs.get(session)
         if repair is None:
             return
@@ -158,14 +164,14 @@ class Tables:
             self.effects.append(v.DropRepair(session, repair.directory, repair.name, repair.number))
 
     def directory_of(self, session: Session, request_id: int) -> DirectoryState | None:
-        """The directory the session is in, or None after refusing NOT_READY."""
+        """Return the session's directory, or None after refusing with NOT_READY."""
         directory = self.directories.get(session.directory) if session.directory else None
         if directory is None:
-            self.refuse(session, ErrorCode.NOT_READY, "no directory: CWD comes first", request_id)
+            self.refuse(session, ErrorCode.NOT_READY, "no directory is open: send CWD first", request_id)
         return directory
 
     def target(self, session: Session, name: str, request_id: int) -> RequestTarget | None:
-        """The object a request names, or None after refusing."""
+        """Return the object that the request names, or None after refusing."""
         directory = self.directory_of(session, request_id)
         if directory is None or not self.name_is_good(session, name, request_id):
             return None
@@ -177,33 +183,35 @@ class Tables:
         return RequestTarget(directory, state)
 
     def new_object(self, directory: DirectoryState, name: str) -> ObjectState:
-        """An object that is not there yet. It counts once it is in the table of its directory."""
+        """Return an object that does not exist yet. It counts after it is entered in its directory's
+        table."""
         return ObjectState(directory.name, name, fresh_root=self.fresh_root(), version=self.object_version)
 
     def found_object(self, directory: str, name: str, found: RecoveredObject, version: int) -> ObjectState:
-        """An object as it stands on the disk."""
+        """Return an object as it was found on the disk."""
         return ObjectState(directory, name, fresh_root=self.fresh_root(), found=found, version=version)
 
     def fresh_root(self) -> int:
-        """A root that no object had before."""
+        """Return a root that no object had before."""
         self._roots += 1
         return fresh_root(self._life_id, self._roots)
 
     def find(self, directory_name: str, name: str) -> ObjectState | None:
-        """The object, if it is still in memory."""
+        """Return the object if it is in memory."""
         directory = self.directories.get(directory_name)
         return directory.objects.get(name) if directory else None
 
     def name_is_good(self, session: Session, name: str, request_id: int) -> bool:
-        """Whether the name is inside the grammar; refuses BAD_NAME if not."""
+        """Return whether the name matches the grammar; refuse with BAD_NAME otherwise."""
         if is_name(name):
             return True
-        text = f"not a name: {name[:40]!a}, {len(name)} long"
+        text = f"invalid name {name[:40]!a}, {len(name)} characters long"
         self.refuse(session, ErrorCode.BAD_NAME, text, request_id)
         return False
 
     def take_space(self, state: ObjectState, count: int) -> AppendRefusal | None:
-        """Take what so many more bytes of an object need on the disk; or why they would touch the reserve."""
+        """Reserve the disk space for that many more bytes of an object, or return why there is none above the
+        reserve."""
         wanted = cost(count, new_file=not state.exists)
         if self.space.take(wanted):
             return None
@@ -211,12 +219,12 @@ class Tables:
         return self.space.refusal(state.name)
 
     def warn(self, text: str | None) -> None:
-        """Tell the log, if there is something to tell."""
+        """Log the text, if there is one."""
         if text is not None:
             self.effects.append(scrub_reads.LogNotice(text))
 
     def answerable(self, number: int, *, read: bool = False) -> Session | None:
-        """The session whose pending request is about to be answered, if it is still there."""
+        """Return the session whose pending request is about to be answered, if it still exists."""
         session = self.sessions.get(number)
         if session is not None:
             session.pending -= 1
@@ -227,31 +235,34 @@ class Tables:
 
     @property
     def objects(self) -> int:
-        """In memory."""
+        """The number of objects in memory."""
         return sum(len(one.objects) for one in self.directories.values())
 
     def refuses_directory(self, name: str) -> AppendRefusal | None:
-        """Why there is no memory for another directory, which may be full; idle ones go before that."""
+        """Return why another directory, which may be full, does not fit in memory; None if it does.
+
+        Idle directories are dropped from memory first.
+        """
         loading = sum(one.loading is LoadState.LOADING for one in self.directories.values())
         objects_max = objects_in_use_max - (1 + loading) * wire.entries_max
         self.forget_idle(objects_max)
         if self.objects <= objects_max:
             return None
-        text = f"{name} cannot be opened: the directories in use have {self.objects} objects, and it may have"
-        return AppendRefusal(ErrorCode.BUSY, f"{text} {wire.entries_max}; there may be {objects_in_use_max}")
+        text = f"{name} cannot be opened: directories in use hold {self.objects} objects, and it may hold"
+        return AppendRefusal(ErrorCode.BUSY, f"{text} {wire.entries_max}; the limit is {objects_in_use_max}")
 
     def refuses_object(self, directory: DirectoryState) -> AppendRefusal | None:
-        """Why no other object can be made in the directory."""
+        """Return why no further object can be created in the directory, or None."""
         if len(directory.objects) >= wire.entries_max:
             text = f"a directory holds at most {wire.entries_max} objects"
             return AppendRefusal(ErrorCode.NO_SPACE, text, wire.entries_max)
         if self.objects >= objects_in_use_max:
-            text = f"the directories in use have {objects_in_use_max} objects, which is the limit"
+            text = f"directories in use hold {objects_in_use_max} objects, which is the limit"
             return AppendRefusal(ErrorCode.BUSY, text, objects_in_use_max)
         return None
 
     def forget_idle(self, objects_max: int = objects_loaded_max) -> None:
-        """Keep memory bounded: directories that nobody uses go, oldest first, beyond the limits."""
+        """Drop idle directories from memory, oldest first, while the limits are exceeded."""
         directories = self.directories
         total = self.objects
         for directory in list(directories.values()):
@@ -262,18 +273,18 @@ class Tables:
                 self.forget(directory)
 
     def has_damage(self, name: str) -> bool:
-        """Whether a directory has a copy that counts for nothing, as far as is known."""
+        """Return whether a copy in the directory is known to be damaged or poisoned."""
         directory = self.directories.get(name)
         if directory is None or directory.loading is LoadState.LOADING:
             return name in self.damaged_names
         return directory.loading is LoadState.BROKEN or any(one.damaged for one in directory.objects.values())
 
     def is_idle(self, directory: DirectoryState) -> bool:
-        """Nobody uses it, nor brings a new copy into it."""
+        """Return whether no session uses the directory and no new copy is being sent to it."""
         return directory.idle and all(repair.directory != directory.name for repair in self.repairs.values())
 
     def forget(self, directory: DirectoryState) -> None:
-        """Drop a directory from memory; the next CWD loads it again."""
+        """Drop the directory from memory. The next CWD loads it again."""
         if self.has_damage(directory.name):
             self.damaged_names.add(directory.name)
         else:

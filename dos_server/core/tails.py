@@ -1,19 +1,20 @@
-"""Torn tails that found no room for their copy (row N of `recovery`): judged again when there is room.
+"""Torn tails whose copy found no space (row N of `recovery`): judged again when there is space.
 
-So is an object that found no room to be written again in its place, as a start does with what no mark
-vouches for, on file systems that want room for that; of such a one nothing is served before.
+The same applies to an object that found no space to be rewritten in place. A start rewrites what no mark
+vouches for, and some file systems need space for that. Nothing of such an object is served before.
 
-Until then the object is CORRUPT from there on: the tail may not be cut before a copy of it is on stable
-storage, and nothing may be appended behind it. Nothing of it is damaged, though, so nobody has to mend it,
-and nobody has to restart the server: the watch of the space looks each second anyhow.
+Until then the object is CORRUPT from that offset on: the tail may not be cut before a copy of it is on stable
+storage, and nothing may be appended after it. Nothing of the object is damaged, though, so no repair and no
+restart is needed: free space is measured every second anyway.
 
-Only the space counts that such a copy takes, not the reserve: a start would take it from there too. A try
-that fails all the same (the quota of a user is in no figure) is followed by one after twice the time.
+Only the space for the copy counts, not the reserve: a start would use the reserve, too. If an attempt fails
+although the space seemed sufficient (a user's quota is in no figure), the next one follows after twice the
+time.
 
-While an object is judged it is closed to everything, as while a new copy takes its place; then it stands
-there like a mended one, and its writers are told to claim again and compare.
+While an object is judged, no request can use it, as during a repair. Afterwards it counts like a repaired
+object, and its writers receive FENCED: they claim again and compare sizes.
 
-Rules of this file: when an object is judged again, and what comes of it. What it is, `storage` finds out.
+This part decides when an object is judged again, and handles the result. `storage` makes the judgment.
 """
 
 from dataclasses import dataclass
@@ -30,7 +31,8 @@ from dos_server.limits import tail_tries_seconds_max, tail_tries_seconds_min
 
 @dataclass
 class _Tail:
-    """An object with such a tail; no try before `due`, and the one after it `wait_s` later."""
+    """An object with such a tail. The next attempt is at `due` at the earliest, the one after it `wait_s`
+    later."""
 
     state: ObjectState
     due: float
@@ -38,7 +40,7 @@ class _Tail:
 
 
 class Tails:
-    """See the module."""
+    """Schedules the renewed judgment of uncut tails."""
 
     def __init__(self, tables: Tables, claims: Claims) -> None:
         self._tables = tables
@@ -46,18 +48,18 @@ class Tails:
         self._tails: dict[tuple[str, str], _Tail] = {}
 
     def directory_loaded(self, event: v.DirectoryLoaded) -> None:
-        """Remember those of its objects that have such a tail."""
+        """Register the objects of the directory that have such a tail."""
         for name, found in sorted(event.objects.items()):
             state = self._tables.find(event.directory, name)
             if found.uncut_bytes and state is not None:
                 self._tails[event.directory, name] = _Tail(state, self._tables.now)
 
     def space_seen(self, event: v.SpaceSeen) -> None:
-        """Have judged again what there is room for."""
+        """Order a new judgment of each object for which there is space now."""
         room = event.free_bytes
         for key, tail in list(self._tails.items()):
             state = tail.state
-            if self._tables.find(*key) is not state:  # forgotten, mended, removed
+            if self._tables.find(*key) is not state:  # forgotten, repaired or removed
                 del self._tails[key]
                 continue
             wanted = cost(state.uncut_bytes, new_file=True)
@@ -73,7 +75,7 @@ class Tails:
             self._tables.effects.append(v.LoadObject(*key))
 
     def object_loaded(self, event: v.ObjectLoaded) -> None:
-        """It was judged again. None: nothing has become of it."""
+        """Handle the result of a judgment. `found` is None if the object could not be judged."""
         directory = self._tables.directories[event.directory]
         old = directory.objects[event.name]
         old.judging = False
@@ -84,13 +86,14 @@ class Tails:
         self._claims.grant_if_ready(directory)
 
     def _replace(self, directory: DirectoryState, old: ObjectState, new: ObjectState) -> None:
+        """Put the newly judged object in the place of the old one, and end its writers."""
         directory.objects[old.name] = new
         place = f"{directory.name}/{old.name}"
         if new.damaged:
-            text = f"{place}: its torn tail was looked at again, and it is damaged from {new.corrupt_from} on"
+            text = f"{place}: its torn tail was judged again; it is damaged from offset {new.corrupt_from} on"
             self._tables.effects.append(scrub_reads.LogNotice(text))
             return
-        text = f"{place}: there was room to bring it in order; {new.synced} bytes of it are in use again"
+        text = f"{place}: recovered after space became free; {new.synced} bytes of it are in use again"
         self._tables.effects.append(scrub_reads.LogNotice(text, bad=False))
-        text = f"{old.name} is in use again: claim {directory.name} again, and compare"
+        text = f"{old.name} is in use again: claim {directory.name} again and compare its size and digest"
         self._claims.end_writers(directory, text, directory.claim.epoch)

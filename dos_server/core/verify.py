@@ -1,15 +1,20 @@
-"""Verifying an object's extents from end to end, a part at a time: for `dos fsck` and for the scrub.
+"""Verifying an object's extents from end to end, one part at a time, for `dos fsck` and the scrub.
 
-An extent is good here if its header is, it is the one that comes next, its link is that of the header before
-it, its prefix digest is that of the content found below it, and its payload digest matches. A GET checks all
-of that but the prefix digest, from an extent on whose link the server knows.
+An extent is good if
 
-An extent whose link does not match is the wrong one of the two, as long as the root is known. When it is not,
-the first extents may as well be those of another time, and all content counts as damaged. When a prefix
-digest does not match, content counts as damaged from the last block on that a later header vouched for.
+1. its header is valid and is for the next logical offset,
+2. its link is that of the header before it,
+3. its prefix digest is that of the content found below it,
+4. its payload digest matches.
 
-Rules of this file: it sees a file only through `read`, and holds at most one part of it. What damage means is
-decided by the callers.
+A GET makes the same checks except the prefix digest, starting from an extent whose link the server knows.
+
+If a link does not match and the root is known, the extent with that link is the damaged one. If the root is
+unknown, the first extents may as well be the foreign ones, and all content counts as damaged. If a prefix
+digest does not match, content counts as damaged from the last block on that a later header confirmed.
+
+The file is read only through `read`, at most one part of it in memory. The callers decide what to do about
+damage.
 """
 
 from typing import NamedTuple
@@ -25,11 +30,11 @@ part_bytes_min = extent_header_bytes + extent_payload_bytes_max
 
 
 class VerifiedChain(NamedTuple):
-    """How far an object was followed: everything below `offset` was read, and is good.
+    """How far an object was verified: everything below `offset` was read and is good.
 
-    `position`: where the file goes on; `fold`: of the content below `offset`, not to be changed; `proven`:
-    below it a header that came later vouches for the content; `root`: of the object,
-    0 when nobody knows; `link`: of the next extent, None: any.
+    `position`: the file position there. `fold`: of the content below `offset`; must not be changed. `root`:
+    of the object, 0 if unknown. `link`: of the next extent, None if any is accepted. `proven`: content below
+    this size is confirmed by the prefix digest of a later header.
     """
 
     offset: int
@@ -41,23 +46,23 @@ class VerifiedChain(NamedTuple):
 
 
 class VerifyGoal(NamedTuple):
-    """What is to be there: so much content, which has that digest; None when nobody knows the digest."""
+    """The content that should be there: its size, and its digest, or None if the digest is unknown."""
 
     size: int
     digest: int | None = None
 
 
 def beginning(root: int) -> VerifiedChain:
-    """Nothing was followed yet. `root`: 0 when nobody knows."""
+    """Return the chain before the first extent. `root`: 0 if unknown."""
     return VerifiedChain(0, 0, PrefixDigest(), root, root or None)
 
 
 def verify_part(
     read: ReadAt, seed: int, chain: VerifiedChain, goal: VerifyGoal, part_bytes: int, extents: int
 ) -> VerifiedChain:
-    """Follow the chain through the next part of the file, at least one extent of it, at most so many.
+    """Verify the next part of the file: at least one extent, at most `extents`. Return the chain after it.
 
-    Raises DamagedExtentError where what is to be there is not.
+    Raises DamagedExtentError where the content that should be there is not.
     """
     window = ReadWindow(read, part_bytes)
     offset, position, fold_, root, link, proven = chain
@@ -81,7 +86,7 @@ def verify_part(
                 offset if root else 0,
                 f"an extent of link {header.link:08x}",
                 position,
-                f"one of link {link:08x}, behind the extent before it",
+                f"one of link {link:08x}, which follows the extent before it",
             )
         if header.prefix_digest != fold.blocks_digest:
             raise DamagedExtentError(

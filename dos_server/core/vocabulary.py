@@ -1,8 +1,8 @@
-"""What the core hears and what it asks for. Events come in one at a time, effects go out in order.
+"""Events and effects of the server core: plain values, no behavior.
 
-Rules of this file: values only. The shell performs effects in the order given, and reports each that has an
-answer with exactly one event. `session` is a number that the shell gives to a connection and never uses
-again.
+The shell reports events one at a time and performs the effects of each in the order given. Each effect that
+has an outcome is reported back with exactly one event. `session` is a number that the shell assigns to a
+connection and never reuses.
 """
 
 from collections.abc import Sequence
@@ -30,69 +30,81 @@ from dos_server.core.readings import ReadData as ReadData
 from dos_server.core.readings import ReadDigest as ReadDigest
 from dos_server.core.records import ClaimRecord, ObjectMark
 
-# Events
+# --- Events: what the shell reports to the core ---
 
 
 class Connected(NamedTuple):
+    """A connection was accepted."""
+
     session: int
 
 
 class Received(NamedTuple):
-    """A whole frame. Its payload may be a view that is good only until `BatchEnded` has been handled."""
+    """A complete frame arrived. Its payload may be a view that is valid only until `BatchEnded` has been
+    handled."""
 
     session: int
     frame: Frame
 
 
 class ReceivedAppends(NamedTuple):
-    """Whole frames with the opcode of APPEND, in order: the same as each of them alone."""
+    """Complete APPEND frames arrived, in order. Equivalent to one `Received` for each of them."""
 
     session: int
     frames: Sequence[Frame]
 
 
 class BatchEnded(NamedTuple):
-    """No more frames at hand: what was accepted may be written now."""
+    """No more frames are available now, so the accepted appends can be written."""
 
 
 class HalfClosed(NamedTuple):
-    """The peer sends no more, and may still read: it gets its answers, then the session ends."""
+    """The peer has shut down its sending side and can still read. The session ends after all its answers are
+    sent."""
 
     session: int
 
 
 class ConnectionEnded(NamedTuple):
-    """The connection is gone. What it had accepted is still carried out."""
+    """The connection is closed. Requests accepted from it are still carried out."""
 
     session: int
 
 
 class ClaimStored(NamedTuple):
+    """`WriteClaim` finished."""
+
     directory: str
     claim: ClaimRecord
     trouble: DiskFailure
 
 
 class Written(NamedTuple):
+    """`Write` finished."""
+
     directory: str
     name: str
     trouble: DiskFailure
 
 
 class SyncBegins(NamedTuple):
-    """The sync that was asked for starts now: it covers what was written until here, and no more."""
+    """The requested sync starts now. It covers only what was written before this event."""
 
     directory: str
     name: str
 
 
 class Synced(NamedTuple):
+    """`Sync` finished. It covers what was written before its `SyncBegins`."""
+
     directory: str
     name: str
     trouble: DiskFailure
 
 
 class RecordStored(NamedTuple):
+    """`WriteStoreRecord` finished."""
+
     session: int
     request_id: int
     record: bytes
@@ -100,6 +112,8 @@ class RecordStored(NamedTuple):
 
 
 class StampsStored(NamedTuple):
+    """`WriteStamps` finished."""
+
     session: int
     request_id: int
     name: str
@@ -108,7 +122,7 @@ class StampsStored(NamedTuple):
 
 
 class Removed(NamedTuple):
-    """A removal has ended."""
+    """`RemoveObject` finished."""
 
     session: int
     request_id: int
@@ -118,7 +132,7 @@ class Removed(NamedTuple):
 
 
 class DirectoryMade(NamedTuple):
-    """The directory is there, durably, or not."""
+    """`MakeDirectory` finished. Without trouble, the directory is durable."""
 
     session: int
     directory: str
@@ -126,22 +140,25 @@ class DirectoryMade(NamedTuple):
 
 
 class Requested(NamedTuple):
-    """A whole request of a version 0 session, without its length."""
+    """A complete request of a version 0 session, without its length prefix."""
 
     session: int
     body: bytes
 
 
 class Streamed(NamedTuple):
-    """Bytes that a version 0 session appends. A view that is good only until this has been handled."""
+    """Bytes that a version 0 session appends. The view is valid only until this event has been handled."""
 
     session: int
     data: Buffer
 
 
 class SpaceSeen(NamedTuple):
-    """What is free on the file system, and its size; 0: it does not say. `room_before`: `ServerCore`'s
-    `room_bytes` before the look."""
+    """Free space of the file system was measured.
+
+    `free_bytes`, `total_bytes`: free space and size; both 0 if the file system does not report them.
+    `room_before`: the core's `room_bytes` when the measurement began.
+    """
 
     free_bytes: int
     total_bytes: int
@@ -177,30 +194,32 @@ Event = (
     | scrub_reads.Event
 )
 
-# Effects
+# --- Effects: what the core orders the shell to do ---
 
 
 class Send(NamedTuple):
+    """Send a message. `request_id` is 0 for a message that answers no request."""
+
     session: int
     message: Message
     request_id: int = 0
 
 
 class CloseSession(NamedTuple):
-    """Close the connection once everything before this has been sent."""
+    """Close the connection after everything before this effect has been sent."""
 
     session: int
 
 
 class WriteClaim(NamedTuple):
-    """Put the claim on stable storage, the folder and its ancestors too, then report."""
+    """Put the claim on stable storage, with the directory's folder and its ancestors, then report."""
 
     directory: str
     claim: ClaimRecord
 
 
 class Write(NamedTuple):
-    """Write the buffers at a position of the object's file, whole or not at all; `create` makes the file."""
+    """Write the buffers at a position of the object's file, all or nothing. `create` makes the file."""
 
     directory: str
     name: str
@@ -210,8 +229,11 @@ class Write(NamedTuple):
 
 
 class Sync(NamedTuple):
-    """Put everything written so far on stable storage; with `entry` the directory entry and its ancestors.
-    It may wait for a thread; `SyncBegins` says when it really begins, which is what it covers."""
+    """Put everything written so far on stable storage; with `entry` also the directory entry and its
+    ancestors.
+
+    The sync may wait for a thread. `SyncBegins` reports its actual start, which determines what it covers.
+    """
 
     directory: str
     name: str
@@ -219,8 +241,10 @@ class Sync(NamedTuple):
 
 
 class SetMark(NamedTuple):
-    """Note what is synced at least, before it is told to anyone. Need not be synced itself, unless poisoned
-    or damaged."""
+    """Store the object's mark, a lower bound of its synced size, before that size is reported to any client.
+
+    The mark itself need not be synced, unless it says poisoned or damaged.
+    """
 
     directory: str
     mark: ObjectMark
@@ -244,9 +268,10 @@ class WriteStamps(NamedTuple):
 
 
 class RemoveObject(NamedTuple):
-    """Take a settled object away, durably, then report.
+    """Delete a settled object durably, then report.
 
-    After a crash on the way there is the whole object or nothing. `durable`, `damaged`: as its mark says.
+    After a crash during the removal, either the whole object exists or none of it. `durable` and `damaged`
+    are the values for its mark.
     """
 
     session: int
@@ -258,21 +283,21 @@ class RemoveObject(NamedTuple):
 
 
 class MakeDirectory(NamedTuple):
-    """Make the directory, durably, then report."""
+    """Create the directory durably, then report."""
 
     session: int
     directory: str
 
 
 class SendBytes(NamedTuple):
-    """Bytes to a version 0 session, as they are."""
+    """Send bytes to a version 0 session without framing."""
 
     session: int
     data: Buffer
 
 
 class LogReason(NamedTuple):
-    """Why the session ends, for the log: the peer may be told in fewer words, or in none."""
+    """Log why a session ends. The peer may receive a shorter reason, or none."""
 
     session: int
     text: str

@@ -1,10 +1,10 @@
-"""The GETs that wait at the end of an object until there is more.
+"""The GETs that wait at the end of an object for more bytes.
 
-There may be many: each is found by its object, by its session and by its deadline, so that ending some costs
-nothing for the others. Those that are *woken* are answered in parts, so that one append that many wait for
-holds nobody up; and no session has more reads at the disk for that than it may ask for.
+There may be many. Each is found by object, by session and by deadline, so ending some costs nothing for the
+others. Woken GETs are answered in parts, so that one append that many wait for does not delay other requests,
+and no session gets more disk reads from it than it may have in progress.
 
-Rules of this file: finding them, and bounds. What they are answered, `reads` says.
+Only lookup and limits belong here; `reads` decides the answers.
 """
 
 import heapq
@@ -20,7 +20,7 @@ Key = TypeVar("Key")
 
 
 class WaitingRead(NamedTuple):
-    """A GET at the end of the object, until there is more or its time is up."""
+    """A GET that waits at the end of the object until more bytes are synced or its deadline passes."""
 
     state: ObjectState
     session: int
@@ -30,7 +30,7 @@ class WaitingRead(NamedTuple):
 
 
 class WaitingReads:
-    """See the module. Its length: how many wait, or were woken and are not answered yet."""
+    """All waiting GETs. Its length counts those that wait, and those woken but not answered yet."""
 
     def __init__(self) -> None:
         self._waiters: dict[int, WaitingRead] = {}
@@ -44,10 +44,11 @@ class WaitingReads:
         return len(self._waiters) + len(self.woken)
 
     def has_room(self, session: int) -> bool:
-        """Whether another one of that session may wait: some of each always may."""
+        """Return whether another GET of the session may wait. Each session may always have a few."""
         return len(self) < waiting_total_max or len(self._of_session.get(session, ())) < waiting_of_one_min
 
     def add(self, waiter: WaitingRead) -> None:
+        """Add a waiting GET."""
         self._last += 1
         number = self._last
         self._waiters[number] = waiter
@@ -57,15 +58,15 @@ class WaitingReads:
         heapq.heappush(self._deadlines, (waiter.deadline, number))
 
     def take_of_object(self, state: ObjectState) -> list[WaitingRead]:
-        """Those of an object, in the order in which they came. They wait no more."""
+        """Remove and return the GETs that wait on the object, in order of arrival."""
         return self._take(self._of_object.get(state, ()))
 
     def take_of_session(self, session: int) -> list[WaitingRead]:
-        """The same, of a session."""
+        """Remove and return the waiting GETs of the session, in order of arrival."""
         return self._take(self._of_session.get(session, ()))
 
     def take_due(self, now: float) -> list[WaitingRead]:
-        """Those whose time is up."""
+        """Remove and return the GETs whose deadline has passed."""
         numbers = []
         while self._deadlines and self._deadlines[0][0] <= now:
             numbers.append(heapq.heappop(self._deadlines)[1])
@@ -80,7 +81,7 @@ class WaitingReads:
                 waiter.state.waiters -= 1
                 _drop(self._of_session, waiter.session, number)
                 _drop(self._of_object, waiter.state, number)
-        if len(self._deadlines) > 2 * len(self._waiters) + 64:  # of those that were taken before their time
+        if len(self._deadlines) > 2 * len(self._waiters) + 64:  # most are of GETs already taken
             self._deadlines = [(one.deadline, number) for number, one in self._waiters.items()]
             heapq.heapify(self._deadlines)
         return taken

@@ -109,7 +109,7 @@ def test_the_digest_of_a_prefix_is_shown(alone: ThreadServer) -> None:
     assert f"digest_at=5  prefix_digest={prefix_digest(data[:5]):016x}" in (
         answered("stat", url, "--digest-at", "5").decode()
     )
-    assert "of which 100000 bytes are durable" in refused(2, "stat", url, "--digest-at", "100001")
+    assert "beyond the 100000 durable bytes" in refused(2, "stat", url, "--digest-at", "100001")
     assert "must name an object" in refused(2, "stat", alone.url, "--digest-at", "5")
     assert "prefix_digest" not in answered("stat", url, "--json").decode()
 

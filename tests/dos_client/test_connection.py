@@ -195,8 +195,8 @@ async def test_an_exception_of_the_body_leaves_as_it_is(alone: ThreadServer) -> 
     ("answer", "what"),
     [
         (b"HTTP/1.1 400 Bad Request\r\n\r\nthis is no frame at all", "a frame begins with d05e"),
-        (b"HTTP/1.1 400 Bad Request\r\n\r\nthis is no frame at all", "that is an answer of HTTP, not DOS"),
-        (b"SSH-2.0-OpenSSH_9.2p1 and more than a header", "that is a secure shell, not DOS"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\nthis is no frame at all", "that is an HTTP response, not DOS"),
+        (b"SSH-2.0-OpenSSH_9.2p1 and more than a header", "that is ssh, not DOS"),
         (encode_frame(encode(Pong(b"x"), 1)), "answered Hello with Pong"),
         (encode_frame(encode(Pong(b"x"), 77)), "request 77, which was never sent"),
         (encode_frame(encode(Welcome(1, b"i" * 16, 100, 100, 100), 1)), "takes only 100 bytes a frame"),

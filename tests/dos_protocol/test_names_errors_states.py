@@ -83,7 +83,7 @@ def test_a_session_steps_by_the_table_or_refuses(state: SessionState, event: Ses
     if event in SESSION_TABLE[state]:
         assert step(state, event) in SessionState
     else:
-        with pytest.raises(LocalProtocolError, match="cannot happen"):
+        with pytest.raises(LocalProtocolError, match="is not valid for a session in state"):
             step(state, event)
 
 

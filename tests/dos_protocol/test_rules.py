@@ -156,14 +156,14 @@ def test_three_marks_are_known(marks: int) -> None:
         )
         assert m.encode_entries((info,)) == data
     else:
-        with pytest.raises(ValueError, match="are not known"):
+        with pytest.raises(ValueError, match="unknown marks"):
             m.decode_entries(data)
 
 
 @pytest.mark.parametrize("count", [0, 2])
 def test_a_stat_has_one_entry(count: int) -> None:
     frame = m.encode(SAMPLES[m.Opcode.STAT_RESULT])
-    assert f"one entry, not {count}" in str(
+    assert f"expected one entry, got {count}" in str(
         refusal(frame._replace(payload=m.encode_entries((INFO,) * count)))
     )
 
@@ -210,8 +210,8 @@ def test_what_an_end_allows_is_kept_to_the_byte(part: str, over: int) -> None:
 @pytest.mark.parametrize(
     ("begun", "spoken"),
     [
-        (b"HTTP/1.1 400", "an answer of HTTP"), (b"GET / HTTP/1.1", "a request of HTTP"),
-        (b"POST / HTTP/1.1", "a request of HTTP"), (b"SSH-2.0-x", "a secure shell"), (b"\x15\x03\x03", "TLS"),
+        (b"HTTP/1.1 400", "an HTTP response"), (b"GET / HTTP/1.1", "an HTTP request"),
+        (b"POST / HTTP/1.1", "an HTTP request"), (b"SSH-2.0-x", "ssh"), (b"\x15\x03\x03", "TLS"),
         (b"\x16\x03\x01", "TLS"), (b"\x17\x03\x01", ""), (b"\xd0\x4a", ""),
     ],
 )  # fmt: skip

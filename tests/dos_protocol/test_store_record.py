@@ -52,7 +52,7 @@ def test_a_flip_or_a_cut_is_named(record: StoreRecord, data: st.DataObject) -> N
     ("record", "words"),
     [
         (StoreRecord(bytes(16), 1, 1, (A,)), "store id"),
-        (StoreRecord(b"s" * 16, 0, 1, (A,)), "counts from 1"),
+        (StoreRecord(b"s" * 16, 0, 1, (A,)), "generations begin at 1"),
         (StoreRecord(b"s" * 16, 1, 1, ()), "1 to 16 members"),
         (StoreRecord(b"s" * 16, 1, 1, (A, Member(A.server_id, "c:1"))), "distinct identities"),
         (StoreRecord(b"s" * 16, 1, 1, (A, Member(b"c" * 16, A.address))), "distinct addresses"),

@@ -177,10 +177,10 @@ def test_a_superseded_writer_is_refused_for_ever_and_may_still_read() -> None:
 @pytest.mark.parametrize(
     ("epoch", "writer", "why"),
     [
-        (4, W2, f"epoch 4 of dir is not above epoch 5, which writer {W1.hex()} holds"),
-        (5, W2, f"epoch 5 of dir is not above epoch 5, which writer {W1.hex()} holds"),
+        (4, W2, f"epoch 4 of dir is not above epoch 5, which is held by writer {W1.hex()}"),
+        (5, W2, f"epoch 5 of dir is not above epoch 5, which is held by writer {W1.hex()}"),
         (0, W1, "epoch 0 of dir: epochs begin at 1"),
-        (1048582, W2, "epoch 1048582 of dir is more than 1048576 above epoch 5, which is held"),
+        (1048582, W2, "epoch 1048582 of dir is more than 1048576 above the held epoch 5"),
     ],
 )
 def test_epochs_that_are_lower_taken_zero_or_wild_are_refused(epoch: int, writer: bytes, why: str) -> None:

@@ -242,7 +242,7 @@ def test_a_delete_that_fails_is_told_and_leaves_the_object_as_it_was(step: str) 
     disk.fail(step, errno.EIO)
     answer = server.ask(session, m.Delete("o"))
     assert code_of(answer) == ErrorCode.POISONED
-    assert "is as it was" in answer.message
+    assert "is unchanged" in answer.message
     server.ask(session, append(CONTENT, b"more"))
     assert bytes(server.answer(session, following).payload) == b"more"
     assert content(server) == CONTENT + b"more"

@@ -109,7 +109,7 @@ def test_a_full_disk_can_be_claimed_cleared_out_and_restarted(disk: SmallDisk) -
             assert content_of(wire, "small") == b"abc" + BLOCK
     log = server.log_path.read_text()
     assert log.count("appends are refused") == 2, "once in each life"
-    assert log.count("appends are taken again") == 1
+    assert log.count("appends are accepted again") == 1
 
 
 def test_a_client_of_version_0_clears_out_a_full_disk(disk: SmallDisk) -> None:

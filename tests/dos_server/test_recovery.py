@@ -88,15 +88,15 @@ def test_a_start_logs_what_it_found_what_that_means_and_what_is_done(case: Recov
     assert said.startswith("object dir/obj, byte 120 of 500 in its file: expected ")
     assert f"(case {case.letter})" in said
     if found.corrupt:
-        assert said.endswith(f"It is CORRUPT from 80 on; {REPAIR}")
+        assert said.endswith(f"It is CORRUPT from offset 80 on; {REPAIR}")
     else:
         aside = ", which are copied aside," if case.decision is RecoveryDecision.COPY_CUT else ""
-        assert said.endswith(f"None of it was acknowledged: 380 bytes{aside} are cut off, it ends at 80")
+        assert said.endswith(f"None of it was acknowledged: 380 bytes{aside} are cut off; it ends at 80")
 
 
 def test_a_start_does_not_log_that_it_cuts_where_nothing_is() -> None:
     found = RecoveredObject(80, 120, PrefixDigest(), SparseIndex(), "P", RecoveryDecision.COPY_CUT)
-    assert logged("dir/obj", found, 120).endswith("(case P). Nothing is to be cut off: it ends at 80")
+    assert logged("dir/obj", found, 120).endswith("(case P). Nothing needs to be cut off: it ends at 80")
 
 
 WHOLE = b"".join(extents_of(TEXTS))

@@ -168,7 +168,7 @@ def test_a_removal_that_fails_before_the_file_is_gone_leaves_it_as_it_was(step: 
     disk = FakeDisk()
     server, session = with_file(disk)
     disk.fail(step, errno.EIO)
-    assert server.ask0(session, "df") == b"ERROR: the disk failed, f is as it was"
+    assert server.ask0(session, "df") == b"ERROR: the disk failed; f is unchanged"
     assert read(server) == CONTENT
     disk.kill()
     server.start()

@@ -69,7 +69,7 @@ def test_rot_that_the_cache_hides_from_readers_is_found_quarantined_and_remember
     damaged_from = state_of(world, "dir", "o").corrupt_from
     assert damaged_from == 1_400_000, "the extent with the flipped bit"
     (line,) = [line for line in world.told if "damaged from" in line]
-    assert "dir/o is damaged from 1400000 on: the payload digest does not match" in line
+    assert "dir/o is damaged from offset 1400000 on: the payload digest does not match" in line
     answer = world.ask(world.reader(), m.Get("o", 1_400_000, 10))
     assert answer.code == ErrorCode.CORRUPT
     assert world.ask(world.reader(), m.Get("o", 0, 10)).payload == LARGE[:10]
@@ -496,7 +496,7 @@ def test_rates_are_read_as_people_write_them(text: str, rate: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "fast", "-1MB/s", "8MB/h", "nan", "1e9", "8XB/s", "9999999999", "٣MB"])
 def test_other_rates_are_refused_with_an_example(text: str) -> None:
-    with pytest.raises(ValueError, match="as 8MB/s"):
+    with pytest.raises(ValueError, match="for example 8MB/s"):
         parse_rate(text)
 
 
@@ -509,13 +509,13 @@ def test_times_are_read_as_people_write_them(text: str, seconds: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "soon", "-1h", "1y", "inf", "1e3"])
 def test_other_times_are_refused_with_an_example(text: str) -> None:
-    with pytest.raises(ValueError, match="as 24h"):
+    with pytest.raises(ValueError, match="for example 24h"):
         parse_span(text)
 
 
 @pytest.mark.parametrize(
     ("option", "value", "why"),
-    [("--scrub-rate", "fast", "as 8MB/s"), ("--scrub-every", "soon", "as 24h")],
+    [("--scrub-rate", "fast", "for example 8MB/s"), ("--scrub-every", "soon", "for example 24h")],
 )
 def test_a_rate_or_time_that_is_none_is_refused(tmp_path: Path, option: str, value: str, why: str) -> None:
     refused = dos("serve", "--data", str(tmp_path / "data"), option, value)

@@ -249,7 +249,7 @@ def test_what_is_witnessed_is_read_as_it_was_written(witnessed: dict[bytes, Disk
 
 @pytest.mark.parametrize("data", [b"x", b"x" * 41, (b"s" * 16 + bytes(24)) * 2], ids=["1", "41", "twice"])
 def test_entries_are_whole_and_one_a_server(data: bytes) -> None:
-    with pytest.raises(ValueError, match="entries"):
+    with pytest.raises(ValueError, match="entry"):
         decode_witnessed(data)
 
 

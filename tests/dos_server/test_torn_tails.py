@@ -221,7 +221,7 @@ def test_a_disk_that_fails_while_the_tail_is_copied_is_no_want_of_room() -> None
     room(server)
     server.settle()
     assert server.ask(session, m.Get("o", 0, 9)).code == ErrorCode.CORRUPT
-    assert any("looked at again" in text for text in server.warnings)
+    assert any("judged again" in text for text in server.warnings)
     room(server)
     assert not server.pending, "a start may say more"
 

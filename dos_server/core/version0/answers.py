@@ -1,6 +1,6 @@
-"""What the parts of version 0 share: its sessions, replying, refusing, ending, waiting for the disk.
+"""Sessions of version 0, and how they are answered, refused, ended and made to wait for the disk.
 
-Rules of this file: how something is said, and to whom. No request is decided here.
+Shared by the parts of version 0. No request is decided here.
 """
 
 from typing import Final
@@ -17,7 +17,7 @@ NO_DIRECTORY: Final = "no directory: u DIR comes first"
 
 
 class V0Answers:
-    """See the module. `waiting`: who must look again when a write or a sync of the object has ended."""
+    """The version 0 sessions. `waiting`: sessions to check after a write or sync of the object ends."""
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
@@ -25,31 +25,32 @@ class V0Answers:
         self.waiting: dict[ObjectState, list[V0Session]] = {}
 
     def reply(self, one: V0Session, body: bytes) -> None:
-        """Answer the request; the next one may come."""
+        """Answer the request. The next one may follow."""
         self.send(one, wire.reply(body))
         self.answered(one)
 
     def refuse(self, one: V0Session, text: str) -> None:
-        """Answer that it cannot be done; the connection stays usable."""
+        """Answer with an error. The connection stays usable."""
         self.reply(one, _error(text))
 
     def refuse_and_end(self, one: V0Session, text: str) -> None:
-        """Answer that it cannot be done, and end the connection."""
+        """Answer with an error and end the connection."""
         self.send(one, wire.reply(_error(text)))
         self.end(one)
 
     def answered(self, one: V0Session) -> None:
-        """The whole reply was sent."""
+        """Record that the whole reply was sent."""
         one.move(V0Event.ANSWERED)
         one.request = one.state = None
         if one.half_closed:
             self.end(one)
 
     def send(self, one: V0Session, data: bytes) -> None:
+        """Send bytes to the peer."""
         self._tables.effects.append(v.SendBytes(one.session.number, data))
 
     def end(self, one: V0Session, why: str = "") -> None:
-        """The connection ends once what was sent before has left. `why`: what the peer is not told."""
+        """End the connection after everything sent before has left. `why`: logged, not sent to the peer."""
         if why:
             self._tables.effects.append(v.LogReason(one.session.number, why))
         one.move(V0Event.ENDED)
@@ -57,15 +58,16 @@ class V0Answers:
         self._tables.close(one.session)
 
     def directory_of(self, one: V0Session) -> DirectoryState | None:
-        """Where the session is."""
+        """Return the session's directory, or None."""
         directory = one.session.directory
         return self._tables.directories.get(directory) if directory else None
 
     def wait(self, one: V0Session) -> None:
-        """Have the session looked at whenever the disk has got on with its object."""
+        """Check the session again whenever a write or sync of its object ends."""
         self.waiting.setdefault(one.target, []).append(one)
 
     def wait_no_more(self, one: V0Session) -> None:
+        """Stop checking the session after writes and syncs."""
         waiting = self.waiting.get(one.state) if one.state is not None else None
         if waiting is not None and one in waiting:
             waiting.remove(one)
@@ -74,7 +76,7 @@ class V0Answers:
 
 
 def read_only(directory: DirectoryState) -> str:
-    """Why version 0 may not write there, or nothing."""
+    """Return why version 0 may not write in the directory, or ''."""
     if directory.claimed:
         return f"directory {directory.name} is claimed by a writer of version 1: version 0 may only read it"
     return ""

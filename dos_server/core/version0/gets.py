@@ -1,9 +1,9 @@
-"""Reading in version 0: `g`, one frame whose length comes first, sent in pieces as they are read.
+"""Reading in version 0: `g`, one frame that begins with its length, sent in pieces as they are read.
 
-Which bytes is fixed when it is asked: what is durable then. What cannot be had whole and right ends the
-connection, before the first byte or behind any: there is no word that a client would not take for content.
+The range is fixed when the request arrives: what is durable then. If a part of it cannot be read correctly,
+the connection ends, before the first byte or after any: a client would take any message for content.
 
-Rules of this file: the pieces of a frame. Each is a GET of version 1, with its checks and its back-pressure.
+Each piece is a GET of version 1, with its checks and its back-pressure.
 """
 
 from dos_protocol import messages as m
@@ -18,7 +18,7 @@ from dos_server.core.version0.session import V0Session
 
 
 class V0Gets:
-    """See the module."""
+    """Carries out `g`."""
 
     def __init__(self, tables: Tables, reads: Reads, answers: V0Answers) -> None:
         self._tables = tables
@@ -26,6 +26,7 @@ class V0Gets:
         self._answers = answers
 
     def get(self, one: V0Session, request: r.V0Get) -> None:
+        """Carry out a `g`: send the length and order the first piece, or end the connection."""
         directory = self._answers.directory_of(one)
         state = directory.objects.get(request.name) if directory is not None else None
         if state is None or not state.exists:
@@ -36,9 +37,9 @@ class V0Gets:
         end = state.synced if wanted is None else min(wanted, state.synced)
         good = state.corrupt_from
         if good is not None and (wanted is None or wanted > good):
-            self._answers.end(one, f"{state.name} is damaged from {good} on")
+            self._answers.end(one, f"{state.name} is damaged from offset {good} on")
         elif end - start > wire.REPLY_BYTES_MAX:
-            self._answers.end(one, f"{end - start} bytes of {state.name} do not fit a frame of version 0")
+            self._answers.end(one, f"{end - start} bytes of {state.name} do not fit in a frame of version 0")
         elif start >= end:
             self._answers.reply(one, b"")
         else:
@@ -47,12 +48,13 @@ class V0Gets:
             self._next(one)
 
     def _next(self, one: V0Session) -> None:
-        """A file that is removed or mended meanwhile is refused there: its version changes."""
+        """Order the next piece. It is refused if the object was removed or repaired, because its version
+        changes."""
         count = min(one.end - one.position, payload_bytes_max)
         self._reads.get(one.session, m.Get(one.target.name, one.position, count), 0)
 
     def got(self, one: V0Session, piece: m.Data) -> None:
-        """A piece has been read: send it, and read the next."""
+        """Send a piece that was read, and order the next one."""
         count = len(piece.payload)
         if not count:
             self._answers.end(one, f"{piece.name} ended at {one.position}, {one.end} were announced")

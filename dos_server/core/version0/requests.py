@@ -1,10 +1,10 @@
-"""The words of version 0: the body of a request as a value, or what is wrong with it.
+"""Version 0 requests: the body of a request as a value, or what is wrong with it.
 
-The first byte is the command, the rest is text: arguments with a TAB between them. Exactly those of the
-table, ASCII; names by the grammar of version 1, numbers as decimal digits without sign, space or leading zero
-(only the offset of `g` may be negative), below 2^63.
+The first byte is the command, the rest is ASCII text: exactly the arguments in the table, separated by TAB.
+Names follow the grammar of version 1. Numbers are decimal digits without sign, space or leading zero, below
+2^63; only the offset of `g` may be negative.
 
-Rules of this file: values only. It says what is wrong; whether that closes the connection is `service`'s.
+Pure: values only. `service` decides whether an invalid request closes the connection.
 """
 
 import re
@@ -56,7 +56,7 @@ class V0Sync(NamedTuple):
 
 
 class V0InvalidRequest(NamedTuple):
-    """A request that is none, and what is wrong with it."""
+    """An invalid request, and what is wrong with it."""
 
     command: str
     text: str
@@ -66,11 +66,11 @@ Request = V0Use | V0Append | V0List | V0Get | V0Delete | V0Sync
 
 
 class _WrongError(Exception):
-    """What is wrong with an argument."""
+    """An argument is invalid."""
 
 
 def parse(body: bytes) -> Request | V0InvalidRequest:
-    """The request in a body that is not empty."""
+    """Return the request in a nonempty body."""
     command = body[:1].decode("latin-1")
     row = _COMMANDS.get(command)
     if row is None:
@@ -112,7 +112,7 @@ def _quoted(text: str) -> str:
 
 
 def _shown(command: str) -> str:
-    """What came from outside is never echoed raw."""
+    """Escape the command unless it is printable ASCII: bytes from outside are never echoed raw."""
     return command if command.isascii() and command.isprintable() else ascii(command)[1:-1]
 
 

@@ -1,16 +1,17 @@
-"""Version 0, carried out: each request becomes what version 1 would do, over the same objects.
+"""Version 0 requests, carried out over the same objects as version 1.
 
-A session of version 0 is one without a claim: it writes in directories that nobody ever claimed, and only
-reads in others. What the rest of the core tells it (an `Error`, a `Data`) is heard here and put into the
-words of version 0, of which there are few:
+A version 0 session holds no claim: it may write in directories that were never claimed, and only read in
+others. Messages of the rest of the core to such a session (an `Error`, a `Data`) are translated here. Version
+0 has few words for failures:
 
-    a request cannot be done     ERROR: and the reason; the connection stays usable
-    an `a` cannot be done        the same, and the connection ends
-    a `g` cannot be done         the connection ends without a word: any word would be taken for content
-    a stream cannot go on        the connection ends without a word: no error among the status frames
+    failure                      what the peer receives
+    a request is refused         ERROR: and the reason; the connection stays usable
+    an `a` is refused            ERROR: and the reason; the connection ends
+    a `g` cannot be completed    the connection ends: any message would be taken for content
+    a stream cannot continue     the connection ends: there is no error among the status frames
 
-Rules of this file: what comes from the peer, the requests that are soon answered, and the hearing. `a` and
-the stream behind it are in `streams`, `g` in `gets`.
+This part handles the peer's events, the short requests, and the translation. `streams` handles `a` and the
+stream that follows it, `gets` handles `g`.
 """
 
 from collections.abc import Callable
@@ -35,7 +36,7 @@ from dos_server.limits import entries_few, version0_in_flight_batches_max, versi
 
 
 class V0Service:
-    """See the module. `off`: why version 0 is not spoken here; empty: it is."""
+    """Version 0 in the core. `off`: why version 0 is disabled on this server; empty if it is enabled."""
 
     def __init__(
         self, tables: Tables, claims: Claims, appends: Appends, reads: Reads, removals: Removals, *, off: str
@@ -60,7 +61,7 @@ class V0Service:
         }
 
     def may_read(self, session: int) -> bool:
-        """Whether the shell should take more from that connection."""
+        """Return whether the shell may read more from the connection."""
         one = self._answers.sessions.get(session)
         if one is None or one.stands is V0State.COMMAND:
             return True
@@ -71,17 +72,18 @@ class V0Service:
         )
 
     def is_streaming(self, session: int) -> bool:
-        """Whether what comes next is content, not a request."""
+        """Return whether the next bytes are content, not a request."""
         one = self._answers.sessions.get(session)
         return one is not None and one.stands is V0State.STREAMING
 
     def wants_tick(self) -> bool:
-        """Whether a status may be due though nothing happens."""
+        """Return whether a status may become due without an event."""
         return bool(self._streams.untold)
 
-    # What comes from the peer
+    # Events of the peer
 
     def requested(self, event: v.Requested) -> None:
+        """Carry out a request. An empty one ends the connection."""
         session = self._tables.sessions.get(event.session)
         if session is None or session.closed:
             return
@@ -98,6 +100,7 @@ class V0Service:
         self._on_request[type(request)](one, request)
 
     def _session_of(self, session: Session) -> V0Session:
+        """Return the version 0 session, creating it on first use."""
         one = self._answers.sessions.get(session.number)
         if one is None:
             session.version = 0
@@ -106,7 +109,7 @@ class V0Service:
         return one
 
     def half_closed(self, session: Session) -> None:
-        """The peer sends no more: a stream is at its end; else it gets its answer, and the session ends."""
+        """Handle the end of the peer's data: finish a stream, or end the session after its answer."""
         one = self._session_of(session)
         if one.stands is V0State.STREAMING:
             self._streams.finish(one)
@@ -116,7 +119,7 @@ class V0Service:
             one.half_closed = True
 
     def ended(self, session: int) -> None:
-        """The connection is gone. What was taken of a stream goes on to the disk."""
+        """Forget the session of a closed connection. Stream bytes accepted from it still go to the disk."""
         one = self._answers.sessions.pop(session, None)
         if one is not None and not one.closed:
             one.move(V0Event.ENDED)
@@ -133,6 +136,7 @@ class V0Service:
             self._answers.refuse(one, request.text)
 
     def _use(self, one: V0Session, request: r.V0Use) -> None:
+        """Open the directory, after creating it durably if it is new."""
         if request.directory in self._tables.directory_names:
             self._open(one, request.directory)
         else:
@@ -140,6 +144,7 @@ class V0Service:
             self._tables.effects.append(v.MakeDirectory(one.session.number, request.directory))
 
     def directory_made(self, event: v.DirectoryMade) -> None:
+        """Enter the directory that was created for `u`."""
         tables = self._tables
         tables.answerable(event.session)
         if event.trouble is v.DiskFailure.NONE:
@@ -159,13 +164,16 @@ class V0Service:
         self._claims.change_directory(one.session, m.ChangeDirectory(directory), 0)
 
     def answers_long(self, session: int, body: bytes) -> bool:
-        """Whether the answer may have many entries: that of `l`. All others but `g`, which is read piece by
-        piece, have less than 1 KiB."""
+        """Return whether the answer may have many entries, which only `l` has.
+
+        `g` is sent piece by piece; all other answers have less than 1 KiB.
+        """
         one = self._answers.sessions.get(session)
         directory = self._answers.directory_of(one) if one is not None and body[:1] == b"l" else None
         return directory is not None and len(directory.objects) > entries_few
 
     def _list(self, one: V0Session, request: r.V0List) -> None:
+        """Answer the objects of the directory, a line each."""
         del request
         directory = self._answers.directory_of(one)
         if directory is None:
@@ -180,6 +188,7 @@ class V0Service:
         self._answers.reply(one, "".join(lines).encode("ascii"))
 
     def _delete(self, one: V0Session, request: r.V0Delete) -> None:
+        """Order a removal, or refuse it."""
         directory = self._answers.directory_of(one)
         if directory is None:
             self._answers.refuse(one, NO_DIRECTORY)
@@ -194,7 +203,7 @@ class V0Service:
             self._answers.refuse(one, refusal.message)
 
     def removed(self, outcome: RemovalOutcome) -> None:
-        """A file is gone, or it could not be removed."""
+        """Answer a `d`."""
         session, _, refusal = outcome
         one = self._answers.sessions.get(session.number) if session is not None else None
         if one is None or one.closed:
@@ -205,7 +214,7 @@ class V0Service:
             self._answers.refuse(one, refusal.message)
 
     def _sync(self, one: V0Session, request: r.V0Sync) -> None:
-        """Everything that was taken is on its way to stable storage: what is left is to wait for it."""
+        """Wait until everything accepted is on stable storage; its sync is already ordered."""
         directory = self._answers.directory_of(one)
         if directory is None:
             self._answers.refuse(one, NO_DIRECTORY)
@@ -221,6 +230,7 @@ class V0Service:
             self._look_synced(one)
 
     def _look_synced(self, one: V0Session) -> None:
+        """Answer the `s` if the sync it waits for has ended."""
         state = one.target
         if state.poisoned:
             self._answers.wait_no_more(one)
@@ -229,10 +239,10 @@ class V0Service:
             self._answers.wait_no_more(one)
             self._answers.reply(one, f"{state.synced}\t{state.synced}".encode("ascii"))
 
-    # What the rest of the core tells
+    # Messages of the rest of the core
 
     def hear(self) -> None:
-        """Put into the words of version 0 what its sessions were told."""
+        """Translate the messages to version 0 sessions."""
         while self._tables.unheard:
             unheard, self._tables.unheard = self._tables.unheard, []
             for session, message in unheard:
@@ -241,15 +251,17 @@ class V0Service:
                     self._hear(one, message)
 
     def _hear(self, one: V0Session, message: m.Message) -> None:
+        """Translate one message."""
         if isinstance(message, m.DirectoryOpened):
             self._answers.reply(one, b"ok")
         elif isinstance(message, m.Data):
             self._gets.got(one, message)
         elif isinstance(message, m.Error):
             self._refused(one, message.message)
-        # and a watermark says nothing new: sizes are read where they are needed
+        # A durability ack needs no translation: the status frames read the sizes from the object.
 
     def _refused(self, one: V0Session, text: str) -> None:
+        """Translate an error by the table of this module."""
         if isinstance(one.request, r.V0Get) or one.stands is not V0State.ANSWERING:
             self._answers.end(one, text)
         elif isinstance(one.request, r.V0Append):
@@ -258,7 +270,8 @@ class V0Service:
             self._answers.refuse(one, text)
 
     def progress(self, directory: str, name: str) -> None:
-        """A write or a sync of the object has ended, well or not."""
+        """Check the sessions that wait on the object after a write or sync of it has ended, successfully or
+        not."""
         self.hear()
         if not self._answers.waiting:
             return

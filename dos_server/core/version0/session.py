@@ -1,6 +1,5 @@
-"""One connection that speaks version 0: where it stands, and what it waits for.
-
-Rules of this file: values of one session and no more.
+"""One version 0 connection: its protocol state, and what it waits for. Only values of one session belong
+here.
 """
 
 from dataclasses import dataclass
@@ -13,11 +12,13 @@ from dos_server.core.version0.states import V0Event, V0State, step
 
 @dataclass(eq=False)
 class V0Session:
-    """`session`: what the rest of the core knows of it. `request`: the one being answered.
+    """The state of one version 0 connection.
 
-    `state`: the object of that request. GET: [`position`, `end`) is still to be sent. `s`: `end` must be
-    synced. STREAMING: when bytes last came and when a status was last sent, with which numbers; `due`: a
-    status goes out with the next write.
+    `session`: the session in the rest of the core. `stands`: its protocol state. `request`: the request being
+    answered. `state`: the object of that request.
+    `position`, `end`: for `g`, the range still to be sent; for `s`, `end` must be synced.
+    `bytes_at`, `status_at`: for a stream, when bytes last arrived and when a status was last sent, with the
+    numbers `told`. `due`: send a status with the next write.
     """
 
     session: Session
@@ -33,12 +34,12 @@ class V0Session:
     due: bool = False
 
     def move(self, happening: V0Event) -> None:
-        """Step by the table."""
+        """Apply the event to the state table."""
         self.stands = step(self.stands, happening)
 
     @property
     def target(self) -> ObjectState:
-        """The object of the request or the stream; there is one."""
+        """The object of the request or stream, which must exist."""
         assert self.state is not None, "no object in this request"
         return self.state
 

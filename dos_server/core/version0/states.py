@@ -1,6 +1,7 @@
-"""What is legal when on a version 0 connection, as data; the diagram in protocol.md is drawn from it.
+"""The states of a version 0 connection, as data. The diagram in protocol.md is drawn from this table.
 
-Rules of this file: states, events, the table. No effects: those come after the table agreed, in `service`.
+Only states, events and the table belong here. `service` performs the effects after a transition is found
+legal.
 """
 
 from enum import Enum
@@ -8,21 +9,21 @@ from typing import Final
 
 
 class V0State(Enum):
-    """A connection that speaks version 0, as the server sees it."""
+    """The protocol state of a version 0 connection on the server."""
 
     COMMAND = "COMMAND"
     """The next bytes are a request."""
     ANSWERING = "ANSWERING"
-    """A request is being carried out. Nothing is read until it is answered: replies come in order."""
+    """A request is being carried out. Nothing is read until it is answered: replies are sent in order."""
     STREAMING = "STREAMING"
-    """Every byte that comes is appended. There is no way back to COMMAND."""
+    """Every byte that arrives is appended. There is no way back to COMMAND."""
     FINISHING = "FINISHING"
-    """The stream has ended; what was received goes to stable storage."""
+    """The stream has ended; received bytes go to stable storage."""
     CLOSED = "CLOSED"
 
 
 class V0Event(Enum):
-    """What moves it."""
+    """An event of a version 0 connection."""
 
     REQUESTED = "a request"
     ANSWERED = "its reply"
@@ -43,14 +44,17 @@ TABLE: Final[dict[V0State, dict[V0Event, V0State]]] = {
 
 
 def step(state: V0State, happening: V0Event) -> V0State:
-    """The state after it. A step that the table does not have is a bug of ours: the peer cannot cause one."""
+    """Return the state after the event.
+
+    An event that the table does not allow is a bug of the server: the peer cannot cause one.
+    """
     after = TABLE[state].get(happening)
-    assert after is not None, f"{happening.name} cannot happen in {state.name}"
+    assert after is not None, f"event {happening.name} is not valid in state {state.name}"
     return after
 
 
 def diagram() -> str:
-    """The table as a Mermaid state diagram, as protocol.md shows it."""
+    """Return the table as a Mermaid state diagram, as in protocol.md."""
     lines = ["stateDiagram-v2", "    [*] --> COMMAND"]
     for state, row in TABLE.items():
         lines += [f"    {state.name} --> {after.name}: {happening.value}" for happening, after in row.items()]

@@ -1,18 +1,18 @@
-"""Appending in version 0: `a`, then a stream of bytes with status frames beside it, until the client ends it.
+"""Appending in version 0: `a`, then a stream of bytes with status frames, until the client ends it.
 
-    a, refused      ERROR: and the reason, and the connection ends
-    a, accepted     the file is made if it is not there, and durably so before `ok`; it is locked
-    bytes           appended as they come, whatever the socket gave as one batch
-    status          what is in the file, what is on stable storage: when bytes come and a second has passed
-                    since the last one; after a second's pause, if there is something new
-    the end         what came goes to stable storage, then the last status, then the connection ends
-    a failure       the connection ends without a word: no error among the status frames, and no number that
-                    would count for bytes below that are found damaged
+    a, refused   ERROR: and the reason, and the connection ends
+    a, accepted  the file is created if necessary, durably before `ok`, and locked
+    bytes        appended as they arrive, in the batches that the socket delivers
+    status       bytes in the file and bytes on stable storage; sent when bytes arrive and a second has
+                 passed since the last status, and after a second's pause if a number has changed
+    the end      received bytes go to stable storage, then the last status, then the connection ends
+    a failure    the connection ends without a message: status frames cannot carry an error, and no number
+                 may be sent that covers bytes found damaged
 
-The lock is the session's: it ends with it, however it ends. What was taken of a stream that broke off still
-goes to the disk, and until it is there nobody else appends.
+The session holds the lock until it ends, for whatever reason. Bytes accepted from an interrupted stream still
+go to the disk, and no other session may append before they are there.
 
-Rules of this file: the life of a stream. Order of writing and syncing is decided in `appends`.
+This part handles the course of a stream. `appends` decides the order of writing and syncing.
 """
 
 from dos_server.core import vocabulary as v
@@ -28,7 +28,7 @@ from dos_server.limits import version0_status_seconds
 
 
 class V0Streams:
-    """See the module. `untold`: streams of which a status may be due though nothing happens."""
+    """The open streams. `untold`: streams for which a status may become due without an event."""
 
     def __init__(self, tables: Tables, appends: Appends, answers: V0Answers) -> None:
         self._tables = tables
@@ -37,6 +37,7 @@ class V0Streams:
         self.untold: dict[V0Session, None] = {}
 
     def append(self, one: V0Session, request: r.V0Append) -> None:
+        """Carry out an `a`: lock the object and begin the stream, or refuse."""
         directory = self._answers.directory_of(one)
         if directory is None:
             self._answers.refuse_and_end(one, NO_DIRECTORY)
@@ -56,21 +57,24 @@ class V0Streams:
         if state.exists and not state.needs_sync:
             self._begin(one)
         else:
+            # an empty append creates the file; `look` begins the stream after it is synced
             self._appends.take(session, directory, state, b"", 0)
             self._appends.batch_ended()
 
     def _no_space(self, state: ObjectState) -> str:
-        """Said here, where there is a word for it: a stream that cannot go on only ends."""
+        """Return why there is no space, or ''. Checked here because a stream that fails later only ends."""
         refusal = self._tables.take_space(state, 0)
         return "" if refusal is None else refusal.message
 
     def _begin(self, one: V0Session) -> None:
+        """Answer `ok` and begin the stream."""
         self._answers.send(one, wire.reply(b"ok"))
         one.move(V0Event.APPENDING)
         one.bytes_at = one.status_at = self._tables.now
         one.told = (one.target.written, one.target.synced)
 
     def streamed(self, event: v.Streamed) -> None:
+        """Append bytes of a stream, or end the stream."""
         one = self._answers.sessions.get(event.session)
         if one is None or one.stands is not V0State.STREAMING:
             return
@@ -92,12 +96,12 @@ class V0Streams:
         self._appends.batch_ended()
 
     def finish(self, one: V0Session) -> None:
-        """The client sends no more."""
+        """Handle the end of the client's data."""
         one.move(V0Event.STREAM_ENDED)
         self.look(one)
 
     def look(self, one: V0Session) -> None:
-        """The disk has got on."""
+        """Advance the session after a write or sync of its object."""
         settled = not one.session.unsynced_appends
         if one.stands is V0State.ANSWERING and settled:
             self._begin(one)
@@ -110,6 +114,7 @@ class V0Streams:
             self._send_status(one)
 
     def tick(self) -> None:
+        """Send the status frames that are due."""
         now = self._tables.now
         for one in list(self.untold):
             state = one.target
@@ -129,6 +134,7 @@ class V0Streams:
 
 
 def _why_not(one: V0Session, state: ObjectState, offset: int) -> str:
+    """Return why the session cannot append at that offset, or ''."""
     refusal = state.refuses_session(one.session.number)
     if refusal is not None:
         return refusal.message

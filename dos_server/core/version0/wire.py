@@ -1,14 +1,14 @@
-"""The bytes of version 0: requests out of a buffer, replies as frames.
+"""The bytes of version 0: requests out of a buffer, replies as frames. Pure.
 
-    0   4   length of the body, big-endian; of a request at most 255
-    4       body
+    offset 0   4   length of the body, big-endian; of a request at most 255
+    offset 4       body
 
-The length of a request is what tells the versions apart: the first byte of a connection that speaks version 0
-is zero, that of version 1 is D0. Behind an `a` that was answered `ok` nothing is framed any more: `take`
-gives the bytes as they are. The caller knows which of the two is due.
+The first byte of a connection tells the versions apart: it is 0 in version 0, because request lengths are
+below 256, and D0 in version 1. After an `a` that was answered `ok`, bytes are not framed: `take` returns them
+as they are. The caller knows which of the two applies.
 
-Rules of this file: bytes in, bodies out; any cut of the bytes gives the same bodies. What a body means is
-`requests`'s. Memory: 16 KiB, `capacity_grown` once the peer fills that.
+The bodies do not depend on how the bytes are divided into calls. `requests` interprets them. Memory: 16 KiB,
+or `capacity_grown` after the peer has filled that.
 """
 
 from typing import Final
@@ -19,33 +19,33 @@ from dos_server.limits import version0_request_bytes_max
 
 LENGTH_BYTES: Final = 4
 FIRST_BYTE: Final = 0
-"""Of a connection that speaks version 0."""
+"""The first byte of a version 0 connection."""
 REPLY_BYTES_MAX: Final = (1 << 32) - 1
 
 _FIRST_CAPACITY: Final = 16 * KIB
 
 
 class RequestTooLongError(Exception):
-    """The length of a request is beyond the limit: nothing after it can be framed."""
+    """The length of a request is above the limit, so nothing after it can be framed."""
 
     def __init__(self, count: int) -> None:
         super().__init__(f"a request has at most {version0_request_bytes_max} bytes, not {count}")
 
 
 def head(count: int) -> bytes:
-    """What comes before a reply of so many bytes."""
+    """Return the length prefix of a reply of that many bytes."""
     return count.to_bytes(LENGTH_BYTES, "big")
 
 
 def reply(body: bytes) -> bytes:
-    """A whole reply."""
+    """Return a whole reply."""
     return head(len(body)) + body
 
 
 class Inlet:
-    """See the module.
+    """The receive buffer of a version 0 connection.
 
-    Invariant: `_start <= _end <= len(_buffer)`; what lies between is not given out yet.
+    Invariant: `_start <= _end <= len(_buffer)`; the bytes in between have not been consumed.
     """
 
     def __init__(self, capacity_grown: int) -> None:
@@ -58,38 +58,41 @@ class Inlet:
 
     @property
     def buffered(self) -> int:
-        """Bytes taken in and not yet given out."""
+        """Bytes received and not consumed."""
         return self._end - self._start
 
     @property
     def capacity(self) -> int:
-        """Bytes of memory held."""
+        """Bytes of memory in use."""
         return len(self._buffer)
 
     def writable(self) -> memoryview:
-        """Room for the next bytes, at least one. Views given out before are overwritten."""
+        """Return space for the next bytes, at least one. Overwrites views returned before."""
         if self._start:
             count = self.buffered
-            self._view[:count] = self._view[self._start : self._end]  # they may overlap: it is a move
+            self._view[:count] = self._view[
+                self._start : self._end
+            ]  # the ranges may overlap: memoryview moves correctly
             self._start, self._end = 0, count
         if self._filled and self.capacity < self.capacity_grown:
             self._resize(self.capacity_grown)
         return self._view[self._end :]
 
     def wrote(self, count: int) -> None:
-        """`count` bytes of the view from `writable` are filled."""
+        """Record that `count` bytes of the view from `writable` are filled."""
         self._end += count
         self._filled = self._end == self.capacity
 
     def receive(self, data: Buffer) -> None:
-        """Take bytes in by copy."""
+        """Copy bytes in."""
         if len(self.writable()) < len(data):
             self._resize(self._end + len(data))
         self._view[self._end : self._end + len(data)] = data
         self.wrote(len(data))
 
     def next_request(self) -> bytes | None:
-        """The body of the next request, or None: more bytes are needed. Raises RequestTooLongError."""
+        """Return the body of the next request, or None if more bytes are needed. Raises
+        RequestTooLongError."""
         if self.buffered < LENGTH_BYTES:
             return None
         start = self._start + LENGTH_BYTES
@@ -102,13 +105,13 @@ class Inlet:
         return bytes(self._view[start : self._start])
 
     def take(self) -> memoryview:
-        """All bytes there are; good until the next call of `writable`."""
+        """Return all received bytes; valid until the next call of `writable`."""
         data = self._view[self._start : self._end]
         self._start = self._end = 0
         return data
 
     def shrink(self) -> None:
-        """Give memory back, if nothing is in it."""
+        """Release memory, if the buffer is empty."""
         if not self.buffered and self.capacity > _FIRST_CAPACITY:
             self._start = self._end = 0
             self._filled = False

@@ -208,7 +208,7 @@ def test_where_it_is_switched_off_its_clients_are_told_and_version_1_is_served(t
 
 def test_where_a_token_is_asked_for_it_is_off(tmp_path: Path) -> None:
     with embedded.start(tmp_path / "data", token=b"secret") as server:
-        told_that_it_is_off(server.address, "asks for a token", b"secret")
+        told_that_it_is_off(server.address, "requires a token", b"secret")
 
 
 def told_that_it_is_off(address: tuple[str, int], reason: str, token: bytes) -> None:
