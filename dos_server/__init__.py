@@ -1,6 +1,6 @@
-"""The object server.
+"""The object server: `dos serve`.
 
-`core` is pure and decides every order; around it `disk` and `storage` know files, `connection` and `server`
-know trio, `embedded` and `cli` start it. Nobody imports this package but `dos_cli`, tests, and the embedded
-default.
+`core` is pure and decides every order of events. Around it, `disk` and `storage` handle files, `connection`
+and `server` use trio, and `embedded` and `cli` start it. Only `dos_cli`, tests and the default store of a
+local Spark session import this package.
 """

@@ -1,9 +1,10 @@
-"""Memory that is used again. The C library gives blocks of 128 KiB and more back to the kernel as soon as
-they are free, and gets them as fresh pages the next time; an answer of 1 MiB costs more in page faults then
-than in copying. Here it is told to keep them. What the server may hold is bounded by `limits`, so what is
-kept is too.
+"""Settings of the C library's allocator, so that freed memory is reused.
 
-Rules of this file: settings of the C library, for a whole process: only a program of our own may call this.
+glibc returns blocks of 128 KiB and more to the kernel as soon as they are free, and the next allocation gets
+fresh pages. For an answer of 1 MiB the page faults then cost more than the copying. These settings keep such
+blocks in the process. `limits` bounds what the server may hold, so it also bounds what is kept.
+
+The settings hold for the whole process: call this only from a program that is started for the server.
 """
 
 import ctypes
@@ -22,9 +23,9 @@ _FROM_HEAP_BYTES: Final = 4 * MIB
 
 
 def keep_large_blocks() -> None:
-    """Take blocks up to 4 MiB from one heap that threads share, and keep 64 MiB of it when it is free.
+    """Take blocks up to 4 MiB from one heap shared by all threads, and keep 64 MiB of it when it is free.
 
-    Where the C library is not glibc, nothing changes.
+    Without glibc, nothing changes.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     settings = (
@@ -33,4 +34,4 @@ def keep_large_blocks() -> None:
         (_M_ARENA_MAX, 1),
     )
     if mallopt is None or not all(mallopt(name, value) for name, value in settings):
-        log.info("this C library does not say how it keeps memory: large answers are slower")
+        log.info("the C library has no mallopt: large answers are slower")

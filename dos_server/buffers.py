@@ -1,16 +1,22 @@
-"""How much memory connections may read into, all together.
+"""Limits the memory that all connections together use for receiving and sending.
 
-Every connection has a small buffer. A larger one makes a stream fast, and a frame that does not fit the
-small one needs it; but there may be a thousand connections, each of which could begin a large frame. So what
-lies beyond the small buffers comes out of one account, and is taken only when the small buffer is full: a
-frame that was merely announced holds nothing. A wish is granted while there is plenty; a need, whole or not
-at all, to a bound above that: so one frame at least can always become whole. The last part is for
-connections that have delivered a large frame before.
+Every connection has a small receive buffer. A larger one makes a stream fast, and a frame that does not fit
+the small buffer needs one; but a thousand connections could each begin a large frame. So memory beyond the
+small buffers comes out of one account, and is taken only when the small buffer is full: a frame that was
+only announced holds nothing.
 
-Beyond that a connection waits, unread. Room that comes back goes to those that have delivered first, then to
-who needs least. While somebody waits, `connection` ends those that hold room and send nothing.
+| request | meaning | granted up to |
+|---|---|---|
+| wish | a larger buffer would be faster | `buffers_large_bytes_max`, `buffers_wished_bytes_max` |
+| need | the frame does not fit; granted whole or not at all | `buffers_needed_bytes_max` |
+| need, `delivered` | the same, of a connection that delivered a large frame before |
+`buffers_total_bytes_max` |
 
-Rules of this file: sums, and who waits.
+The limit of a need is above that of a wish, so at least one frame can always be completed.
+
+Above its limit a connection waits and is not read. Memory that is returned goes first to connections that
+have delivered, then to the smallest need. While a connection waits, `connection` closes those that hold
+memory and send nothing.
 """
 
 from typing import Protocol
@@ -31,42 +37,42 @@ from dos_server.limits import (
 
 
 class BufferWaiter(Protocol):
-    """A buffer that must be larger before its connection is read again."""
+    """A buffer that must grow before its connection can be read again."""
 
     delivered: bool
 
     @property
     def lacks_bytes(self) -> int:
-        """What it needs beyond what it holds."""
+        """Bytes that it needs beyond those that it holds."""
 
     def has_room(self) -> None:
-        """There may be room now: ask again."""
+        """Called when there may be room: request it again."""
 
 
 class OutgoingAccount:
-    """Bytes that peers were answered and have not taken, over all connections."""
+    """Bytes of answers that are queued for peers and not yet sent, over all connections."""
 
     def __init__(self) -> None:
         self.held = 0
 
     @property
     def of_one_max(self) -> int:
-        """What may stand before one peer until it is not read any more: less when many do not take theirs."""
+        """How much may be queued for one peer before it is no longer read; less while the total is high."""
         return outgoing_bytes_max if self.held <= outgoing_total_bytes_max else outgoing_pressed_bytes
 
     @property
     def full(self) -> bool:
-        """No answer is begun whose length nobody knows before: that of LIST or CWD."""
+        """Whether to postpone answers whose length is not known in advance: those of LIST and CWD."""
         return self.held > outgoing_full_bytes
 
     @property
     def taken_within_seconds(self) -> float:
-        """A peer that takes nothing for longer is closed."""
+        """A peer that reads nothing for longer than this is closed."""
         return full_send_seconds_max if self.full else send_seconds_max
 
 
 class BufferAccount:
-    """See the module. `held`: beyond the small buffers, over all connections."""
+    """The receive memory of all connections. `held`: bytes granted beyond the small buffers."""
 
     def __init__(self) -> None:
         self.held = 0
@@ -74,16 +80,16 @@ class BufferAccount:
 
     @property
     def wanted(self) -> bool:
-        """Somebody waits: who has a buffer and nothing in it should give it back."""
+        """Whether a connection waits: connections should then return large buffers that are empty."""
         return bool(self._waiting)
 
     def wish(self, have: int, size: int) -> int:
-        """What a connection that holds `have` may hold, to be faster: `size`, if there is plenty."""
+        """Grow a buffer from `have` to `size` bytes for speed; return the size granted, perhaps `have`."""
         bound = buffers_large_bytes_max if size >= connection_buffer_bytes else buffers_wished_bytes_max
         return self._take(have, size, bound)
 
     def need(self, have: int, size: int, *, delivered: bool) -> int:
-        """The same, to go on at all. `delivered`: it has had a large frame whole before."""
+        """Grow a buffer for a frame that does not fit. `delivered`: it has completed a large frame before."""
         return self._take(have, size, self._bound(delivered=delivered))
 
     def _bound(self, *, delivered: bool) -> int:
@@ -96,7 +102,7 @@ class BufferAccount:
         return size
 
     def wait(self, waiter: BufferWaiter) -> None:
-        """Tell it when there may be room. Once, and perhaps in vain."""
+        """Call `has_room` once when there may be room. The room may be taken again by then."""
         self._waiting[waiter] = None
 
     def give_back(self, count: int) -> None:
@@ -105,12 +111,12 @@ class BufferAccount:
         self._wake()
 
     def leave(self, waiter: BufferWaiter) -> None:
-        """Its connection is gone: what it was told of may be another's."""
+        """Remove a waiter whose connection is gone; room that was promised to it may go to another."""
         self._waiting.pop(waiter, None)
         self._wake()
 
     def _wake(self) -> None:
-        """Tell as many as there is room for."""
+        """Wake as many waiters as there is room for."""
         if not self._waiting:
             return
         promised = self.held

@@ -1,8 +1,13 @@
-"""`dos serve`: one server in the foreground.
+"""`dos serve`: runs one server in the foreground.
 
-Exit codes: 0 stopped by SIGTERM or SIGINT; 1 the data directory was removed or moved while it was served;
-2 usage, or refused: the data directory is in use or not one whole server's, a token file without a token, an
-address that needs `--insecure`, or cannot be listened on.
+| exit code | meaning |
+|---|---|
+| 0 | stopped by SIGTERM or SIGINT |
+| 1 | the data directory was removed or moved while it was served |
+| 2 | usage error, or refused to start (below) |
+
+It refuses to start if the data directory is in use, or is not the complete data of one server; if the token
+file holds no token; if the address needs `--insecure` or cannot be bound.
 """
 
 import json
@@ -33,13 +38,14 @@ DEFAULT_ADDRESS = "127.0.0.1:9999"
 ScrubRate = Annotated[
     str,
     typer.Option(
-        help="Read all objects again and again at this rate at most, to find rot; 0 is never.", metavar="RATE"
+        help="Maximum rate of the scrub, which rereads all objects to find bit rot; 0 disables it.",
+        metavar="RATE",
     ),
 ]
 ScrubEvery = Annotated[
     str,
     typer.Option(
-        help="A new round over all objects begins this long after the last one began, at the earliest.",
+        help="Minimum time between the starts of two scrub rounds over all objects.",
         metavar="TIME",
     ),
 ]
@@ -48,7 +54,7 @@ DataDirectory = Annotated[
     typer.Option(
         parser=path_given,
         metavar="DIR",
-        help="Directory that holds this server's objects; made when missing.",
+        help="Directory that holds this server's objects; created if missing.",
     ),
 ]
 
@@ -56,37 +62,38 @@ DataDirectory = Annotated[
 def serve(
     data: DataDirectory,
     listen: Annotated[
-        str, typer.Option(help="HOST:PORT to listen on; port 0 takes a free one.")
+        str, typer.Option(help="HOST:PORT to listen on; port 0 picks a free port.")
     ] = DEFAULT_ADDRESS,
     insecure: Annotated[
         bool,
         typer.Option(
-            "--insecure", help="Allow an address other machines can reach. No TLS: trust the network."
+            "--insecure",
+            help="Allow an address that other machines can reach. No TLS: trust the network.",
         ),
     ] = False,
     token_file: Annotated[
         Path | None,
-        typer.Option(help="File whose first line every client must show as its token; not blank."),
+        typer.Option(help="File whose first line is the token that clients must present; must not be blank."),
     ] = None,
     no_v0: Annotated[
         bool,
         typer.Option(
             "--no-v0",
-            help="Do not speak version 0, the original service's protocol. Off anyway with --token-file.",
+            help="Disable version 0, the protocol of the original service. Implied by --token-file.",
         ),
     ] = False,
     reserve_mib: Annotated[
         int | None,
         typer.Option(
             min=0,
-            help="Space kept free on the disk, in MiB, for claims, removals and restarts: appends are refused"
-            " before it is touched. 16 unless said, and at most a sixteenth of the disk.",
+            help="Disk space in MiB kept free for claims, removals and restarts: an append that would use it"
+            " is refused. Default 16, and at most a sixteenth of the disk.",
         ),
     ] = None,
     scrub_rate: ScrubRate = "8MB/s",
     scrub_every: ScrubEvery = "24h",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the line of the start as JSON.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Log what happens to standard error.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the startup line as JSON.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Log progress to standard error.")] = False,
 ) -> None:
     """Serve the objects kept in a directory, until SIGTERM or SIGINT.
 
@@ -101,8 +108,8 @@ def serve(
         _refuse(str(error))
     if not is_loopback(host):
         if not insecure:
-            _refuse(f"{host} can be reached from other machines: say --insecure, or listen on 127.0.0.1")
-        logging.getLogger("dos.server").warning("listening on %s without TLS, as --insecure says", host)
+            _refuse(f"{host} can be reached from other machines: pass --insecure, or listen on 127.0.0.1")
+        logging.getLogger("dos.server").warning("listening on %s without TLS, because of --insecure", host)
     token = _read_token(token_file)
     _raise_file_limit()
     keep_large_blocks()
@@ -119,7 +126,7 @@ def serve(
     except DataDirectoryInUseError as error:
         _refuse(f"{error}: stop it first, or use another directory")
     except CorruptDataError as error:
-        _refuse(f"{data} is not one whole server's data: {error}")
+        _refuse(f"{data} is not the complete data of one server: {error}")
     except OSError as error:
         _refuse(f"cannot serve {data} at {listen}: {error}")
     _run(opened, data, as_json=as_json)
@@ -150,7 +157,7 @@ async def _serve_to_the_end(opened: OpenServer, scope: trio.CancelScope) -> None
 
 
 def _announce(opened: OpenServer, data: Path, *, as_json: bool) -> None:
-    """One line, once it listens; programs that start a server wait for it."""
+    """Print one line once the server listens; programs that start a server wait for this line."""
     address = address_text(*opened.address)
     server_id = id_text(opened.server.server_id)
     if as_json:

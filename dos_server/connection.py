@@ -1,11 +1,11 @@
-"""One connection: a reader that feeds frames to the core, a writer that sends what the core answers, both
-bounded.
+"""One connection: reads frames and feeds them to the core, sends what the core answers; both are bounded.
 
-Reading goes on the raw socket: when `readiness` says so, read as much as there is room for, and hand over
-all frames; the end of the round is the end of the batch. Back-pressure is not reading: while the core says
-so, while this peer's answers pile up, or while there is no room for the frame that comes.
+Reading uses the raw socket. When `readiness` reports it readable, the connection reads as much as it has room
+for and passes on all whole frames; the end of the round ends the batch. Back-pressure means not reading:
+while the core requires it, while this peer does not take its answers, or while there is no room for the next
+frame.
 
-Rules of this file: bytes and time-outs of one peer. What a frame means is decided in the core.
+Only the bytes and time-outs of one peer are handled here. The core decides what a frame means.
 """
 
 import logging
@@ -36,10 +36,10 @@ _RUN_FRAMES_MAX: Final = 256
 
 
 class ServerConnection:
-    """See the module.
+    """One connection of one peer.
 
-    `outgoing_bytes`: answers not yet taken by the peer; `reserved_bytes`: answers being read; `use` and
-    `has_more`: see `turns`.
+    `outgoing_bytes`: queued for the peer and not sent; `reserved_bytes`: answers that are being read from
+    disk; `use` and `has_more`: for the scheduling of `turns`.
     """
 
     def __init__(self, session: int, sock: Socket, owner: ConnectionOwner) -> None:
@@ -64,11 +64,11 @@ class ServerConnection:
 
     @property
     def peer(self) -> str:
-        """Where the peer is, for the log."""
+        """The peer's address, for the log."""
         return sockets.peer_of(self._sock)
 
     async def run(self) -> None:
-        """Serve the peer until it goes, breaks the protocol, or is told to. Closes the socket."""
+        """Serve the peer until it leaves, violates the protocol, or `close` is called. Closes the socket."""
         try:
             with self._scope:
                 self._read_on()
@@ -86,14 +86,14 @@ class ServerConnection:
             self._sock.close()
 
     def close(self) -> None:
-        """End the connection once what was sent before has left, or at the time-out of sending."""
+        """Close the connection after everything queued has been sent, or at the send time-out."""
         self.closing = True
         self._end_reading()
         if not self._outgoing:
             self._all_sent.set()
 
     def abort(self) -> None:
-        """End the connection now."""
+        """Close the connection now."""
         self.closing = True
         self._end_reading()
         self._stop_watching()
@@ -102,7 +102,7 @@ class ServerConnection:
     # Reading
 
     def _read_on(self) -> None:
-        """Read from now on, if the connection is not ending."""
+        """Start or resume reading, unless the connection is ending."""
         if self._reading is ReadingState.PAUSED:
             self._reading = ReadingState.ON
             self._watch()
@@ -119,7 +119,7 @@ class ServerConnection:
         self._all_read.set()
 
     def _watch(self) -> None:
-        """Wait for what is wanted of the socket now."""
+        """Register for the socket events that are currently needed."""
         reading, writing = self._reading is ReadingState.ON, self._blocked_since is not None
         self._owner.readiness.watch(self._sock, self._ready, reading=reading, writing=writing)
 
@@ -128,7 +128,7 @@ class ServerConnection:
         self._watch()
 
     def _ready(self, *, readable: bool) -> None:
-        """The peer has sent something, or takes something; that it is gone, trying tells."""
+        """Handle readiness: data to read or room to write. A lost peer shows up as an error of either."""
         if self._blocked_since is not None:
             self.flush()
         if readable and self._reading is ReadingState.ON:
@@ -159,7 +159,7 @@ class ServerConnection:
         self._take_in()
 
     def _take_in(self) -> None:
-        """Hand over what is there; go on reading, or pause because of back-pressure."""
+        """Pass on the buffered input, then keep reading or pause because of back-pressure."""
         turns, self._lacks_room = self._owner.turns, False
         began = turns.clock()
         fed = self._feed(began + turns.slice_seconds)
@@ -178,7 +178,7 @@ class ServerConnection:
             self._lacks_room = True
 
     def resume(self) -> None:
-        """What the connection paused for may have changed: look at the end of the round."""
+        """Check at the end of the round whether a paused connection can continue."""
         if self._reading is ReadingState.PAUSED:
             self._owner.readiness.soon(self._look)
 
@@ -187,7 +187,7 @@ class ServerConnection:
             self._take_in()
 
     def take_turn(self) -> None:
-        """It has waited for its turn: with what is still in the socket, or in the buffer."""
+        """Continue when its turn has come: read the socket, or process what is already in the buffer."""
         if self._reading is not ReadingState.PAUSED:
             return
         if self._unread:
@@ -196,25 +196,25 @@ class ServerConnection:
             self._take_in()
 
     def look_at_clock(self, now: float) -> None:
-        """HELLO, or the first request of version 0, within 5 s; a frame begun within 30 s; idle, never.
+        """Enforce the time-outs: HELLO, or the first request of version 0, within 5 s; a frame within 30 s.
 
-        An idle session may stay for ever, and there may be many: they give memory back.
+        An idle session has no time-out; there may be many, so they return their large buffers.
         """
         reads, owner = self._reading is ReadingState.ON, self._owner
         if (reads or self._lacks_room) and self._clock.is_late(now, welcome=owner.is_welcome(self.session)):
-            self._abort_because("no whole frame in time")
+            self._abort_because("no complete frame in time")
         elif (
             owner.buffers.wanted
             and reads
             and self._inflow.holds_room
             and self._clock.keeps_others_waiting(now)
         ):
-            self._abort_because("others wait for the room that its frame has")
+            self._abort_because("other connections need the buffer of its incomplete frame")
         elif (
             self._blocked_since is not None
             and now > self._blocked_since + owner.outgoing.taken_within_seconds
         ):
-            self._abort_because(f"takes nothing for {owner.outgoing.taken_within_seconds:g} s")
+            self._abort_because(f"the peer read nothing for {owner.outgoing.taken_within_seconds:g} s")
         elif now - self._last_read > shrink_seconds or self._owner.buffers.wanted:
             self._inflow.give_back()
 
@@ -223,16 +223,13 @@ class ServerConnection:
         self.abort()
 
     def wanted(self) -> bool:
-        """Whether more is taken from it. False is back-pressure.
-
-        The core is busy for this session, or the peer does not take its answers.
-        """
+        """Whether more input is accepted; not if the core is busy, or the peer does not take its answers."""
         if self._held is not None and not self._owner.may_answer(self.session, self._held):
             return False
         return self.outgoing_bytes <= self._owner.outgoing.of_one_max and self._owner.may_read(self.session)
 
     def _feed(self, until: float) -> Fed:
-        """Hand over the frames at hand, for as long as the slice lasts."""
+        """Pass on the buffered frames until the time slice ends."""
         if self._inflow.inlet is not None:
             return self._feed_version0(self._inflow.inlet, until)
         clock, over = self._owner.turns.clock, False
@@ -266,13 +263,15 @@ class ServerConnection:
         return Fed.ALL if wanted else Fed.STALLED
 
     def _next_frame(self) -> Frame | None:
-        """The one that had to wait, or what the peer has sent."""
+        """Return the frame that was held back, or the next one from the buffer."""
         held, self._held = self._held, None
         return held if isinstance(held, Frame) else self._inflow.decoder.next_frame()
 
     def _hand_over_appends(self, frame: Frame) -> None:
-        """Those that follow one another in one go; what comes behind them after that. Raises what decoding
-        raises, when all before it is handed over."""
+        """Pass on a run of consecutive appends in one call, then the frame that follows it.
+
+        Raises what decoding raises, after every frame before the bad one was passed on.
+        """
         decoder, owner, session = self._inflow.decoder, self._owner, self.session
         run: list[Frame] = []
         behind: Frame | None = frame
@@ -286,7 +285,7 @@ class ServerConnection:
             owner.received(session, behind)
 
     def _feed_version0(self, inlet: wire0.Inlet, until: float) -> Fed:
-        """The same for version 0: requests one by one, or bytes as they are."""
+        """Do the same as `_feed`, for version 0: single requests, or the raw bytes of a stream."""
         owner, session = self._owner, self.session
         clock, over = owner.turns.clock, False
         requests = 0
@@ -325,7 +324,7 @@ class ServerConnection:
     # Writing
 
     def send(self, frame: Frame) -> None:
-        """Queue a frame. `flush` sends it."""
+        """Queue a frame; `flush` sends it."""
         head = frame_head(frame)
         self._outgoing.append(head)
         count = len(head)
@@ -339,13 +338,13 @@ class ServerConnection:
         self._owner.outgoing.held += more
 
     def send_bytes(self, data: Buffer) -> None:
-        """Queue bytes as they are, for version 0."""
+        """Queue raw bytes, for version 0."""
         if data and not self._deaf:
             self._outgoing.append(data)
             self._stands_before_the_peer(len(data))
 
     def flush(self) -> None:
-        """Send what the socket takes now; the rest when it takes more."""
+        """Send what the socket accepts now; the rest follows when it is writable again."""
         was_blocked = self._blocked_since is not None
         try:
             while self._outgoing and self._send_some():
@@ -366,10 +365,10 @@ class ServerConnection:
             self._all_sent.set()
 
     def _cannot_send(self) -> None:
-        """The peer is gone.
+        """Handle a failed send: the peer is gone.
 
-        A client of version 0 that closes with status frames unread resets the connection, and bytes that it
-        sent before may still be in the socket: they are read to their end.
+        A client of version 0 that closes with unread status frames resets the connection, and bytes that it
+        sent earlier may still be in the socket. Those are read to the end before the connection closes.
         """
         if self._inflow.inlet is None or self.closing or not self._owner.is_streaming(self.session):
             self.abort()
@@ -380,7 +379,7 @@ class ServerConnection:
         self.resume()
 
     def _send_some(self) -> bool:
-        """False: it took less than there is."""
+        """Send one group of buffers. False: the socket accepted only a part."""
         outgoing = self._outgoing
         group = [outgoing[index] for index in range(min(len(outgoing), _IOV_MAX))]
         count = self._sock.sendmsg(group)

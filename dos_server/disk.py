@@ -1,11 +1,11 @@
-"""The disk as a port, and the real one. The only module of the server that touches the file system.
+"""The disk interface and its real implementation: the only module of the server that touches the file system.
 
-A path is relative to the data directory, slashes between components that follow the grammar of names (or
-begin with a dot: the server's own). No component is ever followed through a symbolic link, and only regular
-files with one name are opened.
+A path is relative to the data directory. Its components are separated by slashes; each follows the grammar of
+names, or begins with a dot (files of the server). Symbolic links are never followed, and only regular files
+with exactly one name are opened.
 
-Every method may raise OSError; what an error means is decided in `troubles`. Nothing here retries, and a
-failed `sync` is never tried again. The same tests run on this and on the fake that injects faults.
+Every method may raise OSError; `troubles` decides what an error means. Nothing here retries, and a failed
+`sync` is never retried anywhere. The same tests run on this implementation and on the fault-injecting one.
 """
 
 import contextlib
@@ -28,76 +28,76 @@ _FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEX
 _FILE_FLAGS: Final = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _IOV_MAX: Final = 512
 _FOLIO_BYTES: Final = 2 << 20
-"""The page cache of ext4 and XFS holds up to so much in one piece, which goes whole or not at all."""
+"""ext4 and XFS keep up to this much in one piece of the page cache, which is dropped whole or not at all."""
 
 
 class FreeSpace(NamedTuple):
-    """Of the file system below the data directory: free for this user, and in all; 0 in all: not known."""
+    """Space of the data directory's file system: free for this user, and total; total 0: unknown."""
 
     free_bytes: int
     total_bytes: int
 
 
 class Disk(Protocol):
-    """Files and folders below one data directory. A handle is a number from `open`, until `close`."""
+    """Files and folders below one data directory. A handle is a number from `open`, valid until `close`."""
 
     def names(self, folder: str) -> list[str] | None:
-        """What a folder holds, in no order; None when there is no such folder."""
+        """Return the names in a folder in no particular order; None if there is no such folder."""
 
     def make_folder(self, folder: str) -> bool:
-        """Make a folder whose parent is there. False: it was there already. Its entry is not durable yet."""
+        """Make a folder whose parent exists. False: it existed already. Its entry is not durable yet."""
 
     def open(self, path: str, *, create: bool) -> int:
-        """A handle on a regular file. With `create` it is made when missing. Else FileNotFoundError."""
+        """Open a regular file; `create` makes it if missing. Raises FileNotFoundError otherwise."""
 
     def close(self, handle: int) -> None:
-        """Give the handle back."""
+        """Close a handle."""
 
     def is_named(self, handle: int, path: str) -> bool:
-        """Whether the path names the file of the handle still. False: somebody removed or replaced it, or a
-        folder above it, and what is synced by the handle nobody finds again."""
+        """Whether the path still names the file of the handle. False: the file or a folder above it was
+        removed or replaced, and what is synced through the handle cannot be found by name."""
 
     def why_gone(self) -> str:
-        """Why the data directory is not where it was opened: removed, moved or replaced. '' while it is."""
+        """Return why the data directory is gone (removed, moved or replaced since it was opened), or ''."""
 
     def size(self, handle: int) -> int:
-        """Bytes in the file."""
+        """Return the size of the file in bytes."""
 
     def read(self, handle: int, position: int, count: int) -> bytes:
-        """`count` bytes from a position, fewer only at the end of the file."""
+        """Return `count` bytes from a position; fewer only at the end of the file."""
 
     def read_stored(self, handle: int, position: int, count: int) -> bytes:
-        """The same, of what is synced: from what is stored and not from memory, if the system can do that."""
+        """Read synced bytes like `read`, but from the device instead of the cache if that is possible."""
 
     def write(self, handle: int, position: int, buffers: Sequence[Buffer]) -> None:
-        """All bytes of the buffers at a position. After an error any part of them may be there."""
+        """Write all bytes of the buffers at a position. After an error any part of them may be written."""
 
     def cut(self, handle: int, size: int) -> None:
-        """Make the file that long."""
+        """Truncate or extend the file to `size` bytes."""
 
     def sync(self, handle: int) -> None:
-        """Put data and size on stable storage. After an error the file is not to be trusted."""
+        """Put data and size on stable storage. After an error the file cannot be trusted."""
 
     def sync_folder(self, folder: str) -> None:
         """Put a folder's entries on stable storage."""
 
     def rename(self, folder: str, old: str, new: str) -> None:
-        """Give a file in a folder another name there, at once replacing what had it."""
+        """Rename a file within a folder, atomically replacing a file that has the new name."""
 
     def remove(self, path: str) -> None:
-        """Take a file's name away."""
+        """Remove the name of a file."""
 
     def free_space(self) -> FreeSpace:
-        """What is free. Quotas of users are not in it."""
+        """Return the free space. User quotas are not considered."""
 
 
 class RealDisk:
-    """A data directory on a POSIX file system. Linux: elsewhere fsync may mean less (macOS)."""
+    """A data directory on a POSIX file system. Linux: on other systems fsync may guarantee less (macOS)."""
 
     file_flags = _FILE_FLAGS
 
     def __init__(self, root: Path) -> None:
-        """Open the data directory, making it and what is missing above it, each durable in its parent."""
+        """Open the data directory. Makes it and its missing parents, each durable in its own parent."""
         make_durable_folders(root)
         self._open_root(root)
 
@@ -112,12 +112,12 @@ class RealDisk:
         self._lay_by()
 
     def shut(self) -> None:
-        """Let the data directory go. Handles still open stay open."""
+        """Close the data directory. Open handles stay valid."""
         self._give_up_spares()
         os.close(self._root)
 
     def _lay_by(self) -> None:
-        """Keep descriptors for `sync_folder`: it has two open at a time."""
+        """Reserve descriptors for `sync_folder`, which has two open at a time."""
         while len(self._spares) < 2:
             self._spares.append(os.dup(self._root))
 
@@ -126,10 +126,10 @@ class RealDisk:
             os.close(self._spares.pop())
 
     def lock(self, name: str) -> int:
-        """Take the lock of the data directory, or raise BlockingIOError: another process holds it.
+        """Lock the data directory. Raises BlockingIOError if another process holds the lock.
 
-        Locks the directory itself, which nobody can take away from under the lock, and the file of that name,
-        which is all that older servers lock. `close` of the handle gives both back.
+        Locks the directory itself, which cannot be removed while it is locked, and the file of that name,
+        which is all that older servers lock. `close` of the handle releases both.
         """
         return self._lock_both(lambda: self.open(name, create=True))
 
@@ -147,18 +147,18 @@ class RealDisk:
 
     def why_gone(self) -> str:
         try:
-            there = os.stat(self._path)  # noqa: PTH116 - beside fstat
+            there = os.stat(self._path)  # noqa: PTH116 - symmetric to fstat
         except (FileNotFoundError, NotADirectoryError):
             return f"data directory {self._path} was removed or moved while it was served"
         except OSError:
-            return ""  # it cannot be looked at now, which proves nothing
+            return ""  # the directory cannot be examined now, which proves nothing
         if os.path.samestat(there, os.fstat(self._root)):
             return ""
         return f"data directory {self._path} was replaced by another one while it was served"
 
     @contextlib.contextmanager
     def _folder(self, folder: str) -> Iterator[int]:
-        """A descriptor of a folder, each component opened without following links."""
+        """Yield a descriptor of a folder; each component is opened without following links."""
         current = os.dup(self._root)
         try:
             for part in folder.split("/") if folder else ():
@@ -225,12 +225,12 @@ class RealDisk:
         return b"".join(parts)
 
     def read_stored(self, handle: int, position: int, count: int) -> bytes:
-        """See `Disk`. The page cache would hide rot for as long as it holds the pages.
+        """Read past the page cache, which would hide bit rot for as long as it holds the pages.
 
-        So they are dropped first, and again afterwards, to leave the cache to those who read. Only what is
-        clean goes, and only folios that are wholly in the range, hence the rounding. Not O_DIRECT: it wants
-        aligned memory and another descriptor, is refused by some file systems, and does no more for pages
-        that are clean, as synced ones are.
+        The pages are dropped first, and again afterwards, to leave the cache to other readers. The kernel
+        drops only clean pages, and only folios that are wholly in the range, hence the rounding. O_DIRECT is
+        not used: it needs aligned memory and another descriptor, some file systems refuse it, and for clean
+        pages, as synced ones are, it achieves no more.
         """
         start = position - position % _FOLIO_BYTES
         length = -(-(position + count - start) // _FOLIO_BYTES) * _FOLIO_BYTES
@@ -254,14 +254,14 @@ class RealDisk:
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE):
                 raise
-            # A file that waits for the sync of its folder stays open. When such files have all descriptors,
-            # each of them waits for one more: so one sync at a time has those that were laid by.
+            # A file that waits for the sync of its folder stays open. If such files have taken all
+            # descriptors, each of them waits for one more; so one sync at a time uses the reserved ones.
             with self._spares_guard:
                 self._give_up_spares()
                 try:
                     self._sync_folder(folder)
                 finally:
-                    with contextlib.suppress(OSError):  # others took them meanwhile: the next time, perhaps
+                    with contextlib.suppress(OSError):  # they are in use elsewhere: retry the next time
                         self._lay_by()
 
     def _sync_folder(self, folder: str) -> None:
@@ -283,7 +283,7 @@ class RealDisk:
 
 
 class WriteCalls(Protocol):
-    """The two system calls that write at a position and may take fewer bytes than they were given."""
+    """The two positioned write calls, which may write fewer bytes than requested."""
 
     def pwritev(self, handle: int, buffers: Sequence[Buffer], position: int, /) -> int: ...
 
@@ -291,14 +291,16 @@ class WriteCalls(Protocol):
 
 
 def write_whole(system: WriteCalls, handle: int, position: int, buffers: Sequence[Buffer]) -> None:
-    """Write all bytes of the buffers at a position, in as many calls as it takes. `system`: `os`, or what a
-    simulation has in its place. Raises OSError: any part of them may be there.
+    """Write all bytes of the buffers at a position, in as many calls as it takes.
+
+    `system`: `os`, or its replacement in a simulation. Raises OSError; any part of the bytes may then be in
+    the file.
     """
     for start in range(0, len(buffers), _IOV_MAX):
         group = buffers[start : start + _IOV_MAX]
         total = sum(map(len, group))
         written = system.pwritev(handle, group, position)
-        if written < total:  # a full disk, a signal or a limit: go on, or get the error that says which
+        if written < total:  # a full disk, a signal or a limit: continue, and get the error if there is one
             _write_rest(system, handle, position, b"".join(group), written)
         position += total
 
@@ -308,43 +310,43 @@ def _write_rest(system: WriteCalls, handle: int, position: int, data: bytes, wri
     while written < len(data):
         count = system.pwrite(handle, view[written:], position + written)
         if count == 0:
-            raise OSError(errno.ENOSPC, "the disk took no more bytes")
+            raise OSError(errno.ENOSPC, "the disk accepted no more bytes")
         written += count
 
 
 def _locked(handle: int) -> int:
-    """Lock an open file or folder. Raises BlockingIOError, and closes the handle, if somebody else has it."""
+    """Lock an open file or folder. If another process holds the lock, close it and raise BlockingIOError."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(handle)
         raise
-    except OSError as error:  # NFS has no lock of a folder: there the lock file alone keeps others away
+    except OSError as error:  # NFS cannot lock a folder: there only the lock file excludes other servers
         if not stat.S_ISDIR(os.fstat(handle).st_mode):
             os.close(handle)
             raise
-        log.warning("the data directory itself cannot be locked (%s): never remove its lock file", error)
+        log.warning("the data directory cannot be locked (%s): never remove its lock file", error)
     return handle
 
 
 def _drop_cached(handle: int, start: int, length: int) -> None:
-    """Ask the kernel to. An error of that, or a system without it (macOS), says nothing about the file."""
+    """Drop cached pages. A failure, or a system without the call (macOS), proves nothing about the file."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
             os.posix_fadvise(handle, start, length, os.POSIX_FADV_DONTNEED)
 
 
 def make_durable_folders(folder: Path) -> None:
-    """Make a folder and everything missing above it, and put each new entry on stable storage.
+    """Make a folder and its missing parents, and put each new entry on stable storage.
 
-    Also the entry of the last one that is there: a killed server may have made it and got no further.
+    Also syncs the entry of the lowest folder that exists: a server killed at this point may have made it.
     """
     folder = folder.absolute()
     missing = []
     while not folder.is_dir():
         missing.append(folder)
         folder = folder.parent
-    with contextlib.suppress(PermissionError):  # where we may not look we made nothing
+    with contextlib.suppress(PermissionError):  # a folder that cannot be read was not made by a server
         _sync_folder(folder.parent)
     for one in reversed(missing):
         one.mkdir(mode=0o700, exist_ok=True)

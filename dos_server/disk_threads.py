@@ -1,11 +1,11 @@
-"""Threads for work on the disk that is much and short: syncs and reads. A few, started once, with one queue:
-handing a job over and hearing of it costs little beside the job.
+"""Threads for disk work that is frequent and short: syncs and reads.
 
-A thread takes one job at a time, so a slow one never holds up another while there are threads. The owner says
-when a job begins: what a sync covers is told to the core before it is handed over here.
+A few threads are started once and share one queue, so that handing over a job and reporting its result cost
+little compared with the job. A thread runs one job at a time, so a slow job delays no other while there are
+threads. The owner decides when a job begins, because the core must know what a sync covers before the thread
+gets it.
 
-Rules of this file: threads and a queue. Nothing is decided here, and no error of the disk is handled: the
-work returns it.
+Nothing is decided here, and no disk error is handled: the work returns it.
 """
 
 import queue
@@ -22,17 +22,17 @@ Result = TypeVar("Result")
 
 
 class Wakeup(Protocol):
-    """What `readiness` is to a thread."""
+    """The part of `readiness` that threads use."""
 
     def done(self, call: Call) -> None:
-        """Call in the event loop. From any thread, in order."""
+        """Call in the event loop. Callable from any thread; calls keep their order."""
 
 
 class DiskThreads(Generic[Job, Result]):
-    """See the module. Threads start when there is work for them.
+    """A pool of at most `threads_max` threads, which are started when they are first needed.
 
-    `hear` is called in the event loop with every result. What `work` raises, which it must not, is raised
-    there too: nobody knows then how it ended, and the server must not go on.
+    `hear` is called in the event loop with every result. `work` must not raise. If it does, the exception is
+    raised in the event loop and ends the server, because the outcome of the job is unknown.
     """
 
     def __init__(
@@ -54,26 +54,26 @@ class DiskThreads(Generic[Job, Result]):
 
     @property
     def busy(self) -> bool:
-        """Whether a job has begun and not ended."""
+        """Whether a job has begun and not finished."""
         return self._running > 0
 
     def ask(self, job: Job) -> None:
-        """A job is due. The owner begins it when there is a thread for it."""
+        """Queue a job. The owner begins it when a thread is free, see `next_due`."""
         self._due.append(job)
 
     def next_due(self) -> Job | None:
-        """The next job that may begin now, if there is one."""
+        """Return the next queued job if a thread is free for it."""
         return self._due.popleft() if self._due and self._running < self._threads_max else None
 
     def start(self, job: Job) -> None:
-        """Begin a job as soon as there is a thread; for threads whose owner has nothing to say about when."""
+        """Begin a job as soon as a thread is free; for owners that need not know when it begins."""
         if self._running < self._threads_max:
             self.begin(job)
         else:
             self._eager.append(job)
 
     def begin(self, job: Job) -> None:
-        """Hand it over."""
+        """Hand a job to a thread."""
         self._running += 1
         if self._running > len(self._threads):
             thread = threading.Thread(target=self._run, name="disk", daemon=True)
@@ -98,7 +98,7 @@ class DiskThreads(Generic[Job, Result]):
         self._hear(result)
 
     def close(self) -> None:
-        """Wait until every job that began has ended."""
+        """Wait until every job that has begun is finished."""
         for _ in self._threads:
             self._queue.put(None)
         for thread in self._threads:

@@ -1,8 +1,7 @@
-"""A server inside this process, on a thread of its own: for the embedded default of a local Spark session,
-and for tests.
+"""A server inside this process, on its own thread: the default store of a local Spark session, and for tests.
 
-It is the server of `dos serve`, on the same files; only who starts and stops it differs. It listens on
-loopback, and does not scrub unless asked to: one copy has nothing to be mended from.
+It runs the same server as `dos serve`, on the same files; only starting and stopping differ. It listens on
+loopback. It does not scrub unless asked to, because a store of one copy has nothing to repair from.
 """
 
 import contextlib
@@ -23,14 +22,14 @@ from dos_server.storage import Storage
 
 
 class DataDirectoryInUseError(Exception):
-    """Another server has the data directory."""
+    """Another server uses the data directory."""
 
 
 class OpenServer:
-    """A server with its data directory locked and its listener bound, not serving yet.
+    """A server whose data directory is locked and whose listener is bound, but which does not serve yet.
 
-    What both `dos serve` and the embedded server begin with. Raises DataDirectoryInUseError,
-    CorruptDataError, OSError; then nothing stays open.
+    `dos serve` and the embedded server both start with it. Raises DataDirectoryInUseError, CorruptDataError,
+    OSError; nothing stays open then.
     """
 
     def __init__(
@@ -49,7 +48,7 @@ class OpenServer:
             self._lock = self._disk.lock("lock")
         except BlockingIOError as error:
             self._disk.shut()
-            raise DataDirectoryInUseError(f"another server has {data}") from error
+            raise DataDirectoryInUseError(f"data directory {data} is in use by another server") from error
         except BaseException:
             self._disk.shut()
             raise
@@ -64,12 +63,12 @@ class OpenServer:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where it listens."""
+        """The host and port of the listener."""
         host, port, *_ = self.listener.getsockname()
         return host, port
 
     def shut(self) -> None:
-        """Let the data directory go."""
+        """Close the listener and unlock the data directory."""
         listener = getattr(self, "listener", None)
         if listener is not None:
             listener.close()
@@ -78,7 +77,7 @@ class OpenServer:
 
 
 def listen_on(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises OSError."""
+    """Return a listening socket. Raises OSError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
@@ -92,7 +91,7 @@ def listen_on(host: str, port: int) -> socket.socket:
 
 
 class EmbeddedServer:
-    """A running server. A context manager; `stop` may be called from any thread, any number of times."""
+    """A running server; a context manager. `stop` may be called from any thread, and more than once."""
 
     def __init__(self, opened: OpenServer) -> None:
         self._opened = opened
@@ -107,11 +106,11 @@ class EmbeddedServer:
 
     @property
     def url(self) -> str:
-        """The URL of this one server."""
+        """The URL of this server."""
         return f"dos://{address_text(*self.address)}"
 
     def stop(self) -> None:
-        """Stop serving and close the files. What was acknowledged stays; connections are cut."""
+        """Stop serving and close the files. Acknowledged data stays; connections are closed."""
         if self._token is not None and self._thread.is_alive():
             with contextlib.suppress(trio.RunFinishedError):
                 self._token.run_sync_soon(self._scope.cancel)
@@ -148,9 +147,9 @@ def start(
     version0: bool = True,
     scrub: ScrubPlan = NO_SCRUB,
 ) -> EmbeddedServer:
-    """Serve the data directory from a thread of this process; it accepts connections when this returns.
+    """Serve the data directory from a thread of this process. Connections are accepted when this returns.
 
-    port 0: any free one. Raises DataDirectoryInUseError, CorruptDataError (not one whole server's data),
-    OSError.
+    `port` 0 picks a free port. Raises DataDirectoryInUseError, CorruptDataError (not the complete data of one
+    server), OSError.
     """
     return EmbeddedServer(OpenServer(data_dir, host, port, token=token, version0=version0, scrub=scrub))

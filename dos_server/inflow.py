@@ -1,12 +1,9 @@
-"""What a connection reads into: the decoder of version 1, or the inlet of version 0, and how large its buffer
-may be.
+"""The receive buffer of one connection: a decoder for version 1, or an inlet for version 0.
 
-The first byte tells which version of the protocol the peer speaks: zero is version 0 (`core.version0.wire`).
-Every buffer begins small; what lies beyond that is taken from the account of all connections when the small
-one is full, and given back when the connection is idle, or others wait for it and nothing is in it. Before
-HELLO was answered no frame is larger than the small buffer.
-
-Rules of this file: the buffer of one connection. What is in it is handed over in `connection`.
+The first byte tells the protocol version of the peer: zero is version 0 (`core.version0.wire`). Every buffer
+begins small. Memory beyond that is taken from the account of all connections when the small buffer is full.
+It is returned when the connection is idle, or when the buffer is empty and others wait for memory. Before
+HELLO is answered no frame may be larger than the small buffer.
 """
 
 from collections.abc import Callable
@@ -19,8 +16,11 @@ from dos_server.limits import connection_buffer_bytes, connection_buffer_fair_by
 
 
 class Inflow:
-    """See the module. `inlet` is there once the peer is known to speak version 0. `delivered`: a frame larger
-    than the small buffer became whole. `has_room` is called when waiting for room may be over."""
+    """The receive buffer of one connection.
+
+    `inlet` is set once the peer is known to speak version 0. `delivered`: a frame larger than the small
+    buffer was completed. `has_room` is called when a wait for memory may be over.
+    """
 
     def __init__(self, account: BufferAccount, has_room: Callable[[], None]) -> None:
         self.decoder = FrameDecoder(copy=False, meta_max=hello_bytes_max, payload_max=hello_bytes_max)
@@ -35,31 +35,31 @@ class Inflow:
 
     @property
     def buffered(self) -> int:
-        """Bytes that are not handed over yet."""
+        """Bytes that are not passed on yet."""
         return (self.inlet or self.decoder).buffered
 
     @property
     def holds_room(self) -> bool:
-        """It has a large buffer with something in it, which is not whole."""
+        """Whether it has a large buffer that holds an incomplete frame."""
         return self._granted_bytes > self._first_bytes and self.buffered > 0
 
     @property
     def lacks_bytes(self) -> int:
-        """What the frame that comes needs beyond what was granted."""
+        """Bytes that the incoming frame needs beyond those that were granted."""
         return max(self.decoder.needed - self._granted_bytes, 0)
 
     def welcome(self) -> None:
-        """HELLO was answered: frames may have any length that the protocol allows."""
+        """Allow frames of any length that the protocol allows: HELLO was answered."""
         self.decoder.allow(meta_bytes_max, payload_bytes_max)
 
     def writable(self) -> memoryview:
-        """Room for the next bytes."""
+        """Return the free part of the buffer."""
         view = (self.inlet or self.decoder).writable()
         self._room = len(view)
         return view
 
     def wrote(self, count: int) -> bool:
-        """So many bytes are in. True: they are the first, and speak version 0."""
+        """Note that `count` bytes were received. True: they are the first, and the peer speaks version 0."""
         self._filled = count == self._room
         if self._began:
             (self.inlet or self.decoder).wrote(count)
@@ -74,8 +74,7 @@ class Inflow:
         return True
 
     def find_room(self) -> bool:
-        """See to room for what comes next. False: there must be more, and there is none to be had: it
-        waits."""
+        """Make room for the next bytes. False: no memory is available now; `has_room` will be called."""
         inflow = self.inlet or self.decoder
         filled, self._filled = self._filled, False
         if self._granted_bytes > self._first_bytes >= self.decoder.needed:
@@ -97,8 +96,10 @@ class Inflow:
         return False
 
     def give_back(self) -> None:
-        """Back to the small buffer, if nothing is in the large one. A frame that has begun keeps what it was
-        granted, also before it fills it: it would take it all the same."""
+        """Shrink to the small buffer if the buffer is empty.
+
+        A frame that has begun keeps what it was granted, even before it fills it, because it will need it.
+        """
         inflow = self.inlet or self.decoder
         if inflow.buffered:
             return
@@ -108,14 +109,14 @@ class Inflow:
             self.end()
 
     def close(self) -> None:
-        """The connection is gone: what was in the buffer goes at once, whoever still knows the connection."""
+        """Release the buffer at once, even if something still refers to the connection."""
         self.end()
         self._account.leave(self)
         self.inlet = None
         del self.decoder
 
     def end(self) -> None:
-        """The buffer is not used any more, beyond its first bytes."""
+        """Return everything beyond the small buffer to the account."""
         count, self._granted_bytes = self._granted_bytes - self._first_bytes, self._first_bytes
         if count:
             self._account.give_back(count)

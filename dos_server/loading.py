@@ -1,10 +1,8 @@
-"""A directory on its way into memory: its claim, its marks, and each object, brought to a state that is on
-stable storage.
+"""Loads a directory: reads its claim and its marks, and brings each object to a state on stable storage.
 
-What a file is, `core.recovery` decides; here its decision is carried out, before anything of it is told.
-
-Rules of this file: reading a directory, and what a start changes in it. An error that proves no damage makes
-nothing damaged: the directory is not opened now, and read again by who asks next.
+`core.recovery` decides what a file is; this module carries the decision out before anything of it is
+reported. An error that proves no damage marks nothing as damaged: the directory is not opened, and the next
+request reads it again.
 """
 
 import logging
@@ -30,14 +28,14 @@ log = logging.getLogger("dos.server")
 
 @dataclass
 class LoadedDirectory:
-    """What is known of a loaded directory: its marks, and whether its own entry is durable."""
+    """A loaded directory: its marks, and whether its own entry is durable."""
 
     marks: ObjectMarks
     durable: bool
 
 
 class DirectoryLoader(StoredReads):
-    """See the module. Called from threads; one directory, and one object, by one at a time."""
+    """The loader. Called from threads; a directory, and an object, is loaded by one thread at a time."""
 
     def __init__(self, disk: Disk) -> None:
         super().__init__(disk)
@@ -51,10 +49,7 @@ class DirectoryLoader(StoredReads):
             folder.marks.close()
 
     def load(self, directory: str) -> v.DirectoryLoaded:
-        """Read a directory and bring each object to a state that is on stable storage.
-
-        Changes nothing twice.
-        """
+        """Read a directory and bring each object to a state on stable storage. Idempotent."""
         path = f"{OBJECTS}/{directory}"
         try:
             names = self._disk.names(path)
@@ -63,7 +58,8 @@ class DirectoryLoader(StoredReads):
             )
             if names is None:
                 return v.DirectoryLoaded(directory, exists=False, claim=NO_CLAIM, objects={})
-            # a killed server leaves names that can be read and are not durable: no mark may outlive its name
+            # A killed server leaves names that can be read but are not durable. A mark must not become
+            # durable before the name that it describes.
             self._disk.sync_folder(OBJECTS)
             self._disk.sync_folder(path)
             data = small_files.read(self._disk, f"{path}/.claim")
@@ -93,12 +89,12 @@ class DirectoryLoader(StoredReads):
         return v.DirectoryLoaded(directory, exists=True, claim=claim, objects=objects)
 
     def load_object(self, directory: str, name: str) -> v.ObjectLoaded:
-        """Judge an object of a loaded directory anew, by its mark as it is now."""
+        """Judge an object of a loaded directory again, by its current mark."""
         try:
             mark = self._folders[directory].marks.of(name)
             return v.ObjectLoaded(directory, name, self._load_object(directory, name, mark))
         except OSError as error:
-            log.error("object %s/%s cannot be judged now: %s", directory, name, error)
+            log.error("object %s/%s cannot be examined: %s", directory, name, error)
             return v.ObjectLoaded(directory, name, None)
 
     def _load_object(self, directory: str, name: str, mark: ObjectMark | None) -> RecoveredObject:
@@ -106,7 +102,7 @@ class DirectoryLoader(StoredReads):
         try:
             with self._files.use(f"{OBJECTS}/{directory}/{name}") as file:
                 found, size = self._judge(directory, name, file.handle, mark)
-                durable = max(durable, found.size)  # all of that may have been acknowledged
+                durable = max(durable, found.size)  # all of this may have been acknowledged
                 if not found.corrupt:
                     found = self._bring_in_order(directory, name, file.handle, found, size, mark)
         except OSError as error:
@@ -129,9 +125,11 @@ class DirectoryLoader(StoredReads):
         return found
 
     def _forgive(self, directory: str, name: str, found: RecoveredObject) -> RecoveredObject:
-        """Take the word "poisoned" off a mark, durably, before anything new is acknowledged.
+        """Remove the flag "poisoned" from a mark, durably, before any new append is acknowledged.
 
-        Or a power cut brings it back, and the next start cuts what was acknowledged since."""
+        Otherwise a power cut would bring the flag back, and the next start would cut what was acknowledged
+        since.
+        """
         try:
             self._folders[directory].marks.write(ObjectMark(name, found.size, root=found.root), durable=True)
         except OSError as error:
@@ -144,7 +142,7 @@ class DirectoryLoader(StoredReads):
     def _judge(
         self, directory: str, name: str, handle: int, mark: ObjectMark | None
     ) -> tuple[RecoveredObject, int]:
-        """What the table of `core.recovery` says, and the bytes of the file."""
+        """Return the finding of `core.recovery`, and the size of the file."""
         seed = object_seed(directory, name)
         size = self._disk.size(handle)
         found = judge(self.reader(handle), size, seed, mark)
@@ -161,32 +159,40 @@ class DirectoryLoader(StoredReads):
         size: int,
         mark: ObjectMark | None,
     ) -> RecoveredObject:
-        """Carry the table's decision out; what is kept is on stable storage then."""
+        """Carry out the decision of `core.recovery`. What is kept is on stable storage afterwards."""
         disk = self._disk
         try:
             side_files.cut_tail(disk, directory, name, handle, found, size)
         except OSError as error:
             if trouble_of(error) is not v.DiskFailure.NO_SPACE:
                 raise
-            log.error("tail of %s/%s: no space to copy it aside; free some, then it is done", directory, name)
+            log.error(
+                "tail of %s/%s cannot be copied aside: no space; free some, and it is retried",
+                directory,
+                name,
+            )
             found = found.uncut(size)
         if found.decision is not RecoveryDecision.KEEP or mark is None or mark.synced < found.size:
             side_files.make_durable(disk, handle, found, mark.synced if mark is not None else 0)
         return found
 
     def set_mark(self, directory: str, mark: ObjectMark) -> None:
-        """Note a lower bound of what is synced.
+        """Store a lower bound of what is synced.
 
-        A failure is only noted: a missing mark is a lower bound too.
+        A failure is only logged: without the mark, the bound is merely lower. A mark that says poisoned or
+        damaged is synced at once.
         """
-        try:  # and no `noted`: this is done with every sync
+        try:  # not `noted`, for speed: this runs with every sync
             self._folders[directory].marks.write(mark, durable=mark.poisoned or mark.damaged)
         except OSError as error:
             log.warning("mark of %s/%s: %s", directory, mark.name, error)
 
 
 def _without(durable: int, error: OSError) -> RecoveredObject:
-    """What an object is that could not be brought to a durable state: nothing, until there is room if that is
-    all it wants, as some file systems do also for bytes that are written again in their place."""
+    """Return the state of an object that could not be made durable: lost.
+
+    For want of space it is only unavailable until there is some: some file systems need new space even for
+    bytes that are overwritten in place.
+    """
     found = lost(durable)
     return found.uncut(1) if trouble_of(error) is v.DiskFailure.NO_SPACE else found

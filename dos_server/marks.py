@@ -1,10 +1,9 @@
-"""The marks of one directory: `d/DIR/.marks`, one slot of 256 bytes an object, see `core.records`.
+"""The marks of one directory: `d/DIR/.marks`, one slot of 256 bytes per object, encoded by `core.records`.
 
-A slot is overwritten in place. An erased slot is zeros, which is no valid mark; it is used again for another
-object, and only after its zeros are on stable storage: so no power cut brings back a mark that was erased.
+A slot is overwritten in place. An erased slot is all zeros, which is no valid mark. It is reused for another
+object only after its zeros are on stable storage, so that no power cut brings back an erased mark.
 
-Rules of this file: slots and their file. It raises OSError; when a mark is due, and what a failure means,
-`storage` says. Callable from several threads.
+Methods raise OSError; `storage` decides when a mark is due and what a failure means. Thread-safe.
 """
 
 import logging
@@ -20,7 +19,7 @@ log = logging.getLogger("dos.server")
 
 
 class ObjectMarks:
-    """See the module. The file is made with the first mark and stays open until `close`."""
+    """The marks file of one directory. It is created with the first mark and stays open until `close`."""
 
     def __init__(self, disk: Disk, folder: str) -> None:
         self._disk = disk
@@ -34,10 +33,10 @@ class ObjectMarks:
         self._guard = threading.Lock()
 
     def load(self) -> dict[str, ObjectMark]:
-        """The marks in the file, by name; none when there is no file. They are on stable storage after this.
+        """Return the marks in the file, by name; empty if there is no file. They are durable afterwards.
 
-        A killed server may have left some that are not, and an erased one that a power cut brings back would
-        take away an object that has the name anew.
+        The sync is needed because a killed server may have left marks that are not durable. If a power cut
+        brought back an erased one, it would delete a new object of the same name.
         """
         data = small_files.read(self._disk, self._path) or b""
         if data:
@@ -47,13 +46,13 @@ class ObjectMarks:
         for slot in range(self._slot_count):
             held = data[slot * mark_bytes : (slot + 1) * mark_bytes]
             if len(held) < mark_bytes or (marks[slot] is None and any(held)):
-                log.warning("mark %d of %s is damaged and says nothing", slot, self._folder)
+                log.warning("mark %d of %s is damaged and is ignored", slot, self._folder)
         self._slots = {mark.name: slot for slot, mark in enumerate(marks) if mark is not None}
         self._free = [slot for slot, mark in enumerate(marks) if mark is None]
         return {mark.name: mark for mark in marks if mark is not None}
 
     def of(self, name: str) -> ObjectMark | None:
-        """The mark of an object, as it is now; None when it has none that is valid."""
+        """Return the current mark of an object; None if it has no valid one."""
         with self._guard:
             slot = self._slots.get(name)
             if slot is None:
@@ -64,8 +63,8 @@ class ObjectMarks:
         return mark
 
     def write(self, mark: ObjectMark, *, durable: bool) -> None:
-        """Overwrite the mark of an object, or give it a slot; `durable`: it is on stable storage after."""
-        with self._guard:  # mending and removing write marks from a thread
+        """Overwrite the mark of an object, or assign a slot to it. `durable`: sync it before returning."""
+        with self._guard:  # repairs and removals write marks from threads
             slot = self._slots.get(mark.name)
             if slot is None:
                 slot = self._slots[mark.name] = self._free.pop() if self._free else self._slot_count
@@ -76,7 +75,7 @@ class ObjectMarks:
             self._put_on_stable_storage(handle)
 
     def erase(self, name: str) -> None:
-        """Take the mark of an object away, durably. After an error it keeps its slot: write it again."""
+        """Erase the mark of an object durably. After an error it keeps its slot: write the mark again."""
         with self._guard:
             slot = self._slots.get(name)
             if slot is None:
@@ -89,19 +88,19 @@ class ObjectMarks:
             self._free.append(slot)
 
     def _put_on_stable_storage(self, handle: int) -> None:
-        """What was written, and that there is such a file: it may be new."""
+        """Sync the file and, because it may be new, its entry."""
         self._disk.sync(handle)
         if not self._entry_durable:
             self._disk.sync_folder(self._folder)
             self._entry_durable = True
 
     def sync(self) -> None:
-        """Put what was written on stable storage, if anything was."""
+        """Put all marks on stable storage, if the file is open."""
         if self._handle is not None:
             self._disk.sync(self._handle)
 
     def close(self) -> None:
-        """Give the file back."""
+        """Close the file."""
         if self._handle is not None:
             self._disk.close(self._handle)
             self._handle = None
@@ -113,7 +112,7 @@ class ObjectMarks:
 
 
 def says_damaged(disk: Disk, folder: str) -> bool:
-    """Whether a mark of a folder says damaged. False when they cannot be read: loading it tells that."""
+    """Whether a mark of a folder says damaged. False if the marks are unreadable, which `load` reports."""
     try:
         data = small_files.read(disk, f"{folder}/.marks") or b""
     except OSError:

@@ -1,9 +1,8 @@
-"""The open files of objects: one handle an object, kept as long as it must be, and not more of them than
-allowed.
+"""The open files of objects: one handle per object, and a bounded number of them.
 
-The same handle serves from the first write to the last sync, because the kernel tells a failed write-back to
-the handles that were open and to nobody later. Only what is unused and synced may be closed; unused for
-longest goes first.
+An object keeps the same handle from its first write to its last sync, because the kernel reports a failed
+write-back only to handles that were open at the time. Only files that are unused and synced are closed, least
+recently used first.
 """
 
 import errno
@@ -18,9 +17,9 @@ from dos_server.limits import open_files_max
 
 @dataclass
 class OpenFile:
-    """An open object. It may be closed only when nobody uses it and every write of it was synced.
+    """An open object. It may be closed only when it has no users and every write was synced.
 
-    `writes`: how many ended, `synced`: how many of them a sync covers; `failed`: a sync of it failed.
+    `writes`: writes that have ended; `synced`: how many of them a sync covers; `failed`: a sync failed.
     """
 
     handle: int
@@ -33,7 +32,7 @@ class OpenFile:
 
 
 class OpenFiles:
-    """See the module. Callable from several threads."""
+    """The open files of a data directory, by path. Thread-safe."""
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
@@ -41,14 +40,11 @@ class OpenFiles:
         self._guard = threading.Lock()
 
     def use(self, path: str, *, create: bool = False) -> "FileUse":
-        """For `with`: the file at the path, open until the block ends and longer.
-
-        Raises what `open` raises.
-        """
+        """Return a context manager for the file at a path, opened if needed. Raises as `Disk.open`."""
         return FileUse(self, path, create=create)
 
     def take(self, path: str, *, create: bool) -> OpenFile:
-        """What `use` begins with; it ends with `leave`."""
+        """Begin to use a file; `leave` ends the use."""
         with self._guard:
             file = self._files.pop(path, None)
             if file is None:
@@ -58,7 +54,7 @@ class OpenFiles:
         return file
 
     def leave(self, file: OpenFile) -> None:
-        """The file is not used any more by one that took it."""
+        """End one use of a file."""
         with self._guard:
             file.users -= 1
             if file.forgotten and not file.users:
@@ -67,14 +63,15 @@ class OpenFiles:
                 self._close_surplus()
 
     def sync(self, file: OpenFile) -> None:
-        """Put every write that has ended on stable storage. Raises OSError: it must never be tried again,
-        because the kernel forgets what it failed to write, and the next sync would succeed.
+        """Put every write that has ended on stable storage.
 
-        One at a time: a write that is taken back syncs too, and the kernel tells an error to one of them.
+        Raises OSError. The sync must then never be retried: the kernel drops what it failed to write, and the
+        next sync would succeed. Syncs of a file run one at a time, because undoing a refused write also
+        syncs, and the kernel reports an error to only one of them.
         """
         with file.guard:
             if file.failed:
-                raise OSError(errno.EIO, "a sync of it failed before")
+                raise OSError(errno.EIO, "an earlier sync of the file failed")
             writes = file.writes
             try:
                 self._disk.sync(file.handle)
@@ -84,13 +81,13 @@ class OpenFiles:
             file.synced = writes
 
     def forget_folder(self, folder: str) -> None:
-        """Close every file in the folder, those in use when their use ends."""
+        """Close every file in a folder; one that is in use closes when its use ends."""
         with self._guard:
             for path in [path for path in self._files if path.rpartition("/")[0] == folder]:
                 self._forget(path)
 
     def forget(self, path: str) -> None:
-        """Close the file, if it is open; when it is in use, at the end of that."""
+        """Close the file of a path if it is open; if it is in use, when its use ends."""
         with self._guard:
             if path in self._files:
                 self._forget(path)
@@ -102,7 +99,7 @@ class OpenFiles:
             self._disk.close(file.handle)
 
     def unsynced(self) -> Iterator[tuple[str, OpenFile]]:
-        """Files with writes that no sync covered, and that one may still cover."""
+        """Return files that have unsynced writes and whose sync has not failed."""
         return (
             (path, file)
             for path, file in self._files.items()
@@ -110,7 +107,7 @@ class OpenFiles:
         )
 
     def _close_surplus(self) -> None:
-        """The guard is held."""
+        """Close unused files above the limit. The caller holds the guard."""
         surplus = len(self._files) - open_files_max
         idle = [path for path, file in self._files.items() if not file.users and file.writes == file.synced]
         for path in idle[:surplus]:
@@ -118,7 +115,7 @@ class OpenFiles:
 
 
 class FileUse:
-    """See `OpenFiles.use`. A class, because it is begun and ended with every append."""
+    """The context manager of `OpenFiles.use`: a class for speed, because every append enters and exits it."""
 
     __slots__ = ("_create", "_file", "_files", "_path")
 

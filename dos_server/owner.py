@@ -1,7 +1,4 @@
-"""What a connection needs of the server it belongs to.
-
-Rules of this file: the port only.
-"""
+"""The interface of the server that a connection uses."""
 
 from typing import Protocol
 
@@ -14,23 +11,23 @@ from dos_server.turns import Turns
 
 
 class Resumable(Protocol):
-    """A connection that is not read from."""
+    """A connection that is paused."""
 
     def wanted(self) -> bool:
-        """Whether it may be read from again."""
+        """Whether it may be read again."""
 
     def resume(self) -> None:
-        """What it waits for may have changed."""
+        """Called when the reason for the pause may be gone."""
 
 
 class ConnectionOwner(Protocol):
-    """What a connection needs of the server."""
+    """The server, as a connection sees it."""
 
     def received(self, session: int, frame: Frame) -> None:
-        """A whole frame."""
+        """Accept a whole frame."""
 
     def received_appends(self, session: int, frames: list[Frame]) -> None:
-        """Whole frames, all of them APPEND."""
+        """Accept whole frames, all of them APPEND."""
 
     readiness: Rounds
     buffers: BufferAccount
@@ -38,35 +35,34 @@ class ConnectionOwner(Protocol):
     turns: Turns
 
     def requested(self, session: int, body: bytes) -> None:
-        """A whole request of version 0."""
+        """Accept a whole request of version 0."""
 
     def streamed(self, session: int, data: memoryview) -> None:
-        """Bytes to append, of version 0. They are good only during the call."""
+        """Accept bytes to append, of version 0. The view is valid only during the call."""
 
     def is_streaming(self, session: int) -> bool:
-        """Whether what comes next, in version 0, is bytes to append."""
+        """Whether the next bytes, in version 0, are bytes to append."""
 
     def half_closed(self, session: int) -> None:
-        """The peer sends no more; it may still read."""
+        """Note that the peer sends no more; it may still read."""
 
     def stalled(self, connection: Resumable) -> None:
-        """The connection waits for `resume`."""
+        """Call `resume` of the connection when it may continue."""
 
     def has_sent(self, session: int) -> None:
-        """The peer has taken answers."""
+        """Note that the peer has taken answers."""
 
     def bad_frame(self, session: int, error: RemoteProtocolError) -> None:
-        """Nothing more can be framed on this connection."""
+        """Report the error and close: nothing more can be framed on this connection."""
 
     def bad_request(self, session: int, error: wire0.RequestTooLongError) -> None:
-        """The same, in version 0."""
+        """Do the same as `bad_frame`, for version 0."""
 
     def may_read(self, session: int) -> bool:
-        """Whether the core takes more."""
+        """Whether the core accepts more input."""
 
     def may_answer(self, session: int, request: Frame | bytes) -> bool:
-        """Whether there is memory for the answer of a LIST or CWD, which may have 1 MiB, or of a request of
-        version 0."""
+        """Whether there is memory for the answer of LIST or CWD (up to 1 MiB), or of a version 0 request."""
 
     def is_welcome(self, session: int) -> bool:
         """Whether HELLO was answered."""

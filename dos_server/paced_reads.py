@@ -1,6 +1,6 @@
-"""Reading for GETs, with answers kept from piling up in memory before peers that do not take them.
+"""Reads for GETs, paced so that answers do not pile up in memory for peers that do not read them.
 
-Rules of this file: when a read may go to the disk, and how much of it. What is read is `storage`'s.
+This module decides when a read goes to the disk and how much it reads; `storage` reads.
 """
 
 from collections import deque
@@ -21,9 +21,10 @@ from dos_server.storage import Storage
 
 
 class PacedReads:
-    """See the module. `connections`: by session, those that are open now.
+    """The GETs that are at the disk or waiting.
 
-    `hear` is called in the event loop with what was read. Of one session, reads begin in the order asked.
+    `connections`: the open ones, by session. `hear` is called in the event loop with each result. The reads
+    of one session begin in the order of the requests.
     """
 
     def __init__(
@@ -45,11 +46,11 @@ class PacedReads:
 
     @property
     def busy(self) -> bool:
-        """Whether a read is at the disk."""
+        """Whether a read is in progress."""
         return self._threads.busy
 
     def ask(self, effect: v.ReadData) -> None:
-        """Read once the peer has taken enough of its earlier answers."""
+        """Read as soon as the peer has taken enough of its earlier answers."""
         waiting = self.waiting.get(effect.session)
         if waiting is not None:
             waiting.append(effect)
@@ -57,7 +58,7 @@ class PacedReads:
             self.waiting[effect.session] = deque((effect,))
 
     def look(self) -> None:
-        """Answers were taken, or a peer is gone: begin what may begin now."""
+        """Begin the reads that have become possible, after answers were taken or a peer left."""
         for session in list(self.waiting):
             waiting = self.waiting[session]
             while waiting and self._begin(waiting[0]):
@@ -66,7 +67,7 @@ class PacedReads:
                 del self.waiting[session]
 
     def _begin(self, effect: v.ReadData) -> bool:
-        """Under pressure of many slow peers, read less; nothing for a peer that is gone."""
+        """Try to begin a read: a shorter one if many peers are slow, none for a peer that is gone."""
         connection = self._connections.get(effect.session)
         if connection is None:
             self._readiness.soon(partial(self._hear, v.GotData(effect, b"")))
@@ -93,5 +94,5 @@ class PacedReads:
         self._hear(event)
 
     def close(self) -> None:
-        """Wait for the reads that began."""
+        """Wait for the reads that have begun."""
         self._threads.close()

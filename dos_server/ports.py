@@ -1,7 +1,8 @@
-"""What a server takes from outside, besides its disk: sockets and when they are ready, work in threads, a
-clock, chance. `OperatingSystem` is the real one; in `dos_server.memory` everything is in memory.
+"""The server's interfaces to the outside, besides its disk: sockets and readiness, worker threads, a clock
+and randomness.
 
-Rules of this file: signatures, and the real thing where it is one line. Nothing is decided here.
+`OperatingSystem` is the real implementation; `dos_server.memory` implements them in memory. This file holds
+signatures, and the real implementation where it is one line; nothing is decided here.
 """
 
 import os
@@ -21,8 +22,7 @@ Result = TypeVar("Result")
 
 
 class Socket(Protocol):
-    """One end of a connection. Nothing blocks: what would, raises BlockingIOError. A real one is a
-    `socket.socket`."""
+    """One end of a connection, like `socket.socket`. A call that would block raises BlockingIOError."""
 
     @property
     def family(self) -> int: ...
@@ -45,19 +45,19 @@ class Socket(Protocol):
 
 
 class Listener(Protocol):
-    """Where connections come in."""
+    """A listening socket."""
 
     def setblocking(self, flag: bool, /) -> None: ...
 
     def accept(self) -> tuple[Any, Any]:
-        """A `Socket` and where its peer is. BlockingIOError: nobody waits."""
+        """Return a `Socket` and the peer's address. Raises BlockingIOError if no connection is waiting."""
         ...
 
     def close(self) -> None: ...
 
 
 class Rounds(Protocol):
-    """See `readiness.Readiness`, which is the real one."""
+    """The interface of `readiness.Readiness`, the real implementation."""
 
     def watch(self, sock: Any, call: ReadyCall, *, reading: bool, writing: bool) -> None: ...
 
@@ -75,7 +75,7 @@ class Rounds(Protocol):
 
 
 class Workers(Protocol[Job]):
-    """See `disk_threads.DiskThreads`, which is the real one."""
+    """The interface of `disk_threads.DiskThreads`, the real implementation."""
 
     @property
     def busy(self) -> bool: ...
@@ -92,10 +92,10 @@ class Workers(Protocol[Job]):
 
 
 class Ports(Protocol):
-    """Everything from outside."""
+    """Everything a server takes from outside."""
 
     def rounds(self) -> Rounds:
-        """Who says what is ready, for one server."""
+        """Return a readiness service for one server."""
         ...
 
     def workers(
@@ -105,24 +105,27 @@ class Ports(Protocol):
         rounds: Rounds,
         threads_max: int,
     ) -> Workers[Job]:
-        """Who does one kind of work on the disk."""
+        """Return a pool of at most `threads_max` threads for one kind of disk work.
+
+        Each result is passed to `hear` in the event loop, in a round of `rounds`.
+        """
         ...
 
     async def in_thread(self, call: Callable[[], T], limiter: trio.CapacityLimiter | None = None) -> T:
-        """Call something that may take its time."""
+        """Run a blocking call in a thread and return its result."""
         ...
 
     def monotonic(self) -> float:
-        """Seconds, for how long work took. From any thread."""
+        """Return a time in seconds for measuring durations. Callable from any thread."""
         ...
 
     def fresh_id(self) -> bytes:
-        """16 random bytes: who a new server is."""
+        """Return 16 random bytes, for the id of a new server."""
         ...
 
 
 class OperatingSystem:
-    """The real ones: sockets of the kernel, threads, its clock, its randomness."""
+    """The real implementation: kernel sockets, threads, the system clock and random source."""
 
     def rounds(self) -> Rounds:
         return Readiness()

@@ -1,11 +1,11 @@
-"""What is ready, asked once for all of it: sockets of connections, and what threads have finished.
+"""Readiness of all sockets and finished thread work, served in rounds by one task.
 
-A wait of its own for each connection costs a task switch or two for every message. Here one task waits for
-an epoll object, in which everything else is; a *round* serves all that is ready, and what the round gave is
-then written, synced and sent together. With many peers that saves most of the cost of a message, and it makes
-syncs begin in groups.
+A task per connection costs one or two task switches per message. Here one task waits for an epoll object that
+has all the sockets. A *round* serves everything that is ready; its results are then written, synced and sent
+together. With many peers this saves most of the cost of a message, and syncs begin in groups
+(docs/decisions/0070).
 
-Rules of this file: who is called when. What a call does is the caller's; it must not block.
+This module decides only which calls are made when. A call must not block.
 """
 
 import os
@@ -23,27 +23,29 @@ Call = Callable[[], None]
 
 
 class ReadyCall(Protocol):
-    """What is called when a socket is ready."""
+    """A callback for a socket that is ready."""
 
     def __call__(self, *, readable: bool) -> None:
-        """`readable`: there is something to read, or the peer is gone. Else there is room to write."""
+        """`readable`: there is data to read, or the peer is gone; otherwise there is room to write."""
 
 
 _READABLE: Final = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR
 _SLICE_SECONDS: Final = 0.0005
-"""Of a thread's processor time, after which it gives way,"""
+"""Processor time of a thread after which it pauses."""
 _GIVE_WAY_SECONDS: Final = 0.0001
-"""for so long at least: time enough for the loop to be woken, if it waits for the interpreter;"""
+"""Minimum pause: enough to wake the loop if it waits for the interpreter lock."""
 _GIVE_WAY_SECONDS_MAX: Final = 0.004
-"""and for so long at most while a round lasts: an overloaded server still opens a directory."""
+"""Maximum pause while a round lasts, so that an overloaded server still opens a directory."""
 _LINGER_SECONDS: Final = 0.001
-"""So long a round waits for the next before other tasks of the loop get their turn: the way through the loop
-costs more than a small append."""
+"""How long a round waits for the next one before other tasks of the loop run: a pass through the loop costs
+more than a small append."""
 
 
 class Readiness:
-    """See the module. All but `done` and `give_way` belong to the event loop; those may be called from any
-    thread."""
+    """The readiness service of one server.
+
+    `done` and `give_way` may be called from any thread, everything else only in the event loop.
+    """
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
@@ -58,8 +60,10 @@ class Readiness:
         self._epoll.register(self._bell, select.EPOLLIN)
 
     def watch(self, sock: socket.socket, call: ReadyCall, *, reading: bool, writing: bool) -> None:
-        """From now on call in every round in which the socket can be read or written, whichever is wanted, or
-        is broken. Neither: not any more; before the socket is closed."""
+        """Call in every round in which the socket is ready for what is requested, or is broken.
+
+        With neither `reading` nor `writing` the calls end; required before the socket is closed.
+        """
         descriptor = sock.fileno()
         events = (select.EPOLLIN if reading else 0) | (select.EPOLLOUT if writing else 0)
         if not events:
@@ -72,25 +76,25 @@ class Readiness:
             self._epoll.register(descriptor, events)
 
     async def wait_readable(self, sock: socket.socket) -> None:
-        """Wait outside of rounds until there is something to read, or to accept."""
+        """Wait, outside of rounds, until there is data to read or a connection to accept."""
         await trio.lowlevel.wait_readable(sock)
 
     def soon(self, call: Call) -> None:
-        """Call at the end of this round, or in one that begins at once."""
+        """Call at the end of this round, or in one that begins immediately."""
         self._soon.append(call)
         self._ring()
 
     def done(self, call: Call) -> None:
-        """Call in the event loop, in a round that begins at once. From any thread, in order."""
+        """Call in the event loop, in a round that begins immediately. Thread-safe; keeps the order."""
         self._done.append(call)
         self._ring()
 
     def give_way(self) -> None:
-        """Let the event loop go first. To be called every now and then by a thread with much to compute.
+        """Let the event loop run first. Long computations in threads call this regularly.
 
-        A thread that computes has the interpreter until somebody who waits has waited for 5 ms, and a round
-        gives it up with each system call: so without this a round of ten calls takes 50 ms longer. What a
-        thread computes between two calls should take no more than a slice.
+        A computing thread keeps the interpreter lock until another thread has waited for 5 ms, and a round
+        releases the lock at each system call. Without this, a round of ten calls would take 50 ms longer.
+        Between two calls a thread should compute for no more than `_SLICE_SECONDS`.
         """
         of_thread, used = self._of_thread, time.thread_time()
         if used - getattr(of_thread, "gave_way", used - _SLICE_SECONDS) < _SLICE_SECONDS:
@@ -107,8 +111,8 @@ class Readiness:
             os.eventfd_write(self._bell, 1)
 
     def _take_done(self, *, readable: bool) -> None:
-        """What is appended from here on rings again: the flag goes down before the queue is looked at."""
-        assert readable, "a bell is only heard"
+        """Make the queued calls. The flag is cleared first, so that a later call rings again."""
+        assert readable, "the event descriptor is watched for reading only"
         os.eventfd_read(self._bell)
         self._rung = False
         done = self._done
@@ -133,13 +137,13 @@ class Readiness:
     def _round(self, ready: list[tuple[int, int]]) -> None:
         calls, soon = self._calls, self._soon
         for descriptor, events in ready:
-            call = calls.get(descriptor)  # None: an earlier call of this round was its last
+            call = calls.get(descriptor)  # None: an earlier call of this round ended the watch
             if call is not None:
                 call(readable=bool(events & _READABLE))
         for _ in range(len(soon)):
             soon.popleft()()
 
     def close(self) -> None:
-        """Give the descriptors back."""
+        """Close the descriptors."""
         self._epoll.close()
         os.close(self._bell)

@@ -1,7 +1,4 @@
-"""Whether a connection is read from, how far what came was handed over, and the clock of its frames.
-
-Rules of this file: values and times. What follows from them, `connection` does.
-"""
+"""The state of reading from a connection, and the clock of its frames. `connection` acts on them."""
 
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -15,17 +12,17 @@ from dos_server.limits import (
 
 
 class Fed(Enum):
-    """How far what had come was handed over."""
+    """How much of the buffered input was passed on."""
 
     ALL = auto()
     STALLED = auto()
-    """Back-pressure."""
+    """Back-pressure stopped it."""
     YIELDED = auto()
-    """Its slice of the round is over."""
+    """The time slice of the connection ended."""
 
 
 class ReadingState(Enum):
-    """Whether a connection is read from."""
+    """Whether a connection is read."""
 
     ON = auto()
     PAUSED = auto()
@@ -34,28 +31,30 @@ class ReadingState(Enum):
 
 @dataclass
 class FrameClock:
-    """When the peer connected, last sent bytes, and began the frame that is not whole yet, if one has
-    begun."""
+    """The times at which the peer connected, last sent bytes, and began the incomplete frame, if any."""
 
     connected: float
     bytes_came: float = 0.0
     began: float | None = None
 
     def watch(self, now: float, *, begun: bool, anew: bool) -> None:
-        """The clock of a frame runs from its first byte, also while it waits for room; and not while the
-        server does not read for another reason. `anew`: another one than before."""
+        """Update the clock of the current frame.
+
+        It runs from the first byte of a frame, also while the frame waits for buffer space, but not while the
+        server does not read for another reason. `anew`: it is another frame than before.
+        """
         if not begun:
             self.began = None
         elif anew or self.began is None:
             self.began = now
 
     def is_late(self, now: float, *, welcome: bool) -> bool:
-        """HELLO, or a frame that has begun, did not become whole in time."""
+        """Whether HELLO, or a frame that has begun, was not completed in time."""
         if self.began is not None and now > self.began + frame_seconds_max:
             return True
         return not welcome and now > self.connected + hello_seconds_max
 
     def keeps_others_waiting(self, now: float) -> bool:
-        """Nothing comes, or too slowly for times in which others want the room that the frame has."""
+        """Whether the frame makes too little progress to keep buffer space that others wait for."""
         began = now if self.began is None else self.began
         return now > self.bytes_came + stalled_seconds_max or now > began + slow_frame_seconds_max

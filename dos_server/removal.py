@@ -1,15 +1,16 @@
-"""Taking an object away, in steps that a crash may come between.
+"""Removes an object in steps that survive a crash in between.
 
-    1  its mark says *removed*, durably      from here on the object goes, after a crash too
-    2  its file goes, and 3 the entry, durably
-    4  its mark is erased, durably           from here on the name is free
+    1  mark it as *removed*, durably         from here on a crash does not stop the removal
+    2  remove its file
+    3  sync the folder: the entry is gone durably
+    4  erase its mark, durably               from here on the name is free
 
-A file that is gone while its mark is there is an object that was lost (G in `core.recovery`), and a file
-without its mark may have lost its end unnoticed: so the mark is there as long as the file may be, and says
-what is going on. And as long as that mark may come back after a power cut, no new object takes the name: the
-next start would take it away.
+- The mark outlives the file. A mark without a file means a lost object (G in `core.recovery`) unless it says
+  removed; a file without a mark may have lost its end unnoticed.
+- No new object takes the name as long as a power cut could bring the mark back: the next start would remove
+  the new object.
 
-Rules of this file: steps and their order. What a failure means to the object is decided in `core.removals`.
+`core.removals` decides what a failure means for the object.
 """
 
 import contextlib
@@ -25,11 +26,11 @@ log = logging.getLogger("dos.server")
 
 
 def remove(disk: Disk, marks: ObjectMarks, folder: str, mark: ObjectMark) -> Removal:
-    """Take away the object that has that mark; nobody uses its file."""
+    """Remove the object that has this mark. Its file must not be in use."""
     begun = False
     try:
         held = marks.of(mark.name)
-        begun = held is not None and held.removed  # and put off: its file may be gone
+        begun = held is not None and held.removed  # a postponed removal: its file may be gone
         marks.write(mark._replace(removed=True), durable=True)
         with contextlib.suppress(FileNotFoundError):
             disk.remove(f"{folder}/{mark.name}")
@@ -48,16 +49,16 @@ def remove(disk: Disk, marks: ObjectMarks, folder: str, mark: ObjectMark) -> Rem
 
 
 def _unknown(folder: str, mark: ObjectMark, error: OSError) -> Removal:
-    """Its mark says removed: the removal can be gone on with, unless a sync has failed."""
+    """Report a removal whose mark says removed: it can be continued, unless a sync has failed."""
     if came_before_sync(error):
-        log.warning("the removal of %s/%s is not finished, and goes on later: %s", folder, mark.name, error)
+        log.warning("removal of %s/%s is not finished and will be retried: %s", folder, mark.name, error)
         return Removal.LATER
-    log.error("whether %s/%s is removed, a restart must say: %s", folder, mark.name, error)
+    log.error("removal of %s/%s failed, and only a restart can show its state: %s", folder, mark.name, error)
     return Removal.UNKNOWN
 
 
 def _take_back(marks: ObjectMarks, folder: str, mark: ObjectMark, as_it_was: Removal) -> Removal:
-    """The file is there still: have the mark say so, durably, or a crash removes it after all."""
+    """Restore the mark durably. Otherwise a crash would remove the file, which still exists."""
     try:
         marks.write(mark, durable=True)
     except OSError as error:
@@ -66,8 +67,8 @@ def _take_back(marks: ObjectMarks, folder: str, mark: ObjectMark, as_it_was: Rem
 
 
 def finish(disk: Disk, marks: ObjectMarks, folder: str, name: str) -> None:
-    """Go on, after a crash, with a removal that has begun. Raises OSError: it is not finished."""
-    log.warning("object %s/%s was being removed: removed now", folder, name)
+    """Complete a removal that a crash interrupted. Raises OSError if it is still not finished."""
+    log.warning("object %s/%s: completing its removal", folder, name)
     with contextlib.suppress(FileNotFoundError):
         disk.remove(f"{folder}/{name}")
     disk.sync_folder(folder)

@@ -1,6 +1,6 @@
-"""The clock and the thread of the scrub: performs what `core.scrub` asks for.
+"""The clock and the thread of the scrub: performs the effects of `core.scrub`.
 
-One look at a time, in a thread of its own, so that readers never wait for a place behind it.
+It reads one part at a time, in a thread of its own, so that clients never queue after it for a thread.
 """
 
 import logging
@@ -19,7 +19,7 @@ log = logging.getLogger("dos.server")
 
 
 class Scrubber:
-    """See the module. `feed` gives an event to the core; `is_busy`: the disk is at work for clients."""
+    """The scrub of one server. `feed` passes an event to the core; `is_busy`: the disk works for clients."""
 
     def __init__(
         self, storage: Storage, feed: Callable[[v.Event], None], is_busy: Callable[[], bool], ports: Ports
@@ -32,13 +32,13 @@ class Scrubber:
         self._nursery: trio.Nursery | None = None
 
     def begin(self, nursery: trio.Nursery, first_seconds: float) -> None:
-        """The first look comes after so long. Everything runs in the nursery."""
+        """Schedule the first read after so many seconds. Everything runs in the nursery."""
         self._nursery = nursery
         nursery.start_soon(self._wait, first_seconds)
 
     @property
     def performs(self) -> dict[type[Any], Callable[[Any], None]]:
-        """By effect, what performs it."""
+        """The methods that perform the scrub's effects, by effect type."""
         return {
             scrub_reads.ScrubRead: self._look,
             scrub_reads.ScrubLater: self._later,

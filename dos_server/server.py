@@ -1,9 +1,9 @@
-"""The shell: performs what the core asks for, with trio. Listener, connections, disk threads, clock.
+"""The server's shell: performs the effects that the core requests, with trio.
 
-Writes go to the page cache from the event loop itself while the disk is quick: a memory copy, with the
-payload still in the buffer it was received into (`writes`, docs/decisions/0001). Syncs, claims, loads and
-reads run in threads, each kind with its own limit, and never hold up the loop. The core decides every order;
-here effects are performed in the order given, and reported.
+Effects are performed in the order in which the core returns them; each result is fed back as an event.
+Writes go to the page cache from the event loop while the disk is fast: a write is a memory copy, and the
+payload is still in its receive buffer (`writes`, docs/decisions/0001). Syncs, claims, loads and reads run in
+threads, each kind with its own limit, and never block the loop.
 """
 
 import logging
@@ -50,7 +50,7 @@ Work = Callable[[], v.Event | None]
 
 
 class ObjectServer:
-    """One server on one data directory. Made in `start`, then `serve` until cancelled."""
+    """One server on one data directory. It runs in `serve`, until that is cancelled."""
 
     def __init__(
         self,
@@ -62,8 +62,10 @@ class ObjectServer:
         scrub: ScrubPlan = NO_SCRUB,
         ports: Ports = OPERATING_SYSTEM,
     ) -> None:
-        """Read identity and store record, make an identity where there is none. `reserve_bytes`: of the disk,
-        not for appends; None: what fits its size. Raises CorruptDataError."""
+        """Read the identity and the store record, or create an identity. Raises CorruptDataError.
+
+        `reserve_bytes`: disk space that appends must leave free; None: the default for the size of the disk.
+        """
         self._storage, self._ports = storage, ports
         self.server_id, record, names = storage.start(ports.fresh_id())
         self._core = ServerCore(
@@ -82,7 +84,7 @@ class ObjectServer:
         self.gone, self._last_session, self._batch_is_open = "", 0, False
         self._descriptors = sockets.descriptors_for_connections()
         self._tick_wanted = trio.Event()
-        self._stalled: dict[Resumable, None] = {}  # in the order in which they came to a stop
+        self._stalled: dict[Resumable, None] = {}  # in the order in which they stalled
         self._to_flush: dict[int, ServerConnection] = {}
         self.readiness = ports.rounds()
         self.turns = Turns(ports.monotonic, self.readiness)
@@ -126,10 +128,10 @@ class ObjectServer:
         }
 
     async def serve(self, listener: Listener) -> None:
-        """Accept and serve until cancelled; then let the disk finish what it is at, sync and close the files.
+        """Accept and serve until cancelled; then wait for the disk threads, sync and close the files.
 
-        Returns on its own if the data directory is removed or moved meanwhile; `gone` says so then.
-        The listener is closed on the way out. Raises nothing for what peers or the disk do.
+        Returns early if the data directory is removed or moved meanwhile; `gone` then holds the reason.
+        Closes the listener on exit. Raises no errors of peers or of the disk.
         """
         listener.setblocking(False)  # noqa: FBT003
         self._storage.give_way = self.readiness.give_way
@@ -164,7 +166,7 @@ class ObjectServer:
                     connection = ServerConnection(self._last_session, sock, self)
                     self._connections[connection.session] = connection
                     nursery.start_soon(self._run_connection, connection)
-            except OSError as error:  # out of descriptors, or the peer is gone already: others go on
+            except OSError as error:  # no free descriptor, or the peer is gone: continue with the others
                 log.warning("accept: %s", error)
                 await trio.sleep(0.1)
 
@@ -201,7 +203,7 @@ class ObjectServer:
             self._look_again.ask()
 
     def bad_frame(self, session: int, error: RemoteProtocolError) -> None:
-        """Say what is wrong, then end the connection: nothing after it can be framed."""
+        """Send the error and close the connection: the bytes after a bad frame cannot be framed."""
         connection = self._connections[session]
         self._log_end(session, str(error.args[0]))
         verdict = VERDICTS[error.code]
@@ -211,7 +213,7 @@ class ObjectServer:
         connection.close()
 
     def bad_request(self, session: int, error: wire0.RequestTooLongError) -> None:
-        """The same, in version 0."""
+        """Do the same as `bad_frame`, for version 0."""
         self._log_end(session, str(error))
         connection = self._connections[session]
         connection.send_bytes(wire0.reply(f"ERROR: {error}".encode("ascii")))
@@ -232,21 +234,21 @@ class ObjectServer:
         return self._core.is_welcome(session)
 
     def _log_end(self, session: int, why: str) -> None:
-        """For a connection that is ended because of what came over it. Nothing in it is raw."""
+        """Log why a connection is closed because of its input. The text contains no raw bytes of the peer."""
         connection = self._connections.get(session)
         log.info("session %d of %s: %s; closed", session, connection.peer if connection else "?", why)
 
     # The loop of events and effects
 
     def _round_ended(self) -> None:
-        """All that was ready has been taken in: that is one batch, of all connections."""
+        """End the batch: everything that was ready on all connections has been taken in."""
         if self._batch_is_open:
             self._batch_is_open = False
             self._feed(_EVENT_BATCH)
         self.turns.round_ended()
 
     def _feed(self, event: v.Event) -> None:
-        """Give an event to the core, perform what it asks for, and send what is to be sent."""
+        """Pass an event to the core, perform its effects, begin due syncs, and flush connections."""
         self._feed_one(event)
         self._begin_syncs()
         flush, self._to_flush = self._to_flush, {}
@@ -258,7 +260,7 @@ class ObjectServer:
             self._tick_wanted.set()
 
     def _go_on_with_those_that_wait(self) -> None:
-        """Once a round: there may be a thousand, and much may happen in it."""
+        """Retry waiting reads and stalled connections, once per round: there may be a thousand."""
         self._reads.look()
         for one in [one for one in self._stalled if one.wanted()]:
             del self._stalled[one]
@@ -292,11 +294,11 @@ class ObjectServer:
             await trio.sleep(space_look_seconds)
             await self._look_at_space()
             self.gone = await self._ports.in_thread(self._storage.why_gone)
-        log.critical("%s: the server ends, because nobody would find what it stores", self.gone)
+        log.critical("%s; the server stops, because its data could not be found again", self.gone)
         served.cancel()
 
     async def _look_at_space(self) -> None:
-        """In a thread: a file system may take its time to say what is free."""
+        """Report the free space to the core. statfs runs in a thread, because it may be slow."""
         before = self._core.room_bytes
         self._feed(v.SpaceSeen(*await self._ports.in_thread(self._storage.free_space), before))
 
@@ -323,8 +325,8 @@ class ObjectServer:
     # Effects of the disk
 
     def _begin_syncs(self) -> None:
-        """As many as there are threads for. The core hears when one begins: from then on nothing more is
-        covered; so it hears before a thread does."""
+        """Begin as many due syncs as there are free threads. A sync covers only what was written before
+        `SyncBegins`, so the core must process that event before a thread can start the sync."""
         while (effect := self._sync_threads.next_due()) is not None:
             self._feed_one(v.SyncBegins(effect.directory, effect.name))
             self._writes.sync_began(effect)
@@ -335,13 +337,13 @@ class ObjectServer:
         self._hear(event)
 
     def _hear(self, event: v.Event | None) -> None:
-        """What a thread has done. The end of the round syncs again, and sends."""
+        """Feed the result of a thread. The end of the round begins further syncs and flushes the replies."""
         if event is not None:
             self._batch_is_open = True
             self._feed_one(event)
 
     def _is_busy(self) -> bool:
-        """Whether the disk is at work for clients. Loads do not count: the scrub asks for them itself."""
+        """Whether the disk works for clients. Loads do not count, because the scrub requests them too."""
         of_work = (self._claim_threads, self._repair_threads, self._digest_threads)
         return any(one.busy for one in (self._sync_threads, self._writes, self._reads, *of_work))
 
@@ -349,7 +351,7 @@ class ObjectServer:
         self._load_threads.start(lambda: self._storage.load(effect.directory))
 
     def _digest(self, effect: v.ReadDigest) -> v.Event:
-        """In a thread. Nothing is read for a peer that is gone: others may wait behind a hundred of its."""
+        """Compute a digest, in a thread; not for a peer that is gone, because others may be queued."""
         if effect.session not in self._connections:
             return v.GotDigest(effect, 0)
         return self._storage.digest(effect)
@@ -390,7 +392,7 @@ class ObjectServer:
         self._load_threads.start(work)
 
     def _join_threads(self) -> None:
-        """Wait until the disk has ended what it is at."""
+        """Wait until all disk threads have finished their current work."""
         of_work = (self._claim_threads, self._load_threads, self._repair_threads, self._digest_threads)
         for threads in (self._sync_threads, self._writes, self._reads, *of_work):
             threads.close()

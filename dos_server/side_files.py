@@ -1,11 +1,10 @@
-"""The files beside the objects: new copies on their way in, and what was taken out of use.
+"""The files beside the objects: new copies being received, and what was taken out of use.
 
-    d/DIR/.mend.OBJECT.N         a new copy, seen by nobody; a crash's leftover goes at the next start
-    d/DIR/.broken.OBJECT.N       an old copy that was replaced, kept for people to look at; N from 0
-    d/DIR/.torn.OBJECT.POSITION  a torn tail, copied aside before it is cut; .N behind it: an earlier one
+    d/DIR/.mend.OBJECT.N         a new copy, not visible to clients; the next start deletes leftovers
+    d/DIR/.broken.OBJECT.N       an old copy that was replaced, kept for inspection; N counts from 0
+    d/DIR/.torn.OBJECT.POSITION  a torn tail, copied aside before it is cut; an earlier one has a suffix .N
 
-Rules of this file: names and bytes of these files. It raises OSError; when which step is due, and what a
-failure means, `storage` says.
+Functions raise OSError. `storage` decides when a step is due and what a failure means.
 """
 
 import contextlib
@@ -45,14 +44,14 @@ def write(disk: Disk, files: OpenFiles, effect: v.WriteRepair) -> None:
 
 
 def sync(files: OpenFiles, effect: v.InstallRepair) -> None:
-    """Put a new copy on stable storage, by the handle that wrote it, and let that go."""
+    """Put a new copy on stable storage through the handle that wrote it, and close that."""
     with files.use(_path(effect)) as file:
         files.sync(file)
     files.forget(_path(effect))
 
 
 def change_places(disk: Disk, effect: v.InstallRepair) -> None:
-    """The old copy aside, if it is to be kept, and the new one in its place, both names durable."""
+    """Move the old copy aside, if it is to be kept, and the new one into its place; both durably."""
     folder = f"{OBJECTS}/{effect.directory}"
     names = set(disk.names(folder) or ())
     if effect.keep and effect.name in names:
@@ -62,20 +61,20 @@ def change_places(disk: Disk, effect: v.InstallRepair) -> None:
 
 
 def _free_name(base: str, names: set[str]) -> str:
-    """The base with the first number behind it that nobody has."""
+    """Return the base with the first unused number as its suffix."""
     numbered = (f"{base}.{number}" for number in itertools.count())
     return next(one for one in numbered if one not in names)
 
 
 def drop(disk: Disk, files: OpenFiles, effect: v.DropRepair) -> None:
-    """Take a new copy away."""
+    """Delete a new copy."""
     files.forget(_path(effect))
     with contextlib.suppress(FileNotFoundError):
         disk.remove(_path(effect))
 
 
 def remove_leftovers(disk: Disk, path: str, names: Iterable[str]) -> None:
-    """Take away what an earlier life left unfinished. A failure is only noted."""
+    """Delete new copies of an earlier incarnation. A failure is only logged."""
     for name in names:
         if name.startswith(MEND):
             try:
@@ -85,9 +84,9 @@ def remove_leftovers(disk: Disk, path: str, names: Iterable[str]) -> None:
 
 
 def cut_tail(disk: Disk, directory: str, name: str, handle: int, found: RecoveredObject, size: int) -> None:
-    """Cut what the table of `core.recovery` says is no part of the object, a copy aside where it says so.
+    """Cut what does not belong to the object according to `core.recovery`; copy it aside first if required.
 
-    What is left is not on stable storage yet.
+    The cut is not on stable storage yet.
     """
     if found.decision is RecoveryDecision.COPY_CUT:
         _copy_torn(disk, directory, name, handle, found.file_bytes, size)
@@ -96,12 +95,12 @@ def cut_tail(disk: Disk, directory: str, name: str, handle: int, found: Recovere
 
 
 def make_durable(disk: Disk, handle: int, found: RecoveredObject, synced: int) -> None:
-    """Put an object, of which so much is known to have been synced, on stable storage.
+    """Put an object, of which `synced` bytes are known to be durable, on stable storage.
 
-    What is past that is written again, because a sync of it may have failed in the server's last life, and
-    no mark may tell: the kernel shows such bytes, takes them for written, and the next sync succeeds. Only
-    what a server can have in flight can be of that kind; below that a power cut has lost the mark, and what
-    is there is on the disk.
+    What is beyond that is rewritten first. In the server's last incarnation a sync of it may have failed
+    without a mark that says so. The kernel then shows the bytes, considers them written, and the next sync
+    succeeds. This can only concern what a server can have in flight. Bytes below that are on disk, even if
+    a power cut lost the mark.
     """
     start = max(synced, found.size - 2 * in_flight_bytes_max)
     if start < found.size:
@@ -112,9 +111,9 @@ def make_durable(disk: Disk, handle: int, found: RecoveredObject, synced: int) -
 
 
 def _copy_torn(disk: Disk, directory: str, name: str, handle: int, start: int, end: int) -> None:
-    """Keep a copy of a tail that is about to be cut. After an OSError there is none, not a part of one.
+    """Copy a tail aside that is about to be cut. After an OSError there is no copy, not even a partial one.
 
-    One that was cut there before keeps its copy too, with a number behind the name.
+    An earlier copy of the same position is kept under a name with a number.
     """
     folder, copy = f"{OBJECTS}/{directory}", torn_name(name, start)
     names = set(disk.names(folder) or ())

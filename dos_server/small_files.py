@@ -1,13 +1,13 @@
-"""Small files that are read whole, and replaced whole: identity, store record, claim.
+"""Small files that are read and replaced as a whole: identity, store record, claim.
 
-Rules of this file: old or new, never a mixture, whatever happens. It raises OSError.
+After a crash a file is the old or the new one, never a mixture. Functions raise OSError.
 """
 
 from dos_server.disk import Disk
 
 
 def read(disk: Disk, path: str) -> bytes | None:
-    """What the file holds; None when there is none."""
+    """Return the content of a file; None if there is none."""
     try:
         handle = disk.open(path, create=False)
     except FileNotFoundError:
@@ -19,7 +19,7 @@ def read(disk: Disk, path: str) -> bytes | None:
 
 
 def replace(disk: Disk, folder: str, name: str, data: bytes) -> None:
-    """Old or new, whole: temporary file, write, sync, rename, sync of the folder."""
+    """Replace a file atomically: temporary file, write, sync, rename, sync of the folder."""
     temporary = f".{name}.new" if not name.startswith(".") else f"{name}.new"
     handle = disk.open(f"{folder}/{temporary}" if folder else temporary, create=True)
     try:

@@ -1,7 +1,4 @@
-"""What is set on sockets, and how many there may be.
-
-Rules of this file: the operating system's words for what the server wants of a connection.
-"""
+"""Socket options, accepting and closing connections, and how many there may be."""
 
 import contextlib
 import logging
@@ -31,14 +28,14 @@ _INTERNET = (socket.AF_INET, socket.AF_INET6)
 
 
 def descriptors_for_connections() -> int:
-    """Of what this process may open, what is left for connections when files have theirs."""
+    """Return how many descriptors of this process are left for connections after those for files."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     reserved = open_files_max + directories_loaded_max + descriptors_reserved
     return max(soft - reserved, soft // 4)
 
 
 def accept_some(listener: Listener) -> Iterator[Socket]:
-    """Connections that wait to be accepted, as many as one round takes. Raises OSError."""
+    """Yield waiting connections, at most as many as one round accepts. Raises OSError."""
     for _ in range(accepts_of_round_max):
         try:
             sock, _ = listener.accept()
@@ -49,7 +46,7 @@ def accept_some(listener: Listener) -> Iterator[Socket]:
 
 
 def prepare(sock: Socket) -> None:
-    """Of a connection just accepted."""
+    """Set the options of a connection that was just accepted."""
     sock.setblocking(False)  # noqa: FBT003
     if sock.family in _INTERNET:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -57,7 +54,7 @@ def prepare(sock: Socket) -> None:
 
 
 def notice_silence(sock: Socket) -> None:
-    """Of a connection that speaks version 0: nothing else ends the lock of a client whose machine is gone."""
+    """Set keep-alive for version 0: nothing else releases the lock of a client whose machine is gone."""
     if sock.family in _INTERNET:
         pause = version0_silence_seconds_max // 4
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, pause)
@@ -68,20 +65,20 @@ def notice_silence(sock: Socket) -> None:
 
 
 def turn_away(sock: Socket, open_now: int) -> None:
-    """One connection too many: say so, and close it."""
+    """Report to a peer that there are too many connections, and close."""
     text = f"{open_now} connections are open"
     busy = m.Error(int(ErrorCode.BUSY), text, VERDICTS[ErrorCode.BUSY].remedy)
     try:
         sock.send(encode_frame(m.encode(busy)))
     except OSError:
-        log.debug("a peer turned away was gone already")
+        log.debug("a rejected peer was already gone")
     sock.close()
 
 
 async def linger(sock: Socket, readiness: Rounds) -> None:
-    """Take and drop what the peer still sends, for a second at most.
+    """Read and discard what the peer still sends, for at most `linger_seconds`.
 
-    Closing with bytes unread resets the connection, and the reset can overtake the error that was sent.
+    Closing with unread bytes resets the connection, and the reset can overtake the error that was sent.
     """
     with contextlib.suppress(OSError), trio.move_on_after(linger_seconds):
         sock.shutdown(socket.SHUT_WR)
@@ -93,9 +90,9 @@ async def linger(sock: Socket, readiness: Rounds) -> None:
 
 
 def peer_of(sock: Socket) -> str:
-    """Where the peer is, for the log."""
+    """Return the peer's address, for the log."""
     try:
         name = sock.getpeername()
     except OSError:
-        return "a peer that is gone"
+        return "a disconnected peer"
     return f"{name[0]}:{name[1]}" if isinstance(name, tuple) else str(name)

@@ -1,8 +1,7 @@
-"""The server's files said a second time, with construct: the executable specification of extents, claims and
-marks.
+"""The executable specification of extents, claims and marks, written with construct.
 
-Written from protocol.md and not from `core`; the property tests hold the two together. Slow: for tests and
-for people who read a data directory with other tools.
+It is derived from protocol.md, not from `core`; property tests check that the two agree. It is slow: for
+tests, and for people who read a data directory with other tools.
 """
 
 from typing import Any, Final

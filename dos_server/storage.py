@@ -1,22 +1,22 @@
-"""Objects, claims, marks and records on a disk: what the effects of the core mean in files.
+"""Stores objects, claims, marks and records on a disk: implements the core's disk effects.
 
     identity         the server's id
-    store            the store record, when it is in one
-    stamps           that its disk is the newest of itself: see `core.stamps`
+    store            the store record, if the server is in a store
+    stamps           detect that the disk is an older copy of itself: see `core.stamps`
     witnessed        the newest stamps of the other members
-    lock             flock, as on the data directory itself: one server a data directory
-    d/DIR/.claim     who may write DIR
-    d/DIR/.marks     what is synced at least, by object
+    lock             flock, also on the data directory itself: one server per data directory
+    d/DIR/.claim     the writer of DIR
+    d/DIR/.marks     per object, the size that is synced at least
     d/DIR/OBJECT     extents
     d/DIR/.torn.*    torn tails, copied aside before they are cut
-    d/DIR/.mend.*    new copies on their way in; gone at the next start
-    d/DIR/.broken.*  copies that were replaced by a new one
+    d/DIR/.mend.*    new copies being received; deleted at the next start
+    d/DIR/.broken.*  copies that were replaced by a repair
 
 Small files are replaced whole: temporary file, write, sync, rename, sync of the folder. Objects only grow.
-Errors of the disk are caught here, and only here; `troubles` says what they mean: no space, or failed.
+Disk errors are caught here, and only here; `troubles` maps them to what the core understands.
 
-Rules of this file: it does what it is told, in the order it is told, and may be called from several threads,
-for one object by one write and one sync at a time.
+Methods act in the order of the calls and decide nothing. They may be called from several threads, but at most
+one write and one sync of an object may run at a time.
 """
 
 import errno
@@ -42,7 +42,7 @@ log = logging.getLogger("dos.server")
 
 
 class Storage(DirectoryLoader):
-    """See the module."""
+    """The disk effects of the core, on one data directory."""
 
     def __init__(self, disk: Disk) -> None:
         super().__init__(disk)
@@ -51,13 +51,15 @@ class Storage(DirectoryLoader):
     # Start and stop
 
     def start(self, fresh_id: bytes) -> tuple[bytes, bytes, set[str]]:
-        """Server id, store record (or nothing), names of directories. A fresh data directory gets the given
-        id.
+        """Return the server id, the store record (or b"") and the names of the directories.
 
-        Raises CorruptDataError when the data directory is not one whole server's: it must not answer for it.
+        A new data directory gets `fresh_id`. Raises CorruptDataError if the data directory is not the
+        complete data of one server: the server must not answer for it.
         """
         self._disk.make_folder(OBJECTS)
-        self._disk.sync_folder("")  # a killed server may have left an identity, or a record, not durable yet
+        self._disk.sync_folder(
+            ""
+        )  # a killed server may have left an identity or a record that is not durable
         found = self._disk.names(OBJECTS) or []
         names = {name for name in found if is_name(name)}
         identity = small_files.read(self._disk, "identity")
@@ -70,14 +72,15 @@ class Storage(DirectoryLoader):
             identity = records.encode_identity(fresh_id)
         record = small_files.read(self._disk, "store")
         if record is not None:
-            decode_store_record(record, "store")  # an empty file is a damaged one, not a server in no store
+            decode_store_record(record, "store")  # an empty file is damage; it does not mean "in no store"
         return records.decode_identity(identity, "identity"), record or b"", names
 
     def give_stamp(self, stamp_id: bytes) -> StampFiles:
-        """Give the disk another stamp, for this start; the files `stamps` and `witnessed` as they are then.
+        """Give the disk a new stamp for this start; return the files `stamps` and `witnessed`.
 
-        Where that is not possible, on a full disk say, the server starts with those that it has: none that
-        was told is lost. Raises CorruptDataError, OSError when one cannot be read.
+        If the stamp cannot be stored, on a full disk for example, the server starts with the existing ones:
+        every stamp that another member knows is still there. Raises CorruptDataError, and OSError if a file
+        is unreadable.
         """
         stamps = small_files.read(self._disk, STAMPS)
         witnessed = small_files.read(self._disk, WITNESSED)
@@ -88,7 +91,7 @@ class Storage(DirectoryLoader):
         try:
             small_files.replace(self._disk, "", STAMPS, grown)
         except OSError as error:
-            log.warning("no stamp for this start: %s", error)
+            log.warning("cannot store a stamp for this start: %s", error)
             grown = stamps or b""
         return StampFiles(grown, witnessed or b"")
 
@@ -103,11 +106,11 @@ class Storage(DirectoryLoader):
         return v.StampsStored(*effect, trouble)
 
     def damaged_among(self, directories: set[str]) -> set[str]:
-        """Those of the directories in which a mark says that an object is damaged."""
+        """Return those of the directories that have an object marked as damaged."""
         return {name for name in directories if says_damaged(self._disk, f"{OBJECTS}/{name}")}
 
     def stop(self) -> None:
-        """Close everything, marks on stable storage first. Errors are only noted: nothing depends on it."""
+        """Sync and close everything, marks last. Errors are only logged: no guarantee depends on it."""
         for path, file in self._files.unsynced():
             with noted(f"last sync of {path}"):
                 self._files.sync(file)
@@ -117,7 +120,7 @@ class Storage(DirectoryLoader):
             self.forget(directory)
 
     def store_claim(self, directory: str, claim: ClaimRecord) -> v.DiskFailure:
-        """Put a claim on stable storage, with the folder and its entry."""
+        """Put a claim on stable storage, including the directory and its entry."""
         try:
             self._make_folder(directory)
             small_files.replace(self._disk, f"{OBJECTS}/{directory}", ".claim", records.encode_claim(claim))
@@ -141,18 +144,20 @@ class Storage(DirectoryLoader):
         return self._disk.why_gone()
 
     def free_space(self) -> FreeSpace:
-        """What is free on the disk; nothing known, where it does not say, which the log hears once."""
+        """Return the free space; zeros, with one warning, if the file system does not report it."""
         try:
             return self._disk.free_space()
         except OSError as error:
             level, self._told_no_space = (logging.DEBUG if self._told_no_space else logging.WARNING), True
-            log.log(level, "no reserve is kept: the file system does not say what is free: %s", error)
+            log.log(
+                level, "no reserve is kept, because the file system does not report its free space: %s", error
+            )
             return FreeSpace(0, 0)
 
     # Objects
 
     def write(self, effect: v.Write) -> v.DiskFailure:
-        """Write extents, whole or not at all: the part that a full disk let in is taken back."""
+        """Write extents, whole or not at all: if the disk is full, a partial write is removed again."""
         directory, name, position, buffers, create = effect
         path = f"{OBJECTS}/{directory}/{name}"
         try:
@@ -164,7 +169,9 @@ class Storage(DirectoryLoader):
                 except OSError as error:
                     if trouble_of(error) is v.DiskFailure.FAILED or not self._taken_back(file, effect):
                         file.writes += 1
-                        raise OSError(errno.EIO, f"a part of it may be in the file: {error}") from error
+                        raise OSError(
+                            errno.EIO, f"a part of the write may be in the file: {error}"
+                        ) from error
                     raise
                 file.writes += 1
         except OSError as error:
@@ -175,10 +182,11 @@ class Storage(DirectoryLoader):
         return v.DiskFailure.NONE
 
     def _taken_back(self, file: OpenFile, effect: v.Write) -> bool:
-        """Whether nothing of a refused write is on the disk any more, nor comes back after a power cut.
+        """Remove what is on disk of a refused write. Whether that worked, also across a power cut.
 
-        The cut is synced before anything else is written there: or the disk may hold a mixture of two
-        writes, which no crash is known to make (row D). A new file's name goes, durably.
+        The truncation is synced before anything else is written there. Otherwise the disk could hold a
+        mixture of two writes, which recovery does not expect from a crash (row D). For a new file its name is
+        removed durably.
         """
         try:
             if effect.create:
@@ -188,15 +196,16 @@ class Storage(DirectoryLoader):
                 self._disk.cut(file.handle, effect.position)
                 self._files.sync(file)
         except OSError as error:
-            log.error("write of %s/%s cannot be taken back: %s", effect.directory, effect.name, error)
+            log.error("write of %s/%s cannot be undone: %s", effect.directory, effect.name, error)
             return False
         return True
 
     def sync(self, effect: v.Sync) -> v.DiskFailure:
-        """Put an object on stable storage.
+        """Put an object on stable storage; with `entry` also its directory entry and each ancestor not yet
+        durable.
 
-        With `entry` its directory entry and each ancestor not yet durable. PASSES: it was not even tried, and
-        may be asked for again; a sync that failed never.
+        Returns PASSES if the sync was not attempted and may be retried. A sync that failed is never retried:
+        the kernel may have dropped the pages that it could not write.
         """
         file: OpenFile | None = None
         path = f"{OBJECTS}/{effect.directory}/{effect.name}"
@@ -207,7 +216,7 @@ class Storage(DirectoryLoader):
                     self._disk.sync_folder(f"{OBJECTS}/{effect.directory}")
                     self._folder_durable(effect.directory)
                 if not self._disk.is_named(file.handle, path):
-                    raise FileNotFoundError(errno.ENOENT, "its file was removed or replaced", path)
+                    raise FileNotFoundError(errno.ENOENT, "the file was removed or replaced", path)
         except OSError as error:
             log.error("sync of %s/%s: %s", effect.directory, effect.name, error)
             failed = file is not None and file.failed
@@ -215,7 +224,7 @@ class Storage(DirectoryLoader):
         return v.DiskFailure.NONE
 
     def make_directory(self, directory: str) -> v.DiskFailure:
-        """Make a directory, if it is not there, and put its entry on stable storage."""
+        """Make a directory if it is missing, and put its entry on stable storage."""
         try:
             self._disk.make_folder(f"{OBJECTS}/{directory}")
             self._disk.sync_folder(OBJECTS)
@@ -225,7 +234,7 @@ class Storage(DirectoryLoader):
         return v.DiskFailure.NONE
 
     def remove(self, effect: v.RemoveObject) -> v.Removed:
-        """Take a settled object away, durably; a crash leaves the whole object or nothing."""
+        """Delete a settled object durably. After a crash either the whole object is there or none of it."""
         session, request_id, directory, name, durable, damaged = effect
         folder = f"{OBJECTS}/{directory}"
         self._files.forget(f"{folder}/{name}")
@@ -247,13 +256,13 @@ class Storage(DirectoryLoader):
         return v.DiskFailure.NONE
 
     def install_repair(self, effect: v.InstallRepair) -> RecoveredObject | None:
-        """The new copy on stable storage, the old one aside, the new one in its place. None: it failed."""
+        """Sync the new copy, move the old one aside, and put the new one in its place. None: it failed."""
         directory, name = effect.directory, effect.name
         new = ObjectMark(name, effect.goal_size)
         try:
             side_files.sync(self._files, effect)
             if effect.exists:
-                # should a crash leave neither copy, this one is known to be lost, not never to have been
+                # If a crash leaves neither copy, the mark shows that the object existed and is lost.
                 old = ObjectMark(name, effect.durable, effect.poisoned, effect.damaged)
                 self._folders[directory].marks.write(old, durable=True)
                 self._disk.sync_folder(f"{OBJECTS}/{directory}")
@@ -263,20 +272,20 @@ class Storage(DirectoryLoader):
             self._folders[directory].marks.write(new, durable=True)
             found = self._load_object(directory, name, new)
         except OSError as error:
-            log.error("new copy of %s/%s cannot be put in its place: %s", directory, name, error)
+            log.error("cannot install the new copy of %s/%s: %s", directory, name, error)
             return None
         if found.corrupt or found.size != effect.goal_size:
-            log.error("the new copy of %s/%s is not whole: %d bytes", directory, name, found.size)
+            log.error("the new copy of %s/%s is incomplete: %d bytes", directory, name, found.size)
             return None
         log.warning("object %s/%s has a new copy, %d bytes", directory, name, found.size)
         return found
 
     def drop_repair(self, effect: v.DropRepair) -> None:
-        """Take a new copy's file away; a failure leaves it to the next start."""
+        """Delete the file of a new copy. If that fails, the next start deletes it."""
         with noted(f"new copy of {effect.directory}/{effect.name}"):
             side_files.drop(self._disk, self._files, effect)
 
-    # What they share
+    # Shared helpers
 
     def _make_folder(self, directory: str) -> None:
         folder = self._folders[directory]
@@ -284,7 +293,7 @@ class Storage(DirectoryLoader):
             self._disk.make_folder(f"{OBJECTS}/{directory}")
 
     def _folder_durable(self, directory: str) -> None:
-        """The directory's own entry is on stable storage after this."""
+        """Make the directory's own entry durable."""
         folder = self._folders[directory]
         if not folder.durable:
             self._disk.sync_folder(OBJECTS)

@@ -1,7 +1,6 @@
-"""Reading what is stored, verified: for GET and STAT, and for the scrub.
+"""Verified reads of stored data: for GET and STAT, and for the scrub.
 
-Rules of this file: reading, and which errors of the disk are damage. What comes of it, `core.reads` and
-`core.scrub` say.
+This module also decides which disk errors are damage; `core.reads` and `core.scrub` act on the results.
 """
 
 import logging
@@ -23,15 +22,16 @@ log = logging.getLogger("dos.server")
 
 
 def _meaning(place: str, error: OSError, offset: int) -> tuple[int | None, str]:
-    """From where on an error of the disk means damage, or why it means none."""
+    """Return the offset from which an error means damage, or None and the reason why it proves none."""
     log.error("read of %s: %s", place, error)
     return (None, str(error)) if says_nothing_of_the_disk(error) else (offset, "")
 
 
 class StoredReads:
-    """See the module. Callable from several threads; changes nothing, and raises nothing for the disk.
+    """Verified reads. Thread-safe; changes nothing and raises no disk error.
 
-    `give_way` is called every now and then by what takes long."""
+    `give_way` is called regularly during long reads.
+    """
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
@@ -39,7 +39,7 @@ class StoredReads:
         self.give_way: Callable[[], None] = lambda: None
 
     def reader(self, handle: int) -> ReadAt:
-        """For a walk that may pass a million headers."""
+        """Return a read function for walks over up to a million headers; it calls `give_way`."""
         give_way, read = self.give_way, self._disk.read
 
         def read_on(position: int, count: int) -> bytes:
@@ -49,7 +49,7 @@ class StoredReads:
         return read_on
 
     def read(self, effect: v.ReadData) -> v.GotData:
-        """Verified content, or where it is damaged."""
+        """Return verified content, or where it is damaged."""
         try:
             with self._files.use(f"{OBJECTS}/{effect.directory}/{effect.name}") as file:
                 read, seed = partial(self._disk.read, file.handle), object_seed(effect.directory, effect.name)
@@ -63,7 +63,7 @@ class StoredReads:
             return v.GotData(effect, b"", at, missed)
 
     def digest(self, effect: v.ReadDigest) -> v.GotDigest:
-        """The prefix digest at a size, or where what it needs is damaged."""
+        """Return the prefix digest at a size, or where the data it needs is damaged."""
         try:
             with self._files.use(f"{OBJECTS}/{effect.directory}/{effect.name}") as file:
                 read, seed = self.reader(file.handle), object_seed(effect.directory, effect.name)
@@ -76,7 +76,7 @@ class StoredReads:
             return v.GotDigest(effect, 0, at, missed)
 
     def look(self, asked: ScrubRead, clock: Callable[[], float]) -> ScrubReadDone:
-        """One look of the scrub: the next part of an object, read from where it is stored."""
+        """Verify the next part of an object for the scrub, reading from the device if possible."""
         began = clock()
         try:
             with self._files.use(f"{OBJECTS}/{asked.directory}/{asked.name}") as file:

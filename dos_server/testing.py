@@ -1,22 +1,22 @@
-"""Servers in memory, for tests of programs that use DOS: the real server, on a disk that is none.
+"""Servers in memory, for tests of programs that use DOS: the real server on a simulated disk.
 
-A test starts one in no time, and can do to it what happens to servers: `crash` (SIGKILL), `power_cut` (what
-was not synced goes by chance), a disk that is full (`disk.space`) or fails (`disk.fail`), `restart`.
+Starting one takes no noticeable time. A test can inject faults: `crash` (SIGKILL), `power_cut` (data that was
+not synced is lost at random), a full disk (`disk.space`), a failing disk (`disk.fail`), and `restart`.
 
-In one trio run, with connections in memory too; on trio's `MockClock` nothing ever waits:
+Within one trio run, with connections in memory too; with trio's `MockClock` nothing waits in real time:
 
     async with memory_store() as servers, open_store(servers.url) as store:
         ...
         servers[0].power_cut()
         await servers[0].restart()
 
-On real ports of loopback, for whoever cannot be in the same trio run: `dos_client.blocking`, Spark and its
+On real loopback ports, for code that cannot run in the same trio run: `dos_client.blocking`, Spark and its
 workers, other processes:
 
     with threaded_store() as servers:
         run(spark, graph, store=servers.url)
 
-Rules of this file: putting together. The parts are in `dos_server.memory`.
+This file assembles the parts, which are in `dos_server.memory`.
 """
 
 import threading
@@ -45,7 +45,7 @@ _QUORUM: Final = {1: 1, 2: 2, 3: 2, 4: 3, 5: 3}
 
 
 class HasAddress(Protocol):
-    """A server, as its store names it."""
+    """A server as a store names it."""
 
     @property
     def address(self) -> str: ...
@@ -55,8 +55,10 @@ S = TypeVar("S", bound=HasAddress)
 
 
 class MemoryServer:
-    """One server. `disk`: what it stands on. All but `restart` are at once; use it in the trio run that made
-    it."""
+    """One server in memory; `disk` is its disk.
+
+    All methods but `restart` and `stop` take effect at once. Use it in the trio run that created it.
+    """
 
     def __init__(self, host: MemoryHost, nursery: trio.Nursery, rng: Random) -> None:
         self.host = host
@@ -74,7 +76,7 @@ class MemoryServer:
 
     @property
     def url(self) -> str:
-        """Of this one server."""
+        """The URL of this server alone."""
         return f"dos://{self.address}"
 
     @property
@@ -82,35 +84,34 @@ class MemoryServer:
         return self.host.up
 
     def crash(self) -> None:
-        """The process is killed. What it had written is in the page cache, and is found again."""
+        """Kill the process. What it had written is in the page cache and survives."""
         self.host.crash()
 
     def power_cut(self) -> None:
-        """The machine loses its power. What was acknowledged as synced is found again; of the rest, chance
-        says what is."""
+        """Cut the power. What was acknowledged as synced survives; of the rest, a random part does."""
         self.host.power_cut(self._rng)
 
     async def stop(self) -> None:
-        """The clean end."""
+        """Stop it cleanly."""
         self.host.stop()
         await self.host.wait_ended()
 
     async def restart(self) -> None:
-        """Start it again, at its address, on what its disk has; one that runs is crashed first."""
+        """Start it again at its address with the content of its disk; a running server is crashed first."""
         self.host.crash()
         await self.host.wait_ended()
         self.host.start(self._nursery)
 
 
 class Servers(Generic[S]):
-    """Some servers that are one store. By number: one of them."""
+    """The servers of one store, indexed by number."""
 
     def __init__(self, servers: list[S]) -> None:
         self.servers = servers
 
     @property
     def url(self) -> str:
-        """Of the store."""
+        """The URL of the store."""
         return "dos://" + ",".join(server.address for server in self.servers)
 
     def __getitem__(self, number: int) -> S:
@@ -124,7 +125,7 @@ class Servers(Generic[S]):
 
 
 class _InMemory:
-    """What clients of a trio run with servers in memory live in: these servers, and what there was."""
+    """The environment of clients in a trio run with servers in memory, around the outer one."""
 
     def __init__(self, network: MemoryNetwork, rng: Random, outside: ClientRuntime) -> None:
         self.network = network
@@ -148,7 +149,7 @@ def _rng(seed: int | None) -> Random:
 
 @asynccontextmanager
 async def _in_memory(seed: int | None) -> AsyncIterator[_InMemory]:
-    """The network of this trio run, made for the first who wants it."""
+    """Enter the memory network of this trio run; the first user creates it, the last one removes it."""
     now = runtime()
     if not isinstance(now, _InMemory):
         now = _InMemory(MemoryNetwork(MemoryTimers()), _rng(seed), now)
@@ -164,8 +165,10 @@ async def _in_memory(seed: int | None) -> AsyncIterator[_InMemory]:
 
 @asynccontextmanager
 async def memory_server(*, seed: int | None = None, token: bytes = b"") -> AsyncIterator[MemoryServer]:
-    """One server, in no store, for `dos_client.connect` and `init_store`. `seed`: what chance decides is the
-    same each time."""
+    """Run one server that is in no store, for `dos_client.connect` and `init_store`.
+
+    `seed` makes all random decisions repeatable.
+    """
     async with _hosts(1, seed, token) as hosts:
         yield hosts[0]
 
@@ -174,7 +177,7 @@ async def memory_server(*, seed: int | None = None, token: bytes = b"") -> Async
 async def memory_store(
     members: int = 3, *, seed: int | None = None, token: bytes = b""
 ) -> AsyncIterator[Servers[MemoryServer]]:
-    """So many servers that are a store, for `dos_client.open_store`."""
+    """Run `members` servers that form a store, for `dos_client.open_store`."""
     async with _hosts(members, seed, token, a_store=True) as servers:
         yield Servers(servers)
 
@@ -203,7 +206,7 @@ async def _hosts(
         nursery.start_soon(here.network.timers.run)
         try:
             yield [MemoryServer(host, nursery, here.rng) for host in hosts]
-        except Exception as error:  # handed on below: a nursery would wrap it in a group
+        except Exception as error:  # raised again below: a nursery would wrap it in an exception group
             failure = error
         nursery.cancel_scope.cancel()
     if failure is not None:
@@ -211,7 +214,7 @@ async def _hosts(
 
 
 def _make_store(hosts: list[MemoryHost], rng: Random) -> None:
-    """What `init_store` does to servers that run, done to their disks before they do."""
+    """Form a store as `init_store` does, but on the disks, before the servers start."""
     if len(hosts) not in _QUORUM:
         raise ValueError(f"a store has one to {max(_QUORUM)} members, not {len(hosts)}")
     ids = [rng.randbytes(id_bytes) for _ in hosts]
@@ -222,7 +225,7 @@ def _make_store(hosts: list[MemoryHost], rng: Random) -> None:
 
 
 class ThreadedServer:
-    """A server of `threaded_server`: `MemoryServer`, from any thread. Each call returns when it is done."""
+    """A server of `threaded_server`: a `MemoryServer` for any thread. Calls wait for their effect."""
 
     def __init__(self, server: MemoryServer, token: trio.lowlevel.TrioToken) -> None:
         self._server = server
@@ -230,7 +233,7 @@ class ThreadedServer:
 
     @property
     def disk(self) -> MemoryDisk:
-        """Do not touch it while the server is at work, but for what is to fail."""
+        """The disk. While the server runs, only the settings for injected faults may be changed."""
         return self._server.disk
 
     @property
@@ -246,19 +249,19 @@ class ThreadedServer:
         return self._server.running
 
     def crash(self) -> None:
-        """See `MemoryServer.crash`."""
+        """Do the same as `MemoryServer.crash`."""
         self._ended_by(self._server.crash)
 
     def power_cut(self) -> None:
-        """See `MemoryServer.power_cut`. Its connections end as in a crash: the kernel is a living one."""
+        """Do the same as `MemoryServer.power_cut`, but connections end as in a crash: the kernel stays."""
         self._ended_by(self._server.power_cut)
 
     def stop(self) -> None:
-        """See `MemoryServer.stop`."""
+        """Do the same as `MemoryServer.stop`."""
         trio.from_thread.run(self._server.stop, trio_token=self._token)
 
     def restart(self) -> None:
-        """See `MemoryServer.restart`."""
+        """Do the same as `MemoryServer.restart`."""
         trio.from_thread.run(self._server.restart, trio_token=self._token)
 
     def _ended_by(self, call: Callable[[], None]) -> None:
@@ -271,7 +274,7 @@ class ThreadedServer:
 
 @contextmanager
 def threaded_server(*, seed: int | None = None, token: bytes = b"") -> Iterator[ThreadedServer]:
-    """One server, in no store, on a free port of loopback."""
+    """Run one server that is in no store, on a free loopback port."""
     with _threaded(1, seed, token, a_store=False) as servers:
         yield servers[0]
 
@@ -280,7 +283,7 @@ def threaded_server(*, seed: int | None = None, token: bytes = b"") -> Iterator[
 def threaded_store(
     members: int = 3, *, seed: int | None = None, token: bytes = b""
 ) -> Iterator[Servers[ThreadedServer]]:
-    """So many servers that are a store, on free ports of loopback."""
+    """Run `members` servers that form a store, on free loopback ports."""
     with _threaded(members, seed, token, a_store=True) as servers:
         yield Servers(servers)
 
@@ -304,7 +307,7 @@ class _Thread:
     def _run(self) -> None:
         try:
             trio.run(self._serve)
-        except BaseException as error:  # handed to the thread that waits
+        except BaseException as error:  # raised in the waiting thread
             self._failure = error
         finally:
             self._ready.set()

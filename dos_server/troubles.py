@@ -1,7 +1,4 @@
-"""What errors of the disk mean, said in one place.
-
-Rules of this file: OSError in, words of the core or of the log out.
-"""
+"""The meaning of disk errors: maps OSError to what the core and the log understand. The only such table."""
 
 import contextlib
 import errno
@@ -15,37 +12,37 @@ log = logging.getLogger("dos.server")
 
 _MEANING: Final = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), DiskFailure.NO_SPACE),
-    # want of descriptors or of memory, a signal
+    # no free descriptor, no memory, a signal
     **dict.fromkeys(
         (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR), DiskFailure.PASSES
     ),
-    # want of a right, which a person gives back; a server of files that does not answer now
+    # a missing permission, which a person can restore; a file server that does not answer now
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.ETIMEDOUT, errno.ESTALE), DiskFailure.PASSES),
 }
-"""Everything else is the disk's: FAILED."""
+"""Every other error is the disk's: FAILED."""
 
 _BEFORE_SYNC: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EPERM})
-"""Errors of opening a folder, and never of syncing it."""
+"""Errors that opening a folder can raise and syncing it cannot."""
 
 
 def trouble_of(error: OSError) -> DiskFailure:
-    """What an error of the disk means to the core."""
+    """Return what a disk error means for the core."""
     return _MEANING.get(error.errno or 0, DiskFailure.FAILED)
 
 
 def says_nothing_of_the_disk(error: OSError) -> bool:
-    """Whether an error proves no damage and ends when its cause does: the next try may work."""
+    """Whether an error proves no damage and ends with its cause: the next try may succeed."""
     return trouble_of(error) is DiskFailure.PASSES
 
 
 def came_before_sync(error: OSError) -> bool:
-    """Whether a folder was not even opened to be synced: the sync may be tried again, a failed one never."""
+    """Whether a folder was not even opened for its sync. Such a sync may be retried; a failed one never."""
     return error.errno in _BEFORE_SYNC
 
 
 @contextlib.contextmanager
 def noted(what: str) -> Iterator[None]:
-    """For what nothing depends on: an error of the disk goes to the log, and no further."""
+    """Log disk errors and suppress them, for work that no guarantee depends on."""
     try:
         yield
     except OSError as error:

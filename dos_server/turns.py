@@ -1,18 +1,18 @@
-"""Whose requests are carried out next, when there is more to do than one round should take.
+"""Fair scheduling of connections when there is more work than one round should take.
 
-A round serves every connection that has something for it, and everybody else waits until it ends. So a round
-has a time, and a connection in it a slice of that. Once the time is over, connections that come are not
-read but wait for their turn; so does one whose slice was not enough for what it had sent. At the end of the
-round, and of each one after it, turns go in alternation to those that come with something new and to those
-that had more than a slice, and among either to those first that have *used* least: the processor time that
-each has cost. Who asks for little is served before who asks for much, whoever came first, and those that ask
-for much share what is left. What was used is not enough to tell them apart: of a thousand that each ask for
-much once, every one has used less than a client that asks for little all the time.
+Everything waits until a round ends. So a round has a maximum duration, and each connection in it a time
+slice.
 
-What was used is forgotten by and by, half of it in `turn_memory_seconds`: nobody saves time up, and who has
-been connected for long is not behind who has just come.
-
-Rules of this file: order and time. What a turn does is the connection's.
+- When the time of the round is over, further ready connections are not read but wait for their turn. So does
+  a connection whose slice was not enough for what it had sent.
+- At the end of this and each later round, turns alternate between connections with new input and connections
+  that needed more than a slice. Within each group, the least *use* comes first: the processor time that a
+  connection has cost recently.
+- So small requests are served before large ones whatever their order of arrival, and heavy users share the
+  rest. Use alone would not separate the groups: if each of a thousand connections sends one large request,
+  all of them have used less than a client that sends small ones all the time.
+- Use decays, by half every `turn_memory_seconds`. No connection saves up time, and an old connection has no
+  disadvantage against a new one.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ from dos_server.readiness import Call
 
 
 class OncePerRound:
-    """A call that is made at the end of a round, once, however often it was asked for."""
+    """A call that is made at the end of a round, once, however often it was requested."""
 
     def __init__(self, rounds: Rounds, call: Call) -> None:
         self._rounds = rounds
@@ -43,7 +43,7 @@ class OncePerRound:
 
 
 class ConnectionCost:
-    """What a connection has cost lately, in seconds."""
+    """The recent cost of a connection, in seconds of processor time."""
 
     __slots__ = ("_at", "_seconds")
 
@@ -67,11 +67,11 @@ class Turner(Protocol):
     """Its last slice was not enough, or its answers pile up."""
 
     def take_turn(self) -> None:
-        """Go on where it stopped."""
+        """Continue where it stopped."""
 
 
 class Turns:
-    """See the module. `clock`: seconds, real ones."""
+    """The schedule of one server. `clock` returns real time in seconds."""
 
     def __init__(self, clock: Callable[[], float], rounds: Rounds) -> None:
         self.clock = clock
@@ -80,7 +80,7 @@ class Turns:
         self._giving = OncePerRound(rounds, self._go_on)
 
     def may_begin(self, one: Turner) -> bool:
-        """Whether it may go on now. False: it waits, and `take_turn` is called."""
+        """Whether a connection may continue now. False: it waits for `take_turn`."""
         now = self.clock()
         if self._ends is None:
             self._ends = now + round_seconds
@@ -89,29 +89,29 @@ class Turns:
         return one not in self._waiting
 
     def wait(self, one: Turner) -> None:
-        """It has more to do than its slice took, or the round has lasted too long."""
+        """Queue a connection that has more to do than its slice allowed, or whose round was over."""
         if one not in self._waiting:
             self._waiting[one] = None
             self._giving.ask()
 
     @property
     def slice_seconds(self) -> float:
-        """How long a connection may go on: less when many wait, so that who wants little has it sooner."""
+        """The time slice of a connection; shorter when many wait, to serve small requests sooner."""
         return turn_seconds if len(self._waiting) <= many_waiting else turn_seconds / 4
 
     def leave(self, one: Turner) -> None:
-        """Its connection is not read any more."""
+        """Remove a connection that is no longer read."""
         self._waiting.pop(one, None)
 
     def round_ended(self) -> None:
-        """The next one has its time."""
+        """Reset the time of the round, and give turns if connections wait."""
         self._ends = None
         if self._waiting:
             self._giving.ask()
 
     def _go_on(self) -> None:
-        """Give turns for the time of a round: in turn to one of those that come with something new, and of
-        those that had more than their slice; among either to those first that have used least."""
+        """Give turns for the duration of a round, alternating between connections with new input and those
+        that needed more than a slice, each by increasing use."""
         now = self.clock()
         ends = now + round_seconds
         order = sorted(self._waiting, key=lambda one: one.use.lately(now))

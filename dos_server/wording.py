@@ -1,7 +1,4 @@
-"""What the log says of things that are bytes to the server.
-
-Rules of this file: values in, words out.
-"""
+"""Texts for the log and the command line."""
 
 from pathlib import Path
 
@@ -10,7 +7,7 @@ from dos_protocol.store_record import decode_store_record
 
 
 def record_text(data: bytes) -> str:
-    """Who the members of a store are now, also when a person forced it."""
+    """Return the members of a store, for the log."""
     record = decode_store_record(data)
     members = ", ".join(f"{one.address} {one.state}" for one in record.members)
     return (
@@ -19,8 +16,10 @@ def record_text(data: bytes) -> str:
 
 
 def path_given(text: str) -> Path:
-    """Return the path that a command was given. Raises ValueError for an empty one, which would be the
-    working directory: a variable of a script that is not set must not become that.
+    """Return the path given to a command.
+
+    Raises ValueError for an empty one, which would mean the working directory: an unset variable in a script
+    must not select that.
     """
     if not text:
         raise ValueError("the path is empty: give a directory, or . for the working directory")

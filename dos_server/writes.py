@@ -1,14 +1,12 @@
-"""Writes of extents: in the event loop, where they cost least, or in threads while the disk takes its time.
+"""Writes of extents: in the event loop, where they are cheapest, or in threads while the disk is slow.
 
-A write goes to the page cache: a memory copy, and no other thread could make it cheaper (decision 0001). But
-a disk that hangs makes it wait too, for room in the cache or for the journal of the file system, and with it
-everybody whom the loop serves. So while a sync has been under way for long, or when the last write in the
-loop took long, writes are handed to threads, and the loop goes on with what needs no disk. The payload is
-copied then: it lies in a buffer that is soon used again. When the syncs end, so does that.
+A write goes to the page cache: it is a memory copy, which no other thread could make cheaper (decision 0001).
+But if the disk hangs, the write waits for room in the cache or for the journal of the file system, and with
+it every client of the loop. So while a sync has been running for long, or if the last write in the loop was
+slow, writes go to threads, and the loop continues with work that needs no disk. The payload is copied then,
+because its receive buffer will soon be reused. After the slow syncs have ended, writes return to the loop.
 
-What waits in threads is bounded: beyond that nothing more is read from any connection.
-
-Rules of this file: where a write is made. What it means, the core says; what is written, `storage`.
+The bytes that wait in threads are bounded: above the limit nothing more is read from any connection.
 """
 
 from collections.abc import Callable
@@ -20,7 +18,7 @@ from dos_server.storage import Storage
 
 
 class Writes:
-    """See the module. `hear`: what a thread has done."""
+    """The writes of one server. `hear` is called in the event loop with the result of a write in a thread."""
 
     def __init__(
         self, storage: Storage, hear: Callable[[v.Event | None], None], rounds: Rounds, ports: Ports
@@ -35,7 +33,7 @@ class Writes:
 
     @property
     def full(self) -> bool:
-        """So much waits for the disk that no more should come."""
+        """Whether so much waits for the disk that no more input should be read."""
         return self._waiting_bytes > slow_writes_bytes_max
 
     @property
@@ -43,14 +41,14 @@ class Writes:
         return self._threads.busy
 
     def sync_began(self, sync: v.Sync) -> None:
-        """One at a time an object; they end in any order."""
+        """Note the start of a sync. An object has one at a time; they end in any order."""
         self._syncs[sync.directory, sync.name] = self._clock()
 
     def sync_ended(self, synced: v.Synced) -> None:
         del self._syncs[synced.directory, synced.name]
 
     def write(self, effect: v.Write) -> v.Written | None:
-        """Write now, and say how that ended; None: a thread does it, and it is heard of later."""
+        """Write now and return the result; None: a thread writes, and `hear` gets the result."""
         began = self._clock()
         if self._is_slow(began):
             buffers = [bytes(one) for one in effect.buffers]
@@ -66,7 +64,7 @@ class Writes:
     def _is_slow(self, now: float) -> bool:
         if now < self._slow_until or self._waiting_bytes:
             return True
-        for began in self._syncs.values():  # the oldest is the first
+        for began in self._syncs.values():  # the first is the oldest
             return now - began > slow_disk_seconds
         return False
 
@@ -79,5 +77,5 @@ class Writes:
         self._hear(written)
 
     def close(self) -> None:
-        """Wait until every write that began has ended."""
+        """Wait until every write that has begun is finished."""
         self._threads.close()

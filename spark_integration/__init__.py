@@ -1,9 +1,11 @@
-"""Puts a graph on Spark: `run(spark, graph, ...)` gives a handle like Spark's own `StreamingQuery`. And reads
-and writes what is in a store as DataFrames: `register(spark)`, then `spark.read.format("dos")`. Both at once:
-`through(df, graph, ...)`.
+"""Runs graphs on Spark, and reads and writes stores as DataFrames.
 
-The names below are imported on first use, because executors import this package for `worker_task` alone and
-need neither a server nor a coordinator.
+- `run(spark, graph, ...)` starts a graph and returns a handle like Spark's `StreamingQuery`.
+- `register(spark)` enables `spark.read.format("dos")` and the other formats.
+- `through(df, graph, ...)` passes a DataFrame through a graph.
+
+The names are imported on first use: executors import this package only for `worker_task`, which needs neither
+a server nor a coordinator.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""The data source `dos` of Spark SQL, and how a session comes to know it.
+"""The data source `dos` of Spark SQL, and its registration in a session.
 
     from spark_integration import register
 
@@ -7,9 +7,9 @@
     spark.readStream.format("dos").option("output", "counts").load("dos://h1,h2,h3/wordcount").writeStream...
     df.write.format("dos").option("input", "orders").mode("append").save("dos://h1,h2,h3/shop")
 
-Rules of this file: Spark's class `DataSource`, whose methods hand on to `reading/` and `writing/`, and import
-them: a query is planned in fresh Python processes, of which one that reads is not to import what writes. What
-is wrong with options shows when `load` is called, or when a write begins.
+The methods of Spark's class `DataSource` delegate to `reading/` and `writing/`. They import `writing/` on
+use: Spark plans a query in a new Python process, and one that reads should not import what writes. Errors in
+options are raised by `load`, or when a write begins.
 """
 
 import threading
@@ -49,17 +49,18 @@ Options = TypeVar("Options", bound=StoreOptions)
 NAME = "dos"
 PUSHDOWN_CONF = "spark.sql.python.filterPushdown.enabled"
 _registering = threading.Lock()
-"""Spark refuses the second of two who make a source known at the same time."""
+"""Held while sources are registered: Spark fails if two threads register a source at the same time."""
 
 
 def register(spark: SparkSession) -> None:
-    """Let this session read and write `format("dos")`, and look inside with `dos-journal`, `dos-checkpoints` and
-    `dos-state`. Once is enough, but a thread that writes must have called it; again does no harm.
+    """Enable `format("dos")`, `dos-journal`, `dos-checkpoints` and `dos-state` in this session.
 
-    Filters of a DataFrame are applied where the bytes are read if the session has
-    `spark.sql.python.filterPushdown.enabled` now; when that changes, register again.
+    Call it once per session, and in each thread that writes; repeated calls are harmless.
+
+    Filters of a DataFrame are pushed down to where the bytes are read if
+    `spark.sql.python.filterPushdown.enabled` is set in the session. After a change of it, register again.
     """
-    if not is_connect(spark):  # there the server knows its Python
+    if not is_connect(spark):  # a Connect server knows its Python
         use_this_python(spark, read_master(spark.sparkContext.master, cores=1))
         use_in_this_thread(spark)
     from spark_integration.inside.sources import SOURCES
@@ -71,8 +72,9 @@ def register(spark: SparkSession) -> None:
 
 
 class DosSource(DataSource):  # type: ignore[misc]  # pyspark is not typed here
-    """See the head of this file. Raises UnknownOptionError, BadOptionError, MalformedOffsetError,
-    BadUrlError.
+    """The data source `dos`.
+
+    Raises UnknownOptionError, BadOptionError, MalformedOffsetError, BadUrlError.
     """
 
     _reader: type[DosReader] = DosReader
@@ -99,7 +101,7 @@ class DosSource(DataSource):  # type: ignore[misc]  # pyspark is not typed here
         return NAME
 
     def schema(self) -> StructType:
-        """The columns that the data has, or those of the option `columns`."""
+        """Return the columns of the data, or those of the option `columns`."""
         return from_arrow_schema(columns_of(self._options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -136,7 +138,7 @@ class DosSource(DataSource):  # type: ignore[misc]  # pyspark is not typed here
 
 
 class PushingDosSource(DosSource):
-    """The same, for sessions that push filters down."""
+    """The data source `dos` for sessions that push filters down."""
 
     _reader = PushingReader
 
@@ -144,7 +146,9 @@ class PushingDosSource(DosSource):
 def _tried(
     parse: Callable[[Mapping[str, str]], Options], given: Mapping[str, str]
 ) -> tuple[Options | None, DosError | None]:
-    """The options, or what is wrong with them: only when they are used is it known for what."""
+    """Return the options, or their error. It is raised on use, because only then it is known if they read or
+    write.
+    """
     try:
         return with_token(parse(given)), None
     except DosError as error:

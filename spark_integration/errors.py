@@ -1,6 +1,4 @@
-"""What can be wrong before a region runs, and in what the data source is asked for, each with its remedy in
-the message. All of them are DosError.
-"""
+"""Errors of starting a region on Spark and of the data source. Messages contain the remedy."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -9,51 +7,45 @@ from dos_protocol.errors import DosError
 
 
 class NotEnoughSlotsError(DosError):
-    """The Spark master cannot hold the region's workers and leave slots to other jobs, or did not in time."""
+    """The Spark master has too few slots for the workers and other jobs, or had too few for too long."""
 
 
 class ConnectSessionError(DosError):
-    """What was asked for needs the session of the driver itself, and this is a client's. Nothing was
-    started.
-    """
+    """The call needs the driver's own session, but this is a Spark Connect client. Nothing was started."""
 
-    remedy = "call `run` in a program with a session of its own; from here its output can be read"
+    remedy = "call `run` in a program with its own driver session; from here you can read its output"
 
 
 class StoreNotChosenError(DosError):
-    """No store was named, and the master is not a local one, so there is nothing sensible to start by
-    default.
-    """
+    """No store was named, and there is no default because the master is not local."""
 
 
 class StoreNotUsableError(DosError):
-    """The store that was named is not there, or not one store."""
+    """The named servers are not available, or do not form one store."""
 
 
 class InsecureNetworkError(DosError):
-    """The region would speak in clear text between machines, and nobody said that this is meant."""
+    """The region would send clear text between machines, and this was not confirmed."""
 
 
 class CannotShipError(DosError):
-    """The graph, or a function in it, cannot be sent to the executors."""
+    """The graph, or a function in it, cannot be serialized for the executors."""
 
 
 class UnsupportedVersionError(DosError):
-    """PySpark, pandas or pyarrow is missing, or of a version that is not supported. Nothing was started."""
+    """PySpark, pandas or pyarrow is missing, or its version is not supported. Nothing was started."""
 
 
 class UnfitConfError(DosError):
-    """A conf of the session would have Spark kill, or run twice, a worker that is well. Nothing was
-    started.
-    """
+    """A conf of the session would make Spark kill or duplicate healthy workers. Nothing was started."""
 
 
 class ExecutorMismatchError(DosError):
-    """An executor's Python or packages are not the driver's."""
+    """The Python or the packages of an executor differ from those of the driver."""
 
 
 class UnreachableWorkerError(DosError):
-    """A worker cannot be dialled by another worker or by the driver. The message names both."""
+    """A worker cannot be reached by another worker or by the driver. The message names both."""
 
 
 class UnknownOptionError(DosError):
@@ -64,94 +56,89 @@ class UnknownOptionError(DosError):
         found = get_close_matches(name.lower(), list(by_lower), n=1, cutoff=0.5)
         hint = f"; did you mean {by_lower[found[0]]!r}?" if found else ""
         super().__init__(
-            f"the source {source} has no option {name!r}{hint} (it has {', '.join(by_lower.values())})"
+            f"the source {source} has no option {name!r}{hint} (its options: {', '.join(by_lower.values())})"
         )
 
 
 class BadOptionError(DosError):
-    """An option of the source or sink `dos` has a value that it cannot have, or does not go with another.
+    """An option of the source or sink `dos` has an invalid value or conflicts with another one.
+
     Nothing was read or written.
     """
 
 
 class FilterError(DosError):
-    """The option `filter` cannot be read, or does not fit the columns. Nothing was read."""
+    """The option `filter` is malformed or does not fit the columns. Nothing was read."""
 
 
 class MalformedOffsetError(DosError):
-    """An offset, or `startingOffset`, is nothing that this source can begin at. Nothing was read."""
+    """An offset, or `startingOffset`, is not one that this source can start from. Nothing was read."""
 
 
 class OtherSourceError(DosError):
-    """An offset of another store, or of something else in this one. Nothing was read."""
+    """An offset belongs to another store, or to other data of this store. Nothing was read."""
 
     remedy = "give the query another checkpointLocation, or the URL and options that it had"
 
 
 class NothingThereError(DosError):
-    """What was named is not in the store. Nothing was read."""
+    """The named region, handle or object is not in the store. Nothing was read."""
 
 
 class NoSchemaError(DosError):
-    """Nothing tells the columns: the data does not, or there is none yet."""
+    """The columns are unknown: the data does not define them, or there is none yet."""
 
     remedy = 'name them: .schema("word string, count bigint")'
 
 
 class SchemaMismatchError(DosError):
-    """The columns that were asked for are not those that are there. What was read of the batch may not be
-    used.
-    """
+    """The requested columns differ from those of the data. What was read of the batch must not be used."""
 
 
 class DataLossError(DosError):
-    """What the stream had not read yet is not there any more, or what it had read was taken back. Nothing was
-    passed over.
-    """
+    """Unread data is gone, or data that was read was rolled back. No row was skipped."""
 
     remedy = (
-        'to go on with what there is, and lose what is not, set .option("failOnDataLoss", "false"); otherwise'
+        'to continue without the lost data, set .option("failOnDataLoss", "false"); otherwise'
         " start a new query with another checkpointLocation"
     )
 
 
 class NotReadableError(DosError):
-    """The bytes of an object are not what the option `content` says."""
+    """The bytes of an object do not fit the option `content`."""
 
 
 class OtherWriterError(DosError):
-    """The producer that the sink was to write as belongs to somebody else. Nothing was recorded."""
+    """The producer that the sink would use belongs to another writer. Nothing was recorded."""
 
     remedy = (
-        "for a new query or write give the option 'producer' a name of its own; to go on with the old query,"
-        " give it the checkpointLocation that it had"
+        "for a new query or write set the option 'producer' to a new name; to continue the old query,"
+        " use its checkpointLocation"
     )
 
     def __init__(self, where: str, found: str, asked: str) -> None:
-        super().__init__(f"{where} was written by {found}, and this is {asked}")
+        super().__init__(f"{where} was written by {found}, but this is {asked}")
 
 
 class OtherCheckpointError(DosError):
-    """The query's checkpoint is ahead of what this store has of it. Nothing was recorded."""
+    """The query's checkpoint is ahead of the store, which lacks micro-batches. Nothing was recorded."""
 
-    remedy = (
-        "give the query the store, handle and producer that it wrote to before, or another checkpointLocation"
-    )
+    remedy = "use the store, handle and producer of the query's earlier runs, or another checkpointLocation"
 
     def __init__(self, where: str, query: str, batch: int, last: int) -> None:
-        has = f"has its micro-batches up to {last}" if last >= 0 else "has nothing of it"
-        super().__init__(f"query {query} is at micro-batch {batch}, and {where} {has}: others went elsewhere")
+        has = f"has its micro-batches up to {last}" if last >= 0 else "has none of its micro-batches"
+        super().__init__(f"query {query} is at micro-batch {batch}, but {where} {has}: some are missing")
 
 
 class StagedRowsGoneError(DosError):
-    """What a task had put down is not there as it said. Nothing was recorded; Spark writes it again."""
+    """Rows that a task staged are missing. Nothing was recorded; Spark retries the write."""
 
 
 class NoSuchEndError(DosError):
-    """`through` cannot tell where rows enter the graph or come out of it. Nothing was started."""
+    """`through` cannot determine where rows enter or leave the graph. Nothing was started."""
 
 
 class NoCheckpointError(DosError):
-    """Nothing says where Spark is to keep how far a stream was read. Nothing was started."""
+    """No directory was given for Spark's checkpoint of the stream. Nothing was started."""
 
-    remedy = 'say through(..., checkpoint="/a/directory/that/stays"), one for each graph and stream'
+    remedy = 'pass through(..., checkpoint="/a/persistent/directory"), one for each graph and stream'

@@ -1,11 +1,11 @@
-"""`through`: a DataFrame goes into a region, and what the region makes of it comes out as a DataFrame.
+"""`through`: passes the rows of a DataFrame through a region; its output is a DataFrame again.
 
     import spark_integration as dos
 
     counts = dos.through(lines, graph, workers=2, store="dos://h1,h2,h3", checkpoint="/data/wordcount-in")
 
-Rules of this file: it joins what is there already, and each joint is exactly once by itself: the sink `dos`
-(`writing/`) into an input handle of the region, the region, and the source `dos` (`reading/`) on its output.
+It connects three existing parts, each of which is exactly-once by itself: the sink `dos` (`writing/`) into an
+input handle of the region, the region, and the source `dos` (`reading/`) on its output.
 """
 
 import atexit
@@ -41,14 +41,14 @@ log = logging.getLogger("dos.spark_integration")
 PRODUCER = "through"
 CHECKPOINT_CONF = "spark.sql.streaming.checkpointLocation"
 STREAM_SLOTS = 1
-"""The micro-batches that feed the region, and those that read its output, take turns in it."""
+"""The micro-batches that feed the region and those that read its output share this slot."""
 
 
 class Through:
-    """What runs behind a DataFrame that `through` gave: its attribute `dos`.
+    """What runs for a DataFrame that `through` returned: its attribute `dos`.
 
-    `region`: the handle of the region, as `run` gives it. `feed`: the streaming query that writes into it;
-    None if the DataFrame that went in was no stream.
+    `region`: the handle of the region, as `run` returns it. `feed`: the streaming query that writes into the
+    region; None if the input DataFrame is not a stream.
     """
 
     def __init__(self, region: RegionHandle, feed: Any, close: Callable[[], None]) -> None:
@@ -59,23 +59,23 @@ class Through:
             threading.Thread(target=self._watch, name=f"dos-{region.name}-feed", daemon=True).start()
 
     def exception(self) -> Exception | None:
-        """Why nothing more comes out: the feed's error, or the region's; None while all is well."""
+        """Return why there is no further output: the error of the feed or the region; None if none."""
         failure: Exception | None = None if self.feed is None else self.feed.exception()
         return failure or self.region.exception()
 
     def stop(self) -> None:
-        """Stop the feed, then the region, after a last cut. The same call of `through` goes on from there."""
+        """Stop the feed, then the region after a last checkpoint. The same `through` continues there."""
         if self.feed is not None:
             self.feed.stop()
         self.region.stop()
         self._close()
 
     def _watch(self) -> None:
-        """Says that the feed has failed to whoever reads the log: its own query is not the one they see."""
+        """Log a failure of the feed: users see the query that reads the output, not the feed's query."""
         try:
             self.feed.awaitTermination()
         except Exception as error:
-            log.error("%s gets no more rows, its feed has failed: %s", self.region.name, error)
+            log.error("%s: no more rows are read, because its feed failed: %s", self.region.name, error)
 
 
 def through(
@@ -93,40 +93,43 @@ def through(
     data_dir: str | Path | None = None,
     **more: Any,
 ) -> DataFrame:
-    """Run a graph on the rows of a DataFrame; the output of the graph as a DataFrame, a stream if that is
-    one. Each row goes in once, and what comes out is exactly once, whatever dies.
+    """Run a graph on the rows of a DataFrame, and return the graph's output as a DataFrame.
+
+    The result is a stream if `df` is one. Each row is processed exactly once, whatever fails.
 
         source = InputSource("lines", df.schema)  # of the graph; and a LogSink at its other end
 
-    The DataFrame that is returned has an attribute `dos` (`Through`): the region's handle, the query that
-    feeds it, and `stop()`.
+    The result has an attribute `dos` (`Through`) with the region's handle, the query that feeds the region,
+    and `stop()`.
 
-    - A stream: the region is fed by a query of its own, named `NAME.feed`, and both run until they are
-      stopped or the driver ends. Called again with the same name, store and checkpoint it goes on. What is
-      returned is read as any stream, with a checkpoint of its own.
-    - No stream: returns when the region has processed all rows, and has all its output. Without a `name` each
-      call is a region of its own; with one, a call that was interrupted goes on, and one that was done
-      gives the same output again.
+    - If `df` is a stream, the region is fed by a separate query named `NAME.feed`, and both run until they
+    are
+      stopped or the driver ends. A call with the same name, store and checkpoint continues. The result is
+      read like any stream, with a checkpoint of its own.
+    - Otherwise `through` returns when the region has processed all rows; the result is its complete output.
+      Without a `name` each call is a separate region. With a name, a call that was interrupted continues, and
+      one that had finished returns the same output again.
 
-    workers, store, name, token, data_dir, and `more`: as `run` has them. It takes a slot for the stream
-    beside those of the workers. checkpoint: where Spark keeps how far a stream was read, a directory for
-    this alone; where the session has `spark.sql.streaming.checkpointLocation`, it may be left out. into,
-    output: the operators where rows enter and come out, where the graph has several. trigger: of the feed,
-    as keyword arguments of `DataStreamWriter.trigger`.
+    - `workers`, `store`, `name`, `token`, `data_dir`, and `more`: as for `run`. In addition to the slots of
+      the workers one slot is needed for the stream.
+    - `checkpoint`: the directory of Spark's checkpoint of the feed, for this call alone; optional if the
+      session has `spark.sql.streaming.checkpointLocation`.
+    - `into`, `output`: the operators where rows enter and leave, if the graph has several.
+    - `trigger`: of the feed, as keyword arguments of `DataStreamWriter.trigger`.
 
     Raises before anything is started: GraphError, NoSuchEndError, SchemaMismatchError, NoCheckpointError, and
-    as `run`. A call that fails later ends what it has started; what was recorded stays.
+    as `run`. A call that fails later stops what it has started; rows that were recorded stay.
     """
     spark = df.sparkSession
     master = master_of(spark)
     ends = ends_of(graph, parse_schema(df.schema), into=into, output=output)
     if df.isStreaming and checkpoint is None and spark.conf.get(CHECKPOINT_CONF, None) is None:
-        raise NoCheckpointError("df is a stream, and no checkpoint was named for it")
+        raise NoCheckpointError("df is a stream, but no checkpoint directory was given for it")
     application = name or (graph.name if df.isStreaming else f"{graph.name}-{uuid.uuid4().hex[:8]}")
     if len(parts_of(graph, application)) > 1:
         raise NoSuchEndError(
-            f"graph {graph.name!r} is several regions: start it with `run`, and write into its input with"
-            f" format({NAME!r})"
+            f"graph {graph.name!r} consists of several regions: start it with `run`, and write into its input"
+            f" with format({NAME!r})"
         )
     used = _store(master, store, data_dir, token)
     try:
@@ -156,7 +159,7 @@ def through(
 
 
 class _Running:
-    """Knows when the region's workers are all at work for the first time, or when there is no hope."""
+    """An event handler that waits until all workers of a region run, or until the region ends."""
 
     def __init__(self) -> None:
         self._decided = threading.Event()
@@ -166,14 +169,14 @@ class _Running:
             self._decided.set()
 
     def wait(self, region: RegionHandle) -> None:
-        """Raises what `exception()` of the region gives."""
+        """Wait. Raises the region's exception if it ended instead."""
         self._decided.wait()
         if not region.isActive:
             region.awaitTermination()
 
 
 def _store(master: SparkMaster, store: str | None, data_dir: str | Path | None, token: bytes) -> UsedStore:
-    """The store; one of our own lives until the end of this process, because its rows are still read."""
+    """Return the store. An embedded one runs until this process ends: its rows are still read."""
     used = choose_store(
         store, one_machine=master.one_machine, master=master.url, data_dir=data_dir, token=token
     )
@@ -200,13 +203,13 @@ def _region(spark: SparkSession, graph: Graph, running: _Running, **options: Any
     try:
         region = run(spark, graph, on_event=on_event, **options)
     except NotEnoughSlotsError as error:
-        raise NotEnoughSlotsError(f"{error}; the stream needs one slot beside the workers'") from error
+        raise NotEnoughSlotsError(f"{error}; the stream needs one slot besides the workers'") from error
     assert isinstance(region, RegionHandle), "the graph is one region"
     return region
 
 
 class _Joined:
-    """The joints of one region: its way in, and its way out."""
+    """The input and the output of one region."""
 
     def __init__(
         self, spark: SparkSession, url: str, application: str, ends: GraphEnds, token: bytes
@@ -221,7 +224,7 @@ class _Joined:
         register(spark)
 
     def feed(self, df: DataFrame, checkpoint: str | Path | None, trigger: Mapping[str, Any]) -> Any:
-        """The query that writes a stream into the region."""
+        """Start the query that writes a stream into the region."""
         writing = df.writeStream.format(NAME).queryName(f"{self._application}.feed")
         writing = writing.options(input=self._ends.handle, producer=PRODUCER, **self._options)
         if checkpoint is not None:
@@ -231,7 +234,7 @@ class _Joined:
         return writing.start(self._path)
 
     def feed_all(self, df: DataFrame) -> None:
-        """Write all rows, once, and say that no more will come; nothing, if that was said before."""
+        """Write all rows once and close the input. Does nothing if the input was closed before."""
         with open_store(parse_url(self._url), token=self._token, client="driver") as store:
             handle = InputHandle(store.store, self._application, self._ends.handle)
             if store.portal.call(handle.ends) is not None:
@@ -243,11 +246,11 @@ class _Joined:
             close_input(store, self._application, self._ends.handle)
 
     def output(self) -> DataFrame:
-        """All output."""
+        """Return all output."""
         return self._reader(self._spark.read).load(self._path)
 
     def output_stream(self) -> DataFrame:
-        """The output as it comes."""
+        """Return the output as a stream."""
         return self._reader(self._spark.readStream).load(self._path)
 
     def _reader(self, reader: Any) -> Any:

@@ -1,7 +1,4 @@
-"""Where a DataFrame enters a graph, and where one comes out: for `through`.
-
-Rules of this file: which operator is meant, and whether its columns fit. Nothing is started.
-"""
+"""Determines where a DataFrame enters a graph and where one leaves it, for `through`; nothing is started."""
 
 from typing import NamedTuple
 
@@ -16,7 +13,7 @@ from spark_integration.errors import NoSuchEndError, SchemaMismatchError
 
 
 class GraphEnds(NamedTuple):
-    """handle: of the source that the rows go to; sink: whose output comes out, with these columns."""
+    """`handle`: of the source that receives the rows; `sink` and `columns`: of the output."""
 
     handle: str
     sink: str
@@ -24,9 +21,9 @@ class GraphEnds(NamedTuple):
 
 
 def ends_of(graph: Graph, given: pa.Schema, *, into: str | None, output: str | None) -> GraphEnds:
-    """The ends of a graph that rows with the columns `given` go through. into, output: the operators' names;
-    None where there is but one.
+    """Return the ends of a graph for rows with the columns `given`.
 
+    `into`, `output`: the names of the operators; None if there is only one.
     Raises GraphError, NoSuchEndError, SchemaMismatchError.
     """
     plan = graph.plan()
@@ -37,13 +34,13 @@ def ends_of(graph: Graph, given: pa.Schema, *, into: str | None, output: str | N
         where = f"the InputSource {entry.name!r} of graph {graph.name!r}"
         raise SchemaMismatchError(
             column_difference(given, entry.schema, where),
-            remedy=f"give it the columns of the DataFrame: InputSource({entry.name!r}, df.schema)",
+            remedy=f"declare it with the columns of the DataFrame: InputSource({entry.name!r}, df.schema)",
         )
     sink = _chosen(graph.name, output, sorted(sinks), "LogSink", "output")
     nodes, specs = graph.nodes()
     (above,) = next(spec.inputs for spec in specs if spec.name == sink)
     columns = plan.schemas[nodes[above].name]
-    assert columns is not None, "what has consumers has columns"
+    assert columns is not None, "an operator with consumers has columns"
     return GraphEnds(entry.name, sink, columns)
 
 
@@ -53,8 +50,8 @@ def _chosen(graph: str, name: str | None, there: list[str], kind: str, argument:
         return there[0]
     if name is None:
         raise NoSuchEndError(
-            f"graph {graph!r} has {len(there)} operators that are a {kind} ({known}), and one is needed:"
-            + (f" say which with {argument}=" if there else f" add one, {kind}(...)")
+            f"graph {graph!r} has {len(there)} operators of kind {kind} ({known}), but exactly one is needed:"
+            + (f" select one with {argument}=" if there else f" add one, {kind}(...)")
         )
     if name not in there:
         raise NoSuchEndError(

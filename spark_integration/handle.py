@@ -1,8 +1,7 @@
-"""The handle of a running region: what a `StreamingQuery` is to a streaming query, with its names.
+"""The handle of a running region: the counterpart of Spark's `StreamingQuery`, with its method names.
 
-The region itself is run by `checkpoint`'s coordinator; its workers are Spark jobs. The handle joins the two:
-it keeps the last reports, and when the region has ended it cancels what is left of its jobs and stops what
-was started for it.
+The coordinator of `checkpoint` runs the region; its workers are Spark jobs. The handle keeps the last
+reports. When the region has ended, it cancels the remaining jobs and stops what was started for the region.
 """
 
 import logging
@@ -20,19 +19,19 @@ log = logging.getLogger("dos.spark_integration")
 
 
 class RegionEvents:
-    """Events from the coordinator's thread, which must not block, on their way to the handle's."""
+    """A queue from the coordinator's thread, which must not block, to the handle's thread."""
 
     def __init__(self) -> None:
         self.queue: queue.SimpleQueue[RegionEvent] = queue.SimpleQueue()
         self.failure: Exception | None = None
-        """Why this driver gave the region up, where the region itself does not know."""
+        """Why this driver gave up the region, if the region itself does not know."""
 
     def __call__(self, event: RegionEvent) -> None:
         self.queue.put(event)
 
 
 class RegionHandle:
-    """A region that was started by `run`. Every method may be called from any thread."""
+    """A region that `run` started. Every method may be called from any thread."""
 
     def __init__(
         self,
@@ -58,7 +57,7 @@ class RegionHandle:
 
     @property
     def status(self) -> RegionStatus:
-        """A snapshot: state and its reason, incarnation, last cut, workers, resets."""
+        """A snapshot: state and its reason, incarnation, last checkpoint, workers, resets."""
         return self._control.status()
 
     @property
@@ -68,18 +67,18 @@ class RegionHandle:
 
     @property
     def lastProgress(self) -> dict[str, Any] | None:  # noqa: N802  # Spark's name
-        """The report of the last committed cut, None before the first."""
+        """The report of the last committed checkpoint; None before the first."""
         return self._control.lastProgress
 
     @property
     def recentProgress(self) -> list[dict[str, Any]]:  # noqa: N802  # Spark's name
-        """The reports of the last cuts, oldest first."""
+        """The reports of the last checkpoints, oldest first."""
         return self._control.recentProgress
 
     def awaitTermination(self, timeout: float | None = None) -> bool:  # noqa: N802  # Spark's name
-        """Wait for the region's end, at most `timeout` seconds. Returns whether it has ended.
+        """Wait at most `timeout` seconds for the end of the region; return whether it has ended.
 
-        Raises what `exception()` gives when it ended in FAILED or FENCED. A time-out leaves it running.
+        Raises `exception()` if it ended as FAILED or FENCED. After a time-out the region continues to run.
         """
         if not self._cleaned.wait(timeout):
             return False
@@ -89,43 +88,46 @@ class RegionHandle:
         return True
 
     def wait(self, timeout: float | None = None) -> bool:
-        """As `awaitTermination`, and raises nothing."""
+        """Wait like `awaitTermination`, but raise nothing."""
         return self._cleaned.wait(timeout)
 
     def exception(self) -> Exception | None:
-        """Why the region FAILED or is FENCED; None while it runs and after a good end."""
+        """Return why the region is FAILED or FENCED; None while it runs and after a normal end."""
         return self._events.failure or self._control.exception()
 
     def stop(self) -> None:
-        """Take a last cut, end the workers, wait until they have ended. A later `run` goes on from there.
+        """Take a last checkpoint, end the workers, and wait for them. A later `run` continues from there.
 
-        When that takes longer than a minute the jobs are cancelled: the region then goes on from the last cut
-        that was committed.
+        If this takes longer than a minute the jobs are canceled, and the region continues from the last
+        checkpoint that was committed.
         """
         self._control.stop()
         if not self._control.wait(STOP_TIMEOUT_S):
-            log.warning("%s: not stopped after %.0f s; cancelling its jobs", self.name, STOP_TIMEOUT_S)
+            log.warning("%s: not stopped after %.0f s; canceling its jobs", self.name, STOP_TIMEOUT_S)
             self._launcher.close(JOBS_END_TIMEOUT_S)
         self._cleaned.wait(STOP_TIMEOUT_S)
 
     def checkpoint(self, timeout: float | None = None) -> int:
-        """Commit a cut now and return its number. Raises RegionFailedError when none was had in `timeout`
-        s.
+        """Commit a checkpoint now and return its number.
+
+        Raises RegionFailedError if none was committed within `timeout` seconds.
         """
         return self._control.checkpoint(timeout)
 
     def reset(self) -> None:
-        """Go back to the last committed cut, as after the loss of a worker. Spends no reset attempt."""
+        """Go back to the last committed checkpoint, as after a lost worker. Not counted as an attempt."""
         self._control.reset()
 
     def pause(self, timeout: float | None = None) -> int:
-        """Take no input until `resume`, once all that was taken is in a cut, whose number is returned.
-        Workers keep their slots. Raises RegionFailedError when that took longer than `timeout` seconds.
+        """Stop reading input until `resume`, and return the number of a checkpoint that covers all input
+        read.
+
+        Workers keep their slots. Raises RegionFailedError after `timeout` seconds.
         """
         return self._control.pause(timeout)
 
     def resume(self) -> None:
-        """Go on after `pause`."""
+        """Continue after `pause`."""
         self._control.resume()
 
     def savepoint(self, name: str, checkpoint: int = 0, timeout: float | None = None) -> int:
@@ -146,11 +148,11 @@ class RegionHandle:
         return self._control.drop_savepoint(name, timeout)
 
     def addListener(self, listener: RegionListener) -> None:  # noqa: N802  # Spark's name
-        """Tell this listener, on a thread of its own, what happens from now on."""
+        """Report events from now on to a listener, on a thread of its own."""
         self._control.addListener(listener)
 
     def removeListener(self, listener: RegionListener) -> None:  # noqa: N802  # Spark's name
-        """Tell it no more."""
+        """Stop reporting to a listener."""
         self._control.removeListener(listener)
 
     def _watch(self) -> None:
@@ -158,14 +160,14 @@ class RegionHandle:
         while not ended:
             try:
                 event = self._events.queue.get(timeout=WATCH_S)
-            except queue.Empty:  # an end that the coordinator's own bug brought is told by no event
+            except queue.Empty:  # an end caused by a bug of the coordinator has no event
                 ended = self._control.wait(0)
                 continue
             self._tell(event)
             ended = isinstance(event, StateChanged) and event.state.is_end
-        self._control.wait(JOBS_END_TIMEOUT_S)  # the end is told before its error is at hand
+        self._control.wait(JOBS_END_TIMEOUT_S)  # the event of the end precedes its exception
         if not self._launcher.wait_idle(JOBS_END_TIMEOUT_S):
-            log.warning("%s: has ended, but not all its jobs; cancelling them", self.name)
+            log.warning("%s: ended, but some of its jobs still run; canceling them", self.name)
         self._launcher.close(JOBS_END_TIMEOUT_S)
         self._at_end()
         self._cleaned.set()
@@ -176,5 +178,5 @@ class RegionHandle:
             return
         try:
             self._on_event(event)
-        except Exception:  # the user's observer; its failure must not end our watching
+        except Exception:  # an error of the user's observer must not end the watch
             log.exception("%s: the observer raised on %s", self.name, event)

@@ -1,12 +1,12 @@
-"""Puts workers on Spark: each attempt of each worker is a Spark job with one task, run by a driver thread.
+"""Runs workers on Spark: each attempt of each worker is a Spark job with one task, run by a driver thread.
 
-Theory. Why not one job of N tasks? Such a job dies for good, with its healthy workers, when one task has
-been lost as often as `spark.task.maxFailures` allows, and on plain `local[N]` that is once. A job of one task
-dies alone, and submitting it again takes under a second. `core/attempts.py` decides, this file does it.
+A single job of N tasks would fail for good, with its healthy workers, as soon as one task had failed
+`spark.task.maxFailures` times, and on plain `local[N]` that is once. A job of one task fails alone, and
+submitting it again takes less than a second (docs/decisions/0030). `core/attempts.py` decides what to do.
 
-Threads: the coordinator calls `start` and `cancel`, which only put a note into a queue. One thread of ours
-reads the queue, asks the core, and does what it says; py4j calls, which may take long, are made there. Each
-job has a thread of its own, which waits for Spark and puts the job's end into the same queue.
+Threads: the coordinator calls `start` and `cancel`, which only put an event into a queue. One launcher thread
+reads the queue, asks the core, and performs its effects; it makes the py4j calls, which may block. Each job
+has its own thread, which waits for Spark and puts the end of the job into the same queue.
 """
 
 import logging
@@ -27,23 +27,23 @@ log = logging.getLogger("dos.spark_integration")
 
 TaskFunction = Callable[[Iterable[Any]], Iterable[Any]]
 SUMMARY_SCHEMA = "summary string"
-"""What a worker's task returns to Spark: one row of JSON. The work's results go to its sinks."""
+"""The result of a worker's task: one row of JSON. Output rows go to the region's sinks."""
 
 
 _ALL_WORKERS = -1
 
 
 def worker_tag(region: str, worker: int) -> str:
-    """The Spark job tag of a worker, the same for all its attempts: what a person would cancel by."""
+    """Return the Spark job tag of a worker, the same for all its attempts; people cancel by it."""
     return f"dos:{region}:w{worker}"
 
 
 class SparkLauncher:
     """Starts, cancels and watches the jobs of one region's workers.
 
-    `make_task(worker, attempt)` gives the function for `mapInArrow`; it is called in the job's thread.
-    `on_ended(worker, attempt, error)` is called in the launcher's when a job has ended; None: a good end.
-    After `close()` nothing is started any more: a start is answered by a report that it has ended.
+    `make_task(worker, attempt)` returns the function for `mapInArrow`; it is called in the job's thread.
+    `on_ended(worker, attempt, error)` is called in the launcher's thread when a job has ended; None: without
+    error. After `close()` nothing is started any more: a start is answered by the report of its end.
     """
 
     def __init__(
@@ -60,13 +60,13 @@ class SparkLauncher:
         self._jobs: dict[int, attempts.WorkerJobs] = {}
         self._events: queue.SimpleQueue[tuple[int, attempts.Event] | None] = queue.SimpleQueue()
         self._closing = False
-        self._order = threading.Lock()  # no start after the close that would have ended it
+        self._order = threading.Lock()  # orders start and close: no job may start after the cancel of close
         self._idle = threading.Event()
         self._idle.set()
         InheritableThread(target=self._run, name=f"dos-{region}-launcher", daemon=True).start()
 
     def start(self, worker: int, attempt: int) -> None:
-        """Ask for an attempt of a worker. Never blocks; an attempt that still runs is cancelled first."""
+        """Request an attempt of a worker. Never blocks; an attempt that still runs is canceled first."""
         with self._order:
             if not self._closing:
                 self._idle.clear()
@@ -75,11 +75,11 @@ class SparkLauncher:
         self._on_ended(worker, attempt, "not started: the region's launcher is closed")
 
     def cancel(self, worker: int) -> None:
-        """Ask for the end of a worker's job. Never blocks; its end is reported as any other."""
+        """Request the end of a worker's job. Never blocks; the end is reported like any other."""
         self._events.put((worker, attempts.CancelAsked()))
 
     def close(self, timeout_s: float) -> bool:
-        """Cancel every job, wait for their ends. Returns whether all have ended in time."""
+        """Cancel every job and wait for their ends. Return whether all ended in time."""
         with self._order:
             self._closing = True
             self._events.put((_ALL_WORKERS, attempts.CancelAsked()))
@@ -88,7 +88,7 @@ class SparkLauncher:
         return ended
 
     def wait_idle(self, timeout_s: float) -> bool:
-        """Wait until no job runs. Returns whether that is so."""
+        """Wait until no job runs. Return whether that is the case."""
         return self._idle.wait(timeout_s)
 
     def _run(self) -> None:
@@ -103,7 +103,7 @@ class SparkLauncher:
             worker, event = item
             for number in list(self._jobs) if worker == _ALL_WORKERS else [worker]:
                 self._handle(number, event)
-            if time.monotonic() - ticked >= CANCEL_AGAIN_S:  # also when events come in without a pause
+            if time.monotonic() - ticked >= CANCEL_AGAIN_S:  # tick even if events arrive without a pause
                 ticked = time.monotonic()
                 self._events.put((_ALL_WORKERS, attempts.LauncherTick()))
             if self._events.empty() and all(jobs.attempt is None for jobs in self._jobs.values()):
@@ -126,14 +126,14 @@ class SparkLauncher:
             InheritableThread(
                 target=self._job, args=(worker, attempt), name=f"dos-{self.region}-w{worker}", daemon=True
             ).start()
-        except Exception as failure:  # it asks the SparkContext, which may have been stopped
+        except Exception as failure:  # the thread uses the SparkContext, which may be stopped
             self._events.put((worker, attempts.JobEnded(attempt, f"cannot submit a job: {failure!r}")))
 
     def _cancel_job(self, worker: int, attempt: int) -> None:
         try:
             self._spark.sparkContext.cancelJobsWithTag(self._attempt_tag(worker, attempt))
-        except Exception:  # a stopped SparkContext: its jobs end by themselves, and are reported
-            log.debug("%s: cancelling worker %d attempt %d", self.region, worker, attempt, exc_info=True)
+        except Exception:  # the SparkContext is stopped: its jobs end on their own and are reported
+            log.debug("%s: canceling worker %d attempt %d", self.region, worker, attempt, exc_info=True)
 
     def _attempt_tag(self, worker: int, attempt: int) -> str:
         return f"{worker_tag(self.region, worker)}:a{attempt}"
@@ -148,6 +148,6 @@ class SparkLauncher:
             context.setJobDescription(f"DOS region {self.region}, worker {worker}, attempt {attempt}")
             task = self._make_task(worker, attempt)
             self._spark.range(0, 1, 1, 1).mapInArrow(task, SUMMARY_SCHEMA).collect()
-        except BaseException as failure:  # whatever it is, this attempt is over and must be reported
+        except BaseException as failure:  # whatever the cause, the end of the attempt must be reported
             error = task_error(str(failure)) or repr(failure)
         self._events.put((worker, attempts.JobEnded(attempt, error)))

@@ -1,4 +1,4 @@
-"""`run`: puts a graph on Spark as a region. Here the pieces are joined; each is explained in its own file."""
+"""`run`: runs a graph on Spark as a region. This file assembles the parts, each of which has its own file."""
 
 import contextlib
 import logging
@@ -36,7 +36,7 @@ from spark_integration.stores import choose_store
 
 log = logging.getLogger("dos.spark_integration")
 
-cloudpickle.register_pickle_by_value(on_executor)  # it must run where our packages are missing or wrong
+cloudpickle.register_pickle_by_value(on_executor)  # it must run where our packages are missing or differ
 
 
 def run(
@@ -59,36 +59,40 @@ def run(
     on_event: Callable[[RegionEvent], None] | None = None,
     listeners: Sequence[RegionListener] = (),
 ) -> RegionHandle | Application:
-    """Run a graph on Spark as a region and return its handle at once; the region starts in the background. A
-    graph of several regions gives an `Application`, which shows them all.
+    """Run a graph on Spark as a region.
 
-    Calling it again with the same store and name goes on from the last committed cut. A driver that still
-    runs the region under that name is fenced off: its handle says FENCED.
+    Returns the region's handle immediately; the region starts in the background. For a graph of several
+    regions it returns an `Application`, which holds all of their handles.
 
-    - `name`: the region's, and of its directories in the store; the graph's when not given.
-    - `workers`: copies of the circuit; each is a Spark job of one task that holds a slot for the region's
-      life.
-    - `store`: `dos://host[:port][,host2...]`. When not given, on a local master: one server in this
-      process, which keeps its data in `data_dir`, or in a temporary directory.
-    - `checkpoint_interval`: seconds between cuts; when not given, the `period` of the graph's
-      `consistent(...)`, and without one, 1 second.
-    - `retain`: how many cuts stay restorable, at least 2; 5 when not given. What only older ones need is
-      deleted from the store by itself.
-    - `scratch`: a directory on the executors' machines where workers cache; none when not given. Recovery
-      never needs it, it makes it faster. States with `state_on="disk"` lie there, or else in the
+    A second call with the same store and name continues from the last committed checkpoint. A driver that
+    still runs the region under that name is fenced off; its handle then reports FENCED.
+
+    - `name`: of the region, and of its directories in the store; default: the graph's.
+    - `workers`: copies of the circuit; each is a Spark job of one task that holds a slot as long as the
+    region
+      runs.
+    - `store`: `dos://host[:port][,host2...]`. Default on a local master: one server in this process, which
+      keeps its data in `data_dir`, or in a temporary directory.
+    - `checkpoint_interval`: seconds between checkpoints; default: the `period` of the graph's
+      `consistent(...)`, or 1 second.
+    - `retain`: how many checkpoints stay restorable, at least 2; default 5. Data that only older ones need is
+      deleted from the store automatically.
+    - `scratch`: a directory on the executors' machines where workers keep caches; default: none. Recovery is
+      faster with it but never requires it. State with `state_on="disk"` is stored there, or otherwise in the
       directory for temporary files.
-    - `coordinator_address`: the host at which workers dial this driver; `spark.driver.host` when not given.
-    - `port_range`: the first and last port that this driver, and each worker, may listen on.
-      Executors whose machines go by another name for others say so in DOS_ADVERTISE_HOST.
-    - `insecure`: the links of workers are not encrypted; between machines that must be said to be meant.
-    - `start_timeout`: seconds to wait for executors, and for all workers to have joined.
+    - `coordinator_address`: the host at which workers connect to this driver; default: `spark.driver.host`.
+    - `port_range`: the first and last port on which this driver, and each worker, may listen.
+      An executor that other machines reach under another name sets DOS_ADVERTISE_HOST.
+    - `insecure`: confirms that links between machines are not encrypted.
+    - `start_timeout`: seconds to wait for executors, and for all workers to join.
     - `spare_slots`: slots that must be left to other jobs on a master of fixed size.
-    - `on_event`: called with each event of the region, in a thread of ours.
-    - `listeners`: told of start, progress, resets and the end (`RegionListener`), in another thread of ours.
+    - `on_event`: called with each event of the region, in an internal thread.
+    - `listeners`: called on start, progress, resets and the end (`RegionListener`), in another internal
+    thread.
 
     Raises before anything is started: GraphError, CannotShipError, UnfitConfError, NotEnoughSlotsError,
     StoreNotChosenError, StoreNotUsableError, InsecureNetworkError, ConnectSessionError; ValueError for an
-    argument out of its range. What goes wrong later is in the handle's `exception()`.
+    argument out of range. Later errors are returned by the handle's `exception()`.
     """
     parts = parts_of(graph, name or graph.name)
     shipped = {part.name: ship(part.graph, f"the graph {part.graph.name!r}") for part in parts}
@@ -143,7 +147,7 @@ def run(
 
 
 class _AfterLast:
-    """Calls something when it was called so often: the parts share what was started for them."""
+    """Makes a call at the `count`th invocation: the regions share what was started for them."""
 
     def __init__(self, count: int, call: Callable[[], None]) -> None:
         self._left = count
@@ -185,7 +189,7 @@ def _task_maker(
 
 
 def _end_reporter(control: RegionControl, events: RegionEvents) -> Callable[[int, int, str | None], None]:
-    """Hands ends of workers to the coordinator, which tries again; where that cannot help, it stops it."""
+    """Return a function that reports worker ends, so that they are retried; a mismatch stops the region."""
 
     def report(worker: int, attempt: int, error: str | None) -> None:
         if error is not None and on_executor.MISMATCH in error:
@@ -199,18 +203,18 @@ def _end_reporter(control: RegionControl, events: RegionEvents) -> Callable[[int
 def _addresses(
     spark: SparkSession, master: SparkMaster, coordinator_address: str | None, *, insecure: bool
 ) -> tuple[str, str]:
-    """(the host that workers dial, the host to listen on)."""
+    """Return (the host to which workers connect, the host to listen on)."""
     if master.one_machine:
         host = coordinator_address or "127.0.0.1"
         return host, host
     if not insecure:
         raise InsecureNetworkError(
-            f"{master.url} may place workers on several machines, and their links are not encrypted yet (both"
-            " ends prove that they have the job's key, but what they send can be read): pass insecure=True on"
-            " a network you trust"
+            f"{master.url} may place workers on several machines, and their links are not encrypted (both"
+            " ends prove that they have the job's key, but the data can be read): pass insecure=True on"
+            " a network that you trust"
         )
     host = coordinator_address or spark.sparkContext.getConf().get("spark.driver.host") or "127.0.0.1"
-    return host, "0.0.0.0"  # noqa: S104  # said to be meant, by insecure=True
+    return host, "0.0.0.0"  # noqa: S104  # confirmed by insecure=True
 
 
 def _check_confs_and_slots(
@@ -228,14 +232,14 @@ def _check_confs_and_slots(
         raise UnfitConfError(judged.refused)
     for warning in judged.warnings:
         log.warning("%s", warning)
-    if not grows(get, master):  # else executors come when the workers ask for them
+    if not grows(get, master):  # otherwise executors are added when the workers' jobs request them
         _wait_for_slots(spark, master, workers, spare, timeout_s)
 
 
 def _wait_for_slots(
     spark: SparkSession, master: SparkMaster, workers: int, spare: int, timeout_s: float
 ) -> None:
-    """Return when the region may start. Raises NotEnoughSlotsError when it cannot, or not in time."""
+    """Return when there are enough slots. Raises NotEnoughSlotsError if there never are, or too late."""
     begun = time.monotonic()
     warned = False
     while True:
@@ -255,8 +259,8 @@ def _wait_for_slots(
 
 
 def _slots(spark: SparkSession) -> tuple[int, int]:
-    """(slots that executors have registered, tasks running in them)."""
-    context = spark.sparkContext._jsc.sc()  # noqa: SLF001  # PySpark has no public way to ask
+    """Return (slots that executors have registered, tasks running in them)."""
+    context = spark.sparkContext._jsc.sc()  # noqa: SLF001  # PySpark has no public API for this
     profile = context.resourceProfileManager().defaultResourceProfile()
     running = sum(executor.numRunningTasks() for executor in context.statusTracker().getExecutorInfos())
     return int(context.maxNumConcurrentTasks(profile)), int(running)

@@ -1,13 +1,13 @@
-"""Ships a graph to the executors by value: with the user's functions, wherever they were written.
+"""Serializes a graph for the executors, with the user's functions by value.
 
-Theory. pickle sends a function of a module as the module's name, so an executor must be able to import it.
-Users write functions in a notebook (`__main__`, which cloudpickle sends by value anyhow) or in a file beside
-their script, which no executor can import. So: whatever the graph refers to by name is looked at, and the
-modules that do not belong to an installed distribution are sent by value. Modules of installed distributions,
-ours included, must be installed on the executors too; `task.py` checks that for ours.
+pickle sends a function of a module by name, so an executor must be able to import the module. Users write
+functions in a notebook (`__main__`, which cloudpickle sends by value) or in a file next to their script,
+which no executor can import. So this module examines what the graph refers to by name, and sends the modules
+by value that do not belong to an installed distribution. Modules of installed distributions, ours included,
+must be installed on the executors; `on_executor` checks ours.
 
-This file is the only one that pickles, and only for Spark's own task closure: nothing pickled is ever written
-to a journal or sent on our connections.
+This is the only file that pickles, and only for Spark's own task closure: nothing pickled is ever written to
+a journal or sent on our connections.
 """
 
 import io
@@ -30,11 +30,11 @@ from spark_integration.errors import CannotShipError
 def ship(value: Any, what: str) -> bytes:
     """Pickle `value`, with every function and class by value that the executors could not import.
 
-    Raises CannotShipError, naming `what`, when something in it cannot be pickled.
+    Raises CannotShipError, which names `what`, if something in it cannot be pickled.
     """
     registered: list[ModuleType] = []
     try:
-        while True:  # each module sent by value may refer to further ones
+        while True:  # a module that is sent by value may refer to further ones
             data, modules = _pickle(value, what)
             new = [m for m in modules if m not in registered and not executors_have(m)]
             if not new:
@@ -54,14 +54,14 @@ def _pickle(value: Any, what: str) -> tuple[bytes, list[ModuleType]]:
         pickler.dump(value)
     except Exception as error:
         raise CannotShipError(
-            f"{what} cannot be sent to the executors: {error}. Make files, locks and connections inside the"
-            f" function that uses them, on the executor, instead of taking them along"
+            f"{what} cannot be sent to the executors: {error}. Create files, locks and connections inside the"
+            f" function that uses them, on the executor, instead of capturing them"
         ) from error
     return stream.getvalue(), list(pickler.modules.values())
 
 
 class _NotingPickler(cloudpickle.CloudPickler):  # type: ignore[misc]  # pyspark is not typed here
-    """Notes the modules whose functions and classes go by name."""
+    """A pickler that records the modules whose functions and classes are sent by name."""
 
     def __init__(self, stream: io.BytesIO) -> None:
         super().__init__(stream)
@@ -77,7 +77,7 @@ class _NotingPickler(cloudpickle.CloudPickler):  # type: ignore[misc]  # pyspark
 
 
 def executors_have(module: ModuleType) -> bool:
-    """Whether the module belongs to Python itself or to an installed distribution (editable ones count)."""
+    """Whether the module belongs to Python or to an installed distribution (editable ones included)."""
     top = module.__name__.partition(".")[0]
     if top in sys.builtin_module_names or top in sys.stdlib_module_names:
         return True
@@ -96,7 +96,7 @@ def _site_packages() -> Iterator[Path]:
 
 
 def _places_of(owner: str) -> Iterator[Path]:
-    """Where a distribution's packages lie; of one installed with `pip install --editable`, its source."""
+    """Yield where a distribution's packages are; for an editable installation also its source."""
     distribution = metadata.distribution(owner)
     yield Path(str(distribution.locate_file(""))).resolve()
     origin = json.loads(distribution.read_text("direct_url.json") or "{}")

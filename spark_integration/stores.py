@@ -1,8 +1,9 @@
-"""Which store a region uses: the one that was named, made if its servers are all empty; or one of our own.
+"""Selects the store of a region: the one that was named, or an embedded one.
 
-Without a name there is one good default, and only where the driver's machine is the whole cluster: one
-server, in this process, on loopback. Its data outlives the session when a directory was given. On any other
-master nothing can be guessed, so the answer is the commands that start a store.
+A named store whose servers are all empty is initialized. Without a name there is one good default, and only
+if the driver's machine is the whole cluster: one server in this process, on loopback. Its data outlives the
+session if a directory was given. For any other master there is no default, and the error contains the
+commands that start a store.
 """
 
 import logging
@@ -25,14 +26,14 @@ from spark_integration.limits import STORE_ANSWER_S
 log = logging.getLogger("dos.spark_integration")
 
 HOW_TO_START_ONE = """\
-Start three servers, each on a machine of its own, and make them a store:
+Start three servers on different machines, and make them a store:
   dos serve --data /var/lib/dos --listen HOST:9999        (on each of HOST1, HOST2, HOST3)
   dos store init dos://HOST1,HOST2,HOST3
   run(..., store="dos://HOST1,HOST2,HOST3")"""
 
 
 class UsedStore(NamedTuple):
-    """A store that answers. `close` ends what was started for it."""
+    """A store that is available. `close` ends what was started for it."""
 
     url: str
     close: Callable[[], None]
@@ -41,15 +42,15 @@ class UsedStore(NamedTuple):
 def choose_store(
     store: str | None, *, one_machine: bool, master: str, data_dir: str | Path | None, token: bytes = b""
 ) -> UsedStore:
-    """The store to use. Raises StoreNotChosenError, StoreNotUsableError."""
+    """Return the store to use. Raises StoreNotChosenError, StoreNotUsableError."""
     if store is not None:
         make_ready(store, token)
         return UsedStore(store, lambda: None)
     if not one_machine:
-        raise StoreNotChosenError(f"no store was named, and {master} is not one machine. {HOW_TO_START_ONE}")
+        raise StoreNotChosenError(f"no store was named, and {master} is not local. {HOW_TO_START_ONE}")
     directory = Path(data_dir) if data_dir is not None else Path(tempfile.mkdtemp(prefix="dos-store-"))
     server = embedded.start(directory, token=token)
-    log.warning("no store was named: one copy, kept in %s", directory)
+    log.warning("no store was named: using an embedded server with one copy, in %s", directory)
     try:
         trio.run(_say_where_it_is, server.url, token)
         make_ready(server.url, token)
@@ -60,9 +61,10 @@ def choose_store(
 
 
 async def _say_where_it_is(url: str, token: bytes) -> None:
-    """A server of ours listens on another port each time; a store of an earlier time names the old one.
+    """Update the address in the store record, because an embedded server listens on another port each time.
 
-    It is a store of this one server, so the next generation of its record may say the new address.
+    The store consists of this one server, so the next generation of its record may have the new address
+    (docs/decisions/0032).
     """
     address = parse_url(url).servers[0]
     answer = await probe(address, token=token, client="driver")
@@ -71,7 +73,7 @@ async def _say_where_it_is(url: str, token: bytes) -> None:
     old = answer.record
     if len(old.members) > 1:
         raise StoreNotUsableError(
-            f"the data there belongs to a store of {len(old.members)} servers: start them, and name the store"
+            f"the data there belongs to a store of {len(old.members)} servers: start them, and pass its URL"
         )
     if old.members[0].address != address:
         here = (Member(answer.server_id, address),)
@@ -80,9 +82,9 @@ async def _say_where_it_is(url: str, token: bytes) -> None:
 
 
 def make_ready(url: str, token: bytes = b"") -> None:
-    """See that the store of `url` answers; make it one when all its servers answer and are empty.
+    """Check that the store of `url` is available; initialize it if all its servers answer and are empty.
 
-    Raises StoreNotUsableError, naming what is missing.
+    Raises StoreNotUsableError, which names what is missing.
     """
     trio.run(_make_ready, url, token)
 
@@ -101,8 +103,8 @@ async def _make_ready(url: str, token: bytes) -> None:
             record = await init_store(url, token=token)
         except Exception as error:
             raise StoreNotUsableError(
-                f"{url} cannot be used: {problem}; and it cannot be made one now: {error}"
+                f"{url} cannot be used: {problem}; and it cannot be initialized now: {error}"
             ) from problem
-        log.info("made a store of %s: %d members, quorum %d", url, len(record.members), record.ack_quorum)
+        log.info("initialized store %s: %d members, quorum %d", url, len(record.members), record.ack_quorum)
         return
-    raise StoreNotUsableError(f"no answer from the store {url} in {STORE_ANSWER_S:.0f} s ({problem})")
+    raise StoreNotUsableError(f"no answer from store {url} within {STORE_ANSWER_S:.0f} s ({problem})")

@@ -1,7 +1,7 @@
-"""Which versions of Spark's packages this release works with, checked before any of them is imported.
+"""The supported versions of Spark's packages, checked before any of them is imported.
 
-Rules of this file: nothing but the standard library at its top, because what is wrong may be the very package
-that would be imported. The bounds are those of the extra `spark` in pyproject.toml; a test compares them.
+Only the standard library may be imported at the top, because the faulty package may be the one to import. The
+bounds are those of the extra `spark` in pyproject.toml; a test compares them.
 """
 
 import re
@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 
 class VersionBounds(NamedTuple):
-    """From `first` on, below `end` (None: no end is known)."""
+    """Versions from `first` on, below `end` (None: no upper bound)."""
 
     first: str
     end: str | None
@@ -27,7 +27,7 @@ SUPPORTED: Final = {
 
 
 def check_versions() -> None:
-    """Raises UnsupportedVersionError, which names the package, its version, and what is needed."""
+    """Raise UnsupportedVersionError, which names the package, its version, and the supported versions."""
     for name, bounds in SUPPORTED.items():
         try:
             version = metadata.version(name)
@@ -38,7 +38,7 @@ def check_versions() -> None:
 
             found = "is not installed" if version is None else f"is {version}"
             raise UnsupportedVersionError(
-                f"{name} {found}, and this release of DOS needs {name} {bounds}",
+                f"{name} {found}, but this release of DOS needs {name} {bounds}",
                 remedy="pip install 'dos-journal[spark]'",
             )
 
@@ -49,6 +49,6 @@ def _within(version: str, bounds: VersionBounds) -> bool:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """4.3.0.dev1 -> (4, 3, 0): its release, as far as it is plain numbers."""
+    """Return the release numbers of a version: 4.3.0.dev1 -> (4, 3, 0)."""
     release = re.match(r"(?:\d+!)?(\d+(?:\.\d+)*)", version)
     return tuple(int(number) for number in release[1].split(".")) if release else ()

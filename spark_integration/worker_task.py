@@ -1,4 +1,4 @@
-"""The worker inside its Spark task. Imported on the executor when `on_executor` has found nothing wrong."""
+"""The worker inside its Spark task. Imported on the executor after `on_executor` has found no problem."""
 
 import dataclasses
 import json
@@ -12,11 +12,11 @@ from dataflow.worker.spec import ADVERTISE_HOST
 
 
 def run(graph: bytes, fields: dict[str, Any]) -> str:
-    """Run the worker to its end; returns its summary as JSON. Raises what `run_worker` raises.
+    """Run the worker to its end and return its summary as JSON. Raises what `run_worker` raises.
 
-    `graph` is what `shipping.ship` made on the driver; it came in Spark's own task closure, which is trusted
-    as that is. `fields` are those of `WorkerSpec`, with `scratch` in place of `scratch_dir`: a directory for
-    all workers of a machine, or None.
+    `graph` is a result of `shipping.ship`. It arrives in Spark's own task closure, and is trusted like that.
+    `fields` are those of `WorkerSpec`, with `scratch` in place of `scratch_dir`: a directory for all workers
+    of a machine, or None.
     """
     given = dict(fields)
     scratch = given.pop("scratch")

@@ -107,7 +107,7 @@ _REFUSED: Final[dict[str, dict[RegionState, str]]] = {
     },
     "pause": {RegionState.STOPPING: "the region is being stopped"},
     "resume": {RegionState.STOPPING: "the region is being stopped"},
-    "pin": {RegionState.STOPPING: "the region is being stopped"},
+    "savepoint": {RegionState.STOPPING: "the region is being stopped"},
     "unpin": {RegionState.STOPPING: "the region is being stopped"},
     "stop": {},
 }

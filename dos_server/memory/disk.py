@@ -1,10 +1,11 @@
-"""A disk in memory that can be told to fail, fill up and lose its power. It passes the same tests as the real
-one.
+"""A disk in memory that can be made to fail, fill up and lose its power. It passes the tests of the real one.
 
-What it keeps, as a real one does: writes live in a cache until `sync`; entries of a folder live in a cache
-until `sync_folder`; a failed sync forgets what it was to write, and later syncs succeed (ext4, XFS, Btrfs);
-at a power cut every unsynced write keeps, loses or zeroes any of its sectors, and unsynced entries come or
-go.
+It keeps what a real disk keeps:
+
+- Writes are in a cache until `sync`; entries of a folder are in a cache until `sync_folder`.
+- A failed sync drops what it was to write, and later syncs succeed (as on ext4, XFS and Btrfs).
+- In a power cut every sector of an unsynced write is kept, lost or zeroed, and each unsynced entry is kept or
+  lost.
 """
 
 import errno
@@ -18,19 +19,19 @@ from dos_server.disk import FreeSpace
 
 SECTOR = 512
 ENDLESS = 1 << 40
-"""Room that nobody fills: what there is of it is not counted at each write."""
+"""Unlimited space. The space used is then not counted at each write."""
 
 
 @dataclass
 class _Node:
-    """A file: what programs see, what the platters have, what lies between."""
+    """A file: the content that programs see, the content on stable storage, and the writes between them."""
 
     seen: bytearray = field(default_factory=bytearray)
     stable: bytearray = field(default_factory=bytearray)
     unsynced: list[tuple[int, bytes]] = field(default_factory=list)
 
     def sync(self) -> None:
-        """Only what is still to be written is written: what a failed sync forgot stays lost."""
+        """Apply only the pending writes: what a failed sync dropped stays lost."""
         for position, data in self.unsynced:
             if position > len(self.stable):
                 self.stable.extend(bytes(position - len(self.stable)))
@@ -46,15 +47,15 @@ class _Folder:
 
 
 class MemoryDisk:
-    """See the module. `calls`: every method called, for tests of order. `fail(method, number, error)`."""
+    """A data directory in memory. `calls`: all calls, in order; `fail` and `fail_at` inject errors."""
 
     def __init__(self, *, space: int = ENDLESS) -> None:
         self.root = _Folder()
         self.space = space
         self.off = False
-        """The machine is gone: whoever still calls, in its last moment, changes nothing."""
+        """The machine is off: calls still made by its last tasks change nothing."""
         self.gone = ""
-        """Why the data directory is not there any more, if somebody took it away."""
+        """Why the data directory is gone, if a test removed it."""
         self.calls: list[tuple[str, str]] = []
         self._faults: dict[str, dict[int, int]] = defaultdict(dict)
         self._faults_at: dict[tuple[str, str], int] = {}
@@ -63,15 +64,15 @@ class MemoryDisk:
         self._last = 0
 
     def fail(self, method: str, error: int, *, nth: int = 1) -> None:
-        """The nth call of a method from now on raises OSError(error)."""
+        """Make the nth call of a method from now on raise OSError(error)."""
         self._faults[method][self._counts[method] + nth] = error
 
     def fail_at(self, method: str, path: str, error: int) -> None:
-        """The next call of a method on that very path raises OSError(error)."""
+        """Make the next call of a method on exactly that path raise OSError(error)."""
         self._faults_at[method, path] = error
 
     def heal(self) -> None:
-        """No faults are to come."""
+        """Cancel all injected faults."""
         self._faults.clear()
         self._faults_at.clear()
 
@@ -92,7 +93,7 @@ class MemoryDisk:
             raise OSError(error, f"injected into {method}", what)
 
     def put(self, path: str, data: bytes) -> None:
-        """Have a file on the platters, and the folders above it, whatever was there."""
+        """Put a file on stable storage, with the folders above it, replacing what was there."""
         *folders, name = path.split("/")
         folder = self.root
         for part in folders:
@@ -102,26 +103,26 @@ class MemoryDisk:
         folder.seen[name] = folder.stable[name] = _Node(bytearray(data), bytearray(data))
 
     def take_away(self, path: str) -> None:
-        """Somebody removes a file or a folder with all that is in it, durably, and asks nobody."""
+        """Remove a file, or a folder with its content, durably and behind the server's back."""
         folder, _, name = path.rpartition("/")
         above = self._folder(folder)
         above.seen.pop(name)
         above.stable.pop(name, None)
 
     def content(self, path: str) -> bytes:
-        """What programs see in a file."""
+        """Return the content of a file as programs see it."""
         folder, _, name = path.rpartition("/")
         node = self._folder(folder).seen[name]
         assert isinstance(node, _Node), path
         return bytes(node.seen)
 
     def power_cut(self, rng: random.Random) -> None:
-        """Lose the power: handles go, and what was not synced goes by chance."""
+        """Cut the power: handles become invalid, and unsynced writes and entries are lost at random."""
         self._handles.clear()
         self._cut(self.root, rng)
 
     def kill(self) -> None:
-        """The process dies, the machine does not: handles go, the cache stays."""
+        """Kill the process but not the machine: handles become invalid, the cache stays."""
         self._handles.clear()
 
     def _cut(self, folder: _Folder, rng: random.Random) -> None:
@@ -147,7 +148,8 @@ class MemoryDisk:
 
     @staticmethod
     def _keep_some(stable: bytearray, position: int, data: bytes, rng: random.Random) -> None:
-        """Of one write: nothing; or its size, or up to a sector's edge, and of that each sector or zeros.
+        """Keep a random part of one write: nothing; or its size, or up to a sector boundary, each sector kept
+        or zeroed.
 
         A page is copied under its lock, so no sector holds half of what one write put there.
         """
@@ -224,7 +226,7 @@ class MemoryDisk:
 
     def is_named(self, handle: int, path: str) -> bool:
         if self.off:
-            return True  # nobody hears of it
+            return True  # the caller is dead: the answer is not used
         folder, _, name = path.rpartition("/")
         try:
             return self._folder(folder).seen.get(name) is self._node(handle)[0]
@@ -243,7 +245,7 @@ class MemoryDisk:
         return bytes(node.seen[position : position + count])
 
     def read_stored(self, handle: int, position: int, count: int) -> bytes:
-        """What the platters have: rot that the cache hides is in `stable` alone."""
+        """Read from stable storage: bit rot that the cache hides is only in `stable`."""
         node, path = self._node(handle)
         self._called("read_stored", path)
         return bytes(node.stable[position : position + count])
@@ -274,7 +276,7 @@ class MemoryDisk:
 
     @property
     def used(self) -> int:
-        """Bytes in all files."""
+        """The bytes in all files."""
 
         def bytes_in(folder: _Folder) -> int:
             return sum(
@@ -294,13 +296,13 @@ class MemoryDisk:
 
     def sync(self, handle: int) -> None:
         if self.off:
-            return  # nobody hears that it did nothing
+            return  # the caller is dead: that nothing was synced is never reported
         node, path = self._node(handle)
         try:
             self._called("sync", path)
         except OSError:
             if not self.off:
-                node.unsynced.clear()  # the pages are clean now, and not on the platters
+                node.unsynced.clear()  # as on Linux: the pages count as clean, and are lost
             raise
         node.sync()
 

@@ -1,9 +1,7 @@
-"""A machine in memory: an address, a disk, and one life of the server process after the other.
+"""A machine in memory: an address, a disk, and the successive incarnations of its server process.
 
-The server is the real one, `server.ObjectServer`: its tasks, its core, its storage. What ends a life ends it
-as it would end a process: nothing that it does in its last moment reaches the disk or a peer.
-
-Rules of this file: how lives begin and end. When, whoever uses it says.
+The server is the real `server.ObjectServer` with its tasks, core and storage. An incarnation ends as a
+process ends: nothing that it does in its last moment reaches the disk or a peer.
 """
 
 from collections.abc import Callable
@@ -23,7 +21,7 @@ from dos_server.storage import Storage
 
 
 class HostNetwork(Protocol):
-    """What a host stands on: a network."""
+    """The network of a host."""
 
     def listen(self, host: str, port: int) -> Listener: ...
 
@@ -35,7 +33,11 @@ class HostNetwork(Protocol):
 
 
 class MemoryHost:
-    """See the module. `make_ports`: what each life takes from outside. `server`: of the life that is now."""
+    """A machine in memory.
+
+    `make_ports` returns the interfaces to the outside for each incarnation; `server` is that of the current
+    one, if any.
+    """
 
     def __init__(
         self,
@@ -65,11 +67,11 @@ class MemoryHost:
 
     @property
     def up(self) -> bool:
-        """Whether a server runs, and was not ended."""
+        """Whether a server runs and was not told to end."""
         return self.server is not None and not self._scope.cancel_called
 
     def prepare(self, fresh_id: bytes, record: StoreRecord | None = None) -> None:
-        """Before its first life: who it is, and the store it is in."""
+        """Write the server's identity and store record to the disk before the first incarnation."""
         storage = Storage(self.disk)
         storage.start(fresh_id)
         if record is not None:
@@ -77,8 +79,8 @@ class MemoryHost:
         storage.stop()
 
     def start(self, nursery: trio.Nursery, scrub: ScrubPlan = NO_SCRUB) -> None:
-        """Begin a life; it takes connections when this returns. Raises CorruptDataError, OSError."""
-        assert self.server is None, "it runs"
+        """Start an incarnation, which accepts connections on return. Raises CorruptDataError, OSError."""
+        assert self.server is None, "the server runs already"
         self.disk.off = False
         self._ports = self._make_ports()
         server = ObjectServer(Storage(self.disk), ports=self._ports, scrub=scrub, **self._options)
@@ -100,24 +102,24 @@ class MemoryHost:
             ended.set()
 
     def stop(self) -> None:
-        """End it as SIGTERM does: what it has begun is done, files are synced and closed."""
+        """End it as SIGTERM does: work that has begun is finished, files are synced and closed."""
         self._scope.cancel()
 
     def crash(self) -> None:
-        """End it as SIGKILL does: what was written stays in the page cache, its connections are closed."""
+        """End it as SIGKILL does: what was written stays in the page cache, connections are closed."""
         if self._gone():
             self.ground.process_died(self.host)
             self.disk.kill()
 
     def power_cut(self, rng: Random) -> None:
-        """End the machine: of what was not synced, chance says what stays; nobody is told."""
+        """End the machine: unsynced data is lost at random, and no peer is notified."""
         self._gone()
         self.without_power = True
         self.ground.power_lost(self.host)
         self.disk.power_cut(rng)
 
     def _gone(self) -> bool:
-        """Its tasks are cancelled before anything happens that they would notice."""
+        """Cancel the server's tasks, before the disk and network change in a way that they would notice."""
         if self.server is None:
             return False
         self._scope.cancel()
@@ -126,11 +128,11 @@ class MemoryHost:
         return True
 
     async def wait_ended(self) -> None:
-        """Until the life that was ended is over."""
+        """Wait until the incarnation that was ended is over."""
         if self.server is not None:
             await self._ended.wait()
 
     @property
     def server_id(self) -> str:
-        """In hex; of the life that is now."""
+        """The id of the running server in hex, or ''."""
         return id_text(self.server.server_id) if self.server is not None else ""

@@ -1,7 +1,7 @@
-"""Real sockets of loopback as the network of hosts in memory: so that other threads and processes reach them.
+"""Real loopback sockets as the network of hosts in memory, so that other threads and processes reach them.
 
-Rules of this file: what `MemoryNetwork` does for a host, done to real sockets. A host without power cannot be
-told here from a killed process: the kernel that has the sockets lives on.
+It does with real sockets what `MemoryNetwork` does for a host. A host without power looks like a killed
+process here, because the kernel that has the sockets lives on.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ from dos_server.embedded import listen_on
 
 
 class LoopbackListener:
-    """A listening socket that knows what came in. The words are a socket's."""
+    """A listening socket that remembers the connections it accepted; the interface of a socket."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -33,22 +33,22 @@ class LoopbackListener:
         self._sock.close()
 
     def cut(self) -> None:
-        """Close it, and end every connection that came in, before whoever serves it can say another word."""
+        """Close it, and shut down every accepted connection before the server can send anything more."""
         self._sock.close()
         for sock in list(self._came):
-            with contextlib.suppress(OSError):  # it is over already
+            with contextlib.suppress(OSError):  # the connection is already closed
                 sock.shutdown(socket.SHUT_RDWR)
 
 
 class Loopback:
-    """See the module. A host is an address of loopback: 127.0.0.1, 127.0.0.2 and so on."""
+    """The loopback network. A host is one of its addresses: 127.0.0.1, 127.0.0.2 and so on."""
 
     def __init__(self) -> None:
         self._reserved: dict[tuple[str, int], socket.socket] = {}
         self._listeners: dict[str, LoopbackListener] = {}
 
     def reserve(self, host: str) -> int:
-        """A free port for a host, which is kept for it until it listens."""
+        """Return a free port of a host, which is reserved until the host listens on it."""
         sock = listen_on(host, 0)
         port: int = sock.getsockname()[1]
         self._reserved[host, port] = sock
@@ -67,9 +67,9 @@ class Loopback:
     power_lost = process_died
 
     def power_back(self, host: str) -> None:
-        """The kernel was never gone."""
+        """Do nothing: the kernel was never gone."""
 
     def close(self) -> None:
-        """Give back what nobody listened on."""
+        """Release the ports that were reserved and never listened on."""
         for sock in self._reserved.values():
             sock.close()

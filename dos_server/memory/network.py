@@ -1,9 +1,8 @@
-"""Hosts in memory, who listens there, the paths between them, and what can go wrong with those.
+"""Hosts in memory, their listeners, the paths between them, and faults of those paths.
 
-Without chance and latency everything arrives at once and whole. With them, things take their time, in order
-on each connection and in no order across connections, and come in pieces of any size.
-
-Rules of this file: paths and hosts. What a socket says of it is `pipes`'.
+Without a random generator and latency everything arrives at once and whole. With them, data takes time; it
+arrives in order on each connection, in no order across connections, and in pieces of any size. `pipes`
+decides what a socket reports of it.
 """
 
 import errno
@@ -20,12 +19,12 @@ from dos_server.memory.pipes import MemorySocket, MemoryStream
 from dos_server.memory.timers import MemoryTimers
 
 _WAY_BYTES_MAX: Final = 256 * 1024
-"""Sent and not yet read, in one direction of a connection: what two kernels hold, about."""
+"""Sent and not yet read, in one direction of a connection: about what two kernels buffer."""
 _BACKLOG_MAX: Final = 128
 _FIRST_PORT: Final = 40_000
 
 here: Final[ContextVar[str]] = ContextVar("dos_server.memory.here", default="client")
-"""The host that a task and those it starts are on."""
+"""The host on which a task and its child tasks run."""
 
 
 def _no_latency(_source: str, _target: str) -> float:
@@ -37,7 +36,7 @@ def _untold(_who: str, _what: str) -> None:
 
 
 class MemoryListener:
-    """Where connections to a host and port come in. The words are those of a listening socket."""
+    """A listener of one host and port, with the interface of a listening socket."""
 
     def __init__(self, network: "MemoryNetwork", host: str, port: int) -> None:
         self.network = network
@@ -53,36 +52,36 @@ class MemoryListener:
         return bool(self._waiting)
 
     def come(self, sock: MemorySocket) -> None:
-        """Somebody connects."""
+        """Add an incoming connection. Raises ECONNREFUSED if the backlog is full."""
         if len(self._waiting) >= _BACKLOG_MAX:
             raise OSError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
         self._waiting.append(sock)
         self._lot.unpark_all()
 
     def accept(self) -> tuple[MemorySocket, tuple[str, int]]:
-        """The next one."""
+        """Return the next connection. Raises BlockingIOError if none is waiting."""
         if self.closed:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         if not self._waiting:
-            raise BlockingIOError(errno.EAGAIN, "nobody waits")
+            raise BlockingIOError(errno.EAGAIN, "no connection is waiting")
         sock = self._waiting.popleft()
         return sock, (sock.peer.host, sock.peer.port)
 
     async def wait(self) -> None:
-        """Until somebody comes."""
+        """Wait for a connection."""
         await self._lot.park()
         if self.closed:
-            await trio.lowlevel.checkpoint_if_cancelled()  # a process that was ended notices nothing else
+            await trio.lowlevel.checkpoint_if_cancelled()  # in a killed process the cancellation comes first
             raise trio.ClosedResourceError("another task closed this listener")
 
     def getsockname(self) -> tuple[str, int]:
         return self.host, self.port
 
     def setblocking(self, flag: bool, /) -> None:
-        """It never blocks."""
+        """Do nothing: it never blocks."""
 
     def close(self) -> None:
-        """Nobody comes any more; who waits is turned away."""
+        """Accept no more connections, and close those that wait."""
         if not self.closed:
             self.closed = True
             self.network.listeners.pop((self.host, self.port), None)
@@ -92,8 +91,11 @@ class MemoryListener:
 
 
 class MemoryNetwork:
-    """See the module. `rng`: cuts what is sent and received into pieces; `latency_s`: from host to host,
-    each time anew; `told(who, what)` hears what happens on connections."""
+    """All hosts and connections.
+
+    `rng` splits what is sent and received into pieces; `latency_s` returns the latency from host to host,
+    anew for each message; `told(who, what)` receives a trace of the connections.
+    """
 
     def __init__(
         self,
@@ -110,7 +112,7 @@ class MemoryNetwork:
         self.told = told
         self.listeners: dict[tuple[str, int], MemoryListener] = {}
         self.sockets: dict[MemorySocket, None] = {}
-        """Those that are open, oldest first."""
+        """Open sockets, oldest first."""
         self.bytes_sent = 0
         self._latency_s = latency_s
         self._blocked: dict[tuple[str, str], int] = {}
@@ -122,8 +124,7 @@ class MemoryNetwork:
     # Connections
 
     def listen(self, host: str, port: int) -> MemoryListener:
-        """Take connections there from now on; port 0: one that is free. Raises OSError when somebody does
-        already."""
+        """Listen on a host and port; port 0 picks a free one. Raises OSError if the port is in use."""
         if not port:
             self._last_port += 1
             port = self._last_port
@@ -133,7 +134,7 @@ class MemoryNetwork:
         return listener
 
     async def connect(self, host: str, port: int) -> MemoryStream:
-        """A connection from `here`. Raises ConnectionRefusedError; waits while the way is blocked."""
+        """Connect from the host in `here`. Raises ConnectionRefusedError; waits while the path is blocked."""
         origin = here.get()
         await trio.sleep(self._latency_s(origin, host) + self._latency_s(host, origin))
         while self.is_blocked(origin, host) or self.is_blocked(host, origin) or self.is_dark(host):
@@ -150,43 +151,43 @@ class MemoryNetwork:
         return MemoryStream(near)
 
     def pair(self) -> tuple[MemorySocket, MemorySocket]:
-        """The two ends of a connection, as `socket.socketpair` has them."""
+        """Return the two ends of a connection, like `socket.socketpair`."""
         ends = MemorySocket(self, "left", 1), MemorySocket(self, "right", 2)
         ends[0].join(ends[1])
         self.sockets.update(dict.fromkeys(ends))
         return ends
 
-    # What sockets ask
+    # Called by sockets
 
     def due(self, source: str, target: str) -> float:
-        """When what is sent now arrives."""
+        """Return the time at which what is sent now arrives."""
         return trio.current_time() + self._latency_s(source, target)
 
     def is_blocked(self, source: str, target: str) -> bool:
-        """Whether nothing arrives on that path now."""
+        """Whether the path is blocked now."""
         return (source, target) in self._blocked
 
     def is_dark(self, host: str) -> bool:
-        """Whether the host has no power."""
+        """Whether the host is without power."""
         return host in self._dark
 
     def sends(self, sock: MemorySocket, count: int) -> None:
-        """An end sends so many bytes."""
+        """Count and trace bytes that a socket sends."""
         self.bytes_sent += count
         self.told(sock.host, f"sends {count} to {sock.peer.host}, {sock.port} to {sock.peer.port}")
 
     def closed(self, sock: MemorySocket) -> None:
-        """An end is closed."""
+        """Forget a socket that was closed."""
         self.sockets.pop(sock, None)
 
-    # What goes wrong
+    # Faults
 
     def block(self, source: str, target: str) -> None:
-        """Nothing arrives from one at the other until it is unblocked as often."""
+        """Block a path. Blocks are counted: it opens after as many calls of `unblock`."""
         self._blocked[source, target] = self._blocked.get((source, target), 0) + 1
 
     def unblock(self, source: str, target: str) -> None:
-        """One reason less; what waited arrives then, in order."""
+        """Undo one `block`; when it was the last, what waited arrives, in order."""
         left = self._blocked.get((source, target), 0) - 1
         if left > 0:
             self._blocked[source, target] = left
@@ -194,18 +195,18 @@ class MemoryNetwork:
             self._flow()
 
     def unblock_all(self) -> None:
-        """Every path is open again."""
+        """Open all paths."""
         self._blocked.clear()
         self._flow()
 
     def _flow(self) -> None:
         for sock in list(self.sockets):
             sock.outgoing.deliver()
-            sock.peer.outgoing.deliver()  # it may be closed, with something under way
+            sock.peer.outgoing.deliver()  # the peer may be closed, with data in flight
         self._lot.unpark_all()
 
     def reset(self, sock: MemorySocket) -> None:
-        """A connection breaks: what is under way is lost, both ends hear of it."""
+        """Reset a connection: data in flight is lost, both ends get an error."""
         self.told(sock.host, f"its connection {sock.port} with {sock.peer.host} is reset")
         for end in (sock, sock.peer):
             end.outgoing.lose()
@@ -213,21 +214,25 @@ class MemoryNetwork:
             end.reset()
 
     def forget(self, sock: MemorySocket) -> None:
-        """A box on the way has forgotten the connection: nothing arrives any more either way, and neither end
-        is told (half open). `reset` of one end alone is what a kernel does when it has lost patience."""
+        """Drop everything on a connection from now on, in both directions, without telling either end (half
+        open).
+
+        This is what a middlebox does that loses its state. `reset` of one end alone is what a kernel does
+        that gives up.
+        """
         self.told(sock.host, f"its connection {sock.port} with {sock.peer.host} is forgotten on the way")
         for end in (sock, sock.peer):
             end.outgoing.forgotten = True
 
     def process_died(self, host: str) -> None:
-        """Whoever runs there is killed; the kernel closes what it had."""
+        """Kill the processes of a host: the kernel closes their sockets."""
         for end in self._ends_of(host):
             end.close()
         for listener in [one for (at, _), one in self.listeners.items() if at == host]:
             listener.close()
 
     def power_lost(self, host: str) -> None:
-        """The host is gone, without a word to anybody."""
+        """Cut the power of a host: its sockets vanish, and no peer is notified."""
         self._dark[host] = None
         for listener in [one for (at, _), one in self.listeners.items() if at == host]:
             listener.close()
@@ -237,7 +242,7 @@ class MemoryNetwork:
             self._vanished.append(end)
 
     def power_back(self, host: str) -> None:
-        """The host is there again, and knows no connection of old: who has sent it something hears that."""
+        """Restore the power of a host. It answers data on its old connections with a reset."""
         if self._dark.pop(host, host) is None:
             for end in [one for one in self._vanished if one.host == host]:
                 self._vanished.remove(end)
@@ -245,7 +250,7 @@ class MemoryNetwork:
             self._lot.unpark_all()
 
     def kept_alive_no_more(self) -> None:
-        """Others notice at last that hosts without power are gone, as TCP's keepalive tells them."""
+        """Reset the peers of hosts without power, as TCP keep-alive does after a while."""
         for end in self._vanished:
             end.peer.reset()
 

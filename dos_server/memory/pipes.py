@@ -1,12 +1,13 @@
-"""One end of a connection in memory, with the words of a socket that does not block, and its face for trio.
+"""One end of a connection in memory, with the interface of a non-blocking socket, and a version for trio.
 
-What it does is what TCP of Linux does over loopback, and `tests/contract` says so of both: bytes stay in
-order and come in any pieces; room is bounded; what arrived before the end or a reset is still read; who
-closes with bytes unread resets; who sends to an end that is closed is reset; an error is reported once, after
-it there is the end to read and a broken pipe to write.
+It behaves like TCP of Linux over loopback, which `tests/contract` checks for both:
 
-Rules of this file: two ends and the two ways between them. When things arrive, and what is lost, `network`
-says.
+- Bytes stay in order and arrive in any pieces; buffer space is bounded.
+- What arrived before the end or a reset can still be read.
+- Closing an end with unread bytes resets the connection; sending to a closed end is answered by a reset.
+- An error is reported once. After that, reading returns the end and writing fails with a broken pipe.
+
+`network` decides when data arrives and what is lost.
 """
 
 import errno
@@ -36,7 +37,7 @@ class PipeSignal(Enum):
 
 Item = bytes | PipeSignal
 _SMALL_STEPS: Final = 0.1
-"""So often, where chance has a say, a call takes a part of what it could."""
+"""With a random generator, the fraction of calls that transfer only a part of what they could."""
 
 
 def _error(number: int) -> OSError:
@@ -44,8 +45,11 @@ def _error(number: int) -> OSError:
 
 
 class PipeDirection:
-    """From one end to the other. Invariant: what is in flight arrives in order, each thing not before it is
-    due. `forgotten`: nothing arrives any more, and who sends is not told."""
+    """One direction of a connection.
+
+    Invariant: items in flight arrive in order, none before it is due. `forgotten`: nothing arrives any more,
+    and the sender is not notified.
+    """
 
     def __init__(self, sender: "MemorySocket", receiver: "MemorySocket") -> None:
         self.sender = sender
@@ -55,7 +59,7 @@ class PipeDirection:
         self.forgotten = False
 
     def send(self, item: Item) -> None:
-        """It is under way."""
+        """Put an item in flight."""
         network = self.sender.network
         due = network.due(self.sender.host, self.receiver.host)
         if self.in_flight:
@@ -69,7 +73,7 @@ class PipeDirection:
             network.timers.after(due - trio.current_time(), self.deliver)
 
     def deliver(self) -> None:
-        """What is due arrives, if the way is open."""
+        """Deliver the items that are due, unless the path is blocked."""
         now, network = trio.current_time(), self.sender.network
         while self.in_flight and self.in_flight[0][0] <= now:
             if self.forgotten or network.is_blocked(self.sender.host, self.receiver.host):
@@ -80,14 +84,17 @@ class PipeDirection:
             self.receiver.take(item)
 
     def lose(self) -> None:
-        """Nothing of what is in flight arrives."""
+        """Lose everything in flight."""
         self.in_flight.clear()
         self.in_flight_bytes = 0
 
 
 class MemorySocket:
-    """See the module. `host`: where it is; `peer`: the other end; `moved`: called when there may be something
-    to read or room to write."""
+    """One end of a connection.
+
+    `host`: where it is; `peer`: the other end; `moved` is called when it may have become readable or
+    writable.
+    """
 
     family = socket.AF_UNSPEC
 
@@ -98,9 +105,9 @@ class MemorySocket:
         self.peer: MemorySocket
         self.closed = False
         self.broken = False
-        """Reset, by the peer or by the world."""
+        """Reset, by the peer or by an injected fault."""
         self.unanswered = False
-        """Bytes came while the machine was without power: who sent them sends them again when it is back."""
+        """Bytes arrived while the machine was without power; the sender retransmits them when it is back."""
         self.moved: Callable[[], None] | None = None
         self.outgoing: PipeDirection
         self._arrived = bytearray()
@@ -110,11 +117,11 @@ class MemorySocket:
         self._lot = trio.lowlevel.ParkingLot()
 
     def join(self, peer: "MemorySocket") -> None:
-        """These two are the ends of one connection."""
+        """Connect two sockets."""
         self.peer, peer.peer = peer, self
         self.outgoing, peer.outgoing = PipeDirection(self, peer), PipeDirection(peer, self)
 
-    # What it is like, as epoll would say
+    # Readiness, as epoll reports it
 
     @property
     def readable(self) -> bool:
@@ -132,22 +139,22 @@ class MemorySocket:
         return self.network.way_bytes_max - self.outgoing.in_flight_bytes - self.peer.unread_bytes
 
     def wake(self) -> None:
-        """Something may be possible now that was not."""
+        """Wake waiters: the socket may have become readable or writable."""
         self._lot.unpark_all()
         if self.moved is not None:
             self.moved()
 
     async def wait(self) -> None:
-        """Until something moved. Raises ClosedResourceError when this end is closed meanwhile."""
+        """Wait for a change. Raises ClosedResourceError if this end is closed meanwhile."""
         await self._lot.park()
         if self.closed:
-            await trio.lowlevel.checkpoint_if_cancelled()  # a process that was ended notices nothing else
+            await trio.lowlevel.checkpoint_if_cancelled()  # in a killed process the cancellation comes first
             raise trio.ClosedResourceError("another task closed this socket")
 
-    # What comes
+    # Arrivals
 
     def take(self, item: Item) -> None:
-        """Something arrives."""
+        """Process an item that arrives."""
         if self.closed:
             if isinstance(item, bytes):
                 self.unanswered = True
@@ -163,19 +170,19 @@ class MemorySocket:
         self.wake()
 
     def answer(self) -> None:
-        """Say that nobody is here to read what came, if the machine can say anything."""
+        """Reset the peer that sent bytes to a closed end, unless this machine is without power."""
         if self.unanswered and not self.network.is_dark(self.host):
             self.unanswered = False
             self.outgoing.send(PipeSignal.RESET)
 
     def vanish(self) -> None:
-        """The machine loses its power: the end is gone without a word."""
+        """Lose this end without notifying the peer: the machine lost its power."""
         self.closed = True
         self.outgoing.lose()
         self.wake()
 
     def reset(self) -> None:
-        """The connection is no more; what arrived before can be read."""
+        """Break the connection. What arrived before can still be read."""
         if self.closed or self.broken:
             return
         self.broken = True
@@ -184,7 +191,7 @@ class MemorySocket:
         self.outgoing.lose()
         self.wake()
 
-    # The words of a socket
+    # The interface of a socket
 
     def _check_open(self) -> None:
         if self.closed:
@@ -234,7 +241,7 @@ class MemorySocket:
         return self.sendmsg([data])
 
     def shutdown(self, how: int, /) -> None:
-        """Nothing more is sent. The other ways of it are not here."""
+        """Stop sending. Only SHUT_WR is implemented."""
         self._check_open()
         if how != socket.SHUT_WR:
             raise _error(errno.EINVAL)
@@ -249,7 +256,7 @@ class MemorySocket:
             self.wake()
 
     def close(self) -> None:
-        """This end is not used any more."""
+        """Close this end; reset the connection if bytes are unread."""
         if self.closed:
             return
         self.closed = True
@@ -270,15 +277,14 @@ class MemorySocket:
         return self.peer.host, self.peer.port
 
     def setblocking(self, flag: bool, /) -> None:
-        """It never blocks."""
+        """Do nothing: it never blocks."""
 
     def setsockopt(self, level: int, name: int, value: int, /) -> None:
-        """Nothing to set."""
+        """Do nothing: there are no options."""
 
 
 class MemoryStream:
-    """A `MemorySocket` for a task: it waits where a socket would block. The words are those of trio's
-    sockets."""
+    """A `MemorySocket` for tasks: it waits where a socket would block. The interface of trio's sockets."""
 
     def __init__(self, sock: MemorySocket) -> None:
         self.socket = sock
@@ -306,7 +312,7 @@ class MemoryStream:
                 continue
 
     def close(self) -> None:
-        """End it. Who waits for it gets ClosedResourceError."""
+        """Close it. Tasks that wait for it get ClosedResourceError."""
         self.socket.close()
 
     def __enter__(self) -> Self:

@@ -1,10 +1,7 @@
-"""What `dos_server.ports` wants, in memory: rounds over memory sockets, and work on the disk without threads.
+"""The interfaces of `dos_server.ports` in memory: rounds over memory sockets, and disk work without threads.
 
-Work takes virtual time: it begins, some time later the disk is touched, some time later the end is heard.
-So what is written while a sync runs is covered or not, as on a real disk, and nothing of it needs a thread,
-which trio could not run the same way twice.
-
-Rules of this file: order, and when. The real ones are `readiness` and `disk_threads`.
+Work takes virtual time: it begins, later it touches the disk, later its end is reported. So a write during a
+sync is covered or not, as on a real disk, and no thread is needed, which trio could not run reproducibly.
 """
 
 import random
@@ -27,7 +24,7 @@ Result = TypeVar("Result")
 
 
 class MemoryRounds:
-    """See `readiness.Readiness`. `rng`: in which order what is ready at once has its turn."""
+    """Rounds as of `readiness.Readiness`. `rng` shuffles the sockets that are ready at the same time."""
 
     def __init__(self, rng: random.Random | None = None) -> None:
         self._rng = rng
@@ -60,7 +57,7 @@ class MemoryRounds:
         self._ring()
 
     def give_way(self) -> None:
-        """There are no threads."""
+        """Do nothing: there are no threads."""
 
     def _ring(self) -> None:
         self._lot.unpark_all()
@@ -71,14 +68,14 @@ class MemoryRounds:
             self._ring()
 
     def _is_ready(self, sock: MemorySocket) -> bool:
-        """An end that broke is ready whatever is wanted."""
+        """Whether to call for a socket. A broken one is always ready."""
         if sock not in self._watched:
             return False
         _, reading, writing = self._watched[sock]
         return sock.broken or (reading and sock.readable) or (writing and sock.writable)
 
     def _take_ready(self) -> list[MemorySocket]:
-        """What is ready. It stays so until the reason is gone: it is looked at again in the next round."""
+        """Return the ready sockets. They stay ready, and are checked again in the next round."""
         ready, self._ready = [one for one in self._ready if self._is_ready(one)], {}
         self._ready.update(dict.fromkeys(ready))
         return ready
@@ -110,8 +107,11 @@ class MemoryRounds:
 
 
 class MemoryWorkers(Generic[Job, Result]):
-    """See `disk_threads.DiskThreads`. `takes_s`: from the begin until the disk is touched, and from then
-    until the end is heard; each time anew."""
+    """A pool as of `disk_threads.DiskThreads`, without threads.
+
+    `takes_s` returns, anew for each job, the seconds from its begin until it touches the disk, and from then
+    until its end is reported.
+    """
 
     def __init__(
         self,
@@ -165,7 +165,7 @@ class MemoryWorkers(Generic[Job, Result]):
             self._rounds.done(call)
 
     def _touch(self, number: int, after_s: float) -> None:
-        """The disk does it. What the work raises, which it must not, is raised in the round."""
+        """Do the work. An exception, which work must not raise, is raised in the round."""
         job = self._begun.pop(number, None)
         if job is not None and not self._closed:
             self._later(after_s, partial(self._ended, self._work(job)))
@@ -179,14 +179,14 @@ class MemoryWorkers(Generic[Job, Result]):
         self._hear(result)
 
     def close(self) -> None:
-        """What began is done, at once; nobody hears of it."""
+        """Finish the jobs that have begun, at once, and report none of them."""
         self._closed = True
         while self._begun:
             self._work(self._begun.pop(next(iter(self._begun))))
 
 
 class MemoryPorts:
-    """See the module. `rng` makes every choice; without it, work takes no time."""
+    """The outside of one server in memory. `rng` makes every choice; without it, work takes no time."""
 
     def __init__(
         self,
@@ -202,7 +202,7 @@ class MemoryPorts:
         self._ids = ids or rng or random.SystemRandom()
         self._takes_s = takes_s
         self.hurried = False
-        """The machine is gone: what is still to be waited for takes no time."""
+        """The machine is gone: remaining waits take no time."""
 
     def rounds(self) -> Rounds:
         return self._make_rounds(self._rng)
@@ -217,7 +217,7 @@ class MemoryPorts:
         return MemoryWorkers(work, hear, rounds, threads_max, self._timers, self._takes_s)
 
     async def in_thread(self, call: Callable[[], T], limiter: trio.CapacityLimiter | None = None) -> T:
-        del limiter  # there are no threads to be bounded
+        del limiter  # there are no threads to limit
         before_s, after_s = (0.0, 0.0) if self.hurried else self._takes_s()
         await trio.sleep(before_s)
         result = call()

@@ -1,7 +1,5 @@
-"""Trio's streams and listeners over sockets in memory: what code that is written for `trio.SocketStream` and
-`trio.open_tcp_listeners` gets. `tests/contract/test_trio_streams.py` holds them to what those do.
-
-Rules of this file: the words of trio's streams. What connections do is `pipes`' and `network`'s.
+"""Trio's streams and listeners over sockets in memory, for code written for `trio.SocketStream` and
+`trio.open_tcp_listeners`. `tests/contract/test_trio_streams.py` checks that they behave alike.
 """
 
 import errno
@@ -20,7 +18,7 @@ _RECEIVE_BYTES: Final = 64 * 1024
 
 @contextmanager
 def _translated() -> Iterator[None]:
-    """Errors of sockets as trio's streams raise them."""
+    """Raise socket errors as trio's streams do."""
     try:
         yield
     except OSError as error:
@@ -30,7 +28,7 @@ def _translated() -> Iterator[None]:
 
 
 class MemoryTcpStream(trio.abc.Stream):
-    """One end. `socket`: says where both are."""
+    """One end of a connection; `socket` has the addresses of both ends."""
 
     def __init__(self, sock: MemorySocket) -> None:
         self.socket = sock
@@ -76,7 +74,7 @@ class MemoryTcpStream(trio.abc.Stream):
 
 
 class MemoryTcpListener(trio.abc.Listener[MemoryTcpStream]):
-    """Where connections come in. `socket`: says where it listens."""
+    """A listener; `socket` has its address."""
 
     def __init__(self, listener: MemoryListener) -> None:
         self.socket = listener
@@ -96,11 +94,11 @@ class MemoryTcpListener(trio.abc.Listener[MemoryTcpStream]):
 
 
 async def open_memory_stream(network: MemoryNetwork, host: str, port: int) -> MemoryTcpStream:
-    """As `trio.open_tcp_stream`, from `here`. Raises OSError."""
+    """Connect like `trio.open_tcp_stream`, from the host in `here`. Raises OSError."""
     return MemoryTcpStream((await network.connect(host, port)).socket)
 
 
 async def open_memory_listeners(network: MemoryNetwork, host: str, port: int) -> list[MemoryTcpListener]:
-    """As `trio.open_tcp_listeners`; port 0: a free one. Raises OSError."""
+    """Listen like `trio.open_tcp_listeners`; port 0 picks a free one. Raises OSError."""
     await trio.lowlevel.checkpoint()
     return [MemoryTcpListener(network.listen(host, port))]

@@ -1,6 +1,6 @@
-"""What is to happen after a while, on trio's clock: one task for all of it.
+"""Calls after a delay, on trio's clock, by one task.
 
-Rules of this file: when. What is called must not block, and order is by time, then by who asked first.
+Calls are ordered by time, then by when they were requested. They must not block.
 """
 
 import heapq
@@ -12,23 +12,23 @@ import trio
 
 
 class MemoryTimers:
-    """See the module. `run` is the task; what is due while it does not run waits."""
+    """The pending calls. `run` is the task that makes them; without it they wait."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count()
         self._sleep = trio.CancelScope()
-        """What `run` waits in: its deadline is when the next is due."""
+        """The scope in which `run` waits; its deadline is the time of the next call."""
 
     def after(self, seconds: float, call: Callable[[], None]) -> None:
-        """Call it so much later."""
+        """Call after so many seconds."""
         due = trio.current_time() + seconds
         heapq.heappush(self._heap, (due, next(self._numbers), call))
         if self._heap[0][0] == due:
             self._sleep.deadline = due
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Make calls until cancelled."""
         heap = self._heap
         while True:
             while heap and heap[0][0] <= trio.current_time():

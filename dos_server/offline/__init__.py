@@ -1,1 +1,1 @@
-"""Tools on the data directory of a server that does not run."""
+"""Tools for the data directory of a server that is not running."""

@@ -1,11 +1,11 @@
-"""`dos fsck`, without its words: everything in a data directory, looked at as the next start would, and read
-to its end.
+"""`dos fsck` without its output: checks a whole data directory as the next start would, and reads every byte.
 
-What a file is, the start's own code says (`core.recovery_scan.judge`); what no start reads, the bytes below
-what was synced, is then verified from end to end (`core.verify`). Memory is bounded: one part of one object.
+The code of the start decides what a file is (`core.recovery_scan.judge`). What no start reads, the bytes
+below the synced size, is then verified from end to end (`core.verify`). Memory is bounded by one part of one
+object.
 
-Rules of this file: the order of looking, and the two changes that may be asked for: the cut that the next
-start would make, and a new claim where the old one is lost. Any other damage is reported and left alone.
+Two changes can be requested: to cut torn tails, as the next start would, and to write a new claim where the
+old one is lost. Any other damage is only reported.
 """
 
 import os
@@ -35,13 +35,16 @@ from dos_server.troubles import says_nothing_of_the_disk
 
 
 class NotCheckedError(Exception):
-    """Nothing, or not everything, could be looked at."""
+    """Nothing, or not everything, could be checked."""
 
 
 @dataclass
 class CheckReport:
-    """What was looked at and found. `cut`: places of torn tails that were cut; `raised`: claims that were
-    raised, as text; `complete`: all was looked at."""
+    """What was checked and found.
+
+    `cut`: objects whose torn tail was cut; `raised`: claims that were raised, as text; `complete`: everything
+    was checked.
+    """
 
     directories: int = 0
     objects: int = 0
@@ -52,13 +55,13 @@ class CheckReport:
     complete: bool = False
 
     def of(self, verdict: Severity) -> list[Finding]:
-        """The findings of one kind."""
+        """Return the findings of one kind."""
         return [one for one in self.findings if one.verdict is verdict]
 
 
 @dataclass
 class _Directory:
-    """A directory that is being looked at."""
+    """A directory that is being checked."""
 
     name: str
     entries: dict[str, PathSeen]
@@ -67,11 +70,11 @@ class _Directory:
 
 
 Tell = Callable[[str, int, int], None]
-"""Place, bytes verified so far, of so many."""
+"""Called with the place that is being checked, the bytes verified so far, and the total bytes."""
 
 
 class Check:
-    """One look at a data directory. `report` is good at any time, also when the look was interrupted."""
+    """One check of a data directory. `report` is valid at any time, also after an interruption."""
 
     def __init__(
         self,
@@ -81,7 +84,7 @@ class Check:
         raise_claims: bool = False,
         tell: Tell = lambda *_: None,
     ) -> None:
-        """Opens nothing yet."""
+        """Prepare a check; nothing is opened yet."""
         self.report = CheckReport()
         self._root = root
         self._repair = repair
@@ -90,11 +93,11 @@ class Check:
         self._total = 0
 
     def run(self) -> CheckReport:
-        """Look at everything. Raises NotCheckedError when there is no data directory, or a server has it."""
+        """Check everything. Raises NotCheckedError if there is no data directory or a server uses it."""
         try:
             self._disk = ReadOnlyDisk(self._root)
         except OSError as error:
-            raise NotCheckedError(f"{self._root} cannot be opened: {error.strerror}") from error
+            raise NotCheckedError(f"cannot open {self._root}: {error.strerror}") from error
         try:
             self._refuse_other_places()
             changes = self._repair or self._raise_claims
@@ -103,11 +106,15 @@ class Check:
             try:
                 self._everything()
                 if not has_file and "lock" in self._disk.entries(""):
-                    raise NotCheckedError(f"a server was started on {self._root} meanwhile: stop it first")
+                    raise NotCheckedError(
+                        f"a server was started on {self._root} during the check: stop it first"
+                    )
             finally:
                 self._disk.close(lock)
         except BlockingIOError as error:
-            raise NotCheckedError(f"a server has {self._root}: stop it first") from error
+            raise NotCheckedError(
+                f"data directory {self._root} is in use by a server: stop it first"
+            ) from error
         except OSError as error:
             raise NotCheckedError(f"{self._root}: {error}") from error
         finally:
@@ -124,7 +131,7 @@ class Check:
     def _refuse_other_places(self) -> None:
         names = self._disk.names("") or []
         if "identity" not in names and OBJECTS not in names:
-            raise NotCheckedError(f"{self._root} is no data directory: no identity and no objects in it")
+            raise NotCheckedError(f"{self._root} is not a data directory: it has no identity and no objects")
 
     def _everything(self) -> None:
         entries = self._disk.entries("")
@@ -156,7 +163,7 @@ class Check:
             self._found(f.of_record("identity", error.expected, error.found, "the server does not start"))
             return
         if server_id is None and has_objects:
-            means = "the server does not start: whose objects these are is not known"
+            means = "the server does not start: the owner of these objects is unknown"
             self._found(f.of_record("identity", "an identity beside objects", "none", means))
         self._stamps()
         if store is None:
@@ -167,8 +174,8 @@ class Check:
             self._found(f.of_record("store", error.expected, error.found, "the server does not start"))
             return
         if server_id is not None and record.member(server_id) is None:
-            means = f"the server was replaced, and counts for nothing in store {id_text(record.store_id)}"
-            words = "this server among the members", "others"
+            means = f"the server was replaced and does not count in store {id_text(record.store_id)}"
+            words = "this server among the members", "other members only"
             self._found(Finding(Severity.NOTE, "store", *words, means, "nothing"))
 
     def _stamps(self) -> None:
@@ -181,14 +188,14 @@ class Check:
                 self._found(f.of_record(name, error.expected, error.found, means))
                 continue
             if isinstance(read, History) and read.missing.number:
-                expected = f"stamp {read.missing.number}, which another member was told of"
-                lost = "the disk went back in time: the server serves its store no more; replace it"
+                expected = f"stamp {read.missing.number}, which another member has recorded"
+                lost = "the disk went back in time: the server refuses its store; replace it"
                 remedy = VERDICTS[ErrorCode.ROLLED_BACK].remedy
                 found = Finding(Severity.DAMAGED, name, expected, "an older copy of the disk", lost, remedy)
                 self._found(found)
 
     def _small(self, path: str, means: str) -> bytes | None:
-        """A small file; None when there is none, or it cannot be read, which is noted."""
+        """Return a small file; None if it is missing or unreadable, which is added to the findings."""
         try:
             return small_files.read(self._disk, path)
         except OSError as error:
@@ -219,7 +226,7 @@ class Check:
         self._claim(here)
 
     def _marks(self, path: str) -> dict[str, ObjectMark]:
-        data = self._small(f"{path}/.marks", "what of its objects was synced is not known") or b""
+        data = self._small(f"{path}/.marks", "which bytes of its objects were synced is unknown") or b""
         slots = records.decode_marks(data)
         for slot, mark in enumerate(slots):
             start = slot * mark_bytes
@@ -241,9 +248,9 @@ class Check:
                 self._raise_claim(here)
 
     def _raise_claim(self, here: _Directory) -> None:
-        """Write a claim above every epoch that any writer can have had, under an id that nobody has.
+        """Write a claim above every epoch that a writer can have had, with a new writer id.
 
-        Epochs rise by one at each take-over, and by 2^20 where a person forces one.
+        Epochs rise by one at each take-over, and by 2^20 when a person forces one.
         """
         claim = records.ClaimRecord(here.epoch_max + epoch_jump_max, os.urandom(id_bytes))
         disk = RealDisk(self._root)
@@ -293,7 +300,7 @@ class Check:
             self._cut(here.name, name, found, size)
 
     def _verify(self, place: str, read: ReadAt, seed: int, found: RecoveredObject) -> Finding | None:
-        """Read everything that the start takes to be good."""
+        """Read everything that the start would accept; return a finding for the first damage."""
         for step in self._steps(read, seed, found):
             if isinstance(step, DamagedExtentError):
                 return f.of_rot(place, step)
@@ -320,7 +327,7 @@ class Check:
             yield None
 
     def _cut(self, directory: str, name: str, found: RecoveredObject, size: int) -> None:
-        """What a start does to a torn tail, with its own code."""
+        """Cut a torn tail with the code of the start."""
         disk = RealDisk(self._root)
         try:
             handle = disk.open(f"{OBJECTS}/{directory}/{name}", create=False)

@@ -1,8 +1,13 @@
-"""`dos fsck`: look at the data directory of a server that does not run.
+"""`dos fsck`: checks the data directory of a server that is not running.
 
-Exit codes: 0 all is good, but for torn tails, which the next start cuts, and notes; 1 damage was found; 2 not
-everything could be looked at: a server has the directory, it is none, something may not be read, or the look
-was interrupted. Damage wins over that.
+| exit code | meaning |
+|---|---|
+| 0 | no damage; there may be torn tails, which the next start cuts, and notes |
+| 1 | damage was found, whether or not everything was checked |
+| 2 | not everything was checked |
+
+Exit code 2: a server uses the directory, it is no data directory, a file is unreadable, or the check was
+interrupted.
 """
 
 import json
@@ -26,21 +31,21 @@ def fsck(
     data: Annotated[
         Path,
         typer.Argument(
-            parser=path_given, help="Data directory of a server that does not run.", metavar="DIR"
+            parser=path_given, help="Data directory of a server that is not running.", metavar="DIR"
         ),
     ],
     repair: Annotated[
         bool,
         typer.Option(
             "--repair",
-            help="Cut torn tails, with a copy aside, as the next start would. Nothing else is changed.",
+            help="Cut torn tails, keeping a copy aside, as the next start would. Change nothing else.",
         ),
     ] = False,
     raise_claims: Annotated[
         bool,
         typer.Option(
             "--raise-claims",
-            help="Where a claim is lost, write one that is 2^20 above every epoch found: all writers are"
+            help="Replace a lost claim by one that is 2^20 above every epoch found: all writers are"
             " fenced, and the next one takes over. For a server that cannot be replaced.",
         ),
     ] = False,
@@ -48,13 +53,13 @@ def fsck(
 ) -> None:
     """Verify a data directory: identity, store record, claims, marks, every byte.
 
-    Changes nothing, unless --repair or --raise-claims is given. What is wrong is listed by object
-    and offset, with what it means and what to do; damaged objects are mended from
-    the other servers, with `dos store repair`.
+    Changes nothing unless --repair or --raise-claims is given. Lists each problem by object and
+    offset, with its meaning and what to do. Repair damaged objects from the other servers, with
+    `dos store repair`.
 
-    Exit code 0 when all is good: torn tails and leftovers are listed and are
-    good, a crash leaves them and the next start deals with them. 1 when something
-    is damaged. 2 when not everything could be looked at.
+    Exit code 0: no damage. Torn tails and leftovers are listed but harmless: a crash
+    leaves them, and the next start removes them. 1: something is damaged. 2: not everything
+    could be checked.
 
     Example: dos fsck /var/lib/dos
     """
@@ -66,7 +71,7 @@ def fsck(
         except NotCheckedError as error:
             problem = str(error)
         except KeyboardInterrupt:
-            problem = "interrupted: only a part was looked at"
+            problem = "interrupted: only a part was checked"
     report = check.report
     if as_json:
         print(json.dumps(report_json(report, problem)))
@@ -81,7 +86,7 @@ def fsck(
 
 
 def report_json(report: CheckReport, problem: str = "") -> dict[str, Any]:
-    """The report, as one document for programs."""
+    """Return the report as one document for programs."""
     return {
         "good": report.complete and not report.of(Severity.DAMAGED) and not report.of(Severity.UNCHECKED),
         "complete": report.complete,
@@ -96,7 +101,7 @@ def report_json(report: CheckReport, problem: str = "") -> dict[str, Any]:
 
 
 def finding_text(one: Finding) -> str:
-    """A finding for people, in several lines."""
+    """Return a finding for people, in several lines."""
     where = "" if one.offset is None else f" from byte {one.offset} on"
     at = "" if one.position is None else f" (position {one.position} of its file)"
     case = f", case {one.case}" if one.case else ""
@@ -115,7 +120,7 @@ def _print_report(report: CheckReport) -> None:
     for place in report.cut:
         print(f"{place}: its torn tail was cut, as the next start would have done")
     for claim in report.raised:
-        print(f"{claim} is claimed now by nobody: the next writer takes over above it")
+        print(f"{claim} was claimed for no writer: the next writer takes over with a higher epoch")
     print(_summary(report))
 
 
@@ -129,7 +134,7 @@ def _summary(report: CheckReport) -> str:
 
 
 class _Shown:
-    """A bar on a terminal, nothing elsewhere. A context manager."""
+    """A progress bar on a terminal, nothing elsewhere; a context manager."""
 
     def __init__(self, *, quiet: bool) -> None:
         console = Console(stderr=True)

@@ -1,7 +1,6 @@
-"""The data directory of a server that does not run, to look at.
+"""Read-only access to the data directory of a server that is not running.
 
-Rules of this file: nothing here changes a byte, a name or a time of modification, also when the file system
-could not: it works on a read-only mount.
+Nothing here changes a byte, a name or a modification time. It works on a read-only mount.
 """
 
 import os
@@ -22,7 +21,7 @@ _KINDS: Final = {
 
 
 class PathSeen(NamedTuple):
-    """What a name is, without following it. `odd`: what it is instead of a regular file with one name."""
+    """The kind of a directory entry, links not followed. `odd`: why it is no plain file, or ''."""
 
     odd: str
     is_folder: bool
@@ -30,7 +29,7 @@ class PathSeen(NamedTuple):
 
 
 class ReadOnlyDisk(RealDisk):
-    """See the module. Raises OSError; FileNotFoundError or NotADirectoryError when there is none."""
+    """A data directory opened read-only. Raises OSError, FileNotFoundError if it is missing."""
 
     file_flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
@@ -38,15 +37,16 @@ class ReadOnlyDisk(RealDisk):
         self._open_root(root)
 
     def lock_what_is_there(self, name: str) -> int:
-        """Keep servers away as `lock` does, without making a lock file. Raises BlockingIOError if one runs.
+        """Exclude servers as `lock` does, but without creating a lock file. Raises BlockingIOError if one
+        runs.
 
-        Where there is no lock file, a server of a release before 0.1 can start meanwhile: look for the file
-        again at the end.
+        Without a lock file, a server of a release before 0.1 can start meanwhile: check for the file again at
+        the end.
         """
         return self._lock_both(lambda: self.open(name, create=False))
 
     def entries(self, folder: str) -> dict[str, PathSeen]:
-        """What a folder holds."""
+        """Return the entries of a folder by name, sorted."""
         with self._folder(folder) as descriptor:
             found = {}
             for name in sorted(os.listdir(descriptor)):  # noqa: PTH208 - by descriptor: no link is followed

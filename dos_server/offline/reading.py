@@ -1,15 +1,15 @@
-"""The objects in the data directory of a server that does not run, as a store of that one server gives them.
+"""Reads the objects in the data directory of a server that is not running, like a store of that one server.
 
-Rules of this file: nothing is changed, and no server may have the directory: the lock is held meanwhile. What
-counts of an object is what the start of a server would take to be good (`core.recovery_scan.judge`); every
-extent that is given is verified. One disk cannot say what a quorum had: of a store of three it tells what
-reached this disk.
+- Nothing is changed. The lock is held, so no server can start meanwhile.
+- An object is what the start of the server would accept of it (`core.recovery_scan.judge`). Every extent that
+  is returned is verified.
+- One disk does not know what a quorum had: of a store of three it shows what reached this disk.
+- A directory with a damaged or lost object is refused as a whole, as clients refuse the answer of such a
+  member (R4): it may have held more than can be read.
+- A torn tail is left out, with a warning in the log.
 
-A directory in which an object is damaged, or lost, is refused whole, as clients refuse the answer of such a
-member (R4): it may have held more than it can tell. A torn tail is left out, with a warning in the log.
-
-It has what readers of journals ask of a store: `look`, `read`, `stream` and `record`. They read the disk
-where they are called.
+It has the methods that journal readers need of a store: `look`, `read`, `stream` and `record`. They read the
+disk synchronously, in the calling task.
 """
 
 import logging
@@ -42,7 +42,7 @@ _AHEAD_BYTES = 4 * MIB
 
 @dataclass(frozen=True, slots=True)
 class DirectoryOnDisk:
-    """What the one member holds."""
+    """The objects and the claim of a directory, as held by the only member."""
 
     answers: Mapping[bytes, Mapping[str, ObjectInfo]]
     epochs: Mapping[bytes, tuple[int, bytes]]
@@ -54,8 +54,10 @@ class DirectoryOnDisk:
 
 
 class DataDirectory:
-    """A context manager. Raises LocalProtocolError where there is no data directory, or a server has it;
-    CorruptDataError for a record of the server's that is damaged; OSError.
+    """A data directory as a store; a context manager.
+
+    Raises LocalProtocolError if there is no data directory or a server uses it; CorruptDataError if a record
+    of the server is damaged; OSError.
     """
 
     def __init__(self, root: Path) -> None:
@@ -70,7 +72,7 @@ class DataDirectory:
         except BlockingIOError as error:
             self._disk.shut()
             raise LocalProtocolError(
-                f"a server is running on {self._root}",
+                f"data directory {self._root} is in use by a server",
                 remedy="name the server, dos://HOST/DIRECTORY/NAME, or stop it",
             ) from error
         except BaseException:
@@ -87,7 +89,7 @@ class DataDirectory:
     def _who(self) -> tuple[bytes, StoreRecord]:
         identity = small_files.read(self._disk, "identity")
         if identity is None:
-            raise LocalProtocolError(f"{self._root} is no data directory: it has no identity")
+            raise LocalProtocolError(f"{self._root} is not a data directory: it has no identity")
         server_id = records.decode_identity(identity, "identity")
         store = small_files.read(self._disk, "store")
         told = decode_store_record(store) if store is not None else None
@@ -95,17 +97,18 @@ class DataDirectory:
         return server_id, StoreRecord(store_id, generation, 1, (Member(server_id, "this-disk:1"),))
 
     async def look(self, directory: str) -> DirectoryOnDisk:
-        """Return the objects of a directory; none, if there is no directory of that name.
+        """Return the objects of a directory; none if there is no such directory.
 
-        Raises CorruptError, which names the first damaged object, if any is: nothing that the directory lacks
-        may be taken for something that was never written. CorruptDataError for its claim. OSError.
+        Raises CorruptError, which names the first damaged object: an object that is missing because of damage
+        must not be taken for one that was never written. Raises CorruptDataError for a damaged claim,
+        OSError.
         """
         path = f"{OBJECTS}/{directory}"
         folders = self._disk.entries(OBJECTS)
         if not is_name(directory) or directory not in folders:
             return DirectoryOnDisk({self._server_id: {}}, {})
         if not folders[directory].is_folder:
-            raise CorruptError(f"{path} is {folders[directory].odd or 'a file'}, no folder")
+            raise CorruptError(f"{path} is {folders[directory].odd or 'a file'}, not a folder")
         claim = small_files.read(self._disk, f"{path}/.claim")
         held = NO_CLAIM if claim is None else records.decode_claim(claim, f"{path}/.claim")
         marks = self._marks(path)
@@ -123,7 +126,7 @@ class DataDirectory:
         return DirectoryOnDisk({self._server_id: objects}, {self._server_id: (held.epoch, held.writer_id)})
 
     def _damage(self, directory: str, name: str, seen: PathSeen | None) -> str:
-        """What is wrong with an object, in words; nothing if it is sound. A torn tail is logged."""
+        """Return a description of an object's damage, or '' if it is sound. Logs a torn tail, once."""
         place, mark = f"{directory}/{name}", self._marks(f"{OBJECTS}/{directory}").get(name)
         if seen is None or seen.odd:
             finding = findings.of_lost(place, mark, seen.odd if seen else "no file")
@@ -146,14 +149,14 @@ class DataDirectory:
             )
 
     async def read(self, directory: str, name: str, offset: int, max_bytes: int) -> bytes:
-        """Some bytes from `offset` on, none at the end. Raises NotFoundError, CorruptError."""
+        """Return some bytes from `offset`, b"" at the end. Raises NotFoundError, CorruptError."""
         with closing(self._pieces(directory, name, offset, offset + max_bytes)) as pieces:
             return next(pieces, b"")
 
     async def stream(
         self, directory: str, name: str, offset: int = 0, end: int | None = None, bookmark: object = None
     ) -> AsyncGenerator[bytes]:
-        """The bytes from `offset` to `end`, or to where the good ones end. Raises as `read`."""
+        """Yield the bytes from `offset` to `end`, or to the end of the sound bytes. Raises as `read`."""
         del bookmark
         with closing(self._pieces(directory, name, offset, end)) as pieces:
             for piece in pieces:
@@ -165,7 +168,7 @@ class DataDirectory:
             raise NotFoundError(f"{self._root} has no object {directory}/{name}")
         found = self._found(directory, name)
         if found.corrupt and (end is None or end > found.size):
-            raise CorruptError(f"{directory}/{name} is damaged from {found.size} on", actual=found.size)
+            raise CorruptError(f"{directory}/{name} is damaged from byte {found.size} on", actual=found.size)
         try:
             handle = self._disk.open(f"{path}/{name}", create=False)
         except FileNotFoundError as error:
@@ -179,7 +182,7 @@ class DataDirectory:
             for placed in walk(window, seed, found.index.find(offset), offset):
                 payload = payload_of(window, placed)
                 if payload is None:
-                    raise CorruptError(f"{directory}/{name} is damaged at {placed.header.offset}")
+                    raise CorruptError(f"{directory}/{name} is damaged at byte {placed.header.offset}")
                 begin = placed.header.offset
                 yield bytes(payload[max(offset - begin, 0) : last - begin])
                 if placed.header.end >= last:
@@ -189,9 +192,9 @@ class DataDirectory:
         finally:
             self._disk.close(handle)
 
-    @lru_cache(maxsize=4096)  # noqa: B019 - one command reads one directory, and ends
+    @lru_cache(maxsize=4096)  # noqa: B019 - one command reads one directory and exits
     def _found(self, directory: str, name: str) -> RecoveredObject:
-        """What the next start would make of the object. Raises OSError if the disk was not asked at all."""
+        """Return what the next start would make of the object. Raises OSError if it cannot be examined."""
         path = f"{OBJECTS}/{directory}"
         mark = self._marks(path).get(name)
         durable = mark.synced if mark is not None else 0

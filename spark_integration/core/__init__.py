@@ -1,1 +1,1 @@
-"""What the Spark integration decides, without Spark: slots, attempts, error texts, progress. Pure, no I/O."""
+"""The decisions of the Spark integration, without Spark: slots, attempts, options, offsets. Pure: no I/O."""

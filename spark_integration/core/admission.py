@@ -1,12 +1,11 @@
-"""How much of what there is a micro-batch takes: pieces of all splits, the oldest first, up to its limits.
+"""Selects what a micro-batch reads: pieces of all splits, oldest first, up to the limits of the micro-batch.
 
-Rules of this file: the choice. Pieces come from whoever scans the splits, one split at a time and no further
-than is asked for.
-
-A piece is what can only be taken whole: the output of one step, a batch of a producer, a line. A micro-batch
-takes at least one, or a piece that is larger than the limits would stop the stream; beyond that it takes none
-that would exceed them. The oldest comes first, by step or by the clock of its writer, so that no split
+A piece is indivisible: the output of one step, a batch of a producer, a line. A micro-batch takes at least
+one piece; otherwise a piece larger than the limits would stop the stream. It takes no further piece that
+would exceed them. The oldest piece comes first, by step or by the clock of its writer, so that no split
 starves another.
+
+The caller scans the splits, one at a time and no further than requested.
 """
 
 from dataclasses import dataclass
@@ -16,8 +15,8 @@ from spark_integration.core.source_offsets import SplitPoint
 
 
 class StreamPiece(NamedTuple):
-    """`end`: the point just past it. `order`: by what the oldest is found, a step as a rule; `time_ms`: when
-    it was written, 0: not known.
+    """`end`: the point just after it. `order`: the sort key, usually the step; `time_ms`: when it was
+    written, 0 if unknown.
     """
 
     end: SplitPoint
@@ -29,7 +28,7 @@ class StreamPiece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """Of one micro-batch; None: none."""
+    """The limits of one micro-batch; None: unlimited."""
 
     rows: int | None = None
     bytes: int | None = None
@@ -39,8 +38,10 @@ class BatchLimits:
 
 
 class BatchAdmission:
-    """Chooses for one micro-batch. `need()` says of which split the next piece is wanted; give it by `offer`,
-    or None if there is none now. When `need` says None, `taken` has the last piece taken of each split.
+    """The selection for one micro-batch.
+
+    `need()` returns the split whose next piece is required; pass it to `offer`, or None if there is none
+    currently. When `need` returns None, `taken` holds the last piece taken of each split.
     """
 
     def __init__(self, splits: list[str], limits: BatchLimits) -> None:
@@ -53,7 +54,7 @@ class BatchAdmission:
         self.taken: dict[str, StreamPiece] = {}
 
     def need(self) -> str | None:
-        """The split whose next piece must be known to go on."""
+        """Return the split whose next piece must be known to continue; None when that is none."""
         while not self._unknown and not self._full and self._heads:
             split = min(self._heads, key=lambda one: (self._heads[one].order, one))
             if not self._fits(self._heads[split]):
@@ -67,7 +68,7 @@ class BatchAdmission:
         return self._unknown[0] if self._unknown and not self._full else None
 
     def offer(self, split: str, piece: StreamPiece | None) -> None:
-        """The next piece of that split."""
+        """Pass the next piece of the split."""
         self._unknown.remove(split)
         if piece is not None:
             self._heads[split] = piece

@@ -1,18 +1,18 @@
-"""The messages of Arrow IPC streams that lie one after another: where each ends, before all of it is there.
+"""Finds the messages of consecutive Arrow IPC streams, before their bodies have been read completely.
 
-Rules of this file: boundaries, and what a message is. Its content is read by pyarrow, which can tell where a
-stream ends only by reading all of it.
+Only boundaries and kinds of messages are determined here. pyarrow reads the content, but can find the end of
+a stream only by reading all of it.
 
-A message is (Arrow's "encapsulated message format", from 0.15 on, all little-endian)
+A message is (Arrow's "encapsulated message format", from 0.15 on, all little-endian):
 
     u32  0xFFFFFFFF
-    i32  bytes of metadata, with its padding; 0: the stream ends here, and nothing follows of this message
+    i32  bytes of metadata, with its padding; 0: the stream ends here, and nothing of this message follows
          metadata: a flatbuffer, table Message {version i16, header_type u8, header, bodyLength i64, ..}
          body: bodyLength bytes
 
-and of a record batch the header is a table whose first field is how many rows it has (i64). In a flatbuffer a
-table begins with the distance back to its vtable: u16 size, u16 size of the table, then for each field where
-it lies in the table, 0 if it is left out.
+The header of a record batch is a table whose first field is its number of rows (i64). In a flatbuffer a table
+begins with the distance back to its vtable: u16 size, u16 size of the table, then for each field its offset
+in the table, 0 if it is left out.
 """
 
 import struct
@@ -27,11 +27,11 @@ _MARK: Final = 0xFFFFFFFF
 END_OF_STREAM: Final = _PREFIX.pack(_MARK, 0)
 _HEADER_TYPE, _HEADER, _BODY_LENGTH = 1, 2, 3
 _LENGTH: Final = 0
-_REMEDY: Final = "is the option 'content' what the object holds? An Arrow file (Feather) is no stream"
+_REMEDY: Final = "check the option 'content'; an Arrow file (Feather) is not an Arrow stream"
 
 
 class MessageKind(IntEnum):
-    """Numbers are those of `header_type`."""
+    """The kinds of messages; the numbers are those of `header_type`."""
 
     END = 0
     SCHEMA = 1
@@ -40,7 +40,7 @@ class MessageKind(IntEnum):
 
 
 class ArrowMessage(NamedTuple):
-    """Bytes `begin` to `end` of the object."""
+    """A message: bytes `begin` to `end` of the object."""
 
     kind: MessageKind
     begin: int
@@ -49,19 +49,19 @@ class ArrowMessage(NamedTuple):
 
 
 class ArrowMessages:
-    """Takes an object's bytes in order, from the beginning of a stream on. Holds no bodies."""
+    """The decoder of one object. It takes the bytes in order from the start of a stream."""
 
     def __init__(self, where: str, at: int) -> None:
         self._where = where
         self._at = self._fed = at
         self._held = b""
-        """From `_at` on, where the next message begins."""
+        """The bytes from `_at`, where the next message begins."""
         self._awaited: ArrowMessage | None = None
-        """Instead: the message whose body is not all there yet."""
+        """The message whose body is incomplete, if there is one; `_held` is empty then."""
         self._within = False
 
     def feed(self, data: bytes) -> list[ArrowMessage]:
-        """The messages that are whole by now. Raises NotReadableError."""
+        """Return the messages that are now complete. Raises NotReadableError."""
         self._fed += len(data)
         found: list[ArrowMessage] = []
         rest = self._held + data
@@ -82,12 +82,12 @@ class ArrowMessages:
         return found
 
     def _first(self, data: bytes) -> ArrowMessage | None:
-        """The message that begins here, if all of its metadata is there."""
+        """Return the message that begins here; None if its metadata is incomplete."""
         if len(data) < _PREFIX.size:
             return None
         mark, size = _PREFIX.unpack_from(data)
         if mark != _MARK or not 0 <= size <= OBJECT_RECORD_BYTES_MAX:
-            raise self._wrong("no Arrow stream, or one from before Arrow 0.15")
+            raise self._wrong("not an Arrow stream, or one from before Arrow 0.15")
         if not size:
             self._within = False
             return ArrowMessage(MessageKind.END, self._at, self._at + _PREFIX.size)
@@ -96,20 +96,20 @@ class ArrowMessages:
         try:
             kind, body, rows = _parsed(data[_PREFIX.size : _PREFIX.size + size])
         except (struct.error, ValueError) as error:
-            raise self._wrong(f"a message of an Arrow stream that cannot be read: {error}") from error
+            raise self._wrong(f"an unreadable message of an Arrow stream: {error}") from error
         if (kind is MessageKind.SCHEMA) == self._within:
             raise self._wrong(
-                "a schema in the midst of an Arrow stream" if self._within else "no schema first"
+                "a schema in the middle of an Arrow stream" if self._within else "a stream without a schema"
             )
         self._within = True
         return ArrowMessage(kind, self._at, self._at + _PREFIX.size + size + body, rows)
 
     def _wrong(self, what: str) -> NotReadableError:
-        return NotReadableError(f"{self._where} has at byte {self._at} {what}", remedy=_REMEDY)
+        return NotReadableError(f"{self._where}: at byte {self._at}: {what}", remedy=_REMEDY)
 
 
 def _parsed(metadata: bytes) -> tuple[MessageKind, int, int]:
-    """(kind, bytes of the body, rows). Raises struct.error, ValueError."""
+    """Return (kind, bytes of the body, rows). Raises struct.error, ValueError."""
     (root,) = _unpack("<I", metadata, 0)
     kind = MessageKind(_number("<B", metadata, _field(metadata, root, _HEADER_TYPE)))
     if kind is MessageKind.END:
@@ -126,7 +126,7 @@ def _parsed(metadata: bytes) -> tuple[MessageKind, int, int]:
 
 
 def _field(data: bytes, table: int, number: int) -> int | None:
-    """Where a field of a table lies; None if it is left out."""
+    """Return the position of a field of a table; None if it is left out."""
     vtable = table - _number("<i", data, table)
     (size,) = _unpack("<H", data, vtable)
     slot = 4 + 2 * number

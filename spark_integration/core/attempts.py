@@ -1,16 +1,16 @@
-"""The jobs of one worker, one attempt after another. Pure: events in, effects out.
+"""The Spark jobs of one worker, one attempt after another. Pure: events in, effects out.
 
-Theory. Each worker of a region is a Spark job with a single task. The coordinator asks for attempts
-(`StartAsked`) and may take one back (`CancelAsked`); Spark says when a job has ended, for whatever cause.
-Rules:
+Each worker of a region is a Spark job with a single task. The coordinator requests attempts (`StartAsked`)
+and may cancel one (`CancelAsked`); Spark reports when a job has ended, for whatever cause. Rules:
 
-- One attempt of a worker runs at a time: an attempt that is asked for while another job lives waits for
-  that job's end, which is hastened by a cancel. (Spark reports the end of a cancelled job at once; the
-  process below it may live a little longer. It is fenced by its epoch, so that is a question of slots, not
-  of safety.)
-- A cancel reaches only a job that Spark knows. Between our thread's start and Spark's hearing of the job a
-  cancel is lost, so it is repeated at each `LauncherTick` until the job has ended.
-- Every attempt that was submitted is reported ended exactly once; one that never was is not reported.
+- A worker has at most one job at a time. An attempt that is requested while a job runs waits for the end of
+  that job, which is canceled to hasten it. (Spark reports the end of a canceled job at once; its Python
+  process may live a little longer. Its epoch is fenced by the next one, so this affects only slots, not
+  safety.)
+- Spark ignores a cancel until it knows the job. A cancel sent between the start of our thread and the
+  registration of the job is lost, so it is repeated at each `LauncherTick` until the job has ended.
+- Every submitted attempt is reported as ended exactly once; an attempt that was never submitted is not
+  reported.
 
 | state      | StartAsked            | CancelAsked   | JobEnded                      | Tick         |
 |------------|-----------------------|---------------|-------------------------------|--------------|

@@ -1,8 +1,8 @@
-"""Confs of a session that do not go with workers, which are tasks that run for as long as a region lives, and
-say nothing to Spark until their end. Pure.
+"""Checks Spark confs that do not suit workers. Pure: no I/O.
 
-Rules of this file: what is refused, what is warned of, and why. What executors do by themselves when they are
-lost is no matter of confs: a worker that is lost comes back.
+A worker is a task that runs as long as its region and sends nothing to Spark until its end. Some confs would
+kill or duplicate such tasks: those are refused. Others are reported as warnings. Confs about lost executors
+are not checked, because a lost worker is replaced.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from spark_integration.core.slots import SparkMaster
 
 Get = Callable[[str], str | None]
-"""The value of a conf, None where nobody set it."""
+"""Return the value of a conf; None if it is not set."""
 
 IDLE_SECONDS: Final = (
     "spark.sql.execution.pyspark.udf.idleTimeoutSeconds",
@@ -21,7 +21,7 @@ IDLE_KILL: Final = (
     "spark.sql.execution.pyspark.udf.killOnIdleTimeout",
     "spark.python.worker.killOnIdleTimeout",
 )
-"""The first of each counts where it is set, else the second: so Spark reads them."""
+"""Of each pair, Spark uses the first one if it is set, otherwise the second."""
 SPECULATION: Final = "spark.speculation"
 SPECULATION_AFTER: Final = "spark.speculation.task.duration.threshold"
 REAPER: Final = "spark.task.reaper.enabled"
@@ -32,19 +32,19 @@ DYNAMIC: Final = "spark.dynamicAllocation.enabled"
 
 
 class ConfCheck(NamedTuple):
-    """refused: the first reason not to start, with its remedy; warnings: what may surprise."""
+    """`refused`: the first reason not to start, with its remedy; `warnings`: possible surprises."""
 
     refused: str | None
     warnings: list[str]
 
 
 def judge_confs(get: Get, master: SparkMaster) -> ConfCheck:
-    """Whether workers can live with the session's confs."""
+    """Judge whether workers can run with the session's confs."""
     return ConfCheck(_refused(get), _warnings(get, master))
 
 
 def grows(get: Get, master: SparkMaster) -> bool:
-    """Whether executors come only when tasks wait for them."""
+    """Whether executors are added only when tasks wait for them."""
     return master.slots_fixed is None and _true(get(DYNAMIC))
 
 
@@ -52,14 +52,14 @@ def _refused(get: Get) -> str | None:
     seconds, kill = _first(get, IDLE_SECONDS), _first(get, IDLE_KILL)
     if _true(kill[1]) and _positive(seconds[1]):
         return (
-            f"{kill[0]}=true and {seconds[0]}={seconds[1]} would have Spark kill each worker after so many"
-            f" seconds, because a worker says nothing to Spark until its end: unset one of the two, or give"
-            f" the region a session of its own"
+            f"{kill[0]}=true and {seconds[0]}={seconds[1]} would make Spark kill each worker after that many"
+            f" seconds, because a worker sends nothing to Spark until its end: unset one of the two, or run"
+            f" the region in a separate session"
         )
     if _true(get(SPECULATION)) and get(SPECULATION_AFTER) is not None:
         return (
-            f"{SPECULATION}=true and {SPECULATION_AFTER}={get(SPECULATION_AFTER)} would have Spark start each"
-            f" worker a second time while the first is well: unset one of the two"
+            f"{SPECULATION}=true and {SPECULATION_AFTER}={get(SPECULATION_AFTER)} would make Spark start each"
+            f" worker a second time while the first one is healthy: unset one of the two"
         )
     return None
 
@@ -68,20 +68,20 @@ def _warnings(get: Get, master: SparkMaster) -> list[str]:
     found = []
     if _true(get(REAPER)) and get(REAPER_AFTER) not in (None, "-1"):
         found.append(
-            f"{REAPER}=true and {REAPER_AFTER}={get(REAPER_AFTER)}: an executor in which a cancelled worker"
-            f" takes longer than that to end is killed, with all else that runs in it"
+            f"{REAPER}=true and {REAPER_AFTER}={get(REAPER_AFTER)}: if a canceled worker takes longer than"
+            f" that to end, its executor is killed, with all other tasks in it"
         )
     for name in EXCLUDE:
         if _true(get(name)):
             found.append(
-                f"{name}=true: executors and machines on which workers were lost are left out for a while; a"
-                f" region on few machines may wait for a slot"
+                f"{name}=true: executors and machines on which workers were lost are excluded for a while; a"
+                f" region on few machines may have to wait for a slot"
             )
             break
     if master.url.startswith(("yarn", "k8s")) and get(LOST_FORGIVEN_AFTER) is None:
         found.append(
             f"{LOST_FORGIVEN_AFTER} is not set: Spark counts lost executors for as long as the application"
-            f" lives, and ends it at spark.executor.maxNumFailures; for a region that runs for weeks say 1h"
+            f" runs, and ends it at spark.executor.maxNumFailures; set it to 1h if the region runs for weeks"
         )
     return found
 

@@ -1,7 +1,7 @@
-"""What to keep of the text in which Spark wraps a task's failure. Pure.
+"""Extracts the cause from the text with which Spark wraps the failure of a task. Pure: no I/O.
 
-Spark's message holds the cause several times, each with Java's stack below it. Wanted are, in this order: the
-Python traceback of the task (it names the user's line), or else the innermost message of the failure.
+Spark's message contains the cause several times, each followed by a Java stack trace. The wanted part is the
+Python traceback of the task, which names the user's line, or otherwise the innermost failure message.
 """
 
 import re
@@ -14,7 +14,7 @@ _LOST_TASK = re.compile(r"Lost task [^:]*: (?:[\w.$]+(?:Exception|Error): )?(.*)
 
 
 def task_error(message: str) -> str:
-    """The part of a failed job's message that says what went wrong in the task, bounded in length."""
+    """Return the part of a failed job's message that describes the task's failure, bounded in length."""
     if traceback := _TRACEBACK.search(message):
         return traceback[0].strip()[-ERROR_TEXT_CHARS_MAX:]
     text = _JAVA_STACK.sub("", message).strip()

@@ -1,12 +1,11 @@
-"""Records in a plain stream of bytes: where each one ends.
+"""Finds the ends of records in a plain byte stream. `reading/decoding` interprets the records.
 
-Rules of this file: boundaries alone; what a record says is for `reading/decoding`. A record that is not
-finished yet is not there: whoever appends to an object may be in the middle of one.
+A record that is incomplete is ignored for now: a writer may be in the middle of it.
 
-    lines, json      each ends with a newline
-    length-prefixed  u32, big-endian, the number of bytes that follow
-    journal          the journal's own records, version 0 or 1 (`journal.core.record`)
-    arrow            whole IPC streams, one after another; `arrow_messages` tells where each ends
+    lines, json      each record ends with a newline
+    length-prefixed  u32, big-endian: the number of bytes that follow
+    journal          the records of a journal, version 0 or 1 (`journal.core.record`)
+    arrow            whole IPC streams, one after another; `arrow_messages` finds their ends
 """
 
 from collections import deque
@@ -21,26 +20,29 @@ PREFIX_BYTES: Final = 4
 
 
 class Framer(Protocol):
-    """Takes an object's bytes in order, from a boundary on."""
+    """A decoder of record boundaries. It takes an object's bytes in order, starting at a boundary."""
 
     def feed(self, data: bytes) -> list[int]:
-        """Ends of the records that are whole by now, as offsets in the object. Raises NotReadableError."""
+        """Return the ends of the records that are now complete, as offsets in the object.
+
+        Raises NotReadableError.
+        """
         ...
 
     def rows(self, records: int) -> int:
-        """How many rows the next so many of these records have. Each is asked for once, in order."""
+        """Return the number of rows in the next `records` of these records. Consumes them, in order."""
         ...
 
 
 class _RowEach:
-    """Of contents in which a record is a row."""
+    """For contents in which each record is one row."""
 
     def rows(self, records: int) -> int:
         return records
 
 
 class LineFramer(_RowEach):
-    """See the table above."""
+    """Records that end with a newline."""
 
     def __init__(self, where: str, at: int) -> None:
         self._where = where
@@ -58,7 +60,7 @@ class LineFramer(_RowEach):
 
 
 class PrefixFramer(_RowEach):
-    """See the table above."""
+    """Records with a length prefix."""
 
     def __init__(self, where: str, at: int) -> None:
         self._where = where
@@ -80,7 +82,7 @@ class PrefixFramer(_RowEach):
 
 
 class JournalFramer(_RowEach):
-    """See the table above."""
+    """Records of a journal."""
 
     def __init__(self, where: str, at: int) -> None:
         self._decoder = RecordDecoder(None, where=where, offset=at)
@@ -90,12 +92,12 @@ class JournalFramer(_RowEach):
 
 
 class ArrowFramer:
-    """See the table above. A record is a whole stream; its rows are those of its batches."""
+    """Records that are whole IPC streams; their rows are those of their batches."""
 
     def __init__(self, where: str, at: int) -> None:
         self._messages = ArrowMessages(where, at)
         self._rows: deque[int] = deque([0])
-        """Of each record that was found and not asked for yet; the last is that of the one that goes on."""
+        """The rows of each complete record that `rows` has not consumed, then those of the incomplete one."""
 
     def feed(self, data: bytes) -> list[int]:
         ends = []
@@ -113,6 +115,6 @@ class ArrowFramer:
 def _check_size(where: str, at: int, size: int) -> None:
     if size > OBJECT_RECORD_BYTES_MAX:
         raise NotReadableError(
-            f"{where} has a record of {size} bytes at byte {at}; at most {OBJECT_RECORD_BYTES_MAX} are read",
-            remedy="is the option 'content' what the object holds?",
+            f"{where}: the record at byte {at} has {size} bytes; the maximum is {OBJECT_RECORD_BYTES_MAX}",
+            remedy="check that the option 'content' fits what the object holds",
         )

@@ -1,7 +1,6 @@
-"""The options of the formats that look inside: `dos-journal`, `dos-checkpoints` and `dos-state`.
+"""The options of the inspection formats: `dos-journal`, `dos-checkpoints` and `dos-state`.
 
-Rules of this file: a table of options for each, and text to a struct. What an option *does* is said where it
-is used, and in docs/spark.md.
+Each format has a table of options here, which turn text into a struct. docs/spark.md describes them.
 """
 
 import re
@@ -32,7 +31,7 @@ STATE: Final = "dos-state"
 
 
 class JournalPoint(msgspec.Struct, frozen=True):
-    """A place in a journal: a logical offset, or where a committed cut has it."""
+    """A position in a journal: a logical offset, or the position in a committed checkpoint."""
 
     number: int
     is_cut: bool = False
@@ -42,7 +41,7 @@ class JournalPoint(msgspec.Struct, frozen=True):
 
 
 class JournalOptions(ReadOptions, frozen=True, kw_only=True):
-    """`name`: of a chain, or of an object. Records that begin in [begin, end) are read."""
+    """`name`: of a chain or an object. Records that begin in [begin, end) are read."""
 
     directory: str
     name: str
@@ -52,14 +51,14 @@ class JournalOptions(ReadOptions, frozen=True, kw_only=True):
 
 
 class CheckpointsOptions(ReadOptions, frozen=True, kw_only=True):
-    """Of a region."""
+    """The checkpoints of a region."""
 
     region: str
 
 
 class StateOptions(ReadOptions, frozen=True, kw_only=True):
-    """The state of `operator` at `cut` (None: the last one); with `since` only what was written after that
-    cut.
+    """The state of `operator` at checkpoint `cut` (None: the latest); with `since`, only what was written
+    after that checkpoint.
     """
 
     region: str
@@ -73,7 +72,7 @@ def _place(name: str, value: str) -> JournalPoint:
     found = re.fullmatch(r"(checkpoint:)?(\d{1,18})", value.strip(), re.IGNORECASE)
     if found is None:
         raise BadOptionError(
-            f"option {name!r} is a logical offset, as `dos journal dump` shows it, or checkpoint:12, not {value!r}"
+            f"option {name!r} must be a logical offset, as in `dos journal dump`, or checkpoint:12, not {value!r}"
         )
     return JournalPoint(int(found[2]), found[1] is not None)
 
@@ -81,7 +80,7 @@ def _place(name: str, value: str) -> JournalPoint:
 def _tasks(name: str, value: str) -> int:
     number = whole(name, value)
     if number > TASKS_PER_WORKER_MAX:
-        raise BadOptionError(f"option {name!r} is at most {TASKS_PER_WORKER_MAX}, not {number}")
+        raise BadOptionError(f"option {name!r} must be at most {TASKS_PER_WORKER_MAX}, not {number}")
     return number
 
 
@@ -104,34 +103,37 @@ STATE_OPTIONS: Final[dict[str, ReaderOption]] = {
 
 
 def parse_journal(given: Mapping[str, str]) -> JournalOptions:
-    """Raises UnknownOptionError, BadOptionError, FilterError, BadUrlError, BadNameError."""
+    """Parse the options of `dos-journal`.
+
+    Raises UnknownOptionError, BadOptionError, FilterError, BadUrlError, BadNameError.
+    """
     remedy = "for example .load('dos://h1,h2,h3/wordcount.w0000/state'): a chain, or an object"
     fields, url = _fields(given, JOURNAL_OPTIONS, JOURNAL, remedy)
     if url.object is None:
-        raise BadOptionError(f"{url} names a directory and no journal in it", remedy=remedy)
+        raise BadOptionError(f"{url} names a directory but no journal in it", remedy=remedy)
     begin, end = fields.get("begin"), fields.get("end")
     if begin and end and begin.is_cut == end.is_cut and begin.number > end.number:
-        raise BadOptionError(f"option 'from' ({begin}) lies behind option 'to' ({end})")
+        raise BadOptionError(f"option 'from' ({begin}) is after option 'to' ({end})")
     return JournalOptions(servers=servers_of(url), directory=str(url.directory), name=url.object, **fields)
 
 
 def parse_cuts(given: Mapping[str, str]) -> CheckpointsOptions:
-    """Raises UnknownOptionError, BadOptionError, FilterError, BadUrlError, BadNameError."""
+    """Parse the options of `dos-checkpoints`. Raises as `parse_journal`."""
     fields, url = _fields(given, CUTS_OPTIONS, CUTS, _REGION)
     return CheckpointsOptions(servers=servers_of(url), region=_region(url), **fields)
 
 
 def parse_state(given: Mapping[str, str]) -> StateOptions:
-    """Raises UnknownOptionError, BadOptionError, FilterError, BadUrlError, BadNameError."""
+    """Parse the options of `dos-state`. Raises as `parse_journal`."""
     fields, url = _fields(given, STATE_OPTIONS, STATE, _REGION)
     if "operator" not in fields:
         raise BadOptionError(
-            "the option 'operator' says whose state is read",
-            remedy="`dos checkpoint diff` lists the operators that keep state",
+            "the option 'operator' is required: the operator whose state is read",
+            remedy="`dos checkpoint diff` lists the operators that have state",
         )
     checkpoint, since = fields.get("checkpoint"), fields.get("since")
     if checkpoint is not None and since is not None and since >= checkpoint:
-        raise BadOptionError(f"option 'since' ({since}) must be below option 'checkpoint' ({checkpoint})")
+        raise BadOptionError(f"option 'since' ({since}) must be before option 'checkpoint' ({checkpoint})")
     return StateOptions(servers=servers_of(url), region=_region(url), **fields)
 
 
@@ -147,5 +149,5 @@ def _fields(
 
 def _region(url: DosUrl) -> str:
     if url.object is not None:
-        raise BadOptionError(f"{url} names an object: the URL ends with the region's name", remedy=_REGION)
+        raise BadOptionError(f"{url} names an object: it must end with the region's name", remedy=_REGION)
     return str(url.directory)

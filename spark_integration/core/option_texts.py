@@ -1,7 +1,7 @@
-"""Options as Spark gives them, which is as text: what kinds of values there are, and a table for each format.
+"""Options as Spark passes them, which is as text: parsers for the kinds of values, and tables of options.
 
-Rules of this file: what the options of all formats share. Spark forgets how the name of an option was
-written; here names are compared without regard to case. What an option *does* is said where it is used.
+This file has what the options of all formats share. Spark does not preserve the case of option names, so they
+are compared without regard to case.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,14 +17,14 @@ from spark_integration.errors import BadOptionError, UnknownOptionError
 
 
 class ReaderOption(NamedTuple):
-    """`field`: of the struct that holds it; `parse` takes the option's name, for errors, and its text."""
+    """`field`: in the struct of the options; `parse` takes the option's name, for errors, and its text."""
 
     field: str
     parse: Callable[[str, str], Any]
 
 
 class StoreOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What opening a store needs. `servers`: their URL; `token_file` is read on the driver alone."""
+    """What opening a store needs. `servers`: the store's URL; `token_file` is read only on the driver."""
 
     servers: str
     token: bytes = b""
@@ -32,7 +32,7 @@ class StoreOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReadOptions(StoreOptions, frozen=True, kw_only=True):
-    """What all readers have besides: which columns, and which rows."""
+    """What all readers have in addition: the columns and a filter."""
 
     columns: tuple[str, ...] = ()
     filter: tuple[ColumnCondition, ...] = ()
@@ -51,7 +51,7 @@ def one_of(kind: type[StrEnum]) -> Callable[[str, str], Any]:
         except ValueError:
             known = ", ".join(map(str, kind))
             raise BadOptionError(
-                f"option {name!r} is one of {known}, not {value!r}{nearest(value, map(str, kind))}"
+                f"option {name!r} must be one of {known}, not {value!r}{nearest(value, map(str, kind))}"
             ) from None
 
     return parse
@@ -63,20 +63,20 @@ def whole(name: str, value: str) -> int:
     except ValueError:
         number = 0
     if number < 1:
-        raise BadOptionError(f"option {name!r} is a whole number from 1, not {value!r}")
+        raise BadOptionError(f"option {name!r} must be a whole number from 1, not {value!r}")
     return number
 
 
 def truth(name: str, value: str) -> bool:
     if value.strip().lower() not in ("true", "false"):
-        raise BadOptionError(f"option {name!r} is true or false, not {value!r}")
+        raise BadOptionError(f"option {name!r} must be true or false, not {value!r}")
     return value.strip().lower() == "true"
 
 
 def names(name: str, value: str) -> tuple[str, ...]:
     found = tuple(part.strip() for part in value.split(","))
     if not all(found):
-        raise BadOptionError(f"option {name!r} is names with commas between them, not {value!r}")
+        raise BadOptionError(f"option {name!r} must be names separated by commas, not {value!r}")
     return found
 
 
@@ -85,19 +85,19 @@ STORE: Final[dict[str, ReaderOption]] = {
     "token": ReaderOption("token", lambda name, value: text(name, value).encode()),
     "tokenFile": ReaderOption("token_file", text),
 }
-"""Of every format."""
+"""Options of every format."""
 
 READ: Final[dict[str, ReaderOption]] = {
     "columns": ReaderOption("columns", names),
     "filter": ReaderOption("filter", lambda name, value: parse_filter(text(name, value))),
 }
-"""Of every format that is read."""
+"""Options of every format that can be read."""
 
 
 def parsed(given: Mapping[str, str], table: Mapping[str, ReaderOption], source: str) -> dict[str, Any]:
-    """The fields that the options were given for. `source`: the format's name.
+    """Return the fields of the options that were given. `source`: the format's name, for errors.
 
-    Raises UnknownOptionError, BadOptionError, and what the options' parsers raise.
+    Raises UnknownOptionError, BadOptionError, and what the parsers of the options raise.
     """
     known = {name.lower(): (name, option) for name, option in table.items()}
     fields: dict[str, Any] = {}
@@ -107,20 +107,20 @@ def parsed(given: Mapping[str, str], table: Mapping[str, ReaderOption], source: 
         name, option = known[key.lower()]
         fields[option.field] = option.parse(name, value)
     if "token" in fields and "token_file" in fields:
-        raise BadOptionError("the options 'token' and 'tokenFile' say the same: give one of them")
+        raise BadOptionError("the options 'token' and 'tokenFile' exclude each other: give one of them")
     return fields
 
 
 def url_of(path: str | None, remedy: str) -> DosUrl:
-    """The URL, which must name a directory. Raises BadOptionError, BadUrlError, BadNameError."""
+    """Parse a URL that must name a directory. Raises BadOptionError, BadUrlError, BadNameError."""
     if path is None:
-        raise BadOptionError("nothing to read was named: call .load(...) with a URL", remedy=remedy)
+        raise BadOptionError("no URL was given: call .load(...) with a URL", remedy=remedy)
     url = parse_url(path)
     if url.directory is None:
-        raise BadOptionError(f"{path} names a store and nothing in it", remedy=remedy)
+        raise BadOptionError(f"{path} names a store but nothing in it", remedy=remedy)
     return url
 
 
 def servers_of(url: DosUrl) -> str:
-    """The URL of the store alone."""
+    """Return the URL of the store alone."""
     return str(DosUrl(url.servers))

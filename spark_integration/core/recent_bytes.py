@@ -1,12 +1,12 @@
-"""The last bytes that a scan has read of a split, for tasks that are to have them: pure.
+"""The bytes of a split that a scan read last, so that tasks can be given them. Pure: no I/O.
 
-Rules of this file: bytes of one object at a time, side by side. What a scan reads lies in the memory of the
-driver anyway; a small micro-batch that is handed to its tasks costs them no question to the store.
+A scan has read these bytes on the driver anyway. A task of a small micro-batch that gets them with its
+partition need not ask the store.
 """
 
 
 class RecentBytes:
-    """At least the last `keep_bytes` that were taken of the newest object, if it has so many."""
+    """At least the last `keep_bytes` that were read of the newest object, if it has that many."""
 
     def __init__(self, keep_bytes: int) -> None:
         self._keep = keep_bytes
@@ -15,7 +15,7 @@ class RecentBytes:
         self._data = bytearray()
 
     def take(self, name: str, offset: int, data: bytes) -> None:
-        """The next bytes that were read. What they do not go on from is forgotten."""
+        """Add bytes that were read. Forgets earlier bytes that these do not continue."""
         if name != self._object or offset != self._begin + len(self._data):
             self._object, self._begin, self._data = name, offset, bytearray()
         elif len(self._data) >= self._keep:
@@ -23,7 +23,7 @@ class RecentBytes:
         self._data += data
 
     def given(self, name: str, begin: int, end: int) -> bytes | None:
-        """Those from `begin` to `end` of an object; None if they are not all here."""
+        """Return the bytes from `begin` to `end` of an object; None if they are not all kept."""
         first, last = begin - self._begin, end - self._begin
         if name != self._object or first < 0 or last > len(self._data):
             return None

@@ -1,8 +1,8 @@
-"""Filters of rows: the option `filter`, as text, and which rows pass.
+"""The option `filter`: parses its text, and selects the rows that pass.
 
-Rules of this file: text to comparisons, comparisons to a mask. All must hold (AND). The meaning is SQL's, as
-Spark has it: a comparison with NULL is not true, and of doubles NaN equals itself and is above all others.
-Values are compared as the column's type; what does not fit it is refused before anything is read.
+All comparisons must hold (AND). The semantics are those of SQL in Spark: a comparison with NULL is not true,
+and NaN equals itself and is greater than all other doubles. Values are compared as the column's type; a value
+that does not fit it is refused before anything is read.
 
     filter ::= comparison (AND comparison)*
     comparison ::= column (= | == | <> | != | < | <= | > | >=) value | column [NOT] IN (value, ...)
@@ -31,8 +31,10 @@ _OPERATORS: Final = ("=", "<>", "<", "<=", ">", ">=")
 
 
 class ColumnCondition(msgspec.Struct, frozen=True):
-    """One condition on one column. operator: `= <> < <= > >=`, `in`, `is null`; or, from Spark alone,
-    `starts`, `ends`, `contains`. negated: its opposite; of NULL neither is true.
+    """One condition on one column.
+
+    `operator`: `= <> < <= > >=`, `in`, `is null`; also, only from Spark, `starts`, `ends`, `contains`.
+    `negated`: its opposite; for NULL neither is true.
     """
 
     column: str
@@ -42,16 +44,16 @@ class ColumnCondition(msgspec.Struct, frozen=True):
 
 
 def parse_filter(text: str) -> tuple[ColumnCondition, ...]:
-    """The comparisons of a filter. Raises FilterError."""
+    """Return the comparisons of a filter. Raises FilterError."""
     return tuple(_Parser(text).all())
 
 
 def check_filter(comparisons: Sequence[ColumnCondition], schema: pa.Schema) -> None:
-    """Raises FilterError for a column that is not there, or a value that is none of its type."""
+    """Raise FilterError for an unknown column, or a value that does not have the column's type."""
     for one in comparisons:
         if one.column not in schema.names:
             raise FilterError(
-                f"the filter names column {one.column!r}{nearest(one.column, schema.names)}; there are"
+                f"the filter names column {one.column!r}{nearest(one.column, schema.names)}; the columns are"
                 f" {', '.join(schema.names)}"
             )
         for value in one.values:
@@ -59,7 +61,7 @@ def check_filter(comparisons: Sequence[ColumnCondition], schema: pa.Schema) -> N
 
 
 def passing(batch: pa.RecordBatch, comparisons: Sequence[ColumnCondition]) -> pa.RecordBatch:
-    """The rows for which all are true."""
+    """Return the rows for which all comparisons are true."""
     for one in comparisons:
         field = batch.schema.field(one.column)
         batch = batch.filter(_mask(batch.column(field.name), one, field), null_selection_behavior="drop")
@@ -128,7 +130,7 @@ def _as_type(value: Any, kind: pa.DataType) -> pa.Scalar:
 
 
 class _Parser:
-    """Recursive descent over the grammar at the top."""
+    """A recursive descent parser of the grammar above."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -139,7 +141,7 @@ class _Parser:
         yield self._comparison()
         while self._at < len(self._tokens):
             if not self._word("and"):
-                raise self._error(f"AND was expected where {self._peek()!r} stands")
+                raise self._error(f"expected AND instead of {self._peek()!r}")
             yield self._comparison()
 
     def _split(self, text: str) -> Iterator[str]:
@@ -147,12 +149,12 @@ class _Parser:
         while at < len(text):
             match = _TOKEN.match(text, at)
             if match is None:
-                raise self._error(f"it cannot be read at character {at}, {text[at:][:20]!r}")
+                raise self._error(f"unreadable at character {at}, {text[at:][:20]!r}")
             yield match.group().strip()
             at = match.end()
 
     def _peek(self) -> str:
-        return self._tokens[self._at] if self._at < len(self._tokens) else "its end"
+        return self._tokens[self._at] if self._at < len(self._tokens) else "the end"
 
     def _take(self) -> str:
         token = self._peek()
@@ -176,7 +178,7 @@ class _Parser:
         if column.startswith("`"):
             column = column[1:-1].replace("``", "`")
         elif not re.fullmatch(r"[A-Za-z_]\w*", column):
-            raise self._error(f"a column was expected where {column!r} stands")
+            raise self._error(f"expected a column instead of {column!r}")
         if self._word("is"):
             negated = self._word("not")
             self._expect("null")
@@ -187,7 +189,7 @@ class _Parser:
         operator = self._take()
         operator = _ALIKE.get(operator, operator)
         if negated or operator not in _OPERATORS:
-            raise self._error(f"a comparison was expected behind {column!r}, not {operator!r}")
+            raise self._error(f"expected a comparison after {column!r}, not {operator!r}")
         return ColumnCondition(column, operator, (self._value(),))
 
     def _list(self) -> tuple[Value, ...]:
@@ -208,8 +210,8 @@ class _Parser:
             return int(token)
         if re.match(r"-?[\d.]", token):
             return float(token)
-        raise self._error(f"a value was expected where {token!r} stands (text is written 'so')")
+        raise self._error(f"expected a value instead of {token!r} (text needs quotes, like 'this')")
 
     def _expect(self, word: str) -> None:
         if not self._word(word):
-            raise self._error(f"{word.upper()!r} was expected where {self._peek()!r} stands")
+            raise self._error(f"expected {word.upper()!r} instead of {self._peek()!r}")

@@ -1,20 +1,23 @@
-"""The sink `dos`: what is committed once, and what becomes of a commit. Pure.
+"""Commits of the sink `dos`: what is committed exactly once, and what happens to a commit. Pure: no I/O.
 
-Rules of this file: values and one table. Who claims, writes and reads is in `writing/`.
+What Spark writes at one time is a *unit*: a micro-batch of a query, or a whole batch write. Its tasks stage
+rows, which no reader sees. `commit` on the driver records one attempt of each partition, as one batch of one
+producer of an input handle. That append is the commit: it makes all of the unit visible, or nothing
+(`checkpoint/core/inputs.py`). The batches of a producer are numbered, and the *mark* of the last one names
+the query or write that recorded it. So a commit first becomes the producer, which fences every other writer,
+and then reads the last batch:
 
-Theory. What Spark writes at one time is a *unit*: a micro-batch of a query, or the whole of a batch write.
-Its tasks prepare rows and nobody sees them; `commit` on the driver records one attempt of each partition, as
-one batch of one producer of an input handle. That append is the commit: there all of it counts, or nothing
-(`checkpoint/core/inputs.py`). The producer's batches are numbered, and the last one says by its *mark* whose
-it is. So a commit first becomes the producer, which fences every other, and then looks:
+- A micro-batch N of a query is batch N + 1 of its producer. Spark repeats N until its commit has returned,
+and
+  begins N + 1 only then. So an older number was recorded before. A later number leaves a gap, whose
+  micro-batches were written to another store.
+- A batch write takes the next number, or the one that the user gives it. It recognizes by its own id that it
+  was already committed.
 
-- a micro-batch N of a query is batch N + 1 of its producer. Spark runs N again until its commit has returned,
-  and begins N + 1 only then; so an older number was recorded before, and a later one leaves a hole: what lies
-  in it was written to another store.
-- a batch write takes the next number, or the one that the user gives it, and finds by its own id that it was
-  committed already.
+Abort decides nothing: rows that are not recorded are not visible, and Spark may abort an attempt that it
+commits later.
 
-Abort decides nothing: what is not recorded was never there, and Spark may abort what it commits later.
+This file has values and one table; `writing/` claims, writes and reads.
 """
 
 from enum import Enum, auto
@@ -26,7 +29,7 @@ from spark_integration.errors import OtherCheckpointError, OtherWriterError
 
 
 class BatchOwner(Enum):
-    """Who recorded the last batch of the producer."""
+    """Which writer recorded the last batch of the producer."""
 
     NOBODY = auto()
     OURS = auto()
@@ -36,26 +39,26 @@ class BatchOwner(Enum):
 
 
 class BatchPlace(Enum):
-    """Where the unit's number lies."""
+    """The position of the unit's number relative to the last batch."""
 
     RECORDED = auto()
-    """At or below the last."""
+    """At or below the last batch."""
     NEXT = auto()
     BEYOND = auto()
     ANY = auto()
-    """It has none: the next is meant."""
+    """The unit has no number and takes the next one."""
 
 
 class CommitDecision(Enum):
-    """What becomes of a commit."""
+    """What happens to a commit."""
 
     APPEND = auto()
     DONE = auto()
-    """It was recorded before; what was prepared now is forgotten."""
+    """The unit was recorded before; what was staged now is dropped."""
     REFUSE_WRITER = auto()
-    """The producer is somebody else's."""
+    """The producer belongs to another writer."""
     REFUSE_HOLE = auto()
-    """Batches before it are not here."""
+    """Batches before this one are missing here."""
 
 
 _A, _D, _W, _H = (
@@ -86,16 +89,16 @@ TABLE: Final[dict[tuple[WriteKind, BatchOwner, BatchPlace], CommitDecision]] = _
     (WriteKind.JOB, BatchOwner.ANOTHER_JOB, BatchPlace.NEXT): _A,
     (WriteKind.JOB, BatchOwner.ANOTHER_JOB, BatchPlace.BEYOND): _H,
 }
-"""What cannot be is not in it: nobody has no last batch, a stream is always numbered, and a batch write is
-one batch.
+"""Combinations that are missing cannot occur: without a last batch nothing is recorded, a micro-batch is
+always numbered, and a batch write is one batch.
 """
 
 
 def judge_commit(unit: CommitUnit, last: int, mark: bytes, where: str) -> CommitDecision:
-    """APPEND or DONE, when the producer's last batch is `last` (0: none) with that mark.
+    """Return APPEND or DONE for a unit, given the producer's last batch (0: none) and its mark.
 
-    Raises OtherWriterError, OtherCheckpointError, LocalProtocolError; nothing may be recorded then. where:
-    the producer, for people.
+    Raises OtherWriterError, OtherCheckpointError, LocalProtocolError; nothing may be recorded then. `where`
+    names the producer, for people.
     """
     told = decode_mark(mark)
     verdict = TABLE[unit.kind, _whose(unit, last, told), _place(unit, last)]
@@ -131,8 +134,8 @@ def _named(mark: BatchMark | None) -> str:
 def _hole(unit: CommitUnit, last: int, where: str) -> Exception:
     if unit.kind is WriteKind.JOB:
         return LocalProtocolError(
-            f"{where}: batch {unit.number} cannot come after batch {last}",
-            remedy="give the option 'batch' the number that follows, or leave it out",
+            f"{where}: batch {unit.number} cannot follow batch {last}",
+            remedy="set the option 'batch' to the next number, or omit it",
         )
     assert unit.number is not None, "a stream is numbered"
     return OtherCheckpointError(where, unit.key, unit.number - 1, last - 1)

@@ -1,8 +1,4 @@
-"""The options of the sink `dos`: which there are, and what they may be.
-
-Rules of this file: text to `SinkOptions`, by the parsers of `option_texts`. What an option *does* is said
-where it is used, and in docs/spark.md.
-"""
+"""The options of the sink `dos`: parses text to `SinkOptions`. docs/spark.md describes them."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -23,14 +19,14 @@ from spark_integration.core.option_texts import (
 from spark_integration.errors import BadOptionError
 
 JOB_PRODUCER: Final = "spark"
-"""Who batch writes are, unless told otherwise."""
+"""The producer of batch writes by default."""
 
 _PARTITIONS: Final = 9_999
-"""Of so many a partition's directory has four digits; more make its name longer, not wrong."""
+"""Up to this many partitions, names of staging directories have four digits; more are valid too."""
 
 
 class SinkOptions(StoreOptions, frozen=True, kw_only=True):
-    """Where a sink writes to. producer: None for the one that is the query's own."""
+    """The target of a sink. `producer`: None for the query's own."""
 
     application: str
     input: str
@@ -39,7 +35,7 @@ class SinkOptions(StoreOptions, frozen=True, kw_only=True):
 
     @property
     def what(self) -> str:
-        """For people."""
+        """The target, for people."""
         return f"input {self.application}/{self.input}"
 
 
@@ -51,7 +47,7 @@ SINK_OPTIONS: Final[dict[str, ReaderOption]] = {
     "checkpointLocation": ReaderOption("", text),
     "queryName": ReaderOption("", text),
 }
-"""Every option there is, as users write it. Those without a field are Spark's own."""
+"""Every option, as users write it. Options without a field are Spark's own."""
 
 _REMEDY: Final = (
     'for example .option("input", "orders").mode("append").save("dos://h1,h2,h3/shop"): an input handle of an'
@@ -60,19 +56,21 @@ _REMEDY: Final = (
 
 
 def parse_sink_options(given: Mapping[str, str]) -> SinkOptions:
-    """The options as they were given to Spark. Raises UnknownOptionError, BadOptionError, BadUrlError,
-    BadNameError: whatever is wrong with them that shows without a store.
+    """Parse the options passed to Spark.
+
+    Raises UnknownOptionError, BadOptionError, BadUrlError, BadNameError: every error that can be found
+    without a store.
     """
     fields = parsed(given, SINK_OPTIONS, "dos, when writing,")
     fields.pop("", None)
     if "path" not in fields:
-        raise BadOptionError("nowhere to write to was named: say a URL", remedy=_REMEDY)
+        raise BadOptionError("no target was given: pass a URL", remedy=_REMEDY)
     url = url_of(fields.pop("path"), _REMEDY)
     if url.object is not None:
-        raise BadOptionError(f"{url} does not end with the name of an application", remedy=_REMEDY)
+        raise BadOptionError(f"{url} must end with the name of an application", remedy=_REMEDY)
     if "input" not in fields:
-        raise BadOptionError("the option 'input' says which input handle is written", remedy=_REMEDY)
-    assert url.directory is not None, "url_of sees to it"
+        raise BadOptionError("the option 'input' is required: the input handle to write to", remedy=_REMEDY)
+    assert url.directory is not None, "url_of guarantees it"
     options = SinkOptions(servers=servers_of(url), application=url.directory, **fields)
     check_input_name("an input handle", options.input)
     check_producer(options, options.producer or JOB_PRODUCER)
@@ -80,24 +78,24 @@ def parse_sink_options(given: Mapping[str, str]) -> SinkOptions:
 
 
 def check_producer(options: SinkOptions, producer: str) -> str:
-    """The same name, or BadNameError if its directories cannot have theirs."""
+    """Return the name. Raises BadNameError if the names of its directories would be invalid."""
     producer_directory(options.application, options.input, producer)
     check_name(staging_directory(options.application, options.input, producer, _PARTITIONS))
     return producer
 
 
 def check_append(overwrite: bool, how: str) -> None:
-    """Raises BadOptionError for a write that would take back what is there."""
+    """Raise BadOptionError for a write that would replace existing data."""
     if overwrite:
-        raise BadOptionError(f"a store only grows, so nothing in it is overwritten: {how}")
+        raise BadOptionError(f"a store only grows, and its data cannot be overwritten: {how}")
 
 
 def check_stream(options: SinkOptions) -> None:
-    """Raises BadOptionError for what a query says by itself."""
+    """Raise BadOptionError for options that a streaming query does not have."""
     if options.batch is not None:
-        raise BadOptionError("the option 'batch' is for df.write: micro-batches have numbers of their own")
+        raise BadOptionError("the option 'batch' is for df.write only: micro-batches have their own numbers")
 
 
 def query_producer(query: str) -> str:
-    """The producer of a query that was given none: it is found again by the query's id alone."""
+    """Return the default producer of a query; it depends only on the query's id."""
     return "q" + query.replace("-", "")

@@ -1,9 +1,9 @@
-"""How many slots a region may take. Pure: the shell asks Spark, this file decides.
+"""Decides how many slots a region may take. Pure: no I/O; the caller asks Spark.
 
-A region holds one slot for each worker as long as it lives. On a master of fixed size a region that takes the
-last slot stops every other job of that session for good, the user's own `df.count()` included, without any
-message: so the last `spare` slots are refused to it beforehand. On a growing cluster (standalone, YARN,
-Kubernetes) executors may still come, so there it waits: a warning after a while, an error at the time limit.
+A region holds one slot per worker as long as it runs. On a master of fixed size, a region that takes the last
+slot blocks every other job of the session without any message, including the user's own `df.count()`. So the
+last `spare` slots are refused to it in advance. On a growing cluster (standalone, YARN, Kubernetes) executors
+may still arrive. There the region waits: it warns after a while, and fails at the time limit.
 """
 
 import re
@@ -15,17 +15,17 @@ _LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*([0-9]+)\s*,\s*([0-9]+)\s*,\s*([
 
 @dataclass(frozen=True, slots=True)
 class SparkMaster:
-    """What a Spark master URL says of where tasks run."""
+    """What a Spark master URL tells about where tasks run."""
 
     url: str
     one_machine: bool
-    """All executors are on the driver's machine, so loopback reaches them and they see its files."""
+    """Whether all executors are on the driver's machine, where they can use loopback and its files."""
     slots_fixed: int | None
-    """The slots that there will ever be; None where executors may come and go."""
+    """The number of slots, if it never changes; None where executors may come and go."""
 
 
 def read_master(url: str, *, cores: int) -> SparkMaster:
-    """Read a master URL. `cores` is what `local[*]` stands for on this machine."""
+    """Parse a master URL. `cores` is the meaning of `local[*]` on this machine."""
     if cluster := _LOCAL_CLUSTER.fullmatch(url):
         return SparkMaster(url, one_machine=True, slots_fixed=int(cluster[1]) * int(cluster[2]))
     if local := _LOCAL.fullmatch(url):
@@ -41,14 +41,14 @@ class EnoughSlots:
 
 @dataclass(frozen=True, slots=True)
 class WaitForExecutors:
-    """Executors may still come. `missing` says what is not there yet."""
+    """Executors may still arrive. `missing` describes what is needed."""
 
     missing: str
 
 
 @dataclass(frozen=True, slots=True)
 class RefuseToStart:
-    """It can never start here. `reason` says why and what would do."""
+    """The region can never start here. `reason` contains the remedy."""
 
     reason: str
 
@@ -56,26 +56,26 @@ class RefuseToStart:
 def judge_slots(
     master: SparkMaster, *, registered: int, busy: int, workers: int, spare: int
 ) -> EnoughSlots | WaitForExecutors | RefuseToStart:
-    """Whether a region of `workers` may start with `registered` slots now there, `busy` of them at work.
+    """Whether a region of `workers` may start now, with `registered` slots of which `busy` are in use.
 
-    `spare` slots are left to other jobs. Invariant: `RefuseToStart` only when waiting cannot help, which is on a
-    master of fixed size alone.
+    `spare` slots are left to other jobs. Returns `RefuseToStart` only when waiting cannot help, which is the case
+    only on a master of fixed size.
     """
     if master.slots_fixed is not None and master.slots_fixed < workers + spare:
         return RefuseToStart(
-            f"{workers} workers hold {workers} slots for as long as the region lives, and {spare} must be"
-            f" left for other jobs, but {master.url} has {master.slots_fixed} in all: use"
+            f"{workers} workers hold {workers} slots for as long as the region runs, and {spare} must be"
+            f" left for other jobs, but {master.url} has {master.slots_fixed} in total: use"
             f" {larger_master(master, workers)}, or fewer workers"
         )
     free = registered - busy
     if free < workers:
-        missing = f"{workers} free slots are needed, {max(free, 0)} are there ({registered}, {busy} busy)"
+        missing = f"{workers} free slots are needed, {max(free, 0)} are free ({registered}, {busy} busy)"
         return WaitForExecutors(missing)
     return EnoughSlots()
 
 
 def larger_master(master: SparkMaster, workers: int) -> str:
-    """A master of the same kind on which `workers` run with two slots left over."""
+    """Return a master of the same kind on which `workers` fit with two slots left over."""
     if cluster := _LOCAL_CLUSTER.fullmatch(master.url):
         executors, _, memory_mb = (int(cluster[n]) for n in (1, 2, 3))
         return f"local-cluster[{executors},{-(-(workers + 2) // executors)},{memory_mb}]"

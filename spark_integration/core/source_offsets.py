@@ -1,17 +1,14 @@
-"""Offsets of a stream: how far each split is read. As JSON they are in Spark's checkpoint, so they outlive
-us.
+"""Offsets of a stream: how far each split has been read. Spark stores their JSON in its checkpoint.
 
-Rules of this file: values, their JSON, and what is refused. What a point means in the store is the business
-of `reading/`.
-
-An offset is a vector of points, one for each split (a worker's output log, a producer, an object):
+So their format must stay readable. An offset is a vector of points, one for each split (a worker's output
+log, a producer, an object):
 
     {"version": 1, "store": "<store id, 32 hex>", "what": "output wordcount/counts",
      "splits": {"w0000": {"epoch": 3, "size": 4096}, ...}}
 
-A point is a size on a line of history: the epoch of the segment's writer, and the logical offset. Below it
-all is read, above it nothing. For raw objects, which have one line, the epoch is 0. `store` and `what` are
-there to refuse an offset of something else: its numbers would fit and mean nothing.
+A point is a size on a line of history: the epoch of the segment's writer, and the logical offset. Everything
+below it has been read, nothing above it. For raw objects, which have one line, the epoch is 0. `store` and
+`what` serve to refuse an offset of something else, whose numbers would fit by accident.
 """
 
 import re
@@ -32,7 +29,7 @@ _REMEDY: Final = (
 
 
 class SplitPoint(NamedTuple):
-    """See the top of this file."""
+    """How far a split has been read: the epoch of the segment's writer, and the logical offset."""
 
     epoch: int = 0
     size: int = 0
@@ -55,21 +52,21 @@ class _Point(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def offset_of(store: str, what: str, points: Vector) -> dict[str, Any]:
-    """The offset as Spark keeps it. store: the id of the store, in hex."""
+    """Return the offset as Spark stores it. `store`: the id of the store, in hex."""
     splits = {split: {"epoch": at.epoch, "size": at.size} for split, at in sorted(points.items())}
     return {"version": VERSION, "store": store, "what": what, "splits": splits}
 
 
 def points_of(offset: Any, store: str, what: str) -> dict[str, SplitPoint]:
-    """The points of an offset of this store and source. Raises MalformedOffsetError, OtherSourceError."""
+    """Return the points of an offset of this source. Raises MalformedOffsetError, OtherSourceError."""
     found = _offset(offset)
     if found.store != store:
         raise OtherSourceError(
-            f"the offset is of store {found.store}, and this is store {store}:"
-            f" {what} there and here have nothing in common"
+            f"the offset belongs to store {found.store}, but this is store {store}:"
+            f" it means nothing for {what} here"
         )
     if found.what != what:
-        raise OtherSourceError(f"the offset is of {found.what}, and this query reads {what}")
+        raise OtherSourceError(f"the offset belongs to {found.what}, but this query reads {what}")
     return {split: SplitPoint(at.epoch, at.size) for split, at in found.splits.items()}
 
 
@@ -78,11 +75,11 @@ def _offset(offset: Any) -> _Offset:
         found = msgspec.convert(offset, _Offset)
     except msgspec.ValidationError as error:
         raise MalformedOffsetError(
-            f"this is no offset of the source dos: {error}: {str(offset)[:200]}"
+            f"this is not an offset of the source dos: {error}: {str(offset)[:200]}"
         ) from error
     if found.version != VERSION:
         raise MalformedOffsetError(
-            f"the offset has version {found.version}, known here is {VERSION}",
+            f"the offset has version {found.version}, but only version {VERSION} is supported",
             remedy="run the version of DOS that wrote it, or a newer one",
         )
     wrong = [split for split, at in found.splits.items() if at.epoch < 0 or at.size < 0]
@@ -94,7 +91,7 @@ def _offset(offset: Any) -> _Offset:
 
 
 class StartingKind(StrEnum):
-    """By what a stream's beginning is said."""
+    """How the start of a stream is specified."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
@@ -105,7 +102,7 @@ class StartingKind(StrEnum):
 
 
 class Starting(msgspec.Struct, frozen=True):
-    """Where a new stream begins. number: the step, the cut, or ms since 1970; text: the JSON of an offset."""
+    """The start of a new stream. `number`: step, checkpoint, or ms since 1970; `text`: an offset."""
 
     kind: StartingKind
     number: int = 0
@@ -118,12 +115,12 @@ class Starting(msgspec.Struct, frozen=True):
 
     @property
     def offset(self) -> Any:
-        """The JSON of an offset, decoded."""
+        """The offset, decoded from its JSON."""
         return msgspec.json.decode(self.text.encode())
 
 
 def parse_starting(text: str) -> Starting:
-    """What the option `startingOffset` says. Raises MalformedOffsetError."""
+    """Parse the option `startingOffset`. Raises MalformedOffsetError."""
     said = text.strip()
     if said.lower() in ("earliest", "latest"):
         return Starting(StartingKind(said.lower()))
@@ -132,7 +129,7 @@ def parse_starting(text: str) -> Starting:
             _offset(msgspec.json.decode(said.encode()))
         except msgspec.DecodeError as error:
             raise MalformedOffsetError(
-                f"startingOffset is no JSON: {error}: {said[:200]}", remedy=_REMEDY
+                f"startingOffset is not valid JSON: {error}: {said[:200]}", remedy=_REMEDY
             ) from error
         return Starting(StartingKind.OFFSET, text=said)
     counted = re.fullmatch(r"(step|checkpoint):(\d{1,18})", said, re.IGNORECASE)
@@ -140,15 +137,15 @@ def parse_starting(text: str) -> Starting:
         return Starting(StartingKind(counted[1].lower()), int(counted[2]))
     if said.lower().startswith("time:"):
         return Starting(StartingKind.TIME, _time_ms(said[5:].strip()))
-    raise MalformedOffsetError(f"startingOffset {said[:200]!r} is none that is known", remedy=_REMEDY)
+    raise MalformedOffsetError(f"startingOffset {said[:200]!r} is of no known form", remedy=_REMEDY)
 
 
 def _time_ms(text: str) -> int:
-    """A time with its zone, to ms since 1970."""
+    """Convert a time with a zone to ms since 1970."""
     try:
         return int(pa.scalar(text).cast(pa.timestamp("ms", "UTC")).value)
     except pa.ArrowInvalid as error:
         raise MalformedOffsetError(
-            f"startingOffset time:{text[:60]} is no time with a zone: {error}",
+            f"startingOffset time:{text[:60]} is not a time with a zone: {error}",
             remedy="write it like time:2026-01-31T12:00:00Z for UTC, or time:2026-01-31T12:00:00+01:00",
         ) from error

@@ -1,7 +1,6 @@
-"""The options of the source `dos`: which there are, what they may be, and which go together.
+"""The options of the source `dos`: the table `OPTIONS`, and parsing to `SourceOptions`.
 
-Rules of this file: the one table of options (`OPTIONS`), and text to `SourceOptions`; what all formats share
-is in `option_texts`. What an option *does* is said where it is used, and in docs/spark.md.
+docs/spark.md describes them.
 """
 
 from collections.abc import Mapping
@@ -30,14 +29,14 @@ from spark_integration.limits import PARTITION_BYTES
 
 
 class ReadGuarantee(StrEnum):
-    """How sure what is read must be."""
+    """Which data is read: what is committed, or also what is merely synced."""
 
     COMMITTED = "committed"
     SYNCED = "synced"
 
 
 class ObjectContent(StrEnum):
-    """What an object holds."""
+    """The content of an object."""
 
     LINES = "lines"
     LENGTH_PREFIXED = "length-prefixed"
@@ -47,8 +46,10 @@ class ObjectContent(StrEnum):
 
 
 class SourceOptions(ReadOptions, frozen=True, kw_only=True):
-    """What a reader was told. Exactly one of `output`, `input` and `content` is set; `directory` is the
-    region, the application, or the directory of the objects.
+    """The options of a reader.
+
+    Exactly one of `output`, `input` and `content` is set. `directory` is the region, the application, or the
+    directory of the objects.
     """
 
     directory: str
@@ -66,7 +67,7 @@ class SourceOptions(ReadOptions, frozen=True, kw_only=True):
 
     @property
     def what(self) -> str:
-        """What is read, for people and for offsets: an offset of another one is refused."""
+        """The data that is read, for people and for offsets: an offset of other data is refused."""
         if self.output is not None:
             return f"output {self.directory}/{self.output}"
         if self.input is not None:
@@ -89,7 +90,7 @@ OPTIONS: Final[dict[str, ReaderOption]] = {
     "maxBytesPerTrigger": ReaderOption("bytes_max", whole),
     "partitionBytes": ReaderOption("partition_bytes", whole),
 }
-"""Every option there is, as users write it."""
+"""Every option, as users write it."""
 
 STREAMING_ONLY: Final = ("startingOffset", "failOnDataLoss", "maxRowsPerTrigger", "maxBytesPerTrigger")
 _KINDS: Final = ("output", "input", "content")
@@ -100,8 +101,10 @@ _REMEDY: Final = (
 
 
 def parse_options(given: Mapping[str, str]) -> SourceOptions:
-    """The options as they were given to Spark. Raises UnknownOptionError, BadOptionError, FilterError,
-    MalformedOffsetError, BadUrlError, BadNameError: whatever is wrong with them that shows without a store.
+    """Parse the options passed to Spark.
+
+    Raises UnknownOptionError, BadOptionError, FilterError, MalformedOffsetError, BadUrlError, BadNameError:
+    every error that can be found without a store.
     """
     fields = parsed(given, OPTIONS, "dos")
     url = url_of(fields.pop("path", None), _REMEDY)
@@ -109,29 +112,29 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
     if len(kinds) != 1:
         found = " and ".join(map(repr, kinds)) if kinds else "none"
         raise BadOptionError(
-            f"one of the options {', '.join(_KINDS)} says what is read, not {found}", remedy=_REMEDY
+            f"exactly one of the options {', '.join(_KINDS)} is required, not {found}", remedy=_REMEDY
         )
-    assert url.directory is not None, "url_of sees to it"
+    assert url.directory is not None, "url_of guarantees it"
     options = SourceOptions(servers=servers_of(url), directory=url.directory, object=url.object, **fields)
     _check_together(options)
     return options
 
 
 def check_batch(options: SourceOptions, given: Mapping[str, str]) -> None:
-    """Raises BadOptionError for an option that has no meaning when all is read at once."""
+    """Raise BadOptionError for an option that has no meaning in a batch read."""
     del options
     keys = {key.lower() for key in given}
     for name in STREAMING_ONLY:
         if name.lower() in keys:
-            raise BadOptionError(f"option {name!r} is for spark.readStream; spark.read reads all there is")
+            raise BadOptionError(f"option {name!r} is for spark.readStream; spark.read reads everything")
 
 
 def check_streaming(options: SourceOptions) -> None:
-    """Raises BadOptionError for what cannot be followed."""
+    """Raise BadOptionError for what a stream cannot read."""
     if options.read is not ReadGuarantee.COMMITTED:
         raise BadOptionError(
-            "spark.readStream gives what is committed alone: what is only synced may be taken back, and a"
-            " stream cannot take back what it gave; leave out the option 'read'"
+            "spark.readStream reads only committed data: what is merely synced may be rolled back, and a"
+            " stream cannot take back rows; omit the option 'read'"
         )
 
 
@@ -140,19 +143,19 @@ def _check_together(options: SourceOptions) -> None:
         kind = "output" if options.output is not None else "input"
         if options.object is not None:
             raise BadOptionError(
-                f"with the option {kind!r} the URL ends with the name of the"
+                f"with the option {kind!r} the URL must end with the name of the"
                 f" {'region' if kind == 'output' else 'application'}:"
                 f" {options.directory}/{options.object} is an object"
             )
         if options.objects is not None:
-            raise BadOptionError("the option 'objects' goes with 'content': it says which objects are read")
+            raise BadOptionError("the option 'objects' requires 'content': it selects the objects to read")
     if options.object is not None and options.objects is not None:
-        raise BadOptionError(f"the URL names the object {options.object!r}: leave out the option 'objects'")
+        raise BadOptionError(f"the URL names the object {options.object!r}: omit the option 'objects'")
     if options.output is not None:
         check_name(output_chain(options.output))
     if options.input is not None:
         check_input_name("an input handle", options.input)
         if options.read is not ReadGuarantee.COMMITTED:
             raise BadOptionError(
-                "of an input handle committed batches are read, and no others: leave out 'read'"
+                "only committed batches of an input handle can be read: omit the option 'read'"
             )

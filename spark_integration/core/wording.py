@@ -1,7 +1,7 @@
-"""Words that errors need from `dataflow`, fetched when an error is raised.
+"""Functions of `dataflow` that errors need, imported when an error is raised.
 
-Rules of this file: nothing but that. Importing `dataflow` took half the time of importing this source, and
-each Python worker that Spark starts would wait for it before its first row.
+Importing `dataflow` took half the time of importing this source, and each Python worker of Spark would wait
+for it before its first row.
 """
 
 from collections.abc import Iterable
@@ -10,21 +10,21 @@ import pyarrow as pa
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """See `dataflow.errors.nearest`."""
+    """Call `dataflow.errors.nearest`."""
     from dataflow import errors
 
     return errors.nearest(name, known)
 
 
 def type_text(kind: pa.DataType) -> str:
-    """See `dataflow.schema.type_text`."""
+    """Call `dataflow.schema.type_text`."""
     from dataflow import schema
 
     return schema.type_text(kind)
 
 
 def is_control(description: str) -> bool:
-    """Whether a cut's description of an operator is that of a control table, which each worker has whole."""
+    """Whether a checkpoint's description of an operator is that of a broadcast table."""
     from dataflow.core.plan import OperatorKind
 
     return description.partition(" ")[0] == OperatorKind.CONTROL

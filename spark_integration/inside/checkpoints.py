@@ -1,6 +1,6 @@
-"""`dos-checkpoints`: the committed cuts of a region, a row for each, as `dos checkpoint ls` and `dos checkpoint show` have them.
+"""`dos-checkpoints`: the committed checkpoints of a region, one row each, as in `dos checkpoint ls` and `dos checkpoint show`.
 
-Rules of this file: the columns, and a cut's values in them. What they say is `checkpoint.core.cut_views`'s.
+This file has the columns; `checkpoint.core.cut_views` defines their values.
 """
 
 from collections.abc import Iterator, Sequence
@@ -76,21 +76,21 @@ _EXTRA: Final = pa.schema(
 
 
 class CheckpointsTable:
-    """See the head of this file; the methods are those of `InsideTable`."""
+    """The format `dos-checkpoints`; the methods are those of `InsideTable`."""
 
     def __init__(self, options: CheckpointsOptions) -> None:
         self.options = options
 
     @property
     def what(self) -> str:
-        return f"cuts of region {self.options.region}"
+        return f"checkpoints of region {self.options.region}"
 
     async def columns(self, store: Store) -> TableColumns:
         del store
         return TableColumns(_SHOWN, _EXTRA)
 
     async def parts(self, store: Store) -> Sequence[int]:
-        """The number of the last cut: later ones are not read."""
+        """Return the number of the last checkpoint: later ones are not read."""
         last = (await read_manifest(store, self.options.region)).last
         return [last.cut] if last is not None else []
 

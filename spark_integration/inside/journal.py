@@ -1,10 +1,8 @@
 """`dos-journal`: the records of a chain, or of an object that holds a journal, as in `dos journal dump`.
 
-Rules of this file: which records, and their columns. Reading is `journal.inspecting`'s.
-
-A chain is shown as a reader may see it: committed records, from its newest finished snapshot on. Each
-segment is a task, which reads it from its beginning, because only so its digest can be checked. An object is
-one task.
+A chain shows what a reader may see: committed records, from its newest finished snapshot on. Each segment is
+one task, which reads it from its beginning, because otherwise its digest could not be checked. An object is
+one task. `journal.inspecting` reads.
 """
 
 import logging
@@ -62,7 +60,7 @@ _COLUMNS: Final[dict[str, _Column]] = {
     "ints": _Column(pa.list_(pa.int64()), lambda one: signed(one.record.ints)),
     "strings": _Column(pa.list_(pa.binary()), lambda one: list(map(bytes, one.record.strings))),
 }
-"""Names as `dos journal dump --json` has them."""
+"""Names as in `dos journal dump --json`."""
 
 
 class JournalPart(NamedTuple):
@@ -76,7 +74,7 @@ class JournalPart(NamedTuple):
 
 
 class JournalTable:
-    """See the head of this file; the methods are those of `InsideTable`."""
+    """The format `dos-journal`; the methods are those of `InsideTable`."""
 
     def __init__(self, options: JournalOptions) -> None:
         self.options = options
@@ -118,9 +116,7 @@ class JournalTable:
         except (CorruptDataError, LostBytesError) as fault:
             if self.options.fail_on_fault:
                 raise
-            log.warning(
-                "%s: going on without what follows, as failOnFault=false allows: %s", self.what, fault
-            )
+            log.warning("%s: continuing without the rest, because of failOnFault=false: %s", self.what, fault)
 
     def _located(self, store: BlockingStore, part: JournalPart) -> Iterator[list[Located]]:
         directory = self.options.directory
@@ -131,17 +127,17 @@ class JournalTable:
         for _, located in store.iterate(records):
             yield located
 
-    # --- between two places ---------------------------------------------------------------------------------
+    # --- between two positions ------------------------------------------------------------------------------
 
     def _numbers(self) -> tuple[int, int | None]:
         begin, end = self.options.begin, self.options.end
         for place in (begin, end):
             if place is not None and place.is_cut:
-                raise BadOptionError(f"{self.what} is an object, and {place} is a place in a chain")
+                raise BadOptionError(f"{self.what} is an object, but {place} is a position in a chain")
         return begin.number if begin else 0, end.number if end else None
 
     async def _chain(self, store: Store) -> tuple[ChainState, int, int | None]:
-        """The chain, and the offsets between which its records are wanted. Raises DataLossError."""
+        """Return the chain, and the offsets between which its records are requested. Raises DataLossError."""
         options = self.options
         begin, end = await self._position(store, options.begin), await self._position(store, options.end)
         if isinstance(end, Position):
@@ -156,15 +152,15 @@ class JournalTable:
             except StopNotFoundError as error:
                 raise DataLossError(
                     f"{self.what}: from={options.begin} is not on the line of history that is read: {error}",
-                    remedy="the region went back between the two, or it was trimmed: choose a later place",
+                    remedy="the region was rolled back, or the chain was trimmed: use a later position",
                 ) from error
         first = begin.size if isinstance(begin, Position) else begin
         there = chain.segments[0].base if chain.segments else 0
         if first is not None and first < there:
             raise DataLossError(
-                f"{self.what}: what lies between {first} and {there} is not there any more, or a snapshot has"
-                f" taken its place",
-                remedy=f"leave out the option 'from', or say {there}",
+                f"{self.what}: the records between {first} and {there} are gone, or were replaced by a"
+                f" snapshot",
+                remedy=f"omit the option 'from', or set it to {there}",
             )
         return chain, first or 0, end.size if isinstance(end, Position) else end
 
@@ -174,18 +170,22 @@ class JournalTable:
         options = self.options
         found = region_of_worker(options.directory)
         if found is None:
-            raise BadOptionError(f"{place}: {options.directory} is no worker's directory, and is in no cut")
+            raise BadOptionError(
+                f"{place}: {options.directory} is no worker's directory and has no checkpoints"
+            )
         region, worker = found
         cut = (await read_manifest(store, region)).restorable(place.number)
         stands = _stands(cut, worker, options.name)
         if stands is None:
-            raise BadOptionError(f"{place}: chain {options.name} of worker {worker} is not in cut {cut.cut}")
+            raise BadOptionError(
+                f"{place}: checkpoint {cut.cut} lacks chain {options.name} of worker {worker}"
+            )
         return stands
 
     async def _refuse_absent(self, store: Store, chain: ChainState) -> None:
         directory, name = self.options.directory, self.options.name
         if chain.seen:
-            return  # begun, and nothing of it is committed yet
+            return  # the chain exists, and nothing of it is committed yet
         view = await store.look(directory)
         names = {one for objects in view.answers.values() for one in objects}
         if not names and not view.epoch_seen:
@@ -195,7 +195,7 @@ class JournalTable:
         raise NothingThereError(
             f"directory {directory!r} has no object and no chain {name!r}{nearest(name, chains)};"
             f" it has {', '.join(chains)}",
-            remedy="see `dos ls` for what is there",
+            remedy="`dos ls` lists what is there",
         )
 
 
@@ -204,7 +204,7 @@ def _behind(part: JournalPart, one: Located) -> bool:
 
 
 def _stands(cut: Cut, worker: int, chain: str) -> Position | None:
-    """Where a cut has a chain of a worker."""
+    """Return the position of a worker's chain in a checkpoint."""
     part = cut.workers.get(worker)
     if part is None:
         return None
@@ -222,7 +222,7 @@ def _stands(cut: Cut, worker: int, chain: str) -> Position | None:
 
 def _batch(located: Sequence[Located], columns: dict[str, _Column]) -> pa.RecordBatch:
     arrays = [pa.array([column.value(one) for one in located], column.kind) for column in columns.values()]
-    if not arrays:  # nobody asked for any: how many there are still counts
+    if not arrays:  # no column was requested: the number of rows still counts
         columns = {"offset": _COLUMNS["offset"]}
         arrays = [pa.array([one.offset for one in located], pa.int64())]
     return pa.RecordBatch.from_arrays(arrays, names=list(columns))

@@ -1,7 +1,6 @@
-"""Spark's classes of the formats that look inside.
+"""Spark's data source classes of the inspection formats, for `spark.read` only.
 
-Rules of this file: options in, readers out. What is wrong with options shows when `load` is called. They are
-for `spark.read` alone: a stream of records is what `format("dos")` gives.
+Errors in options are raised by `load`.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,7 +20,7 @@ from spark_integration.reading.session import with_token
 
 
 class _Source(DataSource):  # type: ignore[misc]  # pyspark is not typed here
-    """What they share."""
+    """The common part."""
 
     _name: str
     table_of: Callable[[Mapping[str, str]], InsideTable]
@@ -35,7 +34,7 @@ class _Source(DataSource):  # type: ignore[misc]  # pyspark is not typed here
         return cls._name
 
     def schema(self) -> StructType:
-        """The columns that there are, or those of the option `columns`."""
+        """Return the columns of the table, or those of the option `columns`."""
         return from_arrow_schema(columns_of(self._read))
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -63,14 +62,14 @@ class JournalSource(_Source):
 
 
 class CheckpointsSource(_Source):
-    """The committed cuts of a region. Raises as `JournalSource`."""
+    """The committed checkpoints of a region. Raises as `JournalSource`."""
 
     _name = CUTS
     table_of = staticmethod(_cuts)
 
 
 class StateSource(_Source):
-    """What an operator keeps, at a cut. Raises as `JournalSource`."""
+    """The state of an operator at a checkpoint. Raises as `JournalSource`."""
 
     _name = STATE
     table_of = staticmethod(_state)

@@ -1,13 +1,13 @@
-"""`dos-state`: what an operator keeps, at a committed cut; or what of it was written between two.
+"""`dos-state`: the state of an operator at a committed checkpoint, or what was written of it between two.
 
-Rules of this file: which blocks a task folds, and the columns of what comes out. What is in a block is
-`checkpoint.chains.state_blocks`'s, which blocks make a cut `checkpoint.chains.state_reading`'s.
+Each worker's part is one task, or several that divide its range of the key hash (`tasksPerWorker`). A task
+reads the worker's whole state chain from its newest snapshot on, with the blocks of all operators, because
+one chain holds them in the order in which they were written. It keeps the rows of its operator and hash
+range, and folds them whenever they have doubled. So several tasks bound what each of them holds, but the
+chain is read as many times; docs/spark.md has figures. The memory for one key with a large value is not
+bounded.
 
-Each worker's part is a task, or several that share its range of the key hash (`tasksPerWorker`). A task reads
-the worker's whole state chain from its newest snapshot on, blocks of all operators, because they lie in one
-chain in the order in which they came; it keeps the rows of its operator and range, and folds them whenever
-they have doubled. So several tasks bound what each holds, at the price of reading the chain as many times;
-figures are in docs/spark.md. What is not bounded is a range of hashes in which one key's value is large.
+`checkpoint.chains.state_blocks` defines the blocks, `checkpoint.chains.state_reading` which of them make up a checkpoint.
 """
 
 from collections.abc import AsyncGenerator, Iterator, Sequence
@@ -38,8 +38,8 @@ _WORKER: Final = "_worker"
 
 
 class StatePart(NamedTuple):
-    """`at`: where the worker's chain stands in the cut; `since`: where it stood in the one before; hashes
-    from `begin` on, below `end`.
+    """`at`: the position of the worker's chain in the checkpoint; `since`: that in the earlier one; hashes in
+    [`begin`, `end`).
     """
 
     worker: int
@@ -50,18 +50,18 @@ class StatePart(NamedTuple):
 
 
 class OperatorStateTable:
-    """See the head of this file; the methods are those of `InsideTable`."""
+    """The format `dos-state`; the methods are those of `InsideTable`."""
 
     def __init__(self, options: StateOptions) -> None:
         self.options = options
 
     @property
     def what(self) -> str:
-        cut = "" if self.options.checkpoint is None else f" at cut {self.options.checkpoint}"
+        cut = "" if self.options.checkpoint is None else f" at checkpoint {self.options.checkpoint}"
         return f"state of operator {self.options.operator} of region {self.options.region}{cut}"
 
     async def columns(self, store: Store) -> TableColumns:
-        """Those of the first block that is found; where nothing was written since, of the state itself."""
+        """Return the columns of the first block; if nothing was written since, those of the whole state."""
         parts, tables = await self._parts(store), set[str]()
         whole = [part._replace(since=None) for part in parts if part.since is not None]
         for part in (*parts, *whole):
@@ -71,7 +71,7 @@ class OperatorStateTable:
                         return _columns(_schema_of(block), difference=self.options.since is not None)
                     tables.add(block.operator)
         raise NoSchemaError(
-            f"{self.what} holds nothing that would tell its columns; there is state of"
+            f"{self.what}: the columns are unknown, because it holds no rows; there is state of"
             f" {', '.join(sorted(tables)) or 'no operator'}"
         )
 
@@ -87,19 +87,19 @@ class OperatorStateTable:
         found = []
         for worker, part in sorted(cut.workers.items()):
             if since is not None and worker not in since.workers:
-                raise StateNotRecordedError(worker, f"it was not there in cut {since.cut}")
+                raise StateNotRecordedError(worker, f"it did not exist in checkpoint {since.cut}")
             for begin, end in _hash_ranges(cut.layout, worker, options.operator, options.tasks_per_worker):
                 before = None if since is None else since.workers[worker].state
                 found.append(StatePart(worker, part.state, before, begin, end))
             if is_control(cut.operators.get(options.operator, "")):
-                break  # each worker has all of it
+                break  # each worker has the whole table
         return found
 
     def _check_operator(self, cut: Cut) -> None:
         operator = self.options.operator.partition("~")[0]  # an operator's tables are NAME, NAME~rows, ..
         if cut.operators and operator not in cut.operators:
             raise NothingThereError(
-                f"region {self.options.region} has no operator {operator!r} in cut {cut.cut}"
+                f"region {self.options.region} has no operator {operator!r} in checkpoint {cut.cut}"
                 f"{nearest(operator, cut.operators)}; it has {', '.join(cut.operators)}"
             )
 
@@ -126,19 +126,19 @@ class OperatorStateTable:
             return
         one, other = (f"version {state_version_of(schema)} ({_listed(schema)})" for schema in (before, now))
         raise SchemaMismatchError(
-            f"{self.what}: some of it is of {one} and some of {other}, as a migration makes of it",
-            remedy="read a later cut: the first snapshot after a migration has all of it in the new version",
+            f"{self.what}: a migration left some of it in {one} and some in {other}",
+            remedy="read a later checkpoint: the first snapshot after a migration has only the new version",
         )
 
     def _say_gone(self, store: BlockingStore, error: LostBytesError) -> None:
-        """Raises CutReleasedError if that is why."""
+        """Raise CutReleasedError if that is the reason, otherwise DataLossError."""
         view = store.portal.call(read_manifest, store.store, self.options.region)
         for number in (self.options.checkpoint, self.options.since):
             if number is not None:
                 view.restorable(number)
         raise DataLossError(
-            f"{self.what} is not all there any more: {error}",
-            remedy="read a cut that is retained; `dos checkpoint ls` lists them",
+            f"{self.what} is partly gone: {error}",
+            remedy="read a checkpoint that is retained; `dos checkpoint ls` lists them",
         ) from error
 
 
@@ -146,13 +146,15 @@ def _cut(view: ManifestView, number: int | None) -> Cut:
     if number is not None:
         return view.restorable(number)
     if view.last is None:
-        raise NothingThereError(f"region {view.region} has committed no cut yet")
+        raise NothingThereError(f"region {view.region} has not committed a checkpoint yet")
     return view.last
 
 
 def _hash_ranges(layout: Layout, worker: int, operator: str, count: int) -> list[tuple[int, int]]:
-    """All hashes in `count` ranges that divide what the worker owns evenly; what it should not have is read
-    too, with the first or last.
+    """Divide the hashes that the worker owns evenly into `count` ranges.
+
+    The first and last are extended, so that rows outside the worker's range, which should not exist, are
+    read.
     """
     shards = layout.shards_of(worker, operator.partition("~")[0])
     shift = 64 - layout.shard_bits
@@ -179,8 +181,9 @@ def _listed(block: pa.Schema) -> str:
 
 
 def _columns(block: pa.Schema, *, difference: bool) -> TableColumns:
-    """Those that the operator declared; its own, which begin with `_`, when they are named. Of a difference
-    also whether a key was deleted.
+    """Return the declared columns, and as extra ones those that begin with `_`.
+
+    A difference also has a column that tells whether a key was deleted.
     """
     fields = [field.remove_metadata() for field in block if field.name not in (HASH_COLUMN, DELETED_COLUMN)]
     shown = [field for field in fields if not field.name.startswith("_")] or fields
@@ -191,7 +194,7 @@ def _columns(block: pa.Schema, *, difference: bool) -> TableColumns:
 
 
 def _shown(block: pa.RecordBatch, worker: int) -> Iterator[pa.RecordBatch]:
-    """In pieces that Spark takes at once."""
+    """Yield the rows in pieces of the size that Spark handles well."""
     hashes = block.schema.get_field_index(HASH_COLUMN)
     block = block.set_column(hashes, HASH_COLUMN, block.column(HASH_COLUMN).view(pa.int64()))
     for piece in slices(block, BATCH_ROWS):

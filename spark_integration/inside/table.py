@@ -1,7 +1,6 @@
-"""What a format that looks inside has to say of itself; and the reader that all of them share.
+"""The interface of an inspection format, and the reader that all of them share.
 
-Rules of this file: Spark's calls in, the table's out. Reader and table are pickled to every task: they hold
-options and columns, nothing that was opened.
+Reader and table are pickled for every task: they hold options and columns, and nothing that is open.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,7 +20,7 @@ from spark_integration.reading.store_cache import KEPT
 
 
 class TableColumns(NamedTuple):
-    """shown: without being asked for; extra: when they are named."""
+    """`shown`: the default columns; `extra`: those that are only returned if they are named."""
 
     shown: pa.Schema
     extra: pa.Schema
@@ -36,7 +35,7 @@ class TablePart(InputPartition):  # type: ignore[misc]  # pyspark is not typed h
 
 
 class InsideTable(Protocol):
-    """One format, with its options. Pickled."""
+    """One format with its options. Pickled."""
 
     @property
     def options(self) -> ReadOptions: ...
@@ -47,27 +46,27 @@ class InsideTable(Protocol):
         ...
 
     async def columns(self, store: Store) -> TableColumns:
-        """Raises what is wrong with what was named."""
+        """Return the columns. Raises an error if what the options name does not exist."""
         ...
 
     async def parts(self, store: Store) -> Sequence[Any]:
-        """What each task reads, as values that can be pickled."""
+        """Return what each task reads, as values that can be pickled."""
         ...
 
     def read(self, store: BlockingStore, part: Any, names: frozenset[str]) -> Iterator[pa.RecordBatch]:
-        """The rows of a part, with at least the columns `names`."""
+        """Return the rows of a part, with at least the columns `names`."""
         ...
 
 
 def columns_of(table: InsideTable) -> pa.Schema:
-    """The columns of a DataFrame for which none were said."""
+    """Return the columns of a DataFrame without a user-defined schema."""
     with opened(table.options) as store:
         found = store.portal.call(table.columns, store.store)
     return chosen(found.shown, found.extra, table.options.columns)
 
 
 class InsideReader(DataSourceReader):  # type: ignore[misc]  # pyspark is not typed here
-    """Reads what there is when Spark plans the query."""
+    """Reads what exists when Spark plans the query."""
 
     def __init__(self, table: InsideTable, wanted: pa.Schema) -> None:
         self._table = table
@@ -88,7 +87,7 @@ class InsideReader(DataSourceReader):  # type: ignore[misc]  # pyspark is not ty
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, TablePart):
-            return  # Spark's own, where there are none of ours
+            return  # Spark's own partition, which it adds if there are none of ours
         check_executor(self._expected)
         table, comparisons = self._table, self._table.options.filter
         names = frozenset([*self._wanted.names, *(one.column for one in comparisons)])

@@ -1,7 +1,13 @@
-"""How the source `dos` reads: what is there (`outputs`, `inputs`, `objects`), which parts of it a task reads
-(`ranges`), and rows of bytes (`decoding`, `rows`).
+"""The read side of the source `dos`.
 
-Rules of this room: everything here is asked by Spark's own classes (`batch_reader`, `stream_reader`), through
-`session`, which is the one place that opens a store. The driver's side plans, and reads only what planning
-needs; tasks read ranges that were planned, so that a task that is tried again gives the same rows.
+| files | purpose |
+|---|---|
+| `outputs`, `inputs`, `objects` | what exists in the store |
+| `ranges` | which parts of it a task reads |
+| `decoding`, `rows` | rows from bytes |
+| `batch_reader`, `stream_reader` | Spark's classes, which call everything else |
+| `session` | the only place that opens a store |
+
+The driver plans, and reads only what planning needs. Tasks read planned ranges, so that a retried task
+returns the same rows.
 """

@@ -1,7 +1,6 @@
-"""`spark.read.format("dos")`: Spark's class for a batch, around `planning` and `tasks`.
+"""`spark.read.format("dos")`: Spark's class for a batch read, around `planning` and `tasks`.
 
-Rules of this file: Spark's calls in, ours out. Both objects are pickled to every task: they hold options,
-columns and conditions, nothing that was opened.
+The readers are pickled for every task: they hold options, columns and conditions, and nothing that is open.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,7 +21,7 @@ from spark_integration.reading.tasks import rows_of
 
 
 class DosReader(DataSourceReader):  # type: ignore[misc]  # pyspark is not typed here
-    """Reads all there is when Spark plans the query."""
+    """Reads everything that exists when Spark plans the query."""
 
     def __init__(self, options: SourceOptions, wanted: pa.Schema) -> None:
         self._options = options
@@ -35,18 +34,20 @@ class DosReader(DataSourceReader):  # type: ignore[misc]  # pyspark is not typed
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, DosPartition):
-            return iter(())  # Spark's own, where there are none of ours
+            return iter(())  # Spark's own partition, which it adds if there are none of ours
         check_executor(self._expected)
         return rows_of(self._options, self._wanted, self._comparisons, partition)
 
 
 class PushingReader(DosReader):
-    """The same for sessions with `spark.sql.python.filterPushdown.enabled`; without it Spark refuses a reader
-    that has `pushFilters`, and with it it believes what the reader says and does not look again.
+    """The reader for sessions with `spark.sql.python.filterPushdown.enabled`.
+
+    Without that conf Spark refuses a reader that has `pushFilters`. With it, Spark trusts the reader and does
+    not apply the accepted filters again.
     """
 
     def pushFilters(self, filters: "list[datasource.Filter]") -> "Iterable[datasource.Filter]":  # noqa: N802
-        """Takes those that are applied in full, and gives back the others."""
+        """Accept the filters that are applied in full, and yield the others."""
         for one in filters:
             comparison = comparison_of(one, self._wanted)
             if comparison is None:
@@ -69,7 +70,7 @@ _OPERATORS = {
 
 
 def comparison_of(spark_filter: "datasource.Filter", columns: pa.Schema) -> ColumnCondition | None:
-    """The same condition here; None if it is not known to mean exactly the same."""
+    """Return the equivalent comparison; None if it is not known to have exactly the same meaning."""
     negated = isinstance(spark_filter, datasource.Not)
     inner = spark_filter.child if negated else spark_filter
     attribute: tuple[str, ...] = getattr(inner, "attribute", ())
@@ -88,7 +89,7 @@ def comparison_of(spark_filter: "datasource.Filter", columns: pa.Schema) -> Colu
 
 
 def _alike(value: Any, kind: pa.DataType) -> bool:
-    """Whether the value is of exactly that type, and of one whose order is Spark's too."""
+    """Whether the value has exactly that type, and the type has the same order in Spark and Arrow."""
     if isinstance(value, bool):
         return bool(pa.types.is_boolean(kind))
     if isinstance(value, int):

@@ -1,12 +1,8 @@
-"""What is written in chains, one for each split: outputs of regions and input handles. Here is what they
-share.
+"""What outputs of regions and input handles share: each split is a chain.
 
-Rules of this file: points and pieces of a chain, as a reader without a claim may see them. Which records
-count as pieces is for `outputs` and `inputs`.
-
-A chain is scanned once, by the driver, to find where pieces end; a look that only follows what was known
-costs one question to the members. What tasks read is planned by the back pointers from a point, without
-reading records.
+A chain is scanned once, by the driver, to find where pieces end; a further look at a known chain costs one
+request to the members. The ranges for tasks are planned from a point by the back pointers, without reading
+records. `outputs` and `inputs` decide which records are pieces.
 """
 
 import logging
@@ -31,9 +27,7 @@ log = logging.getLogger("dos.spark_integration")
 
 
 class PieceReader(ABC):
-    """Knows which records of one chain end a piece. `rows`, `bytes`, `order`, `time_ms`: of the last
-    piece.
-    """
+    """Finds records of a chain that end a piece. `rows`, `bytes`, `order`, `time_ms`: of the last one."""
 
     rows = 0
     bytes = 0
@@ -42,11 +36,11 @@ class PieceReader(ABC):
 
     @abstractmethod
     def take(self, begin: int, end: int, record: Record) -> bool:
-        """The next record of the chain; whether a piece ends with it."""
+        """Process the next record of the chain; return whether a piece ends with it."""
 
 
 class ChainScan(Scan):
-    """One chain from a point on. `at`: just past the last piece."""
+    """A scan of one chain from a point on. `at`: just after the last piece."""
 
     def __init__(self, origin: "ChainOrigin", split: str, start: SplitPoint) -> None:
         self.at = start
@@ -87,11 +81,11 @@ class ChainScan(Scan):
 
 
 ALL = Position(0, -1, 0)
-"""As what is shown of a chain: all that a quorum holds."""
+"""Used as the visible end of a chain: everything that a quorum holds."""
 
 
 class ChainOrigin(ABC):
-    """See the head of this file; the methods are those of `Origin`."""
+    """A source whose splits are chains; the methods are those of `Origin`."""
 
     chain: str
 
@@ -100,36 +94,38 @@ class ChainOrigin(ABC):
         self._fail_on_loss = fail_on_loss
         self._tails: dict[str, ChainScan] = {}
         self.ends: dict[str, tuple[SplitPoint, str]] = {}
-        """Where the last piece of a split ends that was scanned, and in which segment."""
+        """The end of the last piece scanned of each split, and the segment that holds it."""
         self.recent: dict[str, RecentBytes] = {}
-        """Of each split, what its scan read last."""
+        """The bytes that the scan of each split read last."""
 
     @abstractmethod
     def directory(self, split: str) -> str:
-        """Where the chain of a split lies."""
+        """Return the directory of a split's chain."""
 
     @abstractmethod
     def piece_reader(self, split: str, start: SplitPoint) -> PieceReader:
-        """A new one that begins there."""
+        """Return a new piece reader that begins at a point."""
 
     @abstractmethod
     async def shown(self, split: str) -> Position | None:
-        """Up to where the chain is shown: a position in a committed cut; ALL; None for nothing yet."""
+        """Return how far the chain is visible: up to a position in a checkpoint, ALL, or None (nothing)."""
 
     async def proved(self, split: str) -> Position | None:
-        """A position in a committed cut: of a chain that is shown as far as a quorum holds it, what is
-        committed even while the members cannot prove it (see `look_chain`). None if no cut knows the chain.
+        """Return a position of the chain in a committed checkpoint; None if no checkpoint has the chain.
+
+        It is for chains that are visible as far as a quorum holds them: up to there the chain is committed
+        even while the members cannot prove it (see `look_chain`).
         """
         del split
         return None
 
     @abstractmethod
     def data_of(self, record: Record) -> bytes:
-        """The Arrow stream in a record; b"" if it has none."""
+        """Return the Arrow stream in a record; b"" if it has none."""
 
     @abstractmethod
     def extra(self) -> pa.Schema:
-        """See `Origin`."""
+        """Return the origin columns, see `Origin`."""
 
     async def whole(self, split: str) -> list[ByteRange]:
         shown = await self.shown(split)
@@ -180,17 +176,17 @@ class ChainOrigin(ABC):
                 self.directory(split),
                 self.chain,
                 Position(end.epoch, end.size, 0),
-                floor=max(start.size - 1, 0),  # where the last byte lies that was read
+                floor=max(start.size - 1, 0),  # the segment of the last byte read is the first one needed
             )
         except LostBytesError as error:
-            self._lost(split, f"what lies up to {end.size} is not there any more: {error}")
+            self._lost(split, f"the data up to {end.size} is gone: {error}")
             return []
         return ranges_of(self.directory(split), state.segments, self._joined(split, state.segments, start))
 
     def _known_range(self, split: str, start: SplitPoint, end: SplitPoint) -> ByteRange | None:
-        """What lies between, where a scan has just shown that it is of one segment: nobody need be asked."""
+        """Return the range without a request, if a scan has just shown that it lies in one segment."""
         if split not in self.ends or start.epoch != end.epoch:
-            return None  # of another writer's bytes the chain has to say whether they are on this line
+            return None  # another writer's bytes: only the chain knows if they are on this line
         scanned, segment = self.ends[split]
         base = base_of(segment)
         if start.size < base or end.epoch != scanned.epoch or end.size > scanned.size:
@@ -202,7 +198,7 @@ class ChainOrigin(ABC):
 
     async def scan(self, split: str, start: SplitPoint) -> ChainScan:
         state = await self._now(split)
-        if not follows(state.segments, start):  # it may go on at the end, which has to be known exactly then
+        if not follows(state.segments, start):  # the start may be the end, which must then be known exactly
             state = await self._look(split, await self.shown(split), measured=True)
         if (
             state.unproved
@@ -225,7 +221,7 @@ class ChainOrigin(ABC):
                         return
 
     async def _now(self, split: str) -> ChainState:
-        """The chain as it is shown now; its end may lie within a record, see `look_chain`."""
+        """Return the chain as it is visible now. Its end may lie within a record, see `look_chain`."""
         return await self._look(split, await self.shown(split))
 
     async def _look(self, split: str, shown: Position | None, *, measured: bool = False) -> ChainState:
@@ -238,24 +234,26 @@ class ChainOrigin(ABC):
         return await look_chain_at(self.store, directory, self.chain, shown)
 
     async def _read_before(self, split: str, start: SplitPoint) -> ChainState:
-        """The chain to where it was read before, which was committed then. A take-over that did not complete
-        keeps that from being proved again: nothing is lost, and there is nothing new (decision 0216).
+        """Return the chain up to a point that was read, and therefore committed, before.
+
+        A take-over that did not complete prevents the members from proving it again. Nothing is lost then,
+        and there is nothing new (decision 0216).
         """
         at = Position(start.epoch, start.size, 0)
         floor = max(start.size - 1, 0)
         return await look_chain_at(self.store, self.directory(split), self.chain, at, floor=floor)
 
     def _joined(self, split: str, spans: tuple[SegmentSpan, ...], start: SplitPoint) -> SplitPoint:
-        """Where reading goes on behind `start`, on these spans."""
+        """Return the point at which reading continues after `start` on these spans."""
         if follows(spans, start):
             return start
         if spans and spans[0].base > start.size:
-            self._lost(split, f"what lies between {start.size} and {spans[0].base} was trimmed away")
+            self._lost(split, f"the data between {start.size} and {spans[0].base} was trimmed")
         else:
             self._lost(
                 split,
-                f"what was read up to {start.size} was taken back since (its writer had epoch"
-                f" {start.epoch}; what is there ends at {end_of(spans).size})",
+                f"data that was read up to {start.size} was rolled back (its writer had epoch"
+                f" {start.epoch}; the chain now ends at {end_of(spans).size})",
             )
         return resumed(spans, start)
 
@@ -263,11 +261,11 @@ class ChainOrigin(ABC):
         text = f"{split} of {self.directory(split)}, chain {self.chain}: {what}"
         if self._fail_on_loss:
             raise DataLossError(text)
-        log.warning("%s; going on, as failOnDataLoss=false allows", text)
+        log.warning("%s; continuing because of failOnDataLoss=false", text)
 
 
 def _head_begin(spans: tuple[SegmentSpan, ...]) -> SplitPoint:
-    """Where the newest segment begins: no piece reaches over it."""
+    """Return the beginning of the newest segment: no piece crosses it."""
     if len(spans) > 1:
         return end_of(spans[:-1])
     return SplitPoint(epoch_of(spans[0].name), spans[0].base) if spans and spans[0].base else BEGINNING

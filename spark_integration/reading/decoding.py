@@ -1,7 +1,7 @@
-"""Rows of bytes: what each kind of content holds, as record batches.
+"""Decodes the bytes of each kind of content into record batches.
 
-Rules of this file: bytes of whole records in, record batches out, with the columns that the data has and
-those that tell where a row comes from, if they are asked for. No store: whoever reads hands the chunks in.
+The result has the columns of the data, and the origin columns that are requested. Nothing here opens a store;
+the caller passes the chunks in.
 """
 
 import io
@@ -40,20 +40,20 @@ _PLAIN: Final = {
 
 
 def schema_in(data: bytes, options: SourceOptions, split: str) -> pa.Schema:
-    """The columns of the first rows, of which `data` are some bytes. Raises NotReadableError."""
+    """Return the columns of the first rows, of which `data` is the beginning. Raises NotReadableError."""
     if options.content is None or options.content is ObjectContent.ARROW:
         try:
             with pa.ipc.open_stream(data) as reader:
                 return reader.schema
         except pa.ArrowInvalid as error:
-            raise NotReadableError(f"{options.what}, {split}: no Arrow stream: {error}") from error
+            raise NotReadableError(f"{options.what}, {split}: not an Arrow stream: {error}") from error
     if options.content is ObjectContent.JSON:
         return _json_schema(data, f"{options.directory}/{split}")
     return _PLAIN[options.content]
 
 
 def _json_schema(data: bytes, where: str) -> pa.Schema:
-    """As the values of some lines look; what is null in all of them is taken for a string."""
+    """Infer the columns from some lines; a field that is null in all of them becomes a string."""
     try:
         found = pajson.read_json(io.BytesIO(data)).schema
     except pa.ArrowInvalid as error:
@@ -63,7 +63,7 @@ def _json_schema(data: bytes, where: str) -> pa.Schema:
 
 def _spark_type(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_null(kind) or pa.types.is_temporal(kind):
-        return pa.string()  # JSON has no times: what looks like one stays the text that it is
+        return pa.string()  # JSON has no type for times: what looks like one stays text
     if pa.types.is_list(kind):
         return pa.list_(_spark_type(kind.value_type))
     if pa.types.is_struct(kind):
@@ -72,37 +72,37 @@ def _spark_type(kind: pa.DataType) -> pa.DataType:
 
 
 class Decoder(ABC):
-    """Of one range. Feed its bytes in order."""
+    """The decoder of one range. It takes the range's bytes in order."""
 
     @abstractmethod
     def feed(self, data: bytes) -> Iterator[pa.RecordBatch]:
-        """The rows that are whole by now."""
+        """Yield the rows that are now complete."""
 
     def finish(self) -> Iterator[pa.RecordBatch]:
-        """All bytes were fed: what is left."""
+        """Yield the remaining rows after all bytes were fed."""
         yield from ()
 
 
 def decoder_of(
     options: SourceOptions, split: str, part: ByteRange, names: frozenset[str], wanted: pa.Schema
 ) -> Decoder:
-    """The one for a range. names: of the columns that anybody asks for; wanted: those that are given."""
+    """Return the decoder for a range. `names`: all columns in use; `wanted`: the columns of the result."""
     extra = frozenset(name for name in names if name.startswith("_"))
     if options.output is not None:
         return OutputDecoder(split, part, extra)
     if options.input is not None:
         return InputDecoder(split, part, extra)
-    assert options.content is not None, "one of the three"
+    assert options.content is not None, "exactly one of output, input and content is set"
     return _OBJECTS[options.content](part, extra, wanted)
 
 
 def arrow_batches(data: bytes, where: str) -> list[pa.RecordBatch]:
-    """The batches of a whole Arrow stream. Raises NotReadableError."""
+    """Return the batches of a complete Arrow stream. Raises NotReadableError."""
     try:
         with pa.ipc.open_stream(data) as reader:
             return list(reader)
     except (pa.ArrowInvalid, OSError) as error:
-        raise NotReadableError(f"{where} is no Arrow stream: {error}") from error
+        raise NotReadableError(f"{where} is not an Arrow stream: {error}") from error
 
 
 def _with(
@@ -148,7 +148,7 @@ class OutputDecoder(Decoder):
 
 
 class InputDecoder(Decoder):
-    """Records of a producer's chain: the batches that are whole within the range."""
+    """Records of a producer's chain: the batches that are complete within the range."""
 
     def __init__(self, split: str, part: ByteRange, extra: frozenset[str]) -> None:
         self._split, self._part, self._extra = split, part, extra
@@ -164,7 +164,7 @@ class InputDecoder(Decoder):
                 continue
             part = decode_part(record.ints, record.strings, where=self._where, at=end)
             pieces = self._line.add(part, begin, self._at)
-            assert isinstance(pieces, list), "nothing is too large here"
+            assert isinstance(pieces, list), "there is no size limit here"
             told = {"_split": self._split, "_batch": part.batch, "_written": part.time_ms * 1000}
             yield from self._rows(pieces, told)
 
@@ -185,7 +185,7 @@ def _refuse_torn(records: RecordDecoder, part: ByteRange) -> None:
 
 
 class ObjectDecoder(Decoder):
-    """Of a range of an object that is no chain's. Whole records are turned into rows, a chunk at a time."""
+    """A range of an object that is not part of a chain. Complete records become rows, one chunk at a time."""
 
     def __init__(self, part: ByteRange, extra: frozenset[str], wanted: pa.Schema) -> None:
         self.where = f"{part.directory}/{part.object}"
@@ -195,7 +195,7 @@ class ObjectDecoder(Decoder):
         self._rest = b""
 
     def told(self, batch: pa.RecordBatch, offsets: Sequence[int] | None = None) -> pa.RecordBatch:
-        """With the columns that tell where a row comes from."""
+        """Add the origin columns that are requested."""
         batch = _with(batch, self._extra, {"_object": self._object}, _TYPES)
         if "_offset" in self._extra and offsets is not None:
             batch = batch.append_column(pa.field("_offset", pa.int64()), pa.array(offsets, pa.int64()))
@@ -207,7 +207,7 @@ class ObjectDecoder(Decoder):
 
 
 class LinesDecoder(ObjectDecoder):
-    """Text in UTF-8, a row for each line. The last one of a batch may lack its newline."""
+    """UTF-8 text, one row per line. The last line of a batch may lack its newline."""
 
     def feed(self, data: bytes) -> Iterator[pa.RecordBatch]:
         held = self._rest + data
@@ -227,7 +227,7 @@ class LinesDecoder(ObjectDecoder):
             text = pa.array(lines, pa.binary()).cast(pa.string())
         except pa.ArrowInvalid as error:
             raise NotReadableError(
-                f"{self.where} is no UTF-8 between bytes {self.at} and {self.at + len(data)}: {error}"
+                f"{self.where} is not UTF-8 between bytes {self.at} and {self.at + len(data)}: {error}"
             ) from error
         if b"\r" in data:
             text = pa.compute.replace_substring_regex(text, r"\r\z", "")
@@ -243,7 +243,7 @@ class LinesDecoder(ObjectDecoder):
 
 
 class JsonDecoder(LinesDecoder):
-    """A JSON object on each line, with the columns that are asked for; others are passed over."""
+    """One JSON object per line. Fields that are not requested are ignored."""
 
     def _rows(self, data: bytes) -> pa.RecordBatch:
         names = [field for field in self.wanted if field.name not in self._extra]
@@ -264,7 +264,7 @@ class JsonDecoder(LinesDecoder):
 
 
 class PrefixedDecoder(ObjectDecoder):
-    """A row for each record; see `core/framing`."""
+    """One row per length-prefixed record (`core/framing`)."""
 
     def __init__(self, part: ByteRange, extra: frozenset[str], wanted: pa.Schema) -> None:
         super().__init__(part, extra, wanted)
@@ -284,7 +284,7 @@ class PrefixedDecoder(ObjectDecoder):
 
 
 class JournalDecoder(ObjectDecoder):
-    """A row for each record of a journal file or segment."""
+    """One row per record of a journal file or segment."""
 
     def __init__(self, part: ByteRange, extra: frozenset[str], wanted: pa.Schema) -> None:
         super().__init__(part, extra, wanted)
@@ -307,13 +307,14 @@ class JournalDecoder(ObjectDecoder):
 
 
 def signed(ints: Sequence[int]) -> list[int]:
-    """Spark has no unsigned 64 bits: what is above keeps its bits."""
+    """Convert to signed integers, because Spark has no unsigned 64-bit type; large values keep their bits."""
     return [one - (1 << 64) if one >> 63 else one for one in ints]
 
 
 class ArrowDecoder(ObjectDecoder):
-    """Whole batches of Arrow IPC streams, one stream after another; what is not finished is passed over.
-    Holds what is fed at once, one message, and the dictionaries of a stream.
+    """Complete batches of consecutive Arrow IPC streams; an incomplete one at the end is ignored.
+
+    Memory: what is fed at once, one message, and the dictionaries of a stream.
     """
 
     def __init__(self, part: ByteRange, extra: frozenset[str], wanted: pa.Schema) -> None:
@@ -321,7 +322,7 @@ class ArrowDecoder(ObjectDecoder):
         self._messages = ArrowMessages(self.where, part.begin)
         self._bytes = bytearray()
         self._head = b""
-        """The schema of the stream, and its dictionaries until now."""
+        """The schema message of the stream and its dictionaries so far."""
         self._waiting: list[tuple[MessageKind, bytes]] = []
 
     def feed(self, data: bytes) -> Iterator[pa.RecordBatch]:
@@ -338,7 +339,7 @@ class ArrowDecoder(ObjectDecoder):
         yield from self._flushed()
 
     def _flushed(self) -> Iterator[pa.RecordBatch]:
-        """The batches of the messages that wait, which are of one stream."""
+        """Yield the batches of the waiting messages, which all belong to one stream."""
         waiting, self._waiting = self._waiting, []
         if any(kind is MessageKind.BATCH for kind, _ in waiting):
             stream = b"".join([self._head, *(piece for _, piece in waiting), END_OF_STREAM])

@@ -1,8 +1,7 @@
-"""An input handle: a split is a producer, a piece one of its batches, which is read whole or not at all.
+"""An input handle as a source: a split is a producer, a piece one of its batches, which is read whole.
 
-Rules of this file: which records are a batch that counts, in the words of `checkpoint.core.inputs`. A segment
-of a producer's chain begins between two batches; what a producer that died left of one at its end does not
-count.
+`checkpoint.core.inputs` defines which records form a valid batch. A segment of a producer's chain begins
+between two batches; an incomplete batch that a failed producer left at its end does not count.
 """
 
 import pyarrow as pa
@@ -21,7 +20,7 @@ EXTRA = pa.schema([("_split", pa.string()), ("_batch", pa.int64()), ("_written",
 
 
 class InputOrigin(ChainOrigin):
-    """See the head of this file."""
+    """The batches of an input handle."""
 
     chain = INPUT_CHAIN
     steps = False
@@ -29,7 +28,7 @@ class InputOrigin(ChainOrigin):
 
     def __init__(self, store: Store, options: SourceOptions) -> None:
         super().__init__(store, fail_on_loss=options.fail_on_data_loss)
-        assert options.input is not None, "said by the options"
+        assert options.input is not None, "the options guarantee it"
         self._application, self._name = options.directory, options.input
         self._handle = InputHandle(store, self._application, self._name)
 
@@ -50,10 +49,10 @@ class InputOrigin(ChainOrigin):
             handles = sorted({name.split(".")[0] for name in names})
             there = f"it has {', '.join(handles)}" if handles else "it has none"
             raise NothingThereError(
-                f"nobody has written to an input handle {self._name!r} of application {self._application!r}"
+                f"application {self._application!r} has no input handle {self._name!r} with data"
                 f"{nearest(self._name, handles)}; {there}",
-                remedy="see `dos ls` for what is in the store; a handle is there when its first producer"
-                " has come",
+                remedy="`dos ls` lists what is in the store; a handle exists once its first producer has"
+                " opened it",
             )
         return found
 
@@ -63,7 +62,7 @@ class InputOrigin(ChainOrigin):
 
     async def cut(self, number: int) -> dict[str, SplitPoint]:
         raise MalformedOffsetError(
-            f"startingOffset checkpoint:{number}: an input handle has no cuts, the output of a region has",
+            f"startingOffset checkpoint:{number}: only the output of a region has checkpoints, not an input handle",
             remedy="write earliest, latest or time:2026-01-31T12:00:00Z",
         )
 
@@ -72,7 +71,7 @@ class InputOrigin(ChainOrigin):
 
 
 class _BatchReader(PieceReader):
-    """A batch ends with its last part, if all of it is there."""
+    """Finds batches: a batch ends with its last part, if all parts are there."""
 
     def __init__(self, split: str, where: str, start: SplitPoint) -> None:
         self._line = InputSequence(split, at=start.size, digest=None, bytes_max=-1, where=where)

@@ -1,10 +1,8 @@
-"""Raw objects of a directory: a split is an object, a piece some of its records.
+"""Raw objects of a directory as a source: a split is an object, a piece consists of some of its records.
 
-Rules of this file: how far objects go, and where records end in them. What a record says is `decoding`'s.
-
-Every record that a stream gives is finished: of lines, those with their newline. A batch gives an object's
-last line also without one. An object has one line of history, so its points have no epoch; when it is shorter
-than what was read of it, or gone, data was lost.
+A stream returns only finished records: lines with their newline. A batch also returns an object's last line
+without one. An object has one line of history, so its points have no epoch. If it is shorter than what was
+read of it, or gone, data was lost. `decoding` interprets the records.
 """
 
 import logging
@@ -42,25 +40,25 @@ _LINES = (ObjectContent.LINES, ObjectContent.JSON)
 
 
 class ObjectOrigin:
-    """See the head of this file; the methods are those of `Origin`."""
+    """The objects of a directory; the methods are those of `Origin`."""
 
     steps = False
     times = False
 
     def __init__(self, store: Store, options: SourceOptions) -> None:
-        assert options.content is not None, "said by the options"
+        assert options.content is not None, "the options guarantee it"
         self.store = store
         self._options = options
         self._content = options.content
         self.directory = options.directory
         self._tails: dict[str, ObjectScan] = {}
         rows, size = options.rows_max, options.bytes_max
-        one = self._content is ObjectContent.ARROW  # which has many rows
+        one = self._content is ObjectContent.ARROW  # an Arrow record has many rows
         self.together = (
             1 << 62 if rows is None else 1 if one else max(1, rows // PIECES_PER_TRIGGER),
             1 << 62 if size is None else size // PIECES_PER_TRIGGER,
         )
-        """So many records, and bytes, are one piece at most, which a micro-batch takes whole."""
+        """Maximum number of records, and of bytes, of one piece, which a micro-batch takes whole."""
 
     def extra(self) -> pa.Schema:
         return EXTRA if self._content is not ObjectContent.ARROW else pa.schema([EXTRA.field("_object")])
@@ -72,21 +70,21 @@ class ObjectOrigin:
             near = nearest(self.directory, await self.store.list_directories())
             raise NothingThereError(
                 f"there is no directory {self.directory!r} in the store {self._options.servers}{near}",
-                remedy="see `dos ls` for what is there",
+                remedy="`dos ls` lists what is there",
             )
         one = self._options.object
         if one is not None:
             if one not in names:
                 raise NothingThereError(
                     f"there is no object {one!r} in directory {self.directory!r}{nearest(one, names)}",
-                    remedy="see `dos ls` for what is there",
+                    remedy="`dos ls` lists what is there",
                 )
             return [one]
         pattern = self._options.objects or "*"
         return [name for name in names if fnmatchcase(name, pattern)]
 
     async def size(self, split: str) -> int:
-        """How far it may be read now. Raises NotFoundError."""
+        """Return how far an object may be read now. Raises NotFoundError."""
         if self._options.read is ReadGuarantee.SYNCED:
             view = await self.store.look(self.directory)
             sizes = [objects[split].synced for objects in view.answers.values() if split in objects]
@@ -94,7 +92,7 @@ class ObjectOrigin:
         return (await patiently(self.store, CommittedReads(self.store, self.directory, split).reach)).held
 
     async def bytes_at(self, split: str, offset: int, size: int) -> bytes:
-        """Some bytes from there on."""
+        """Return some bytes from an offset."""
         committed = self._options.read is ReadGuarantee.COMMITTED
         return await self.store.read(self.directory, split, offset, size, committed=committed)
 
@@ -131,28 +129,28 @@ class ObjectOrigin:
             return []
         size = await self._size_now(split)
         if size < end.size:
-            self._lost(split, f"is to be read to byte {end.size} and ends at {size}")
+            self._lost(split, f"ends at byte {size}, but is to be read up to byte {end.size}")
             return []
         if end.size < start.size:
-            self._lost(split, f"was read to byte {start.size} and ended at {end.size} later")
+            self._lost(split, f"was read up to byte {start.size}, but later ended at byte {end.size}")
         return [ByteRange(self.directory, split, start.size if start.size < end.size else 0, end.size)]
 
     async def scan(self, split: str, start: SplitPoint) -> "ObjectScan":
         size = await self._size_now(split) if start.size else 0
         if size < start.size:
-            self._lost(split, f"was read to byte {start.size} and ends at {size}")
+            self._lost(split, f"was read up to byte {start.size}, but ends at byte {size}")
             return ObjectScan(self, split, BEGINNING)
         return ObjectScan(self, split, start)
 
     async def cut(self, number: int) -> dict[str, SplitPoint]:
         raise MalformedOffsetError(
-            f"startingOffset checkpoint:{number}: objects have no cuts, the output of a region has",
+            f"startingOffset checkpoint:{number}: only the output of a region has checkpoints, not objects",
             remedy="write earliest or latest",
         )
 
     async def first_rows(self, split: str) -> AsyncGenerator[bytes]:
         if self._content not in (ObjectContent.ARROW, ObjectContent.JSON):
-            yield b""  # these have the same columns always
+            yield b""  # these contents always have the same columns
             return
         data = b""
         async with aclosing(self._from(split, 0, SAMPLE_BYTES)) as chunks:
@@ -161,12 +159,12 @@ class ObjectOrigin:
         if self._content is ObjectContent.JSON:
             data = data[: data.rfind(b"\n") + 1] or data
         elif not ArrowMessages(f"{self.directory}/{split}", 0).feed(data):
-            return  # not even its schema is there
+            return  # not even the schema is complete
         if data:
             yield data
 
     def framer(self, split: str, at: int) -> Framer:
-        """Finds the ends of its records from there on; of all contents that can be followed."""
+        """Return a framer that finds the ends of records from an offset on."""
         return _FRAMERS[self._content](f"{self.directory}/{split}", at)
 
     async def _from(self, split: str, offset: int, size: int) -> AsyncGenerator[bytes]:
@@ -179,7 +177,7 @@ class ObjectOrigin:
             yield chunk
 
     async def _line_end_after(self, split: str, offset: int, size: int) -> int:
-        """Just past the first newline at or behind the byte before `offset`."""
+        """Return the position after the first newline at or after the byte before `offset`."""
         at = offset - 1
         while at < size:
             data = await self.bytes_at(split, at, min(SEEK_BYTES, size - at))
@@ -192,7 +190,7 @@ class ObjectOrigin:
         return size
 
     async def _line_end_before(self, split: str, size: int) -> int:
-        """Just past the last newline below `size`; 0 if there is none."""
+        """Return the position after the last newline below `size`; 0 if there is none."""
         end = size
         while end > 0:
             begin = max(end - SEEK_BYTES, 0)
@@ -218,11 +216,11 @@ class ObjectOrigin:
         text = f"{self.directory}/{split} {what}"
         if self._options.fail_on_data_loss:
             raise DataLossError(text)
-        log.warning("%s; going on, as failOnDataLoss=false allows", text)
+        log.warning("%s; continuing because of failOnDataLoss=false", text)
 
 
 class ObjectScan(Scan):
-    """One object from a boundary on; pieces of so many whole records as come at once, within the limits."""
+    """A scan of one object from a record boundary on; its pieces are whole records, within the limits."""
 
     def __init__(self, origin: ObjectOrigin, split: str, start: SplitPoint) -> None:
         self.at = start

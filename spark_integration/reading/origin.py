@@ -1,7 +1,7 @@
-"""What the source reads, as its planner sees it: splits, where they begin and end, and what lies between.
+"""The interface between the planner and what it reads: splits, their beginnings and ends, and ranges.
 
-Rules of this file: the protocol that `outputs`, `inputs` and `objects` keep, and nothing else. All methods
-run in trio, and may raise what reading a store raises.
+`outputs`, `inputs` and `objects` implement it. All methods run in trio, and may raise what reading a store
+raises.
 """
 
 from collections.abc import AsyncGenerator
@@ -15,50 +15,50 @@ from spark_integration.reading.ranges import ByteRange
 
 
 class Scan(Protocol):
-    """Reads on in one split and tells its pieces."""
+    """A scan of one split that finds its pieces."""
 
     async def next(self) -> StreamPiece | None:
-        """The next piece, None if there is none now."""
+        """Return the next piece; None if there is none now."""
         ...
 
     async def aclose(self) -> None:
-        """Read no more."""
+        """End the scan."""
         ...
 
 
 class Origin(Protocol):
-    """Something in a store that has splits. Kept for as long as a query runs."""
+    """Data in a store that is divided into splits. Kept for as long as a query runs."""
 
     async def splits(self) -> list[str]:
-        """Those that are there now. Raises NothingThereError for what was never there, or misspelt."""
+        """Return the existing splits. Raises NothingThereError if the data does not exist."""
         ...
 
     async def whole(self, split: str) -> list[ByteRange]:
-        """All that is there now, for a batch."""
+        """Return everything that exists now, for a batch read."""
         ...
 
     async def begin(self, split: str) -> SplitPoint:
-        """The beginning of what is there."""
+        """Return the beginning of the existing data."""
         ...
 
     async def end(self, split: str) -> SplitPoint:
-        """The end of what may be read now, between two pieces."""
+        """Return the end of what may be read now; it lies between two pieces."""
         ...
 
     async def seen(self, split: str) -> SplitPoint:
-        """How far there is anything at all, for people: cheaper than `end`, and not between two pieces."""
+        """Return how far there is any data, for people: cheaper than `end`, and not between two pieces."""
         ...
 
     async def ranges(self, split: str, start: SplitPoint, end: SplitPoint) -> list[ByteRange]:
-        """What lies between. Raises DataLossError if some of it is not there any more."""
+        """Return the ranges between two points. Raises DataLossError if some of the data is gone."""
         ...
 
     async def scan(self, split: str, start: SplitPoint) -> Scan:
-        """From there on. Raises DataLossError as `ranges`."""
+        """Scan from a point on. Raises DataLossError as `ranges`."""
         ...
 
     async def cut(self, number: int) -> dict[str, SplitPoint]:
-        """Where a committed cut has the splits. Raises MalformedOffsetError where there are no cuts."""
+        """Return the splits' positions in a checkpoint. Raises MalformedOffsetError if there are none."""
         ...
 
     @property
@@ -68,13 +68,13 @@ class Origin(Protocol):
 
     @property
     def times(self) -> bool:
-        """Whether pieces know when they were written."""
+        """Whether pieces have the time at which they were written."""
         ...
 
     def first_rows(self, split: str) -> AsyncGenerator[bytes]:
-        """Bytes from which the columns can be known; none where there are no rows yet."""
+        """Yield bytes that determine the columns; nothing if there are no rows yet."""
         ...
 
     def extra(self) -> pa.Schema:
-        """The columns that tell where a row comes from: given when they are asked for by name."""
+        """Return the origin columns of a row, which are returned if they are requested by name."""
         ...

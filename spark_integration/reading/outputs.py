@@ -1,7 +1,11 @@
-"""The output of a sink of a region: a split is the log of one worker, a piece the output of one step.
+"""The output of a region's sink as a source: a split is the log of one worker, a piece the output of one
+step.
 
-Rules of this file: what of a log is shown. With publish="step" it is what a quorum holds, with publish="checkpoint"
-what the last committed cut covers; with read="synced" the former in any case, which a reset may take back.
+| option | visible part of the log |
+|---|---|
+| publish="step" | what a quorum holds |
+| publish="checkpoint" | what the last committed checkpoint covers |
+| read="synced" | what a quorum holds, for either; a reset may roll it back |
 """
 
 from contextlib import aclosing
@@ -25,14 +29,14 @@ EXTRA = pa.schema([("_split", pa.string()), ("_step", pa.int64()), ("_written", 
 
 
 class OutputOrigin(ChainOrigin):
-    """See the head of this file."""
+    """The output of one sink of a region."""
 
     steps = True
     times = True
 
     def __init__(self, store: Store, options: SourceOptions) -> None:
         super().__init__(store, fail_on_loss=options.fail_on_data_loss)
-        assert options.output is not None, "said by the options"
+        assert options.output is not None, "the options guarantee it"
         self._region, self._sink = options.directory, options.output
         self._read = options.read
         self.chain = output_chain(self._sink)
@@ -87,8 +91,8 @@ class OutputOrigin(ChainOrigin):
         else:
             have = ", ".join(str(cut.cut) for cut in view.cuts[-5:]) or "none"
             raise MalformedOffsetError(
-                f"startingOffset checkpoint:{number}: region {self._region!r} has no such cut in its manifest;"
-                f" the last are {have}",
+                f"startingOffset checkpoint:{number}: region {self._region!r} has no such checkpoint in its"
+                f" manifest; the last are {have}",
                 remedy="`dos checkpoint ls` lists them",
             )
         points = {}
@@ -102,7 +106,7 @@ class OutputOrigin(ChainOrigin):
         return record.strings[1] if record.op is Op.OUTPUT else b""
 
     async def _publish(self, split: str) -> Publish | None:
-        """How the log is shown, as its first record says; None while there is none."""
+        """Return how the log is published, from its first record; None if there is none yet."""
         proved = await self.proved(split)
         chain = await look_chain(self.store, self.directory(split), self.chain, measured=False, proved=proved)
         for span in chain.segments[:1]:
@@ -117,7 +121,7 @@ class OutputOrigin(ChainOrigin):
 
 
 class _StepReader(PieceReader):
-    """Each record OUTPUT is a step."""
+    """Finds steps: each OUTPUT record is one."""
 
     def __init__(self, where: str) -> None:
         self._where = where

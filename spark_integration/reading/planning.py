@@ -1,7 +1,7 @@
 """Planning on the driver: the columns, and which task reads what.
 
-Rules of this file: one store is opened, asked, and closed. What is wrong with the columns shows here, before
-a task runs, wherever there are rows to see it by.
+Each function opens the store, asks it, and closes it. If there are rows, errors in the columns are raised
+here, before a task runs.
 """
 
 from collections.abc import Sequence
@@ -20,28 +20,29 @@ from spark_integration.reading.session import opened, origin_of
 
 
 def columns_of(options: SourceOptions) -> pa.Schema:
-    """The columns of a DataFrame for which none were said. Raises NoSchemaError where nothing tells them,
-    NothingThereError, SchemaMismatchError.
+    """Return the columns of a DataFrame without a user-defined schema.
+
+    Raises NoSchemaError if nothing defines them, NothingThereError, SchemaMismatchError.
     """
     with opened(options) as store:
         there = store.portal.call(columns_there, origin_of(store, options), options)
         if there is None:
-            raise NoSchemaError(f"{options.what} has no rows yet that would tell its columns")
+            raise NoSchemaError(f"the columns of {options.what} are unknown, because it has no rows yet")
         extra = origin_of(store, options).extra()
     return chosen(there, extra, options.columns)
 
 
 def check_once(columns: Sequence[str], names: Sequence[str]) -> None:
-    """The option `columns` and .schema(...) must not differ. Raises BadOptionError."""
+    """Raise BadOptionError if the option `columns` and .schema(...) differ."""
     if columns and "*" not in columns and list(dict.fromkeys(columns)) != list(names):
         raise BadOptionError(
-            f"the option 'columns' says {', '.join(columns)}, and .schema(...) says {', '.join(names)}:"
-            f" give one of the two"
+            f"the option 'columns' is {', '.join(columns)}, but .schema(...) is {', '.join(names)}:"
+            f" give only one of the two"
         )
 
 
 async def columns_there(origin: Origin, options: SourceOptions) -> pa.Schema | None:
-    """The columns of the first rows that are there; None if there are none."""
+    """Return the columns of the first existing rows; None if there are none."""
     for split in await origin.splits():
         async with aclosing(origin.first_rows(split)) as samples:
             async for data in samples:
@@ -52,9 +53,9 @@ async def columns_there(origin: Origin, options: SourceOptions) -> pa.Schema | N
 async def check_against(
     origin: Origin, options: SourceOptions, wanted: pa.Schema, comparisons: Sequence[ColumnCondition]
 ) -> None:
-    """Whether the rows that are there have those columns. Raises SchemaMismatchError, FilterError."""
+    """Check that the existing rows have those columns. Raises SchemaMismatchError, FilterError."""
     there = await columns_there(origin, options)
-    if options.content is ObjectContent.JSON:  # a value becomes what is asked for, or the task says why not
+    if options.content is ObjectContent.JSON:  # values are converted to the requested type, or the task fails
         check_filter(comparisons, wanted)
     elif there is not None:
         every = pa.schema([*there, *(field for field in origin.extra() if field.name not in there.names)])
@@ -65,7 +66,7 @@ async def check_against(
 def plan_batch(
     options: SourceOptions, wanted: pa.Schema, comparisons: Sequence[ColumnCondition]
 ) -> list[DosPartition]:
-    """The partitions of all there is now."""
+    """Return the partitions of everything that exists now."""
 
     async def plan(origin: Origin) -> list[DosPartition]:
         await check_against(origin, options, wanted, comparisons)

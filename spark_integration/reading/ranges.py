@@ -1,8 +1,7 @@
 """What a task reads: ranges of bytes of objects, which never change.
 
-Rules of this file: the partition that travels to a task, and how ranges are dealt to partitions. A range
-begins between two records, and ends there or says that it may not, so a task needs nothing beside it.
-Partitions are pickled by Spark, one at a time: they hold names and numbers.
+A range begins between two records. It ends between two records, or is marked otherwise, so a task needs no
+further information. Spark pickles each partition separately: they hold only names, numbers and a few bytes.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,10 +15,10 @@ from spark_integration.core.source_offsets import SplitPoint
 
 
 class ByteRange(NamedTuple):
-    """Bytes from `begin` to `end` of an object; `base` is the offset of its first byte in its split.
+    """Bytes from `begin` to `end` of an object; `base` is the offset of the object's first byte in its split.
 
-    at_head: they end where a writer was when they were planned, which may be within a record; it does not
-    count then. data: the bytes themselves, if they are few and were at hand when they were planned.
+    `at_head`: the range ends where a writer was at planning time. That may be within a record, which is then
+    ignored. `data`: the bytes themselves, if they were few and available at planning time.
     """
 
     directory: str
@@ -32,7 +31,7 @@ class ByteRange(NamedTuple):
 
 
 class DosPartition(InputPartition):  # type: ignore[misc]  # pyspark is not typed here
-    """Ranges of one split, in their order."""
+    """Ranges of one split, in order."""
 
     def __init__(self, split: str, ranges: tuple[ByteRange, ...]) -> None:
         super().__init__(split)
@@ -44,7 +43,7 @@ class DosPartition(InputPartition):  # type: ignore[misc]  # pyspark is not type
 
 
 def partitions_of(split: str, ranges: Iterable[ByteRange], bytes_max: int) -> list[DosPartition]:
-    """Neighbours go together up to so many bytes; a longer range is one partition."""
+    """Group adjacent ranges up to `bytes_max` bytes; a longer range is a partition of its own."""
     found: list[list[ByteRange]] = []
     size = 0
     for one in ranges:
@@ -58,8 +57,9 @@ def partitions_of(split: str, ranges: Iterable[ByteRange], bytes_max: int) -> li
 
 
 def follows(spans: Sequence[SegmentSpan], start: SplitPoint) -> bool:
-    """Whether a reader that has read up to `start` can go on with these spans of a chain: it is on their line
-    of history, and nothing between is missing.
+    """Whether a reader that has read up to `start` can continue with these spans of a chain.
+
+    It can if `start` is on their line of history and nothing in between is missing.
     """
     if not spans or start.size == spans[0].base:
         return start.size == 0 or bool(spans)
@@ -70,7 +70,7 @@ def follows(spans: Sequence[SegmentSpan], start: SplitPoint) -> bool:
 
 
 def resumed(spans: Sequence[SegmentSpan], start: SplitPoint) -> SplitPoint:
-    """Where a reader goes on that may lose what is lost: at the first span that it cannot have read."""
+    """Return where a reader continues if lost data is skipped: at the first span that it cannot have read."""
     for span in spans:
         if epoch_of(span.name) > start.epoch or span.base >= start.size:
             return SplitPoint(epoch_of(span.name), span.base)
@@ -78,12 +78,12 @@ def resumed(spans: Sequence[SegmentSpan], start: SplitPoint) -> SplitPoint:
 
 
 def end_of(spans: Sequence[SegmentSpan]) -> SplitPoint:
-    """Just past the last one."""
+    """Return the point after the last span."""
     return SplitPoint(epoch_of(spans[-1].name), spans[-1].base + spans[-1].length) if spans else SplitPoint()
 
 
 def ranges_of(directory: str, spans: Iterable[SegmentSpan], start: SplitPoint) -> list[ByteRange]:
-    """What lies behind `start`, a range for each segment."""
+    """Return what follows `start`, one range per segment."""
     found = []
     for span in spans:
         begin = max(start.size - span.base, 0)
@@ -93,16 +93,16 @@ def ranges_of(directory: str, spans: Iterable[SegmentSpan], start: SplitPoint) -
 
 
 def epoch_of(segment: str) -> int:
-    """The epoch of the writer of a segment."""
+    """Return the epoch of the writer of a segment."""
     return _parsed(segment).epoch
 
 
 def base_of(segment: str) -> int:
-    """The offset in its chain at which a segment begins."""
+    """Return the offset in its chain at which a segment begins."""
     return _parsed(segment).base
 
 
 def _parsed(segment: str) -> SegmentName:
     parsed = parse_segment_name(segment)
-    assert parsed is not None, f"{segment} is no segment"
+    assert parsed is not None, f"{segment} is not a segment"
     return parsed

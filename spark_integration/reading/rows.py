@@ -1,7 +1,7 @@
-"""From the columns that the data has to those that Spark was told of: filtered, chosen, and checked.
+"""Converts record batches with the columns of the data to those that Spark expects: filtered and checked.
 
-Rules of this file: record batches in, record batches out. A column that has another type than was asked for
-is refused by name; nothing is converted in silence.
+A column whose type differs from the requested one is an error that names the column; nothing is converted
+silently.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,9 +15,10 @@ from spark_integration.limits import BATCH_BYTES, BATCH_ROWS, BATCH_ROWS_ALONE
 
 
 def chosen(there: pa.Schema, extra: pa.Schema, columns: Sequence[str]) -> pa.Schema:
-    """The columns of a DataFrame: those that the data has, or those named, `*` for all of them.
+    """Return the columns of a DataFrame: those of the data, or those named, where `*` stands for all of the
+    data.
 
-    Raises SchemaMismatchError for a name that is neither in the data nor extra.
+    Raises SchemaMismatchError for a name that is neither in the data nor in `extra`.
     """
     if not columns:
         return there
@@ -27,25 +28,25 @@ def chosen(there: pa.Schema, extra: pa.Schema, columns: Sequence[str]) -> pa.Sch
         if name not in every.names:
             raise SchemaMismatchError(
                 f"the option 'columns' names {name!r}{nearest(name, every.names)};"
-                f" there are {', '.join(there.names)}, and {', '.join(extra.names)}"
+                f" the columns are {', '.join(there.names)}, and {', '.join(extra.names)}"
             )
     return pa.schema([every.field(name) for name in dict.fromkeys(names)])
 
 
 def check_columns(wanted: pa.Schema, there: pa.Schema, where: str) -> None:
-    """Whether rows with the columns `there` can be given as `wanted`. Raises SchemaMismatchError."""
+    """Check that rows with the columns `there` can be returned as `wanted`. Raises SchemaMismatchError."""
     for field in wanted:
         if field.name not in there.names:
             raise SchemaMismatchError(
-                f"column {field.name!r} ({type_text(field.type)}) was asked for, and {where} has"
+                f"column {field.name!r} ({type_text(field.type)}) was requested, but {where} has"
                 f" no such column{nearest(field.name, there.names)}; it has {_listed(there)}"
             )
         found = there.field(field.name).type
         if not found.equals(field.type) and type_text(found) != type_text(field.type):
             raise SchemaMismatchError(
-                f"column {field.name!r} was asked for as {type_text(field.type)}, and {where} has it as"
+                f"column {field.name!r} was requested as {type_text(field.type)}, but in {where} it is"
                 f" {type_text(found)}",
-                remedy="leave out .schema(...), or say the type that is there and cast it in Spark",
+                remedy="omit .schema(...), or give the type of the data and cast it in Spark",
             )
 
 
@@ -54,7 +55,7 @@ def _listed(schema: pa.Schema) -> str:
 
 
 class BatchShaper:
-    """Makes the batches of one task. wanted: exactly what Spark expects, in its order."""
+    """Shapes the batches of one task. `wanted`: exactly the columns that Spark expects, in order."""
 
     def __init__(self, wanted: pa.Schema, comparisons: Sequence[ColumnCondition], where: str) -> None:
         self.wanted = wanted
@@ -63,7 +64,7 @@ class BatchShaper:
         self._checked: pa.Schema | None = None
 
     def shape(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Filter, choose, put together. Raises SchemaMismatchError, FilterError."""
+        """Filter rows, select columns, and merge small batches. Raises SchemaMismatchError, FilterError."""
         held: list[pa.RecordBatch] = []
         rows = size = 0
         for batch in batches:

@@ -1,6 +1,6 @@
-"""The one place where the source opens a store, on the driver and in tasks.
+"""Opens stores for the source, on the driver and in tasks; no other module of the source does.
 
-Rules of this file: nothing it opens outlives its `with` block. What is to outlive a task is in `kept_stores`.
+Nothing that is opened here outlives its `with` block; `kept_stores` keeps stores beyond a task.
 """
 
 import platform
@@ -30,13 +30,13 @@ Options = TypeVar("Options", bound=StoreOptions)
 
 @contextmanager
 def opened(options: StoreOptions) -> Iterator[BlockingStore]:
-    """The store of the options. Raises StoreNotReadyError, and what opening a store raises."""
+    """Open the store of the options. Raises StoreNotReadyError, and what opening a store raises."""
     with blocking.open_store(options.servers, token=options.token, client="spark") as store:
         yield store
 
 
 def origin_of(store: BlockingStore, options: SourceOptions) -> Origin:
-    """What is read there. Its methods belong to the store's trio thread."""
+    """Return what the options read. Its methods must be called in the store's trio thread."""
     if options.output is not None:
         return OutputOrigin(store.store, options)
     if options.input is not None:
@@ -45,7 +45,7 @@ def origin_of(store: BlockingStore, options: SourceOptions) -> Origin:
 
 
 def check_executor(expected: on_executor.Expected) -> None:
-    """In a task, before it reads: raises ExecutorMismatchError if this process is not as the driver is."""
+    """Raise ExecutorMismatchError if this process differs from the driver. For tasks, before reading."""
     problem = _problem(expected)
     if problem is not None:
         raise ExecutorMismatchError(f"{on_executor.MISMATCH} on {platform.node()}: {problem}")
@@ -57,8 +57,9 @@ def _problem(expected: on_executor.Expected) -> str | None:
 
 
 def with_token(options: Options) -> Options:
-    """With the token itself in place of the name of its file, which tasks may not have. Raises
-    BadOptionError.
+    """Replace the name of a token file by the token itself, because tasks may not have the file.
+
+    Raises BadOptionError.
     """
     if options.token_file is None:
         return options
@@ -67,5 +68,5 @@ def with_token(options: Options) -> Options:
     except LocalProtocolError as error:
         raise BadOptionError(f"option 'tokenFile': {error}") from error
     except OSError as error:
-        raise BadOptionError(f"the file of the option 'tokenFile' cannot be read: {error}") from error
+        raise BadOptionError(f"cannot read the file of the option 'tokenFile': {error}") from error
     return msgspec.structs.replace(options, token=token, token_file=None)

@@ -1,8 +1,8 @@
-"""Stores that stay open between tasks: of a micro-batch of a few rows, opening one is most of the work.
+"""Keeps stores open between tasks: for a micro-batch of a few rows, opening one is most of the work.
 
-Rules of this file: a Python worker of Spark's runs a task after another, so a store that one has used well is
-kept for a while for the next. It is lent to one task at a time; after an error it is not kept. What a task
-finds open serves as a new one would: lost members are dialled again, and the store's record is followed.
+A Python worker of Spark runs one task after another. A store that a task has used without error is kept for a
+while for the next task. One task uses it at a time. An open store works as well as a new one: it reconnects
+to lost members and follows the store record.
 """
 
 import atexit
@@ -28,7 +28,7 @@ class _Kept:
 
 
 class StoreCache:
-    """Those of one process. Methods may be called from any thread. idle_s: how long one is kept."""
+    """The kept stores of one process, for `idle_s` seconds each. Thread-safe."""
 
     def __init__(self, idle_s: float) -> None:
         self._idle_s = idle_s
@@ -37,12 +37,12 @@ class StoreCache:
 
     @contextmanager
     def lent(self, options: StoreOptions) -> Iterator[BlockingStore]:
-        """The store of the options, for a task. Raises as opening a store does."""
-        key = (str(options.servers), options.token, os.getpid())  # a process that was forked opens its own
+        """Lend the store of the options to a task. Raises as opening a store does."""
+        key = (str(options.servers), options.token, os.getpid())  # a forked process opens its own
         stack, store = self._taken(key) or _new(options)
         try:
             yield store
-        except GeneratorExit:  # a task that was told to end, as at a limit: nothing is wrong
+        except GeneratorExit:  # the task was told to end, for example at a limit: no error
             self._keep(key, stack, store)
             raise
         except BaseException:
@@ -51,7 +51,7 @@ class StoreCache:
         self._keep(key, stack, store)
 
     def close(self) -> None:
-        """Close those that nobody uses, and wait for that."""
+        """Close the stores that are not in use, and wait for that."""
         with self._lock:
             kept, self._kept = list(self._kept.values()), {}
         for one in kept:
@@ -82,7 +82,7 @@ class StoreCache:
         with self._lock:
             kept = self._kept.get(key)
             if kept is None or kept.store is not store:
-                return  # it was taken meanwhile
+                return  # a task took it meanwhile
             del self._kept[key]
         kept.stack.close()
 
@@ -93,5 +93,5 @@ def _new(options: StoreOptions) -> tuple[ExitStack, BlockingStore]:
 
 
 KEPT = StoreCache(limits.STORE_IDLE_S)
-"""Of this process: Spark's tasks have nothing else that outlives them."""
+"""The kept stores of this process: nothing else of Spark's tasks outlives them."""
 atexit.register(KEPT.close)

@@ -1,11 +1,9 @@
-"""Planning of a stream, on the driver: where it begins, how far a micro-batch goes, and which task reads
-what.
+"""Plans a stream, on the driver: where it begins, how far a micro-batch goes, and which task reads what.
 
-Rules of this file: points in, points out; JSON and Spark's classes are `stream_reader`'s. Which pieces a
-limited micro-batch takes is decided in `core/admission`.
-
-Without limits a micro-batch goes to the end of what is shown. With limits, and wherever only records tell
-where a piece ends, the driver reads ahead of the tasks; it reads nothing twice, unless a query begins again.
+Without limits a micro-batch goes to the end of what is visible. With limits, and where only records tell
+where a piece ends, the driver reads ahead of the tasks; it reads nothing twice unless the query is restarted.
+`core/admission` decides which pieces a limited micro-batch takes; `stream_reader` handles JSON and Spark's
+classes.
 """
 
 import math
@@ -27,7 +25,7 @@ Points = dict[str, SplitPoint]
 
 
 class StreamPlanner:
-    """One query's. All methods run in the store's trio thread, one at a time."""
+    """The planner of one query. All methods run in the store's trio thread, one at a time."""
 
     def __init__(self, origin: Origin, options: SourceOptions, wanted: pa.Schema, store_id: str) -> None:
         self._origin = origin
@@ -42,7 +40,7 @@ class StreamPlanner:
         self._seen_at = -math.inf
 
     async def initial(self) -> Points:
-        """Where a new query begins. Raises MalformedOffsetError, OtherSourceError."""
+        """Return where a new query begins. Raises MalformedOffsetError, OtherSourceError."""
         await self._check()
         starting = self._options.starting or Starting(StartingKind.EARLIEST)
         if starting.kind is StartingKind.OFFSET:
@@ -54,11 +52,11 @@ class StreamPlanner:
         return points
 
     async def fix_target(self) -> None:
-        """From now on the end is what is there now."""
+        """Fix the end of the query to what exists now."""
         self._target = {split: await self._origin.end(split) for split in await self._origin.splits()}
 
     async def latest(self, start: Points, limits: BatchLimits) -> Points:
-        """How far the micro-batch that begins at `start` goes. Raises DataLossError."""
+        """Return the end of the micro-batch that begins at `start`. Raises DataLossError."""
         await self._check()
         splits = list(self._target) if self._target is not None else await self._origin.splits()
         self._refuse_gone(start, splits)
@@ -70,8 +68,9 @@ class StreamPlanner:
         return self._latest
 
     async def seen(self) -> Points:
-        """How far there is anything, for people to see how far the stream is behind. Spark asks with every
-        micro-batch; the store is asked again after SEEN_S.
+        """Return how far there is any data, so that users see how far the stream lags behind.
+
+        Spark calls this with every micro-batch; the store is asked again after SEEN_S.
         """
         if trio.current_time() >= self._seen_at + SEEN_S:
             self._seen = {split: await self._origin.seen(split) for split in await self._origin.splits()}
@@ -83,15 +82,16 @@ class StreamPlanner:
         return found
 
     async def partitions(self, start: Points, end: Points) -> list[DosPartition]:
-        """What lies between. Raises DataLossError."""
+        """Return the partitions between two offsets. Raises DataLossError."""
         await self._check()
         between = await self._ranges(start, end)
         size = self._options.partition_bytes
         return [one for split in sorted(between) for one in partitions_of(split, between[split], size)]
 
     async def _ranges(self, start: Points, end: Points) -> dict[str, list[ByteRange]]:
-        """Of all splits at once: each is some questions to the store, one after the other. Raises the first
-        error by itself, when all are done.
+        """Return the ranges of all splits. The splits run concurrently, because each needs several requests.
+
+        Raises the first error, after all have ended.
         """
         found: dict[str, list[ByteRange]] = {}
         failures: list[Exception] = []
@@ -110,7 +110,7 @@ class StreamPlanner:
         return found
 
     async def aclose(self) -> None:
-        """Read no more."""
+        """End all scans."""
         for ahead in self._scans.values():
             await ahead.scan.aclose()
         self._scans.clear()
@@ -124,8 +124,8 @@ class StreamPlanner:
         gone = sorted(split for split, at in start.items() if at.size and split not in splits)
         if gone and self._options.fail_on_data_loss and self._target is None:
             raise DataLossError(
-                f"{gone[0]!r} of {self._options.what} is not there any more; it was read to"
-                f" {start[gone[0]].size}, and whether that was its end nobody can tell"
+                f"{gone[0]!r} of {self._options.what} is gone; it was read up to {start[gone[0]].size}, and"
+                f" it is unknown whether that was its end"
             )
 
     # --- where to begin -------------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ class StreamPlanner:
         return await self._behind(split, begin, starting)
 
     async def _behind(self, split: str, begin: SplitPoint, starting: Starting) -> SplitPoint:
-        """Behind the step, or the last piece that was written before the time."""
+        """Return the end of the step, or of the last piece that was written before the time."""
         by_step = starting.kind is StartingKind.STEP
         if (by_step and not self._origin.steps) or (not by_step and not self._origin.times):
             raise MalformedOffsetError(
@@ -157,7 +157,7 @@ class StreamPlanner:
         await scan.aclose()
         if piece is None and by_step and last < starting.number:
             raise MalformedOffsetError(
-                f"startingOffset {starting}: {split} of {self._options.what} has {last} as its last step"
+                f"startingOffset {starting}: the last step of {split} of {self._options.what} is {last}"
             )
         return at
 
@@ -183,7 +183,7 @@ class StreamPlanner:
 
     async def _ahead(self, split: str, start: SplitPoint) -> "_Ahead":
         ahead = self._scans.get(split)
-        if ahead is not None and start != ahead.stands:  # the query begins again
+        if ahead is not None and start != ahead.stands:  # the query was restarted
             await ahead.scan.aclose()
             ahead = None
         if ahead is None:
@@ -192,8 +192,9 @@ class StreamPlanner:
 
 
 class _Ahead:
-    """A scan that goes on from micro-batch to micro-batch. stands: where the last one that was planned ends;
-    held: the piece behind that, if it was read already.
+    """A scan that continues from micro-batch to micro-batch.
+
+    `stands`: the end of the last planned micro-batch; `held`: the piece after it, if it was already read.
     """
 
     def __init__(self, scan: Scan, start: SplitPoint) -> None:

@@ -1,8 +1,8 @@
 """`spark.readStream.format("dos")`: Spark's class for a stream, around `stream_planning` and `tasks`.
 
-Rules of this file: Spark's calls in, ours out, offsets to JSON and back. Spark keeps one of these in a
-process of its own on the driver for as long as a query runs: there the store is opened at the first call, and
-stays open. Another one, that opens nothing, is pickled to every task.
+It also converts offsets to JSON and back. Spark keeps one reader in a separate driver process as long as the
+query runs; that one opens the store at the first call and keeps it open. Another one, which opens nothing, is
+pickled for every task.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +31,7 @@ from spark_integration.reading.tasks import rows_of
 
 
 class DosStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
-    """An offset is a vector of points as JSON, see `core/source_offsets`."""
+    """The reader of a stream. An offset is a vector of points as JSON, see `core/source_offsets`."""
 
     def __init__(self, options: SourceOptions, wanted: pa.Schema, expected: Expected | None = None) -> None:
         self._expected = expected or expected_of_driver()
@@ -45,17 +45,17 @@ class DosStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
         return DosStreamReader, (self._options, self._wanted, self._expected)
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Where the option `startingOffset` says, the earliest without it."""
+        """Return the offset of the option `startingOffset`, by default the earliest."""
         return self._offset(self._call(self._planned.initial))
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """The end of the next micro-batch."""
+        """Return the end of the next micro-batch."""
         every = isinstance(limit, ReadAllAvailable)
         limits = BatchLimits() if every else BatchLimits(self._options.rows_max, self._options.bytes_max)
         return self._offset(self._call(self._planned.latest, self._points(start), limits))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Spark knows one limit at a time; with two options both are kept here."""
+        """Return one limit to show to Spark; if both options are set, both are applied here."""
         if self._options.rows_max is not None:
             return ReadMaxRows(self._options.rows_max)
         if self._options.bytes_max is not None:
@@ -63,11 +63,11 @@ class DosStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
         return ReadAllAvailable()
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
-        """What there is now, for the query's progress: with limits a micro-batch may end far below it."""
+        """Return what exists now, for the query's progress; a limited micro-batch may end far before it."""
         return self._offset(self._call(self._planned.seen))
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Read what is there now and no more."""
+        """Read what exists now, and nothing later."""
         self._call(self._planned.fix_target)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
@@ -83,7 +83,7 @@ class DosStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
         return rows_of(self._options, self._wanted, self._options.filter, partition)
 
     def stop(self) -> None:
-        """Spark ends the process as a rule, and calls this seldom."""
+        """Close the store. Spark calls this rarely: it usually kills the process."""
         if self._planner is not None:
             self._call(self._planner.aclose)
         self._store = self._planner = None

@@ -1,8 +1,7 @@
-"""What a task does: the bytes of the ranges that were planned for it, and the rows in them.
+"""The work of a task: reads the bytes of its planned ranges, and decodes their rows.
 
-Rules of this file: it decides nothing. A range was committed when it was planned, so a member of the store
-that is lost while it is read changes nothing but who is asked; a task that is tried again gives the same
-rows.
+A range was committed when it was planned. So the loss of a member changes only which member is asked, and a
+retried task returns the same rows.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,8 +25,10 @@ from spark_integration.reading.store_cache import KEPT
 def rows_of(
     options: SourceOptions, wanted: pa.Schema, comparisons: Sequence[ColumnCondition], partition: DosPartition
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a partition, exactly with the columns `wanted`. Raises NotReadableError,
-    SchemaMismatchError, DataLossError, and what reading raises; what was given before may not be used then.
+    """Yield the rows of a partition, with exactly the columns `wanted`.
+
+    Raises NotReadableError, SchemaMismatchError, DataLossError, and what reading raises; rows that were
+    yielded before must not be used then.
     """
     where = f"{options.what}, {partition.split}"
     names = frozenset([*wanted.names, *(one.column for one in comparisons)])
@@ -54,16 +55,16 @@ def _decoded(
 
 
 def chunks(store: BlockingStore | None, options: SourceOptions, part: ByteRange) -> Iterator[bytes]:
-    """The bytes of a range, in order. Raises DataLossError if they are not all there."""
+    """Yield the bytes of a range in order. Raises DataLossError if some are missing."""
     if part.data is not None:
         yield part.data
         return
-    assert store is not None, "opened for such parts"
+    assert store is not None, "the store is opened if a range has no data"
     at = part.begin
     try:
         if options.read is ReadGuarantee.COMMITTED or options.content is None:
             with suppress(*_DOUBTS if options.content is None else ()):
-                # with a bookmark, because what was planned is committed
+                # a bookmark may be used, because what was planned is committed
                 for chunk in store.stream(part.directory, part.object, at, part.end, Bookmark()):
                     at += len(chunk)
                     yield chunk
@@ -74,12 +75,14 @@ def chunks(store: BlockingStore | None, options: SourceOptions, part: ByteRange)
             at += len(chunk)
             yield chunk
     except (NotFoundError, PastEndError) as error:
-        raise DataLossError(f"{part.directory}/{part.object} is not there any more: {error}") from error
+        raise DataLossError(f"{part.directory}/{part.object} is gone: {error}") from error
     if at < part.end:
-        raise DataLossError(f"{part.directory}/{part.object} was planned to byte {part.end} and ends at {at}")
+        raise DataLossError(
+            f"{part.directory}/{part.object} ends at byte {at}, but was planned up to {part.end}"
+        )
 
 
 _DOUBTS = (QuorumUnavailableError,)
-"""Records of a chain prove themselves, and were committed when they were planned: where too few members are
-left to agree on bytes, any one's will do.
+"""Errors that do not matter for a chain: its records carry digests and were committed when they were planned,
+so if too few members are left for a quorum read, the bytes of any member are sufficient.
 """

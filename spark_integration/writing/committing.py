@@ -1,17 +1,18 @@
-"""What the driver does for the sink: a commit, and what is left over.
+"""The driver's part of the sink: commits a unit, and removes leftovers.
 
-Rules of this file: the order of a commit, and no decision of its own (`core/sink_commits.py`).
+The order of a commit; `core/sink_commits.py` decides:
 
-    1  become the producer: whoever was it can record nothing more
-    2  judge: was it recorded before? may this one record at all?
-    3  send the parts of every partition as one batch, those in the store read and compared before they are
-       sent, the next ones while these are (`staged_reading`)
-    4  wait until it is recorded: the commit
-    5  take away what lies in the store for it, and older
+    1  become the producer: the former one can record nothing more
+    2  judge: was the unit recorded before? may this writer record at all?
+    3  send the parts of all partitions as one batch; staged parts are read and verified before they are
+       sent, the next ones while these are sent (`staged_reading`)
+    4  wait until the batch is recorded: the commit
+    5  remove the unit's staged objects, and older ones
 
-Dying between two of them leaves nothing recorded, before 4, or all; Spark commits again. The process in which
-Spark commits is used for the next micro-batch too, so the producer stays open in it: a take-over reads a
-segment of the chain for each time that it was opened. If Spark takes another process, that one fences this.
+A crash before 4 leaves nothing recorded, a crash after it everything; Spark then commits again. Spark reuses
+the committing process for the next micro-batch, so the producer stays open in it: each opening adds a
+segment to the chain, and a take-over reads all of them. If Spark uses another process, that one fences this
+one.
 """
 
 import logging
@@ -45,7 +46,7 @@ log = logging.getLogger("dos.spark_integration")
 
 
 class Committer:
-    """One producer of one handle, open in this process. A context manager."""
+    """One producer of one handle, open in this process; a context manager."""
 
     def __init__(self, options: SinkOptions, producer: str) -> None:
         self._options = options
@@ -59,8 +60,9 @@ class Committer:
             self._stack = stack.pop_all()
 
     def commit(self, unit: CommitUnit, prepared: Sequence[StagedCommit], schema: pa.Schema) -> CommitDecision:
-        """Record what was prepared, or find that it was recorded. Raises FencedError, StagedRowsGoneError and
-        as `judge_commit` does; it may be called again, on a new one.
+        """Record what was staged, or find that it was recorded before.
+
+        Raises FencedError, StagedRowsGoneError, and as `judge_commit`; retry with a new Committer then.
         """
         last, mark = self._store.portal.call_sync(lambda: (self._log.last, self._log.last_mark))
         verdict = judge_commit(unit, last, mark, self._where)
@@ -81,7 +83,7 @@ class Committer:
             try:
                 async with aclosing(_parts(reading, schema)) as parts:
                     await self._log.append_from(parts, number=number, mark=mark)
-            except Exception as error:  # raised as it is, and not in a group
+            except Exception as error:  # kept, so that it is not wrapped in an exception group
                 failure = error
             nursery.cancel_scope.cancel()
         if failure is not None:
@@ -89,8 +91,9 @@ class Committer:
         await self._log.recorded(number)
 
     def _sweep(self, unit: CommitUnit, used: set[str]) -> None:
-        """Take away what is recorded, and, once in each process, what earlier ones left. What cannot go now
-        goes with a later commit.
+        """Remove the staged objects of recorded units; once per process also those of earlier processes.
+
+        What cannot be removed now is removed by a later commit.
         """
         self._store.portal.call(self._clear_all, unit, used)
 
@@ -102,8 +105,8 @@ class Committer:
             async with at_once:
                 try:
                     await clear_directory(self._store.store, directory, unit)
-                except DosError as error:  # the commit is done, whatever becomes of this
-                    log.info("%s is not cleared out: %s", directory, error)
+                except DosError as error:  # the commit succeeded, whatever becomes of the cleanup
+                    log.info("%s was not cleared: %s", directory, error)
                     left.append(directory)
 
         directories = used if self._swept else used | await self._of_earlier_ones()
@@ -118,18 +121,18 @@ class Committer:
         try:
             return set(await self._store.store.list_directories(prefix))
         except QuorumUnavailableError as error:
-            log.info("%s: what earlier writers left is not looked for now: %s", to.what, error)
+            log.info("%s: cannot look for leftovers of earlier writers now: %s", to.what, error)
             return set()
 
     def close(self) -> None:
-        """Give the producer up. What was recorded is."""
+        """Close the producer. What was recorded stays."""
         self._stack.close()
 
 
 async def clear_directory(store: Store, directory: str, unit: CommitUnit) -> None:
-    """Take away what nobody will record once `unit` is recorded. One that somebody claims meanwhile is his.
+    """Remove staged objects that nothing will record once `unit` is recorded.
 
-    Raises what looking and claiming raise.
+    Leaves a directory alone that another attempt claims meanwhile. Raises what looking and claiming raise.
     """
     view = await store.look(directory)
     if any(is_orphan(name, unit, recorded=True) for held in view.answers.values() for name in held):
@@ -140,7 +143,7 @@ async def clear_directory(store: Store, directory: str, unit: CommitUnit) -> Non
 
 
 async def _parts(reading: StagedReading, schema: pa.Schema) -> AsyncGenerator[tuple[int, bytes]]:
-    """All parts; one without rows if there is none."""
+    """Yield all parts; one without rows if there is none."""
     given = False
     async with aclosing(reading.parts()) as parts:
         async for part in parts:
@@ -151,7 +154,7 @@ async def _parts(reading: StagedReading, schema: pa.Schema) -> AsyncGenerator[tu
 
 
 class _Opening:
-    """`InputLog.open` as a context manager, for a portal to hold."""
+    """`InputLog.open` as an async context manager, for a portal."""
 
     def __init__(self, store: BlockingStore, options: SinkOptions, producer: str) -> None:
         self._store, self._options, self._producer = store, options, producer
@@ -172,12 +175,14 @@ _lock = threading.Lock()
 
 
 def commit(options: SinkOptions, prepared: Sequence[StagedCommit], schema: pa.Schema) -> CommitDecision:
-    """Commit what the tasks of one unit prepared; when it returns all of it is recorded, once, whoever did it
-    and how often it was tried. Failed, it is recorded or not: call it again.
+    """Commit what the tasks of one unit staged.
 
-    Raises OtherWriterError, OtherCheckpointError, StagedRowsGoneError, InputClosedError, FencedError when
-    others keep opening the same producer, and what opening a store raises. Waits for a quorum; a producer
-    that is new needs every member.
+    When this returns, the whole unit is recorded exactly once, whichever process did it and however often it
+    was tried. If it raises, the unit may be recorded or not: call it again.
+
+    Raises OtherWriterError, OtherCheckpointError, StagedRowsGoneError, InputClosedError; FencedError if
+    others keep opening the same producer; and what opening a store raises. Waits for a quorum; a new producer
+    needs every member.
     """
     first = prepared[0]
     key = options, first.producer
@@ -189,7 +194,7 @@ def commit(options: SinkOptions, prepared: Sequence[StagedCommit], schema: pa.Sc
                 verdict = committer.commit(first.unit, prepared, schema)
             except (FencedError, StagedRowsGoneError) as error:
                 committer.close()
-                fenced = isinstance(error, FencedError) or kept is not None  # and did not know it yet
+                fenced = isinstance(error, FencedError) or kept is not None  # a kept one may not know it yet
                 if attempt == SINK_COMMIT_ATTEMPTS_MAX or not fenced:
                     raise
             except BaseException:
@@ -202,14 +207,14 @@ def commit(options: SinkOptions, prepared: Sequence[StagedCommit], schema: pa.Sc
 
 
 def _keep(key: tuple[SinkOptions, str], committer: Committer) -> None:
-    """For the next commit; the one that was used least recently goes."""
+    """Keep a producer open for the next commit; close the least recently used one above the limit."""
     _held[key] = committer
     while len(_held) > SINK_PRODUCERS_HELD_MAX:
         _held.pop(next(iter(_held))).close()
 
 
 def release_producers() -> None:
-    """Give up the producers that this process keeps open. The next commit opens its own again."""
+    """Close the producers that this process keeps open. The next commit opens its own again."""
     with _lock:
         while _held:
             _held.popitem()[1].close()

@@ -1,7 +1,7 @@
 """`df.write.format("dos")` and `df.writeStream.format("dos")`: Spark's classes for writers.
 
-Rules of this file: Spark's calls in, ours out. A writer is made on the driver, and again in the process that
-commits a micro-batch; what it says of tasks they ask Spark for themselves.
+A writer is created on the driver, and again in the process that commits a micro-batch. In a task it gets the
+query and the micro-batch from Spark's task context.
 """
 
 import logging
@@ -36,9 +36,7 @@ BATCH_ID = "streaming.sql.batchId"
 
 
 class DosWriter(DataSourceArrowWriter):  # type: ignore[misc]  # pyspark is not typed here
-    """A batch write: one batch of the producer, all of it or nothing. job: an id that is this write's
-    alone.
-    """
+    """The writer of a batch write, which is one batch of the producer. `job`: an id of this write alone."""
 
     def __init__(self, options: SinkOptions, schema: pa.Schema, job: str) -> None:
         self._options = options
@@ -54,14 +52,14 @@ class DosWriter(DataSourceArrowWriter):  # type: ignore[misc]  # pyspark is not 
 
     def commit(self, messages: "Sequence[WriterCommitMessage | None]") -> None:
         commit(self._options, _whole(messages), self._schema)
-        release_producers()  # nothing says that this process writes there again
+        release_producers()  # this process may never write there again
 
     def abort(self, messages: "Sequence[WriterCommitMessage | None]") -> None:
         _aborted(self._options, messages)
 
 
 class DosStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
-    """A stream: each micro-batch is the batch of its number."""
+    """The writer of a stream: micro-batch N is batch N + 1 of the producer."""
 
     def __init__(self, options: SinkOptions, schema: pa.Schema) -> None:
         self._options = options
@@ -73,13 +71,16 @@ class DosStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
         task = _task()
         query, batch = task.getLocalProperty(QUERY_ID), task.getLocalProperty(BATCH_ID)
         if not query or not batch:
-            raise LocalProtocolError(f"this task is of no query ({QUERY_ID}={query}, {BATCH_ID}={batch})")
+            raise LocalProtocolError(
+                f"the task carries no query id ({QUERY_ID}={query}, {BATCH_ID}={batch}): write through"
+                f" DataFrame.write or writeStream"
+            )
         producer = self._options.producer or check_producer(self._options, query_producer(query))
         unit = CommitUnit(WriteKind.STREAM, query, int(batch) + 1)
         return prepare(self._options, unit, producer, task.partitionId(), self._schema, iterator)
 
     def commit(self, messages: "Sequence[WriterCommitMessage | None]", batchId: int) -> None:  # noqa: N803
-        del batchId  # the messages say it, and whose it is
+        del batchId  # the messages contain it, and the query
         commit(self._options, _whole(messages), self._schema)
 
     def abort(self, messages: "Sequence[WriterCommitMessage | None]", batchId: int) -> None:  # noqa: N803
@@ -90,32 +91,32 @@ class DosStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
 def _task() -> TaskContext:
     task = TaskContext.get()
     if task is None:
-        raise LocalProtocolError("rows are written by Spark's tasks, and this is none")
+        raise LocalProtocolError("rows can be written only inside a Spark task")
     return task
 
 
 def _whole(messages: "Sequence[WriterCommitMessage | None]") -> list[StagedCommit]:
-    """One of each partition, of one unit. Spark sees to it, and a mistake here would double rows."""
+    """Return one message per partition, of one unit. Spark ensures it; an error would duplicate rows."""
     prepared = [one for one in messages if isinstance(one, StagedCommit)]
     units = {(one.unit, one.producer) for one in prepared}
     if len(prepared) != len(messages) or len(units) != 1:
         raise LocalProtocolError(
-            f"{len(messages)} messages to commit: {len(prepared)} are of this sink, of {len(units)} units"
+            f"{len(messages)} messages to commit: {len(prepared)} are from this sink, of {len(units)} units"
         )
     if len({one.partition for one in prepared}) != len(prepared):
-        raise LocalProtocolError("a partition is there twice among the messages to commit")
+        raise LocalProtocolError("the messages to commit contain a partition twice")
     return prepared
 
 
 def _aborted(options: SinkOptions, messages: "Sequence[WriterCommitMessage | None]") -> None:
-    """Nothing: what is not recorded cannot be seen, and what is may have been committed by another."""
+    """Only log: unrecorded rows are invisible, and another attempt may have committed recorded ones."""
     staged = sum(isinstance(one, StagedCommit) and bool(one.name) for one in messages)
-    log.info("%s: aborted; %d staged objects go with a later commit", options.what, staged)
+    log.info("%s: aborted; a later commit removes %d staged objects", options.what, staged)
 
 
 @cache
 def check_target(options: SinkOptions, schema: pa.Schema) -> None:
-    """Whether the store is there, lets us in, and rows in the handle have these columns. Once in a process.
+    """Check, once per process, that the store is available and that the handle's rows have these columns.
 
     Raises SchemaMismatchError, and what opening a store raises.
     """
@@ -127,7 +128,7 @@ def check_target(options: SinkOptions, schema: pa.Schema) -> None:
             there = store.portal.call(columns_there, InputOrigin(store.store, reading), reading)
         except NothingThereError:
             there = None
-        except QuorumUnavailableError:  # the commit waits for a quorum; this is only to say it early
+        except QuorumUnavailableError:  # the commit waits for a quorum; this check only reports errors early
             return
     if there is not None and not there.equals(schema):
         raise SchemaMismatchError(column_difference(schema, there, options.what))

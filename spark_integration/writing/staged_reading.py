@@ -1,7 +1,7 @@
-"""What tasks put down, read again for the commit: in pieces of several parts, and ahead of who takes them.
+"""Reads staged rows for the commit: in pieces of several parts, and ahead of the sender.
 
-Rules of this file: bytes, in order, each part compared with the digest that its task told. Nothing is sent
-here. While a piece is sent the next ones are being read, so that neither waits for the other.
+The bytes are returned in order, and each part is verified with the digest that its task reported. While one
+piece is sent the next ones are read, so that neither waits for the other.
 """
 
 from collections.abc import AsyncGenerator, Iterator, Sequence
@@ -19,8 +19,9 @@ from spark_integration.writing.staging import StagedCommit, StagedPart
 
 @dataclass(slots=True)
 class _Piece:
-    """Parts that lie side by side in an object from `begin` on, or came with their data. When `ended`: what
-    they hold, or why that cannot be told.
+    """Consecutive parts of an object from `begin` on, or parts that came with their data.
+
+    After `ended` is set, it has their data or the error.
     """
 
     prepared: StagedCommit
@@ -32,7 +33,7 @@ class _Piece:
 
 
 class StagedReading:
-    """All parts of what was prepared, in its order. `run` reads, `parts` gives, in tasks of one nursery."""
+    """All staged parts, in order. `run` reads and `parts` yields, in tasks of one nursery."""
 
     def __init__(self, store: Store, prepared: Sequence[StagedCommit]) -> None:
         self._store = store
@@ -40,14 +41,14 @@ class StagedReading:
         self._room = trio.Semaphore(SINK_READS_AHEAD)
 
     async def run(self) -> None:
-        """Until all is read. What goes wrong is for `parts` to raise."""
+        """Read until everything is read. Errors are raised by `parts`."""
         async with trio.open_nursery() as nursery:
             for piece in self._pieces:
                 await self._room.acquire()
                 nursery.start_soon(self._read, piece)
 
     async def parts(self) -> AsyncGenerator[tuple[int, bytes]]:
-        """Rows and data of each part. Raises StagedRowsGoneError, and what reading raises."""
+        """Yield rows and data of each part. Raises StagedRowsGoneError, and what reading raises."""
         for piece in self._pieces:
             await piece.ended.wait()
             if piece.error is not None:
@@ -81,8 +82,9 @@ def _pieces(prepared: StagedCommit) -> Iterator[_Piece]:
 async def staged_data(
     store: Store, prepared: StagedCommit, begin: int, parts: Sequence[StagedPart]
 ) -> list[bytes]:
-    """What such parts hold, which lie from `begin` on if they lie in the store. Raises StagedRowsGoneError,
-    and what reading raises.
+    """Return the data of parts, which begin at `begin` if they are in the store.
+
+    Raises StagedRowsGoneError, and what reading raises.
     """
     here = [part.data for part in parts if part.data is not None]
     if len(here) == len(parts):
@@ -93,14 +95,14 @@ async def staged_data(
         one = found[at : at + part.size]
         if digest64(one) != part.digest:
             where = f"{prepared.directory}/{prepared.name}, {begin + at} to {begin + at + part.size}"
-            raise StagedRowsGoneError(f"{where}: not the bytes that were put there")
+            raise StagedRowsGoneError(f"{where}: the bytes differ from those that the task staged")
         data.append(one)
         at += part.size
     return data
 
 
 async def _bytes_of(store: Store, prepared: StagedCommit, begin: int, size: int) -> bytes:
-    """Short only where the object is."""
+    """Return bytes of the staged object; fewer only if the object is shorter."""
     found = list[bytes]()
     left = size
     try:
@@ -112,5 +114,5 @@ async def _bytes_of(store: Store, prepared: StagedCommit, begin: int, size: int)
             left -= len(data)
     except (NotFoundError, PastEndError) as error:
         where = f"{prepared.directory}/{prepared.name}"
-        raise StagedRowsGoneError(f"{where} is gone: another attempt took it away ({error})") from error
+        raise StagedRowsGoneError(f"{where} is gone: another attempt removed it ({error})") from error
     return b"".join(found)

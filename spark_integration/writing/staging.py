@@ -1,9 +1,10 @@
-"""What a task of the sink does: rows become parts, which wait for the commit in its message or in the store.
+"""The task's part of the sink: turns rows into parts, which wait for the commit in its message or in the
+store.
 
-Rules of this file: nothing that it does can be seen by a reader. Few rows travel in the message; for many the
-task claims its partition's directory, which fences whatever attempt was there before, a zombie or a
-speculative one, and puts them down in an object of its own. An attempt that is fenced fails and never claims
-again: Spark knows whether another is needed.
+Nothing that a task does is visible to readers. Few rows travel in the commit message. For many rows the task
+claims its partition's directory, which fences any earlier attempt, such as a zombie or a speculative one, and
+stages them in an object of its own. An attempt that is fenced fails and never claims again: Spark knows
+whether another attempt is needed.
 """
 
 from collections.abc import Iterable, Iterator
@@ -28,7 +29,7 @@ from spark_integration.reading.store_cache import KEPT
 
 
 class StagedPart(NamedTuple):
-    """Some rows, as an Arrow stream. data: None if they lie in the store."""
+    """Some rows as an Arrow stream. `data`: None if they are in the store."""
 
     rows: int
     size: int
@@ -38,8 +39,8 @@ class StagedPart(NamedTuple):
 
 @dataclass
 class StagedCommit(WriterCommitMessage):  # type: ignore[misc]  # pyspark is not typed here
-    """What a task prepared. directory, name: the object in which its parts lie one after the other; "" if
-    they are here.
+    """What a task staged. `directory`, `name`: the object that holds its parts one after another; "" if the
+    parts hold their data.
     """
 
     unit: CommitUnit
@@ -58,11 +59,10 @@ def prepare(
     schema: pa.Schema,
     batches: Iterable[pa.RecordBatch],
 ) -> StagedCommit:
-    """Make the rows of one partition ready to be committed; when it returns they are on stable storage, or in
-    what it returns. Nothing is recorded.
+    """Stage the rows of one partition. Nothing is recorded.
 
-    Raises SchemaMismatchError, FencedError when another attempt has come, and what opening a store raises.
-    Waits for a quorum.
+    When this returns, the rows are on stable storage or in the result. Raises SchemaMismatchError;
+    FencedError if another attempt took over; and what opening a store raises. Waits for a quorum.
     """
     prepared = StagedCommit(unit, producer, partition)
     held = 0
@@ -81,7 +81,7 @@ def prepare(
 
 
 class _Staged:
-    """The object of this attempt; `prepared` is told where it is."""
+    """The staged object of this attempt. Sets its location in `prepared`."""
 
     def __init__(self, options: SinkOptions, prepared: StagedCommit) -> None:
         self._options = options
@@ -106,8 +106,8 @@ class _Staged:
         return self
 
     def put(self, part: StagedPart) -> StagedPart:
-        """Put it down, or keep it until there is more; the part, without its data."""
-        assert part.data is not None, "it was just made"
+        """Buffer or write a part; return it without its data."""
+        assert part.data is not None, "a new part has data"
         self._held.append(part.data)
         self._held_bytes += part.size
         if self._held_bytes >= SINK_PUT_BYTES:
@@ -115,13 +115,13 @@ class _Staged:
         return part._replace(data=None)
 
     def _flush(self) -> None:
-        """Each call is a visit to the store's thread, which takes its time on a machine that is busy."""
+        """Write the buffered parts: each call into the store's thread costs time."""
         data, self._held, self._held_bytes = b"".join(self._held), [], 0
         self._writer.append(data)
         self._writer.wait_room()
 
     def wait_synced(self) -> None:
-        """Until all is on stable storage of a quorum."""
+        """Wait until everything is on stable storage of a quorum."""
         self._flush()
         self._writer.wait_synced(self._writer.size)
 
@@ -132,17 +132,17 @@ class _Staged:
 
 
 def claim_above(store: BlockingStore, directory: str) -> BlockingClaim:
-    """The directory, claimed: whoever held it is fenced. Raises FencedError if another came at once."""
+    """Claim a directory, which fences its holder. Raises FencedError if another claim follows at once."""
     return store.claim(directory, store.look(directory).epoch_seen + 1, randomness.fresh_id())
 
 
 def collect_orphans(claim: Claim, unit: CommitUnit, *, recorded: bool) -> None:
-    """Have taken away, behind the scenes, what nobody will record any more. In the store's thread."""
+    """Delete abandoned staged objects in the background. Call it in the store's thread."""
     claim.collect(lambda name: is_orphan(name, unit, recorded=recorded))
 
 
 def parts_of(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[tuple[int, bytes]]:
-    """Rows and data of parts of a handy size. Raises SchemaMismatchError."""
+    """Yield rows and data of parts of about SINK_PART_BYTES. Raises SchemaMismatchError."""
 
     def packed(rows: list[pa.RecordBatch]) -> tuple[int, bytes]:
         table = pa.Table.from_batches(rows, schema)
@@ -162,7 +162,7 @@ def parts_of(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[t
 
 
 def empty_part(schema: pa.Schema) -> tuple[int, bytes]:
-    """The part of a batch without rows."""
+    """Return the part of a batch without rows."""
     return 0, _arrow_stream(pa.Table.from_batches([], schema))
 
 
@@ -175,22 +175,22 @@ def _arrow_stream(table: pa.Table) -> bytes:
 
 @cache
 def _compressed() -> pa.ipc.IpcWriteOptions:
-    """Each byte of a part is written to every member twice: packing it costs less than carrying it."""
+    """Return the compression, which pays off: each byte of a part is written to every member twice."""
     codec = pa.Codec("zstd", compression_level=1) if pa.Codec.is_available("zstd") else None
     return pa.ipc.IpcWriteOptions(compression=codec, use_threads=False)
 
 
 def fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The same rows with exactly these types. Raises SchemaMismatchError."""
+    """Return the rows with exactly the types of `schema`. Raises SchemaMismatchError."""
     try:
         columns = [batch.column(at).cast(one.type) for at, one in enumerate(schema)]
         return pa.RecordBatch.from_arrays(columns, schema=schema)
     except (pa.ArrowException, IndexError) as error:
-        raise SchemaMismatchError(f"these rows do not fit the columns of the handle: {error}") from error
+        raise SchemaMismatchError(f"the rows do not fit the columns of the input handle: {error}") from error
 
 
 def _handy(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Slices of about a part each."""
+    """Yield slices of about one part each."""
     if not batch.num_rows:
         return
     step = max(1, min(BATCH_ROWS, batch.num_rows * SINK_PART_BYTES // max(batch.nbytes, 1)))

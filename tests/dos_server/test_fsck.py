@@ -124,10 +124,10 @@ def test_a_running_server_keeps_it_out_and_a_place_without_data_is_none(tmp_path
     with ServerProcess(tmp_path / "served") as server:
         refused = dos("fsck", str(server.data))
         assert refused.returncode == 2
-        assert "a server has" in refused.stderr
+        assert "is in use by a server" in refused.stderr
         assert refused.stdout == ""
     assert dos("fsck", str(server.data), "--json").returncode == 0
-    for place, why in ((tmp_path, "is no data directory"), (tmp_path / "nowhere", "No such file")):
+    for place, why in ((tmp_path, "is not a data directory"), (tmp_path / "nowhere", "No such file")):
         missing = dos("fsck", str(place))
         assert (missing.returncode, missing.stdout) == (2, "")
         assert why in missing.stderr

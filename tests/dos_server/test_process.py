@@ -169,7 +169,7 @@ def test_a_second_server_on_one_data_directory_exits_2_and_the_first_goes_on(
         files = {path: path.stat().st_mtime_ns for path in one_server.data.rglob("*")}
         second = serve("--data", str(one_server.data), "--listen", "127.0.0.1:0")
         assert second.returncode == 2
-        assert f"another server has {one_server.data}" in second.stderr
+        assert f"data directory {one_server.data} is in use by another server" in second.stderr
         assert "stop it first, or use another directory" in second.stderr
         assert "Traceback" not in second.stderr
         assert second.stdout == ""

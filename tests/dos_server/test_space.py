@@ -195,7 +195,7 @@ def test_a_file_system_that_does_not_say_its_size_limits_nothing(caplog: pytest.
     for _ in range(3):
         server.look_at_space()
         assert server.core._tables.space.has_room(1 << 50)
-    assert caplog.text.count("does not say what is free") == 1
+    assert caplog.text.count("does not report its free space") == 1
 
 
 @given(seed=st.integers(0, 2**32))

@@ -36,9 +36,9 @@ def test_a_server_whose_lock_file_was_removed_keeps_every_other_one_out(tmp_path
         OpenServer(data, "127.0.0.1", 0)
     (data / "lock").unlink(missing_ok=True)
     for check in (Check(data), Check(data, repair=True)):
-        with pytest.raises(NotCheckedError, match="a server has"):
+        with pytest.raises(NotCheckedError, match="is in use by a server"):
             check.run()
-    with pytest.raises(LocalProtocolError, match="a server is running"), DataDirectory(data):
+    with pytest.raises(LocalProtocolError, match="is in use by a server"), DataDirectory(data):
         pass
     first.shut()
     OpenServer(data, "127.0.0.1", 0).shut()

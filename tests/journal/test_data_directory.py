@@ -59,7 +59,7 @@ def data(one_server: ServerProcess, tmp_path: Path) -> Path:
     trio.run(lambda: init_store(one_server.url))
     trio.run(fill)
     running = dos("journal", "files", one_server.data / "ledger" / "files")
-    assert (running.exit_code, "a server is running on" in running.stderr) == (2, True), running.stderr
+    assert (running.exit_code, "is in use by a server" in running.stderr) == (2, True), running.stderr
     one_server.kill()
     return one_server.data
 

@@ -20,12 +20,12 @@ AFTER = "spark.speculation.task.duration.threshold"
         ({KILL: "true"}, ""),
         ({SECONDS: "60"}, ""),
         ({KILL: "true", SECONDS: "0"}, ""),
-        ({KILL: "true", SECONDS: "60"}, f"{KILL}=true and {SECONDS}=60 would have Spark kill each worker"),
+        ({KILL: "true", SECONDS: "60"}, f"{KILL}=true and {SECONDS}=60 would make Spark kill each worker"),
         ({SQL_KILL: "true", SECONDS: "60s"}, f"{SQL_KILL}=true and {SECONDS}=60s"),
         ({KILL: "true", SECONDS: "60", SQL_SECONDS: "0"}, ""),
         ({"spark.speculation": "true"}, ""),
         ({AFTER: "10min"}, ""),
-        ({"spark.speculation": "true", AFTER: "10min"}, f"{AFTER}=10min would have Spark start each worker"),
+        ({"spark.speculation": "true", AFTER: "10min"}, f"{AFTER}=10min would make Spark start each worker"),
     ],
 )
 def test_what_would_kill_or_double_a_silent_worker_is_refused(confs: dict[str, str], refused: str) -> None:
@@ -37,10 +37,10 @@ def test_what_may_surprise_is_a_warning() -> None:
     assert judge_confs({}.get, LOCAL).warnings == []
     reaper = {"spark.task.reaper.enabled": "true", "spark.task.reaper.killTimeout": "60s"}
     (said,) = judge_confs(reaper.get, LOCAL).warnings
-    assert "spark.task.reaper.killTimeout=60s: an executor in which a cancelled worker takes longer" in said
+    assert "spark.task.reaper.killTimeout=60s: if a canceled worker takes longer" in said
     assert judge_confs({**reaper, "spark.task.reaper.killTimeout": "-1"}.get, LOCAL).warnings == []
     (said,) = judge_confs({"spark.excludeOnFailure.enabled": "true"}.get, LOCAL).warnings
-    assert "machines on which workers were lost are left out" in said
+    assert "machines on which workers were lost are excluded" in said
 
 
 def test_on_yarn_and_kubernetes_lost_executors_should_be_forgiven() -> None:

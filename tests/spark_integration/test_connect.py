@@ -119,8 +119,8 @@ def test_formats_work_through_connect_and_what_submits_jobs_is_refused_by_name(
     assert "UnknownOptionError" in said["option"]
     assert "did you mean 'output'?" in said["option"]
     for call in ("run", "through", "through of a batch"):
-        assert said[call].startswith("ConnectSessionError: a region needs a session that submits jobs"), call
-        assert "in a program with a session of its own" in said[call]
+        assert said[call].startswith("ConnectSessionError: a region needs a session that can submit"), call
+        assert "in a program with its own driver session" in said[call]
 
 
 def run_client(connect: str, store: str, folder: Path) -> dict[str, Any]:

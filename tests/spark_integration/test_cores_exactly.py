@@ -156,9 +156,9 @@ def test_what_is_read_is_named_by_the_option_that_names_it() -> None:
 
 
 def test_a_url_must_name_what_is_read() -> None:
-    with pytest.raises(BadOptionError, match="nothing to read was named"):
+    with pytest.raises(BadOptionError, match="no URL was given"):
         url_of(None, "remedy")
-    with pytest.raises(BadOptionError, match="names a store and nothing in it"):
+    with pytest.raises(BadOptionError, match="names a store but nothing in it"):
         url_of("dos://h", "remedy")
     with pytest.raises(BadUrlError):
         url_of("http://h/a", "remedy")

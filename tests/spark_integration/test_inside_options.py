@@ -32,10 +32,10 @@ def test_options_that_are_wrong_are_named() -> None:
         state,
         form="1",
     )
-    refused(BadOptionError, "the option 'operator' says whose state is read", "state", state)
+    refused(BadOptionError, "the option 'operator' is required", "state", state)
     refused(
         BadOptionError,
-        "option 'checkpoint' is a whole number from 1, not 'last'",
+        "option 'checkpoint' must be a whole number from 1, not 'last'",
         "state",
         state,
         operator="c",
@@ -43,7 +43,7 @@ def test_options_that_are_wrong_are_named() -> None:
     )
     refused(
         BadOptionError,
-        r"option 'since' \(3\) must be below option 'checkpoint'",
+        r"option 'since' \(3\) must be before\",
         "state",
         state,
         operator="c",
@@ -52,8 +52,8 @@ def test_options_that_are_wrong_are_named() -> None:
     )
     refused(BadOptionError, "at most 1024", "state", state, operator="c", tasksPerWorker="5000")
     refused(BadOptionError, "names an object", "cuts", "dos://h/words/x")
-    refused(BadOptionError, "names a store and nothing in it", "cuts", "dos://h")
-    refused(BadOptionError, "names a directory and no journal", "journal", state)
-    refused(BadOptionError, "is a logical offset", "journal", f"{state}/c", from_="step:3")
-    refused(BadOptionError, "lies behind option 'to'", "journal", f"{state}/c", from_="9", to="3")
+    refused(BadOptionError, "names a store but nothing in it", "cuts", "dos://h")
+    refused(BadOptionError, "names a directory but no journal", "journal", state)
+    refused(BadOptionError, "must be a logical offset", "journal", f"{state}/c", from_="step:3")
+    refused(BadOptionError, "is after option 'to'", "journal", f"{state}/c", from_="9", to="3")
     refused(BadUrlError, "words", "cuts", "words")

@@ -32,7 +32,7 @@ def test_another_python_is_named_with_both_versions() -> None:
     problem = executor_problem(Expected("3.99", expected_of_driver().versions))
     assert problem is not None
     assert f"Python is {on_executor.python_version()}" in problem
-    assert "the driver's is 3.99: set PYSPARK_PYTHON" in problem
+    assert "the driver has 3.99: set PYSPARK_PYTHON" in problem
 
 
 @pytest.mark.parametrize("name", on_executor.SHARED)
@@ -44,7 +44,7 @@ def test_another_version_of_a_package_is_named(tmp_path: Path, name: str) -> Non
         pickle.dumps(expected_of_driver()),
     )
     ours = dict(zip(on_executor.SHARED, expected_of_driver().versions, strict=True))[name]
-    assert said.startswith(f"{name} is 1.2.3 and the driver's is {ours}: install the same version")
+    assert said.startswith(f"{name} is 1.2.3, but the driver has {ours}: install the same version")
 
 
 def test_a_task_of_the_source_reads_nothing_where_a_package_is_another(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ for reader, part in pickle.load(sys.stdin.buffer):
     assert len(lines) == 3
     for line in lines:
         assert line.startswith("ExecutorMismatchError executor mismatch on ")
-        assert "pandas is 2.2.9 and the driver's is" in line
+        assert "pandas is 2.2.9, but the driver has" in line
 
 
 def with_first_on_path(directory: Path, program: str, given: bytes = b"") -> str:
@@ -112,7 +112,7 @@ for wanted in ("run", "register"):
 print(any(name in sys.modules for name in ("pyspark", "pandas", "pyarrow")))
 """,
     )
-    text = f"UnsupportedVersionError {name} is {version}, and this release of DOS needs {name} {needed}"
+    text = f"UnsupportedVersionError {name} is {version}, but this release of DOS needs {name} {needed}"
     assert said.splitlines() == [f"{text} (pip install 'dos-journal[spark]')"] * 2 + ["False"]
 
 
@@ -169,4 +169,4 @@ def test_the_check_itself_runs_where_none_of_our_packages_is_installed() -> None
     assert runner  # importing it makes the module travel by value
     said = run_where_we_are_not_installed(cloudpickle.dumps(make_task(expected_of_driver(), b"", {})))
     assert said.startswith(on_executor.MISMATCH)
-    assert "dos-journal is not installed and the driver's is" in said
+    assert "dos-journal is not installed, but the driver has" in said

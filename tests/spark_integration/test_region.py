@@ -272,7 +272,7 @@ def test_a_wrong_graph_is_refused_before_anything_starts(start: Start, tmp_path:
 
 
 def test_a_region_that_would_take_every_slot_is_refused(start: Start, tmp_path: Path) -> None:
-    with pytest.raises(NotEnoughSlotsError, match=r"local\[6\] has 6 in all: use local\[8\]"):
+    with pytest.raises(NotEnoughSlotsError, match=r"local\[6\] has 6 in total: use local\[8\]"):
         start(word_count(tmp_path, passes=1), workers=6, data_dir=tmp_path / "data")
     assert not (tmp_path / "data").exists()
 
@@ -302,7 +302,7 @@ def test_a_region_gives_up_when_other_jobs_keep_the_slots(
         while tasks_at_work(spark) < 5:  # Spark counts them a moment after they begin
             assert time.monotonic() < deadline
             time.sleep(0.02)
-        with pytest.raises(NotEnoughSlotsError, match=r"2 free slots are needed, 1 are there .* of waiting"):
+        with pytest.raises(NotEnoughSlotsError, match=r"2 free slots are needed, 1 are free .* of waiting"):
             start(word_count(tmp_path, passes=1), data_dir=tmp_path / "data", start_timeout=1.0)
     finally:
         go_on.touch()
@@ -316,7 +316,7 @@ def test_executors_that_do_not_fit_end_the_region_at_once(
     seen_first = pretended(tmp_path / "seen", "pyarrow", "18.1.0")
     monkeypatch.setitem(spark.sparkContext.environment, "PYTHONPATH", str(seen_first))  # of executors alone
     region = start(word_count(tmp_path, passes=1), store=store)
-    with pytest.raises(ExecutorMismatchError, match=r"pyarrow is 18\.1\.0 and the driver.s is \d+"):
+    with pytest.raises(ExecutorMismatchError, match=r"pyarrow is 18\.1\.0, but the driver has \d+"):
         region.awaitTermination(PATIENCE_S)
 
 
@@ -327,7 +327,7 @@ def test_a_session_that_would_kill_silent_workers_is_refused_with_the_conf(
     for name, value in confs.items():
         spark.conf.set(name, value)
     try:
-        with pytest.raises(UnfitConfError, match=r"killOnIdleTimeout=true and .*=30 would have"):
+        with pytest.raises(UnfitConfError, match=r"killOnIdleTimeout=true and .*=30 would make"):
             run(spark, word_count(tmp_path, passes=1), store=store)
     finally:
         for name in confs:

@@ -60,17 +60,17 @@ def test_a_unit_is_recorded_once(unit: CommitUnit, last: int, mark: bytes, verdi
 def test_a_producer_of_somebody_else_is_left_alone(unit: CommitUnit, mark: bytes) -> None:
     owner_of = "another program" if decode_mark(mark) is None else "stream another"
     with pytest.raises(
-        OtherWriterError, match=f"was written by {owner_of}, and this is {unit.kind} .*producer"
+        OtherWriterError, match=f"was written by {owner_of}, but this is {unit.kind} .*producer"
     ):
         judged(unit, 3, mark)
 
 
 def test_a_checkpoint_that_is_ahead_of_the_store_wrote_elsewhere() -> None:
-    with pytest.raises(OtherCheckpointError, match=r"is at micro-batch 4, and .* has nothing of it"):
+    with pytest.raises(OtherCheckpointError, match=r"is at micro-batch 4, but .* has none of its micro"):
         judged(QUERY._replace(number=5), 0, b"")
     with pytest.raises(OtherCheckpointError, match="has its micro-batches up to 2"):
         judged(QUERY._replace(number=5), 3, encode_mark(QUERY))
-    with pytest.raises(LocalProtocolError, match=r"batch 5 cannot come after batch 3.*option 'batch'"):
+    with pytest.raises(LocalProtocolError, match=r"batch 5 cannot follow batch 3.*option 'batch'"):
         judged(JOB._replace(number=5), 3, ANOTHER_JOB)
 
 

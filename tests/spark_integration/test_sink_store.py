@@ -177,7 +177,7 @@ def test_rows_that_were_taken_away_or_changed_are_not_recorded(
 ) -> None:
     prepared = written(options, batch(0), rows(1), rows(2, text=BIG))
     prepared[1].parts = [one._replace(digest=one.digest ^ 1) for one in prepared[1].parts]
-    with pytest.raises(StagedRowsGoneError, match="not the bytes that were put there"):
+    with pytest.raises(StagedRowsGoneError, match="the bytes differ from those that the task staged"):
         commit(options, prepared, SCHEMA)
     with claim_above(store, prepared[1].directory) as claim:
         store.portal.call_sync(claim.claim.collect, lambda name: name == prepared[1].name)
@@ -209,7 +209,7 @@ def test_batch_writes_follow_each_other_and_the_same_one_counts_once(options: Si
     assert read(options) == [97, 0, 98, 0]
     numbered = CommitUnit(WriteKind.JOB, "c" * 32, 2)  # tried again by somebody who numbers
     assert commit(options, written(options, numbered, rows(9)), SCHEMA) is CommitDecision.DONE
-    with pytest.raises(OtherWriterError, match=r"was written by job b+, and this is stream"):
+    with pytest.raises(OtherWriterError, match=r"was written by job b+, but this is stream"):
         commit(options, written(options, batch(2), rows(9)), SCHEMA)
 
 
@@ -230,7 +230,7 @@ def test_a_member_that_is_away_holds_nothing_up_once_the_producer_is_there(
 def test_a_closed_handle_a_strange_producer_and_a_checkpoint_of_another_store_are_refused_by_name(
     servers: Servers[ThreadedServer], store: BlockingStore, options: SinkOptions
 ) -> None:
-    with pytest.raises(OtherCheckpointError, match="has nothing of it"):
+    with pytest.raises(OtherCheckpointError, match="has none of its micro-batches"):
         commit(options, written(options, batch(5), rows(1)), SCHEMA)
     with open_producer(store, "shop", options.input, "till", SCHEMA) as producer:
         producer.wait_recorded(producer.send(rows(1), mark=b"place 1"))

@@ -44,7 +44,7 @@ def test_a_region_is_refused_when_it_would_take_the_last_slot_and_is_told_what_w
     verdict = judge_slots(read_master("local[2]", cores=2), registered=2, busy=0, workers=2, spare=1)
     assert isinstance(verdict, RefuseToStart)
     assert "2 workers" in verdict.reason
-    assert "local[2] has 2 in all" in verdict.reason
+    assert "local[2] has 2 in total" in verdict.reason
     assert "local[4]" in verdict.reason
 
 
@@ -65,7 +65,7 @@ def test_a_region_waits_while_executors_are_missing_or_busy() -> None:
     assert isinstance(judge_slots(growing, registered=0, busy=0, workers=2, spare=1), WaitForExecutors)
     verdict = judge_slots(growing, registered=3, busy=2, workers=2, spare=1)
     assert isinstance(verdict, WaitForExecutors)
-    assert verdict.missing == "2 free slots are needed, 1 are there (3, 2 busy)"
+    assert verdict.missing == "2 free slots are needed, 1 are free (3, 2 busy)"
 
 
 @given(

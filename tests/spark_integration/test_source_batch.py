@@ -235,7 +235,7 @@ def test_columns_that_do_not_fit_are_named_with_both_types_before_a_task_runs(
 ) -> None:
     asked = pa.schema([("word", pa.string()), ("count", pa.int32())])
     with pytest.raises(
-        SchemaMismatchError, match="'count' was asked for as int, and output words/counts has it as bigint"
+        SchemaMismatchError, match="'count' was requested as int, but in output words/counts it is bigint"
     ):
         Reading(servers.url, "words", output="counts").schema(asked).partitions()
     with pytest.raises(SchemaMismatchError, match=r"'wort' \(string\) .*\(did you mean 'word'\?\)"):
@@ -244,14 +244,14 @@ def test_columns_that_do_not_fit_are_named_with_both_types_before_a_task_runs(
         Reading(servers.url, "words", output="counts", columns="cuont").partitions()
     with pytest.raises(FilterError, match="column 'count', which is bigint, with 'x'"):
         Reading(servers.url, "words", output="counts", filter="count = 'x'").partitions()
-    with pytest.raises(NoSchemaError, match="output quiet/out has no rows yet"):
+    with pytest.raises(NoSchemaError, match="output quiet/out are unknown, because it has no rows yet"):
         Reading(servers.url, "quiet", output="out").partitions()
 
 
 def test_text_that_is_none_is_named_with_its_place(
     servers: Servers[ThreadedServer], store: BlockingStore
 ) -> None:
-    with pytest.raises(NotReadableError, match="odd/o is no UTF-8 between bytes 0 and 3"):
+    with pytest.raises(NotReadableError, match="odd/o is not UTF-8 between bytes 0 and 3"):
         Reading(servers.url, "odd", content="lines").rows()
 
 

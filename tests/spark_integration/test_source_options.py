@@ -43,9 +43,7 @@ STORE, WHAT = "ab" * 16, "output words/counts"
 
 
 def test_options_are_told_apart_without_regard_to_case() -> None:
-    options = parse_options(
-        {**GOOD, "MAXROWSperTrigger": "10", "Read": "SYNCED", "failondataloss": "False"}
-    )
+    options = parse_options({**GOOD, "MAXROWSperTrigger": "10", "Read": "SYNCED", "failondataloss": "False"})
     assert (options.servers, options.directory, options.output) == (
         "dos://h1:9999,h2:9999,h3:9999",
         "words",
@@ -78,38 +76,38 @@ def test_an_unknown_option_is_named_with_the_nearest_right_one(wrong: str, near:
 
 
 BAD: list[tuple[dict[str, str], type[DosError], str]] = [
-    ({"output": "x"}, BadOptionError, "nothing to read was named"),
-    ({**GOOD, "path": "dos://h"}, BadOptionError, "names a store and nothing in it"),
+    ({"output": "x"}, BadOptionError, "no URL was given"),
+    ({**GOOD, "path": "dos://h"}, BadOptionError, "names a store but nothing in it"),
     ({**GOOD, "path": "hdfs://h/x"}, BadUrlError, "a URL begins with dos://"),
     (
         {"path": "dos://h/x"},
         BadOptionError,
-        "one of the options output, input, content says what is read, not none",
+        "exactly one of the options output, input, content is required, not none",
     ),
     ({**GOOD, "input": "x"}, BadOptionError, "not 'output' and 'input'"),
-    ({**GOOD, "path": "dos://h/words/x"}, BadOptionError, "ends with the name of the region"),
-    ({**GOOD, "objects": "*"}, BadOptionError, "goes with 'content'"),
+    ({**GOOD, "path": "dos://h/words/x"}, BadOptionError, "must end with the name of the region"),
+    ({**GOOD, "objects": "*"}, BadOptionError, "requires 'content'"),
     ({"path": "dos://h/d/o", "content": "lines", "objects": "*"}, BadOptionError, "names the object 'o'"),
-    ({"path": "dos://h/d", "content": "parket"}, BadOptionError, "is one of lines, .* not 'parket'"),
+    ({"path": "dos://h/d", "content": "parket"}, BadOptionError, "must be one of lines, .* not 'parket'"),
     ({**GOOD, "read": "commited"}, BadOptionError, r"\(did you mean 'committed'\?\)"),
     (
         {**GOOD, "maxBytesPerTrigger": "0"},
         BadOptionError,
-        "'maxBytesPerTrigger' is a whole number from 1, not '0'",
+        "'maxBytesPerTrigger' must be a whole number from 1, not '0'",
     ),
     ({**GOOD, "partitionBytes": "many"}, BadOptionError, "not 'many'"),
-    ({**GOOD, "failOnDataLoss": "no"}, BadOptionError, "is true or false, not 'no'"),
-    ({**GOOD, "columns": "a,,b"}, BadOptionError, "names with commas"),
-    ({**GOOD, "token": "a", "tokenFile": "b"}, BadOptionError, "say the same"),
+    ({**GOOD, "failOnDataLoss": "no"}, BadOptionError, "must be true or false, not 'no'"),
+    ({**GOOD, "columns": "a,,b"}, BadOptionError, "names separated by commas"),
+    ({**GOOD, "token": "a", "tokenFile": "b"}, BadOptionError, "exclude each other"),
     ({**GOOD, "output": "a/b"}, BadNameError, "a/b"),
-    ({"path": "dos://h/shop", "input": "o", "read": "synced"}, BadOptionError, "committed batches are read"),
-    ({**GOOD, "startingOffset": "yesterday"}, MalformedOffsetError, "'yesterday' is none that is known"),
+    ({"path": "dos://h/shop", "input": "o", "read": "synced"}, BadOptionError, "only committed batches"),
+    ({**GOOD, "startingOffset": "yesterday"}, MalformedOffsetError, "'yesterday' is of no known form"),
     ({**GOOD, "startingOffset": "step:x"}, MalformedOffsetError, "write earliest, latest, step:120"),
-    ({**GOOD, "startingOffset": "time:2026-01-31T12:00:00"}, MalformedOffsetError, "no time with a zone"),
-    ({**GOOD, "startingOffset": "{"}, MalformedOffsetError, "is no JSON"),
+    ({**GOOD, "startingOffset": "time:2026-01-31T12:00:00"}, MalformedOffsetError, "not a time with a zone"),
+    ({**GOOD, "startingOffset": "{"}, MalformedOffsetError, "is not valid JSON"),
     ({**GOOD, "startingOffset": '{"version": 1}'}, MalformedOffsetError, "missing required field"),
-    ({**GOOD, "filter": "a = "}, FilterError, "a value was expected"),
-    ({**GOOD, "filter": "a = 1 OR b = 2"}, FilterError, "AND was expected where 'OR' stands"),
+    ({**GOOD, "filter": "a = "}, FilterError, "expected a value"),
+    ({**GOOD, "filter": "a = 1 OR b = 2"}, FilterError, "expected AND instead of 'OR'"),
 ]
 
 
@@ -125,7 +123,7 @@ def test_what_is_for_streams_is_refused_in_a_batch_and_the_other_way_round() -> 
     given = {**GOOD, "startingoffset": "latest"}
     with pytest.raises(BadOptionError, match=r"'startingOffset' is for spark.readStream"):
         check_batch(parse_options(given), given)
-    with pytest.raises(BadOptionError, match="only synced may be taken back"):
+    with pytest.raises(BadOptionError, match="merely synced may be rolled back"):
         check_streaming(parse_options({**GOOD, "read": "synced"}))
     check_streaming(parse_options(given))
 
@@ -134,7 +132,7 @@ def test_a_token_comes_from_a_file_and_a_file_that_is_not_there_is_said(tmp_path
     (tmp_path / "token").write_text("secret\nnot this\n")
     source = DosSource({**GOOD, "tokenFile": str(tmp_path / "token")})
     assert source._options.token == b"secret"
-    with pytest.raises(BadOptionError, match="'tokenFile' cannot be read"):
+    with pytest.raises(BadOptionError, match="cannot read the file of the option 'tokenFile'"):
         DosSource({**GOOD, "tokenFile": str(tmp_path / "none")})
 
 
@@ -150,9 +148,9 @@ def test_points_come_back_from_an_offset(points: dict[str, SplitPoint]) -> None:
 
 def test_an_offset_of_another_store_or_source_is_refused() -> None:
     offset = offset_of(STORE, WHAT, {"w0000": SplitPoint(1, 10)})
-    with pytest.raises(OtherSourceError, match=f"is of store {STORE}, and this is store cd"):
+    with pytest.raises(OtherSourceError, match=f"belongs to store {STORE}, but this is store cd"):
         points_of(offset, "cd" * 16, WHAT)
-    with pytest.raises(OtherSourceError, match="is of output words/counts, and this query reads input a/b"):
+    with pytest.raises(OtherSourceError, match="to output words/counts, but this query reads input a/b"):
         points_of(offset, STORE, "input a/b")
 
 
@@ -231,7 +229,7 @@ def test_a_filter_means_what_it_means_in_sql(text: str, passed: list[int]) -> No
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("m = 1", r"column 'm'.* there are n, s, d, t, day"),
+        ("m = 1", r"column 'm'.* the columns are n, s, d, t, day"),
         ("n = 'one'", "column 'n', which is bigint, with 'one'"),
         ("n = 1.5", "column 'n', which is bigint, with 1.5"),
         ("s = 1", "column 's', which is string, with 1"),

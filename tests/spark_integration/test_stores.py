@@ -32,7 +32,7 @@ def test_without_a_name_a_local_session_gets_one_server_and_is_told_where_it_kee
     with caplog.at_level(logging.WARNING):
         used = choose_store(None, one_machine=True, master="local[4]", data_dir=tmp_path / "data")
     try:
-        assert f"one copy, kept in {tmp_path / 'data'}" in caplog.text
+        assert f"one copy, in {tmp_path / 'data'}" in caplog.text
         assert claim_once(used.url, epoch=1) == 1
     finally:
         used.close()

@@ -65,13 +65,13 @@ def test_the_ends_of_a_graph_are_found_or_asked_for_and_columns_that_do_not_fit_
     ends = ends_of(graph, WORDS, into=None, output=None)
     assert (ends.handle, ends.sink, ends.columns.names) == ("words", "totals", ["word", "count"])
     with pytest.raises(
-        SchemaMismatchError, match=r"'word' is int, and string there.*InputSource\('words', df"
+        SchemaMismatchError, match=r"'word' is int, but string there.*InputSource\('words', df"
     ):
         ends_of(graph, parse_schema("word int"), into=None, output=None)
     with pytest.raises(NoSuchEndError, match=r"no LogSink named 'totls' \(did you mean 'totals'\?\)"):
         ends_of(graph, WORDS, into=None, output="totls")
     graph.stream("counts").sink("more", LogSink())
-    with pytest.raises(NoSuchEndError, match=r"2 operators that are a LogSink \('more', 'totals'\).*output="):
+    with pytest.raises(NoSuchEndError, match=r"2 operators of kind LogSink \('more', 'totals'\).*output="):
         ends_of(graph, WORDS, into=None, output=None)
     assert ends_of(graph, WORDS, into="words", output="more").sink == "more"
     closed = Graph("closed")
@@ -174,7 +174,7 @@ def test_what_is_missing_is_said_before_anything_is_started(spark: SparkSession)
     with pytest.raises(NoCheckpointError, match=r"through\(\.\.\., checkpoint="):
         dos.through(stream, counting("g"))
     with threaded_store() as servers:
-        with pytest.raises(NotEnoughSlotsError, match=r"1 must be left .*stream needs one slot beside"):
+        with pytest.raises(NotEnoughSlotsError, match=r"1 must be left .*stream needs one slot besides"):
             dos.through(stream, counting("g"), workers=6, store=servers.url, checkpoint="unused")
         with open_store(servers.url) as store:
             assert store.list_directories() == []
@@ -187,7 +187,7 @@ def test_a_graph_of_several_regions_is_refused_before_anything_is_started(spark:
     again.annotate(consistent(period=0.5)).sink("more", LogSink())
     frame = spark.createDataFrame([("one",)], "word string")
     with threaded_store() as servers, open_store(servers.url) as store:
-        with pytest.raises(NoSuchEndError, match=r"'parts' is several regions: start it with `run`, and"):
+        with pytest.raises(NoSuchEndError, match=r"'parts' consists of several regions: start it with `run`"):
             dos.through(frame, graph, output="totals", workers=1, store=servers.url)
         assert store.list_directories() == []
 
@@ -198,7 +198,7 @@ def test_the_sessions_place_for_checkpoints_will_do_and_a_store_that_is_not_ther
     stream = spark.readStream.format("rate").load().selectExpr("string(value) AS word")
     spark.conf.set(CHECKPOINT_CONF, str(tmp_path))
     try:
-        with pytest.raises(StoreNotUsableError, match=r"dos://127\.0\.0\.1:1 .*cannot be made one"):
+        with pytest.raises(StoreNotUsableError, match=r"dos://127\.0\.0\.1:1 .*cannot be initialized now"):
             dos.through(stream, counting("g"), workers=1, store="dos://127.0.0.1:1")
     finally:
         spark.conf.unset(CHECKPOINT_CONF)
