@@ -198,7 +198,7 @@ def test_a_difference_that_the_blocks_do_not_tell_is_refused_with_the_reason(
         states=[{0: ends[0]}, {0: ends[1]}, {0: again[0]}],
         retain=3,
     )
-    with pytest.raises(StateNotRecordedError, match="the region went back between the two cuts"):
+    with pytest.raises(StateNotRecordedError, match="the region was rolled back between the two checkpoints"):
         Inside("state", f"{servers.url}/back", operator="counts", since="2", cut="3").rows()
     assert [
         row["word"] for row in Inside("state", f"{servers.url}/back", operator="counts", since="1").rows()
@@ -221,9 +221,11 @@ def test_state_that_is_not_there_is_named(servers: Servers[ThreadedServer], stor
         with pytest.raises(error, match=text):
             Inside("state", f"{servers.url}/{path}", **{"operator": "counts", **options}).rows()
 
-    refused(CheckpointReleasedError, "cut 1 of region words was released; retained are 2, 3, 4", cut="1")
-    refused(CheckpointReleasedError, "cut 1 of region words was released", since="1", cut="3")
-    refused(ManifestError, "region words has 4 as its last one", cut="9")
+    refused(
+        CheckpointReleasedError, "checkpoint 1 of region words was released; retained are 2, 3, 4", cut="1"
+    )
+    refused(CheckpointReleasedError, "checkpoint 1 of region words was released", since="1", cut="3")
+    refused(ManifestError, "the last one of region words is 4", cut="9")
     refused(NothingThereError, r"no operator 'count' in cut 4 \(did you mean 'counts'", operator="count")
     refused(NoSchemaError, "there is state of counts, limits", operator="lines")
     refused(NoRegionError, "no region 'wrods'", path="wrods")
@@ -337,7 +339,7 @@ def test_the_changes_of_an_operators_files_between_two_cuts_are_rows(
     (change, cut) = Inside("journal", url, from_="cut:2", to="cut:3").rows()
     assert (change["name"], change["ints"]) == ("WRITE", [2])
     assert (cut["name"], cut["ints"]) == ("CUT", [3, 30])
-    with pytest.raises(CheckpointReleasedError, match="cut 1 of region filed was released"):
+    with pytest.raises(CheckpointReleasedError, match="checkpoint 1 of region filed was released"):
         Inside("journal", url, from_="cut:1").rows()
 
 
@@ -367,7 +369,9 @@ def test_a_journal_that_is_not_there_or_trimmed_is_named(
     refused(NothingThereError, r"no chain 'sate' \(did you mean 'state'", "words.w0000/sate")
     refused(DataLossError, "what lies between 0 and", "words.w0000/state", from_="0")
     refused(DataLossError, "not on the line of history", "words.w0000/state", from_="cut:2")
-    refused(CheckpointReleasedError, "cut 1 of region words was released", "words.w0000/state", to="cut:1")
+    refused(
+        CheckpointReleasedError, "checkpoint 1 of region words was released", "words.w0000/state", to="cut:1"
+    )
     refused(BadOptionError, "is no worker's directory", "words.coord/manifest", to="cut:3")
     refused(BadOptionError, "chain steep of worker 0 is not in cut 3", "words.w0000/steep", to="cut:3")
 
