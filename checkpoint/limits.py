@@ -131,7 +131,7 @@ handshake_timeout_s: Final = 5.0
 stop_cut_timeout_s: Final = 30.0
 """How long `stop` waits for its last checkpoint before it stops without one."""
 stop_grace_s: Final = 10.0
-"""How long workers may take to end after the order to stop, before they are canceled."""
+"""How long workers may take to end after the order to stop, before they are cancelled."""
 tick_late_s: Final = 0.25
 """A timer that fires this late means that our own loop was delayed."""
 launch_backoff_s: Final = 0.5

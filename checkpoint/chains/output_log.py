@@ -109,9 +109,7 @@ class OutputLog:
         """
         end = self._line.end_of(step)
         if end is None:
-            raise LocalProtocolError(
-                f"the output of step {step} is not known; the last known step is {self.last_step}"
-            )
+            raise LocalProtocolError(f"the output of step {step} is not known; the last is {self.last_step}")
         await self._writer.wait_synced(end)
         self._line.forget(step)
         return end

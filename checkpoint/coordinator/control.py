@@ -1,8 +1,6 @@
-"""Runs a region: `RegionControl`, the thread-safe facade, runs the coordinator (`coordinator/shell.py`) in a
-thread.
+"""Runs a region: `RegionControl`, a thread-safe facade, runs the coordinator (`coordinator/shell.py`).
 
-It is started in two steps, `listen` and `start`, because the launcher must know the address before it
-launches workers.
+It starts in two steps, `listen` and `start`, because the launcher must know the address before it starts.
 """
 
 import logging
@@ -64,8 +62,7 @@ class RegionControl:
     `lastProgress`, `recentProgress`, `awaitTermination`, `checkpoint`, `addListener` are the methods of the
     handle of a region on Spark, with Spark's names.
 
-    The launcher calls `control.worker_ended(worker, attempt, error)` when a worker's process or task has
-    ended.
+    The launcher calls `control.worker_ended(worker, attempt, error)` when a worker's process has ended.
     """
 
     def __init__(
@@ -75,9 +72,7 @@ class RegionControl:
         observer: Observer | None = None,
         check: Callable[[bytes], None] | None = None,
     ) -> None:
-        """`check` is called once with the store's id, in a thread, before any worker starts; if it raises,
-        the region ends in FAILED with that exception.
-        """
+        """`check(store_id)` is called in a thread before workers start; if it raises, the region FAILS."""
         self.spec = spec
         self._check = check
         self._observer = observer
@@ -122,9 +117,7 @@ class RegionControl:
             return self._address
 
     def start(self, launcher: Launcher) -> None:
-        """Start the region: open the manifest, launch the workers. Returns immediately. Raises what `listen`
-        raises.
-        """
+        """Open the manifest and launch the workers. Returns immediately. Raises what `listen` raises."""
         self.listen()
         self._launcher = launcher
         self._on_loop(lambda: self._go.set() if self._go is not None else None)
@@ -150,9 +143,7 @@ class RegionControl:
         return number
 
     def wait_cut(self, cut: int, timeout: float | None = None) -> bool:
-        """Wait until a checkpoint of at least that number is committed. Return False on timeout or at the
-        region's end.
-        """
+        """Wait until a checkpoint of at least that number is committed. False on timeout or at the end."""
         with self._lock:
             self._lock.wait_for(lambda: self._cut >= cut or self._over, timeout)
             return self._cut >= cut
@@ -166,8 +157,7 @@ class RegionControl:
         region is PAUSED until `resume`. Returns the number of that checkpoint, 0 if no input was ever read.
 
         Workers, state and connections are kept; a reset leaves the region paused. Raises RegionFailedError if
-        pausing took longer than `timeout` seconds or the region ended; the request to pause remains in
-        effect.
+        that took longer than `timeout` seconds or the region ended; the request to pause remains in effect.
         """
         self._need_cuts()
         self._post(PauseWanted(on=True))
@@ -185,10 +175,9 @@ class RegionControl:
         self._post(PauseWanted(on=False))
 
     def stop(self) -> None:
-        """Take a last checkpoint if the region runs, then stop all workers. Returns immediately; `wait` waits
-        for the end.
+        """Take a last checkpoint if the region runs, then stop all workers. Returns immediately.
 
-        A region that was never started ends immediately.
+        `wait` waits for the end. A region that was never started ends immediately.
         """
         if self._launcher is None and self._thread is not None:
             self._on_loop(lambda: self._abandon.cancel())
@@ -201,9 +190,7 @@ class RegionControl:
             return self._lock.wait_for(lambda: self._over, timeout)
 
     def exception(self) -> Exception | None:
-        """Return why the region is FAILED or FENCED (RegionFailedError, RegionFencedError, ...), otherwise
-        None.
-        """
+        """Return why the region is FAILED or FENCED (RegionFailedError, RegionFencedError, ...), or None."""
         with self._lock:
             return self._error
 
@@ -255,9 +242,7 @@ class RegionControl:
         return True
 
     def checkpoint(self, timeout: float | None = None) -> int:
-        """Commit a checkpoint now and return its number. Raises RegionFailedError if none was committed
-        within `timeout` seconds.
-        """
+        """Commit a checkpoint now; return its number. Raises RegionFailedError after `timeout` seconds."""
         self._need_cuts()
         begun = time.monotonic()
         deadline = math.inf if timeout is None else begun + timeout
@@ -277,15 +262,12 @@ class RegionControl:
         `drop_savepoint`, also for later drivers. Returns its number once a committed checkpoint records the savepoint.
 
         Raises LocalProtocolError with the reason if the savepoint cannot be created, because the checkpoint
-        is released or the name is taken; RegionFailedError if that took longer than `timeout` seconds or the
-        region ended.
+        is released or the name is taken; RegionFailedError after `timeout` seconds or at the region's end.
         """
         return self._wait_settled(SavepointWanted(name, checkpoint), timeout)
 
     def drop_savepoint(self, name: str, timeout: float | None = None) -> int:
-        """Drop a savepoint; return the number of its checkpoint. Deletes what only that checkpoint needed.
-        Raises as `savepoint`.
-        """
+        """Drop a savepoint and what only it needed. Return its checkpoint's number. Raises as `savepoint`."""
         return self._wait_settled(SavepointWanted(name, on=False), timeout)
 
     def _wait_settled(self, wish: SavepointWanted, timeout: float | None) -> int:

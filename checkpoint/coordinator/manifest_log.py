@@ -201,6 +201,7 @@ class ManifestLog:
         now_ms = self._host.wall_time_ms()
         cut = msgspec.structs.replace(order.cut, wall_time_ms=now_ms, driver=self._driver)
         try:
+            # This is the commit. No CutAppended before the quorum has synced the record.
             await writer.wait_synced(writer.append(cut_record(cut)))
             self._kept = keep(self._kept, cut)
             self._emit(CutAppended(cut))

@@ -53,7 +53,8 @@ async def in_the_drivers_place(host: ManifestHost, region: str) -> AsyncIterator
             raise opened.error
         if not isinstance(opened, ManifestOpened):
             raise RegionFencedError(
-                f"the manifest of region {region!r} was claimed by another process in the meantime: the region is not stopped",
+                f"the manifest of region {region!r} was claimed by another process in the meantime:"
+                " the region is not stopped",
                 epoch_held=opened.epoch_held if isinstance(opened, ManifestSuperseded | ManifestTaken) else 0,
             )
         yield StandIn(log, opened, events)

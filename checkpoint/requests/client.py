@@ -80,8 +80,11 @@ class RequestClient:
                 elif not newer:
                     return Reply(answer)
                 else:
-                    doubt = f"incarnation {answer.incarnation}, {answer.driver}, answered, but epoch {newer} holds it"
-                    # that driver will not answer it again: ask the driver that holds the manifest now
+                    doubt = (
+                        f"incarnation {answer.incarnation}, {answer.driver}, answered,"
+                        f" but epoch {newer} has it"
+                    )
+                    # That driver will not answer it again: ask the driver that holds the manifest now.
                     if what == "status":
                         request = self._request(what, incarnation, patience_s)
                         await self._write(request)

@@ -178,7 +178,7 @@ class RequestServer:
             return
         data = b"".join(encode_record(self._answer(say, incarnation)) for say in saying)
         await write_records(self._store, answers_directory(self._spec.name), data)
-        for say in saying:
+        for say in saying:  # only now: answers that were not acknowledged are written again
             self._outbox.remove(say)
 
     def _answer(self, say: WriteAnswer, incarnation: int) -> Answer:

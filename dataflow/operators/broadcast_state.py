@@ -160,6 +160,7 @@ class BroadcastStateOperator(StatefulOperator):
         return row[self._keys[0]] if len(self._keys) == 1 else tuple(row[name] for name in self._keys)
 
     def _latest(self, key: Key) -> Row | None:
+        # Includes rows that take effect in the next step: a checkpoint contains them too (rule 3).
         return self._came[key] if key in self._came else self._rows.get(key)
 
     def _block(self, keys: Iterable[Key]) -> pa.RecordBatch:

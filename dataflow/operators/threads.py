@@ -27,7 +27,7 @@ class ThreadedOperator(Operator):
 
     The operator's `process` must be safe to call from several threads at once; the documentation tells the
     user so. `process` raises the fault of the first slice that has one, with the row counted from the
-    beginning of the batch. After a fault, slices that have not started are canceled, and running slices are
+    beginning of the batch. After a fault, slices that have not started are cancelled, and running slices are
     waited for.
     """
 

@@ -72,7 +72,7 @@ class FileSink(SinkSpec):
         check_owner(directory, msgspec.json.encode(owner), part_files(directory))
 
     def delivers(self, wanted: Delivery | None) -> Delivery:
-        """Rows are in the file immediately; a reset removes them if exactly-once is wanted."""
+        """Return what is wanted. Raises DeliveryError for exactly-once if resets do not truncate."""
         if self.truncate_on_reset:
             return wanted or "exactly-once"
         if wanted == "exactly-once":
@@ -151,7 +151,7 @@ class FileWriter(SinkWriter):
             )
         try:
             part.open(msgspec.json.encode(self._owner))
-            self._fence()
+            self._fence()  # before truncation: a left-over worker must not cut off newer rows
             self._cut_back(to)
         except OSError as error:
             raise SinkWriteError(

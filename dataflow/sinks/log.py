@@ -45,7 +45,7 @@ class LogSink(SinkSpec):
         object.__setattr__(self, "publish", _PUBLISH[publish])
 
     def check_input(self, schema: pa.Schema) -> None:
-        """With publish="step", require columns of comparable types. Raises SchemaError."""
+        """Require columns of comparable types if publish="step". Raises SchemaError."""
         if self.publish is not Publish.STEP:
             return
         for field in schema:
@@ -58,8 +58,9 @@ class LogSink(SinkSpec):
                 ) from error
 
     def delivers(self, wanted: Delivery | None) -> Delivery:
-        """With publish="step" the log compares replayed rows, so it does not support at-most-once, which
-        replays nothing.
+        """Raise DeliveryError for at-most-once if publish="step".
+
+        With publish="step" the log compares replayed rows, and at-most-once replays nothing.
         """
         if wanted == "at-most-once" and self.publish is Publish.STEP:
             text = 'with publish="step" compares the rows of a replay, and at-most-once has none'

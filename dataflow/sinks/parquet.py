@@ -163,6 +163,7 @@ class ParquetOutput(TwoPhaseOutput):
         last = self._last_path(transaction)
         if last.exists() and transaction <= last.read_text():
             return
+        # Rename before recording: after a crash in between, the repeated commit finds the visible file.
         try:
             self._staged_path(transaction).rename(self._shown_path(transaction))
         except FileNotFoundError:
@@ -172,7 +173,7 @@ class ParquetOutput(TwoPhaseOutput):
                     " its rows is committed",
                     remedy="restore the file; leave its files alone whose names begin with '_'",
                 ) from None
-        replace_durably(last, transaction.encode())
+        replace_durably(last, transaction.encode())  # also syncs the directory, and with it the rename
 
     def staged(self) -> Iterable[str]:
         return [path.stem[1:] for path in self._directory.glob("_*.parquet")]

@@ -202,7 +202,7 @@ def own_directory(
     if check_owner(directory, owner, unmarked, remedy):
         return
     mine = directory / f"_{unique}.{os.getpid()}.tmp"
-    with mine.open("wb") as file:
+    with mine.open("wb") as file:  # synced before it is linked, so that no owner file is ever incomplete
         file.write(owner)
         file.flush()
         os.fsync(file.fileno())

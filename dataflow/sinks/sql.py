@@ -84,7 +84,7 @@ class SqlSink(SinkSpec):
         target_table(self.table, schema, self.key)
 
     def delivers(self, wanted: Delivery | None) -> Delivery:
-        """With a key, rows are visible immediately, and rows that are written again replace them."""
+        """Return at-least-once with a key: rows are visible immediately and may be written again."""
         if not self.key:
             return SinkSpec.delivers(self, wanted)
         if wanted == "exactly-once":

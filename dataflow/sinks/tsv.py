@@ -53,7 +53,7 @@ def _text(column: pa.Array) -> pa.Array:
 
 
 def _plain(kind: pa.DataType) -> bool:
-    """Whether text of this type never contains a character to escape."""
+    """Return whether text of this type never contains a character to escape."""
     return bool(pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_floating(kind))
 
 

@@ -1,19 +1,15 @@
 """Directories that grow: reads files that are added later, and lines that are appended to files.
 
-This file decides which bytes a step reads and verifies that a replay reads the same. `sources/watched_files.py` lists the
-directories; `line_batches.py` converts bytes to lines.
+This file decides which bytes a step reads and verifies that a replay reads the same.
 
-1. A split is a file, named by its path. The hash of the path determines its worker, so workers need no
-   coordination for a new file.
+1. A split is a file, named by its path. The hash of the path determines its worker.
 2. Files are read in turns, in the order of their paths, each at most once per step. The division (file, from,
-   to; in order) therefore determines the order of the rows, and a busy file does not delay the others. If
-   event time is taken from the lines, the file with the lowest watermark is next (`turns.py`).
-3. A file holds event time back while it has lines to read. A file that is read to its present end does not,
-   because it is unknown which files still grow.
-4. A checkpoint contains the position of every existing file, with a digest of the bytes just before it.
-   Reading continues only if these bytes are unchanged; a file that is shorter, or differs before the
-   position, is rejected by name.
-5. Of a growing file only whole lines are read: text after the last newline waits for its own newline.
+   to; in order) therefore determines the order of the rows, and a busy file does not delay the others. With
+   event time from the lines, the file with the lowest watermark is next (`turns.py`).
+3. A file with lines to read holds event time back; one at its present end does not: it may never grow again.
+4. A checkpoint contains the position of every existing file, with a digest of the bytes just before it. A
+   file that is shorter, or differs before the position, is rejected by name.
+5. Of a growing file only whole lines are read.
 6. A gzip file is read once it is whole, and is then finished; its digest is that of the file.
 """
 
@@ -68,9 +64,8 @@ _open_files_max: Final = 64
 
 @dataclass(frozen=True, slots=True, init=False)
 class DirectorySource(SourceSpec):
-    """Reads all files in a directory, or those that match a pattern, one row per line (column `line`),
-    including files added and lines appended later. Every worker must see the files under the same paths. The
-    source ends when the path `until` exists and everything present then is read.
+    """Reads the files of a directory, one row per line (column `line`), and what is added to it later. Every
+    worker must see the same paths. The source ends when the path `until` exists and all files are read.
 
         DirectorySource("logs", until="logs/END")
 
@@ -199,8 +194,7 @@ class DirectoryReader(SourceReader):
         if self._over or self._clock() < self._look_at:
             return
         until = self._spec.until
-        # Check before listing, so that files written before `until` are included.
-        ending = until is not None and os.path.exists(until)  # noqa: PTH110
+        ending = until is not None and os.path.exists(until)  # noqa: PTH110 - before listing: misses no file
         found = {path: seen for path, seen in list_files(self._spec.places).items() if self._owns(path)}
         if len(found) > limits.directory_files_max:
             raise InputReadError(
@@ -286,9 +280,7 @@ class DirectoryReader(SourceReader):
         return file
 
     def _checked(self, path: str) -> FollowedFile:
-        """Return the open file. Reopens and verifies it when a step starts to read it, because it may have
-        been rewritten in place.
-        """
+        """Return the open file. Verifies it in each step, because it may have been rewritten in place."""
         if path not in self._parts and not path.endswith(GZIP_SUFFIX):
             self._shut(path)
         return self._opened(path)

@@ -1,7 +1,6 @@
 """Text files as a source: one row per line, column `line`. A split is one file in one pass.
 
-This file decides which bytes a step reads and verifies that they are unchanged. `text.py` converts bytes to
-lines.
+This file decides which bytes a step reads and verifies that they are unchanged.
 
 Splits are assigned to workers by index: file f of pass p belongs to worker (f + p) mod workers, so that
 passes balance out files of unequal size. A worker starts its splits in order. Without event time it reads one
@@ -332,9 +331,7 @@ class FileReader(SourceReader):
         return split
 
     def _file(self, split: _OpenSplit) -> FileBytes:
-        """Return the open file. Raises InputReadError; InputChangedError if the name now refers to another
-        file.
-        """
+        """Return the open file. Raises InputReadError; InputChangedError if the file was replaced."""
         file = self._files.pop(split.name, None)
         if file is None:
             file = open_bytes(split.path)

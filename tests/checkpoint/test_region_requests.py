@@ -172,7 +172,7 @@ def test_the_command_shows_the_region_has_it_cut_reset_and_stopped(region) -> No
     assert dos("region", "status", url, name, "--no-ask", "--json").returncode == 0
     silent = dos("region", "stop", url, name, "--timeout", 1)
     assert silent.returncode == 1
-    assert "may still begin it until" in silent.stderr
+    assert "may still start it until" in silent.stderr
 
 
 def test_a_pin_is_held_and_let_go_by_its_handle_and_by_the_command(region) -> None:
@@ -325,7 +325,7 @@ def test_an_answer_of_a_superseded_driver_is_not_believed(region) -> None:
                     nursery.cancel_scope.cancel()
 
     assert trio.run(main, epoch) == {"state": "RUNNING"}
-    assert f"incarnation {epoch - 1}, old:1, did, and epoch {epoch} has it" in trio.run(main, epoch - 1)
+    assert f"incarnation {epoch - 1}, old:1, answered, but epoch {epoch} has it" in trio.run(main, epoch - 1)
 
 
 def test_of_two_drivers_the_newer_one_answers_also_while_the_older_one_is_asleep(

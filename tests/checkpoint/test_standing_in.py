@@ -79,7 +79,7 @@ async def test_what_cannot_be_pinned_is_refused_and_nothing_is_recorded(savepoin
 async def test_a_region_without_a_cut_has_none_to_pin() -> None:
     world = World(2)
     await world.crash()
-    with pytest.raises(SavepointRefusedError, match="has committed no cut"):
+    with pytest.raises(SavepointRefusedError, match="has committed no checkpoint"):
         await savepoint_stopped(Host(world.store), REGION, "end", 0, on=True)
 
 

@@ -140,10 +140,10 @@ async def test_versions_only_rise_and_go_with_their_position() -> None:
     memory = MemoryStore()
     store = await opened(memory, 1, 0, None)
     position = await commit(store, 4, {"a": 1})
-    with pytest.raises(LocalProtocolError, match="cut 4 is not above version 4"):
+    with pytest.raises(LocalProtocolError, match="checkpoint 4 is not above version 4"):
         await commit(store, 4, {})
     for epoch, version, at in ((2, 0, position), (3, 3, None)):
-        with pytest.raises(LocalProtocolError, match="only version 0 has none"):
+        with pytest.raises(LocalProtocolError, match="version 0, and no other, has no position"):
             await opened(memory, epoch, version, at)
 
 

@@ -151,11 +151,11 @@ def test_the_log_tells_of_each_drop_once_and_not_more_often_than_now_and_then(
     assert told(0, 0.0) == []
     (first,) = told(5, 2.0)
     assert first.startswith("region shop: 5 late rows were dropped by 'hourly' 5: give event_time a larger")
-    assert first.endswith("(5 since the region began, up to 90 s behind the watermark)")
+    assert first.endswith("(5 since the region started, up to 90 s behind the watermark)")
     assert told(7, 3.0) == []
     (second,) = told(8, 13.0)
     assert second.startswith("region shop: 3 late rows were dropped")
-    assert "(8 since the region began" in second
+    assert "(8 since the region started" in second
     assert told(8, 30.0) == []
 
 

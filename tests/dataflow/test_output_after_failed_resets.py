@@ -181,8 +181,8 @@ async def test_a_manifest_says_when_a_later_cut_may_be_hidden(capsys: pytest.Cap
     store.claim(2, directory=claim.directory)
     view = await read_manifest(cast("Store", store), REGION)
     assert [cut.cut for cut in view.cuts] == [1, 2], "what a later record proves is shown"
-    assert f" {ends[3] - ends[2]} more bytes of the manifest are there" in view.unproved
-    assert view.unproved.startswith("a later cut may be committed: ")
+    assert f"the manifest has {ends[3] - ends[2]} more bytes" in view.unproved
+    assert view.unproved.startswith("a later checkpoint may be committed: ")
     assert "a take-over at epoch 2 did not complete" in view.unproved
     _print_manifest(view)
     assert capsys.readouterr().out.splitlines()[-1] == view.unproved

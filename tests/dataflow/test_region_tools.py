@@ -260,10 +260,8 @@ def test_cuts_are_listed_shown_and_compared_with_the_keys_that_changed(store: st
 
     trio.run(claimed_only, store, coordinator_directory("cuts"))
     hidden = json.loads(dos("checkpoint", "ls", store, "cuts", "--json"))
-    assert "a later cut may be committed" in hidden["unproved"]
-    assert [one["checkpoint"] for one in hidden["checkpoints"]] == [
-        one["checkpoint"] for one in listed["checkpoints"]
-    ][:-1]
+    assert "a later checkpoint may be committed" in hidden["unproved"]
+    assert [one["cut"] for one in hidden["cuts"]] == [one["cut"] for one in listed["cuts"]][:-1]
     assert dos("checkpoint", "ls", store, "cuts").splitlines()[-1] == hidden["unproved"]
     assert dos("region", "status", store, "cuts", "--no-ask").splitlines()[-1] == hidden["unproved"]
 
@@ -294,4 +292,4 @@ def test_a_region_with_real_workers_is_reset_and_stopped_from_outside(
         assert "STOPPED: stopped; the last cut is" in dos("region", "stop", store, "outside")
         assert control.awaitTermination(WAIT_S)
         assert control.status().state is RegionState.STOPPED
-    assert "stop asked by" in caplog.text
+    assert "stop requested by" in caplog.text
