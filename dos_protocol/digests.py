@@ -60,9 +60,7 @@ class PrefixDigest:
             self.blocks_digest = _one_shot(data, self.blocks_digest)
             self.size += count
             return
-        if (
-            self._tail is not None and self._tail_bytes + count < digest_block_bytes
-        ):  # fast path: a small append
+        if self._tail is not None and self._tail_bytes + count < digest_block_bytes:  # a small append
             self._tail.update(data)
             self._tail_bytes += count
             self.size += count

@@ -265,8 +265,7 @@ class DigestMismatchError(RefusedError):
 
 
 class FencedError(RefusedError):
-    """Another writer holds the directory, with the epoch `epoch_held`. This writer's appends are never
-    acknowledged again (P-4)."""
+    """Another writer holds the directory. This writer's appends are never acknowledged again (P-4)."""
 
     code_of_class = ErrorCode.FENCED
 

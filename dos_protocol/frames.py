@@ -1,5 +1,4 @@
-"""Frames: the unit on the wire, in both directions. Pure: bytes to `Frame` and back; `messages` interprets
-them.
+"""Frames: the unit on the wire, in both directions. `messages` interprets them. Pure.
 
 Layout (big-endian), a header of 32 bytes, then meta, then payload:
 
@@ -128,8 +127,7 @@ class FrameDecoder:
 
     @property
     def needed(self) -> int:
-        """Bytes of the frame that has begun, as far as known. `writable` allocates them when the buffer is
-        full."""
+        """Bytes of the frame that has begun, as far as known. `writable` grows the buffer to it."""
         return self._needed
 
     def allow(self, meta_max: int, payload_max: int) -> None:
@@ -259,9 +257,8 @@ class FrameDecoder:
 
     def _compact(self) -> None:
         count = self._end - self._start
-        self._view[:count] = self._view[
-            self._start : self._end
-        ]  # the ranges may overlap: memoryview moves correctly
+        # the ranges may overlap, which slice assignment of a memoryview handles
+        self._view[:count] = self._view[self._start : self._end]
         self._start, self._end = 0, count
 
     def _grow(self, capacity: int) -> None:

@@ -272,10 +272,10 @@ def _encode_durability_ack(message: DurabilityAck, request_id: int) -> Frame:
 
 
 def decode(frame: Frame) -> Message:
-    """Return the message in a frame. Raises RemoteProtocolError: UNKNOWN_OPCODE, or BAD_FRAME for a wrong
-    layout.
+    """Return the message in a frame.
 
-    The frame itself was valid, so the caller may answer the error and continue reading.
+    Raises RemoteProtocolError: UNKNOWN_OPCODE, or BAD_FRAME for a wrong layout. The frame itself was valid,
+    so the caller may answer the error and continue reading.
     """
     if frame.opcode == _APPEND_OPCODE:
         return _decode_append(frame)
@@ -355,8 +355,7 @@ def _entry_of(name_bytes: int) -> struct.Struct:
 
 
 def decode_entries(payload: Buffer) -> tuple[ObjectInfo, ...]:
-    """Return the entries of a payload. Raises ValueError or struct.error if the payload is not exactly
-    that."""
+    """Return the entries of a payload. Raises ValueError or struct.error for anything else."""
     data = bytes(payload)
     (count,) = _COUNT.unpack_from(data)
     position = _COUNT.size

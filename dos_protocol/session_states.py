@@ -1,5 +1,4 @@
-"""The states of a session as a table; the diagram in protocol.md is drawn from it, and a test keeps them
-equal.
+"""The states of a session as a table. The diagram in protocol.md is drawn from it.
 
 Only states, events, the table and `step` belong here. The cores perform the effects after a transition is
 found legal.
@@ -60,8 +59,7 @@ SESSION_TABLE: Final[dict[SessionState, dict[SessionEvent, SessionState]]] = {
 
 
 def step(state: SessionState, event: SessionEvent) -> SessionState:
-    """Return the state after the event. Raises LocalProtocolError for an event that the table does not
-    allow."""
+    """Return the state after the event. Raises LocalProtocolError for an event not in the table."""
     try:
         return SESSION_TABLE[state][event]
     except KeyError:

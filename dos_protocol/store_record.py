@@ -108,14 +108,18 @@ def _is_visible(text: str) -> bool:
 
 
 def default_ack_quorum(members: int) -> int:
-    """Return the default Qa: 1 of 1, 2 of 2, 2 of 3, and a majority beyond. Losing Qa - 1 disks loses nothing
-    (P-5)."""
+    """Return the default Qa: 1 of 1, 2 of 2, 2 of 3, and a majority beyond.
+
+    Losing Qa - 1 disks loses no acknowledged byte (P-5).
+    """
     return members // 2 + 1
 
 
 def claims_needed(n: int, qa: int) -> int:
-    """Return F = max(N - Qa + 1, Qa): the claims needed before a segment is opened (R1). N counts members
-    "in"."""
+    """Return F = max(N - Qa + 1, Qa): the claims needed before a segment is opened (R1).
+
+    N counts the members in state "in".
+    """
     return max(n - qa + 1, qa)
 
 

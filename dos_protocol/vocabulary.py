@@ -65,8 +65,7 @@ class ObjectInfo(msgspec.Struct, frozen=True):
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """The first message of a session. `store_id` NO_ID: the session is with this one server, not with a
-    store."""
+    """The first message of a session. `store_id` NO_ID: the session is with this one server only."""
 
     version: int = 1
     token: bytes = b""
@@ -154,8 +153,10 @@ class Data(msgspec.Struct, frozen=True):
 
 
 class List(msgspec.Struct, frozen=True):
-    """List names in order: those with the prefix that sort after `after`. Directories before CWD, objects
-    after it."""
+    """List names in order: those with the prefix that sort after `after`.
+
+    Lists directories before CWD, objects after it.
+    """
 
     prefix: str = ""
     after: str = ""
@@ -255,8 +256,7 @@ class RepairAck(msgspec.Struct, frozen=True):
 
 
 class Stamp(msgspec.Struct, frozen=True):
-    """Announce that another member witnessed this stamp of the server's disk. Number 0: none did; only
-    ask."""
+    """Announce that another member witnessed this stamp of the server's disk. Number 0: none."""
 
     number: int = 0
     stamp_id: bytes = NO_ID
@@ -284,8 +284,7 @@ class Witness(msgspec.Struct, frozen=True):
 
 
 class Witnessed(msgspec.Struct, frozen=True):
-    """The stamp that is kept now, on stable storage. It differs from the one sent if `before` did not
-    match."""
+    """The stamp that is kept now, on stable storage. Another than the one sent if `before` did not match."""
 
     server_id: bytes
     number: int
@@ -293,8 +292,10 @@ class Witnessed(msgspec.Struct, frozen=True):
 
 
 class Error(msgspec.Struct, frozen=True):
-    """A refusal. `actual`: a number whose meaning depends on the code. `record`: the server's store record
-    where it helps."""
+    """A refusal.
+
+    `actual`: a number whose meaning depends on the code. `record`: the server's store record where it helps.
+    """
 
     code: int
     message: str = ""

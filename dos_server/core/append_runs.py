@@ -22,8 +22,7 @@ _NAME_AT: Final = _SIZE_AND_DIGEST.size
 
 
 def take_run(tables: Tables, session: Session, frames: Sequence[Frame], start: int) -> int:
-    """Accept the APPEND frames from `start` on that pass all checks. Return the index of the first one that
-    does not."""
+    """Accept APPEND frames from index `start` on until one fails a check. Return the index of that one."""
     directory = tables.directories.get(session.directory) if session.directory else None
     if directory is None or session.state is SessionState.NEW:
         return start

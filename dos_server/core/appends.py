@@ -184,8 +184,7 @@ class Appends:
         self._tables.send(session, m.DurabilityAck(state.name, state.written, state.synced))
 
     def _release(self, number: int, count_bytes: int, count: int) -> Session | None:
-        """Uncount appends of the session that are settled or refused, and return the session if it still
-        exists."""
+        """Uncount settled or refused appends of the session. Return it, or None if it has ended."""
         session = self._tables.sessions.get(number)
         if session is not None:
             session.unsynced_bytes -= count_bytes

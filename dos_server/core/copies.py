@@ -1,6 +1,4 @@
-"""Events and effects of new copies (MEND), from the first bytes to the installed copy. Values only; part of
-`vocabulary`.
-"""
+"""Events and effects of new copies (MEND). Values only; part of `vocabulary`."""
 
 from typing import NamedTuple
 
@@ -10,10 +8,10 @@ from dos_server.core.recovery_scan import RecoveredObject
 
 
 class WriteRepair(NamedTuple):
-    """Write the buffers at a position of the new copy's own file, which is not visible to readers. `create`
-    makes the file.
+    """Write the buffers at a position of the new copy's own file, which is not visible to readers.
 
-    `copy`: a number that is unique among the new copies of this incarnation of the server.
+    `create` makes the file. `copy`: a number that is unique among the new copies of this incarnation of the
+    server.
     """
 
     session: int
@@ -63,8 +61,10 @@ class RepairWritten(NamedTuple):
 
 
 class RepairInstalled(NamedTuple):
-    """`InstallRepair` finished; `found` is the object now. None: it failed, and only a restart can determine
-    which copy is there."""
+    """`InstallRepair` finished.
+
+    `found`: the object now; None if it failed and only a restart can determine which copy is there.
+    """
 
     session: int
     directory: str

@@ -74,8 +74,7 @@ class DirectoryState:
 
     @property
     def idle(self) -> bool:
-        """Whether the directory is unused and has no operation in progress, so that it can be dropped from
-        memory."""
+        """Whether the directory is unused and settled, so that it can be dropped from memory."""
         return (
             not self.sessions
             and not self.opening
@@ -122,8 +121,7 @@ class DirectoryState:
         return self.claimant is not None and self.stored == self.claim and self.settled
 
     def enter(self, session: Session, *, holds: bool) -> None:
-        """Record that the session's CWD is answered. With `holds`, the session becomes the directory's
-        writer."""
+        """Record that the session's CWD is answered. `holds`: the session is now the writer."""
         self.sessions[session.number] = session
         if holds:
             self.holder = session
@@ -131,15 +129,13 @@ class DirectoryState:
             self.holder = None
 
     def leave(self, session: Session) -> None:
-        """Remove a session that opens another directory or has ended. Its claim stays held, without a
-        session."""
+        """Remove a session that opens another directory or has ended. Its claim stays held."""
         self.sessions.pop(session.number, None)
         if self.holder is session:
             self.holder = None
 
     def forget_opening(self, session: Session) -> int:
-        """Discard the session's unanswered CWD. Return how many of its CWDs waited for the directory
-        to load."""
+        """Discard the session's unanswered CWD. Return how many of them waited for loading."""
         before = len(self.opening)
         self.opening = [one for one in self.opening if one.session is not session]
         if self.claimant is not None and self.claimant.session is session:

@@ -91,8 +91,7 @@ class ExtentHeader(NamedTuple):
 
 
 class AcceptedBytes(NamedTuple):
-    """Accepted bytes at a logical offset, at most one extent long, with the fold of the whole blocks below
-    them."""
+    """Accepted bytes at a logical offset, at most one extent, with the fold of the blocks below them."""
 
     offset: int
     prefix_digest: int
@@ -175,8 +174,7 @@ A plain tuple: creating a NamedTuple would double the cost of a step.
 
 
 def steps_in(data: bytes, seed: int) -> Iterator[Step]:
-    """Yield the valid headers of adjacent extents, from the start of the data up to the first header that is
-    invalid or incomplete.
+    """Yield the valid headers of adjacent extents, up to the first one that is invalid or incomplete.
 
     Makes the same checks as `decode_header` in a fifth of the time, because a walk may visit millions of
     headers.
@@ -196,10 +194,9 @@ def steps_in(data: bytes, seed: int) -> Iterator[Step]:
 def build_extents(
     pieces: Iterable[AcceptedBytes], *, seed: int, epoch: int, durable: int, link: int
 ) -> Iterator[tuple[ExtentHeader, list[Buffer]]]:
-    """Yield extents for adjacent pieces, in order: each header, and the buffers to write, encoded header
-    first.
+    """Yield extents for adjacent pieces, in order: the header, and the buffers to write.
 
-    `link`: the link of the first extent.
+    The first buffer is the encoded header. `link`: the link of the first extent.
     """
     group: list[AcceptedBytes] = []
     size = 0

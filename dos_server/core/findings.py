@@ -151,8 +151,7 @@ def of_rot(place: str, damage: DamagedExtentError) -> Finding:
 
 
 def of_lost(place: str, mark: ObjectMark | None, why: str) -> Finding:
-    """Return the finding for an object whose file is missing or unreadable: row G from offset 0, as in a
-    start."""
+    """Return the finding for an object whose file is missing or unreadable: row G from offset 0."""
     synced = f"{mark.synced} bytes, according to its mark" if mark is not None else "an object's file"
     means = "this server has lost the object: CORRUPT from offset 0 on"
     return Finding(Severity.DAMAGED, place, synced, why, means, REPAIR, 0, None, "G")

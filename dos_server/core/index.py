@@ -71,8 +71,7 @@ class SparseIndex:
         self._links.append(link)
 
     def find(self, offset: int) -> ExtentPlace:
-        """Return the start of an extent at or before the logical offset; the first extent if there is no
-        entry."""
+        """Return the start of an extent at or before the offset; the first extent if there is no entry."""
         place = bisect_right(self._offsets, offset) - 1
         recent = self._recent
         if (

@@ -34,8 +34,7 @@ class DirectoryLoaded(NamedTuple):
 
 
 class LoadObject(NamedTuple):
-    """Judge an object of a loaded directory again, because its torn tail can now be copied aside and cut;
-    then report."""
+    """Judge a loaded object again, because its torn tail can now be copied aside and cut; then report."""
 
     directory: str
     name: str

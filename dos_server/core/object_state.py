@@ -55,10 +55,10 @@ class AppendRefusal(NamedTuple):
 
 
 class WriteBatch(NamedTuple):
-    """The write in progress: sizes, link and fold at its end, its extents for the index, its number of
-    appends.
+    """The write in progress.
 
-    `end`: logical size after it. `file_bytes`: file size after it. `link`: for the extent after it.
+    `end`: logical size after it. `file_bytes`: file size after it. `link`: for the extent after it. `fold`:
+    at its end.
     """
 
     end: int
@@ -165,8 +165,7 @@ class ObjectState:
 
     @property
     def durable(self) -> int:
-        """The largest size known to have been on stable storage at any time. Above `synced` if the copy is
-        damaged."""
+        """The largest size known to have been durable at any time; above `synced` if damaged."""
         return max(self._durable, self.synced)
 
     @property
@@ -190,8 +189,7 @@ class ObjectState:
 
     @property
     def settled(self) -> bool:
-        """Whether no operation on the file is in progress or pending: write, sync, repair, removal, or
-        renewed judgment."""
+        """Whether no operation on the file is in progress or pending."""
         return (
             self.batch is None
             and self.changing is None
@@ -296,9 +294,7 @@ class ObjectState:
     def accept(self, payload: Buffer, session: int, request_id: int) -> None:
         """Accept the bytes. The caller has checked `refuses`."""
         if self.batch is not None:
-            payload = bytes(
-                payload
-            )  # it waits for the running write; the receive buffer is reused before that
+            payload = bytes(payload)  # copied: the receive buffer is reused before the next write
         fold, count = self.fold_to_change(), len(payload)
         if count <= extent_payload_bytes_max:
             if count:
@@ -314,8 +310,7 @@ class ObjectState:
         self.unwritten_tickets += 1
 
     def next_write(self, epoch: int) -> Write | None:
-        """Return the write of everything accepted, as extents; None while a write runs or if nothing is
-        pending."""
+        """Return the write of everything accepted, as extents; None if a write runs or nothing is pending."""
         if self.batch is not None or not self.unwritten_tickets or self.poisoned:
             return None
         position, link, starts, buffers = self.file_bytes, self.link, [], []
@@ -344,8 +339,7 @@ class ObjectState:
         self.digests.append((batch.end, batch.fold.value))
 
     def undo_write(self) -> list[PendingAppend]:
-        """Discard the batch, of which nothing is in the file, and everything accepted after it. Return the
-        refused tickets."""
+        """Discard the unwritten batch and everything accepted after it. Return the refused tickets."""
         batch = self._take_batch()
         refused = batch.tickets + self.unwritten_tickets
         self.unwritten_tickets = 0
@@ -362,8 +356,7 @@ class ObjectState:
         self.sync_covers, self.sync_asked = None, False
 
     def poison(self) -> list[PendingAppend]:
-        """Poison the object after a failed write or sync, and return every ticket that will never be
-        acknowledged.
+        """Poison the object after a failed write or sync. Return all tickets: none will be acknowledged.
 
         An operation in progress stays registered: nothing else may touch the file before it ends, and its end
         must not be taken for that of a later one.
@@ -384,8 +377,7 @@ class ObjectState:
         return Sync(self.directory, self.name, not self.entry_durable)
 
     def sync_begins(self) -> None:
-        """Record the start of the sync: it covers exactly what is written now. Later writes wait for the next
-        sync."""
+        """Record the start of the sync. It covers what is written now; later writes wait for the next one."""
         self.sync_covers = self.written
 
     def was_synced(self) -> list[PendingAppend]:

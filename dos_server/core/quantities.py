@@ -15,8 +15,7 @@ _SPAN: Final = re.compile(_NUMBER + r" ?([smhd]?)", re.ASCII)
 
 
 def parse_rate(text: str) -> int:
-    """Return bytes per second for a text such as 8MB/s, 512KiB/s or 0. Raises ValueError with the accepted
-    forms."""
+    """Return bytes per second for a text such as 8MB/s, 512KiB/s or 0. Raises ValueError."""
     match = _RATE.fullmatch(text.strip())
     if match is None or match[2].lower() not in _UNITS:
         raise ValueError(
@@ -26,8 +25,7 @@ def parse_rate(text: str) -> int:
 
 
 def parse_span(text: str) -> float:
-    """Return seconds for a text such as 24h, 90m, 7d, 30s or 0.5. Raises ValueError with the accepted
-    forms."""
+    """Return seconds for a text such as 24h, 90m, 7d, 30s or 0.5. Raises ValueError."""
     match = _SPAN.fullmatch(text.strip())
     if match is None:
         raise ValueError(f"invalid time {text[:40]!r}: use a number and s, m, h or d, for example 24h")

@@ -106,8 +106,7 @@ class Reads:
             self._tables.send(session, m.Data(read.name, read.start, synced, event.data), read.request_id)
 
     def _changed_meanwhile(self, read: v.ReadData | v.ReadDigest, *, damaged: bool) -> AppendRefusal | None:
-        """Return a refusal if the file that was read no longer belongs to the object, or was changing during
-        the read."""
+        """Return a refusal if the file that was read is no longer the object's or was changing."""
         directory = self._tables.directories.get(read.directory)
         if directory is None:
             return None
@@ -119,8 +118,10 @@ class Reads:
         return None
 
     def quarantine(self, directory_name: str, name: str, offset: int) -> None:
-        """Record that good bytes became damaged. The copy no longer counts, even after a restart, until it is
-        repaired."""
+        """Record damage found in good bytes. The copy does not count until it is repaired.
+
+        The mark records it, so it holds after a restart, too.
+        """
         state = self._tables.find(directory_name, name)
         if state is not None:
             if state.corrupt_from is None or (state.uncut_bytes and not state.tail_damaged):
@@ -142,8 +143,7 @@ class Reads:
             self._answer_woken()
 
     def _answer_woken(self) -> None:
-        """Answer a bounded number of woken GETs. Skip sessions that already have the maximum of reads in
-        progress."""
+        """Answer a bounded number of woken GETs. Skip sessions that have the maximum of reads in progress."""
         tables, woken = self._tables, self._tables.waiting.woken
         for _ in range(min(len(woken), woken_of_event_max)):
             waiter = woken.popleft()
@@ -240,8 +240,7 @@ class Reads:
             self._tables.send(session, m.StatResult(state.info(), read.size, event.digest), read.request_id)
 
     def _directory_info(self, name: str) -> m.ObjectInfo:
-        """Return a directory's entry in a list. It reports damage, so that a repair need not open every
-        directory."""
+        """Return a directory's entry in a list, with its damage: a repair need not open every directory."""
         return m.ObjectInfo(name, corrupt=self._tables.has_damage(name))
 
     def list_entries(self, session: Session, request: m.List, request_id: int) -> None:

@@ -70,8 +70,7 @@ class RecoveredObject:
         return self.decision is RecoveryDecision.QUARANTINE
 
     def uncut(self, file_bytes: int) -> "RecoveredObject":
-        """Return the same object with its tail left in place for lack of space. Everything below the tail is
-        served.
+        """Return the object with its tail left in place for lack of space. Bytes below the tail are served.
 
         `file_bytes`: the file's size with the tail.
         """
@@ -118,8 +117,7 @@ def recover(read: ReadAt, file_bytes: int, seed: int, mark: ObjectMark | None) -
 
 
 def judge(read: ReadAt, file_bytes: int, seed: int, mark: ObjectMark | None) -> RecoveredObject:
-    """Return what a start makes of a file and its mark. Row R takes precedence over all others and changes no
-    fact."""
+    """Return what a start makes of a file and its mark. Row R precedes all others and changes no fact."""
     found = recover(read, file_bytes, seed, mark)
     if mark is not None and mark.damaged and not found.corrupt:
         return replace(found, letter="R", decision=RecoveryDecision.QUARANTINE)
@@ -167,8 +165,7 @@ class _Scan:
         self.bad_payload: LocatedExtent | None = None
 
     def headers(self) -> None:
-        """Walk from header to header to the end of the chain, and drop extents that turn out to be
-        durable."""
+        """Walk the headers to the end of the chain. Drop extents from `unsure` that turn out durable."""
         while self.position < self.file_bytes:
             follows = self._follow(self.read(self.position, _HEADER_WINDOW_BYTES))
             while self.unsure and self.unsure[0].end <= self.durable:
@@ -250,8 +247,7 @@ class _Scan:
             self._stop(self.at_mark)
 
     def stop_at_damage(self, offset: int) -> None:
-        """Move the end back to the extent that holds `offset`: content below the durable bound was found
-        damaged."""
+        """Move the end back to the extent that holds `offset`, where the digest found damage."""
         position = self.index.find(offset).position
         window = ReadWindow(self.read, _HEADER_WINDOW_BYTES)
         while True:
@@ -300,8 +296,7 @@ class _Scan:
         return TailDamage.MISPLACED if header.offset != self.size else TailDamage.TORN
 
     def _torn_or_rotten(self, start: int, end: int) -> TailDamage:
-        """Return TORN if, in some sector, the part that belongs to [start, end) is all zeros; ROTTEN
-        otherwise."""
+        """Return TORN if the part of [start, end) in some sector is all zeros; ROTTEN otherwise."""
         data = self.read(start, end - start)
         edge = start
         while edge < start + len(data):

@@ -31,8 +31,7 @@ from dos_server.core.tables import Tables
 
 
 class RemovalOutcome(NamedTuple):
-    """The outcome of a removal. `refusal` None: the object was removed durably. `session` None: it has
-    ended."""
+    """The outcome of a removal. `refusal` None: removed durably. `session` None: it has ended."""
 
     session: Session | None
     request_id: int

@@ -106,8 +106,7 @@ class Repairs:
     def _take(
         self, session: Session, directory: DirectoryState, request: m.RepairChunk, request_id: int
     ) -> None:
-        """Pass the bytes to the disk. They are copied, because the receive buffer is reused before they are
-        written."""
+        """Pass a copy of the bytes to the disk: the receive buffer is reused before they are written."""
         repair = self._tables.repairs[session.number]
         repair.request_id = request_id
         if not len(request.payload) and not repair.complete:
@@ -125,8 +124,7 @@ class Repairs:
         )
 
     def written(self, event: v.RepairWritten) -> None:
-        """Handle the end of a write to the new copy: acknowledge it, or install the copy if it is
-        complete."""
+        """Handle the end of a write to the new copy: acknowledge it, or install the complete copy."""
         repair = self._tables.repairs[event.session]
         repair.busy = False
         session = self._tables.answerable(event.session)
@@ -215,8 +213,7 @@ def _is_there_already(state: ObjectState | None, request: m.RepairChunk) -> bool
 
 
 def refuses(state: ObjectState | None, request: m.RepairChunk) -> AppendRefusal | None:
-    """Return why the object's copy may not be replaced as requested, whatever the new bytes are; None if it
-    may."""
+    """Return why the object's copy may not be replaced, whatever the new bytes are; None if it may."""
     size, digest = state.told if state is not None else (0, 0)
     if request.goal_size > object_bytes_max:
         return AppendRefusal(

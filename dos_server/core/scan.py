@@ -37,8 +37,7 @@ class DamagedExtentError(Exception):
 
 
 class LocatedExtent(NamedTuple):
-    """A header and the file position where it begins. `link_after`: the link for the extent that
-    follows it."""
+    """A header and its file position. `link_after`: the link for the extent that follows it."""
 
     position: int
     header: ExtentHeader
@@ -118,11 +117,10 @@ class VerifiedContent(NamedTuple):
 def read_part(
     read: ReadAt, seed: int, place: ExtentPlace, start: int, end: int, extents_max: int | None = None
 ) -> VerifiedContent:
-    """Return the verified content from start to end, or its beginning if it lies in more than `extents_max`
-    extents.
+    """Return the verified content from start to end; only its beginning if it lies in many extents.
 
-    The caller ensures that end <= synced size. Raises DamagedExtentError with `offset` at the first damaged
-    extent.
+    `extents_max` limits the extents read. The caller ensures that end <= synced size. Raises
+    DamagedExtentError with `offset` at the first damaged extent.
     """
     if start >= end:
         return VerifiedContent(b"", None)

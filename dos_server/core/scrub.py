@@ -183,17 +183,15 @@ class Scrub:
             self._later(scrub_load_seconds)
             return None
         rest, self._load_began = (tables.now - self._load_began) * scrub_rest_share, tables.now
-        if (
-            self._names is None and self._loaded_it and rest > 0
-        ):  # loading reads headers without a rate limit: pause for it
+        if self._names is None and self._loaded_it and rest > 0:
+            # loading reads headers without a rate limit: pause in proportion to its duration
             self._names = deque(sorted(directory.objects))
             self._later(rest)
             return None
         return directory
 
     def _next_object(self, directory: DirectoryState) -> bool:
-        """Continue with the current object or move to the next one. Return False if the directory is
-        finished."""
+        """Continue with the current object or move to the next one. Return False if there is none."""
         if self._object is not None and self._is_there(self._object):
             return True
         if self._names is None:

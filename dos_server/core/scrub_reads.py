@@ -24,10 +24,10 @@ class ScrubRead(NamedTuple):
 
 
 class ScrubReadDone(NamedTuple):
-    """`ScrubRead` finished. `chain`: where to continue. `damaged_at`: content is damaged from there on. If both
-    are None, the part could not be read.
+    """`ScrubRead` finished.
 
-    `what`: the finding in words. `seconds`: the duration of the read.
+    `chain`: where to continue. `damaged_at`: content is damaged from there on. If both are None, the part
+    could not be read. `what`: the finding in words. `seconds`: the duration of the read.
     """
 
     look: ScrubRead

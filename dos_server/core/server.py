@@ -129,8 +129,7 @@ class ServerCore:
         }
 
     def handle(self, event: v.Event, now: float) -> list[v.Effect]:
-        """Handle one event and return the effects, in the order to perform them. `now` is monotonic, in
-        seconds."""
+        """Handle one event and return the effects in the order to perform them. `now`: monotonic seconds."""
         tables = self._tables
         tables.now = now
         self._on_event[type(event)](event)
@@ -187,8 +186,7 @@ class ServerCore:
         return self._version0.is_streaming(session)
 
     def wants_tick(self) -> bool:
-        """Return whether the core needs `Tick` events: a GET waits, or a received size or a status has not
-        been sent yet."""
+        """Return whether the core needs `Tick` events, because a GET waits or a size is not yet reported."""
         tables = self._tables
         return bool(tables.untold or tables.waiting or tables.later or self._version0.wants_tick())
 
@@ -220,8 +218,7 @@ class ServerCore:
         self._tables.forget_idle()
 
     def _received(self, event: v.Received) -> None:
-        """Execute a frame, or defer it while a CWD of the session is unanswered: requests run in the order
-        sent."""
+        """Execute a frame, or defer it while a CWD of the session is unanswered, to keep the order sent."""
         session = self._tables.sessions.get(event.session)
         if session is None or session.closed or session.leaving:
             return
@@ -261,8 +258,7 @@ class ServerCore:
             handler(session, message, frame.request_id)
 
     def _go_on(self) -> None:
-        """Execute the requests that sessions sent after a CWD that is now answered, and end sessions that
-        wait to quit."""
+        """Execute the requests that were deferred by a CWD that is now answered; end sessions that quit."""
         self._version0.hear()
         opened, self._tables.opened = self._tables.opened, []
         for session in opened:

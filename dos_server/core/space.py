@@ -34,8 +34,7 @@ def reserve_of(total_bytes: int) -> int:
 
 
 def cost(payload_bytes: int, *, new_file: bool) -> int:
-    """Return about how much disk space a payload takes, including extent headers or a new file's first
-    block."""
+    """Return about how much disk space a payload takes, with headers or a new file's first block."""
     return payload_bytes + (new_file_bytes if new_file else extent_header_bytes)
 
 
@@ -96,8 +95,7 @@ class DiskSpace:
         self.room_bytes -= count
 
     def ran_out(self, count: int, now: float) -> str | None:
-        """Refuse appends until `count` bytes fit. Returns a line for the log if they were not refused
-        before."""
+        """Refuse appends until `count` bytes fit. Returns a log line if they were not refused before."""
         if self.refusing:
             self._wanted = max(self._wanted, count)
             return None

@@ -75,8 +75,7 @@ class History(NamedTuple):
         return self._replace(first=self.first + len(self.ids) + 1 - len(ids), ids=ids)
 
     def lacks(self, stamp: DiskStamp) -> bool:
-        """Return whether the disk never had that stamp. False for one older than all that are kept: it cannot
-        be judged."""
+        """Return whether the disk never had that stamp. False if it is older than all that are kept."""
         if stamp.number < self.first:
             return False
         index = stamp.number - self.first
@@ -150,8 +149,7 @@ class Stamps:
         )
 
     def stamp(self, session: Session, request: m.Stamp, request_id: int) -> None:
-        """Compare the requested stamp with the history, and answer the newest one. Create a new one if that
-        is old."""
+        """Compare the stamp with the history and answer the newest one; create a new one if that is old."""
         tables, asked = self._tables, DiskStamp(request.number, request.stamp_id)
         if session.store_id == NO_ID:
             tables.refuse(
@@ -179,8 +177,7 @@ class Stamps:
         return late and STAMPS not in self._storing
 
     def _went_back(self, session: Session, asked: DiskStamp, request_id: int) -> None:
-        """Record that the disk went back in time. From now on, and after each restart, no session of the
-        store is served."""
+        """Record that the disk went back in time: no session of the store is served, even after a restart."""
         tables = self._tables
         self.history = self.history._replace(missing=asked)
         self._store(session.number, request_id, STAMPS, encode_history(self.history))
@@ -194,8 +191,7 @@ class Stamps:
                 tables.refuse(other, ErrorCode.ROLLED_BACK, text, 0, asked.number)
 
     def witness(self, session: Session, request: m.Witness, request_id: int) -> None:
-        """Keep another member's newest stamp, if the stamp known before is the one that the client
-        expects."""
+        """Keep another member's newest stamp, if `before` is the one kept until now."""
         tables, record = self._tables, self._tables.record
         if session.store_id == NO_ID or record is None or record.member(request.server_id) is None:
             text = f"server {id_text(request.server_id)} is not a member of this session's store"

@@ -183,8 +183,7 @@ class Tables:
         return RequestTarget(directory, state)
 
     def new_object(self, directory: DirectoryState, name: str) -> ObjectState:
-        """Return an object that does not exist yet. It counts after it is entered in its directory's
-        table."""
+        """Return an object that does not exist yet. It counts after it is in its directory's table."""
         return ObjectState(directory.name, name, fresh_root=self.fresh_root(), version=self.object_version)
 
     def found_object(self, directory: str, name: str, found: RecoveredObject, version: int) -> ObjectState:
@@ -210,8 +209,7 @@ class Tables:
         return False
 
     def take_space(self, state: ObjectState, count: int) -> AppendRefusal | None:
-        """Reserve the disk space for that many more bytes of an object, or return why there is none above the
-        reserve."""
+        """Reserve disk space for that many more bytes, or return why there is none above the reserve."""
         wanted = cost(count, new_file=not state.exists)
         if self.space.take(wanted):
             return None

@@ -31,8 +31,7 @@ from dos_server.limits import tail_tries_seconds_max, tail_tries_seconds_min
 
 @dataclass
 class _Tail:
-    """An object with such a tail. The next attempt is at `due` at the earliest, the one after it `wait_s`
-    later."""
+    """An object with such a tail. Next attempt at `due` at the earliest, the following `wait_s` later."""
 
     state: ObjectState
     due: float

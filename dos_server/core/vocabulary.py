@@ -40,8 +40,7 @@ class Connected(NamedTuple):
 
 
 class Received(NamedTuple):
-    """A complete frame arrived. Its payload may be a view that is valid only until `BatchEnded` has been
-    handled."""
+    """A complete frame arrived. Its payload may be a view, valid only until `BatchEnded` is handled."""
 
     session: int
     frame: Frame
@@ -59,8 +58,7 @@ class BatchEnded(NamedTuple):
 
 
 class HalfClosed(NamedTuple):
-    """The peer has shut down its sending side and can still read. The session ends after all its answers are
-    sent."""
+    """The peer shut down its sending side and can still read. After its answers the session ends."""
 
     session: int
 
@@ -156,7 +154,7 @@ class Streamed(NamedTuple):
 class SpaceSeen(NamedTuple):
     """Free space of the file system was measured.
 
-    `free_bytes`, `total_bytes`: free space and size; both 0 if the file system does not report them.
+    `free_bytes`: free space. `total_bytes`: size of the file system; 0 if it does not report it.
     `room_before`: the core's `room_bytes` when the measurement began.
     """
 
@@ -229,10 +227,10 @@ class Write(NamedTuple):
 
 
 class Sync(NamedTuple):
-    """Put everything written so far on stable storage; with `entry` also the directory entry and its
-    ancestors.
+    """Put everything written so far on stable storage; with `entry` the directory entry, too.
 
-    The sync may wait for a thread. `SyncBegins` reports its actual start, which determines what it covers.
+    `entry` includes the ancestors of the directory. The sync may wait for a thread. `SyncBegins` reports its
+    actual start, which determines what it covers.
     """
 
     directory: str

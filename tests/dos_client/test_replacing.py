@@ -380,7 +380,7 @@ async def test_the_server_that_left_knows_that_it_is_no_member(four: Threads) ->
     record = await replace_member(url, old=four[2].location, new=four[3].location)
     async with open_connection(four[2].location) as connection:
         assert connection.record == record
-    with pytest.raises(DosError, match="is not in the store record"):
+    with pytest.raises(DosError, match="is not a member in the store record"):
         async with open_connection(four[2].location, store_id=record.store_id, generation=record.generation):
             pass
 

@@ -48,8 +48,7 @@ class V0Gets:
             self._next(one)
 
     def _next(self, one: V0Session) -> None:
-        """Order the next piece. It is refused if the object was removed or repaired, because its version
-        changes."""
+        """Order the next piece. It is refused if the object was removed or repaired since."""
         count = min(one.end - one.position, payload_bytes_max)
         self._reads.get(one.session, m.Get(one.target.name, one.position, count), 0)
 

@@ -270,8 +270,7 @@ class V0Service:
             self._answers.refuse(one, text)
 
     def progress(self, directory: str, name: str) -> None:
-        """Check the sessions that wait on the object after a write or sync of it has ended, successfully or
-        not."""
+        """Check the sessions that wait on the object after a write or sync has ended or failed."""
         self.hear()
         if not self._answers.waiting:
             return

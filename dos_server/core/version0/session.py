@@ -1,6 +1,4 @@
-"""One version 0 connection: its protocol state, and what it waits for. Only values of one session belong
-here.
-"""
+"""One version 0 connection: its protocol state, and what it waits for."""
 
 from dataclasses import dataclass
 

@@ -70,9 +70,8 @@ class Inlet:
         """Return space for the next bytes, at least one. Overwrites views returned before."""
         if self._start:
             count = self.buffered
-            self._view[:count] = self._view[
-                self._start : self._end
-            ]  # the ranges may overlap: memoryview moves correctly
+            # the ranges may overlap, which slice assignment of a memoryview handles
+            self._view[:count] = self._view[self._start : self._end]
             self._start, self._end = 0, count
         if self._filled and self.capacity < self.capacity_grown:
             self._resize(self.capacity_grown)
@@ -91,8 +90,7 @@ class Inlet:
         self.wrote(len(data))
 
     def next_request(self) -> bytes | None:
-        """Return the body of the next request, or None if more bytes are needed. Raises
-        RequestTooLongError."""
+        """Return the body of the next request; None if incomplete. Raises RequestTooLongError."""
         if self.buffered < LENGTH_BYTES:
             return None
         start = self._start + LENGTH_BYTES
