@@ -261,7 +261,8 @@ def test_cuts_are_listed_shown_and_compared_with_the_keys_that_changed(store: st
     trio.run(claimed_only, store, coordinator_directory("cuts"))
     hidden = json.loads(dos("checkpoint", "ls", store, "cuts", "--json"))
     assert "a later checkpoint may be committed" in hidden["unproved"]
-    assert [one["cut"] for one in hidden["cuts"]] == [one["cut"] for one in listed["cuts"]][:-1]
+    numbers = [one["checkpoint"] for one in listed["checkpoints"]]
+    assert [one["checkpoint"] for one in hidden["checkpoints"]] == numbers[:-1]
     assert dos("checkpoint", "ls", store, "cuts").splitlines()[-1] == hidden["unproved"]
     assert dos("region", "status", store, "cuts", "--no-ask").splitlines()[-1] == hidden["unproved"]
 
