@@ -9,8 +9,7 @@ only announced holds nothing.
 |---|---|---|
 | wish | a larger buffer would be faster | `buffers_large_bytes_max`, `buffers_wished_bytes_max` |
 | need | the frame does not fit; granted whole or not at all | `buffers_needed_bytes_max` |
-| need, `delivered` | the same, of a connection that delivered a large frame before |
-`buffers_total_bytes_max` |
+| need, `delivered` | the same, after a large frame was delivered | `buffers_total_bytes_max` |
 
 The limit of a need is above that of a wish, so at least one frame can always be completed.
 

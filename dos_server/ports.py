@@ -1,5 +1,4 @@
-"""The server's interfaces to the outside, besides its disk: sockets and readiness, worker threads, a clock
-and randomness.
+"""The server's interfaces to the outside, except the disk: sockets, readiness, threads, clock, randomness.
 
 `OperatingSystem` is the real implementation; `dos_server.memory` implements them in memory. This file holds
 signatures, and the real implementation where it is one line; nothing is decided here.

@@ -147,7 +147,7 @@ class ObjectServer:
                 await self._accept(listener, nursery)
         finally:
             listener.close()
-            with trio.CancelScope(shield=True):
+            with trio.CancelScope(shield=True):  # a disk thread cannot be interrupted, and uses the files
                 await self._ports.in_thread(self._join_threads)
             self.readiness.close()
             self._storage.stop()

@@ -13,7 +13,7 @@
     d/DIR/.broken.*  copies that were replaced by a repair
 
 Small files are replaced whole: temporary file, write, sync, rename, sync of the folder. Objects only grow.
-Disk errors are caught here, and only here; `troubles` maps them to what the core understands.
+Except at the start, disk errors do not leave this class: `troubles` maps them to what the core understands.
 
 Methods act in the order of the calls and decide nothing. They may be called from several threads, but at most
 one write and one sync of an object may run at a time.
@@ -215,6 +215,7 @@ class Storage(DirectoryLoader):
                 if effect.entry:
                     self._disk.sync_folder(f"{OBJECTS}/{effect.directory}")
                     self._folder_durable(effect.directory)
+                # a removed file still syncs, but its bytes must not be acknowledged: decision 0201
                 if not self._disk.is_named(file.handle, path):
                     raise FileNotFoundError(errno.ENOENT, "the file was removed or replaced", path)
         except OSError as error:

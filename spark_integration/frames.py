@@ -102,10 +102,9 @@ def through(
     The result has an attribute `dos` (`Through`) with the region's handle, the query that feeds the region,
     and `stop()`.
 
-    - If `df` is a stream, the region is fed by a separate query named `NAME.feed`, and both run until they
-    are
-      stopped or the driver ends. A call with the same name, store and checkpoint continues. The result is
-      read like any stream, with a checkpoint of its own.
+    - If `df` is a stream, the region is fed by a separate query named `NAME.feed`, and both run until
+      they are stopped or the driver ends. A call with the same name, store and checkpoint continues. The
+      result is read like any stream, with a checkpoint of its own.
     - Otherwise `through` returns when the region has processed all rows; the result is its complete output.
       Without a `name` each call is a separate region. With a name, a call that was interrupted continues, and
       one that had finished returns the same output again.

@@ -68,8 +68,7 @@ def run(
     still runs the region under that name is fenced off; its handle then reports FENCED.
 
     - `name`: of the region, and of its directories in the store; default: the graph's.
-    - `workers`: copies of the circuit; each is a Spark job of one task that holds a slot as long as the
-    region
+    - `workers`: copies of the circuit; each is a Spark job of one task that holds a slot while the region
       runs.
     - `store`: `dos://host[:port][,host2...]`. Default on a local master: one server in this process, which
       keeps its data in `data_dir`, or in a temporary directory.
@@ -87,8 +86,7 @@ def run(
     - `start_timeout`: seconds to wait for executors, and for all workers to join.
     - `spare_slots`: slots that must be left to other jobs on a master of fixed size.
     - `on_event`: called with each event of the region, in an internal thread.
-    - `listeners`: called on start, progress, resets and the end (`RegionListener`), in another internal
-    thread.
+    - `listeners`: called on start, progress, resets and the end (`RegionListener`), in another thread.
 
     Raises before anything is started: GraphError, CannotShipError, UnfitConfError, NotEnoughSlotsError,
     StoreNotChosenError, StoreNotUsableError, InsecureNetworkError, ConnectSessionError; ValueError for an

@@ -8,8 +8,7 @@ the query or write that recorded it. So a commit first becomes the producer, whi
 and then reads the last batch:
 
 - A micro-batch N of a query is batch N + 1 of its producer. Spark repeats N until its commit has returned,
-and
-  begins N + 1 only then. So an older number was recorded before. A later number leaves a gap, whose
+  and begins N + 1 only then. So an older number was recorded before. A later number leaves a gap, whose
   micro-batches were written to another store.
 - A batch write takes the next number, or the one that the user gives it. It recognizes by its own id that it
   was already committed.

@@ -1,9 +1,9 @@
 """Decides how many slots a region may take. Pure: no I/O; the caller asks Spark.
 
 A region holds one slot per worker as long as it runs. On a master of fixed size, a region that takes the last
-slot blocks every other job of the session without any message, including the user's own `df.count()`. So the
-last `spare` slots are refused to it in advance. On a growing cluster (standalone, YARN, Kubernetes) executors
-may still arrive. There the region waits: it warns after a while, and fails at the time limit.
+slot blocks every other job of the session for good and without any message, even `df.count()`. So the last
+`spare` slots are refused to it in advance. On a growing cluster (standalone, YARN, Kubernetes) executors may
+still arrive. There the region waits: it warns after a while, and fails at the time limit.
 """
 
 import re

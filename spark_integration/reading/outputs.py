@@ -1,5 +1,4 @@
-"""The output of a region's sink as a source: a split is the log of one worker, a piece the output of one
-step.
+"""The output of a region's sink as a source: a split is a worker's log, a piece the output of one step.
 
 | option | visible part of the log |
 |---|---|

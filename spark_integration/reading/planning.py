@@ -1,7 +1,7 @@
 """Planning on the driver: the columns, and which task reads what.
 
-Each function opens the store, asks it, and closes it. If there are rows, errors in the columns are raised
-here, before a task runs.
+`columns_of` and `plan_batch` open the store, ask it, and close it. If there are rows, errors in the columns
+are raised here, before a task runs.
 """
 
 from collections.abc import Sequence

@@ -1,5 +1,4 @@
-"""The task's part of the sink: turns rows into parts, which wait for the commit in its message or in the
-store.
+"""The task's part of the sink: stages rows as parts, in its commit message or in the store.
 
 Nothing that a task does is visible to readers. Few rows travel in the commit message. For many rows the task
 claims its partition's directory, which fences any earlier attempt, such as a zombie or a speculative one, and
