@@ -80,7 +80,7 @@ def test_a_pinned_cut_stays_restorable_until_it_is_let_go_also_by_the_next_drive
     pinned = json.loads(done.stdout)["result"]["cut"]
     watch.cuts(12)
     refused = dos("region", "pin", region.url, "words", "late", "--cut", 1)
-    assert (refused.exit_code, "cut 1 is not retained" in refused.stderr) == (1, True)
+    assert (refused.exit_code, "checkpoint 1 is not retained" in refused.stderr) == (1, True)
     assert dos("region", "stop", region.url, "words").exit_code == 0
     assert control.wait(WAIT_S)
 
@@ -157,7 +157,7 @@ def test_the_last_cut_of_a_stopped_region_is_pinned_and_the_region_goes_on_from_
     again = dos("region", "pin", region.url, "words", "end", "--stopped")
     assert (again.exit_code, again.stdout) == (0, f"cut {last['cut']} stays restorable, as end\n")
     refused = dos("region", "pin", region.url, "words", "late", "--cut", 99, "--stopped")
-    assert (refused.exit_code, "cut 99 is not retained" in refused.stderr) == (1, True)
+    assert (refused.exit_code, "checkpoint 99 is not retained" in refused.stderr) == (1, True)
     found = region.cuts()
     assert (found["cuts"][-1]["cut"], found["pins"]) == (last["cut"] + 1, {"end": last["cut"]})
     assert f"back to {last['cut']}" in dos("checkpoint", "ls", region.url, "words").stdout
@@ -172,7 +172,7 @@ def test_the_last_cut_of_a_stopped_region_is_pinned_and_the_region_goes_on_from_
     region.finish(control)
     for _ in range(2):
         done = dos("region", "unpin", region.url, "words", "end", "--stopped")
-    assert (done.exit_code, "there is no pin 'end'" in done.stderr) == (1, True)
+    assert (done.exit_code, "savepoint 'end' does not exist" in done.stderr) == (1, True)
     assert region.cuts()["pins"] == {}
     assert region.cuts()["cuts"][-1]["final"]
 
@@ -183,4 +183,4 @@ def test_trimming_refuses_what_it_cannot_mean(one_server: ServerProcess) -> None
     done = dos("region", "trim", one_server.url, "nobody", "--stopped")
     assert (done.exit_code, "give --apply with it" in done.stderr) == (2, True)
     done = dos("region", "pin", one_server.url, "nobody", "a b")
-    assert (done.exit_code, "a pin's name" in done.stderr) == (2, True)
+    assert (done.exit_code, "a savepoint's name" in done.stderr) == (2, True)
