@@ -118,7 +118,7 @@ class RegionShell:
     def _handle(self, event: Event) -> None:
         for effect in self.core.handle(event, trio.current_time()):
             self._perform(effect)
-        self._drops.look((one.counters.operators for one in self.core.roster), trio.current_time())
+        self._drops.look((one.counters.operators for one in self.core.state.roster), trio.current_time())
         self.handled(self.core.status())
 
     def _perform(self, effect: Effect) -> None:

@@ -1,5 +1,5 @@
-"""The pure half: vocabulary, layouts of bytes, and state machines `handle(event, now) -> list[effect]`.
+"""The pure half: vocabulary, byte layouts, and state machines `handle(event, now) -> list[effect]`.
 
-No trio, os, socket, time, random, threading: time and randomness come in as arguments. So a whole region
-can run in one process from one seed.
+Modules here import no trio, os, socket, time, random or threading; time and randomness are arguments.
+Therefore a whole region can run in one process from one seed.
 """

@@ -1,16 +1,18 @@
-"""Alignment: when is a step complete on a channel, in which order are its batches processed, and is there a
-cut.
+"""Barrier alignment of one channel: when a step is complete, its processing order, and its cut.
 
-Rules of this file: one consumer, one channel (exchange), all its senders. It keeps what arrives early and
-hands out whole steps; it knows no bytes, no sockets and no operators. A circuit with several exchanges has
-one `Alignment` for each and merges their cuts with `cut_of_step`.
+Pure. One `Alignment` serves one consumer, one channel (exchange) and all its senders. It keeps batches that
+arrive early and returns whole steps. It knows no bytes, sockets or operators. A circuit with several
+exchanges has one `Alignment` for each, and merges their cuts with `cut_of_step`.
 
-Theory. Every sender ends step n on a channel with STEP_END(n). The consumer processes step n only when
-STEP_END(n) of *all* senders is in, and then in the order (sender, seq), whatever the order of arrival: so a
-replay does what the first run did. A cut happens at the end of step n if and only if ANY sender's
-STEP_END(n) asks for a number above the last cut. All consumers see the same STEP_ENDs, so all decide alike,
-without a round trip. A worker that hears of a cut late and asks for the same number again in a later step
-changes nothing: the number is not above the last cut any more.
+Theory:
+
+1. Every sender ends step n on a channel with STEP_END(n).
+2. The consumer processes step n only after STEP_END(n) of *all* senders has arrived, in the order (sender,
+   seq), whatever the order of arrival. Therefore a replay does what the first run did.
+3. A cut happens at the end of step n if and only if *any* sender's STEP_END(n) requests a number above the
+   last cut. All consumers receive the same STEP_ENDs, so all decide alike without a round trip.
+4. A worker that receives the request late may request the same number in a later step. That has no effect,
+   because the number is then no longer above the last cut.
 """
 
 from collections.abc import Iterable
@@ -24,11 +26,11 @@ T = TypeVar("T")
 
 
 class CompleteStep(NamedTuple, Generic[T]):
-    """All that the senders sent for one step on one channel."""
+    """Everything that the senders sent for one step on one channel."""
 
     step: int
     cut: int
-    """The cut at the end of this step as far as this channel knows, 0 none."""
+    """The cut at the end of this step as far as this channel knows, 0 for none."""
     final: bool
     items: tuple[T, ...]
     """In the order (sender, seq)."""
@@ -44,11 +46,14 @@ class _SenderStep(Generic[T]):
 
 
 class Alignment(Generic[T]):
-    """What has arrived on one channel from each of `senders` senders, and which step is complete.
+    """What has arrived on one channel from each of `senders` senders.
 
-    Invariants: `step` is the step being aligned; steps below it were handed out once, in order; nothing is
-    kept for a step at or past `step + steps_ahead_max`. After an error the alignment is of no further use:
-    the region resets.
+    Invariants:
+
+    - `step` is the step being aligned; each step below it was returned once, in order.
+    - Nothing is kept for a step at or above `step + steps_ahead_max`.
+
+    After an error the alignment must not be used again: the region resets.
     """
 
     def __init__(
@@ -60,7 +65,7 @@ class Alignment(Generic[T]):
         steps_ahead_max: int = limits.steps_ahead_max,
     ) -> None:
         if not 0 < senders <= limits.workers_max:
-            raise ValueError(f"between 1 and {limits.workers_max} senders, not {senders}")
+            raise ValueError(f"a channel has 1 to {limits.workers_max} senders, got {senders}")
         self.step = first_step
         self.last_cut = last_cut
         self._senders = senders
@@ -68,33 +73,34 @@ class Alignment(Generic[T]):
         self._steps: dict[int, list[_SenderStep[T]]] = {}
 
     def data(self, sender: int, step: int, seq: int, item: T) -> None:
-        """A batch (or punctuation) of one sender. Raises StepOrderError and keeps nothing of it."""
+        """Take a batch (or punctuation) of one sender. If it raises StepOrderError, the item is not kept."""
         entry = self._next_of(sender, step, seq)
         entry.items.append(item)
 
     def step_end(self, sender: int, step: int, seq: int, *, cut: int = 0, final: bool = False) -> None:
-        """The sender's barrier: `seq` counts on from its batches of this step, so a lost batch shows."""
+        """Take the sender's barrier. `seq` counts its batches too, so a lost batch is detected."""
         entry = self._next_of(sender, step, seq)
         entry.ended = True
         entry.cut = cut
         entry.final = final
 
     def first_sight(self) -> int | None:
-        """The highest step that any peer has ended and that is not handed out: own sources end up to it
-        too.
+        """Return the highest step that a peer has ended and that was not returned yet, None for none.
+
+        The worker ends its own sources' steps up to this one, because its peers wait for them.
         """
         ended = [step for step, senders in self._steps.items() if any(entry.ended for entry in senders)]
         return max(ended, default=None)
 
     def missing(self) -> list[int]:
-        """Senders whose STEP_END of the step being aligned is not in: who holds the region up."""
+        """Return the senders whose STEP_END of the step being aligned has not arrived."""
         entries = self._steps.get(self.step)
         if entries is None:
             return list(range(self._senders))
         return [sender for sender, entry in enumerate(entries) if not entry.ended]
 
     def take(self) -> CompleteStep[T] | None:
-        """The step being aligned if it is complete, and go on to the next; else None."""
+        """Return the step being aligned and go to the next one; None if it is not complete."""
         if self.missing():
             return None
         entries = self._steps.pop(self.step)
@@ -111,21 +117,21 @@ class Alignment(Generic[T]):
 
     def _next_of(self, sender: int, step: int, seq: int) -> _SenderStep[T]:
         if not 0 <= sender < self._senders:
-            raise StepOrderError(f"a frame of sender {sender}; there are {self._senders}")
+            raise StepOrderError(f"frame of sender {sender}, but the channel has {self._senders} senders")
         if step < self.step:
             raise StepOrderError(
-                f"sender {sender} sends for step {step}, which it had ended; {self.step} is next"
+                f"sender {sender} sent a frame for step {step}, which is over; step {self.step} is next"
             )
         if step >= self.step + self._ahead_max:
             raise StepOrderError(
-                f"sender {sender} is at step {step}, more than {self._ahead_max} ahead of step {self.step}"
+                f"sender {sender} is at step {step}, at least {self._ahead_max} ahead of step {self.step}"
             )
         entry = self._entry(sender, step)
         if entry.ended:
-            raise StepOrderError(f"sender {sender} sends for step {step} after its end")
+            raise StepOrderError(f"sender {sender} sent a frame for step {step} after it ended that step")
         if seq != entry.seq_next:
             raise StepOrderError(
-                f"sender {sender}, step {step}: frame {seq} came where {entry.seq_next} was due"
+                f"sender {sender}, step {step}: expected frame {entry.seq_next}, got frame {seq}"
             )
         entry.seq_next += 1
         return entry
@@ -133,17 +139,16 @@ class Alignment(Generic[T]):
     def _entry(self, sender: int, step: int) -> _SenderStep[T]:
         before = self._steps.get(step - 1)
         if step > self.step and (before is None or not before[sender].ended):
-            raise StepOrderError(f"sender {sender} sends for step {step} before it ended step {step - 1}")
+            raise StepOrderError(f"sender {sender} sent step {step} before it ended step {step - 1}")
         if step not in self._steps:
             self._steps[step] = [_SenderStep() for _ in range(self._senders)]
         return self._steps[step][sender]
 
 
 def cut_of_step(asked: Iterable[int], last_cut: int) -> int:
-    """The cut at the end of a step: the highest number asked for by any sender, if above the last cut, else
-    0.
+    """Return the cut at the end of a step: the highest number in `asked` if above the last cut, otherwise 0.
 
-    Merges what senders ask on one channel, and what the channels of one step say.
+    Use it to merge the requests of the senders on one channel, and the cuts of the channels of one step.
     """
     highest = max(asked, default=0)
     return highest if highest > last_cut else 0

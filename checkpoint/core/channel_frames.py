@@ -1,7 +1,7 @@
 """The frame of every link of a region: worker to worker (exchange) and worker to coordinator (control).
 
-Rules of this file: bytes to frames and back, nothing about what frames mean. It knows no sockets. The
-executable specification of the same layout is `specification.py`; tests hold the two together.
+Pure: it converts bytes to frames and back, without regard to their meaning. `specification.py` is the
+executable specification of the same layout; tests compare the two.
 
 Layout, 64 bytes, big-endian, then the payload:
 
@@ -10,20 +10,25 @@ Layout, 64 bytes, big-endian, then the payload:
             3  type           1  see FrameType
             4  flags          2  see FrameFlag; other bits are zero
             6  sender         2  worker index; 65535 is the coordinator
-            8  job            8  xxh3-64 of the region's name: a stray link of another region is told at once
+            8  job            8  xxh3-64 of the region's name: detects a stray link of another region
            16  sender_epoch   8  the incarnation the sender is in
            24  step           8
-           32  cut            8  the cut number asked for, 0 none
+           32  cut            8  the requested cut number, 0 for none
            40  seq            4  counts the frames of one (sender, channel, step), from 0
            44  channel        4  index of the exchange; 0 on a control link
            48  payload_bytes  4
            52  reserved       4  zero
            56  digest         8  xxh3-64 over the 56 bytes before and the payload
 
-A frame is valid if and only if (1) the magic and version are these, (2) the type is known, (3) flags and
-reserved bits are zero where nothing is defined, (4) payload_bytes is within the limit of its type, (5) the
-digest agrees.
-(1) to (4) are decided from the header alone, before any of the payload is kept.
+A frame is valid if and only if
+
+1. the magic and the version are these,
+2. the type is known,
+3. undefined flags and reserved bits are zero,
+4. payload_bytes is within the limit of its type,
+5. the digest matches.
+
+Rules 1 to 4 are checked on the header alone, before any of the payload is kept.
 """
 
 import struct
@@ -52,32 +57,32 @@ assert HEADER_BYTES == limits.frame_header_bytes == 64
 
 @unique
 class FrameType(IntEnum):
-    """What a frame is. Numbers are never reused."""
+    """The type of a frame. Numbers are never reused."""
 
     DATA = 1
     """One Arrow record batch (IPC stream) of one step."""
     PUNCTUATION = 2
     """Event time has reached a point on this channel."""
     STEP_END = 3
-    """The barrier: the sender sends nothing more of this step here. `cut` > 0 asks for a cut at its end."""
+    """The barrier: the sender sends nothing more of this step here. `cut` > 0 requests a cut at its end."""
     DURABLE = 4
-    """The sender's division of this step's input is durable."""
+    """The sender's input division of this step is durable."""
     EOF = 5
-    """The sender's sources are exhausted: steps go on only for others."""
+    """The sender's sources are exhausted: it makes further steps only for its peers."""
     RESET = 6
-    """The sender begins a new incarnation on this link; what it sent before does not count."""
+    """The sender begins a new incarnation on this link; earlier frames do not count."""
     CONTROL = 7
     """A control message (`core/messages.py`) as JSON."""
     HANDSHAKE = 8
-    """Proof of the job key, both ways, before anything else."""
+    """Mutual proof of the job key, before anything else (`core/handshake.py`)."""
 
 
 @unique
 class FrameFlag(IntFlag):
-    """Bits of `flags`. Others are refused."""
+    """Bits of `flags`. Frames with other bits are rejected."""
 
     FINAL = 1
-    """On STEP_END with a cut: sources are exhausted everywhere, this is the region's last cut."""
+    """On STEP_END with a cut: all sources are exhausted, and this is the region's last cut."""
 
 
 _FLAGS_KNOWN: Final = 1
@@ -95,7 +100,7 @@ _TYPES: Final = {int(kind): kind for kind in FrameType}
 
 
 class ChannelFrame(NamedTuple):
-    """One frame. Immutable; `payload` is owned by the frame."""
+    """One frame. Immutable; it owns `payload`."""
 
     type: FrameType
     sender: int = 0
@@ -110,16 +115,15 @@ class ChannelFrame(NamedTuple):
 
 
 def encode_header(frame: ChannelFrame) -> bytes:
-    """The 64 header bytes; the payload is sent after them as it is, without a copy.
+    """Return the 64 header bytes. The caller sends the payload after them, without a copy.
 
-    Raises ValueError for a payload above the limit of its type: a bug of ours, the sender cuts batches
-    before.
+    Raises ValueError for a payload above the limit of its type: a bug, because senders split batches first.
     """
     payload = frame.payload
     size = len(payload)
     if size > _PAYLOAD_BYTES_MAX[frame.type]:
         raise ValueError(
-            f"a {frame.type.name} frame carries at most {_PAYLOAD_BYTES_MAX[frame.type]} bytes, not {size}"
+            f"a {frame.type.name} frame carries at most {_PAYLOAD_BYTES_MAX[frame.type]} bytes, got {size}"
         )
     head = _HEAD.pack(
         MAGIC,
@@ -140,7 +144,7 @@ def encode_header(frame: ChannelFrame) -> bytes:
 
 
 def encode(frame: ChannelFrame) -> bytes:
-    """Header and payload in one piece, for small frames."""
+    """Return header and payload in one piece, for small frames."""
     return encode_header(frame) + frame.payload
 
 
@@ -160,36 +164,37 @@ class _Header(NamedTuple):
 def _check_header(head: Buffer) -> _Header:
     magic, version, kind, flags, *rest, payload_bytes, reserved = _HEAD.unpack(head)
     if magic != MAGIC:
-        raise ChannelFrameError(f"a channel frame begins with d043, not {bytes(magic).hex()}")
+        raise ChannelFrameError(f"not a channel frame: it begins with {bytes(magic).hex()}, expected d043")
     if version != VERSION:
         raise ChannelFrameError(
-            f"channel frames of version {VERSION} are spoken here, not {version}", code=ErrorCode.BAD_VERSION
+            f"channel frame of version {version}; this program supports version {VERSION}",
+            code=ErrorCode.BAD_VERSION,
         )
     if kind not in _TYPES:
         raise ChannelFrameError(f"unknown frame type {kind}", code=ErrorCode.UNKNOWN_OPCODE)
     if flags & ~_FLAGS_KNOWN or reserved:
-        raise ChannelFrameError(f"undefined bits are set: flags {flags:#06x}, reserved {reserved:#x}")
+        raise ChannelFrameError(f"undefined bits in a frame: flags {flags:#06x}, reserved {reserved:#x}")
     if payload_bytes > _PAYLOAD_BYTES_MAX[kind]:
         raise ChannelFrameError(
-            f"a {_TYPES[kind].name} frame of {payload_bytes} bytes, at most {_PAYLOAD_BYTES_MAX[kind]}",
+            f"{_TYPES[kind].name} frame of {payload_bytes} bytes exceeds {_PAYLOAD_BYTES_MAX[kind]}",
             code=ErrorCode.TOO_LARGE,
         )
     return _Header(_TYPES[kind], (flags, *rest), payload_bytes)
 
 
 class ChannelFrameDecoder:
-    """Incremental: give bytes as they come, take whole frames.
+    """An incremental decoder: takes bytes in any pieces, returns whole frames.
 
-    Invariants: at most one frame's payload (within the limit of its type) and what one `receive_data`
-    brought are kept; a header is refused before its payload is waited for. After an error the decoder is of
-    no further use: it raises the same error again.
+    Invariants:
+
+    - It keeps at most one frame's payload (within the limit of its type) and the bytes of one `receive_data`.
+    - It rejects an invalid header before it waits for the payload.
+    - After an error it raises the same error again.
     """
 
     def __init__(self, *, handshake: bool = False) -> None:
         self.handshake = handshake
-        """Only HANDSHAKE frames are taken: the other end has proved nothing yet, so nothing large is kept
-        for it.
-        """
+        """Whether to accept only HANDSHAKE frames, so that a peer without proof cannot make us keep much."""
         self._buffer = bytearray()
         self._start = 0
         self._header: _Header | None = None
@@ -197,7 +202,7 @@ class ChannelFrameDecoder:
 
     @property
     def mid_frame(self) -> bool:
-        """Whether bytes of an unfinished frame are held: an end of the link now is a broken one."""
+        """Whether bytes of an unfinished frame are held. If the link ends now, it was broken."""
         return len(self._buffer) > self._start
 
     def receive_data(self, data: Buffer) -> None:
@@ -208,7 +213,7 @@ class ChannelFrameDecoder:
         self._buffer += data
 
     def next_frame(self) -> ChannelFrame | None:
-        """The next whole frame, or None: more bytes are needed. Raises ChannelFrameError."""
+        """Return the next whole frame, None if more bytes are needed. Raises ChannelFrameError."""
         if self._error is not None:
             raise self._error
         try:
@@ -218,7 +223,7 @@ class ChannelFrameDecoder:
             raise
 
     def frames(self) -> Iterator[ChannelFrame]:
-        """All whole frames at hand."""
+        """Yield the whole frames received so far."""
         while (frame := self.next_frame()) is not None:
             yield frame
 
@@ -232,17 +237,17 @@ class ChannelFrameDecoder:
                 self._header = _check_header(view[self._start : self._start + _HEAD.size])
             if self.handshake and self._header.kind is not FrameType.HANDSHAKE:
                 raise ChannelFrameError(
-                    f"a {self._header.kind.name} frame came before the handshake was done"
+                    f"received a {self._header.kind.name} frame before the handshake was complete"
                 )
         if held < HEADER_BYTES + self._header.payload_bytes:
             return None
         return self._take(self._header)
 
     def _refuse_early(self, held: int) -> None:
-        """A stranger (HTTP, TLS) is told from its first two bytes, not after 64."""
+        """Reject another protocol (HTTP, TLS) by its first two bytes: it may never send 64."""
         seen = bytes(self._buffer[self._start : self._start + min(held, 2)])
         if not MAGIC.startswith(seen):
-            raise ChannelFrameError(f"a channel frame begins with d043, not {seen.hex()}")
+            raise ChannelFrameError(f"not a channel frame: it begins with {seen.hex()}, expected d043")
 
     def _take(self, header: _Header) -> ChannelFrame:
         start, end = self._start, self._start + HEADER_BYTES + header.payload_bytes
@@ -253,7 +258,7 @@ class ChannelFrameDecoder:
         found = _digest(head[: _HEAD.size], payload)
         if expected != found:
             raise ChannelFrameError(
-                f"the digest of a {header.kind.name} frame is {found:016x}, its header says {expected:016x}",
+                f"{header.kind.name} frame has digest {found:016x}, its header states {expected:016x}",
                 code=ErrorCode.BAD_DIGEST,
             )
         self._start, self._header = end, None

@@ -1,4 +1,4 @@
-"""Events that the coordinator's core takes, and effects that it asks for. Nouns only."""
+"""The events that the coordinator's core takes, and the effects that it returns. Values only."""
 
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -22,20 +22,20 @@ class ManifestOpened:
 
     incarnation: int
     last_cut: Cut | None
-    """The last cut of the chain: the one to restore."""
+    """The last checkpoint of the chain: the one to restore."""
     kept: tuple[Cut, ...] = ()
-    """The cuts that are retained, oldest first, `last_cut` the last of them."""
+    """The retained checkpoints, oldest first; `last_cut` is the last one."""
 
 
 @dataclass(frozen=True, slots=True)
 class ManifestSuperseded:
-    """Another coordinator claimed before our start was acknowledged, and we never held the manifest (R17)."""
+    """Another coordinator claimed the manifest before our start was acknowledged: we never held it (R17)."""
 
     epoch_held: int
     rng: float
-    """A random number from 0 to 1, for the back-off."""
+    """A random number from 0 to 1, for the backoff."""
     attempt_s: float = 0.0
-    """How long the attempt took until then: for so long one is open to being superseded here."""
+    """How long the attempt took until then, which is how long it could be superseded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +47,7 @@ class ManifestTaken:
 
 @dataclass(frozen=True, slots=True)
 class ManifestLost:
-    """The claim of incarnation `incarnation` was superseded after its start; by whom is not known yet
-    (R18).
-    """
+    """The claim of incarnation `incarnation` was superseded after its start, by an unknown claimer (R18)."""
 
     incarnation: int
     epoch_held: int
@@ -57,28 +55,28 @@ class ManifestLost:
 
 @dataclass(frozen=True, slots=True)
 class ManifestUnreadable:
-    """The manifest cannot be taken over, for a reason that waiting does not cure."""
+    """The manifest cannot be taken over, and waiting does not cure the reason."""
 
     error: DosError
 
 
 @dataclass(frozen=True, slots=True)
 class CutAppended:
-    """The record of this cut is synced on the quorum: it is committed."""
+    """The record of this checkpoint is synced on the quorum: the checkpoint is committed."""
 
     cut: Cut
 
 
 @dataclass(frozen=True, slots=True)
 class StoreWaiting:
-    """What the manifest waits for at the store; '' when it does not wait any more."""
+    """What the manifest waits for at the store; empty when it no longer waits."""
 
     waiting: str
 
 
 @dataclass(frozen=True, slots=True)
 class ControlReceived:
-    """A control message on a proved link. Links are numbered by the shell, never reused."""
+    """A control message on an authenticated link. The shell numbers links and never reuses a number."""
 
     link: int
     message: ToCoordinator
@@ -86,7 +84,7 @@ class ControlReceived:
 
 @dataclass(frozen=True, slots=True)
 class LinkDown:
-    """A link is gone, for whatever reason."""
+    """A link ended or broke."""
 
     link: int
     reason: str
@@ -94,7 +92,7 @@ class LinkDown:
 
 @dataclass(frozen=True, slots=True)
 class WorkerEnded:
-    """The launcher says that an attempt is over."""
+    """The launcher reports that an attempt is over."""
 
     worker: int
     attempt: int
@@ -103,43 +101,41 @@ class WorkerEnded:
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorTick:
-    """The timer that was due at `due` fires now. `now - due` is how late our own loop is."""
+    """The timer that was due at `due` fires now. `now - due` is how late this process's own loop is."""
 
     due: float
 
 
 @dataclass(frozen=True, slots=True)
 class CutWanted:
-    """A user wants a cut now."""
+    """A user requests a checkpoint now."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResetWanted:
-    """A user wants the region back at its last cut."""
+    """A user requests a reset to the last checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
 class PauseWanted:
-    """A user wants the region to take no input for a while; or, with `on` False, to go on."""
+    """A user requests that the region takes no input; with `on` False, that it continues."""
 
     on: bool
 
 
 @dataclass(frozen=True, slots=True)
 class SavepointWanted:
-    """A user wants a cut to stay restorable, under a name; or, with `on` False, the pin of that name let
-    go.
-    """
+    """A user requests a savepoint: a checkpoint retained by name. With `on` False, that it is dropped."""
 
     name: str
     cut: int = 0
-    """Which cut; 0: the last one."""
+    """The checkpoint; 0 for the last one."""
     on: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class StopWanted:
-    """A user wants the region stopped."""
+    """A user requests that the region stops."""
 
 
 Event: TypeAlias = (
@@ -167,12 +163,11 @@ Event: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class OpenManifest:
-    """Drop the manifest claim held, if any, and take the manifest over with an epoch above `above` and all
-    seen.
+    """Drop the manifest claim, if any, and take the manifest over with an epoch above `above` and all seen.
 
-    Answered by ManifestOpened, ManifestSuperseded, ManifestTaken or ManifestUnreadable. `held`: the last
-    incarnation that this driver held, 0 none; a segment of a higher epoch means that a newer driver has
-    taken it.
+    The answer is ManifestOpened, ManifestSuperseded, ManifestTaken or ManifestUnreadable. `held` is the last
+    incarnation that this driver held, 0 for none: a segment of a higher epoch means that a newer driver took
+    the manifest.
     """
 
     above: int
@@ -181,7 +176,7 @@ class OpenManifest:
 
 @dataclass(frozen=True, slots=True)
 class AppendCut:
-    """Append this cut to the manifest of its incarnation; answered by CutAppended, or ManifestLost."""
+    """Append this checkpoint to the manifest of its incarnation. Answer: CutAppended or ManifestLost."""
 
     cut: Cut
 
@@ -196,14 +191,14 @@ class LaunchWorker:
 
 @dataclass(frozen=True, slots=True)
 class CancelWorker:
-    """Tell the launcher to end the present attempt of a worker."""
+    """Tell the launcher to end the current attempt of a worker."""
 
     worker: int
 
 
 @dataclass(frozen=True, slots=True)
 class SendControl:
-    """Send a control message on a link, after those sent before."""
+    """Send a control message on a link, after all earlier ones."""
 
     link: int
     message: ToWorker
@@ -211,14 +206,14 @@ class SendControl:
 
 @dataclass(frozen=True, slots=True)
 class CloseLink:
-    """Close a link once what was sent on it is out. A LinkDown follows or not; it is not waited for."""
+    """Close a link after everything sent on it is out. The core does not wait for a LinkDown."""
 
     link: int
 
 
 @dataclass(frozen=True, slots=True)
 class MessageRefused:
-    """A message was not taken. For the log."""
+    """A message was refused. For the log."""
 
     link: int
     refusal: Refusal
@@ -226,7 +221,7 @@ class MessageRefused:
 
 @dataclass(frozen=True, slots=True)
 class NotifyObservers:
-    """For observers."""
+    """Report an event to observers."""
 
     event: RegionEvent
 

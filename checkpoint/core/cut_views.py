@@ -1,7 +1,7 @@
-"""Cuts as people and programs look at them: one in a line, one in full, and what lies between two. Pure.
+"""Checkpoints as JSON values: one row, one in full, the difference of two. Pure: no I/O.
 
-Rules of this file: plain JSON values out, in the spelling of `progress.py`; what needs the store (the
-state that changed) is put in by others.
+Names are spelled as in `progress.py`. Values that need the store (the state that changed) are added by the
+caller.
 """
 
 from collections.abc import Container, Mapping
@@ -14,8 +14,10 @@ from journal.core.position import Position
 def cut_row(
     cut: Cut, retained: Container[int] | None = None, savepoints: Mapping[str, int] | None = None
 ) -> dict[str, Any]:
-    """What one line says of a cut. `retained`: the cuts that can be restored, if that is to be said; `savepoints`:
-    those in force now.
+    """Return one row of a list of checkpoints.
+
+    - `retained`: the checkpoints that can be restored; None leaves the column out.
+    - `savepoints`: the savepoints in force now, name -> checkpoint; None leaves the column out.
     """
     known: dict[str, Any] = {} if retained is None else {"retained": cut.cut in retained}
     if savepoints is not None:
@@ -36,7 +38,7 @@ def cut_row(
 
 
 def cut_full(cut: Cut) -> dict[str, Any]:
-    """All that the manifest has of a cut."""
+    """Return everything that the manifest stores of a checkpoint."""
     return cut_row(cut) | {
         "parent": cut.parent,
         "version": cut.version,
@@ -63,7 +65,7 @@ def cut_full(cut: Cut) -> dict[str, Any]:
 
 
 def slowest(phases_s: dict[int, dict[str, float]]) -> dict[str, float]:
-    """Of each phase the time of the slowest worker."""
+    """Return phase -> seconds of the slowest worker."""
     longest: dict[str, float] = {}
     for phases in phases_s.values():
         for phase, seconds in phases.items():
@@ -72,7 +74,7 @@ def slowest(phases_s: dict[int, dict[str, float]]) -> dict[str, float]:
 
 
 def cut_diff(before: Cut, after: Cut) -> dict[str, Any]:
-    """What `after` has more than `before`. Numbers are negative where the region went back between."""
+    """Return by how much `after` is ahead of `before`. Negative if the region went back between."""
     workers = sorted(before.workers.keys() & after.workers.keys())
     return {
         "from": before.cut,
@@ -104,7 +106,7 @@ def cut_diff(before: Cut, after: Cut) -> dict[str, Any]:
 
 
 def _splits_between(before: Cut, after: Cut) -> list[dict[str, Any]]:
-    """The splits that moved, in the unit of their source."""
+    """Return the splits whose position changed, in the unit of their source."""
     old, new = _splits(before), _splits(after)
     rows = []
     for source, split in sorted(old.keys() | new.keys()):
@@ -124,7 +126,10 @@ def _splits_between(before: Cut, after: Cut) -> list[dict[str, Any]]:
 
 
 def _splits(cut: Cut) -> dict[tuple[str, str], SplitPosition]:
-    """A split that a source names on each worker (such as how many are done) is one for each."""
+    """Return (source, split) -> position.
+
+    A source stores on each worker, under an empty name, how many splits are done: one row for each worker.
+    """
     found: dict[tuple[str, str], SplitPosition] = {}
     for index, part in sorted(cut.workers.items()):
         for source, splits in part.sources.items():

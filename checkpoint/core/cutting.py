@@ -1,13 +1,17 @@
-"""Cuts: asked for, voted, appended, committed; and the end of input. A part of the coordinator.
+"""Checkpoints: requested, voted, appended, committed; and the end of input. A part of the coordinator. Pure.
 
-Invariant kept here: AppendCut goes out only when every worker's vote of this incarnation is in, at most one
-is out, and Committed goes out only upon CutAppended.
+Invariants kept here:
+
+- AppendCut is emitted only when every worker's vote of this incarnation is in.
+- At most one append is outstanding.
+- Committed is sent only after CutAppended.
 """
 
-from checkpoint.core.coordinator_base import CoordinatorBase
-from checkpoint.core.coordinator_vocabulary import AppendCut, CutAppended
+from checkpoint.core.coordinator_state import CoordinatorState
+from checkpoint.core.coordinator_vocabulary import AppendCut, CutAppended, CutWanted
 from checkpoint.core.dropped import end_text
-from checkpoint.core.manifest import Cut, check_cut
+from checkpoint.core.ending import Ending
+from checkpoint.core.manifest import check_cut
 from checkpoint.core.messages import (
     Committed,
     Finished,
@@ -25,109 +29,105 @@ from checkpoint.core.voting import PendingCut
 from checkpoint.errors import ManifestError, RegionFailedError
 
 
-class Cutting(CoordinatorBase):
-    """See the top of this file."""
+class Cutting:
+    """The checkpoints of one region."""
 
-    cut_overdue = False
-    """The periodic time has come, and no cut could be asked for yet."""
-    appending: Cut | None = None
-    """On its way to the manifest: what it does not retain is being released."""
+    def __init__(self, state: CoordinatorState, ending: Ending) -> None:
+        self._state = state
+        self._ending = ending
 
-    @property
-    def savepoints(self) -> dict[str, int]:
-        """Name -> the cut that the next one retains by it."""
-        return dict(self.last_cut.savepoints) if self.last_cut else {}
+    # --- when a checkpoint is requested ---------------------------------------------------------------
 
     @property
     def can_cut(self) -> bool:
-        may = not self.spec.without_cuts and not self.final_committed
-        return may and self.phase is CoordinatorPhase.RUNNING and self.pending is None
+        """Whether a checkpoint can be requested now."""
+        state = self._state
+        may = not state.spec.without_cuts and not state.final_committed
+        return may and state.phase is CoordinatorPhase.RUNNING and state.pending is None
 
     @property
-    def moved_on(self) -> bool:
-        """Whether any step was ended since the last cut: an idle region makes no cuts."""
-        at = self.last_cut.step if self.last_cut else 0
-        return any(worker.step > at for worker in self.roster)
+    def cut_is_due(self) -> bool:
+        """Whether a checkpoint follows as soon as one can be requested and there is something to commit."""
+        return self._state.stands or self._state.cut_overdue or self.operator_waits
+
+    @property
+    def operator_waits(self) -> bool:
+        """Whether a start operator waits for a checkpoint that is not committed yet."""
+        state = self._state
+        waits = any(worker.wants_cut > state.last_step for worker in state.roster)
+        return state.spec.trigger == "operator" and waits
 
     def request_cut(self, now: float, *, final: bool = False) -> None:
-        """Ask all workers for the next cut. Numbers rise from the last committed one."""
+        """Request the next checkpoint from all workers, if one can be requested now.
+
+        Numbers rise from the last committed one, so a checkpoint that failed leaves its number to the next.
+        """
         if not self.can_cut:
             return
-        number = (self.last_cut.cut if self.last_cut else 0) + 1
-        self.pending = PendingCut(number, self.incarnation, len(self.roster), final, now)
-        self.cut_overdue = False
-        self.timers.set("drain", now + self.spec.drain_timeout_s)
+        state = self._state
+        number = state.last_number + 1
+        state.pending = PendingCut(number, state.incarnation, len(state.roster), final, now)
+        state.cut_overdue = False
+        state.timers.set("drain", now + state.spec.drain_timeout_s)
         self.set_cut_time(now)
-        self.send_all(
+        state.send_all(
             RequestCut(
-                job=self.spec.name,
-                incarnation=self.incarnation,
-                epoch=self.incarnation,
+                job=state.spec.name,
+                incarnation=state.incarnation,
+                epoch=state.incarnation,
                 cut=number,
                 final=final,
             )
         )
 
     def set_cut_time(self, now: float) -> None:
-        """When the next cut is due by time, if time triggers cuts."""
-        if self.spec.trigger == "periodic" and not self.spec.without_cuts:
-            self.timers.set("cut", now + self.spec.checkpoint_interval_s)
+        """Set the timer of the next periodic checkpoint, if the region has periodic ones."""
+        spec = self._state.spec
+        if spec.trigger == "periodic" and not spec.without_cuts:
+            self._state.timers.set("cut", now + spec.checkpoint_interval_s)
+
+    def cut_if_overdue(self, now: float) -> None:
+        if self.cut_is_due and self.can_cut and self._state.moved_on:
+            self.request_cut(now)
+
+    def cut_time_came(self, now: float) -> None:
+        """Handle the periodic timer. If no checkpoint can be requested now, one follows when it can."""
+        self._state.cut_overdue = True
+        self.cut_if_overdue(now)
+
+    def on_cut_wanted(self, event: CutWanted, now: float) -> None:
+        del event
+        self.request_cut(now)
 
     def on_wants_cut(self, worker: Worker, message: WantsCut, now: float) -> Refusal | None:
-        """A start operator waits for a cut. One under way may not cover its step: then the next does."""
+        """Note that a start operator waits for a checkpoint.
+
+        A checkpoint under way may not cover the operator's step; then the next one does.
+        """
         if worker.state is not WorkerState.RUNNING:
-            return Refusal("UNEXPECTED", f"worker {message.worker} wants a cut before it runs")
+            return Refusal("UNEXPECTED", f"worker {message.worker} requested a checkpoint before it runs")
         worker.wants_cut = message.step
         worker.step = max(worker.step, message.step)
         self.cut_if_overdue(now)
         return None
 
-    @property
-    def operator_waits(self) -> bool:
-        """Whether a start operator waits for a cut that is not committed yet."""
-        at = self.last_cut.step if self.last_cut else 0
-        return self.spec.trigger == "operator" and any(worker.wants_cut > at for worker in self.roster)
-
-    def cut_time_came(self, now: float) -> None:
-        """The periodic trigger. With a cut under way, or nothing to cut, the next one follows when that
-        ends.
-        """
-        self.cut_overdue = True
-        self.cut_if_overdue(now)
-
-    def cut_if_overdue(self, now: float) -> None:
-        if self.cut_is_due and self.can_cut and self.moved_on:
-            self.request_cut(now)
-
-    @property
-    def cut_is_due(self) -> bool:
-        """Whether a cut is to follow as soon as there can be one and there is something to cut."""
-        return self.cut_overdue or self.operator_waits
-
-    def final_cut_if_exhausted(self, now: float) -> None:
-        """All sources of all workers are at their end: one last cut, and the region is finished."""
-        if not all(worker.state is WorkerState.RUNNING and worker.exhausted for worker in self.roster):
-            return
-        if self.spec.without_cuts:
-            self.decide(RegionState.FINISHED, end_text(self.dropped), now, kind="finished")
-        elif self.can_cut:
-            self.request_cut(now, final=True)
-
     def on_progress(self, worker: Worker, message: Progress, now: float) -> Refusal | None:
-        """A heartbeat with counters. One of an older incarnation still proves life, and nothing else."""
+        """Take a heartbeat with counters. One of an older incarnation proves only that the worker lives."""
         worker.counters = message.counters
-        if message.incarnation == self.incarnation and worker.state is WorkerState.RUNNING:
+        if message.incarnation == self._state.incarnation and worker.state is WorkerState.RUNNING:
             worker.step = max(worker.step, message.counters.step)
             worker.exhausted = message.counters.exhausted
             self.final_cut_if_exhausted(now)
             self.cut_if_overdue(now)
         return None
 
+    # --- votes ----------------------------------------------------------------------------------------
+
     def on_prepared(self, worker: Worker, vote: Prepared, now: float) -> Refusal | None:
-        """A vote. With the last one the cut goes to the manifest."""
-        pending = self.pending
+        """Count a vote. With the last one, append the checkpoint to the manifest."""
+        state, pending = self._state, self._state.pending
         if pending is None or pending.appended or worker.state is not WorkerState.RUNNING:
-            return Refusal("STALE_CUT", f"a vote for cut {vote.cut} while none is asked for")
+            return Refusal("STALE_CUT", f"vote for checkpoint {vote.cut}, but none is requested")
         worker.step = max(worker.step, vote.produced)
         worker.note_operators(vote.operators)
         refusal = pending.vote(vote)
@@ -135,78 +135,101 @@ class Cutting(CoordinatorBase):
             return refusal
         disagreement = pending.disagreement()
         if disagreement:
-            self.cut_is_impossible(RegionFailedError(disagreement, remedy="please report this"), now)
+            self._fail(RegionFailedError(disagreement, remedy="please report this"), now)
             return None
-        savepoints = self.savepoints
-        retained = retained_with(self.kept, pending.number, self.spec.retain, set(savepoints.values()))
+        savepoints = state.savepoints
+        retained = retained_with(state.kept, pending.number, state.spec.retain, set(savepoints.values()))
         cut = pending.build(
-            self.last_cut, self.layout, self.spec.graph_fingerprint, self.spec.operators, retained, savepoints
+            state.last_cut,
+            state.layout,
+            state.spec.graph_fingerprint,
+            state.spec.operators,
+            retained,
+            savepoints,
         )
         try:
-            check_cut(cut, workers=len(self.roster), before=self.last_cut)
+            check_cut(cut, workers=len(state.roster), before=state.last_cut)
         except ManifestError as error:
-            self.cut_is_impossible(error, now)
+            self._fail(error, now)
             return None
-        pending.appended = True
-        self.appending = cut
-        self.emit(AppendCut(cut))
+        pending.appended = True  # no vote counts after this, so at most one append is outstanding
+        state.appending = cut
+        state.emit(AppendCut(cut))
         return None
 
-    def cut_is_impossible(self, error: RegionFailedError | ManifestError, now: float) -> None:
-        """Votes that make no cut are a bug of a worker: going on would repeat it."""
-        self.decide(RegionState.FAILED, str(error), now, kind="failed", error=error)
+    def _fail(self, error: RegionFailedError | ManifestError, now: float) -> None:
+        """Fail the region: such votes are a bug of a worker, and a reset would repeat it."""
+        self._ending.decide(RegionState.FAILED, str(error), now, kind="failed", error=error)
+
+    # --- the commit -----------------------------------------------------------------------------------
 
     def on_cut_appended(self, event: CutAppended, now: float) -> None:
-        """The commit. An acknowledgement of another incarnation's append says nothing about this one's."""
-        pending = self.pending
-        if pending is None or not pending.appended or event.cut.incarnation != self.incarnation:
+        """Commit the checkpoint and send Committed to all workers.
+
+        An acknowledgement of another incarnation's append is ignored: it proves nothing about this one's.
+        """
+        state, pending = self._state, self._state.pending
+        if pending is None or not pending.appended or event.cut.incarnation != state.incarnation:
             return
         assert event.cut.cut == pending.number, "one append at a time"
-        self.timers.clear("drain")
-        self.pending, self.appending, self.last_cut = None, None, event.cut
-        for worker in self.roster:
+        state.timers.clear("drain")
+        state.pending, state.appending, state.last_cut = None, None, event.cut
+        for worker in state.roster:
             worker.step = max(worker.step, event.cut.step)
-        self.kept = keep(self.kept, event.cut)
+        state.kept = keep(state.kept, event.cut)
         self.note_commit(pending, now)
-        for worker, link in self.roster.linked():
-            self.send(
+        for worker, link in state.roster.linked():
+            state.send(
                 link,
                 Committed(
-                    job=self.spec.name,
-                    incarnation=self.incarnation,
-                    epoch=self.incarnation,
+                    job=state.spec.name,
+                    incarnation=state.incarnation,
+                    epoch=state.incarnation,
                     cut=event.cut.cut,
                     step=event.cut.step,
                     final=pending.final,
-                    floors=floors_of(self.kept, worker.index),
-                    steps_kept_after=steps_kept_after(self.kept),
+                    floors=floors_of(state.kept, worker.index),
+                    steps_kept_after=steps_kept_after(state.kept),
                 ),
             )
-        self.final_committed = pending.final
-        if self.phase is CoordinatorPhase.STOPPING:
-            self.decide(RegionState.STOPPED, "stopped", now, kind="stopped")
+        state.final_committed = pending.final
+        if state.phase is CoordinatorPhase.STOPPING:
+            self._ending.decide(RegionState.STOPPED, "stopped", now, kind="stopped")
             return
         self.final_cut_if_exhausted(now)
         self.cut_if_overdue(now)
 
     def note_commit(self, pending: PendingCut, now: float) -> None:
-        """Count it, forgive what failed before it, tell observers."""
-        self.cuts_committed += 1
-        self.attempts = 0
-        self.roster.forgive()
-        cut = self.last_cut
+        """Count the commit, forgive the failures before it, and report it to observers."""
+        state = self._state
+        state.cuts_committed += 1
+        state.attempts = 0
+        state.roster.forgive()
+        cut = state.last_cut
         assert cut is not None
         seconds = now - pending.requested_at
         prepared = max(pending.phases_s().values(), default=0.0)
         phases = {**pending.phases_s(), "commit": max(seconds - prepared, 0.0)}
         by_worker = {worker: vote.phases_s for worker, vote in sorted(pending.votes.items())}
-        self.tell(CutCommitted(cut.cut, cut.step, pending.final, seconds, phases, by_worker))
+        state.tell(CutCommitted(cut.cut, cut.step, pending.final, seconds, phases, by_worker))
+
+    # --- the end of input -----------------------------------------------------------------------------
+
+    def final_cut_if_exhausted(self, now: float) -> None:
+        """Request the final checkpoint if all sources of all workers are at their end."""
+        state = self._state
+        if not all(worker.state is WorkerState.RUNNING and worker.exhausted for worker in state.roster):
+            return
+        if state.spec.without_cuts:
+            self._ending.decide(RegionState.FINISHED, end_text(state.dropped), now, kind="finished")
+        elif self.can_cut:
+            self.request_cut(now, final=True)
 
     def on_finished(self, worker: Worker, message: Finished, now: float) -> Refusal | None:
-        """A worker has published the final cut. When all have, the region is finished."""
-        if not self.final_committed or worker.state is not WorkerState.RUNNING:
+        """Note that a worker has published the final checkpoint. When all have, the region is finished."""
+        if not self._state.final_committed or worker.state is not WorkerState.RUNNING:
             return Refusal(
-                "UNEXPECTED", f"worker {message.worker} finished before its final cut was committed"
+                "UNEXPECTED", f"worker {message.worker} finished before the final checkpoint was committed"
             )
         worker.note_operators(message.operators)
         worker.move(WorkerEvent.FINISH)
@@ -214,5 +237,6 @@ class Cutting(CoordinatorBase):
         return None
 
     def finish_if_all_have(self, now: float) -> None:
-        if self.final_committed and self.roster.all_in(WorkerState.FINISHED, WorkerState.DONE):
-            self.decide(RegionState.FINISHED, end_text(self.dropped), now, kind="finished")
+        state = self._state
+        if state.final_committed and state.roster.all_in(WorkerState.FINISHED, WorkerState.DONE):
+            self._ending.decide(RegionState.FINISHED, end_text(state.dropped), now, kind="finished")

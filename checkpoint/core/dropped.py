@@ -1,9 +1,11 @@
-"""Rows that operators dropped: how counters of several workers become one, and what people are told. Pure.
+"""Rows that operators dropped: counters of several workers merged, and stated in words. Pure.
 
-Rules of this file: counters in, numbers and words out. What is dropped, and counted, is an operator's affair.
+Operators decide what to drop, and count it. The suffix of a counter's name has a meaning:
 
-A counter that ends with `_rows_dropped` says how many rows an operator dropped since the region began (it is
-part of the operator's state); the word before that says by which rule. `_max` at the end: a maximum.
+| suffix | meaning |
+|---|---|
+| `RULE_rows_dropped` | rows dropped by RULE since the region began; part of the operator's state |
+| `_max` | a maximum: merged by `max`, not by addition |
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,23 +16,24 @@ MAX_SUFFIX: Final = "_max"
 LATE_BY: Final = "late_by_us_max"
 
 REMEDIES: Final = {
-    "late": "give event_time a larger lateness, or take the side output 'late' of such an operator",
-    "null": "their key or event time is null; on_null='side' and a taker of the side output 'null' keep them",
+    "late": "give event_time a larger lateness, or read the side output 'late' of the operator",
+    "null": "their key or event time is null; to keep them, set on_null='side' and read side output 'null'",
 }
-"""Rule -> what to do so that no row is dropped by it."""
+"""Rule -> how to avoid that rows are dropped by it."""
 _US: Final = 1e6
 
 
 def merge_counters(into: dict[str, int], other: Mapping[str, int]) -> None:
-    """Add the counters of another worker, or of another output, of the same operator."""
+    """Add the counters of another worker or output of the same operator to `into`."""
     for name, value in other.items():
         before = into.get(name, 0)
         into[name] = max(before, value) if name.endswith(MAX_SUFFIX) else before + value
 
 
 def dropped_rows(workers: Iterable[Mapping[str, Mapping[str, int]]]) -> dict[str, dict[str, int]]:
-    """Rule ("late", "null") -> operator -> rows that it dropped since the region began. `workers`: of each,
-    its operators' counters.
+    """Return rule ("late", "null") -> operator -> rows dropped since the region began.
+
+    `workers` has the operators' counters of each worker.
     """
     found: dict[str, dict[str, int]] = {}
     for operators in workers:
@@ -43,7 +46,7 @@ def dropped_rows(workers: Iterable[Mapping[str, Mapping[str, int]]]) -> dict[str
 
 
 def dropped_text(dropped: Mapping[str, Mapping[str, int]]) -> str:
-    """For people: how many rows were dropped, by which operators, and what to do; '' for none."""
+    """Return in words how many rows which operators dropped, and the remedy; empty if none was dropped."""
     texts = []
     for rule, operators in sorted(dropped.items()):
         listed = ", ".join(f"{name!r} {count:,}" for name, count in sorted(operators.items()))
@@ -54,13 +57,13 @@ def dropped_text(dropped: Mapping[str, Mapping[str, int]]) -> str:
 
 
 def end_text(dropped: Mapping[str, Mapping[str, int]]) -> str:
-    """The reason of a region that has read its input to the end."""
+    """Return the reason of a region that ended because its input did."""
     lost = dropped_text(dropped)
     return f"all input is read, but {lost}" if lost else "all input is processed"
 
 
 def late_by_text(counters: Mapping[str, int]) -> str:
-    """How far behind the watermark late rows were; '' if none was late."""
+    """Return how far behind the watermark late rows were; empty if none was late."""
     behind_us = counters.get(LATE_BY, 0)
     return f", up to {behind_us / _US:g} s behind the watermark" if behind_us else ""
 

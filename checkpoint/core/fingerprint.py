@@ -1,13 +1,13 @@
-"""The graph's fingerprint: state made by one graph is never handed to another in silence.
+"""The fingerprint of a graph, which prevents that one graph silently restores the state of another. Pure.
 
-`operators` maps each operator's name to its canonical description (kind, input names, key columns, schema):
-whatever changes the meaning of its state. The manifest carries both the fingerprint and the descriptions,
-so that a mismatch can name the operators that differ. The description never contains user code: fixing a
-bug in a function keeps the state.
+`operators` maps each operator's name to its canonical description: kind, input names, key columns, schema,
+and everything else that changes the meaning of its state. The manifest stores the fingerprint and the
+descriptions, so that an error can name the operators that differ. A description never contains user code:
+fixing a bug in a function keeps the state.
 
-A state that the user declared stands in it as `state (COLUMNS)`, from its second version on as `state v2
-(COLUMNS)`. A graph may take over state of older versions (`older`: it has a migration for them); what a
-block itself says of its version is `state_blocks.py`'s.
+State that the user declared is described as `state (COLUMNS)`, from its second version on as `state v2
+(COLUMNS)`. A graph may take over state of older versions for which it has a migration (`older`).
+`state_blocks.py` handles the version that a block of state itself states.
 """
 
 import re
@@ -32,7 +32,7 @@ class _Declared(NamedTuple):
 
 
 def declared_state(version: int, columns: str) -> str:
-    """How a declared state stands in a description; `columns` as names and types.
+    """Return the description of a declared state; `columns` lists names and types.
 
     >>> declared_state(1, "n int64"), declared_state(2, "n int64")
     ('state (n int64)', 'state v2 (n int64)')
@@ -48,22 +48,22 @@ def _declared(description: str) -> _Declared | None:
 
 
 def _why(stored: str, present: str) -> str:
-    """What differs between two descriptions of one operator, and what to do where only its state does."""
+    """Return how two descriptions of one operator differ, with the remedy if only its declared state does."""
     old, new = _declared(stored), _declared(present)
     if old is None or new is None or old.rest != new.rest:
         return f"was {stored}, is {present}"
-    words = f"keeps {new}, and the cut holds {old}"
+    words = f"declares {new}, but the checkpoint holds {old}"
     if old.version > new.version:
-        return f"{words}: run the graph that knows version {old.version}"
+        return f"{words}: run a graph that declares version {old.version}"
     version = max(new.version, old.version + 1)
     return (
         f"{words}: give it state_version={version} and Migration({old.version}, state, function), where state"
-        " has the columns that the cut holds"
+        " has the columns of the checkpoint"
     )
 
 
 def fingerprint(operators: Mapping[str, str]) -> str:
-    """16 hex digits: xxh3-64 of the JSON list of [name, description], sorted by name."""
+    """Return 16 hex digits: xxh3-64 of the JSON list of [name, description], sorted by name."""
     text = msgspec.json.encode(sorted([name, text] for name, text in operators.items()))
     return f"{digest64(text):016x}"
 
@@ -73,7 +73,7 @@ def differing_operators(
     present: Mapping[str, str],
     older: "Mapping[str, Sequence[str]] | None" = None,
 ) -> list[tuple[str, str]]:
-    """(operator, what differs), in order of the names. `older`: descriptions that an operator also takes."""
+    """Return (operator, difference), sorted by name. `older`: other accepted descriptions."""
     takes = older or {}
     reasons: list[tuple[str, str]] = []
     for name in sorted(stored.keys() | present.keys()):
@@ -94,12 +94,12 @@ def check_fingerprint(
     cut: int,
     older: "Mapping[str, Sequence[str]] | None" = None,
 ) -> None:
-    """Raises FingerprintMismatchError naming each operator that differs; nothing was started."""
+    """Raise FingerprintMismatchError, which names each operator that differs; nothing was started."""
     reasons = differing_operators(stored, present, older)
     if not reasons:
         return
     lines = "; ".join(f"operator {name!r} {reason}" for name, reason in reasons)
     raise FingerprintMismatchError(
-        f"cut {cut} of region {region!r} was made by another graph: {lines}",
+        f"checkpoint {cut} of region {region!r} was made by another graph: {lines}",
         operators=tuple(name for name, _ in reasons),
     )

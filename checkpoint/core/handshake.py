@@ -1,21 +1,21 @@
-"""Proof of the job's key on a new link, both ways, before anything else is said. Pure: nonces come in as
-arguments.
+"""The handshake of a new link: both ends prove that they have the job's key. Pure: nonces are arguments.
 
-Rules of this file: payloads of HANDSHAKE frames, who may say what next, and the comparison. The key itself
-is in no message, no error text and no repr.
+The key itself is in no message, no error text and no repr.
 
     dialler                                       acceptor
     Hello(role, job, worker, ..., nonce_c)   ->
-                                             <-   Challenge(nonce_s, proof_s)     proof_s = mac("acceptor",
-                                             transcript)
-    Proof(proof_c)                           ->                                   proof_c = mac("dialler",
-    transcript)
-                                             <-   Accepted(...) or Refused(reason), then the link closes
+                                             <-   Challenge(nonce_s, proof_s)
+    Proof(proof_c)                           ->
+                                             <-   Accepted(), or Refused(reason) and the link closes
 
-transcript = the bytes of Hello as sent + nonce_s; mac = HMAC-SHA256 under the job key with the label in
-front. The two labels differ, so a proof cannot be mirrored; both nonces are fresh, so it cannot be
-replayed. The dialler sends its proof only after the acceptor's is good. After the handshake frames carry
-checksums, not MACs: the network between workers is loopback, TLS, or declared insecure by the user.
+    transcript = the bytes of Hello as sent + nonce_s
+    mac        = HMAC-SHA256 under the job key, with the label before the transcript
+    proof_s    = mac("acceptor", transcript)
+    proof_c    = mac("dialler", transcript)
+
+The two labels differ, so a proof cannot be mirrored. Both nonces are fresh, so a proof cannot be replayed.
+The dialler sends its proof only after it has verified the acceptor's. After the handshake, frames carry
+checksums and not MACs: the network between workers is loopback, TLS, or declared insecure by the user.
 """
 
 import hashlib
@@ -34,14 +34,14 @@ Role: TypeAlias = Literal["control", "exchange"]
 
 
 class LinkHello(msgspec.Struct, frozen=True, kw_only=True, tag="Hello"):
-    """Who dials, and what for."""
+    """The dialler and the purpose of the link."""
 
     role: Role
     job: str
     worker: int
     attempt: int
     incarnation: int = 0
-    """For exchange links: the incarnation whose steps will be sent. 0 on a control link."""
+    """The incarnation whose steps are sent on an exchange link, 0 on a control link."""
     nonce: bytes = b""
 
 
@@ -59,11 +59,11 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class LinkAccepted(msgspec.Struct, frozen=True, kw_only=True, tag="Accepted"):
-    """The link stands."""
+    """The link is established."""
 
 
 class LinkRefused(msgspec.Struct, frozen=True, kw_only=True, tag="Refused"):
-    """The link closes. The reason says nothing that a stranger may not know."""
+    """The link closes. The reason contains nothing secret, because the peer may be unknown."""
 
     reason: str
 
@@ -78,7 +78,7 @@ def _mac(key: bytes, label: str, transcript: bytes) -> bytes:
 
 def _check_key(key: bytes) -> None:
     if len(key) < KEY_BYTES_MIN:
-        raise ValueError(f"a job key has at least {KEY_BYTES_MIN} bytes, not {len(key)}")
+        raise ValueError(f"a job key needs at least {KEY_BYTES_MIN} bytes, got {len(key)}")
 
 
 def _frame(job: str, payload: _Payload) -> ChannelFrame:
@@ -87,20 +87,18 @@ def _frame(job: str, payload: _Payload) -> ChannelFrame:
 
 def _decode(frame: ChannelFrame) -> _Payload:
     if frame.type is not FrameType.HANDSHAKE:
-        raise HandshakeError(f"a {frame.type.name} frame came before the handshake was done")
+        raise HandshakeError(f"received a {frame.type.name} frame before the handshake was complete")
     try:
         payload: _Payload = _decoder.decode(frame.payload)
     except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
         raise HandshakeError(f"a handshake frame does not decode: {error}") from error
     if isinstance(payload, LinkRefused):
-        raise HandshakeError(f"the other end refused the link: {payload.reason}")
+        raise HandshakeError(f"the peer refused the link: {payload.reason}")
     return payload
 
 
 class Dialler:
-    """The side that connects: `hello()`, then `challenged(frame)` gives the proof to send, then
-    `accepted(frame)`.
-    """
+    """The side that connects: sends `hello()`, then `challenged(frame)`, then calls `accepted(frame)`."""
 
     def __init__(self, hello: LinkHello, *, key: bytes, nonce: bytes) -> None:
         _check_key(key)
@@ -112,25 +110,26 @@ class Dialler:
         return self._hello_frame
 
     def challenged(self, frame: ChannelFrame) -> ChannelFrame:
-        """The proof to send. Raises HandshakeError, having proved nothing, unless the acceptor's proof is
-        good.
+        """Return the proof to send.
+
+        Raises HandshakeError if the acceptor's proof is wrong; then no proof was made.
         """
         payload = _decode(frame)
         if not isinstance(payload, Challenge) or len(payload.nonce) < NONCE_BYTES:
-            raise HandshakeError(f"{type(payload).__name__} came where a challenge was due")
+            raise HandshakeError(f"expected Challenge, got {type(payload).__name__}")
         transcript = bytes(self._hello_frame.payload) + payload.nonce
         if not hmac.compare_digest(payload.proof, _mac(self._key, "acceptor", transcript)):
-            raise HandshakeError("the listener did not prove that it has this job's key")
+            raise HandshakeError("the listener did not prove that it has the key of this job")
         return _frame(self._job, Proof(proof=_mac(self._key, "dialler", transcript)))
 
     def accepted(self, frame: ChannelFrame) -> None:
         payload = _decode(frame)
         if not isinstance(payload, LinkAccepted):
-            raise HandshakeError(f"{type(payload).__name__} came where the link's acceptance was due")
+            raise HandshakeError(f"expected Accepted, got {type(payload).__name__}")
 
 
 class Acceptor:
-    """The side that listens: `received(hello)` gives the challenge, `proved(frame)` gives the acceptance."""
+    """The side that listens: sends `received(hello)`, then the frame of `proved(frame)`."""
 
     def __init__(self, *, job: str, key: bytes, nonce: bytes) -> None:
         _check_key(key)
@@ -141,28 +140,29 @@ class Acceptor:
         self._hello: LinkHello | None = None
 
     def received(self, frame: ChannelFrame) -> ChannelFrame:
-        """The challenge for a HELLO. Raises HandshakeError for another job."""
+        """Return the challenge for a Hello. Raises HandshakeError for another job."""
         payload = _decode(frame)
         if not isinstance(payload, LinkHello) or len(payload.nonce) < NONCE_BYTES:
-            raise HandshakeError(f"{type(payload).__name__} came where a hello was due")
+            raise HandshakeError(f"expected Hello, got {type(payload).__name__}")
         if payload.job != self._job or frame.job != job_digest(self._job):
-            raise HandshakeError(f"a link of job {payload.job[:128]!r} came to job {self._job!r}")
+            raise HandshakeError(f"received a link of job {payload.job[:128]!r}, this is job {self._job!r}")
         self._hello = payload
         self._transcript = bytes(frame.payload) + self._nonce
         proof = _mac(self._key, "acceptor", self._transcript)
         return _frame(self._job, Challenge(nonce=self._nonce, proof=proof))
 
     def proved(self, frame: ChannelFrame) -> tuple[LinkHello, ChannelFrame]:
-        """Who dials, now proved, and the acceptance to send. Raises HandshakeError; nothing the peer said
-        counts.
+        """Return the authenticated Hello and the acceptance to send.
+
+        Raises HandshakeError if the proof is wrong; then nothing that the peer sent counts.
         """
         payload = _decode(frame)
         if self._hello is None or not isinstance(payload, Proof):
-            raise HandshakeError(f"{type(payload).__name__} came where a proof was due")
+            raise HandshakeError(f"expected Proof, got {type(payload).__name__}")
         if not hmac.compare_digest(payload.proof, _mac(self._key, "dialler", self._transcript)):
-            raise HandshakeError("the dialler did not prove that it has this job's key")
+            raise HandshakeError("the dialler did not prove that it has the key of this job")
         return self._hello, _frame(self._job, LinkAccepted())
 
     def refusal(self, error: HandshakeError) -> ChannelFrame:
-        """What to tell the other end before closing."""
+        """Return the frame to send before the link closes."""
         return _frame(self._job, LinkRefused(reason=error.args[0]))

@@ -1,23 +1,26 @@
-"""Input handles: what a record of a producer's chain holds, which records count, and where things are.
+"""Input handles: their names, the records of a producer's chain, and which of the records count.
 
-Rules of this file: values and decisions. The chain that holds the records is written by `input_log.py` and
-read by `input_reading.py`.
+Pure: values and decisions. `input_log.py` writes the chain that holds the records, `input_reading.py` reads
+it.
 
-Theory (distributed-dbsp, "Input" and base requirements). Any number of producers write batches to an input
-handle, each into a directory of its own, which it claims: so one process at a time is a producer, and a
-superseded one can record nothing more. Batches are numbered by the producer, 1, 2, ...: an older number was
-recorded before and is discarded, the next is appended, a later one would leave a hole and is refused.
+Theory (distributed-dbsp, "Input" and base requirements):
 
-A batch of any size is written in parts. It counts as a whole: when its last part is there. A producer that
-died in the middle leaves parts that do not count; the same batch then begins anew with part 0.
+1. Any number of producers write batches to an input handle, each into a directory of its own, which it
+   claims. So only one process at a time acts as a producer, and a superseded one can record nothing more.
+2. A producer numbers its batches 1, 2, ... A batch with an older number was recorded before and is discarded.
+   The next number is appended. A later number would leave a gap and is refused.
+3. A batch of any size is written in parts. It counts as a whole, once its last part is recorded. A producer
+   that died in a batch leaves parts that do not count; the same batch then begins again with part 0.
+4. A *position* in an input is the size of the producer's chain just after a part. The chain is never rolled
+   back, so a size denotes one history. Every part carries the digest of all counting parts before it, so a
+   reader that continues from a position detects other content.
 
-A *position* in an input is the size of the producer's chain just past a part. The chain is never rolled
-back, so a size is on one line. Every part carries the digest of all parts that count before it: a reader
-that goes on from a position sees whether it goes on with what it has read.
+Records:
 
-One part: op INPUT, ints = [batch, part, 1 if it is the last, rows, digest before, wall clock ms],
-strings = [data, mark]. One INPUT_CLOSED closes the handle: ints = [wall clock ms], strings = [JSON of
-InputEnds].
+| op | ints | strings |
+|---|---|---|
+| INPUT, one part | [batch, part, 1 if it is the last, rows, digest before, wall clock ms] | [data, mark] |
+| INPUT_CLOSED, closes the handle | [wall clock ms] | [JSON of InputEnds] |
 """
 
 import re
@@ -38,62 +41,67 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
 def check_input_name(what: str, name: str) -> str:
-    """The same name, or BadNameError: names of handles and producers have no dots, so that a directory's name
-    tells which is which.
+    """Return `name`, or raise BadNameError if it is invalid.
+
+    Names of handles and producers have no dots, so that a directory's name can be split into them.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise BadNameError(
-            f"{what} is named by letters, digits, '_' and '-', beginning with one of the first two: {name!r}",
-            remedy="choose another name; dots are kept for the names of its directories",
+            f"the name of {what} consists of letters, digits, '_' and '-' and begins with a letter or"
+            f" digit, got {name!r}",
+            remedy="choose another name; dots are reserved for the names of its directories",
         )
     return name
 
 
 def input_directory(application: str, handle: str) -> str:
-    """Where it is written that a handle is closed; with a dot, the prefix of its producers' directories."""
+    """Return the directory that records that a handle is closed.
+
+    Followed by a dot, it is the prefix of the directories of its producers. Raises BadNameError.
+    """
     return check_name(f"{application}.in.{check_input_name('an input handle', handle)}")
 
 
 def producer_directory(application: str, handle: str, producer: str) -> str:
-    """The directory that a producer claims. Raises BadNameError."""
+    """Return the directory that a producer claims. Raises BadNameError."""
     return check_name(f"{input_directory(application, handle)}.{check_input_name('a producer', producer)}")
 
 
 def producers_among(directories: Iterable[str], application: str, handle: str) -> list[str]:
-    """The producers of a handle, from the names of directories that begin as theirs do."""
+    """Return the sorted producers of a handle, found among names of directories."""
     prefix = input_directory(application, handle) + "."
     names = [name.removeprefix(prefix) for name in directories if name.startswith(prefix)]
     return sorted(name for name in names if _NAME.fullmatch(name))
 
 
 class InputPart(NamedTuple):
-    """A part of a batch. `before`: digest of all parts that count before it; `mark`: what the producer
-    wanted to find again when it asks where it ended, in the last part only.
-    """
+    """One part of a batch, as recorded."""
 
     batch: int
     part: int
     last: bool
     rows: int
     before: int
+    """The digest of all counting parts before this one."""
     time_ms: int
     data: bytes
     mark: bytes = b""
+    """The producer's own bytes, returned when it resumes. Only the last part of a batch has them."""
 
     @property
     def digest(self) -> int:
-        """Of everything up to the end of this part."""
+        """The digest of everything up to the end of this part."""
         return digest64(self.data, self.before)
 
 
 class InputEnds(msgspec.Struct, frozen=True, kw_only=True):
-    """A closed handle: of each producer, the position at which its input ends."""
+    """The ends of a closed handle: producer -> the position at which its input ends."""
 
     producers: dict[str, int]
 
 
 class InputRecord(NamedTuple):
-    """The arguments of the journal record of a part; op is INPUT."""
+    """The arguments of the journal record of a part, whose op is INPUT."""
 
     ints: tuple[int, int, int, int, int, int]
     strings: tuple[bytes, bytes]
@@ -103,14 +111,15 @@ _ends_decoder: "msgspec.json.Decoder[InputEnds]" = msgspec.json.Decoder(InputEnd
 
 
 def encode_part(part: InputPart) -> InputRecord:
-    """The record of a part."""
+    """Return the record of a part."""
     ints = (part.batch, part.part, int(part.last), part.rows, part.before, part.time_ms)
     return InputRecord(ints, (part.data, part.mark))
 
 
 def decode_part(ints: Iterable[int], strings: Sequence[bytes], *, where: str, at: int) -> InputPart:
-    """The part in a record that ends at `at` of the chain of `where`. Raises CorruptDataError: it passed its
-    checksum, so its writer was wrong.
+    """Return the part in the record that ends at byte `at` of the chain `where`.
+
+    Raises CorruptDataError for an invalid one: it passed its checksum, so its writer had a bug.
     """
     numbers = tuple(ints)
     if len(numbers) != 6 or len(strings) != 2:
@@ -124,12 +133,12 @@ def decode_part(ints: Iterable[int], strings: Sequence[bytes], *, where: str, at
 
 
 def encode_ends(ends: InputEnds) -> bytes:
-    """The JSON of a closed handle."""
+    """Return the JSON of the ends of a handle."""
     return msgspec.json.encode(ends)
 
 
 def decode_ends(strings: Sequence[bytes], *, where: str, at: int) -> InputEnds:
-    """The ends in a record INPUT_CLOSED. Raises CorruptDataError."""
+    """Return the ends in a record INPUT_CLOSED. Raises CorruptDataError."""
     try:
         return _ends_decoder.decode(strings[0])
     except (IndexError, msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
@@ -137,23 +146,24 @@ def decode_ends(strings: Sequence[bytes], *, where: str, at: int) -> InputEnds:
 
 
 class InputPiece(NamedTuple):
-    """A part that counts, and the bytes of its producer's chain that it stands for."""
+    """A part that counts, with its range of bytes in the producer's chain."""
 
     split: str
     """The producer."""
     begin: int
     end: int
     digest: int
-    """Of everything up to `end`."""
+    """The digest of everything up to `end`."""
     rows: int
     data: bytes
     last: bool = True
-    """Whether it ends its batch: the rows of one batch are in no order of time."""
+    """Whether it ends its batch. The rows within one batch are in no order of event time."""
 
 
 class BatchNotKept(NamedTuple):
-    """A batch that was not kept in memory is whole: read it again, from `begin`, where the digest of all
-    before is `before`, to `end`. There is nothing else in between.
+    """A complete batch that was too large to keep in memory: read it again, from `begin` to `end`.
+
+    `before` is the digest of everything before `begin`. The range contains nothing but this batch.
     """
 
     begin: int
@@ -162,10 +172,13 @@ class BatchNotKept(NamedTuple):
 
 
 class InputSequence:
-    """Which parts of a chain count, and in which order. Feed it every INPUT record behind `at`. digest None:
-    what is before is not known, and the next batch that begins is the first.
+    """The fold that decides which parts of a producer's chain count. Add every INPUT record after `at`.
 
-    Invariants: `end` and `digest` are those of the last part given out; the parts held back follow them.
+    - `digest`: of everything before `at`. None: unknown; the next batch that begins is the first to count.
+    - `bytes_max`: a batch above this size is not kept in memory; `add` returns BatchNotKept for it.
+    - `where`: the name of the chain, for errors.
+
+    Invariant: `end` and `digest` are those of the last part returned; the parts held back follow it.
     """
 
     def __init__(
@@ -181,10 +194,10 @@ class InputSequence:
         self.digest = digest or 0
         self._anywhere = digest is None
         self.batch = 0
-        """The last whole batch; 0: none, or not known since the reader began in the middle."""
+        """The number of the last complete batch. 0: none, or unknown because reading began at a position."""
         self.mark = b""
         self.batches = 0
-        """Whole batches seen."""
+        """The number of complete batches seen."""
         self._split = split
         self._where = where
         self._bytes_max = bytes_max
@@ -192,27 +205,27 @@ class InputSequence:
         self._held: list[InputPiece] = []
         self._held_bytes = 0
         self._begin = at
-        """Where the batch that is not whole yet begins."""
+        """Where the incomplete batch begins."""
         self._count = 0
-        """Parts of it so far."""
+        """The number of its parts so far."""
         self._of = 0
         """Its number."""
         self._running = self.digest
 
     def add(self, part: InputPart, begin: int, end: int) -> list[InputPiece] | BatchNotKept:
-        """The next record, which lies from `begin` to `end`. The parts that count by it, in order.
+        """Take the next record, at `begin` to `end`. Return the parts that count because of it, in order.
 
-        Raises CorruptDataError when it cannot follow those before it.
+        Raises CorruptDataError if the record cannot follow the ones before it.
         """
         if self._anywhere:
             if part.part:
-                return []  # the rest of a batch that began before
+                return []  # the rest of a batch that began before `at`
             self._anywhere, self.digest = False, part.before
         if part.part == 0 and (not self._known or part.batch == self.batch + 1):
-            self._drop(begin)  # its producer may have died in this batch, and began it anew
+            self._drop(begin)  # the producer died in this batch and begins it again
         if not self._known:
             self._known, self.batch = True, part.batch - 1
-            self._count = part.part  # a position lies within a whole batch, or at its end
+            self._count = part.part  # a position lies within a complete batch, or at its end
         self._check(part, end)
         if not self._count:
             self._begin = begin
@@ -250,7 +263,7 @@ class InputSequence:
 
 
 class BatchDecision(Enum):
-    """What becomes of a batch that a producer sends."""
+    """The decision about a batch that a producer sends."""
 
     DISCARD = auto()
     """It is recorded, or on its way."""
@@ -258,14 +271,15 @@ class BatchDecision(Enum):
 
 
 def judge_batch(number: int, last: int) -> BatchDecision:
-    """A batch of that number, when `last` was sent last. Raises LocalProtocolError for one that leaves a
-    hole.
+    """Return what to do with batch `number` if `last` was the last one sent.
+
+    Raises LocalProtocolError if it would leave a gap.
     """
     if number < 1:
-        raise LocalProtocolError(f"batches are numbered from 1, not {number}")
+        raise LocalProtocolError(f"batch numbers begin at 1, got {number}")
     if number > last + 1:
         raise LocalProtocolError(
-            f"batch {number} cannot come after batch {last}",
-            remedy="ask where the input ended (`last`) and go on behind that",
+            f"batch {number} cannot follow batch {last}: numbers have no gaps",
+            remedy="read the number of the last batch (`last`) and continue with the next one",
         )
     return BatchDecision.APPEND if number == last + 1 else BatchDecision.DISCARD

@@ -1,20 +1,23 @@
-"""Canonical bytes of keys: what `_hash` is the xxh3-64 of. The reference, one key at a time, in plain Python.
+"""The canonical bytes of keys, whose xxh3-64 is `_hash`. The reference in plain Python, one key at a time.
 
-Rules of this file: definitions. The vectorised form over Arrow arrays is `key_hash.py`; tests hold the two
-together and to golden vectors. The bytes decide to which worker a key belongs, so they never change once
-released.
+Pure: definitions. `key_hash.py` is the vectorized form over Arrow arrays; tests compare both with each other
+and with golden vectors. The bytes decide which worker owns a key, so a released definition never changes.
 
-    string        its UTF-8 bytes, as they are (no normalisation)
-    binary        its bytes
-    bool          one byte, 0 or 1
-    int           8 bytes, big-endian two's complement; all widths alike, so widening a column keeps the
-    hashes uint          8 bytes, big-endian float         8 bytes, big-endian IEEE 754 double; -0.0 as 0.0,
-    every NaN as 7ff8000000000000 decimal       16 bytes, big-endian two's complement of the unscaled value;
-    the scale belongs to the schema date          days since 1970-01-01, as int timestamp     ticks since
-    1970-01-01 in the column's unit, as int; the unit belongs to the schema null          no bytes several
-    each column's bytes behind their length as 4 bytes big-endian; ffffffff alone for a null
+| kind | canonical bytes |
+|---|---|
+| string | its UTF-8 bytes, unchanged (no normalization) |
+| binary | its bytes |
+| bool | one byte, 0 or 1 |
+| int | 8 bytes, big-endian two's complement; equal for all widths, so widening keeps the hashes |
+| uint | 8 bytes, big-endian |
+| float | 8 bytes, big-endian IEEE 754 double; -0.0 as 0.0, every NaN as 7ff8000000000000 |
+| decimal | 16 bytes, big-endian two's complement of the unscaled value; the scale belongs to the schema |
+| date | days since 1970-01-01, as int |
+| timestamp | ticks since 1970-01-01 in the column's unit, as int; the unit belongs to the schema |
+| null | no bytes |
+| several columns | of each: 4 bytes big-endian length, its bytes; ffffffff alone for null |
 
-The hash is a label, not an identity: keys are compared by value (so null and '' may share a hash).
+Keys are compared by value, not by hash: null and '' share a hash and are different keys.
 """
 
 import math
@@ -33,10 +36,10 @@ NAN_BYTES: Final = bytes.fromhex("7ff8000000000000")
 
 
 def canonical_bytes(kind: Kind, value: Value) -> bytes:
-    """The canonical bytes of one value. For decimal, date and timestamp `value` is the integer named above.
+    """Return the canonical bytes of one value.
 
-    Raises UnsupportedKeyTypeError for a value that is not of its kind, OverflowError outside the kind's
-    range.
+    For decimal, date and timestamp, `value` is the integer named in the table. Raises UnsupportedKeyTypeError
+    for a value that is not of its kind, OverflowError for one outside the kind's range.
     """
     if value is None:
         return b""
@@ -54,7 +57,7 @@ def canonical_bytes(kind: Kind, value: Value) -> bytes:
 
 
 def canonical_key(kinds: Sequence[Kind], values: Sequence[Value]) -> bytes:
-    """The canonical bytes of a whole key: of its one column, or of several behind their lengths."""
+    """Return the canonical bytes of a key of one or several columns."""
     if len(kinds) == 1:
         return canonical_bytes(kinds[0], values[0])
     parts: list[bytes] = []
@@ -66,5 +69,5 @@ def canonical_key(kinds: Sequence[Kind], values: Sequence[Value]) -> bytes:
 
 
 def key_hash(kinds: Sequence[Kind], values: Sequence[Value]) -> int:
-    """`_hash` of a key."""
+    """Return `_hash` of a key."""
     return digest64(canonical_key(kinds, values))

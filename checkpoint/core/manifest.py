@@ -1,19 +1,19 @@
-"""Cuts, and their records in the manifest chain: what a consistent global state is, in bytes.
+"""Checkpoints and their records in the manifest chain: structs, encoding, decoding and checks. Pure: no I/O.
 
-Rules of this file: structs, encode, decode, checks. No journal, no I/O; the keeper of the chain is
-`manifest_store.py`.
+`checkpoint/coordinator/manifest_log.py` keeps the chain.
 
-A cut is a vector of positions: for each worker the position of its state chain and of its steps chain, the
-position of every input split, and what each sink needs to cut its output back. Its append to the manifest,
-synced on the quorum, IS the commit. One record:
+A checkpoint is a consistent cut, stored as a vector of positions: for each worker the position of its state
+chain and of its steps chain, the position of every input split, and what each sink needs to truncate its
+output. Its append to the manifest, synced on the quorum, *is* the commit. One record:
 
     op CUT, flags see CutFlag, ints = [cut, step, incarnation], strings = [JSON of Cut]
 
-The ints repeat fields of the JSON, so that a dump and a scan need no JSON; a record in which the two differ
-is refused. Cut numbers rise by at least one from record to record and are never used twice, also not by a
-rollback: going back by hand is a NEW cut, flagged ROLLBACK, whose positions are those of the cut returned
-to (`rolled_back_to`), acknowledged before any order. So the last cut of the chain is always the one to
-restore.
+- The ints repeat fields of the JSON, so that a dump and a scan need no JSON. A record in which the two differ
+  is refused.
+- Numbers rise by at least one from record to record and are never used twice.
+- A rollback by hand is a *new* checkpoint, flagged ROLLBACK, with the positions of the older one
+  (`rolled_back_to`). It is acknowledged before any order is sent.
+- Therefore the last checkpoint of the chain is always the one to restore.
 """
 
 import json
@@ -34,27 +34,29 @@ CUT_VERSION: Final = 2
 SAVEPOINTS_VERSION: Final = 3
 DIRECTORIES_VERSION: Final = 4
 _READABLE: Final = (1, 2, 3, 4)
-"""Version 1 says nothing of what is retained, nor of what a cut needs of its chains. Version 3 is version 2
-with pins: who does not know them must not go on from it, because it would release what they hold.
-Version 4 has the positions of operators' directories, and perhaps pins: who does not know them would lose
-the files.
+"""The versions of a checkpoint's record:
+
+| version | content | why older programs must refuse it |
+|---|---|---|
+| 1 | does not state what is retained, nor what it needs of its chains | |
+| 2 | states both | |
+| 3 | version 2 with savepoints | they would release what the savepoints hold |
+| 4 | positions of operators' directories, and perhaps savepoints | they would lose the files |
 """
 _PIN: Final = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{limits.savepoint_name_chars_max - 1}}}", re.ASCII)
 
 
 class CutFlag(IntFlag):
-    """Bits of the record's flags."""
+    """Bits of the flags of a checkpoint's record."""
 
     FINAL = 1
-    """All sources were exhausted: nothing follows unless an input grows."""
+    """All sources were exhausted: no checkpoint follows unless an input grows."""
     ROLLBACK = 2
-    """Made by hand: positions of an older cut."""
+    """Made by hand, with the positions of an older checkpoint."""
 
 
 class SplitPosition(msgspec.Struct, frozen=True):
-    """How far one split is read: `position` in the source's own unit, the digest of what was read, whether
-    it ended.
-    """
+    """How far one split is read: `position` in the source's own unit, the digest of the content, the end."""
 
     position: int
     digest: int = 0
@@ -62,53 +64,57 @@ class SplitPosition(msgspec.Struct, frozen=True):
 
 
 class WorkerCut(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker's part of a cut. Its positions were synced on the quorum before it voted."""
+    """One worker's part of a checkpoint. Its positions were synced on the quorum before it voted."""
 
     state: Position
     steps: Position
     sources: dict[str, dict[str, SplitPosition]] = {}
     sinks: dict[str, Any] = {}
-    """Sink name -> JSON of its own making (for a file: bytes and digest)."""
+    """Sink name -> the sink's own JSON (for a file: bytes and digest)."""
     floors: dict[str, Floor] = {}
-    """Chain -> the lowest segment, (epoch, base), that a restore of this cut reads: it begins with a snapshot
-    whose end is acknowledged, or is the chain's first. Of a chain that is not named all may be needed.
+    """Chain -> the lowest segment, (epoch, base), that a restore of this checkpoint reads.
+
+    The segment begins with a snapshot whose end is acknowledged, or is the chain's first one. Of a chain that
+    is not named, every segment may be needed.
     """
     directories: dict[str, Position] = {}
-    """Operator that keeps files -> the position of their chain."""
+    """Operator that keeps files -> the position of the chain of its files."""
 
     def positions(self) -> dict[str, Position]:
-        """All that is of this worker's incarnation, by name."""
+        """Return all positions of this worker, by name."""
         files = {f"directory of {name!r}": at for name, at in self.directories.items()}
         return {"state": self.state, "steps": self.steps, **files}
 
     def epochs(self) -> set[int]:
-        """Of all its positions: those that voted them must be one incarnation (R12)."""
+        """Return the epochs of all positions. They must be one incarnation when they are voted (R12)."""
         return {at.epoch for at in self.positions().values()}
 
 
 class Cut(msgspec.Struct, frozen=True, kw_only=True):
-    """A consistent state of the whole region: everything up to the end of `step`, nothing after it."""
+    """A checkpoint: a consistent state of the whole region, everything up to the end of `step`."""
 
     cut: int
     step: int
     incarnation: int
     final: bool
     wall_time_ms: int
-    """For people, and for 'as of' queries by the clock; orders nothing."""
+    """For people, and for 'as of' queries by the clock; it orders nothing."""
     workers: dict[int, WorkerCut]
     layout: Layout
     fingerprint: str
     operators: dict[str, str]
     parent: int = 0
-    """The cut this one goes on from, 0 for the first."""
+    """The checkpoint that this one continues, 0 for the first."""
     retained: tuple[int, ...] = ()
-    """The cuts that are retained from this one on, itself included; acknowledged, it releases all others, for
-    ever (R14). Empty in version 1: it does not say.
+    """The checkpoints that are retained from this one on, itself included.
+
+    Once it is acknowledged, all others are released permanently (R14). Empty in version 1, which does not
+    state it.
     """
     savepoints: dict[str, int] = msgspec.field(default_factory=dict, name="pins")
-    """Name -> the cut that is retained until the pin of that name is let go. From version 3 on."""
+    """Savepoints: name -> the checkpoint retained until the savepoint is dropped. From version 3 on."""
     rolled_back_to: int = 0
-    """For a rollback: the cut whose positions these are; 0 for a cut that was voted."""
+    """For a rollback: the checkpoint whose positions these are; 0 for one that was voted."""
     phases_s: dict[int, dict[str, float]] = {}
     """Worker -> phase (align, drain, write, sync) -> seconds. For people."""
     driver: str = ""
@@ -117,8 +123,9 @@ class Cut(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def version_with(savepoints: dict[str, int], workers: Mapping[int, WorkerCut]) -> int:
-    """The version of a cut with these pins and directories: whoever reads version 2 alone may go on where
-    there are none.
+    """Return the lowest version that can store these savepoints and directories.
+
+    Without either it is version 2, so that programs that know no later version can continue.
     """
     if any(part.directories for part in workers.values()):
         return DIRECTORIES_VERSION
@@ -126,17 +133,17 @@ def version_with(savepoints: dict[str, int], workers: Mapping[int, WorkerCut]) -
 
 
 def savepoint_name_problem(name: str) -> str:
-    """'' or why a pin cannot have that name."""
+    """Return why a savepoint cannot have this name, empty if it can."""
     if _PIN.fullmatch(name):
         return ""
     return (
-        f"a pin's name has 1 to {limits.savepoint_name_chars_max} letters, digits, '.', '_' or '-', the first no"
-        f" sign: {name[: 2 * limits.savepoint_name_chars_max]!r}"
+        f"a savepoint's name has 1 to {limits.savepoint_name_chars_max} letters, digits, '.', '_' or '-' and begins"
+        f" with a letter or digit, got {name[: 2 * limits.savepoint_name_chars_max]!r}"
     )
 
 
 class CutRecord(NamedTuple):
-    """The arguments of the journal record of a cut; op is CUT."""
+    """The arguments of the journal record of a checkpoint, whose op is CUT."""
 
     flags: int
     ints: tuple[int, int, int]
@@ -144,11 +151,11 @@ class CutRecord(NamedTuple):
 
 
 def encode_cut(cut: Cut) -> CutRecord:
-    """The record of a cut. Raises ManifestError above `manifest_record_bytes_max`."""
+    """Return the record of a checkpoint. Raises ManifestError above `manifest_record_bytes_max`."""
     text = msgspec.json.encode(cut)
     if len(text) > limits.manifest_record_bytes_max:
         raise ManifestError(
-            f"its record has {len(text)} bytes, at most {limits.manifest_record_bytes_max} are allowed",
+            f"its record has {len(text)} bytes, the limit is {limits.manifest_record_bytes_max}",
             cut=cut.cut,
             remedy="use fewer or larger input splits",
         )
@@ -157,69 +164,79 @@ def encode_cut(cut: Cut) -> CutRecord:
 
 
 def decode_cut(flags: int, ints: Iterable[int], text: bytes) -> Cut:
-    """The cut of a record, its own fields checked (`check_cut` checks it against the region). Raises
-    ManifestError.
+    """Return the checkpoint in a record. `check_cut` then checks it against the region.
+
+    Raises ManifestError if its fields are invalid or contradict each other.
     """
     numbers = tuple(ints)
     cut_number = numbers[0] if numbers else 0
     if len(text) > limits.manifest_record_bytes_max:
-        raise ManifestError(f"its record has {len(text)} bytes", cut=cut_number)
+        raise ManifestError(
+            f"its record has {len(text)} bytes, the limit is {limits.manifest_record_bytes_max}",
+            cut=cut_number,
+        )
     _refuse_duplicates(text, cut_number)
     try:
         cut = msgspec.json.decode(text, type=Cut)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         raise ManifestError(f"its record does not decode: {error}", cut=cut_number) from error
     if cut.version not in _READABLE:
-        raise ManifestError(f"version {cut.version} of cuts, {max(_READABLE)} is known here", cut=cut.cut)
+        raise ManifestError(
+            f"its record has version {cut.version}, this program reads versions up to {max(_READABLE)}",
+            cut=cut.cut,
+        )
     if numbers != (cut.cut, cut.step, cut.incarnation):
         raise ManifestError(
-            f"the record says {list(numbers)}, its text {[cut.cut, cut.step, cut.incarnation]}", cut=cut.cut
+            f"its record has ints {list(numbers)}, but JSON {[cut.cut, cut.step, cut.incarnation]}",
+            cut=cut.cut,
         )
     if flags != encode_cut(cut).flags:
-        raise ManifestError(f"flags {flags:#x} do not go with its text", cut=cut.cut)
+        raise ManifestError(f"the flags {flags:#x} of its record contradict its JSON", cut=cut.cut)
     return cut
 
 
 def _refuse_duplicates(text: bytes, cut: int) -> None:
-    """A JSON object with a key twice would silently drop a worker or a split."""
+    """Raise ManifestError if a JSON object has a key twice: decoding would drop a worker or a split."""
 
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
         keys = [key for key, _ in items]
         if len(set(keys)) != len(keys):
             twice = sorted(key for key in set(keys) if keys.count(key) > 1)
-            raise ManifestError(f"named twice in its record: {', '.join(twice)}", cut=cut)
+            raise ManifestError(f"duplicate keys in its record: {', '.join(twice)}", cut=cut)
         return dict(items)
 
     try:
         json.loads(text, object_pairs_hook=pairs)
     except (ValueError, RecursionError) as error:
-        raise ManifestError(f"its record is no JSON: {error}", cut=cut) from error
+        raise ManifestError(f"its record is not JSON: {error}", cut=cut) from error
 
 
 def check_cut(cut: Cut, *, workers: int, before: Cut | None = None, gap: bool = False) -> None:
-    """Whether a region of `workers` workers can be restored to this cut. Raises ManifestError with the
-    reason. gap: cuts that were released may have stood between it and `before`, as in a snapshot of the
-    manifest where one of them is pinned.
+    """Raise ManifestError with the reason if a region of `workers` workers cannot be restored to `cut`.
+
+    - `before`: the checkpoint before it in the chain, which it is compared with.
+    - `gap`: released checkpoints may have stood between the two, as in a snapshot of the manifest with a
+      savepoint.
     """
     if cut.cut < 1 or cut.step < 0 or cut.incarnation < 1:
         raise ManifestError(
-            f"step {cut.step}, incarnation {cut.incarnation}: numbers begin at 1 (steps at 0)",
+            f"it has step {cut.step} and incarnation {cut.incarnation}: numbers begin at 1, steps at 0",
             cut=cut.cut,
         )
     made_by = max(cut.workers, default=0) + 1
     missing = sorted(set(range(made_by)) - cut.workers.keys())
     if missing:
-        raise ManifestError(f"worker {missing[0]} of {max(made_by, workers)} is missing", cut=cut.cut)
+        raise ManifestError(f"it has no part of worker {missing[0]} of {max(made_by, workers)}", cut=cut.cut)
     if made_by != workers:
         raise ManifestError(
             f"it was made by {_counted(made_by)}, the region has {_counted(workers)}",
             cut=cut.cut,
-            remedy="run the region with as many workers as made the cut: their number cannot change yet",
+            remedy="run the region with as many workers as made the checkpoint: the number cannot change yet",
         )
     for worker, part in cut.workers.items():
         _check_worker(cut.cut, worker, part, cut.incarnation)
     if cut.version < DIRECTORIES_VERSION <= version_with({}, cut.workers):
-        raise ManifestError(f"it has directories, which version {cut.version} does not know", cut=cut.cut)
+        raise ManifestError(f"it has directories, which version {cut.version} does not allow", cut=cut.cut)
     check_layout(cut.layout, workers, cut=cut.cut)
     _check_retained(cut, before)
     _check_savepoints(cut)
@@ -234,36 +251,41 @@ def _counted(workers: int) -> str:
 def _check_worker(cut: int, worker: int, part: WorkerCut, incarnation: int) -> None:
     for chain, position in part.positions().items():
         if position.size < 0 or position.epoch < 1 or not 0 <= position.digest < 1 << 64:
-            raise ManifestError(f"worker {worker}: its {chain} position is {position}", cut=cut)
+            raise ManifestError(f"worker {worker}: invalid {chain} position {position}", cut=cut)
         if position.epoch > incarnation:
             raise ManifestError(
-                f"worker {worker}: its {chain} position is of epoch {position.epoch}, "
-                f"after incarnation {incarnation}",
+                f"worker {worker}: its {chain} position has epoch {position.epoch}, "
+                f"which is above incarnation {incarnation}",
                 cut=cut,
             )
     for chain, (epoch, base) in part.floors.items():
         if not 1 <= epoch <= incarnation or base < 0:
-            raise ManifestError(f"worker {worker}: its chain {chain!r} begins at {epoch}, {base}", cut=cut)
+            raise ManifestError(
+                f"worker {worker}: invalid floor of chain {chain!r}: epoch {epoch}, base {base}", cut=cut
+            )
     for source, splits in part.sources.items():
         for split, at in splits.items():
             if at.position < 0 or not 0 <= at.digest < 1 << 64:
                 raise ManifestError(
-                    f"worker {worker}: split {split!r} of {source!r} is at {at.position}", cut=cut
+                    f"worker {worker}: invalid position {at.position} of split {split!r} of {source!r}",
+                    cut=cut,
                 )
 
 
 def _check_savepoints(cut: Cut) -> None:
     if len(cut.savepoints) > limits.savepoints_max:
         raise ManifestError(
-            f"it has {len(cut.savepoints)} pins, at most {limits.savepoints_max}", cut=cut.cut
+            f"it has {len(cut.savepoints)} savepoints, the limit is {limits.savepoints_max}", cut=cut.cut
         )
     if cut.savepoints and cut.version < SAVEPOINTS_VERSION:
-        raise ManifestError(f"it has pins, which version {cut.version} does not know", cut=cut.cut)
+        raise ManifestError(f"it has savepoints, which version {cut.version} does not allow", cut=cut.cut)
     for name, pinned in cut.savepoints.items():
         if (problem := savepoint_name_problem(name)) != "":
             raise ManifestError(problem, cut=cut.cut)
         if pinned not in cut.retained:
-            raise ManifestError(f"pin {name!r} holds cut {pinned}, which it does not retain", cut=cut.cut)
+            raise ManifestError(
+                f"savepoint {name!r} holds checkpoint {pinned}, which it does not retain", cut=cut.cut
+            )
 
 
 def _check_retained(cut: Cut, before: Cut | None) -> None:
@@ -271,24 +293,31 @@ def _check_retained(cut: Cut, before: Cut | None) -> None:
     if not kept:
         return
     if kept[-1] != cut.cut or kept[0] < 1 or list(kept) != sorted(set(kept)):
-        raise ManifestError(f"it retains {list(kept)}: numbers rise, and the last is its own", cut=cut.cut)
+        raise ManifestError(
+            f"it retains {list(kept)}: expected rising numbers that end with its own", cut=cut.cut
+        )
     if before is not None and before.retained:
         again = sorted({number for number in kept if number <= before.cut} - set(before.retained))
         if again:
-            raise ManifestError(f"it retains {again}, which cut {before.cut} has released", cut=cut.cut)
+            raise ManifestError(f"it retains {again}, which checkpoint {before.cut} released", cut=cut.cut)
 
 
 def _check_order(cut: Cut, before: Cut, *, gap: bool) -> None:
     if cut.cut <= before.cut:
-        raise ManifestError(f"it stands after cut {before.cut}; numbers are never used twice", cut=cut.cut)
+        raise ManifestError(
+            f"it follows checkpoint {before.cut}; numbers rise and are never used twice", cut=cut.cut
+        )
     if cut.incarnation < before.incarnation:
         raise ManifestError(
-            f"of incarnation {cut.incarnation} after cut {before.cut} of incarnation {before.incarnation}",
+            f"its incarnation {cut.incarnation} is below {before.incarnation} of checkpoint {before.cut}",
             cut=cut.cut,
         )
     if cut.parent != before.cut and not (gap and cut.parent > before.cut):
         raise ManifestError(
-            f"it goes on from cut {cut.parent}, the one before it is {before.cut}", cut=cut.cut
+            f"its parent is checkpoint {cut.parent}, the one before it is {before.cut}", cut=cut.cut
         )
     if not cut.rolled_back_to and cut.step < before.step:
-        raise ManifestError(f"at step {cut.step}, cut {before.cut} before it at {before.step}", cut=cut.cut)
+        raise ManifestError(
+            f"its step {cut.step} is below step {before.step} of checkpoint {before.cut}",
+            cut=cut.cut,
+        )

@@ -1,14 +1,19 @@
-"""The control vocabulary between a region's coordinator and its workers. Every message is one CONTROL frame
-of JSON.
+"""The control messages between a region's coordinator and its workers. Each is one CONTROL frame of JSON.
 
-Rules of this file: nouns with fields, encode, decode, and the address check. Who may send what, when, is
-decided by `core/coordinator.py` and `core/participant.py`.
+Pure: structs, encoding, decoding and the address check. `core/coordinator.py` and `core/participant.py`
+decide which message may be sent when.
 
-Every message carries `job` (the region's name), `incarnation` (the manifest epoch the sender acts in; 0
-before it has one), `epoch` (the sender's own directory epoch: a worker's claim, 0 before it holds one, the
-manifest's for the coordinator) and `cut` (0 where no cut is meant). A message whose job is not ours, or
-whose incarnation is not the present one, is refused by name: without that, a vote of a former life would
-complete a cut of this one (V11).
+Every message carries its address:
+
+| field | content |
+|---|---|
+| `job` | the region's name |
+| `incarnation` | the manifest epoch in which the sender acts, 0 before it has one |
+| `epoch` | the sender's directory epoch: a worker's claim (0 before it has one), or the manifest's |
+| `cut` | the number of a checkpoint, 0 where none is meant |
+
+A message of another job or another incarnation is refused by name. Otherwise a vote of an earlier incarnation
+could complete a checkpoint of the current one (V11).
 """
 
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
@@ -24,21 +29,26 @@ from dos_protocol.digests import digest64
 from journal.core.trimming import Floor
 
 FailureKind: TypeAlias = Literal["operator", "reset", "peer", "fenced", "store", "manifest", "internal"]
-"""operator: user code raised, the region stops for a person.
-reset: user code found that something is not right, and going back may help (OperatorFailure).
-peer: a link to another worker broke or could not be made.
-fenced: this worker's directory is claimed by a higher epoch.
-store: what the order named cannot be had from the store.
-manifest: the ordered cut does not fit what this worker finds (a shrunken input, an unknown operator): for a
-person.
-internal: anything else; the attempt is over. After reset, peer, fenced and store the process lives on and
-waits for RESTORE."""
+"""What failed, and what follows:
+
+| kind | meaning | what follows |
+|---|---|---|
+| operator | user code raised | the region fails; a person has to act |
+| reset | user code reported an inconsistency that a reset may cure (OperatorFailure) | a reset |
+| peer | a link to another worker broke or could not be made | a reset |
+| fenced | this worker's directory is claimed by a higher epoch | a reset |
+| store | the store does not provide what the order named | a reset, not counted as an attempt |
+| manifest | the ordered checkpoint does not fit (a shrunken input, an unknown operator) | the region fails |
+| internal | anything else | the attempt is over: a reset, with a new attempt |
+
+After reset, peer, fenced and store the process stays alive and waits for RESTORE.
+"""
 
 StopKind: TypeAlias = Literal["finished", "stopped", "failed", "fenced", "superseded", "refused"]
 
 
 class ControlMessage(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=True):
-    """What every control message carries. See the top of this file."""
+    """A control message: the address that all of them carry."""
 
     job: str
     incarnation: int = 0
@@ -50,15 +60,13 @@ class ControlMessage(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"
 
 
 class FromWorker(ControlMessage, frozen=True, kw_only=True):
-    """Messages of a worker name it."""
+    """A control message of a worker, which it names."""
 
     worker: int
 
 
 class Join(FromWorker, frozen=True, kw_only=True):
-    """The first message of a link. `attempt` is the launcher's; another than the present one is told to
-    STOP.
-    """
+    """The first message of a link. `attempt` is the launcher's number; only the current one is accepted."""
 
     attempt: int
     pid: int
@@ -71,36 +79,35 @@ class Join(FromWorker, frozen=True, kw_only=True):
 
 
 class Restored(FromWorker, frozen=True, kw_only=True):
-    """The worker stands at the ordered cut: its chains opened in this incarnation, their starts
+    """The worker stands at the ordered checkpoint: its chains are opened in this incarnation, their starts
     acknowledged.
     """
 
     last_step: int
-    """The highest step whose division is in the steps chain, at least the step of the cut."""
+    """The highest step whose input division is recorded, at least the step of the checkpoint."""
     replayed_bytes: int = 0
     seconds: float = 0.0
     scratch_bytes: int = 0
-    """Of those, read from the local cache."""
+    """The part of `replayed_bytes` that was read from the local cache."""
     phases_s: dict[str, float] = {}
-    """Where the time went: claim, open, load."""
+    """Seconds of each phase: claim, open, load."""
 
 
 class Counters(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker counts about itself, since the process began unless said otherwise."""
+    """A worker's counters, since its process began unless stated otherwise."""
 
     step: int = 0
-    """The last step this worker has ended (its sources' STEP_END is sent), in this incarnation's numbering.
-    """
+    """The last step that this worker ended (its sources' STEP_END is sent), numbered in this incarnation."""
     rows_in: int = 0
     rows_out: int = 0
     bytes_in: int = 0
     exhausted: bool = False
-    """All its sources are at their end, and all that was read belongs to an ended step."""
+    """All its sources are at their end, and everything read belongs to an ended step."""
     waiting_for_store: bool = False
     waiting_reason: str = ""
-    """What it waits for at the store: which members are away, and why."""
+    """What it waits for at the store: which members are unavailable, and why."""
     lag_bytes: int = 0
-    """Appended to its chains and not yet synced on the quorum."""
+    """Bytes appended to its chains and not yet synced on the quorum."""
     busy_s: float = 0.0
     """Seconds in which the circuit worked rather than waited."""
     operators: dict[str, dict[str, int]] = {}
@@ -108,50 +115,53 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Progress(FromWorker, frozen=True, kw_only=True):
-    """The worker's heartbeat, each second, from a thread that runs no user code."""
+    """The worker's heartbeat: every second, from a thread that runs no user code."""
 
     counters: Counters
 
 
 class Prepared(FromWorker, frozen=True, kw_only=True):
-    """The vote: everything of `cut` is synced on the quorum at the positions given. Never sent earlier."""
+    """The vote: everything of `cut` is synced on the quorum, at these positions. Never sent earlier."""
 
     step: int
     positions: WorkerCut
     phases_s: dict[str, float] = {}
-    """Where the time went: align, drain, write, sync."""
+    """Seconds of each phase: align, drain, write, sync."""
     produced: int = 0
-    """The last step that this worker has begun, perhaps above `step`: it heard a peer's flag too late."""
+    """The last step that this worker began. It is above `step` if a peer's request arrived late."""
     operators: dict[str, dict[str, int]] = {}
-    """What its operators count (`Counters.operators`), as of this vote: heartbeats are older."""
+    """The operators' counters (`Counters.operators`) at this vote; those of heartbeats are older."""
 
 
 class Failed(FromWorker, frozen=True, kw_only=True):
-    """Something went wrong. See FailureKind for what follows."""
+    """A failure of this worker. FailureKind states what follows."""
 
     kind: FailureKind
     operator: str = ""
     position: str = ""
-    """Where in the input, in words."""
+    """The position in the input, in words."""
     message: str = ""
     traceback: str = ""
     peer: int = -1
     """For kind peer: the worker that could not be reached."""
     epoch_held: int = 0
-    """For kind fenced: the epoch to go above."""
+    """For kind fenced: the epoch that the next incarnation must exceed."""
 
 
 class WantsCut(FromWorker, frozen=True, kw_only=True):
-    """A start operator has come to a place where it wants a cut, at the end of `step`, and gives nothing more
-    until one was taken there or later. Counts where operators trigger cuts.
+    """A start operator requests a checkpoint at the end of `step`.
+
+    It emits nothing more until one is taken there or later. The request counts only where operators trigger
+    checkpoints.
     """
 
     step: int
 
 
 class Paused(FromWorker, frozen=True, kw_only=True):
-    """Order `pause` is carried out: this worker has ended `step` and takes no input in later ones. Its
-    counters come with it, so that nobody who sees the region paused sees older ones.
+    """Pause order `pause` is carried out: this worker ended `step` and takes no input in later steps.
+
+    Its counters come with it, so that the status of a paused region has no older ones.
     """
 
     pause: int
@@ -160,22 +170,22 @@ class Paused(FromWorker, frozen=True, kw_only=True):
 
 
 class Finished(FromWorker, frozen=True, kw_only=True):
-    """The final cut is committed and this worker has published all of it; it ends when told to STOP."""
+    """The final checkpoint is committed and this worker has published all of it. It ends upon STOP."""
 
     operators: dict[str, dict[str, int]] = {}
-    """As in `Prepared`: after a restart at the final cut there is no vote."""
+    """The operators' counters, as in `Prepared`."""
 
 
 # --- coordinator to worker ------------------------------------------------------------------------
 
 
 class Releasing(ControlMessage, frozen=True, kw_only=True):
-    """Messages that say what the worker's chains need no more, by a release that is acknowledged (R14)."""
+    """A message that states what the worker's chains no longer need, by an acknowledged release (R14)."""
 
     floors: dict[str, Floor] = {}
-    """Chain -> the lowest segment that any retained cut needs; what lies below may be deleted."""
+    """Chain -> the lowest segment that a retained checkpoint needs; everything below may be deleted."""
     steps_kept_after: int = 0
-    """Divisions of steps up to this one are needed by no retained cut."""
+    """No retained checkpoint needs the input divisions of steps up to this one."""
 
 
 class Peer(msgspec.Struct, frozen=True):
@@ -186,11 +196,11 @@ class Peer(msgspec.Struct, frozen=True):
 
 
 class Restore(Releasing, frozen=True, kw_only=True):
-    """Stand at this cut (`restore` None and `cut` 0: at the beginning). Sent only upon an acknowledged
-    start (R8, R11).
+    """Go to this checkpoint (`restore` None and `cut` 0: to the beginning).
 
-    The worker claims its directory with epoch = incarnation and opens its state chain at the position in
-    the cut, whatever longer or newer segments lie about (R13).
+    Sent only after the start of the manifest's segment is acknowledged (R8, R11). The worker claims its
+    directory with epoch = incarnation and opens its state chain at the position in the checkpoint, even if
+    longer or newer segments exist (R13).
     """
 
     worker: int
@@ -200,22 +210,24 @@ class Restore(Releasing, frozen=True, kw_only=True):
 
 
 class Start(ControlMessage, frozen=True, kw_only=True):
-    """All workers stand: go. Steps up to `replay_until_step` are replayed as recorded, later ones divided
-    anew.
+    """All workers stand at the checkpoint: start.
+
+    Steps up to `replay_until_step` are replayed as recorded; later steps get new input ranges.
     """
 
     replay_until_step: int
 
 
 class RequestCut(ControlMessage, frozen=True, kw_only=True):
-    """Ask for cut `cut` with the next STEP_END. A worker past a cut of that number ignores it."""
+    """Request cut `cut` with the next STEP_END. A worker that already took that cut ignores it."""
 
     final: bool = False
 
 
 class Committed(Releasing, frozen=True, kw_only=True):
-    """Cut `cut` is in the manifest on the quorum. Sinks publish; after a final one the worker answers
-    FINISHED.
+    """Checkpoint `cut` is in the manifest on the quorum: sinks publish.
+
+    After a final one the worker answers FINISHED.
     """
 
     step: int
@@ -223,19 +235,17 @@ class Committed(Releasing, frozen=True, kw_only=True):
 
 
 class Pause(ControlMessage, frozen=True, kw_only=True):
-    """Take no input any more, and make only steps that peers make; with `pause` 0: go on. Orders to pause are
-    numbered.
-    """
+    """Pause order number `pause`: take no more input, and make only steps that peers make. 0: continue."""
 
     pause: int
 
 
 class Heartbeat(ControlMessage, frozen=True, kw_only=True):
-    """The coordinator lives. Each second."""
+    """The coordinator is alive. Sent every second."""
 
 
 class Stop(ControlMessage, frozen=True, kw_only=True):
-    """End this worker now, in an orderly way. Accepted whatever its incarnation."""
+    """End this worker now, in an orderly way. Accepted in any incarnation."""
 
     kind: StopKind
     reason: str
@@ -250,16 +260,19 @@ _encoder: Final = msgspec.json.Encoder()
 
 
 def job_digest(job: str) -> int:
-    """The `job` field of a frame header: xxh3-64 of the region's name in UTF-8."""
+    """Return the `job` field of a frame header: xxh3-64 of the region's name in UTF-8."""
     return digest64(job.encode())
 
 
 def control_frame(message: ToCoordinator | ToWorker) -> ChannelFrame:
-    """The CONTROL frame of a message; its header repeats the address so that strays show without JSON."""
+    """Return the CONTROL frame of a message.
+
+    Its header repeats the address, so that a stray frame is detected without decoding JSON.
+    """
     payload = _encoder.encode(message)
     if len(payload) > limits.control_bytes_max:
         raise ValueError(
-            f"a {type(message).__name__} of {len(payload)} bytes, at most {limits.control_bytes_max}"
+            f"{type(message).__name__} of {len(payload)} bytes exceeds the limit {limits.control_bytes_max}"
         )
     sender = message.worker if isinstance(message, FromWorker) else COORDINATOR
     return ChannelFrame(
@@ -273,42 +286,45 @@ def control_frame(message: ToCoordinator | ToWorker) -> ChannelFrame:
 
 
 def decode_from_worker(frame: ChannelFrame) -> ToCoordinator:
-    """The message in a worker's CONTROL frame. Raises ControlMessageError; the link is of no further use
-    then.
+    """Return the message in a worker's CONTROL frame.
+
+    Raises ControlMessageError; the link must then be closed.
     """
     message: ToCoordinator = _decode(_to_coordinator, frame)
     if frame.sender != message.worker:
         raise ControlMessageError(
-            f"a frame of worker {frame.sender} carries a message of worker {message.worker}"
+            f"frame of worker {frame.sender} carries a message of worker {message.worker}"
         )
     return message
 
 
 def decode_from_coordinator(frame: ChannelFrame) -> ToWorker:
-    """The message in the coordinator's CONTROL frame. Raises ControlMessageError."""
+    """Return the message in the coordinator's CONTROL frame. Raises ControlMessageError."""
     message: ToWorker = _decode(_to_worker, frame)
     if frame.sender != COORDINATOR:
-        raise ControlMessageError(f"a frame of sender {frame.sender} carries a {type(message).__name__}")
+        raise ControlMessageError(
+            f"frame of sender {frame.sender} carries a {type(message).__name__} of the coordinator"
+        )
     return message
 
 
 def _decode(decoder: "msgspec.json.Decoder[Any]", frame: ChannelFrame) -> Any:
     if frame.type is not FrameType.CONTROL:
-        raise ControlMessageError(f"a {frame.type.name} frame on a control link")
+        raise ControlMessageError(f"received a {frame.type.name} frame on a control link")
     try:
         message = decoder.decode(frame.payload)
     except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
-        raise ControlMessageError(f"a control message does not decode: {error}") from error
+        raise ControlMessageError(f"control message does not decode: {error}") from error
     stated = (frame.job, frame.sender_epoch, frame.cut)
     if stated != (job_digest(message.job), message.incarnation, message.cut):
         raise ControlMessageError(
-            f"header and text of a {type(message).__name__} disagree on job, incarnation or cut"
+            f"header and JSON of a {type(message).__name__} differ in job, incarnation or cut"
         )
     return message
 
 
 class Refusal(NamedTuple):
-    """Why a message was not taken, by name. It left no effect."""
+    """The name and text of the reason why a message was refused. The message had no effect."""
 
     name: Literal[
         "WRONG_JOB",
@@ -323,16 +339,16 @@ class Refusal(NamedTuple):
 
 
 def check_address(message: ToCoordinator | ToWorker, *, job: str, incarnation: int) -> Refusal | None:
-    """Whether the message belongs to this region in this incarnation; else why not."""
+    """Return None if the message belongs to this region in this incarnation, otherwise the refusal."""
     kind = type(message).__name__
     if message.job != job:
-        return Refusal("WRONG_JOB", f"{kind} of region {message.job!r} came to region {job!r}")
+        return Refusal("WRONG_JOB", f"received {kind} of region {message.job!r}, this is region {job!r}")
     if message.incarnation < incarnation:
         return Refusal(
-            "STALE_INCARNATION", f"{kind} of incarnation {message.incarnation}; {incarnation} is running"
+            "STALE_INCARNATION", f"{kind} of incarnation {message.incarnation}, current is {incarnation}"
         )
     if message.incarnation > incarnation:
         return Refusal(
-            "FUTURE_INCARNATION", f"{kind} of incarnation {message.incarnation}; {incarnation} is running"
+            "FUTURE_INCARNATION", f"{kind} of incarnation {message.incarnation}, current is {incarnation}"
         )
     return None

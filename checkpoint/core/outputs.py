@@ -1,17 +1,26 @@
-"""Output by step: what a record of an output log holds, and what becomes of the output of a step.
+"""Output by step: the records of an output log, and whether the output of a step is appended or discarded.
 
-Rules of this file: values and decisions; the chain that holds the records is `output_log.py`'s.
+Pure: values and decisions. `output_log.py` keeps the chain that holds the records.
 
-Theory (distributed-dbsp, "Output"). The output of steps first..last is in the log. The output of an older
-step is there already or was deleted: it is discarded. One within is made again by a replay: it is compared
-and discarded. The next is appended; a later one would leave a hole and is refused. What is *shown* depends
-on the sink: `publish="step"` shows a step as soon as it is in the log, and puts it there only when the
-division of that step is durable at every worker ("Input/output synchronization"), so that a reset makes the
-same output again; such a log is never rolled back. `publish="checkpoint"` shows what a committed cut covers; its
-log is rolled back with the state, and so needs no determinism.
+Theory (distributed-dbsp, "Output"). If the log has the output of steps first..last, then the output of
+
+| step | is |
+|---|---|
+| before first | discarded: it was in the log and was deleted |
+| first..last | made again by a replay: compared and discarded |
+| last + 1 | appended |
+| after last + 1 | refused: it would leave a gap |
+
+The sink determines when output becomes visible:
+
+- `publish="step"`: as soon as it is in the log. It is appended only when the input division of that step is
+  durable on every worker ("Input/output synchronization"), so that a reset makes the same output again. Such
+  a log is never rolled back.
+- `publish="checkpoint"`: when a committed checkpoint covers it. The log is rolled back with the state and therefore
+  needs no determinism.
 
 One record: op OUTPUT, ints = [step, wall clock ms, rows, digest], strings = [JSON of OutputHead, Arrow IPC
-stream]. Every step that the region made has one, also without rows: so a reader knows how far it has seen.
+stream]. Every step of the region has one, even without rows, so that a reader knows how far it has read.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,43 +37,45 @@ OUTPUT_CHAIN_PREFIX: Final = "out-"
 
 
 class Publish(StrEnum):
-    """When readers see the output of a step. The texts are in records: they never change."""
+    """When the output of a step becomes visible. The texts are in records and never change."""
 
     STEP = "step"
     CUT = "cut"
 
 
 def output_chain(sink: str) -> str:
-    """The name of the chain of a sink's output on one worker."""
+    """Return the name of the chain of a sink's output on one worker."""
     return f"{OUTPUT_CHAIN_PREFIX}{sink}"
 
 
 class OutputHead(msgspec.Struct, frozen=True, kw_only=True):
-    """What a reader of a record should know. inputs: source -> split -> how far this worker had read it when
-    the step ended, in the source's own unit; the output of a step corresponds to those of all workers.
-    """
+    """The part of a record that describes its rows."""
 
     sink: str
     publish: Publish
     inputs: dict[str, dict[str, int]] = {}
+    """Source -> split -> how far this worker had read it at the end of the step, in the source's own unit.
+
+    The output of a step corresponds to the inputs of all workers.
+    """
 
 
 class Output(NamedTuple):
-    """What one worker's sink was given in one step."""
+    """The rows that one worker's sink received in one step."""
 
     step: int
     time_ms: int
-    """Wall clock when it was put into the log; for people."""
+    """Wall clock when it was appended; for people."""
     rows: int
     digest: int
-    """Of the rows in their order, whatever batches they came in; 0: not to be compared."""
+    """The digest of the rows in order, independent of batches; 0: not compared."""
     head: OutputHead
     data: bytes
-    """An Arrow IPC stream with the sink's columns; b"" without rows."""
+    """An Arrow IPC stream with the sink's columns; empty without rows."""
 
 
 class OutputRecord(NamedTuple):
-    """The arguments of the journal record of an output; op is OUTPUT."""
+    """The arguments of the journal record of an output, whose op is OUTPUT."""
 
     ints: tuple[int, int, int, int]
     strings: tuple[bytes, bytes]
@@ -74,14 +85,15 @@ _decoder: "msgspec.json.Decoder[OutputHead]" = msgspec.json.Decoder(OutputHead)
 
 
 def encode_output(output: Output) -> OutputRecord:
-    """The record of an output."""
+    """Return the record of an output."""
     ints = (output.step, output.time_ms, output.rows, output.digest)
     return OutputRecord(ints, (msgspec.json.encode(output.head), output.data))
 
 
 def decode_output(ints: Iterable[int], strings: Sequence[bytes], *, where: str, at: int) -> Output:
-    """The output in a record that ends at byte `at` of the chain `where`. Raises CorruptDataError: it passed
-    its checksum, so its writer was wrong.
+    """Return the output in the record that ends at byte `at` of the chain `where`.
+
+    Raises CorruptDataError for an invalid one: it passed its checksum, so its writer had a bug.
     """
     numbers = tuple(ints)
     if len(numbers) != 4 or len(strings) != 2:
@@ -98,17 +110,18 @@ def decode_output(ints: Iterable[int], strings: Sequence[bytes], *, where: str, 
 
 
 class OutputDecision(Enum):
-    """What becomes of the output of a step."""
+    """The decision about the output of a step."""
 
     DISCARD = auto()
-    """The log has it, or had it."""
+    """The log has it, or had it before it was deleted."""
     APPEND = auto()
 
 
 class OutputSequence:
-    """The steps whose output one log holds. Invariant: `last` is the highest; those kept follow one another.
+    """The steps whose output one log holds.
 
-    after: the step of the cut that was restored: nothing up to it will be made again.
+    Invariants: `last` is the highest step; the steps kept have no gap. `after` is the step of the
+    restored checkpoint: no output up to it is made again.
     """
 
     def __init__(self, sink: str, after: int) -> None:
@@ -117,27 +130,30 @@ class OutputSequence:
         self._kept: dict[int, tuple[int, Position]] = {}
 
     def add(self, step: int, digest: int, end: Position) -> None:
-        """The log has this step; `end` is the position just past it. Steps at or below `after` are passed
-        over. Raises LocalProtocolError for a hole.
+        """Note that the log has this step; `end` is the position just after it.
+
+        Steps at or below `after` are ignored. Raises LocalProtocolError if the step leaves a gap.
         """
         if step <= self.last and not self._kept:
             return
         if step != self.last + 1:
             raise LocalProtocolError(
-                f"output of step {step} follows that of step {self.last} in {self.sink!r}"
+                f"output of step {step} cannot follow step {self.last} in {self.sink!r}: steps have no gaps"
             )
         self._kept[step] = (digest, end)
         self.last = step
 
     def judge(self, step: int, digest: int) -> OutputDecision:
-        """What to do with the output of a step that was made (again). Raises OutputDiffersError for other
-        rows than the log has, LocalProtocolError for a step that leaves a hole.
+        """Return what to do with the output of a step.
+
+        Raises OutputDiffersError if the log has other rows for this step, LocalProtocolError if the step
+        would leave a gap.
         """
         if step == self.last + 1:
             return OutputDecision.APPEND
         if step > self.last:
             raise LocalProtocolError(
-                f"output of step {step} comes after that of step {self.last}: {self.sink!r}"
+                f"output of step {step} cannot follow step {self.last} in {self.sink!r}: steps have no gaps"
             )
         known = self._kept.get(step)
         if known is not None and known[0] != digest:
@@ -145,10 +161,10 @@ class OutputSequence:
         return OutputDecision.DISCARD
 
     def end_of(self, step: int) -> Position | None:
-        """The position just past the output of a step; None if it is not known (any more)."""
+        """Return the position just after the output of a step, None if it is unknown or forgotten."""
         known = self._kept.get(step)
         return known[1] if known is not None else None
 
     def forget(self, until: int) -> None:
-        """Steps up to `until` are in a cut that was voted for: this incarnation does not make them again."""
+        """Drop the steps up to `until`: this incarnation voted for them and does not make them again."""
         self._kept = {step: known for step, known in self._kept.items() if step > until}

@@ -1,14 +1,16 @@
-"""The worker's end of the control protocol: which orders are taken, which reports may go out. Pure.
+"""The worker's end of the control protocol: which orders are accepted, which reports are sent.
 
-Rules of this file: `handle(event, now) -> effects`. It knows no sockets and no operators. What the worker
-does with an order is the runtime's; that it never votes or reports for a life that is over is decided here:
+Pure: `handle(event, now) -> effects`. It knows no sockets and no operators. The runtime carries out the
+orders. This module ensures that a worker never votes or reports for an incarnation that is over:
 
-1. An order counts only in the incarnation of the newest Restore; a Restore counts only above it.
-2. A vote needs RUNNING, the cut that was asked for or a later one, and positions of this incarnation (R12).
-3. A Restore makes every order not yet taken void.
-4. Nothing heard from the coordinator for `orphan_timeout`, less the time in which our own loop was late:
-this worker ends
-   itself. A link that is gone has no second try: the coordinator counts this attempt as lost.
+1. An order counts only in the incarnation of the newest Restore. A Restore counts only above that
+   incarnation.
+2. A vote needs the state RUNNING, the requested checkpoint or a later one, and positions of this incarnation
+   (R12).
+3. A Restore voids every order that was not taken yet.
+4. If nothing arrives from the coordinator for `orphan_timeout`, the worker ends itself. Time in which the
+   worker's own loop was late does not count. A broken link is not dialled again: the coordinator counts this
+   attempt as lost.
 """
 
 from collections import deque
@@ -49,7 +51,7 @@ Order: TypeAlias = Restore | Start | RequestCut | Committed | Pause
 
 
 class ParticipantState(Enum):
-    """Where this worker stands."""
+    """The states of one worker's end."""
 
     CONNECTED = auto()
     JOINED = auto()
@@ -57,13 +59,13 @@ class ParticipantState(Enum):
     RESTORED = auto()
     RUNNING = auto()
     FAILED = auto()
-    """A failure of this incarnation was reported: the next Restore or Stop is awaited."""
+    """A failure of this incarnation was reported; the worker waits for the next Restore or Stop."""
     FINISHED = auto()
     ENDED = auto()
 
 
 class ParticipantEvent(Enum):
-    """What moves it."""
+    """The events that change a ParticipantState."""
 
     JOIN = auto()
     RESTORE = auto()
@@ -103,13 +105,11 @@ class MessageIn:
 
 @dataclass(frozen=True, slots=True)
 class ReportWanted:
-    """The runtime wants this sent; job, worker, incarnation and epoch are filled in here.
-
-    `of`: the incarnation that the report belongs to, as the runtime knows it; None: the present one.
-    """
+    """A message that the runtime wants to send. Job, worker, incarnation and epoch are filled in."""
 
     message: ToCoordinator
     of: int | None = None
+    """The incarnation of the report as the runtime knows it, None for the current one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,14 +139,14 @@ class SendReport:
 
 @dataclass(frozen=True, slots=True)
 class OrderRefused:
-    """An order was not taken. For the log."""
+    """An order was refused. For the log."""
 
     refusal: Refusal
 
 
 @dataclass(frozen=True, slots=True)
 class ParticipantEnded:
-    """This worker is to end; what `next_order` raises from now on."""
+    """This worker ends; `next_order` raises `error` from now on."""
 
     error: DosError
 
@@ -155,10 +155,11 @@ ParticipantEffect: TypeAlias = SendReport | OrderRefused | ParticipantEnded
 
 
 class ParticipantCore:
-    """`handle` every input and perform the effects; take orders from `orders`; call again with Tick at
-    `deadline`.
+    """The state machine of one worker's end.
 
-    Invariants: `incarnation` only rises; `orders` are of `incarnation`; after ENDED nothing is sent.
+    Call `handle` for every input and perform the effects, take orders from `orders`, and call it with Tick at
+    `deadline`. Invariants: `incarnation` only rises; `orders` belong to `incarnation`; after ENDED nothing is
+    sent.
     """
 
     def __init__(
@@ -169,9 +170,9 @@ class ParticipantCore:
         self.state = ParticipantState.CONNECTED
         self.incarnation = 0
         self.cut_seen = 0
-        """The highest cut asked for, restored or committed."""
+        """The highest checkpoint requested, restored or committed."""
         self.voted = 0
-        """The last cut voted for in this incarnation, or restored."""
+        """The last checkpoint voted for in this incarnation, or restored."""
         self.orders: deque[Order] = deque()
         self._heard = now
         self._orphan_timeout_s = orphan_timeout_s
@@ -181,8 +182,10 @@ class ParticipantCore:
         self._out: list[ParticipantEffect] = []
 
     def handle(self, event: ParticipantInput, now: float) -> list[ParticipantEffect]:
-        """What to do about this input. Raises LocalProtocolError or StaleIncarnationError for a Report that
-        may not go out; nothing was sent then.
+        """Take one input and return what to do about it, in order.
+
+        Raises LocalProtocolError or StaleIncarnationError for a Report that must not be sent; then nothing
+        was sent.
         """
         if self.state is not ParticipantState.ENDED:
             if isinstance(event, MessageIn):
@@ -194,12 +197,12 @@ class ParticipantCore:
             else:
                 self._tick(event, now)
         elif isinstance(event, ReportWanted):
-            raise LocalProtocolError("this worker has ended: nothing can be reported any more")
+            raise LocalProtocolError("this worker has ended and cannot report")
         effects, self._out = self._out, []
         return effects
 
     def deadline(self) -> float | None:
-        """When the next Tick is due."""
+        """Return when the next Tick is due, None after the end."""
         return self._timers.next()
 
     def _move(self, event: ParticipantEvent) -> None:
@@ -216,7 +219,8 @@ class ParticipantCore:
     def _message(self, message: ToWorker, now: float) -> None:
         if message.job != self.job:
             self._refuse(
-                "WRONG_JOB", f"{type(message).__name__} of region {message.job!r} came to {self.job!r}"
+                "WRONG_JOB",
+                f"received {type(message).__name__} of region {message.job!r}, this is {self.job!r}",
             )
             return
         self._heard = now
@@ -236,7 +240,7 @@ class ParticipantCore:
             )
             return
         if ParticipantEvent.RESTORE not in PARTICIPANT[self.state]:
-            self._refuse("UNEXPECTED", "Restore came before this worker had joined")
+            self._refuse("UNEXPECTED", "received Restore before this worker joined")
             return
         self._move(ParticipantEvent.RESTORE)
         self.incarnation, self.cut_seen, self.voted = order.incarnation, order.cut, order.cut
@@ -255,18 +259,22 @@ class ParticipantCore:
                 self._move(ParticipantEvent.START)
                 self.orders.append(order)
             else:
-                self._refuse("UNEXPECTED", f"Start came while {self.state.name}")
+                self._refuse("UNEXPECTED", f"received Start in state {self.state.name}")
         elif self.state is not ParticipantState.RUNNING:
-            self._refuse("UNEXPECTED", f"{kind} of cut {order.cut} came while {self.state.name}")
+            self._refuse(
+                "UNEXPECTED", f"received {kind} of checkpoint {order.cut} in state {self.state.name}"
+            )
         elif isinstance(order, Pause):
             self.orders.append(order)
         elif order.cut < self.cut_seen or (isinstance(order, Committed) and order.cut != self.voted):
             self._refuse(
-                "STALE_CUT", f"{kind} of cut {order.cut}; {self.cut_seen} is known, voted {self.voted}"
+                "STALE_CUT", f"{kind} of checkpoint {order.cut}; {self.cut_seen} is known, voted {self.voted}"
             )
         else:
             self.cut_seen = order.cut
-            if isinstance(order, Committed) or order.cut > self.voted:  # else a peer told us of it earlier
+            if (
+                isinstance(order, Committed) or order.cut > self.voted
+            ):  # otherwise already done: a peer's STEP_END requested it
                 self.orders.append(order)
 
     def _refuse(self, name: Any, text: str) -> None:
@@ -281,7 +289,7 @@ class ParticipantCore:
                 f"{type(message).__name__} of incarnation {report.of}; this worker is in {self.incarnation}"
             )
         if self.state is ParticipantState.FAILED:
-            return  # the first failure of an incarnation counts; what else was under way is told to nobody
+            return  # the first failure of an incarnation counts; reports still under way are dropped
         if isinstance(message, Join):
             self._may(ParticipantEvent.JOIN, message)
         elif isinstance(message, Restored):
@@ -291,7 +299,7 @@ class ParticipantCore:
             self.voted = self.cut_seen = message.cut
         elif isinstance(message, WantsCut | Paused):
             if self.state is not ParticipantState.RUNNING:
-                raise LocalProtocolError(f"{type(message).__name__} is reported while {self.state.name}")
+                raise LocalProtocolError(f"cannot report {type(message).__name__} in state {self.state.name}")
         elif isinstance(message, Failed):
             self._may(ParticipantEvent.FAIL, message)
         elif isinstance(message, Finished):
@@ -300,24 +308,24 @@ class ParticipantCore:
 
     def _may(self, event: ParticipantEvent, message: ToCoordinator) -> None:
         if event not in PARTICIPANT[self.state]:
-            raise LocalProtocolError(f"{type(message).__name__} cannot be reported while {self.state.name}")
+            raise LocalProtocolError(f"cannot report {type(message).__name__} in state {self.state.name}")
         self._move(event)
 
     def _check_vote(self, vote: Prepared) -> None:
         epochs = vote.positions.epochs()
         if epochs != {self.incarnation}:
             raise StaleIncarnationError(
-                f"a vote with positions of epochs {epochs} in incarnation {self.incarnation}"
+                f"vote with positions of epochs {epochs} in incarnation {self.incarnation}"
             )
         if self.state is not ParticipantState.RUNNING:
-            raise LocalProtocolError(f"a vote for cut {vote.cut} while {self.state.name}")
+            raise LocalProtocolError(f"vote for checkpoint {vote.cut} in state {self.state.name}")
         if vote.cut <= self.voted or vote.cut < self.cut_seen:
             raise LocalProtocolError(
-                f"a vote for cut {vote.cut}; {self.cut_seen} is known, voted {self.voted}"
+                f"vote for checkpoint {vote.cut}; {self.cut_seen} is known, voted {self.voted}"
             )
 
     def _addressed(self, message: ToCoordinator) -> ToCoordinator:
-        """Who speaks, in which life. The epoch is that of the claim, which is the incarnation."""
+        """Fill in the address. The epoch is that of the worker's claim, which is the incarnation."""
         return msgspec.structs.replace(
             message, job=self.job, worker=self.worker, incarnation=self.incarnation, epoch=self.incarnation
         )
@@ -329,7 +337,9 @@ class ParticipantCore:
         if late > limits.tick_late_s:
             self._heard += late
         if now - self._heard > self._orphan_timeout_s:
-            self._end(OrphanedError(f"nothing was heard from the coordinator for {now - self._heard:.1f} s"))
+            self._end(
+                OrphanedError(f"nothing was received from the coordinator for {now - self._heard:.1f} s")
+            )
             return
         if "beat" in self._timers.expired(now):
             self._timers.set("beat", now + self._heartbeat_s)

@@ -1,83 +1,88 @@
-"""Pausing a region: all workers stop at one step, and a cut of it is committed. A part of the coordinator.
+"""Pausing a region: all workers stop at one step, and a checkpoint of it is committed. Pure.
 
-Theory (distributed-dbsp, "Coordinator/worker synchronization details"). `pause` tells every worker to begin
-no step of its own, and interrupts its reading; each says at which step it is. `stop` is to follow at the
-highest of these: here nobody has to be told that number, because a worker that sees a peer's STEP_END of a
-step makes that step too. So all come to the highest, and a cut that is asked for then is of the next step,
-which takes no input anywhere. A worker that is behind may flag an earlier step; then another cut follows,
-until nothing has moved on since the last one: that is PAUSED.
+A part of the coordinator. The method (distributed-dbsp, "Coordinator/worker synchronization details"):
 
-A wish lasts: after a reset the workers are told again. Each has a number, so that the answer to an older one
-counts for nothing.
+1. `Pause` tells every worker to begin no step on its own, and interrupts its reading. Each worker replies
+   with its step.
+2. The paper's coordinator then orders all workers to stop at the highest of these steps. Here that number is
+   not sent: a worker that receives a peer's STEP_END of a step makes that step too, so all workers reach the
+   highest one.
+3. A checkpoint that is then requested belongs to the next step, which takes no input anywhere. A worker that
+   lags may flag an earlier step; then another checkpoint follows. The region is PAUSED when nothing has moved
+   on since the last checkpoint.
+
+A pause stays in force across resets: the workers are ordered again. Every order has a number, so a reply to
+an older order is recognized and does not count.
 """
 
-from checkpoint.core.coordinator_vocabulary import CutAppended, PauseWanted
+from checkpoint.core.coordinator_state import CoordinatorState
+from checkpoint.core.coordinator_vocabulary import PauseWanted
 from checkpoint.core.cutting import Cutting
 from checkpoint.core.messages import Pause, Paused, Refusal
 from checkpoint.core.region_states import CoordinatorPhase, WorkerState
 from checkpoint.core.roster import Worker
 
 
-class Pausing(Cutting):
-    """See the top of this file."""
+class Pausing:
+    """The pause orders of one region."""
 
-    pause = 0
-    """The number of the wish in force, 0 for none."""
-    _pauses = 0
+    def __init__(self, state: CoordinatorState, cutting: Cutting) -> None:
+        self._state = state
+        self._cutting = cutting
+        self._orders = 0
+        """The number of the newest pause order."""
 
     def on_pause_wanted(self, event: PauseWanted, now: float) -> None:
-        """Pause, or go on. A wish that is in force already changes nothing."""
+        """Pause or continue. A request for what is already in force changes nothing."""
         del now
+        state = self._state
         if (
-            self.over
-            or self.phase is CoordinatorPhase.STOPPING
-            or event.on == bool(self.pause)
-            or self.spec.without_cuts
+            state.over
+            or state.phase is CoordinatorPhase.STOPPING
+            or event.on == bool(state.pause)
+            or state.spec.without_cuts
         ):
             return
-        self._pauses += event.on
-        self.pause = self._pauses if event.on else 0
-        if self.phase is CoordinatorPhase.RUNNING:
+        self._orders += event.on
+        state.pause = self._orders if event.on else 0
+        if state.phase is CoordinatorPhase.RUNNING:
             self.order_pause()
 
     def order_pause(self) -> None:
-        """Tell the workers what is wanted."""
-        self.is_paused = False
-        for worker in self.roster:
+        """Send the order in force to all workers."""
+        state = self._state
+        state.is_paused = False
+        for worker in state.roster:
             worker.paused = 0
-        number = self.incarnation
-        self.send_all(Pause(job=self.spec.name, incarnation=number, epoch=number, pause=self.pause))
+        number = state.incarnation
+        state.send_all(Pause(job=state.spec.name, incarnation=number, epoch=number, pause=state.pause))
 
     def on_paused(self, worker: Worker, message: Paused, now: float) -> Refusal | None:
-        """A worker takes no input any more."""
-        if worker.state is not WorkerState.RUNNING or not self.pause or message.pause != self.pause:
-            return Refusal("UNEXPECTED", f"worker {worker.index} paused by order {message.pause}, not wanted")
+        """Note that a worker takes no more input."""
+        pause = self._state.pause
+        if worker.state is not WorkerState.RUNNING or not pause or message.pause != pause:
+            return Refusal(
+                "UNEXPECTED",
+                f"worker {worker.index} paused by order {message.pause}, current order is {pause}",
+            )
         worker.paused = message.pause
         worker.step = max(worker.step, message.step)
         worker.counters = message.counters
-        self.cut_if_overdue(now)
-        self._note_paused()
+        self._cutting.cut_if_overdue(now)
+        self.note_paused()
         return None
 
-    def on_cut_appended(self, event: CutAppended, now: float) -> None:
-        super().on_cut_appended(event, now)
-        self._note_paused()
+    def note_paused(self) -> None:
+        """Note whether the region is paused.
 
-    def _note_paused(self) -> None:
-        """Reached once, it lasts until the next order: a cut that is asked for meanwhile changes nothing."""
+        Once reached, PAUSED lasts until the next order: a checkpoint that is requested meanwhile commits
+        nothing new.
+        """
+        state = self._state
         if (
-            self.phase is CoordinatorPhase.RUNNING
-            and self.stands
-            and self.pending is None
-            and not self.moved_on
+            state.phase is CoordinatorPhase.RUNNING
+            and state.stands
+            and state.pending is None
+            and not state.moved_on
         ):
-            self.is_paused = True
-
-    @property
-    def stands(self) -> bool:
-        """Whether no worker takes input any more."""
-        return self.pause > 0 and all(worker.paused == self.pause for worker in self.roster)
-
-    @property
-    def cut_is_due(self) -> bool:
-        return self.stands or super().cut_is_due
+            state.is_paused = True

@@ -1,9 +1,9 @@
-"""What a region reports of itself, as plain JSON values with stable names: status, progress, resets. Pure.
+"""A region's reports as JSON values with stable names: status, progress, resets. Pure: no I/O.
 
-One progress report for each committed cut: a cut is to a region what a micro-batch is to a streaming
-query. The names are Spark's where the thing is Spark's (`StreamingQuery.lastProgress`), in its spelling;
-docs/operating-regions.md explains each, and a test compares. The same objects are printed by `dos region
-status --json`.
+There is one progress report for each committed checkpoint, as Spark has one for each micro-batch. Where
+Spark's `StreamingQuery.lastProgress` has the same field, the name is Spark's; all names are spelled as there.
+docs/operating-regions.md explains each name, and a test compares. `dos region status --json` prints the same
+objects.
 """
 
 from collections import deque
@@ -18,15 +18,13 @@ _DIGITS: Final = 6
 
 
 class ProgressMeter:
-    """Turns events into reports, and keeps the last ones. It remembers the report before, for what lies
-    between two.
-    """
+    """The newest progress reports of one region, with the counters of the last one, to report differences."""
 
     def __init__(self, region: str) -> None:
         self.region = region
         self.recent: deque[dict[str, Any]] = deque(maxlen=RECENT_PROGRESS_MAX)
         self._rows_before: dict[int, tuple[int, int, int]] = {}
-        """Worker -> its attempt, rows in, rows out."""
+        """Worker -> its attempt, rows in, rows out at the last report."""
         self._operators_before: dict[int, dict[str, dict[str, int]]] = {}
         self._incarnation_before = 0
         self._time_before: float | None = None
@@ -39,11 +37,13 @@ class ProgressMeter:
     def report(
         self, event: CutCommitted, status: RegionStatus, *, now: float, timestamp: str
     ) -> dict[str, Any]:
-        """The report of one cut, kept. `now` is monotonic seconds, `timestamp` the wall clock as ISO text.
+        """Return the report of one checkpoint, and keep it.
 
-        Workers count since their process began, operators in this incarnation. What began anew is
-        reported as it counts now; rows that were taken in after the cut and are taken in again after a
-        reset are counted twice.
+        `now` is monotonic seconds, `timestamp` the wall clock as ISO text.
+
+        Workers count since their process began, operators since the incarnation began. A counter that began
+        again is reported with its current value. Rows that were read after the checkpoint and are read again
+        after a reset count twice.
         """
         seconds = None if self._time_before is None else now - self._time_before
         rows_in, rows_out = self._rows_since(status)
@@ -86,8 +86,9 @@ class ProgressMeter:
         return rows_in, rows_out
 
     def _operators_since(self, status: RegionStatus) -> list[dict[str, Any]]:
-        """Rows of each operator, summed over the workers. What else an operator counts (keys) is how much
-        it has.
+        """Return the counters of each operator, summed over the workers.
+
+        Row counters are differences since the last report; all others (such as keys) are current values.
         """
         if status.incarnation != self._incarnation_before:
             self._operators_before, self._incarnation_before = {}, status.incarnation
@@ -105,7 +106,7 @@ class ProgressMeter:
 
 
 def status_json(status: RegionStatus) -> dict[str, Any]:
-    """A status for programs."""
+    """Return a status as JSON."""
     return {
         "state": status.state.value,
         "reason": status.reason,
@@ -125,7 +126,7 @@ def status_json(status: RegionStatus) -> dict[str, Any]:
 
 
 def rows_dropped_json(status: RegionStatus) -> dict[str, dict[str, int]]:
-    """Rule -> operator -> rows that were dropped since the region began, for programs."""
+    """Return rule -> operator -> rows dropped since the region began, as JSON."""
     return {rule: dict(operators) for rule, operators in status.dropped.items()}
 
 
@@ -133,7 +134,7 @@ RESETS_SHOWN_MAX: Final = 10
 
 
 def worker_json(worker: WorkerStatus) -> dict[str, Any]:
-    """One worker for programs."""
+    """Return the status of one worker as JSON."""
     return {
         "worker": worker.index,
         "state": worker.state,
@@ -152,7 +153,7 @@ def worker_json(worker: WorkerStatus) -> dict[str, Any]:
 
 
 def reset_json(reset: ResetReport) -> dict[str, Any]:
-    """One reset for programs."""
+    """Return one reset as JSON."""
     return {
         "worker": reset.worker,
         "reason": reset.reason,
@@ -165,11 +166,11 @@ def reset_json(reset: ResetReport) -> dict[str, Any]:
 
 
 def reset_line(region: str, reset: ResetReport) -> str:
-    """One reset for the log, in one line whatever the reason: of a traceback the last."""
+    """Return one line about a reset for the log. Of a reason with several lines it has the last."""
     who = "reset by hand" if reset.worker < 0 else f"worker {reset.worker} was lost"
-    reason = reset.reason.strip().splitlines()[-1] if reset.reason.strip() else "no reason is known"
+    reason = reset.reason.strip().splitlines()[-1] if reset.reason.strip() else "unknown reason"
     where = f"checkpoint {reset.cut}" if reset.cut else "the beginning"
-    return f"{region}: {who}: {reason}; all workers went back to {where} in {reset.seconds:.1f} s, and go on"
+    return f"{region}: {who}: {reason}; all workers went back to {where} in {reset.seconds:.1f} s"
 
 
 def _since(now: int, before: int) -> int:
@@ -181,7 +182,7 @@ def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:
 
 
 def _spelled(counters: Mapping[str, int]) -> dict[str, int]:
-    """rows_in as rowsIn."""
+    """Return the counters with their names in camel case: rows_in as rowsIn."""
     words = {name: name.split("_") for name in counters}
     return {
         first + "".join(word.capitalize() for word in rest): counters[name]

@@ -1,7 +1,6 @@
-"""What a region is asked to be (`RegionSpec`) and what it says about itself (`RegionStatus` and the events).
+"""A region's specification (`RegionSpec`), its status (`RegionStatus`), its events and its directories.
 
-Rules of this file: plain values, shared by the core, the shell and those who show them. Nothing here
-decides anything.
+Plain values, shared by the core, the shell and the user interfaces. Nothing here decides anything.
 """
 
 from collections.abc import Mapping
@@ -16,17 +15,17 @@ from dos_protocol.names import check_name
 
 
 class RegionState(Enum):
-    """The states users see. Transitions: `core/region_states.py`."""
+    """The states that users see. Transitions: `core/region_states.py`."""
 
     STARTING = "STARTING"
-    """Taking over the manifest for the first time; workers are being launched."""
+    """The manifest is taken over for the first time; workers are launched."""
     WAITING_FOR_WORKERS = "WAITING_FOR_WORKERS"
     RESTORING = "RESTORING"
     RUNNING = "RUNNING"
     PAUSED = "PAUSED"
-    """No worker takes input, and all that was taken is in the last cut."""
+    """No worker takes input, and everything that was taken is in the last checkpoint."""
     WAITING_FOR_STORE = "WAITING_FOR_STORE"
-    """No quorum: everything waits, nothing is killed, and it goes on by itself."""
+    """The store has no quorum: everything waits and continues automatically; nothing is killed."""
     STOPPING = "STOPPING"
     FINISHED = "FINISHED"
     STOPPED = "STOPPED"
@@ -35,7 +34,7 @@ class RegionState(Enum):
 
     @property
     def is_end(self) -> bool:
-        """Whether nothing follows."""
+        """Whether no other state follows."""
         return self in _ENDS
 
 
@@ -43,41 +42,41 @@ _ENDS = {RegionState.FINISHED, RegionState.STOPPED, RegionState.FAILED, RegionSt
 
 
 class Launcher(Protocol):
-    """Starts worker processes. Called from the coordinator's trio thread: must not block, must not raise.
+    """Starts worker processes. Called on the coordinator's trio thread: it must not block and must not raise.
 
-    The launcher reports each end with `RegionControl.worker_ended(worker, attempt, error)` exactly once per
-    start. A start may come before the end of the cancelled attempt before it is reported; the launcher puts
-    them in order.
+    The launcher reports each end with `RegionControl.worker_ended(worker, attempt, error)`, exactly once per
+    start. A start may be requested before the end of the cancelled attempt is reported; the launcher keeps
+    their order.
     """
 
     def start(self, worker: int, attempt: int) -> None:
-        """Start attempt `attempt` of a worker. Attempts of one worker rise and are never reused."""
+        """Start attempt `attempt` of a worker. The numbers of one worker rise and are never reused."""
 
     def cancel(self, worker: int) -> None:
-        """End the worker's present attempt, however it is stuck; no-op when none runs."""
+        """End the worker's current attempt, even if it hangs. Does nothing if none runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionSpec:
-    """What to run. `name` gives the directories NAME.coord and NAME.w0000...; times are in seconds."""
+    """The specification of a region. Times are in seconds."""
 
     name: str
     workers: int
     store_url: str
     job_key: bytes = field(repr=False)
-    """At least 16 random bytes, made by the driver for this run; in no log, URL or conf."""
+    """At least 16 random bytes, made by the driver for this run; never in a log, URL or configuration."""
     token: bytes = field(default=b"", repr=False)
     operators: dict[str, str] = field(default_factory=dict)
-    """Operator name -> canonical description: see `core/fingerprint.py`."""
+    """Operator name -> canonical description (`core/fingerprint.py`)."""
     graph_fingerprint: str = ""
-    """'' computes it from `operators`."""
+    """Empty: computed from `operators`."""
     older_operators: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """Operator name -> earlier descriptions whose state it takes over, by its migrations."""
+    """Operator name -> earlier descriptions whose state it takes over through its migrations."""
     trigger: Literal["periodic", "operator"] = "periodic"
-    """What starts a cut: time, or start operators that come to a place where they want one."""
+    """What triggers a checkpoint: time, or start operators that request one."""
     without_cuts: bool = False
-    """Operators outside of any consistent region: no cut is ever asked for, nothing is kept over a reset,
-    and its attempts are forgiven after `reset_forgiven_s` of running.
+    """Operators outside of any consistent region: no checkpoints, no state is kept over a reset, and reset
+    attempts are forgiven after `reset_forgiven_s` of running.
     """
     checkpoint_interval_s: float = limits.checkpoint_interval_s
     drain_timeout_s: float = limits.drain_timeout_s
@@ -88,45 +87,47 @@ class RegionSpec:
     orphan_timeout_s: float = limits.orphan_timeout_s
     listen_host: str = "127.0.0.1"
     port_range: tuple[int, int] | None = None
-    """First and last port to try; None: any free one."""
+    """The first and last port to try; None: any free port."""
     retain: int = limits.cuts_retained
-    """How many cuts stay restorable, at least 2. What only older ones need is deleted."""
+    """How many checkpoints stay restorable, at least 2. Data that only older ones need is deleted."""
     answer_requests: bool = True
-    """Whether this driver looks for requests in the store (`dos region`) and answers them."""
+    """Whether this driver reads requests (`dos region`) from the store and answers them."""
 
     def __post_init__(self) -> None:
         check_name(self.name)
         check_name(worker_directory(self.name, limits.workers_max))
         check_name(requests_directory(self.name))
         if not 0 < self.workers <= limits.workers_max:
-            raise ValueError(f"a region has 1 to {limits.workers_max} workers, not {self.workers}")
+            raise ValueError(f"a region has 1 to {limits.workers_max} workers, got {self.workers}")
         for name in ("checkpoint_interval_s", "drain_timeout_s", "reset_timeout_s", "start_timeout_s"):
             if not 0 < getattr(self, name) < float("inf"):
-                raise ValueError(f"{name} is a time above 0, not {getattr(self, name)}")
+                raise ValueError(f"{name} must be finite and above 0 s, got {getattr(self, name)}")
         if not limits.cuts_retained_min <= self.retain <= limits.cuts_retained_max:
             raise ValueError(
-                f"retain is {limits.cuts_retained_min} to {limits.cuts_retained_max} cuts, not {self.retain}"
+                f"retain must be {limits.cuts_retained_min} to {limits.cuts_retained_max} checkpoints,"
+                f" got {self.retain}"
             )
         if self.trigger not in ("periodic", "operator"):
-            raise ValueError(f"trigger is 'periodic' or 'operator', not {self.trigger!r}")
+            raise ValueError(f"trigger must be 'periodic' or 'operator', got {self.trigger!r}")
         if self.max_consecutive_reset_attempts < 0:
-            raise ValueError(f"{self.max_consecutive_reset_attempts} reset attempts; 0 or more are possible")
+            attempts = self.max_consecutive_reset_attempts
+            raise ValueError(f"max_consecutive_reset_attempts must be 0 or more, got {attempts}")
         if not self.graph_fingerprint:
             object.__setattr__(self, "graph_fingerprint", fingerprint(self.operators))
 
 
 def coordinator_directory(region: str) -> str:
-    """The directory of the manifest chain."""
+    """Return the directory of the manifest chain."""
     return f"{region}.coord"
 
 
 def worker_directory(region: str, worker: int) -> str:
-    """The directory of a worker's chains `state` and `steps`."""
+    """Return the directory of a worker's chains `state` and `steps`."""
     return f"{region}.w{worker:04d}"
 
 
 def region_of_worker(directory: str) -> tuple[str, int] | None:
-    """(region, worker) of a worker's directory; None if it is none."""
+    """Return (region, worker) of a worker's directory, None for any other name."""
     region, dot_w, number = directory.rpartition(".w")
     if not region or not dot_w or len(number) < 4 or not (number.isascii() and number.isdigit()):
         return None
@@ -134,18 +135,18 @@ def region_of_worker(directory: str) -> tuple[str, int] | None:
 
 
 def requests_directory(region: str) -> str:
-    """Where people and programs put requests to the region (`dos region`)."""
+    """Return the directory into which users write requests to the region (`dos region`)."""
     return f"{region}.requests"
 
 
 def answers_directory(region: str) -> str:
-    """Where its drivers answer them."""
+    """Return the directory into which the region's drivers write the answers."""
     return f"{region}.answers"
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """One worker as the coordinator sees it. `state` is a name of `core/region_states.py` WorkerState."""
+    """The status of one worker. `state` is the name of a WorkerState (`core/region_states.py`)."""
 
     index: int
     state: str
@@ -157,7 +158,7 @@ class WorkerStatus:
     replayed_bytes: int = 0
     restore_seconds: float = 0.0
     error: str = ""
-    """Why its last attempt ended, '' if none did."""
+    """Why its last attempt ended, empty if none did."""
 
     @property
     def step(self) -> int:
@@ -174,28 +175,28 @@ class WorkerStatus:
 
 @dataclass(frozen=True, slots=True)
 class ResetReport:
-    """One reset, complete: from the loss noticed to all workers started again."""
+    """A completed reset: from the detection of a loss to the start of all workers."""
 
     time: float
-    """When it was noticed, on the coordinator's clock (`now` of the events), seconds."""
+    """When the loss was detected, in seconds of the coordinator's clock (`now` of the events)."""
     worker: int
     """The worker that was lost first, -1 for a reset by hand."""
     reason: str
     seconds: float
     bytes: int
-    """Replayed by all workers."""
+    """Bytes replayed by all workers."""
     incarnation: int
     cut: int
-    """The cut restored, 0 for the beginning."""
+    """The restored checkpoint, 0 for the beginning."""
     phases_s: Mapping[str, float] = field(default_factory=dict)
-    """Where the time went, one after the other: `manifest` (until it is held again), `gather` (until all
-    workers are there), what the slowest worker did then (`claim`, `open`, `load`), `start` (the rest).
+    """Seconds of each phase, in order: `manifest` (until it is held again), `gather` (until all workers have
+    joined), the phases of the slowest worker (`claim`, `open`, `load`), `start` (the rest).
     """
 
 
 @dataclass(frozen=True, slots=True)
 class RegionStatus:
-    """A snapshot of the region. Consistent in itself."""
+    """A consistent snapshot of the region's status."""
 
     state: RegionState
     reason: str
@@ -203,25 +204,25 @@ class RegionStatus:
     last_cut: int
     last_cut_step: int
     cuts_committed: int
-    """By this driver."""
+    """Checkpoints committed by this driver."""
     reset_attempts: int
-    """Consecutive ones, forgiven by a committed cut."""
+    """Consecutive attempts since the last committed checkpoint."""
     workers: tuple[WorkerStatus, ...]
     resets: tuple[ResetReport, ...]
     store_waiting: str = ""
-    """What the region waits for at the store, '' when nothing: which members are away, and why."""
+    """What the region waits for at the store (which members are unavailable, and why), empty if nothing."""
     waiting_s: float = 0.0
-    """For how long it has been waiting for the store, as of the last event."""
+    """How long the region has waited for the store, as of the last event."""
     waiting_bytes: int = 0
-    """Appended by workers that wait, and not yet synced on a quorum."""
+    """Bytes appended by waiting workers and not yet synced on a quorum."""
     savepoints: Mapping[str, int] = field(default_factory=dict)
-    """Name -> the cut that stays restorable by it, as the last cut has them."""
+    """The savepoints of the last checkpoint: name -> the checkpoint that stays restorable."""
     dropped: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """Rule ("late") -> operator -> rows that it dropped since the region began."""
+    """Rule ("late", "null") -> operator -> rows that it dropped since the region began."""
 
     @property
     def step(self) -> int:
-        """The highest step any worker has ended."""
+        """The highest step that any worker ended."""
         return max((worker.step for worker in self.workers), default=0)
 
     @property
@@ -231,7 +232,7 @@ class RegionStatus:
 
 @dataclass(frozen=True, slots=True)
 class StateChanged:
-    """The region's state, for observers."""
+    """The visible state of the region, or its reason, changed."""
 
     state: RegionState
     reason: str
@@ -239,21 +240,21 @@ class StateChanged:
 
 @dataclass(frozen=True, slots=True)
 class CutCommitted:
-    """A cut is in the manifest on the quorum. `seconds`: from the request to the acknowledgement."""
+    """A checkpoint is in the manifest on the quorum. `seconds`: from the request to the acknowledgement."""
 
     cut: int
     step: int
     final: bool
     seconds: float
     phases_s: dict[str, float]
-    """Of the slowest worker, by phase (align, drain, write, sync), and `commit`."""
+    """Seconds of the slowest worker by phase (align, drain, write, sync), and `commit`."""
     worker_phases_s: dict[int, dict[str, float]] = field(default_factory=dict)
-    """Of each worker, by phase."""
+    """Worker -> seconds by phase."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerLost:
-    """A worker was lost; a reset follows unless the region ends."""
+    """A worker was lost. A reset follows unless the region ends."""
 
     worker: int
     attempt: int
@@ -262,7 +263,7 @@ class WorkerLost:
 
 @dataclass(frozen=True, slots=True)
 class WorkerJoined:
-    """A worker's process is there and proved itself."""
+    """A worker's process joined on an authenticated link."""
 
     worker: int
     attempt: int
@@ -272,13 +273,13 @@ class WorkerJoined:
 
 @dataclass(frozen=True, slots=True)
 class SavepointSettled:
-    """A wish to pin a cut, or to let a pin go, came to its end: a committed cut carries it. `cut`: the cut
-    that the pin holds, or held; `error`: '' or why it could not be, and then nothing has changed.
-    """
+    """A request to make or drop a savepoint is settled: a committed checkpoint carries it, or it failed."""
 
     name: str
     cut: int
+    """The checkpoint that the savepoint holds, or held; 0 after an error."""
     error: str = ""
+    """Why it failed, empty on success. After an error nothing has changed."""
 
 
 RegionEvent: TypeAlias = (

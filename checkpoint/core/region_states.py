@@ -1,8 +1,7 @@
-"""The state tables of the coordinator: its phases, its workers, and what users are shown. Data, no code
-that decides.
+"""The state tables of the coordinator: its phases, its workers, and the states that users see. Data only.
 
-protocol.md's diagrams are drawn from these tables; a test compares. `{state: {event: state}}`; an event
-that a row does not have is a bug of ours and raises.
+Each table is `{state: {event: state}}`. An event that a row does not have is a bug and raises. The diagrams
+of protocol.md are drawn from these tables; a test compares.
 """
 
 from enum import Enum, auto
@@ -12,33 +11,32 @@ from checkpoint.core.region import RegionState
 
 
 class CoordinatorPhase(Enum):
-    """What the coordinator is doing. Orders to workers are given in RESTORING and after, never before."""
+    """The phases of the coordinator. Workers receive orders in RESTORING and later phases, never before."""
 
     NEW = auto()
     OPENING = auto()
-    """Taking over the manifest: until its start is acknowledged nothing is ordered, told or published (R8,
-    R11).
+    """The manifest is taken over. Nothing is ordered or published before its start is acknowledged (R8, R11).
     """
     GATHERING = auto()
-    """The manifest is held, no order was given in this incarnation: waiting for all workers to join."""
+    """The manifest is held, no order was sent in this incarnation; waiting until all workers have joined."""
     RESTORING = auto()
-    """Every worker is ordered to the last cut; waiting until all stand there."""
+    """Every worker is ordered to the last checkpoint; waiting until all stand there."""
     RUNNING = auto()
     STOPPING = auto()
-    """A last cut is under way."""
+    """A last checkpoint is under way."""
     ENDING = auto()
-    """The outcome is fixed; workers are ending."""
+    """The outcome is fixed; the workers are ending."""
     ENDED = auto()
 
 
 class PhaseEvent(Enum):
-    """What moves the coordinator."""
+    """The events that change a Phase."""
 
     BEGUN = auto()
     OPENED = auto()
-    """The manifest segment's start is acknowledged on the quorum."""
+    """The start of the manifest's segment is acknowledged on the quorum."""
     SUPERSEDED = auto()
-    """Another coordinator claimed before that: again, later."""
+    """Another coordinator claimed the manifest before that; another attempt follows after a delay."""
     GATHERED = auto()
     RESTORED = auto()
     RESET = auto()
@@ -46,7 +44,7 @@ class PhaseEvent(Enum):
     DECIDED = auto()
     """The outcome is known: finished, stopped, failed or fenced."""
     GONE = auto()
-    """All workers have ended, or their time to do so is over."""
+    """All workers ended, or their time to do so is over."""
 
 
 PHASES: Final[dict[CoordinatorPhase, dict[PhaseEvent, CoordinatorPhase]]] = {
@@ -81,27 +79,27 @@ PHASES: Final[dict[CoordinatorPhase, dict[PhaseEvent, CoordinatorPhase]]] = {
 
 
 class WorkerState(Enum):
-    """One worker, as the coordinator knows it."""
+    """The states of one worker, as the coordinator knows it."""
 
     ABSENT = auto()
     LAUNCHED = auto()
-    """The launcher was told to start an attempt; its link is not there yet."""
+    """The launcher was ordered to start an attempt, which has no link yet."""
     JOINED = auto()
-    """Linked, and bound to no incarnation."""
+    """It has a link and belongs to no incarnation."""
     ORDERED = auto()
-    """Told to restore, in this incarnation."""
+    """Ordered to restore, in this incarnation."""
     RESTORED = auto()
     RUNNING = auto()
     FINISHED = auto()
-    """The final cut is published; waiting for the others."""
+    """It published the final checkpoint and waits for the others."""
     DONE = auto()
-    """It finished and its link is gone: nothing is missing."""
+    """It finished and its link is gone: nothing of it is missing."""
     LOST = auto()
-    """Its attempt is over or counts as over; the next one is not launched yet."""
+    """Its attempt is over, or counts as over; the next one is not launched yet."""
 
 
 class WorkerEvent(Enum):
-    """What moves a worker."""
+    """The events that change a WorkerState."""
 
     LAUNCH = auto()
     JOIN = auto()
@@ -111,7 +109,7 @@ class WorkerEvent(Enum):
     FINISH = auto()
     LEAVE = auto()
     RELEASE = auto()
-    """A reset: what it was told in the incarnation before does not hold any more."""
+    """A reset: the orders of the incarnation before no longer count."""
     LOSE = auto()
 
 
@@ -138,7 +136,7 @@ LINKED: Final = frozenset(
         WorkerState.FINISHED,
     }
 )
-"""States in which a worker has a control link, and must be heard from."""
+"""The states in which a worker has a control link and must send heartbeats."""
 
 SHOWN: Final[dict[CoordinatorPhase, RegionState]] = {
     CoordinatorPhase.NEW: RegionState.STARTING,
@@ -149,8 +147,12 @@ SHOWN: Final[dict[CoordinatorPhase, RegionState]] = {
     CoordinatorPhase.STOPPING: RegionState.STOPPING,
     CoordinatorPhase.ENDING: RegionState.STOPPING,
 }
-"""What users see in each phase. OPENING after the first time shows RESTORING; WAITING_FOR_STORE covers any
-phase from OPENING to RUNNING while the store has no quorum; ENDED shows the outcome.
+"""The state that users see in each phase, with these exceptions (`status_reports.py`):
+
+- OPENING after the first incarnation: RESTORING.
+- Any phase from OPENING to RUNNING while the store has no quorum: WAITING_FOR_STORE.
+- RUNNING while no worker takes input: PAUSED.
+- ENDED: the outcome.
 """
 
 S = TypeVar("S")
@@ -158,8 +160,8 @@ E = TypeVar("E")
 
 
 def follow(table: dict[S, dict[E, S]], state: S, event: E) -> S:
-    """The next state. Raises AssertionError for an event that the row does not have: a bug of ours."""
+    """Return the next state. Raises AssertionError for an event that the row does not have: a bug."""
     row = table[state]
     if event not in row:
-        raise AssertionError(f"{event} cannot happen in {state}")
+        raise AssertionError(f"event {event} is not valid in state {state}")
     return row[event]

@@ -1,22 +1,22 @@
-"""What a region's driver does with requests that came through the store: who is refused, what is ordered,
-what is answered. Pure.
+"""Requests that reach a region's driver through the store: refused, ordered, answered.
 
-Rules of this file: `handle(event, status, now) -> effects`. `now` is the coordinator's monotonic clock in
-seconds; the clock on the wall comes in with `RequestArrived` and serves one rule, the patience of a request. It
-does not know the store, nor whether this driver holds the manifest: the shell asks nothing of it while it
-does not.
+Pure: `handle(event, status, now) -> effects`. `now` is the coordinator's monotonic clock in seconds. The wall
+clock comes with `RequestArrived` and serves one rule, the patience of a request. This module knows neither the store
+nor whether this driver holds the manifest: the shell does not call it while the manifest is not held.
 
-A request is carried out at most once by a driver: its id is kept. It is taken by the driver that was
-there when it was written; `checkpoint/requests/server.py` does not even read older ones.
+A driver carries out a request at most once, because it keeps the ids. A request is handled by the driver that
+ran when it was written; `checkpoint/requests/server.py` does not read older ones.
 
-    status      answered with a snapshot, at most one each `status_answers_s`, which serves all who asked
-    checkpoint  accepted; done with the first cut that was asked for after the request came
-    reset       accepted; done with the report of the first reset that is complete after that
-    pause       accepted; done as soon as the region is seen to be PAUSED
-    resume      accepted; done as soon as it is seen not to be
-    pin         accepted; done with the cut that carries the pin, failed with the reason why none does
-    unpin       the same
-    stop        accepted; done with the state in which the region ended
+| request | first answer | final answer |
+|---|---|---|
+| status | | a snapshot, at most one each `status_answers_s`, for all requesters |
+| checkpoint | accepted | done, with the first checkpoint that was requested after the request came |
+| reset | accepted | done, with the report of the first reset that completes after the request came |
+| pause | accepted | done, once the region is PAUSED |
+| resume | accepted | done, once the region is not PAUSED |
+| pin | accepted | done, with the checkpoint that the savepoint holds; failed, with the reason |
+| unpin | accepted | as for pin |
+| stop | accepted | done, with the state in which the region ended |
 """
 
 from collections import deque
@@ -47,7 +47,7 @@ from checkpoint.core.request_records import Request, Verdict
 
 @dataclass(frozen=True, slots=True)
 class RequestArrived:
-    """A request was read. `wall_ms`: the time on the wall here."""
+    """A request was read. `wall_ms`: this machine's wall clock."""
 
     request: Request
     wall_ms: int
@@ -55,14 +55,14 @@ class RequestArrived:
 
 @dataclass(frozen=True, slots=True)
 class RegionNotified:
-    """The region told its observers something."""
+    """The region reported an event to its observers."""
 
     event: RegionEvent
 
 
 @dataclass(frozen=True, slots=True)
 class QueueRead:
-    """All requests that are there were handed over; some time has passed."""
+    """All requests in the store were passed on. Sent at regular intervals."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +77,14 @@ DeskEvent: TypeAlias = RequestArrived | RegionNotified | QueueRead | RegionEnded
 
 @dataclass(frozen=True, slots=True)
 class CommandRegion:
-    """An event for the coordinator, as if the driver's own user had asked."""
+    """Pass an event to the coordinator, as if the driver's own user had requested it."""
 
     event: CutWanted | ResetWanted | PauseWanted | SavepointWanted | StopWanted
 
 
 @dataclass(frozen=True, slots=True)
 class WriteAnswer:
-    """Write this answer. A status is put in by the shell, fresh, where `with_status` says so."""
+    """Write this answer. If `with_status` is set, the shell adds a fresh status."""
 
     requests: tuple[str, ...]
     verdict: Verdict
@@ -98,20 +98,20 @@ DeskEffect: TypeAlias = CommandRegion | WriteAnswer
 _OVER: Final = "the region has ended"
 _REFUSED: Final[dict[str, dict[RegionState, str]]] = {
     "status": {},
-    "checkpoint": {RegionState.STOPPING: "the region is being stopped, which takes a last cut by itself"},
+    "checkpoint": {RegionState.STOPPING: "the region is being stopped, which commits a last checkpoint"},
     "reset": {
-        RegionState.STARTING: "the region is starting from its last cut anyway",
-        RegionState.WAITING_FOR_WORKERS: "the region is starting from its last cut anyway",
-        RegionState.WAITING_FOR_STORE: "the region waits for its store; ask again when it goes on",
+        RegionState.STARTING: "the region is already starting from its last checkpoint",
+        RegionState.WAITING_FOR_WORKERS: "the region is already starting from its last checkpoint",
+        RegionState.WAITING_FOR_STORE: "the region waits for its store; send the request again when it runs",
         RegionState.STOPPING: "the region is being stopped",
     },
     "pause": {RegionState.STOPPING: "the region is being stopped"},
     "resume": {RegionState.STOPPING: "the region is being stopped"},
-    "savepoint": {RegionState.STOPPING: "the region is being stopped"},
+    "pin": {RegionState.STOPPING: "the region is being stopped"},
     "unpin": {RegionState.STOPPING: "the region is being stopped"},
     "stop": {},
 }
-"""what -> state -> why not. In all other states that are no end it is taken."""
+"""Request -> state -> why it is refused. It is accepted in all other states but the final ones."""
 _CAN_CUT: Final = (RegionState.RUNNING, RegionState.PAUSED)
 _NEED_A_CUT: Final = ("checkpoint", "pin", "unpin")
 _NEED_CUTS: Final = (*_NEED_A_CUT, "pause", "resume")
@@ -119,7 +119,7 @@ _NEED_CUTS: Final = (*_NEED_A_CUT, "pause", "resume")
 
 @dataclass(slots=True)
 class _Open:
-    """An accepted request that is not done."""
+    """An accepted request that has no final answer yet."""
 
     id: str
     what: str
@@ -127,14 +127,14 @@ class _Open:
     name: str = ""
 
 
-NO_CUTS: Final = "{} is outside of any consistent region, and has no cuts"
+NO_CUTS: Final = "{} is outside of any consistent region and has no checkpoints"
 
 
 class RequestHandler:
-    """One driver's. See the top of this file.
+    """The requests that one driver handles.
 
-    Invariants: an id in `_open` or `_status_asked` is in `_seen`; nothing is answered twice but by
-    `accepted` and then one last word.
+    Invariants: an id in `_open` or `_status_asked` is in `_seen`; a request receives at most one `accepted`
+    and one final answer.
     """
 
     def __init__(self, region: str, *, without_cuts: bool = False) -> None:
@@ -148,7 +148,7 @@ class RequestHandler:
         self._out: list[DeskEffect] = []
 
     def handle(self, event: DeskEvent, status: RegionStatus, now: float) -> list[DeskEffect]:
-        """What follows from the event."""
+        """Take one event and return what to do about it, in order."""
         if isinstance(event, RequestArrived):
             self._asked(event, status, now)
         elif isinstance(event, RegionNotified):
@@ -160,7 +160,7 @@ class RequestHandler:
         effects, self._out = self._out, []
         return effects
 
-    # --- asked --------------------------------------------------------------------------------------------
+    # --- requests -----------------------------------------------------------------------------------------
 
     def _asked(self, event: RequestArrived, status: RegionStatus, now: float) -> None:
         request = event.request
@@ -184,30 +184,32 @@ class RequestHandler:
         self._known.add(request)
 
     def _refusal(self, request: Request, status: RegionStatus, wall_ms: int) -> str:
-        """'' or why the request is not carried out."""
+        """Return why the request is refused, empty if it is accepted."""
         if request.region != self._region:
-            return f"this is region {self._region}, not {request.region}"
+            return f"the request is for region {request.region}, this is region {self._region}"
         if request.what not in _REFUSED:
-            return f"{request.what!r} is not known to this driver; it knows {', '.join(_REFUSED)}"
+            return f"unknown request {request.what!r}; this driver supports {', '.join(_REFUSED)}"
         if request.incarnation and request.incarnation != status.incarnation:
             return (
-                f"it is for incarnation {request.incarnation}, and {status.incarnation} is running:"
-                " look at the status, and ask again if you still mean it"
+                f"the request is for incarnation {request.incarnation}, and {status.incarnation} is running:"
+                " check the status, then send the request again if it still applies"
             )
         old_ms, slack_ms = wall_ms - request.wall_time_ms, int(1000 * limits.request_clock_slack_s)
         if old_ms > request.patience_ms + slack_ms:
             return (
-                f"it is {old_ms / 1000:.0f} s old by this driver's clock, and was to be begun within"
-                f" {request.patience_ms / 1000:.0f} s: ask again"
+                f"the request is {old_ms / 1000:.0f} s old by this driver's clock and expired after"
+                f" {request.patience_ms / 1000:.0f} s: send it again"
             )
         if -old_ms > slack_ms:
-            return f"it comes from {-old_ms / 1000:.0f} s in the future: set the clocks of both machines"
+            return (
+                f"the request is dated {-old_ms / 1000:.0f} s in the future: set the clocks of both machines"
+            )
         if self._without_cuts and request.what in _NEED_CUTS:
             return NO_CUTS.format(self._region)
         if status.state.is_end:
             return f"{_OVER}: {status.state.value}"
         if len(self._open) + len(self._status_asked) >= limits.requests_open_max:
-            return f"{limits.requests_open_max} requests are open already: ask again later"
+            return f"there are already {limits.requests_open_max} open requests: try again later"
         return _REFUSED[request.what].get(status.state, "")
 
     def _order(self, request: Request, status: RegionStatus) -> None:
@@ -223,12 +225,12 @@ class RequestHandler:
         elif status.state in _CAN_CUT:
             self._out.append(CommandRegion(CutWanted()))
 
-    # --- what becomes of them -----------------------------------------------------------------------------
+    # --- completion ---------------------------------------------------------------------------------------
 
     def _happened(self, event: RegionEvent, now: float) -> None:
         if isinstance(event, CutCommitted):
             result = {"checkpoint": event.cut, "step": event.step, "seconds": round(event.seconds, 6)}
-            # A cut that was under way when the request came may lack what the asker wants in it.
+            # A checkpoint that was under way when the request came may lack rows written before the request.
             self._done("checkpoint", now - event.seconds, result)
         elif isinstance(event, ResetReport):
             self._done("reset", now, reset_json(event))
@@ -236,7 +238,7 @@ class RequestHandler:
             self._savepoint_settled(event)
 
     def _savepoint_settled(self, event: SavepointSettled) -> None:
-        """All who wanted something of the pin of that name; one of two opposite wishes is told what is."""
+        """Answer all requests about this savepoint. Of two opposite ones, both receive the outcome."""
         done = [one for one in self._open if one.what in ("pin", "unpin") and one.name == event.name]
         if done:
             self._open = [one for one in self._open if one not in done]
@@ -251,8 +253,9 @@ class RequestHandler:
             self._out.append(WriteAnswer(tuple(one.id for one in done), "done", "", result))
 
     def _looked(self, status: RegionStatus, now: float) -> None:
-        """Whoever waits for a cut gets one as soon as there can be one; the coordinator ignores it
-        otherwise.
+        """Answer pause, resume and status requests; request a checkpoint again for those that wait for one.
+
+        The coordinator ignores the request while no checkpoint can be taken.
         """
         paused = status.state is RegionState.PAUSED
         result = {"state": status.state.value, "checkpoint": status.last_cut, "step": status.last_cut_step}
@@ -269,7 +272,7 @@ class RequestHandler:
         self._status_asked = []
 
     def _ended(self, status: RegionStatus) -> None:
-        """The last words. A driver that was fenced has none: it does not know what became of the region."""
+        """Send the final answers. A fenced driver sends none: a newer driver now determines the outcome."""
         open_requests, self._open = self._open, []
         if status.state is RegionState.FENCED:
             self._status_asked = []

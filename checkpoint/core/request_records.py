@@ -1,7 +1,7 @@
-"""Requests to a region and the answers to them, as bytes in objects of the store: the codec.
+"""The codec of requests to a region and of the answers, stored in objects of the store. Pure.
 
-Rules of this file: nouns, encode, and a reader that survives anything. Who may ask what, and what
-follows, is `core/request_handling.py`'s; the objects are `checkpoint/requests/queue.py`'s.
+`core/request_handling.py` decides which request is carried out; `checkpoint/requests/queue.py` reads and writes the
+objects.
 
 A record, integers big-endian:
 
@@ -13,10 +13,17 @@ A record, integers big-endian:
            12  digest          u64, xxh3-64 of the 12 bytes before it and the payload
            20  payload         JSON
 
-A record is valid if and only if (1) the magic, (2) the version and the kind are known, (3) reserved is 0,
-(4) the payload is at most what its kind allows, (5) the digest is right, (6) the payload is JSON of its kind.
-JSON in UTF-8 has no byte ff: so a magic further on in what is no whole record means that this one was torn,
-be it within its header, and reading goes on there. Whatever is not a valid record is skipped, and counted.
+A record is valid if and only if
+
+1. the magic is this,
+2. the version and the kind are known,
+3. reserved is 0,
+4. the payload is within the limit of its kind,
+5. the digest matches,
+6. the payload is JSON of its kind.
+
+JSON in UTF-8 has no byte ff. So if a magic follows within an incomplete record, that record was torn, even
+within its header, and reading continues at the magic. Bytes that are no valid record are skipped and counted.
 """
 
 import struct
@@ -38,13 +45,17 @@ HEADER_BYTES: Final = _HEAD.size + _DIGEST.size
 assert HEADER_BYTES == 20
 
 Verdict: TypeAlias = Literal["accepted", "refused", "done", "failed"]
-"""accepted: it is being carried out, another answer follows. The others are the last word: refused,
-nothing was done; done, with the result; failed, it was begun and its end did not come.
+"""| verdict | meaning |
+|---|---|
+| accepted | the request is carried out; another answer follows |
+| refused | nothing was done; final |
+| done | carried out, with the result; final |
+| failed | begun and not completed; final |
 """
 
 
 class RecordKind(IntEnum):
-    """Numbers are never reused."""
+    """The kind of a record. Numbers are never reused."""
 
     REQUEST = 1
     ANSWER = 2
@@ -57,33 +68,33 @@ PAYLOAD_BYTES_MAX: Final = {
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """Somebody wants something of a region."""
+    """A request to a region."""
 
     id: str
-    """32 hexadecimal digits, random: the same request twice is one request."""
+    """32 random hexadecimal digits. Two records with one id are one request."""
     region: str
     what: str
     """status, checkpoint, reset, pause, resume, pin, unpin or stop."""
     wall_time_ms: int
     patience_ms: int
-    """How long after `wall_time_ms` it may still be begun."""
+    """How long after `wall_time_ms` the request may still be begun."""
     incarnation: int = 0
-    """Only the driver of this incarnation is meant; 0: whichever runs the region."""
+    """The incarnation whose driver is addressed, 0 for any."""
     name: str = ""
-    """Of a pin."""
+    """The name of a savepoint."""
     cut: int = 0
-    """The cut to pin; 0: the last one."""
+    """The checkpoint of a savepoint, 0 for the last one."""
     asked_by: str = ""
     """user@host, for the log."""
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of some requests."""
+    """The answer to one or more requests."""
 
     requests: tuple[str, ...]
     region: str
     incarnation: int
-    """The manifest's epoch that the answering driver held when it wrote this."""
+    """The manifest epoch that the driver held when it wrote the answer."""
     verdict: Verdict
     wall_time_ms: int
     driver: str = ""
@@ -94,7 +105,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """Bytes that are no record of ours."""
+    """Bytes that are no valid record."""
 
     count: int
     why: str
@@ -109,32 +120,30 @@ _TYPES: Final[dict[RecordKind, type[Request] | type[Answer]]] = {
 
 
 def encode_record(record: Request | Answer) -> bytes:
-    """The bytes of a record. Raises ValueError above its kind's limit."""
+    """Return the bytes of a record. Raises ValueError above the limit of its kind."""
     kind = RecordKind.REQUEST if isinstance(record, Request) else RecordKind.ANSWER
     payload = msgspec.json.encode(record)
     if len(payload) > PAYLOAD_BYTES_MAX[kind]:
-        raise ValueError(
-            f"a record of {len(payload)} bytes; a {kind.name} has at most {PAYLOAD_BYTES_MAX[kind]}"
-        )
+        raise ValueError(f"{kind.name} of {len(payload)} bytes exceeds the limit {PAYLOAD_BYTES_MAX[kind]}")
     head = _HEAD.pack(MAGIC, VERSION, kind, 0, len(payload))
     return head + _DIGEST.pack(digest64(head + payload)) + payload
 
 
 class RecordReader:
-    """Takes the bytes of one object in any pieces and gives the records in them."""
+    """An incremental reader: takes the bytes of one object in any pieces, returns the records in them."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[Found]:
-        """The records that are complete now, and what was skipped, in order. Raises nothing."""
+        """Return the records that are now complete, and the skipped bytes, in order. Never raises."""
         self._buffer += data
         return list(self._found())
 
     def _found(self) -> Iterator[Found]:
         while self._buffer:
             if (strange := self._before_magic()) > 0:
-                yield self._skip(strange, "no record begins there")
+                yield self._skip(strange, "no record begins here")
                 continue
             if len(self._buffer) < HEADER_BYTES:
                 return
@@ -147,14 +156,14 @@ class RecordReader:
             if self._is_whole(end):
                 yield self._take(kind, end)
             elif (torn_at := self._buffer.find(MAGIC, 1, end)) > 0:
-                yield self._skip(torn_at, "a record that was cut off by the next one")
+                yield self._skip(torn_at, "torn record, followed by another one")
             elif len(self._buffer) < end:
                 return
             else:
-                yield self._skip(1, "a record with a wrong digest")
+                yield self._skip(1, "record with a wrong digest")
 
     def _is_whole(self, end: int) -> bool:
-        """Whether all of the record is there, with the right digest."""
+        """Return whether the record is complete and its digest matches."""
         if len(self._buffer) < end:
             return False
         stated = _DIGEST.unpack_from(self._buffer, _HEAD.size)[0]
@@ -162,7 +171,7 @@ class RecordReader:
         return bool(digest64(signed) == stated)
 
     def _before_magic(self) -> int:
-        """How many bytes come before what is, or may become, a magic."""
+        """Return how many bytes precede a magic, or the beginning of one at the end of the buffer."""
         at = self._buffer.find(MAGIC)
         if at >= 0:
             return at
@@ -177,7 +186,7 @@ class RecordReader:
         try:
             record: Request | Answer = msgspec.json.decode(payload, type=_TYPES[kind])
         except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError) as error:
-            return Skipped(end, f"a {kind.name} that does not decode: {error}")
+            return Skipped(end, f"{kind.name} does not decode: {error}")
         return record
 
     def _skip(self, count: int, why: str) -> Skipped:
@@ -186,16 +195,16 @@ class RecordReader:
 
 
 def _judge(header: bytes) -> tuple[RecordKind | None, int, str]:
-    """(kind, payload bytes, '' or what is wrong with the header)."""
+    """Return (kind, payload bytes, why the header is invalid or empty)."""
     _, version, number, reserved, size = _HEAD.unpack_from(header)
     if version != VERSION:
-        return None, 0, f"a record of version {version}, {VERSION} is known here"
+        return None, 0, f"record of version {version}, this program reads version {VERSION}"
     try:
         kind = RecordKind(number)
     except ValueError:
-        return None, 0, f"a record of kind {number}, which is not known here"
+        return None, 0, f"record of unknown kind {number}"
     if reserved:
-        return None, 0, f"a record whose reserved bytes are {reserved}"
+        return None, 0, f"record with reserved bytes {reserved}"
     if size > PAYLOAD_BYTES_MAX[kind]:
-        return None, 0, f"a {kind.name} of {size} bytes, at most {PAYLOAD_BYTES_MAX[kind]} are allowed"
+        return None, 0, f"{kind.name} of {size} bytes exceeds the limit {PAYLOAD_BYTES_MAX[kind]}"
     return kind, size, ""

@@ -1,7 +1,7 @@
-"""The coordinator's workers: attempts, links, heartbeats, and when the next attempt may be launched.
+"""The coordinator's workers: attempts, links, heartbeats, and when the next attempt may be launched. Pure.
 
-Rules of this file: bookkeeping of each worker by the table WORKERS. When to reset and what to order is
-decided in `coordinator.py`.
+This module keeps the state of each worker by the table WORKERS. The parts of the coordinator decide when to
+reset and what to order.
 """
 
 from collections.abc import Iterator
@@ -17,8 +17,9 @@ from checkpoint.core.region_states import LINKED, WORKERS, WorkerEvent, WorkerSt
 
 @dataclass(slots=True)
 class Worker:
-    """One worker. Invariants: `link` is set if and only if the state is one of LINKED; `attempt` only
-    rises.
+    """One worker.
+
+    Invariants: `link` is set if and only if the state is one of LINKED; `attempt` only rises.
     """
 
     index: int
@@ -27,23 +28,24 @@ class Worker:
     link: int | None = None
     join: Join | None = None
     heard: float = 0.0
-    """When it was last heard from, on our clock, less the time in which our own loop was late."""
+    """When its last message arrived, plus the time in which the coordinator's own loop was late. That time
+    does not count as silence."""
     ended: bool = True
-    """Whether the launcher said that the present attempt is over (or none was ever started)."""
+    """Whether the launcher reported that the current attempt is over, or none was ever started."""
     launch_at: float | None = None
     launch_round: int = 0
-    """The round (see coordinator.py) in which the present attempt was launched."""
+    """The round (`coordinator.py`) in which the current attempt was launched."""
     failures: int = 0
-    """Attempts lost in a row, forgiven by a committed cut."""
+    """Attempts lost in a row since the last committed checkpoint."""
     error: str = ""
     counters: Counters = field(default_factory=Counters)
     step: int = 0
-    """The last step ended in this incarnation."""
+    """The last step that it ended in this incarnation."""
     exhausted: bool = False
     wants_cut: int = 0
-    """The step at whose end a start operator waits for a cut, 0 for none."""
+    """The step at whose end a start operator waits for a checkpoint, 0 for none."""
     paused: int = 0
-    """The order to pause that it has carried out in this incarnation, 0 for none."""
+    """The pause order that it carried out in this incarnation, 0 for none."""
     last_step: int = 0
     replayed_bytes: int = 0
     restore_seconds: float = 0.0
@@ -53,7 +55,7 @@ class Worker:
         self.state = follow(WORKERS, self.state, event)
 
     def note_operators(self, operators: dict[str, dict[str, int]]) -> None:
-        """What its operators count, newer than the last heartbeat; empty: nothing was said."""
+        """Take operators' counters that are newer than the last heartbeat's. Empty: none were sent."""
         if operators:
             self.counters = structs.replace(self.counters, operators=operators)
 
@@ -98,13 +100,13 @@ class Roster:
         return [worker.index for worker in self._workers if worker.state not in states]
 
     def linked(self) -> Iterator[tuple[Worker, int]]:
-        """(worker, its link) of every linked worker."""
+        """Yield (worker, its link) of every linked worker."""
         for worker in self._workers:
             if worker.link is not None:
                 yield worker, worker.link
 
     def peers(self) -> tuple[Peer, ...]:
-        """Where each worker listens, by index. All must have joined."""
+        """Return where each worker listens, by index. All must have joined."""
         joins = [worker.join for worker in self._workers]
         return tuple(Peer(join.exchange_host, join.exchange_port) for join in joins if join is not None)
 
@@ -113,7 +115,7 @@ class Roster:
         worker.link, worker.join, worker.heard = link, join, now
 
     def lose(self, worker: Worker, reason: str, *, ended: bool) -> int | None:
-        """The worker's attempt counts as over. Returns its link, to be closed."""
+        """Count the worker's attempt as over. Return its link, which the caller closes."""
         worker.move(WorkerEvent.LOSE)
         link, worker.link = worker.link, None
         worker.error, worker.ended = reason, ended
@@ -121,48 +123,48 @@ class Roster:
         return link
 
     def leave(self, worker: Worker, *, ended: bool) -> int | None:
-        """A worker that has finished is gone before the others are. Returns its link, to be closed."""
+        """Note that a finished worker is gone. Return its link, which the caller closes."""
         worker.move(WorkerEvent.LEAVE)
         link, worker.link = worker.link, None
         worker.ended = ended
         return link
 
     def release(self) -> None:
-        """A reset: every linked worker is bound to no incarnation any more."""
+        """Detach every linked worker from its incarnation, for a reset."""
         for worker in self._workers:
             if worker.state in LINKED:
                 worker.move(WorkerEvent.RELEASE)
             worker.exhausted, worker.step = False, 0
 
     def forgive(self) -> None:
-        """A cut was committed: failures before it do not count any more."""
+        """Forget the failures of all workers: a checkpoint was committed after them."""
         for worker in self._workers:
             worker.failures = 0
 
     def launch(self, worker: Worker, round_number: int) -> int:
-        """Count a new attempt; returns its number."""
+        """Count a new attempt and return its number."""
         worker.move(WorkerEvent.LAUNCH)
         worker.attempt += 1
         worker.ended, worker.launch_at, worker.launch_round = False, None, round_number
         return worker.attempt
 
     def schedule(self, worker: Worker, now: float) -> None:
-        """The next attempt, at once after a first failure, later after more in a row."""
+        """Set when the next attempt is launched: at once after a first failure, later after more in a row."""
         if worker.launch_at is None:
             worker.launch_at = now + launch_delay_s(worker.failures)
 
     def shift(self, seconds: float) -> None:
-        """Time that does not count against anyone."""
+        """Add time that does not count as silence of any worker."""
         for worker in self._workers:
             worker.heard += seconds
 
     def silent(self, now: float, seconds: float) -> Worker | None:
-        """A linked worker that was not heard from for longer than that."""
+        """Return a linked worker that sent nothing for more than `seconds`, None if there is none."""
         return next((w for w, _ in self.linked() if now - w.heard > seconds), None)
 
 
 def launch_delay_s(failures: int) -> float:
-    """How long to wait before the next attempt, after that many failures in a row."""
+    """Return the seconds to wait before the next attempt after this many failures in a row."""
     if failures <= 1:
         return 0.0
     return min(limits.launch_backoff_s * 2.0 ** (failures - 2), limits.launch_backoff_max_s)

@@ -1,15 +1,18 @@
-"""Pins: cuts that stay restorable until somebody lets them go, by name. A part of the coordinator.
+"""Savepoints: checkpoints that stay restorable under a name until a person drops it. Pure.
 
-Theory. A pin is in the record of a cut (`Cut.savepoints`), and nowhere else: acknowledged, it holds, whoever drives
-the region later; letting it go is the record of a cut without it, which releases what only it needed (R14).
-So a wish to pin is a wish for a cut. It is in force from the moment it is taken: every cut that is built from
-then on retains what it names. What a cut that is out already releases cannot be pinned any more.
+A part of the coordinator, and two functions for savepoints of a region that no driver runs.
 
-A wish that no cut has carried yet is this driver's alone: when the driver dies, who asked hears nothing.
-
-Of a region that no driver runs there is no cut to carry a wish. Its last cut is recorded once more, under the
-next number, with the pins changed (`once_more`); nothing is released by that, because how many cuts are
-retained is the driver's to say (docs/decisions/0183).
+- A savepoint is stored in the record of a checkpoint (`Cut.savepoints`) and nowhere else. Once that record is
+  acknowledged, the savepoint holds, whichever driver runs the region later. It is dropped by the record of a
+  checkpoint without it, which releases what only the savepoint needed (R14).
+- So a request for a savepoint is a request for a checkpoint. It is in force as soon as it is accepted: every
+  checkpoint built after that retains the one it names. A checkpoint that an append under way releases can no
+  longer be kept.
+- A request that no checkpoint has carried yet is known to this driver only. If the driver dies, the
+  requester receives no reply.
+- If no driver runs the region, its last checkpoint is recorded again under the next number with the
+  savepoints changed (`once_more`). That releases nothing, because the driver alone decides how many
+  checkpoints are retained (docs/decisions/0183).
 """
 
 from collections.abc import Collection, Mapping
@@ -17,104 +20,107 @@ from collections.abc import Collection, Mapping
 import msgspec
 
 from checkpoint import limits
-from checkpoint.core.coordinator_vocabulary import CutAppended, SavepointWanted
+from checkpoint.core.coordinator_state import CoordinatorState
+from checkpoint.core.coordinator_vocabulary import SavepointWanted
+from checkpoint.core.cutting import Cutting
 from checkpoint.core.manifest import Cut, savepoint_name_problem, version_with
-from checkpoint.core.pausing import Pausing
-from checkpoint.core.region import RegionSpec, SavepointSettled
+from checkpoint.core.region import SavepointSettled
 
 
-class Savepoints(Pausing):
-    """See the top of this file."""
+class Savepoints:
+    """The savepoint requests of one region."""
 
-    def __init__(self, spec: RegionSpec) -> None:
-        super().__init__(spec)
-        self._wishes: dict[str, int] = {}
-        """Name -> the cut to pin, 0 to let the pin go: what no cut has carried yet."""
-
-    @property
-    def savepoints(self) -> dict[str, int]:
-        """Those in force: of the last cut, and what the next one is to change."""
-        held = {**(self.last_cut.savepoints if self.last_cut else {}), **self._wishes}
-        return {name: cut for name, cut in held.items() if cut}
+    def __init__(self, state: CoordinatorState, cutting: Cutting) -> None:
+        self._state = state
+        self._cutting = cutting
 
     def on_pin_wanted(self, event: SavepointWanted, now: float) -> None:
-        """Pin a cut, or let it go. What cannot be is told at once, and changes nothing."""
+        """Make or drop a savepoint. An invalid request is answered at once and changes nothing."""
         cut = self._cut_meant(event)
         problem = self._problem(event, cut)
         if problem:
-            self.tell(SavepointSettled(event.name, 0, problem))
+            self._state.tell(SavepointSettled(event.name, 0, problem))
             return
-        self._wishes[event.name] = cut
-        self._settle()
-        if self._wishes:
-            self.request_cut(now)
+        self._state.pin_wishes[event.name] = cut
+        self.settle_or_request(now)
 
-    def on_cut_appended(self, event: CutAppended, now: float) -> None:
-        """Tell whose wish it carried; what came too late for it needs another one."""
-        super().on_cut_appended(event, now)
+    def settle_or_request(self, now: float) -> None:
+        """Answer the requests that are carried out. If any remain, request a checkpoint that carries them."""
         self._settle()
-        if self._wishes:
-            self.request_cut(now)
+        if self._state.pin_wishes:
+            self._cutting.request_cut(now)
 
     def settle_after_opening(self) -> None:
-        """The manifest is held again: a cut that was in doubt may have carried a wish, or released what it
-        names.
+        """Answer requests by the reopened manifest.
+
+        A checkpoint that was in doubt may have carried a request, or released the checkpoint that it names.
         """
-        self.appending = None
+        self._state.appending = None
         self._settle()
 
     def _cut_meant(self, event: SavepointWanted) -> int:
         if not event.on:
             return 0
-        return event.cut or (self.last_cut.cut if self.last_cut else 0)
+        return event.cut or self._state.last_number
 
     def _problem(self, event: SavepointWanted, cut: int) -> str:
-        """'' or why it cannot be done."""
-        if self.spec.without_cuts or self.over:
-            return "the region commits no more cuts"
-        return savepoint_problem(event.name, cut if event.on else None, self.savepoints, self._retained())
+        """Return why the request cannot be carried out, empty if it can."""
+        if self._state.spec.without_cuts or self._state.over:
+            return "the region commits no more checkpoints"
+        return savepoint_problem(
+            event.name, cut if event.on else None, self._state.savepoints, self._retained()
+        )
 
     def _retained(self) -> list[int]:
-        """The cuts that stay: not those that a cut on its way to the manifest releases."""
-        kept = [cut.cut for cut in self.kept]
-        out = self.appending
-        return kept if out is None else [cut for cut in kept if cut in out.retained]
+        """Return the retained checkpoints, without those that an append under way releases."""
+        kept = [cut.cut for cut in self._state.kept]
+        appending = self._state.appending
+        return kept if appending is None else [cut for cut in kept if cut in appending.retained]
 
     def _settle(self) -> None:
-        """Tell of each wish that came true, or cannot any more."""
-        held = self.last_cut.savepoints if self.last_cut else {}
-        kept = {cut.cut for cut in self.kept}
-        for name, cut in list(self._wishes.items()):
+        """Answer each request that is carried out, or that can no longer be."""
+        state = self._state
+        held = state.held_pins
+        kept = {cut.cut for cut in state.kept}
+        for name, cut in list(state.pin_wishes.items()):
             if held.get(name, 0) == cut:
-                self.tell(SavepointSettled(name, cut or _was(self.kept, name)))
+                state.tell(SavepointSettled(name, cut or _was(state.kept, name)))
             elif cut and cut not in kept:
-                self.tell(SavepointSettled(name, 0, f"cut {cut} was released meanwhile"))
+                state.tell(SavepointSettled(name, 0, f"checkpoint {cut} was released meanwhile"))
             else:
                 continue
-            del self._wishes[name]
+            del state.pin_wishes[name]
 
 
 def savepoint_problem(
     name: str, cut: int | None, savepoints: Mapping[str, int], retained: Collection[int]
 ) -> str:
-    """'' or why that cut cannot be pinned; cut None: why the pin cannot be let go."""
+    """Return why the savepoint cannot be made, empty if it can. `cut` None: why it cannot be dropped.
+
+    `savepoints` are the savepoints in force, `retained` the checkpoints that can still be kept.
+    """
     if cut is None:
-        return "" if name in savepoints else f"there is no pin {name!r}; there are {_listed(savepoints)}"
+        return (
+            ""
+            if name in savepoints
+            else f"savepoint {name!r} does not exist; existing: {_listed(savepoints)}"
+        )
     if (problem := savepoint_name_problem(name)) != "":
         return problem
     if savepoints.get(name, cut) != cut:
-        return f"pin {name!r} holds cut {savepoints[name]}: let it go first, or take another name"
+        return f"savepoint {name!r} holds checkpoint {savepoints[name]}: drop it first, or use another name"
     if name not in savepoints and len(savepoints) >= limits.savepoints_max:
-        return f"there are {limits.savepoints_max} pins already: let one go first"
+        return f"there are already {limits.savepoints_max} savepoints: drop one first"
     if cut not in retained:
         kept = ", ".join(map(str, retained)) or "none"
-        return f"cut {cut} is not retained; {kept} can be pinned"
+        return f"checkpoint {cut} is not retained; retained: {kept}"
     return ""
 
 
 def once_more(kept: tuple[Cut, ...], incarnation: int, savepoints: dict[str, int]) -> Cut:
-    """The last of these cuts again, under the next number and with other pins: whoever restores it restores
-    that one. All that is retained stays so.
+    """Return the last of these checkpoints again, under the next number and with other savepoints.
+
+    Restoring it restores the positions of the last one. Everything that is retained stays retained.
     """
     last = kept[-1]
     return msgspec.structs.replace(
@@ -131,9 +137,9 @@ def once_more(kept: tuple[Cut, ...], incarnation: int, savepoints: dict[str, int
 
 
 def _was(kept: tuple[Cut, ...], name: str) -> int:
-    """Which cut the pin of that name held before it was let go, 0 if no retained cut knows."""
+    """Return the checkpoint that a dropped savepoint held, 0 if no retained checkpoint states it."""
     return next((cut.savepoints[name] for cut in reversed(kept) if name in cut.savepoints), 0)
 
 
 def _listed(savepoints: Mapping[str, int]) -> str:
-    return ", ".join(f"{name!r} (cut {cut})" for name, cut in sorted(savepoints.items())) or "none"
+    return ", ".join(f"{name!r} (checkpoint {cut})" for name, cut in sorted(savepoints.items())) or "none"

@@ -1,6 +1,6 @@
-"""The channel frame as an executable specification. Slow and plain; the hot path is `channel_frames.py`.
+"""The executable specification of the channel frame: slow and plain. `channel_frames.py` is the fast version.
 
-protocol.md shows this layout. Property tests demand that both write and read the same bytes.
+protocol.md shows this layout. Property tests check that both write and read the same bytes.
 """
 
 import xxhash
@@ -30,6 +30,6 @@ channel_frame = Struct(
 
 
 def digest(head: bytes, payload: bytes) -> int:
-    """xxh3-64 over the 56 bytes before the digest, and the payload."""
+    """Return xxh3-64 over the 56 bytes before the digest and the payload."""
     value: int = xxhash.xxh3_64_intdigest(head + payload)
     return value

@@ -1,22 +1,21 @@
-"""Rows that are put down in the store before their batch is recorded: where they lie, and what becomes of
-them. Pure.
+"""Staged rows: stored before their batch is recorded. Names of the objects, and which of them are garbage.
 
-Rules of this file: names and decisions. Who puts rows down, records and takes away is for others
-(`spark_integration/writing/`, `checkpoint/maintenance/sweeping.py`).
+Pure: names and decisions. `spark_integration/writing/` stages and records rows, `checkpoint/maintenance/sweeping.py`
+deletes them.
 
-Theory. What Spark writes at one time is a *unit*: a micro-batch of a query, or the whole of a batch write. It
-becomes one batch of a producer of an input handle, recorded by one append. Rows that are too many for a
-message are put down first, by each attempt of each partition in an object of its own, which no reader looks
-at. Such an object is garbage as soon as nobody will record it any more:
+Theory. Spark commits one *unit* at a time: a micro-batch of a query, or a whole batch write. A unit becomes
+one batch of a producer of an input handle, recorded by one append. Rows that are too many for a message are
+staged first: each attempt of each partition writes an object of its own, which no reader reads. Such an
+object is garbage in these cases:
 
-- the producer's last batch is that of its unit, or a later one: what has a number at or below the last is
-  never appended again (`inputs.judge_batch`);
-- the handle is closed: nobody appends to it;
-- somebody gives it up. A unit that is not recorded may be at any time, by a driver that is alive or comes
-  back, and nothing tells for certain that it will not: that is for a person to say, by an age.
+- Recorded: the producer's last batch is that of the object's unit, or a later one. A batch with a number at
+  or below the last is never appended again (`inputs.judge_batch`).
+- Closed: the handle is closed, so nothing is appended to it.
+- Abandoned: a person declares it, by its age. A pending unit may be recorded at any time, by a driver that is
+  alive or restarts, and nothing proves that it will not be.
 
-Whoever records reads what was put down first, and compares its digest. So a deletion that came too soon makes
-a commit fail, and records nothing wrong and nothing less.
+Recording reads the staged rows first and compares their digest. So a deletion that came too early makes a
+commit fail, and never records wrong or incomplete rows.
 """
 
 import re
@@ -28,24 +27,24 @@ import msgspec
 
 
 class WriteKind(StrEnum):
-    """Of what Spark writes."""
+    """The kind of a Spark write. The texts are in marks and never change."""
 
     STREAM = "stream"
     JOB = "job"
 
 
 class CommitUnit(NamedTuple):
-    """What is committed at one time. key: the query's id, or that of the batch write; number: of the batch
-    that it becomes, from 1; None: the next.
-    """
+    """The rows that Spark commits at one time."""
 
     kind: WriteKind
     key: str
+    """The id of the query, or of the batch write."""
     number: int | None
+    """The number of the batch that it becomes, from 1; None: the next one."""
 
 
 class BatchMark(msgspec.Struct, frozen=True):
-    """What a batch that Spark wrote says of itself to whoever opens its producer."""
+    """The mark of a batch that Spark wrote, returned when its producer is opened."""
 
     spark: WriteKind
     key: str
@@ -55,12 +54,12 @@ _marks: "msgspec.json.Decoder[BatchMark]" = msgspec.json.Decoder(BatchMark)
 
 
 def encode_mark(unit: CommitUnit) -> bytes:
-    """The mark of a unit's batch."""
+    """Return the mark of a unit's batch."""
     return msgspec.json.encode(BatchMark(unit.kind, unit.key))
 
 
 def decode_mark(mark: bytes) -> BatchMark | None:
-    """None for one that another program gave its batch."""
+    """Return the decoded mark, None for a mark of another program."""
     try:
         return _marks.decode(mark)
     except (msgspec.DecodeError, RecursionError):
@@ -74,32 +73,36 @@ _PARTITION: Final = re.compile(r"([A-Za-z0-9][A-Za-z0-9_-]*)\.p[0-9]{4,}")
 
 
 class StagedName(NamedTuple):
-    """What the name of a staged object says. number: of the batch of a stream, else None; key: of a batch
-    write, else ""; since_ms: when it was begun, by its writer's clock.
-    """
+    """The fields in the name of a staged object."""
 
     number: int | None
+    """The number of a stream's batch, None for a batch write."""
     key: str
+    """The id of a batch write, empty for a stream."""
     since_ms: int
+    """When the object was begun, by its writer's wall clock."""
 
 
 def handle_prefix(application: str, handle: str) -> str:
-    """How the directories begin in which rows for a handle are put down."""
+    """Return the prefix of the directories with staged rows of a handle."""
     return f"{application}.sink.{handle}."
 
 
 def staging_prefix(application: str, handle: str, producer: str) -> str:
-    """Those of one producer."""
+    """Return the prefix of the directories with staged rows of one producer."""
     return f"{handle_prefix(application, handle)}{producer}.p"
 
 
 def staging_directory(application: str, handle: str, producer: str, partition: int) -> str:
-    """Where the tasks of a partition put rows down. Its attempts claim it, each above the one before."""
+    """Return the directory in which the tasks of a partition stage rows.
+
+    Each attempt claims it with an epoch above that of the attempt before.
+    """
     return f"{staging_prefix(application, handle, producer)}{partition:04d}"
 
 
 def producers_with_staged(directories: Iterable[str], application: str, handle: str) -> dict[str, list[str]]:
-    """Producer -> its directories, of those that begin with the handle's prefix."""
+    """Return producer -> its directories with staged rows of the handle."""
     prefix = handle_prefix(application, handle)
     found: dict[str, list[str]] = {}
     for name in sorted(directories):
@@ -109,13 +112,13 @@ def producers_with_staged(directories: Iterable[str], application: str, handle: 
 
 
 def staged_name(unit: CommitUnit, epoch: int, since_ms: int) -> str:
-    """The object of one attempt: no other ever has its name, for the epoch is its claim's."""
+    """Return the name of one attempt's object. It is unique, because it contains the epoch of the claim."""
     head = f"b{unit.number:016x}" if unit.kind is WriteKind.STREAM else f"j{unit.key}"
     return f"{head}.{epoch:016x}.{since_ms:012x}"
 
 
 def parse_staged(name: str) -> StagedName | None:
-    """None for an object that is none of these."""
+    """Return the fields of the name, None if it is not the name of a staged object."""
     found = _STAGED.fullmatch(name)
     if found is None:
         return None
@@ -123,14 +126,14 @@ def parse_staged(name: str) -> StagedName | None:
     return StagedName(number, found[2] or "", int(found[3], 16))
 
 
-# --- what becomes of them ---------------------------------------------------------------------------------
+# --- decisions --------------------------------------------------------------------------------------------
 
 
 def is_orphan(name: str, unit: CommitUnit, *, recorded: bool) -> bool:
-    """Whether nobody will ever record what lies in a staged object, once `unit` has begun, or is recorded.
+    """Return whether a staged object is never recorded, after `unit` began or, if `recorded`, was recorded.
 
-    Of a stream older batches are decided, so a zombie can only take away what is older than itself. A batch
-    write has its producer for itself, so what others had put down there when it begins is left over.
+    - In a stream, older batches are decided when `unit` begins, so a zombie task deletes only older objects.
+    - A batch write has its producer to itself, so objects of other writes are leftovers when it begins.
     """
     found = parse_staged(name)
     if found is None:
@@ -142,34 +145,36 @@ def is_orphan(name: str, unit: CommitUnit, *, recorded: bool) -> bool:
 
 
 class Decided(NamedTuple):
-    """What is certain of a producer: its last batch (0: none) with its mark, and whether there can be a next.
-    Once true it stays true.
-    """
+    """The certain facts about a producer. Once `closed` is true it stays true; `last` only rises."""
 
     last: int
+    """The number of its last batch, 0 for none."""
     mark: bytes
+    """The mark of its last batch."""
     closed: bool
+    """Whether the handle is closed, so that no batch follows."""
 
 
 class StagedState(StrEnum):
-    """What becomes of an object in a directory of staged rows."""
+    """The state of an object in a directory of staged rows. The texts are printed and in JSON."""
 
     RECORDED = "recorded"
-    """Its unit is, or a later one: nobody looks at it any more."""
+    """Its unit is recorded, or a later one: it is never read again."""
     CLOSED = "closed"
-    """The handle is: its unit is never recorded."""
+    """The handle is closed: its unit is never recorded."""
     GIVEN_UP = "given up"
-    """Not recorded, and older than the age from which on it is given up."""
+    """Abandoned: not recorded, and at least as old as the age that a person gave."""
     OPEN = "undecided"
-    """It may be recorded yet."""
+    """Pending: it may still be recorded."""
     STRANGE = "not the sink's"
+    """Its name is not that of a staged object."""
 
 
 GARBAGE: Final = frozenset({StagedState.RECORDED, StagedState.CLOSED, StagedState.GIVEN_UP})
 
 
 def staged_state_of(name: str, decided: Decided, now_ms: int, give_up_ms: int | None) -> StagedState:
-    """Of one object. give_up_ms: from which age on what is not recorded is given up; None: never."""
+    """Return the state of one object. A pending one is abandoned from age `give_up_ms` on, None: never."""
     found = parse_staged(name)
     if found is None:
         return StagedState.STRANGE
@@ -183,7 +188,11 @@ def staged_state_of(name: str, decided: Decided, now_ms: int, give_up_ms: int | 
 
 
 def _is_recorded(found: StagedName, decided: Decided) -> bool:
-    """A batch write is known by the key of the last batch alone: an older one was followed by others."""
+    """Return whether an object's unit is recorded.
+
+    A batch write has no number, so it is recognized only by the key of the producer's last batch. Every
+    earlier one was followed by others.
+    """
     if found.number is not None:
         return found.number <= decided.last
     mark = decode_mark(decided.mark) if decided.last else None
@@ -191,10 +200,10 @@ def _is_recorded(found: StagedName, decided: Decided) -> bool:
 
 
 def may_sweep(staged_states: Iterable[StagedState]) -> bool:
-    """Whether a directory with such objects is swept: there is garbage, and nothing that is undecided.
+    """Return whether a directory with objects in these states is swept: some garbage, and nothing pending.
 
-    Who deletes must claim the directory, and that fences a task that is putting rows down there: what is
-    undecided may be that task's.
+    Deletion requires a claim of the directory, which fences a task that stages rows there. A pending object
+    may belong to such a task.
     """
     there = set(staged_states)
     return bool(there & GARBAGE) and StagedState.OPEN not in there

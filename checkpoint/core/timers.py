@@ -1,10 +1,10 @@
-"""Named timers of a state machine. Pure: times are numbers that the owner brings."""
+"""Named timers of a state machine. Pure: the owner supplies all times."""
 
 from collections.abc import Iterable
 
 
 class Timers:
-    """At most one due time a name. Setting replaces."""
+    """Due times by name. Setting a timer replaces its due time."""
 
     def __init__(self) -> None:
         self._due: dict[str, float] = {}
@@ -13,7 +13,7 @@ class Timers:
         self._due[name] = due
 
     def clear(self, *names: str) -> None:
-        """Forget these timers; all of them when none is named."""
+        """Remove these timers; all timers if none is named."""
         for name in names or tuple(self._due):
             self._due.pop(name, None)
 
@@ -21,18 +21,18 @@ class Timers:
         return name in self._due
 
     def next(self) -> float | None:
-        """The earliest due time."""
+        """Return the earliest due time, None if no timer runs."""
         return min(self._due.values(), default=None)
 
     def expired(self, now: float) -> list[str]:
-        """The names that are due, earliest first; they are cleared."""
+        """Remove the timers that are due and return their names, earliest first."""
         names = sorted((due, name) for name, due in self._due.items() if due <= now)
         for _, name in names:
             del self._due[name]
         return [name for _, name in names]
 
     def shift(self, seconds: float, names: Iterable[str]) -> None:
-        """Time that does not count: these timers get it back."""
+        """Delay these timers, if they run, by time that does not count."""
         for name in names:
             if name in self._due:
                 self._due[name] += seconds

@@ -1,7 +1,6 @@
-"""One cut under way: who has voted, whether the votes agree, and the cut they make.
+"""One checkpoint under way: its votes, whether they agree, and the checkpoint that they form. Pure.
 
-Rules of this file: one number, one incarnation. A vote is counted only here; a cut is built only from all
-of them.
+A vote is counted only here, and a checkpoint is built only from the votes of all workers.
 """
 
 from dataclasses import dataclass, field
@@ -13,9 +12,9 @@ from checkpoint.core.messages import Prepared, Refusal
 
 @dataclass(slots=True)
 class PendingCut:
-    """A cut that was asked for and is not committed.
+    """A checkpoint that is requested and not committed.
 
-    Invariants: every vote is of `incarnation` and for `number`; `appended` only when all workers have voted.
+    Invariants: every vote belongs to `incarnation` and `number`; `appended` only when all workers have voted.
     """
 
     number: int
@@ -25,34 +24,37 @@ class PendingCut:
     requested_at: float
     votes: dict[int, Prepared] = field(default_factory=dict)
     appended: bool = False
-    """The record was handed to the manifest; its acknowledgement is awaited."""
+    """The record was passed to the manifest and is not acknowledged yet."""
 
     def vote(self, vote: Prepared) -> Refusal | None:
-        """Count a vote, or say why not; each worker votes once."""
+        """Count a vote, or return why it is refused. Each worker votes once."""
         epochs = (vote.incarnation, vote.epoch, *sorted(vote.positions.epochs()))
-        if set(epochs) != {self.incarnation}:  # R12: the epoch voted must be the incarnation
+        if set(epochs) != {self.incarnation}:  # R12: every voted position must be of this incarnation
             return Refusal(
                 "STALE_INCARNATION",
-                f"a vote of epochs {epochs}; incarnation {self.incarnation} is running",
+                f"vote of epochs {epochs}, current incarnation is {self.incarnation}",
             )
         if vote.cut != self.number:
-            return Refusal("STALE_CUT", f"a vote for cut {vote.cut}, while {self.number} is under way")
+            return Refusal("STALE_CUT", f"vote for checkpoint {vote.cut} while {self.number} is under way")
         first = self.votes.get(vote.worker)
         if first is not None:
-            return Refusal("UNEXPECTED", f"worker {vote.worker} voted twice for cut {vote.cut}")
+            return Refusal("UNEXPECTED", f"worker {vote.worker} voted twice for checkpoint {vote.cut}")
         self.votes[vote.worker] = vote
         return None
 
     def missing(self) -> list[int]:
-        """Workers that have not voted."""
+        """Return the workers that have not voted."""
         return [worker for worker in range(self.workers) if worker not in self.votes]
 
     def disagreement(self) -> str:
-        """'' or in words how the votes differ about where the cut lies: then it is no cut."""
+        """Return in words how the votes differ about the step of the cut, empty if they agree.
+
+        Votes for different steps form no consistent cut.
+        """
         steps = {worker: vote.step for worker, vote in sorted(self.votes.items())}
         if len(set(steps.values())) <= 1:
             return ""
-        return f"workers put cut {self.number} at different steps: {steps}"
+        return f"workers voted for checkpoint {self.number} at different steps: {steps}"
 
     def build(
         self,
@@ -63,8 +65,9 @@ class PendingCut:
         retained: tuple[int, ...] = (),
         savepoints: dict[str, int] | None = None,
     ) -> Cut:
-        """The cut of all votes. Call when none is missing and they agree; wall time is put in when it is
-        written.
+        """Return the checkpoint of all votes. Call it when no vote is missing and they agree.
+
+        The wall time is filled in when the record is written.
         """
         assert not self.missing()
         assert not self.disagreement()
@@ -87,7 +90,7 @@ class PendingCut:
         )
 
     def phases_s(self) -> dict[str, float]:
-        """For each phase the time of the slowest worker."""
+        """Return phase -> seconds of the slowest worker."""
         longest: dict[str, float] = {}
         for vote in self.votes.values():
             for phase, seconds in vote.phases_s.items():

@@ -238,7 +238,7 @@ class World:
         status = driver.core.status()
         if driver.end is None:
             assert status.state is not RegionState.RUNNING or status.incarnation in driver.restored
-            assert status.reset_attempts <= driver.core.spec.max_consecutive_reset_attempts + 1
+            assert status.reset_attempts <= driver.core.state.spec.max_consecutive_reset_attempts + 1
 
     # --- what can happen ------------------------------------------------------------------------------
 

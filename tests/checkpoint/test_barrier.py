@@ -110,15 +110,15 @@ def test_a_final_cut_is_known_by_its_flag() -> None:
 @pytest.mark.parametrize(
     ("frames", "text"),
     [
-        ([(0, 1, 1)], "frame 1 came where 0 was due"),
-        ([(0, 1, 0), (0, 1, 0)], "frame 0 came where 1 was due"),
-        ([(2, 1, 0)], "a frame of sender 2; there are 2"),
-        ([(0, 0, 0)], "which it had ended"),
-        ([(0, 5, 0)], "more than 4 ahead"),
+        ([(0, 1, 1)], "expected frame 0, got frame 1"),
+        ([(0, 1, 0), (0, 1, 0)], "expected frame 1, got frame 0"),
+        ([(2, 1, 0)], "frame of sender 2, but the channel has 2"),
+        ([(0, 0, 0)], "step 0, which is over; step 1 is next"),
+        ([(0, 5, 0)], "at least 4 ahead of step 1"),
         ([(0, 2, 0)], "before it ended step 1"),
-        ([(0, 1, 0, "end"), (0, 1, 1)], "after its end"),
-        ([(0, 1, 0, "end"), (0, 1, 1, "end")], "after its end"),
-        ([(0, 1, 0), (0, 1, 0, "end")], "frame 0 came where 1 was due"),
+        ([(0, 1, 0, "end"), (0, 1, 1)], "after it ended that step"),
+        ([(0, 1, 0, "end"), (0, 1, 1, "end")], "after it ended that step"),
+        ([(0, 1, 0), (0, 1, 0, "end")], "expected frame 1, got frame 0"),
     ],
 )
 def test_a_sender_that_breaks_the_order_is_told_so(frames, text) -> None:
@@ -136,10 +136,10 @@ def test_what_runs_ahead_is_bounded() -> None:
     alignment = Alignment(2, first_step=1, last_cut=0, steps_ahead_max=2)
     alignment.step_end(0, 1, 0)
     alignment.step_end(0, 2, 0)
-    with pytest.raises(StepOrderError, match="more than 2 ahead"):
+    with pytest.raises(StepOrderError, match="at least 2 ahead"):
         alignment.step_end(0, 3, 0)
 
 
 def test_a_region_has_senders() -> None:
-    with pytest.raises(ValueError, match="between 1 and"):
+    with pytest.raises(ValueError, match="has 1 to"):
         Alignment(0, first_step=1, last_cut=0)

@@ -152,7 +152,7 @@ class Scene:
         """Seconds pass, each tick on time; linked workers but the silent ones are heard from."""
         for _ in range(int(seconds)):
             self.now += 1.0
-            for worker, link in list(self.core.roster.linked()):
+            for worker, link in list(self.core.state.roster.linked()):
                 if worker.index not in silent:
                     self.hear(worker.index, Progress, link=link, counters=worker.counters)
             due = self.core.deadline()
@@ -212,8 +212,8 @@ def test_two_coordinators_that_start_together_wait_a_random_doubling_time() -> N
     for _ in range(8):
         scene.play(ManifestSuperseded(5, 0.5))
         assert scene.take(OpenManifest) == []
-        waits.append(round(scene.core.timers._due["open"] - scene.now, 6))
-        scene.now = scene.core.timers._due["open"]
+        waits.append(round(scene.core.state.timers._due["open"] - scene.now, 6))
+        scene.now = scene.core.state.timers._due["open"]
         scene.play(CoordinatorTick(scene.now))
         assert len(scene.take(OpenManifest)) == 1
     assert waits[:3] == [0.05, 0.1, 0.2]
@@ -228,13 +228,13 @@ def test_where_an_attempt_takes_long_the_wait_is_long_beside_it() -> None:
     waits = []
     for _ in range(4):
         scene.play(ManifestSuperseded(5, 1.0, attempt_s=6.0))
-        waits.append(round(scene.core.timers._due["open"] - scene.now, 6))
-        scene.now = scene.core.timers._due["open"]
+        waits.append(round(scene.core.state.timers._due["open"] - scene.now, 6))
+        scene.now = scene.core.state.timers._due["open"]
         scene.play(CoordinatorTick(scene.now))
         scene.take()
     assert waits == [12.1, 24.2, 29.0, 29.0]
     scene.play(ManifestSuperseded(5, 1.0, attempt_s=600.0))
-    assert scene.core.timers._due["open"] - scene.now == pytest.approx(45.0)
+    assert scene.core.state.timers._due["open"] - scene.now == pytest.approx(45.0)
 
 
 def test_workers_that_do_not_come_fail_the_start_by_name() -> None:
@@ -242,10 +242,10 @@ def test_workers_that_do_not_come_fail_the_start_by_name() -> None:
     scene.opened()
     scene.join(0)
     scene.tick(21)
-    assert "worker 1 did not join within 20 s" in scene.core.reason
+    assert "worker 1 did not join within 20 s" in scene.core.state.reason
     assert scene.state is RegionState.STOPPING
     assert [message.kind for _, message in scene.sent(Stop)] == ["failed"]
-    assert isinstance(scene.core.outcome.error, RegionFailedError)
+    assert isinstance(scene.core.state.outcome.error, RegionFailedError)
 
 
 def test_a_stranger_a_wrong_worker_and_an_old_attempt_are_turned_away() -> None:
@@ -274,7 +274,7 @@ def test_an_attempt_that_was_replaced_cannot_join() -> None:
     scene.join(0, attempt=1)
     assert [message.kind for _, message in scene.sent(Stop)] == ["superseded"]
     scene.join(0, attempt=2)
-    assert scene.core.roster[0].state is WorkerState.JOINED
+    assert scene.core.state.roster[0].state is WorkerState.JOINED
 
 
 # --- cuts -------------------------------------------------------------------------------------------
@@ -436,7 +436,7 @@ def test_votes_for_different_steps_make_no_cut_and_stop_the_region() -> None:
     scene.vote(0, 1, step=5)
     scene.vote(1, 1, step=6)
     assert scene.take(AppendCut) == []
-    assert "different steps: {0: 5, 1: 6}" in scene.core.reason
+    assert "different steps: {0: 5, 1: 6}" in scene.core.state.reason
 
 
 def test_an_acknowledgement_of_an_earlier_incarnation_commits_nothing() -> None:
@@ -514,7 +514,7 @@ def test_a_hung_worker_is_fenced_first_then_cancelled() -> None:
     effects = scene.take()
     assert any(isinstance(e, OpenManifest) for e in effects)
     assert not any(isinstance(e, CancelWorker) for e in effects)
-    assert "nothing was heard from it for" in scene.core.reason
+    assert "nothing was received from it for" in scene.core.state.reason
     scene.opened()
     assert scene.take(CancelWorker, LaunchWorker) == [CancelWorker(1), LaunchWorker(1, 2)]
 
@@ -567,7 +567,7 @@ def test_attempts_run_out_clearly_and_a_committed_cut_forgives_them() -> None:
     for _ in range(2):
         scene.die(1, attempt)
         attempt += 1
-        scene.opened(scene.core.last_cut)
+        scene.opened(scene.core.state.last_cut)
         scene.tick(1)
         scene.join(1, attempt)
         scene.all_hear(Restored, last_step=0)
@@ -577,14 +577,14 @@ def test_attempts_run_out_clearly_and_a_committed_cut_forgives_them() -> None:
     for _ in range(2):
         scene.die(1, attempt)
         attempt += 1
-        scene.opened(scene.core.last_cut)
+        scene.opened(scene.core.state.last_cut)
         scene.tick(1)
         scene.join(1, attempt)
         scene.all_hear(Restored, last_step=0)
     scene.take()
     scene.die(1, attempt)
-    assert "2 resets in a row did not lead to a cut" in scene.core.reason
-    assert "worker 1" in scene.core.reason
+    assert "no checkpoint was committed after 2 consecutive resets" in scene.core.state.reason
+    assert "worker 1" in scene.core.state.reason
     assert scene.take(OpenManifest, LaunchWorker) == []
 
 
@@ -594,25 +594,25 @@ def test_a_worker_that_cannot_start_is_tried_again_more_and_more_slowly_then_it_
     scene.join(0)
     launched = []
     for attempt in range(1, 7):
-        assert not scene.core.over
+        assert not scene.core.state.over
         scene.take()
         scene.play(WorkerEnded(1, attempt, "ImportError: no module named x"))
         began = scene.now
-        while not scene.core.over and scene.core.roster[1].attempt == attempt:
+        while not scene.core.state.over and scene.core.state.roster[1].attempt == attempt:
             scene.now = scene.core.deadline()
             scene.hear(0, Progress, counters=Counters())
             scene.play(CoordinatorTick(scene.now))
         launched.append(round(scene.now - began, 3))
     assert launched[:5] == [0.0, 0.5, 1.0, 2.0, 4.0]
-    assert scene.core.over
-    assert "ImportError" in scene.core.reason
+    assert scene.core.state.over
+    assert "ImportError" in scene.core.state.reason
 
 
 def test_a_fenced_worker_lets_the_next_incarnation_go_above_what_it_met() -> None:
     scene = Scene().run()
     scene.hear(0, Failed, kind="fenced", message="its directory is claimed with epoch 41", epoch_held=41)
     assert scene.take(OpenManifest) == [OpenManifest(above=41, held=1)]
-    assert scene.core.roster[0].state is WorkerState.JOINED
+    assert scene.core.state.roster[0].state is WorkerState.JOINED
 
 
 def test_a_broken_link_between_workers_resets_without_ending_anyone() -> None:
@@ -664,7 +664,7 @@ def test_user_code_that_raises_stops_the_region_with_name_position_and_traceback
         message="ValueError: x",
         traceback="tb",
     )
-    error = scene.core.outcome.error
+    error = scene.core.state.outcome.error
     assert isinstance(error, RegionFailedError)
     assert "operator 'words' failed in worker 0 at lines[3] byte 42: ValueError: x" in str(error)
     assert error.traceback_text == "tb"
@@ -676,15 +676,18 @@ def test_user_code_that_reports_a_failure_resets_the_region_and_spends_an_attemp
     scene = Scene(max_consecutive_reset_attempts=1).run()
     said = {"operator": "words", "position": "byte 42", "message": "away", "traceback": "tb"}
     scene.hear(0, Failed, kind="reset", **said)
-    assert scene.core.attempts == 1
-    assert scene.core.reason == "operator 'words' failed in worker 0 at byte 42: away"
+    assert scene.core.state.attempts == 1
+    assert scene.core.state.reason == "operator 'words' failed in worker 0 at byte 42: away"
     scene.opened()
     assert [order.incarnation for _, order in scene.sent(Restore)] == [2, 2]
     assert scene.take(CancelWorker, LaunchWorker) == [], "nobody is ended"
     scene.hear(0, Failed, kind="reset", incarnation=2, **said)
-    error = scene.core.outcome.error
+    error = scene.core.state.outcome.error
     assert isinstance(error, RegionFailedError)
-    assert "1 resets in a row did not lead to a cut; the last reason: operator 'words' failed" in str(error)
+    assert (
+        "no checkpoint was committed after 1 consecutive resets; last reason: operator 'words' failed"
+        in str(error)
+    )
     assert error.traceback_text == "tb"
 
 
@@ -693,10 +696,10 @@ def test_a_worker_that_does_not_vote_in_time_is_lost_and_cancelled() -> None:
     scene.play(CutWanted())
     scene.vote(0, 1)
     scene.tick(31)
-    assert "worker 1 was lost: no vote for cut 1 in drain_timeout 30 s" in scene.core.reason
+    assert "worker 1 was lost: no vote for checkpoint 1 within drain_timeout 30 s" in scene.core.state.reason
     scene.opened()
     assert CancelWorker(1) in scene.take()
-    assert scene.core.roster[0].state is WorkerState.JOINED
+    assert scene.core.state.roster[0].state is WorkerState.JOINED
 
 
 def test_a_worker_that_does_not_restore_in_time_is_lost() -> None:
@@ -706,7 +709,7 @@ def test_a_worker_that_does_not_restore_in_time_is_lost() -> None:
     scene.join(1)
     scene.hear(1, Restored, last_step=0)
     scene.tick(31)
-    assert "worker 0 was lost: it did not restore within reset_timeout 30 s" in scene.core.reason
+    assert "worker 0 was lost: it did not restore within reset_timeout 30 s" in scene.core.state.reason
 
 
 def test_a_reset_by_hand_spends_no_attempt() -> None:
@@ -767,7 +770,7 @@ def test_a_worker_that_cannot_restore_for_want_of_the_store_spends_no_attempt() 
     assert scene.take(OpenManifest) == []
     scene.tick(1)
     assert len(scene.take(OpenManifest)) == 1
-    assert not scene.core.over
+    assert not scene.core.state.over
 
 
 def test_stop_ends_a_region_that_waits_for_its_store() -> None:
@@ -819,7 +822,7 @@ def test_a_manifest_that_cannot_be_read_fails_with_the_reason() -> None:
     scene = Scene()
     error = ManifestError("its record does not decode", cut=4)
     scene.play(ManifestUnreadable(error))
-    assert scene.core.outcome.error is error
+    assert scene.core.state.outcome.error is error
 
 
 def test_a_cut_of_another_graph_or_size_is_refused_before_anything_starts() -> None:
@@ -827,11 +830,11 @@ def test_a_cut_of_another_graph_or_size_is_refused_before_anything_starts() -> N
     cut = scene.commit()
     other = Scene(operators={"count": "count(word binary)"})
     other.opened(cut)
-    assert "operator 'count' was count(word string), is count(word binary)" in other.core.reason
+    assert "operator 'count' was count(word string), is count(word binary)" in other.core.state.reason
     assert other.sent(Restore) == []
     smaller = Scene(1)
     smaller.opened(cut)
-    assert "it was made by 2 workers, the region has 1 worker" in smaller.core.reason
+    assert "it was made by 2 workers, the region has 1 worker" in smaller.core.state.reason
 
 
 # --- ends -------------------------------------------------------------------------------------------
@@ -917,7 +920,7 @@ def test_stop_does_not_wait_for_ever_neither_for_a_cut_nor_for_workers() -> None
     scene.progress(0, step=4)
     scene.play(StopWanted())
     scene.tick(31)
-    assert scene.core.reason == "stopped without a last cut: it took too long"
+    assert scene.core.state.reason == "stopped without a last checkpoint: it took too long"
     scene.take()
     scene.tick(11)
     assert scene.take(CancelWorker) == [CancelWorker(0), CancelWorker(1)]

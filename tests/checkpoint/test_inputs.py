@@ -217,9 +217,9 @@ def test_an_input_that_is_another_one_is_refused() -> None:
 def test_numbers_decide_what_becomes_of_a_batch() -> None:
     assert judge_batch(4, 3) is BatchDecision.APPEND
     assert judge_batch(3, 3) is BatchDecision.DISCARD
-    with pytest.raises(LocalProtocolError, match="batch 5 cannot come after batch 3"):
+    with pytest.raises(LocalProtocolError, match="batch 5 cannot follow batch 3"):
         judge_batch(5, 3)
-    with pytest.raises(LocalProtocolError, match="from 1, not 0"):
+    with pytest.raises(LocalProtocolError, match="begin at 1, got 0"):
         judge_batch(0, 3)
 
 
@@ -237,7 +237,7 @@ def test_names_tell_which_directory_is_whose() -> None:
     names = ["a.in.h.p", "a.in.h", "a.in.h.x.in.h.p", "a.in.hh.p", "a.in.h.", "b.a.in.h.p", "a.in.h.q"]
     assert producers_among(names, "a", "h") == ["p", "q"]
     for handle, producer in (("h.x", "p"), ("h", "p.q"), ("", "p"), ("h", ""), ("h", "-p")):
-        with pytest.raises(BadNameError, match="named by letters"):
+        with pytest.raises(BadNameError, match="consists of letters"):
             producer_directory("a", handle, producer)
 
 

@@ -220,9 +220,9 @@ async def test_a_long_manifest_is_opened_and_rolled_with_a_snapshot(keepers, mon
 @pytest.mark.parametrize(
     ("record", "reason"),
     [
-        (Record(Op.CUT, ints=(1, 1, 1), strings=(b"{",)), "is no JSON"),
+        (Record(Op.CUT, ints=(1, 1, 1), strings=(b"{",)), "is not JSON"),
         (cut_record(a_cut(1, 1, parent=9)), None),
-        (Record(Op.CUT, ints=(2, 1, 1), strings=cut_record(a_cut(1, 1)).strings), "the record says"),
+        (Record(Op.CUT, ints=(2, 1, 1), strings=cut_record(a_cut(1, 1)).strings), "its record has ints"),
     ],
 )
 async def test_a_manifest_with_a_cut_that_cannot_be_is_refused(keepers, record, reason) -> None:

@@ -41,9 +41,9 @@ def test_an_older_step_is_discarded_a_known_one_compared_the_next_appended_a_lat
     ):
         line.judge(5, 56)
     assert line.judge(6, 1) is OutputDecision.APPEND
-    with pytest.raises(LocalProtocolError, match="output of step 7 comes after that of step 5"):
+    with pytest.raises(LocalProtocolError, match="output of step 7 cannot follow step 5"):
         line.judge(7, 1)
-    with pytest.raises(LocalProtocolError, match="output of step 7 follows that of step 5"):
+    with pytest.raises(LocalProtocolError, match="output of step 7 cannot follow step 5"):
         line.add(7, 1, at(7))
     line.forget(4)
     assert (line.end_of(4), line.end_of(5)) == (None, at(5))

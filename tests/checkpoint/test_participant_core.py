@@ -180,14 +180,14 @@ def test_reports_of_a_life_that_is_over_do_not_go_out(running) -> None:
 
 def test_a_vote_before_start_or_twice_or_for_a_past_cut_is_a_bug_that_raises(worker) -> None:
     worker.hear(restore(7, cut=4))
-    with pytest.raises(LocalProtocolError, match="while RESTORING"):
+    with pytest.raises(LocalProtocolError, match="in state RESTORING"):
         worker.report(vote(5, 7))
     worker.report(Restored(job="", worker=0, last_step=0))
     worker.hear(message(Start, incarnation=7, replay_until_step=0))
-    with pytest.raises(LocalProtocolError, match="a vote for cut 4"):
+    with pytest.raises(LocalProtocolError, match="vote for checkpoint 4"):
         worker.report(vote(4, 7))
     worker.report(vote(5, 7))
-    with pytest.raises(LocalProtocolError, match="a vote for cut 5"):
+    with pytest.raises(LocalProtocolError, match="vote for checkpoint 5"):
         worker.report(vote(5, 7))
 
 

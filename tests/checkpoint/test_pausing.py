@@ -28,7 +28,7 @@ def committed(scene: Scene, cut: int, step: int) -> None:
 def paused(scene: Scene) -> Scene:
     """Both workers stand at step 4, and cut 1 is of step 5."""
     scene.play(PauseWanted(on=True))
-    scene.all_hear(Paused, pause=scene.core.pause, step=4, counters=Counters(step=4))
+    scene.all_hear(Paused, pause=scene.core.state.pause, step=4, counters=Counters(step=4))
     committed(scene, 1, step=5)
     assert scene.state is RegionState.PAUSED
     scene.take()
@@ -125,7 +125,7 @@ def test_after_a_reset_workers_are_told_again_behind_their_start() -> None:
     scene = paused(Scene().run())
     scene.play(ResetWanted())
     assert scene.state is RegionState.RESTORING
-    scene.opened(cut=scene.core.last_cut)
+    scene.opened(cut=scene.core.state.last_cut)
     scene.all_hear(Restored, last_step=5)
     orders = [type(message).__name__ for link, message in scene.sent(object) if link == scene.links[0]]
     assert orders[-2:] == ["Start", "Pause"]
@@ -146,7 +146,7 @@ def test_a_paused_region_stops_without_another_cut() -> None:
     scene = paused(Scene().run())
     scene.play(StopWanted())
     assert scene.sent(RequestCut) == []
-    assert scene.core.reason == "stopped"
+    assert scene.core.state.reason == "stopped"
 
 
 # --- asked through the store --------------------------------------------------------------------------------

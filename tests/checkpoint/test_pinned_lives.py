@@ -107,7 +107,7 @@ class Driver:
         return [e.message if isinstance(e, SendControl) else e for e in effects]
 
     def say(self, cls, **fields):
-        number = self.core.incarnation
+        number = self.core.state.incarnation
         return self.play(
             ControlReceived(1, cls(job="region", incarnation=number, epoch=number, worker=0, **fields))
         )
@@ -140,9 +140,9 @@ class Driver:
         part = WorkerCut(state=position, steps=position, floors=floors)
         voted = self.say(Prepared, cut=order.cut, step=order.cut, positions=part)
         append = next((e for e in voted if isinstance(e, AppendCut)), None)
-        assert append is not None, self.core.reason
+        assert append is not None, self.core.state.reason
         if self.world.eager:  # a bug: what the record would release goes before it is acknowledged
-            self.claim.collect(below(retention.floors_of(keep(self.core.kept, append.cut), 0)))
+            self.claim.collect(below(retention.floors_of(keep(self.core.state.kept, append.cut), 0)))
         if crash == "voted":
             return
         self.world.rows[order.cut] = dict(self.rows)
@@ -156,7 +156,7 @@ class Driver:
         self.claim.collect(below(committed.floors))
 
     async def savepoint(self, name, number, change, *, on=True, crash=""):
-        kept = [cut.cut for cut in self.core.kept]
+        kept = [cut.cut for cut in self.core.state.kept]
         wanted = kept[number % len(kept)] if kept and on else 0
         effects = self.play(SavepointWanted(name, wanted, on=on))
         if any(isinstance(e, RequestCut) for e in effects):
@@ -331,7 +331,7 @@ def above_the_oldest(kept, worker):
         (cutting, "retained_with", only_the_last),
         (cutting, "floors_of", above_the_oldest),
         ("checkpoint.maintenance.trimming", "floors_of", above_the_oldest),
-        ("checkpoint.core.recovery", "floors_of", above_the_oldest),
+        ("checkpoint.core.gathering", "floors_of", above_the_oldest),
     ],
 )
 def test_a_rule_that_is_left_out_is_found_out(monkeypatch, where, what, how) -> None:

@@ -79,7 +79,7 @@ def test_a_wish_that_comes_while_a_cut_is_appended_waits_for_the_next_one() -> N
         scene.vote(worker, 3, 3)
     (out,) = scene.take(AppendCut)
     scene.play(SavepointWanted("late", 2), SavepointWanted("too-late", 1))
-    assert settled(scene) == [SavepointSettled("too-late", 0, "cut 1 is not retained; 2 can be pinned")]
+    assert settled(scene) == [SavepointSettled("too-late", 0, "checkpoint 1 is not retained; retained: 2")]
     scene.play(CutAppended(out.cut))
     assert [message.cut for _, message in scene.sent(RequestCut)] == [4, 4]
     assert carried(scene, 4, 4).retained == (2, 3, 4)
@@ -92,7 +92,7 @@ def test_a_pin_survives_its_driver() -> None:
     last = carried(scene, 4, 4)
     other = Scene(retain=2)
     other.epoch = 7
-    other.play(ManifestOpened(8, last, scene.core.kept))
+    other.play(ManifestOpened(8, last, scene.core.state.kept))
     other.epoch = 8
     for worker in range(2):
         other.join(worker)
@@ -109,7 +109,7 @@ def test_a_cut_in_doubt_that_carried_a_wish_is_looked_for_in_the_manifest(found)
     for worker in range(2):
         scene.vote(worker, 4, 4)
     (out,) = scene.take(AppendCut)
-    kept = scene.core.kept
+    kept = scene.core.state.kept
     scene.play(ManifestLost(1, 2))
     if found == "with it":
         scene.play(ManifestOpened(3, out.cut, (*kept, out.cut)))
@@ -117,40 +117,43 @@ def test_a_cut_in_doubt_that_carried_a_wish_is_looked_for_in_the_manifest(found)
     elif found == "without it":
         scene.play(ManifestOpened(3, kept[-1], kept))
         assert settled(scene) == []
-        assert scene.core.savepoints == {"good": 2}, "the next cut carries it"
+        assert scene.core.state.savepoints == {"good": 2}, "the next cut carries it"
     else:
         scene.play(ManifestOpened(3, kept[-1], kept[-1:]))
-        assert settled(scene) == [SavepointSettled("good", 0, "cut 2 was released meanwhile")]
-        assert scene.core.savepoints == {}
+        assert settled(scene) == [SavepointSettled("good", 0, "checkpoint 2 was released meanwhile")]
+        assert scene.core.state.savepoints == {}
 
 
 @pytest.mark.parametrize(
     ("event", "words"),
     [
-        (SavepointWanted("one", 1), "cut 1 is not retained; 2, 3 can be pinned"),
-        (SavepointWanted("one", 9), "cut 9 is not retained"),
-        (SavepointWanted("held", 3), "pin 'held' holds cut 2: let it go first"),
-        (SavepointWanted("a b"), "a pin's name has 1 to 64 letters"),
-        (SavepointWanted("nobody", on=False), r"there is no pin 'nobody'; there are 'held' \(cut 2\)"),
+        (SavepointWanted("one", 1), "checkpoint 1 is not retained; retained: 2, 3"),
+        (SavepointWanted("one", 9), "checkpoint 9 is not retained"),
+        (SavepointWanted("held", 3), "savepoint 'held' holds checkpoint 2: drop it first"),
+        (SavepointWanted("a b"), "a savepoint's name has 1 to 64 letters"),
+        (
+            SavepointWanted("nobody", on=False),
+            r"'nobody' does not exist; existing: 'held' \(checkpoint 2\)",
+        ),
     ],
 )
 def test_what_cannot_be_pinned_is_refused_with_the_reason_and_changes_nothing(event, words) -> None:
     scene = with_cuts(3)
     scene.play(SavepointWanted("held", 2))
-    before = scene.core.savepoints
+    before = scene.core.state.savepoints
     scene.take()
     scene.play(event)
     (told,) = settled(scene)
     assert told.cut == 0
     assert re.search(words, told.error)
-    assert scene.core.savepoints == before
+    assert scene.core.state.savepoints == before
 
 
 def test_there_are_no_more_pins_than_there_is_room_for(monkeypatch) -> None:
     monkeypatch.setattr(limits, "savepoints_max", 2)
     scene = with_cuts(2)
     scene.play(SavepointWanted("a"), SavepointWanted("b"), SavepointWanted("c"))
-    assert [one.error for one in settled(scene)] == ["there are 2 pins already: let one go first"]
+    assert [one.error for one in settled(scene)] == ["there are already 2 savepoints: drop one first"]
 
 
 def test_a_cut_with_pins_is_of_a_version_that_who_knows_no_pins_refuses() -> None:
@@ -159,10 +162,10 @@ def test_a_cut_with_pins_is_of_a_version_that_who_knows_no_pins_refuses() -> Non
     assert decode_cut(*encoded) == cut
     check_cut(cut, workers=2)
     for change, words in [
-        ({"version": 2}, "version 2 does not know"),
-        ({"retained": (4, 5)}, "pin 'good' holds cut 2, which it does not retain"),
-        ({"pins": {"a b": 2}}, "a pin's name"),
-        ({"pins": {f"p{n}": 2 for n in range(limits.savepoints_max + 1)}}, "at most 64"),
+        ({"version": 2}, "version 2 does not allow"),
+        ({"retained": (4, 5)}, "savepoint 'good' holds checkpoint 2, which it does not retain"),
+        ({"pins": {"a b": 2}}, "a savepoint's name"),
+        ({"pins": {f"p{n}": 2 for n in range(limits.savepoints_max + 1)}}, "the limit is 64"),
     ]:
         with pytest.raises(ManifestError, match=words):
             check_cut(msgspec.structs.replace(cut, **change), workers=2)
@@ -187,9 +190,9 @@ async def test_a_snapshot_of_the_manifest_may_leave_out_what_lay_between_a_pinne
 
     begin, end = Record(Op.SNAPSHOT_BEGIN), Record(Op.SNAPSHOT_END, ints=(3,))
     assert await read(begin, savepoint, *later[:2], end, later[2]) == [2, 5, 6, 7]
-    with pytest.raises(ManifestError, match="goes on from cut 4, the one before it is 2"):
+    with pytest.raises(ManifestError, match="its parent is checkpoint 4, the one before it is 2"):
         await read(savepoint, later[0])
-    with pytest.raises(ManifestError, match="goes on from cut 6, the one before it is 5"):
+    with pytest.raises(ManifestError, match="its parent is checkpoint 6, the one before it is 5"):
         await read(begin, savepoint, later[0], end, later[2])
 
 
@@ -203,8 +206,8 @@ def test_a_request_for_a_pin_is_done_with_the_cut_that_carries_it_and_told_why_i
         SavepointWanted("bad", 1),
         SavepointWanted("old", on=False),
     ]
-    desk.do(RegionNotified(SavepointSettled("bad", 0, "cut 1 is not retained; 4, 5 can be pinned")))
-    assert desk.said(2)[-1] == ("failed", "cut 1 is not retained; 4, 5 can be pinned")
+    desk.do(RegionNotified(SavepointSettled("bad", 0, "checkpoint 1 is not retained; retained: 4, 5")))
+    assert desk.said(2)[-1] == ("failed", "checkpoint 1 is not retained; retained: 4, 5")
     assert CommandRegion(CutWanted()) in desk.do(QueueRead()), "until it is carried, a cut is asked for"
     (said,) = desk.do(RegionNotified(SavepointSettled("good", 4)))
     assert (said.verdict, said.result) == ("done", {"name": "good", "cut": 4})

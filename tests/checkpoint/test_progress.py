@@ -121,8 +121,8 @@ def test_the_docs_explain_every_name_of_a_report_and_no_other() -> None:
 def test_a_reset_is_one_line_of_the_log_whatever_its_reason() -> None:
     trace = "Traceback (most recent call last):\n  File x\nOSError: gone\n"
     line = reset_line("shop", replace(RESET, worker=2, reason=trace, cut=7))
-    went = "all workers went back to checkpoint 7 in 0.5 s, and go on"
+    went = "all workers went back to checkpoint 7 in 0.5 s"
     assert line == f"shop: worker 2 was lost: OSError: gone; {went}"
     by_hand = reset_line("shop", replace(RESET, worker=-1, reason="asked for", cut=0))
     assert by_hand.startswith("shop: reset by hand: asked for; all workers went back to the beginning")
-    assert "no reason is known" in reset_line("shop", replace(RESET, reason=""))
+    assert "unknown reason" in reset_line("shop", replace(RESET, reason=""))

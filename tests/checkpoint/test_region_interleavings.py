@@ -55,7 +55,7 @@ def commits_two_more(world: World) -> Callable[[], bool]:
     def done() -> bool:
         ends = [driver.end for driver in world.drivers if driver.end is not None]
         failed = [end for end in ends if end.state is RegionState.FAILED]
-        assert all("resets in a row" in end.reason for end in failed)
+        assert all("consecutive resets" in end.reason for end in failed)
         return bool(failed) or (world.manifest.last is not None and world.manifest.last.cut >= before + 2)
 
     return done

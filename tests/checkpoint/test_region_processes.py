@@ -98,7 +98,7 @@ def test_a_stopped_worker_is_suspected_fenced_and_replaced(region) -> None:
         run.wait_for(lambda _: len(resets(run)) > 0)
         check_finished(run)
     lost = [event for event in run.events if isinstance(event, WorkerLost)]
-    assert "nothing was heard from it" in lost[0].reason
+    assert "nothing was received from it" in lost[0].reason
 
 
 def test_a_server_that_dies_for_good_is_not_missed(store, three_servers, tmp_path) -> None:

@@ -179,7 +179,7 @@ def test_a_pin_is_held_and_let_go_by_its_handle_and_by_the_command(region) -> No
     url, name = region.store, region.control.spec.name
     savepoint = region.control.savepoint("here", timeout=60)
     assert region.control.status().savepoints == {"here": savepoint}
-    with pytest.raises(LocalProtocolError, match=f"pin 'here' holds checkpoint {savepoint}"):
+    with pytest.raises(LocalProtocolError, match=f"savepoint 'here' holds checkpoint {savepoint}"):
         region.control.savepoint("here", savepoint + 1, timeout=60)
     done = dos("region", "savepoint", url, name, "there", "--checkpoint", savepoint, "--json")
     assert done.returncode == 0, done.stderr
@@ -191,7 +191,7 @@ def test_a_pin_is_held_and_let_go_by_its_handle_and_by_the_command(region) -> No
     assert row["retained"]
     assert region.control.drop_savepoint("there", timeout=60) == savepoint
     gone = dos("region", "savepoint", url, name, "there", "--drop")
-    assert (gone.returncode, "there is no pin 'there'" in gone.stderr) == (1, True)
+    assert (gone.returncode, "savepoint 'there' does not exist" in gone.stderr) == (1, True)
     found = json.loads(dos("region", "status", url, name, "--json").stdout)
     assert found["status"]["savepoints"] == {"here": savepoint}
 
@@ -275,7 +275,7 @@ def test_garbage_among_requests_is_skipped_said_and_harms_nothing(region, caplog
     assert asked(region.store, name, "status").answer.verdict == "done"
     assert region.control.status().state is RegionState.RUNNING
     assert f"skipped a record in the requests directory {name}.requests: 8 bytes" in caplog.text
-    assert "60 bytes: a record that was cut off by the next one" in caplog.text
+    assert "60 bytes: torn record, followed by another one" in caplog.text
 
 
 def test_an_answer_of_a_superseded_driver_is_not_believed(region) -> None:

@@ -148,14 +148,14 @@ def test_a_fenced_driver_has_no_last_words() -> None:
 @pytest.mark.parametrize(
     ("fields", "state", "wall", "words"),
     [
-        ({"region": "other"}, RegionState.RUNNING, WALL, "this is region words, not other"),
-        ({"what": "explode"}, RegionState.RUNNING, WALL, "'explode' is not known to this driver"),
-        ({"incarnation": 2}, RegionState.RUNNING, WALL, "it is for incarnation 2, and 3 is running"),
+        ({"region": "other"}, RegionState.RUNNING, WALL, "for region other, this is region words"),
+        ({"what": "explode"}, RegionState.RUNNING, WALL, "unknown request 'explode'"),
+        ({"incarnation": 2}, RegionState.RUNNING, WALL, "the request is for incarnation 2, and 3 is running"),
         ({}, RegionState.RUNNING, WALL + 70_001, "70 s old by this driver's clock"),
         ({}, RegionState.RUNNING, WALL - 60_001, "60 s in the future"),
         ({}, RegionState.STOPPED, WALL, "the region has ended"),
         ({"what": "checkpoint"}, RegionState.STOPPING, WALL, "being stopped"),
-        ({"what": "reset"}, RegionState.STARTING, WALL, "starting from its last cut anyway"),
+        ({"what": "reset"}, RegionState.STARTING, WALL, "already starting from its last checkpoint"),
         ({"what": "reset"}, RegionState.WAITING_FOR_STORE, WALL, "waits for its store"),
     ],
 )

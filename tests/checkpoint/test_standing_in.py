@@ -58,11 +58,11 @@ async def test_the_last_cut_is_recorded_once_more_and_the_region_goes_on_from_it
 @pytest.mark.parametrize(
     ("savepoint", "cut", "on", "why"),
     [
-        ("new", 1, True, "cut 1 is not retained; 2, 3, 4 can be pinned"),
-        ("new", 9, True, "cut 9 is not retained"),
-        ("good", 2, True, "pin 'good' holds cut 3: let it go first"),
-        ("a b", 3, True, "a pin's name has"),
-        ("new", 0, False, r"there is no pin 'new'; there are 'good' \(cut 3\)"),
+        ("new", 1, True, "checkpoint 1 is not retained; retained: 2, 3, 4"),
+        ("new", 9, True, "checkpoint 9 is not retained"),
+        ("good", 2, True, "savepoint 'good' holds checkpoint 3: drop it first"),
+        ("a b", 3, True, "a savepoint's name has"),
+        ("new", 0, False, r"savepoint 'new' does not exist; existing: 'good' \(checkpoint 3\)"),
     ],
 )
 async def test_what_cannot_be_pinned_is_refused_and_nothing_is_recorded(savepoint, cut, on, why) -> None:
@@ -90,11 +90,11 @@ async def test_a_driver_that_is_alive_after_all_commits_nothing_more_and_ends() 
     await savepoint_stopped(Host(world.store), REGION, "end", 0, on=True)
     (order,) = [e for e in driver.play(CutWanted()) if isinstance(e, RequestCut)]
     kept = await world.kept()
-    late = once_more(kept[:-1], driver.core.incarnation, {})
+    late = once_more(kept[:-1], driver.core.state.incarnation, {})
     assert late.cut == order.cut == kept[-1].cut, "two records of one number"
     await driver.log.append(AppendCut(late))
     assert isinstance(driver.events[-1], ManifestLost)
-    await driver.log.open(OpenManifest(above=0, held=driver.core.incarnation))
+    await driver.log.open(OpenManifest(above=0, held=driver.core.state.incarnation))
     assert isinstance(driver.events[-1], ManifestTaken), "it is fenced"
     assert await world.kept() == kept
 
@@ -137,7 +137,7 @@ async def test_a_driver_that_starts_meanwhile_has_the_pin_or_never_will(members)
         await world.crash()
         if members < 2:
             host.own.deliver(3)
-    counts = "end" in world.driver.core.savepoints
+    counts = "end" in world.driver.core.state.savepoints
     assert ended == [2] if members == 2 else isinstance(ended[0], RegionFencedError)
     assert counts or members < 2, "what was acknowledged holds"
     for number in range(4):

@@ -24,7 +24,7 @@ def test_no_cut_is_asked_for_by_time_by_hand_or_at_the_end() -> None:
     scene.play(CutWanted())
     assert scene.sent(RequestCut) == []
     scene.play(StopWanted())
-    assert scene.core.reason == "stopped"
+    assert scene.core.state.reason == "stopped"
     assert scene.sent(RequestCut) == []
 
 
@@ -33,8 +33,8 @@ def test_it_is_finished_when_all_input_of_all_workers_is_processed() -> None:
     scene.progress(0, step=7, exhausted=True)
     assert scene.state is RegionState.RUNNING
     scene.progress(1, step=7, exhausted=True)
-    assert scene.core.over
-    assert scene.core.reason == "all input is processed"
+    assert scene.core.state.over
+    assert scene.core.state.reason == "all input is processed"
     assert scene.sent(RequestCut) == []
 
 
@@ -54,11 +54,11 @@ def test_running_for_a_while_forgives_resets_as_a_cut_does_elsewhere(ran_s: int)
     assert scene.core.status().reset_attempts == 2
     scene.tick(ran_s)
     scene.die(1, 3)
-    assert scene.core.over == (ran_s < reset_forgiven_s)
+    assert scene.core.state.over == (ran_s < reset_forgiven_s)
 
 
 def test_who_asks_for_a_cut_is_told_that_there_are_none() -> None:
     control = RegionControl(spec(2, without_cuts=True))
     for ask in (control.checkpoint, control.pause):
-        with pytest.raises(LocalProtocolError, match="is outside of any consistent region, and has no cuts"):
+        with pytest.raises(LocalProtocolError, match="any consistent region and has no checkpoints"):
             ask()

@@ -128,8 +128,8 @@ def test_what_workers_counted_becomes_one_number_for_each_operator_and_words() -
     assert end_text({}) == "all input is processed"
     assert end_text(dropped) == (
         "all input is read, but 1,234 late rows were dropped by 'hourly' 1,234: give event_time a larger"
-        " lateness, or take the side output 'late' of such an operator; 1 null row was dropped by 'by_item'"
-        " 1: their key or event time is null; on_null='side' and a taker of the side output 'null' keep them"
+        " lateness, or read the side output 'late' of the operator; 1 null row was dropped by 'by_item'"
+        " 1: their key or event time is null; to keep them, set on_null='side' and read side output 'null'"
     )
     merged: dict[str, int] = {}
     for worker in ({"late_by_us_max": 5, "rows_in": 1}, {"late_by_us_max": 3, "rows_in": 1}):

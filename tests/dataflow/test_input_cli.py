@@ -85,7 +85,11 @@ def test_lines_are_taken_until_a_signal_and_none_when_the_input_is_closed(shared
             2,
             "--listen takes HOST:PORT with a port",
         ),
-        (("serve", "dos://h", "shop", "li.nes"), 2, "an input or entry point is named by letters, digits"),
+        (
+            ("serve", "dos://h", "shop", "li.nes"),
+            2,
+            "name of an input or entry point consists of",
+        ),
         (("close", "dos://h/shop", "shop", "lines"), 2, "names a directory: give the store alone"),
     ],
 )

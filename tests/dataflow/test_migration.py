@@ -195,13 +195,13 @@ def test_the_first_cut_after_a_migration_writes_all_of_the_state_anew(tmp_path: 
 
 REFUSALS = [
     # stored version, graph that comes, words
-    (1, lambda: graph_of(1, state=STATES[2]), "keeps state (n int64, note string), and the cut holds"),
+    (1, lambda: graph_of(1, state=STATES[2]), "(n int64, note string), but the checkpoint holds"),
     (1, lambda: graph_of(1, state=STATES[2]), "give it state_version=2 and Migration(1, state, function)"),
-    (1, lambda: graph_of(2, migrations=[]), "keeps state v2 (n int64, note string), and the cut holds"),
+    (1, lambda: graph_of(2, migrations=[]), "v2 (n int64, note string), but the checkpoint holds"),
     (1, lambda: graph_of(3, migrations=[MIGRATIONS[2]]), "give it state_version=3 and Migration(1, state"),
-    (1, lambda: graph_of(2, migrations=[Migration(1, "n bigint", to_two)]), "the cut holds state (n int32)"),
+    (1, lambda: graph_of(2, migrations=[Migration(1, "n bigint", to_two)]), "holds state (n int32)"),
     (2, lambda: graph_of(2, state="n int"), "give it state_version=3 and Migration(2, state, function)"),
-    (2, lambda: graph_of(1), "and the cut holds state v2 (n int64, note string): run the graph that"),
+    (2, lambda: graph_of(1), "but the checkpoint holds state v2 (n int64, note string): run a graph that"),
 ]  # fmt: skip
 
 
@@ -213,7 +213,7 @@ def test_a_cut_without_a_migration_is_refused_with_both_schemas_and_what_to_do(
     trial.step({"rows": [at(0, "a"), at(1, "b")]}, checkpoint=True)
     with pytest.raises(FingerprintMismatchError) as caught:
         trial.go_on_with(graph())
-    assert "operator 'counts' keeps" in str(caught.value)
+    assert "operator 'counts' declares" in str(caught.value)
     assert words in str(caught.value)
     assert counted(trial) == {
         "a": (1, "old" if stored == 1 else "new"),
@@ -281,4 +281,4 @@ def test_a_region_goes_on_with_a_newer_version_of_its_state(shared_store: str, t
     assert found == {f"k{key}": ["15", "from 1, from 2"] for key in range(4)}
     with running(graph_of(2, sink), shared_store, tmp_path) as (control, _):
         assert not finished(control)
-        assert "the cut holds state v3 (tenths int64, note string): run the graph" in str(control.exception())
+        assert "holds state v3 (tenths int64, note string): run a graph" in str(control.exception())

@@ -162,7 +162,7 @@ def test_a_worker_that_hangs_is_fenced_and_replaced(scenario: Scenario) -> None:
         assert after[0] == before[0], "the one that was well stays"
         assert after[1] != before[1]
         assert not Path(f"/proc/{before[1]}").exists(), "the one that hung is gone"
-        assert "nothing was heard from it" in resets(watch)[0].reason
+        assert "nothing was received from it" in resets(watch)[0].reason
         scenario.ends_right(control)
 
 
@@ -205,8 +205,8 @@ def test_resets_that_lead_nowhere_end_the_region_clearly(scenario: Scenario) -> 
         assert control.wait(WAIT_S)
         assert control.status().state is RegionState.FAILED
         said = str(control.exception())
-        assert "2 resets in a row did not lead to a cut; the last reason: operator 'words' failed" in said
-        assert "then run the region again: it goes on from its last cut" in said
+        assert "after 2 consecutive resets; last reason: operator 'words' failed" in said
+        assert "then run the region again; it continues from its last checkpoint" in said
         assert "OperatorFailure" in getattr(control.exception(), "traceback_text", "")
     with scenario.running(scenario.graph()) as (control, _):
         scenario.ends_right(control)
@@ -231,7 +231,7 @@ def test_a_checkpoint_that_never_completes_is_given_up_and_the_next_one_comes(sc
         watch.cuts(1)
         scenario.gate.put("armed")
         watch.wait(is_reset)
-        assert "no vote for cut" in resets(watch)[0].reason
+        assert "no vote for checkpoint" in resets(watch)[0].reason
         assert "in drain_timeout 2 s" in resets(watch)[0].reason
         scenario.ends_right(control)
 
@@ -289,11 +289,11 @@ def wait_for_a_vote(control: RegionControl) -> int:
     """Until worker 0, and it alone, has voted for the cut that is under way; its number."""
     deadline = time.monotonic() + WAIT_S
     assert control._shell is not None
-    core = control._shell.core
-    while core.pending is None or set(core.pending.votes) != {0}:
+    state = control._shell.core.state
+    while state.pending is None or set(state.pending.votes) != {0}:
         assert time.monotonic() < deadline, control.status()
         control.wait(0.01)
-    return core.pending.number
+    return state.pending.number
 
 
 # EVIDENCE-OF: P-7
@@ -385,7 +385,7 @@ def test_a_second_worker_is_refused_clearly_and_the_first_alone_goes_on(scenario
         assert control.status().state is RegionState.FAILED
         said = str(control.exception())
         assert "was made by 1 worker, the region has 2 workers" in said
-        assert "run the region with as many workers as made the cut" in said
+        assert "run the region with as many workers as made the checkpoint" in said
     with scenario.running(scenario.graph(), workers=1) as (control, _):
         scenario.ends_right(control)
         assert control.status().last_cut > stopped.last_cut

@@ -80,7 +80,7 @@ def test_a_pinned_cut_stays_restorable_until_it_is_let_go_also_by_the_next_drive
     pinned = json.loads(done.stdout)["result"]["checkpoint"]
     watch.cuts(12)
     refused = dos("region", "savepoint", region.url, "words", "late", "--checkpoint", 1)
-    assert (refused.exit_code, "cut 1 is not retained" in refused.stderr) == (1, True)
+    assert (refused.exit_code, "checkpoint 1 is not retained" in refused.stderr) == (1, True)
     assert dos("region", "stop", region.url, "words").exit_code == 0
     assert control.wait(WAIT_S)
 
@@ -157,7 +157,7 @@ def test_the_last_cut_of_a_stopped_region_is_pinned_and_the_region_goes_on_from_
     again = dos("region", "savepoint", region.url, "words", "end", "--stopped")
     assert (again.exit_code, again.stdout) == (0, f"cut {last['cut']} stays restorable, as end\n")
     refused = dos("region", "savepoint", region.url, "words", "late", "--checkpoint", 99, "--stopped")
-    assert (refused.exit_code, "cut 99 is not retained" in refused.stderr) == (1, True)
+    assert (refused.exit_code, "checkpoint 99 is not retained" in refused.stderr) == (1, True)
     found = region.cuts()
     assert (found["checkpoints"][-1]["checkpoint"], found["savepoints"]) == (
         last["checkpoint"] + 1,
@@ -175,7 +175,7 @@ def test_the_last_cut_of_a_stopped_region_is_pinned_and_the_region_goes_on_from_
     region.finish(control)
     for _ in range(2):
         done = dos("region", "savepoint", region.url, "words", "end", "--stopped", "--drop")
-    assert (done.exit_code, "there is no pin 'end'" in done.stderr) == (1, True)
+    assert (done.exit_code, "savepoint 'end' does not exist" in done.stderr) == (1, True)
     assert region.cuts()["savepoints"] == {}
     assert region.cuts()["checkpoints"][-1]["final"]
 
@@ -186,4 +186,4 @@ def test_trimming_refuses_what_it_cannot_mean(one_server: ServerProcess) -> None
     done = dos("region", "trim", one_server.url, "nobody", "--stopped")
     assert (done.exit_code, "give --apply with it" in done.stderr) == (2, True)
     done = dos("region", "savepoint", one_server.url, "nobody", "a b")
-    assert (done.exit_code, "a pin's name" in done.stderr) == (2, True)
+    assert (done.exit_code, "a savepoint's name" in done.stderr) == (2, True)

@@ -176,7 +176,7 @@ def test_an_input_that_nobody_has_written_to_is_no_input_without_garbage(options
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("dos://h", "shop", "or.ders"), "an input handle is named by letters, digits"),
+        (("dos://h", "shop", "or.ders"), "the name of an input handle consists of letters, digits"),
         (("dos://h/shop", "shop", "orders"), "names a directory"),
         (("dos://h", "shop", "orders", "--undecided-older-than", "-1"), "greater than or equal to 0"),
     ],

@@ -8,10 +8,11 @@ from checkpoint.chains.state_store import StateStore, _records
 from checkpoint.chains.steps_log import StepsLog
 from checkpoint.coordinator import manifest_log
 from checkpoint.coordinator.manifest_log import ManifestLog, cut_record
-from checkpoint.core import barrier, cutting, recovery
+from checkpoint.core import barrier, cutting, gathering, manifest_claim
 from checkpoint.core.barrier import Alignment
 from checkpoint.core.coordinator_vocabulary import CutAppended, ManifestLost, ManifestOpened
 from checkpoint.core.cutting import Cutting
+from checkpoint.core.manifest_claim import ManifestClaim
 from checkpoint.core.messages import Prepared
 from checkpoint.core.recovery import Recovery
 from checkpoint.core.retention import floors_of, keep
@@ -78,7 +79,7 @@ def partial_manifest() -> list[Patch]:
         (PendingCut, "missing", _one_may_be_missing),
         (PendingCut, "build", build),
         (cutting, "check_cut", check),
-        (recovery, "check_cut", check),
+        (manifest_claim, "check_cut", check),
         (manifest_log, "check_cut", check),
     ]
 
@@ -163,15 +164,17 @@ def votes_of_any_incarnation() -> list[Patch]:
     original, reset = Cutting.request_cut, Recovery.reset
 
     def remember(self: Recovery, *args: Any, **others: Any) -> None:
-        if self.pending is not None:
-            votes[id(self), self.pending.number] = dict(self.pending.votes)
+        pending = self._state.pending
+        if pending is not None:
+            votes[id(self._state), pending.number] = dict(pending.votes)
         reset(self, *args, **others)
 
     def request(self: Cutting, now: float, *, final: bool = False) -> None:
-        before = self.pending
+        before = self._state.pending
         original(self, now, final=final)
-        if self.pending is not None and self.pending is not before:
-            self.pending.votes.update(votes.get((id(self), self.pending.number), {}))
+        pending = self._state.pending
+        if pending is not None and pending is not before:
+            pending.votes.update(votes.get((id(self._state), pending.number), {}))
 
     return [(Recovery, "reset", remember), (Cutting, "request_cut", request)]
 
@@ -282,13 +285,13 @@ def fenced_drivers_commit() -> list[Patch]:
 
 @of_regions("R11, V10: a driver trusts its memory, not the manifest")
 def own_memory_beats_the_manifest() -> list[Patch]:
-    original = Recovery.on_manifest_opened
+    original = ManifestClaim.on_manifest_opened
 
-    def opened(self: Recovery, event: ManifestOpened, now: float) -> None:
-        known = event.last_cut if self.last_cut is None else self.last_cut
+    def opened(self: ManifestClaim, event: ManifestOpened, now: float) -> None:
+        known = event.last_cut if self._state.last_cut is None else self._state.last_cut
         original(self, ManifestOpened(event.incarnation, known, event.kept), now)
 
-    return [(Recovery, "on_manifest_opened", opened)]
+    return [(ManifestClaim, "on_manifest_opened", opened)]
 
 
 @of_regions("row 36: outputs are not fenced")
@@ -348,7 +351,7 @@ def only_the_last_cut_has_floors() -> list[Patch]:
     def floors(kept: Any, worker: int) -> Any:
         return floors_of(kept[-1:], worker)
 
-    return [(cutting, "floors_of", floors), (recovery, "floors_of", floors)]
+    return [(cutting, "floors_of", floors), (gathering, "floors_of", floors)]
 
 
 @of_regions("R14: what is not there is empty")

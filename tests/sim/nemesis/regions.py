@@ -178,16 +178,16 @@ def pause_region(cluster: "Cluster", fault: Fault, rng: Random) -> None:
 
 
 def _check_paused(cluster: "Cluster", driver: Driver) -> None:
-    core = driver.core
-    if cluster.region is None or not core.is_paused or core.pending is not None or core.last_cut is None:
+    state = driver.core.state
+    if cluster.region is None or not state.is_paused or state.pending is not None or state.last_cut is None:
         return
     cluster.history.sometimes["region: paused"] += 1
     for worker in cluster.region.living_workers():
         shared = worker.shared
-        if shared.incarnation == core.incarnation and shared.step > core.last_cut.step:
+        if shared.incarnation == state.incarnation and shared.step > state.last_cut.step:
             raise ViolationError(
                 "O7",
-                f"region paused at cut {core.last_cut.cut} of step {core.last_cut.step},"
+                f"region paused at cut {state.last_cut.cut} of step {state.last_cut.step},"
                 f" and worker {worker.index} has ended step {shared.step}",
             )
 

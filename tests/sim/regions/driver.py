@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from checkpoint.coordinator.manifest_log import ManifestLog
 from checkpoint.core.coordinator import Coordinator
+from checkpoint.core.coordinator_state import CoordinatorState
 from checkpoint.core.coordinator_vocabulary import (
     AppendCut,
     Begin,
@@ -42,8 +43,8 @@ if TYPE_CHECKING:
     from tests.sim.regions.region import Region
 
 
-class Watched(Coordinator):
-    """The core, whose moves are counted."""
+class WatchedState(CoordinatorState):
+    """The state of the core, whose moves are counted."""
 
     def __init__(self, region: "Region") -> None:
         super().__init__(region.spec)
@@ -64,7 +65,7 @@ class Driver(Process):
         self.region = region
         self.address = f"{name}:7077"
         self.end: End | None = None
-        self.core = Watched(region)
+        self.core = Coordinator(region.spec, WatchedState(region))
         self.launcher = Launcher(self)
         self.rng = region.rng.stream(f"driver {name}")
         host = Host(self, region.network, region.store, region.history, self.rng)

@@ -34,7 +34,7 @@ RUNS_WITH_ONE: Final = 8
 """One run in so many has a region."""
 SINKS: Final = ("rows", "counts")
 STEP_ROWS: Final = 3
-FOR_A_PERSON: Final = ("resets in a row", "did not join within")
+FOR_A_PERSON: Final = ("consecutive resets", "did not join within")
 """Ends after which an operator starts the region again; any other failure is one that no fault explains."""
 
 
@@ -216,7 +216,7 @@ class Region:
         started = self.running
         if started is None and not self.finished:
             self.new_driver()
-        if started is not None and started.core.shown is RegionState.RUNNING:
+        if started is not None and started.core.status().state is RegionState.RUNNING:
             self.made = True
         self.world.after(0.3 + 1.5 * self._supervised.random(), self._supervise)
 

@@ -1,0 +1,171 @@
+"""The state that the parts of the coordinator share, and its outbox. Pure: no I/O, no decisions.
+
+`coordinator.py` lists the parts. A field that only one part needs belongs to that part, not here.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from math import inf
+from typing import Final
+
+from checkpoint.core.coordinator_vocabulary import Effect, End, NotifyObservers, SendControl
+from checkpoint.core.dropped import dropped_rows
+from checkpoint.core.layout import Layout, even_layout
+from checkpoint.core.manifest import Cut
+from checkpoint.core.messages import ToWorker
+from checkpoint.core.region import RegionEvent, RegionSpec, ResetReport
+from checkpoint.core.region_states import PHASES, CoordinatorPhase, PhaseEvent, follow
+from checkpoint.core.roster import Roster
+from checkpoint.core.timers import Timers
+from checkpoint.core.voting import PendingCut
+
+RESETS_KEPT_MAX: Final = 100
+
+
+@dataclass(slots=True)
+class Round:
+    """The way from one RUNNING phase to the next: what began it, and when each part of it was reached.
+
+    Times are monotonic seconds.
+    """
+
+    number: int = 0
+    """Also rises when a worker is lost that this round launched: its next attempt counts separately."""
+    open: bool = True
+    """False while the region runs."""
+    began: float = 0.0
+    reason: str = ""
+    """Empty for the first round: a start is not reported as a reset."""
+    worker: int = -1
+    """The worker whose loss began the round, -1 for none."""
+    by_peer: bool = False
+    """A worker's report about a peer began the round. If a worker is then lost in it, that loss is the better
+    reason."""
+    opened_at: float = 0.0
+    """When the manifest was held."""
+    ordered_at: float = 0.0
+    """When all workers were ordered to restore."""
+
+
+class CoordinatorState:
+    """The fields and the outbox of one coordinator.
+
+    Invariants:
+
+    - `incarnation` only rises, and only ManifestOpened sets it.
+    - `pending` belongs to the current incarnation.
+    - `last_cut` is acknowledged on the quorum, and `kept` are the checkpoints that it retains.
+    """
+
+    def __init__(self, spec: RegionSpec) -> None:
+        self.spec = spec
+        self.phase = CoordinatorPhase.NEW
+        self.roster = Roster(spec.workers)
+        self.timers = Timers()
+        self.layout: Layout = even_layout(spec.workers)
+
+        self.incarnation = 0
+        self.epoch_floor = 0
+        """The next incarnation must be higher: a worker's directory was found claimed with this epoch."""
+        self.store_waiting = ""
+        """What the manifest waits for at the store, empty if it does not wait."""
+
+        self.last_cut: Cut | None = None
+        self.kept: tuple[Cut, ...] = ()
+        """The checkpoints that `last_cut` retains, oldest first."""
+        self.pending: PendingCut | None = None
+        """The checkpoint that is requested and not committed."""
+        self.appending: Cut | None = None
+        """The checkpoint on its way to the manifest: it releases the checkpoints that it does not retain."""
+        self.in_doubt: PendingCut | None = None
+        """A checkpoint that was appended in an earlier incarnation and not acknowledged there."""
+        self.cut_overdue = False
+        """The periodic time has come, and no checkpoint could be requested yet."""
+        self.cuts_committed = 0
+        self.final_committed = False
+
+        self.pin_wishes: dict[str, int] = {}
+        """Savepoint changes that no checkpoint has carried yet: name -> checkpoint, 0 to drop it."""
+        self.pause = 0
+        """The number of the pause order in force, 0 for none."""
+        self.is_paused = False
+        """No worker takes input, and everything that was taken is committed."""
+
+        self.round = Round()
+        self.running_since = inf
+        """When all workers began to run in the current round."""
+        self.attempts = 0
+        """Reset attempts spent since the last committed checkpoint."""
+        self.resets: deque[ResetReport] = deque(maxlen=RESETS_KEPT_MAX)
+
+        self.outcome: End | None = None
+        self.reason = ""
+        self._out: list[Effect] = []
+
+    # --- outbox ---------------------------------------------------------------------------------------
+
+    def emit(self, *effects: Effect) -> None:
+        self._out.extend(effects)
+
+    def tell(self, event: RegionEvent) -> None:
+        """Report an event to observers."""
+        self.emit(NotifyObservers(event))
+
+    def send(self, link: int, message: ToWorker) -> None:
+        self.emit(SendControl(link, message))
+
+    def send_all(self, message: ToWorker) -> None:
+        """Send to every linked worker."""
+        for _, link in self.roster.linked():
+            self.send(link, message)
+
+    def take_effects(self) -> list[Effect]:
+        """Return the effects since the last call, in order."""
+        effects, self._out = self._out, []
+        return effects
+
+    def move(self, event: PhaseEvent) -> None:
+        self.phase = follow(PHASES, self.phase, event)
+
+    # --- derived --------------------------------------------------------------------------------------
+
+    @property
+    def over(self) -> bool:
+        """Whether the outcome is fixed."""
+        return self.outcome is not None
+
+    @property
+    def last_number(self) -> int:
+        """The number of the last committed checkpoint, 0 for none."""
+        return self.last_cut.cut if self.last_cut else 0
+
+    @property
+    def last_step(self) -> int:
+        """The step of the last committed checkpoint, 0 for none."""
+        return self.last_cut.step if self.last_cut else 0
+
+    @property
+    def held_pins(self) -> dict[str, int]:
+        """The savepoints that the last committed checkpoint holds: name -> checkpoint."""
+        return dict(self.last_cut.savepoints) if self.last_cut else {}
+
+    @property
+    def savepoints(self) -> dict[str, int]:
+        """The savepoints in force: those of the last checkpoint, as changed by the next one."""
+        changed = {**self.held_pins, **self.pin_wishes}
+        return {name: cut for name, cut in changed.items() if cut}
+
+    @property
+    def moved_on(self) -> bool:
+        """Whether any step ended since the last checkpoint: an idle region makes none."""
+        return any(worker.step > self.last_step for worker in self.roster)
+
+    @property
+    def stands(self) -> bool:
+        """Whether all workers have carried out the pause order: none takes input."""
+        return self.pause > 0 and all(worker.paused == self.pause for worker in self.roster)
+
+    @property
+    def dropped(self) -> dict[str, dict[str, int]]:
+        """Rule -> operator -> rows dropped since the region began, by the newest counters of the workers."""
+        return dropped_rows(worker.counters.operators for worker in self.roster)

@@ -1,0 +1,153 @@
+"""Workers join, are ordered to the last checkpoint, and start. A part of the coordinator. Pure.
+
+Invariants kept here:
+
+- No order is sent before the manifest is held in its incarnation.
+- Every worker receives at most one Restore in an incarnation.
+"""
+
+from checkpoint.core.coordinator_state import CoordinatorState
+from checkpoint.core.coordinator_vocabulary import CloseLink, LaunchWorker
+from checkpoint.core.cutting import Cutting
+from checkpoint.core.ending import Ending
+from checkpoint.core.messages import Join, Refusal, Restore, Restored, Start, StopKind
+from checkpoint.core.pausing import Pausing
+from checkpoint.core.recovery import Recovery
+from checkpoint.core.region import RegionState, WorkerJoined
+from checkpoint.core.region_states import CoordinatorPhase, PhaseEvent, WorkerEvent, WorkerState
+from checkpoint.core.retention import floors_of, steps_kept_after
+from checkpoint.core.roster import Worker
+from checkpoint.errors import RegionFailedError
+
+
+class Gathering:
+    """The workers of one region, from their launch to the start of a round."""
+
+    def __init__(
+        self,
+        state: CoordinatorState,
+        ending: Ending,
+        cutting: Cutting,
+        pausing: Pausing,
+        recovery: Recovery,
+    ) -> None:
+        self._state = state
+        self._ending = ending
+        self._cutting = cutting
+        self._pausing = pausing
+        self._recovery = recovery
+
+    def launch_due(self, now: float) -> None:
+        """Launch every worker whose time has come.
+
+        This needs no incarnation, because a launched worker only joins.
+        """
+        state = self._state
+        for worker in state.roster:
+            if worker.launch_at is not None and worker.launch_at <= now:
+                state.emit(LaunchWorker(worker.index, state.roster.launch(worker, state.round.number)))
+
+    def on_join(self, link: int, join: Join, now: float) -> Refusal | None:
+        """Take the first message of a link. Only the current attempt of a worker is accepted."""
+        state = self._state
+        if not 0 <= join.worker < len(state.roster):
+            return self._turn_away(link, "refused", f"there is no worker {join.worker}")
+        worker = state.roster[join.worker]
+        if state.over:
+            return self._turn_away(link, "stopped", state.reason)
+        if worker.state is not WorkerState.LAUNCHED or join.attempt != worker.attempt:
+            current = f"attempt {worker.attempt} is {worker.state.name}"
+            text = f"attempt {join.attempt} of worker {join.worker}; {current}"
+            return self._turn_away(link, "superseded", text)
+        state.roster.joined(worker, link, join, now)
+        state.tell(WorkerJoined(worker.index, worker.attempt, join.host, join.pid))
+        self.order_if_gathered(now)
+        return None
+
+    def _turn_away(self, link: int, kind: StopKind, text: str) -> Refusal:
+        self._state.send(link, self._ending.stop_message(kind, text))
+        self._state.emit(CloseLink(link))
+        return Refusal("STALE_ATTEMPT" if kind == "superseded" else "UNKNOWN_WORKER", text)
+
+    def order_if_gathered(self, now: float) -> None:
+        """Order every worker to the last checkpoint, if the manifest is held and all workers have joined."""
+        state = self._state
+        if state.phase is not CoordinatorPhase.GATHERING or not state.roster.all_in(WorkerState.JOINED):
+            return
+        state.move(PhaseEvent.GATHERED)
+        state.round.ordered_at = now
+        state.timers.clear("gather")
+        state.timers.set("restore", now + state.spec.reset_timeout_s)
+        for worker, link in state.roster.linked():
+            worker.move(WorkerEvent.ORDER)
+            state.send(
+                link,
+                Restore(
+                    job=state.spec.name,
+                    incarnation=state.incarnation,
+                    epoch=state.incarnation,
+                    cut=state.last_number,
+                    worker=worker.index,
+                    restore=state.last_cut,
+                    peers=state.roster.peers(),
+                    layout=state.layout,
+                    floors=floors_of(state.kept, worker.index),
+                    steps_kept_after=steps_kept_after(state.kept),
+                ),
+            )
+
+    def on_restored(self, worker: Worker, message: Restored, now: float) -> Refusal | None:
+        """Note that a worker stands at the checkpoint. With the last one, start all workers."""
+        if worker.state is not WorkerState.ORDERED:
+            return Refusal("UNEXPECTED", f"worker {worker.index} reported Restored without an order")
+        worker.move(WorkerEvent.RESTORED)
+        worker.last_step = message.last_step
+        worker.replayed_bytes, worker.restore_seconds = message.replayed_bytes, message.seconds
+        worker.restore_phases_s = message.phases_s
+        if self._state.roster.all_in(WorkerState.RESTORED):
+            self._start_all(now)
+        return None
+
+    def _start_all(self, now: float) -> None:
+        """Start all workers.
+
+        Steps that all workers have on record are replayed exactly. The first step that one of them lacks gets
+        new input ranges.
+        """
+        state = self._state
+        state.move(PhaseEvent.RESTORED)
+        state.running_since = now
+        step = state.last_step
+        replay_until = max(step, min(worker.last_step for worker in state.roster))
+        for worker in state.roster:
+            worker.move(WorkerEvent.START)
+            worker.step, worker.wants_cut = step, 0
+        state.timers.clear("restore")
+        self._cutting.set_cut_time(now)
+        state.send_all(
+            Start(
+                job=state.spec.name,
+                incarnation=state.incarnation,
+                epoch=state.incarnation,
+                replay_until_step=replay_until,
+            )
+        )
+        if state.pause:
+            self._pausing.order_pause()
+        self._recovery.end_round(now)
+
+    def timed_out(self, now: float) -> None:
+        """Fail the region if workers are missing; wait on if only the manifest is."""
+        state = self._state
+        missing = state.roster.indices_not_in(WorkerState.JOINED)
+        if state.phase is CoordinatorPhase.OPENING and not missing:
+            state.timers.set("gather", now + state.spec.start_timeout_s)
+            return
+        errors = "; ".join(f"worker {i}: {state.roster[i].error}" for i in missing if state.roster[i].error)
+        listed = ", ".join(map(str, missing))
+        text = f"worker {listed} did not join within {state.spec.start_timeout_s:g} s"
+        error = RegionFailedError(
+            f"{text} ({errors})" if errors else text,
+            remedy="provide one task slot for each worker; a worker occupies its slot as long as it runs",
+        )
+        self._ending.decide(RegionState.FAILED, text, now, kind="failed", error=error)

@@ -1,0 +1,163 @@
+"""Workers fail, fall silent, end or take too long, and what follows. A part of the coordinator. Pure.
+
+Invariant kept here: a suspect is cancelled only when the manifest is held in a newer incarnation than the one
+in which it may vote.
+"""
+
+from checkpoint import limits
+from checkpoint.core.coordinator_state import CoordinatorState
+from checkpoint.core.coordinator_vocabulary import CancelWorker, CloseLink, LinkDown, WorkerEnded
+from checkpoint.core.cutting import Cutting
+from checkpoint.core.ending import Ending
+from checkpoint.core.messages import Failed, Heartbeat, Refusal
+from checkpoint.core.recovery import Recovery
+from checkpoint.core.region import RegionState, WorkerLost
+from checkpoint.core.region_states import CoordinatorPhase, WorkerState
+from checkpoint.core.roster import Worker
+from checkpoint.errors import RegionFailedError
+
+
+class Losses:
+    """The failures of one region's workers."""
+
+    def __init__(self, state: CoordinatorState, ending: Ending, cutting: Cutting, recovery: Recovery) -> None:
+        self._state = state
+        self._ending = ending
+        self._cutting = cutting
+        self._recovery = recovery
+
+    # --- reports --------------------------------------------------------------------------------------
+
+    def on_link_down(self, event: LinkDown, now: float) -> None:
+        worker = self._state.roster.by_link(event.link)
+        if worker is not None:
+            self.lose(worker, f"its control link is gone: {event.reason}", now, ended=False)
+
+    def on_worker_ended(self, event: WorkerEnded, now: float) -> None:
+        """Take the launcher's report of an ended attempt. A report about an older attempt is ignored."""
+        state = self._state
+        worker = state.roster[event.worker]
+        if event.attempt != worker.attempt:
+            return
+        worker.ended = True
+        if worker.state in (WorkerState.LOST, WorkerState.DONE):
+            if event.error:
+                worker.error = event.error
+            if worker.state is WorkerState.LOST and not state.over:
+                state.roster.schedule(worker, now)
+        elif worker.state is not WorkerState.ABSENT:
+            self.lose(worker, event.error or "its process ended", now, ended=True)
+        self._ending.end_if_gone()
+
+    def on_failed(self, worker: Worker, message: Failed, now: float) -> Refusal | None:
+        """Handle a failure that a worker reports, by its FailureKind (see messages.py)."""
+        state, kind = self._state, message.kind
+        if kind in ("operator", "manifest"):
+            self._fail_for_good(worker, message, now)
+        elif kind == "internal":
+            self.lose(worker, message.message or "it failed", now, ended=False, text=message.traceback)
+        elif state.phase is CoordinatorPhase.STOPPING:
+            reason = f"stopped without a last checkpoint: {message.message}"
+            self._ending.decide(RegionState.STOPPED, reason, now, kind="stopped")
+        elif state.phase in (CoordinatorPhase.RESTORING, CoordinatorPhase.RUNNING):
+            if kind == "fenced":
+                state.epoch_floor = max(state.epoch_floor, message.epoch_held)
+            reason = f"worker {worker.index}: {message.message}"
+            if kind == "reset":
+                reason = _failure_text(worker, message)
+                worker.error = message.traceback or reason
+            if kind == "store":
+                delay_s = limits.launch_backoff_s
+                self._recovery.reset(reason, now, worker=worker.index, spend=False, delay_s=delay_s)
+            else:
+                self._recovery.reset(reason, now, worker=worker.index)
+            state.round.by_peer = kind == "peer"
+        return None
+
+    def _fail_for_good(self, worker: Worker, message: Failed, now: float) -> None:
+        reason = _failure_text(worker, message)
+        worker.error = reason
+        error = RegionFailedError(reason, traceback_text=message.traceback)
+        self._ending.decide(RegionState.FAILED, reason, now, kind="failed", error=error)
+
+    # --- the loss of a worker -------------------------------------------------------------------------
+
+    def lose(self, worker: Worker, reason: str, now: float, *, ended: bool, text: str = "") -> None:
+        """Count the current attempt of a worker as over; what follows depends on the phase.
+
+        - `ended`: whether the launcher reported its end. If not, the attempt is cancelled, but not before it
+          can commit nothing more.
+        - `text`: more about the reason, such as a traceback, kept as the worker's error.
+        """
+        state = self._state
+        if worker.state is WorkerState.FINISHED:
+            self._close(state.roster.leave(worker, ended=ended))
+            self._cutting.finish_if_all_have(now)
+            return
+        self._close(state.roster.lose(worker, f"{reason}\n{text}" if text else reason, ended=ended))
+        if state.over:
+            if not ended:
+                state.emit(CancelWorker(worker.index))
+            self._ending.end_if_gone()
+            return
+        state.tell(WorkerLost(worker.index, worker.attempt, reason))
+        reason = f"worker {worker.index} was lost: {reason}"
+        if state.phase is CoordinatorPhase.STOPPING:
+            outcome = f"stopped without a last checkpoint: {reason}"
+            self._ending.decide(RegionState.STOPPED, outcome, now, kind="stopped")
+        elif state.phase in (CoordinatorPhase.RESTORING, CoordinatorPhase.RUNNING):
+            self._recovery.reset(reason, now, worker=worker.index)
+        elif worker.launch_round == state.round.number:
+            self._recovery.begin_round(reason, now, worker=worker.index, spend=True)
+        elif state.round.by_peer:
+            state.round.reason, state.round.worker, state.reason = reason, worker.index, reason
+            state.round.by_peer = False
+        # In OPENING, an attempt that has not ended is relaunched when the manifest is held (`ManifestClaim`).
+        if not state.over and (ended or state.phase is CoordinatorPhase.GATHERING):
+            self._recovery.relaunch(worker, now)
+
+    def _close(self, link: int | None) -> None:
+        if link is not None:
+            self._state.emit(CloseLink(link))
+
+    # --- time -----------------------------------------------------------------------------------------
+
+    def beat(self, now: float) -> None:
+        """Send heartbeats, and count every silent worker as lost."""
+        state = self._state
+        state.timers.set("beat", now + limits.heartbeat_s)
+        number = state.incarnation
+        state.send_all(Heartbeat(job=state.spec.name, incarnation=number, epoch=number))
+        while (worker := state.roster.silent(now, state.spec.suspect_after_s)) is not None:
+            text = f"nothing was received from it for {now - worker.heard:.1f} s"
+            self.lose(worker, text, now, ended=False)
+
+    def restore_timed_out(self, now: float) -> None:
+        slow = self._state.roster.indices_not_in(WorkerState.RESTORED)
+        timeout_s = self._state.spec.reset_timeout_s
+        self._lose_all(slow, f"it did not restore within reset_timeout {timeout_s:g} s", now)
+
+    def drain_timed_out(self, now: float) -> None:
+        """Count the workers that did not vote as lost; if all voted, keep waiting for the manifest."""
+        state = self._state
+        if state.pending is None:
+            return
+        timeout_s = state.spec.drain_timeout_s
+        slow = state.pending.missing()
+        if not slow:
+            state.timers.set("drain", now + timeout_s)
+            return
+        text = f"no vote for checkpoint {state.pending.number} within drain_timeout {timeout_s:g} s"
+        self._lose_all(slow, text, now)
+
+    def _lose_all(self, workers: list[int], reason: str, now: float) -> None:
+        """Count several workers as lost, in one round."""
+        for index in workers:
+            if self._state.roster[index].link is not None:
+                self.lose(self._state.roster[index], reason, now, ended=False)
+
+
+def _failure_text(worker: Worker, message: Failed) -> str:
+    where = f" at {message.position}" if message.position else ""
+    what = f"operator {message.operator!r}" if message.operator else "a check"
+    return f"{what} failed in worker {worker.index}{where}: {message.message}"

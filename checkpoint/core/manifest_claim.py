@@ -1,0 +1,150 @@
+"""The claim of the manifest: opened, superseded, lost. A part of the coordinator. Pure.
+
+Invariant kept here: an incarnation begins with ManifestOpened; no order is sent in it before that.
+"""
+
+from checkpoint import limits
+from checkpoint.core.coordinator_state import CoordinatorState
+from checkpoint.core.coordinator_vocabulary import (
+    ManifestLost,
+    ManifestOpened,
+    ManifestSuperseded,
+    ManifestTaken,
+    ManifestUnreadable,
+    StoreWaiting,
+)
+from checkpoint.core.cutting import Cutting
+from checkpoint.core.ending import Ending
+from checkpoint.core.fingerprint import check_fingerprint
+from checkpoint.core.gathering import Gathering
+from checkpoint.core.layout import even_layout
+from checkpoint.core.manifest import Cut, check_cut
+from checkpoint.core.recovery import Recovery
+from checkpoint.core.region import RegionState
+from checkpoint.core.region_states import CoordinatorPhase, PhaseEvent, WorkerState
+from checkpoint.core.savepoints import Savepoints
+from checkpoint.errors import FingerprintMismatchError, ManifestError, RegionFencedError
+
+
+class ManifestClaim:
+    """What the coordinator knows of its claim of the manifest."""
+
+    def __init__(
+        self,
+        state: CoordinatorState,
+        ending: Ending,
+        cutting: Cutting,
+        pinning: Savepoints,
+        recovery: Recovery,
+        gathering: Gathering,
+    ) -> None:
+        self._state = state
+        self._ending = ending
+        self._cutting = cutting
+        self._pinning = pinning
+        self._recovery = recovery
+        self._gathering = gathering
+        self._superseded = 0
+        """Attempts to open the manifest that were superseded in a row."""
+
+    def on_manifest_opened(self, event: ManifestOpened, now: float) -> None:
+        """Begin the incarnation: from now on, and not before, the coordinator may send orders in it."""
+        state = self._state
+        if state.phase is not CoordinatorPhase.OPENING:
+            return  # the outcome was decided meanwhile; the shell closes the manifest that it opened
+        assert event.incarnation > max(state.incarnation, state.epoch_floor), "epochs only rise"
+        try:
+            self._check_restorable(event.last_cut)
+        except (ManifestError, FingerprintMismatchError) as error:
+            self._ending.decide(RegionState.FAILED, str(error), now, kind="failed", error=error)
+            return
+        state.move(PhaseEvent.OPENED)
+        state.round.opened_at = now
+        state.timers.clear("open")
+        state.incarnation, state.last_cut, self._superseded = event.incarnation, event.last_cut, 0
+        state.kept = event.kept
+        state.layout = event.last_cut.layout if event.last_cut else even_layout(len(state.roster))
+        self._settle_doubt(now)
+        self._pinning.settle_after_opening()
+        # Not earlier: only now that the manifest is held above it can the old attempt commit nothing more.
+        for worker in state.roster:
+            if worker.state is WorkerState.LOST:
+                self._recovery.relaunch(worker, now)
+        self._gathering.order_if_gathered(now)
+
+    def _check_restorable(self, cut: Cut | None) -> None:
+        """Raise ManifestError or FingerprintMismatchError if this region cannot be restored to `cut`."""
+        state = self._state
+        if cut is None:
+            return
+        if state.last_cut is not None and cut.cut < state.last_cut.cut:
+            raise ManifestError(
+                f"it is the last in the manifest, but checkpoint {state.last_cut.cut} was committed",
+                cut=cut.cut,
+            )
+        check_cut(cut, workers=len(state.roster))
+        present, older = state.spec.operators, state.spec.older_operators
+        check_fingerprint(cut.operators, present, region=state.spec.name, cut=cut.cut, older=older)
+
+    def _settle_doubt(self, now: float) -> None:
+        """Count the checkpoint in doubt if it is the last of the chain; otherwise it can never be in it."""
+        state = self._state
+        doubt, state.in_doubt = state.in_doubt, None
+        last = state.last_cut
+        if doubt and last and (doubt.number, doubt.incarnation) == (last.cut, last.incarnation):
+            self._cutting.note_commit(doubt, now)
+
+    def on_manifest_superseded(self, event: ManifestSuperseded, now: float) -> None:
+        """Try again after a random delay whose bound doubles: two coordinators start at one time (R17).
+
+        The bound is several times what an attempt takes on this network. With a smaller one, attempts over
+        slow paths would always overlap and none would succeed.
+        """
+        state = self._state
+        if state.phase is not CoordinatorPhase.OPENING:
+            return
+        state.move(PhaseEvent.SUPERSEDED)
+        self._superseded += 1
+        attempt_s = min(event.attempt_s, limits.claim_patience_s)
+        longest = min(
+            (limits.manifest_backoff_s + attempt_s) * 2.0**self._superseded,
+            limits.manifest_backoff_max_s + limits.manifest_backoff_attempts_max * attempt_s,
+        )
+        state.timers.set("open", now + event.rng * longest)
+
+    def open_again(self, now: float) -> None:
+        del now
+        if self._state.phase is CoordinatorPhase.OPENING:
+            self._recovery.open_manifest()
+
+    def on_manifest_taken(self, event: ManifestTaken, now: float) -> None:
+        """End FENCED: a newer driver runs this region and may have committed checkpoints unknown here."""
+        reason = f"a newer driver took over region {self._state.spec.name!r} with epoch {event.epoch_held}"
+        error = RegionFencedError(reason, epoch_held=event.epoch_held)
+        self._ending.decide(RegionState.FENCED, reason, now, kind="fenced", error=error)
+
+    def on_manifest_lost(self, event: ManifestLost, now: float) -> None:
+        """Open the manifest again in a new round.
+
+        That finds out whether a newer driver holds it, or whether one died after it claimed it (R18).
+        """
+        state = self._state
+        if event.incarnation != state.incarnation:
+            return
+        if state.phase is CoordinatorPhase.STOPPING:
+            text = "stopped without a last checkpoint: the manifest claim was lost"
+            self._ending.decide(RegionState.STOPPED, text, now, kind="stopped")
+        elif state.phase in (
+            CoordinatorPhase.GATHERING,
+            CoordinatorPhase.RESTORING,
+            CoordinatorPhase.RUNNING,
+        ):
+            self._recovery.reset(f"the manifest was claimed with epoch {event.epoch_held}", now)
+
+    def on_manifest_unreadable(self, event: ManifestUnreadable, now: float) -> None:
+        """End FAILED: waiting does not cure this, a person has to repair it."""
+        self._ending.decide(RegionState.FAILED, str(event.error), now, kind="failed", error=event.error)
+
+    def on_store_waiting(self, event: StoreWaiting, now: float) -> None:
+        del now
+        self._state.store_waiting = event.waiting

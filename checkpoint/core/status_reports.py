@@ -1,0 +1,93 @@
+"""The status that users see, derived from the coordinator's state and reported when it changes. Pure.
+
+A part of the coordinator. It changes no field of the shared state.
+"""
+
+from collections.abc import Iterator
+
+from checkpoint.core.coordinator_state import CoordinatorState
+from checkpoint.core.region import RegionState, RegionStatus, StateChanged
+from checkpoint.core.region_states import LINKED, SHOWN, CoordinatorPhase
+from checkpoint.core.roster import Worker
+
+
+class StatusReporter:
+    """The visible state of one region, with the time since which it waits for the store."""
+
+    def __init__(self, state: CoordinatorState) -> None:
+        self._state = state
+        self._now = 0.0
+        """The time of the last event."""
+        self._waiting_since: float | None = None
+        self._reported = (RegionState.STARTING, "")
+
+    @property
+    def waiting_for(self) -> str:
+        """What the region waits for at the store, empty if it does not wait."""
+        if self._state.phase in (
+            CoordinatorPhase.NEW,
+            CoordinatorPhase.STOPPING,
+            CoordinatorPhase.ENDING,
+            CoordinatorPhase.ENDED,
+        ):
+            return ""
+        waiting = list(self._waiting_workers())
+        if self._state.store_waiting or not waiting:
+            return self._state.store_waiting
+        reason = next((one.counters.waiting_reason for one in waiting if one.counters.waiting_reason), "")
+        who = ", ".join(str(worker.index) for worker in waiting)
+        return f"worker {who} waits for a quorum of the store" + (f": {reason}" if reason else "")
+
+    def note_waiting(self, now: float) -> None:
+        """Keep the time since which the region waits for the store. Call after each event."""
+        self._now = now
+        if not self.waiting_for:
+            self._waiting_since = None
+        elif self._waiting_since is None:
+            self._waiting_since = now
+
+    def _waiting_workers(self) -> Iterator[Worker]:
+        return (one for one in self._state.roster if one.state in LINKED and one.counters.waiting_for_store)
+
+    @property
+    def visible_state(self) -> RegionState:
+        """The state that users see."""
+        state = self._state
+        if state.phase is CoordinatorPhase.ENDED and state.outcome is not None:
+            return state.outcome.state
+        if self.waiting_for:
+            return RegionState.WAITING_FOR_STORE
+        if state.phase is CoordinatorPhase.OPENING and state.incarnation:
+            return RegionState.RESTORING
+        return (
+            RegionState.PAUSED
+            if state.is_paused and state.phase is CoordinatorPhase.RUNNING
+            else SHOWN[state.phase]
+        )
+
+    def status(self) -> RegionStatus:
+        """Return a snapshot."""
+        state = self._state
+        return RegionStatus(
+            state=self.visible_state,
+            reason=self.waiting_for or state.reason,
+            incarnation=state.incarnation,
+            last_cut=state.last_number,
+            last_cut_step=state.last_step,
+            cuts_committed=state.cuts_committed,
+            reset_attempts=state.attempts,
+            workers=tuple(worker.status() for worker in state.roster),
+            resets=tuple(state.resets),
+            store_waiting=self.waiting_for,
+            waiting_s=0.0 if self._waiting_since is None else self._now - self._waiting_since,
+            waiting_bytes=sum(worker.counters.lag_bytes for worker in self._waiting_workers()),
+            savepoints=state.held_pins,
+            dropped=state.dropped,
+        )
+
+    def report_change(self) -> None:
+        """Report the state and its reason to observers if either differs from the last report."""
+        current = (self.visible_state, self.waiting_for or self._state.reason)
+        if current != self._reported:
+            self._reported = current
+            self._state.tell(StateChanged(*current))

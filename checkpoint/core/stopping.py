@@ -1,0 +1,40 @@
+"""The request to stop: a last checkpoint first, if the region did anything since the one before. Pure.
+
+A part of the coordinator.
+"""
+
+from checkpoint import limits
+from checkpoint.core.coordinator_state import CoordinatorState
+from checkpoint.core.coordinator_vocabulary import StopWanted
+from checkpoint.core.cutting import Cutting
+from checkpoint.core.ending import Ending
+from checkpoint.core.region import RegionState
+from checkpoint.core.region_states import CoordinatorPhase, PhaseEvent
+
+
+class Stopping:
+    """Phase STOPPING of one region."""
+
+    def __init__(self, state: CoordinatorState, ending: Ending, cutting: Cutting) -> None:
+        self._state = state
+        self._ending = ending
+        self._cutting = cutting
+
+    def on_stop_wanted(self, event: StopWanted, now: float) -> None:
+        """Stop after a last checkpoint; at once if there is nothing to commit or the region does not run."""
+        del event
+        state = self._state
+        if state.over or state.phase is CoordinatorPhase.STOPPING:
+            return
+        if state.phase is CoordinatorPhase.RUNNING and (state.moved_on or state.pending is not None):
+            self._cutting.request_cut(now)
+            if state.pending is not None:
+                state.move(PhaseEvent.STOP)
+                state.timers.set("stop", now + min(limits.stop_cut_timeout_s, state.spec.drain_timeout_s))
+                return
+        self._ending.decide(RegionState.STOPPED, "stopped", now, kind="stopped")
+
+    def timed_out(self, now: float) -> None:
+        """End without the last checkpoint: the region continues from the one before when it runs again."""
+        text = "stopped without a last checkpoint: it took too long"
+        self._ending.decide(RegionState.STOPPED, text, now, kind="stopped")
