@@ -176,7 +176,7 @@ TABLE: Final[dict[Opcode, MessageLayout]] = {
         (("name", "name"),),
         payload="payload",
     ),
-    Opcode.REPAIRED: MessageLayout(RepairAck, (("size", "Q"), ("done", "?")), (("name", "name"),)),
+    Opcode.MENDED: MessageLayout(RepairAck, (("size", "Q"), ("done", "?")), (("name", "name"),)),
     Opcode.STAMP: MessageLayout(Stamp, _STAMP),
     Opcode.STAMPED: MessageLayout(Stamped, _STAMP),
     Opcode.WITNESS: MessageLayout(

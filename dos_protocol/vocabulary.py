@@ -41,7 +41,7 @@ class Opcode(IntEnum):
     CONFIGURED = 136
     PONG = 137
     BYE = 138
-    REPAIRED = 139
+    MENDED = 139
     STAMPED = 140
     WITNESSED = 141
     ERROR = 255

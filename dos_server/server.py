@@ -3,7 +3,7 @@
 Effects are performed in the order in which the core returns them; each result is fed back as an event.
 Writes go to the page cache from the event loop while the disk is fast: a write is a memory copy, and the
 payload is still in its receive buffer (`writes`, docs/decisions/0001). Syncs, claims, loads and reads run in
-threads, each kind with its own limit, and never block the loop.
+threads with a limit per kind.
 """
 
 import logging
@@ -63,7 +63,6 @@ class ObjectServer:
         ports: Ports = OPERATING_SYSTEM,
     ) -> None:
         """Read the identity and the store record, or create an identity. Raises CorruptDataError.
-
         `reserve_bytes`: disk space that appends must leave free; None: the default for the size of the disk.
         """
         self._storage, self._ports = storage, ports

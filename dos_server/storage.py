@@ -57,9 +57,8 @@ class Storage(DirectoryLoader):
         complete data of one server: the server must not answer for it.
         """
         self._disk.make_folder(OBJECTS)
-        self._disk.sync_folder(
-            ""
-        )  # a killed server may have left an identity or a record that is not durable
+        # A killed server may have left an identity or a record that is not durable.
+        self._disk.sync_folder("")
         found = self._disk.names(OBJECTS) or []
         names = {name for name in found if is_name(name)}
         identity = small_files.read(self._disk, "identity")

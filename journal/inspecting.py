@@ -1,8 +1,6 @@
 """Where the commands get their records from: a local file, one object of a store, or a whole chain.
 
-Rules of this file: it finds out what the target names, moves the bytes, and hands located records to a
-consumer. What is wrong ends up in the outcome and is never raised; what cannot be reached or does not exist
-is raised.
+A fault in the records ends up in the outcome; a target that does not exist or cannot be reached is raised.
 
     FILE                               a journal file, version 0 or 1
     dos://h[,h2..]/directory/object    that object; a chain's segment, or any journal that was appended: the
@@ -47,8 +45,7 @@ from journal.limits import file_read_bytes, read_bytes_max
 from journal.ports import DirectoryViewPort, StorePort
 from journal.reading import ChainSource, span_chunks
 
-Consumer = Callable[[list[Located]], bool]
-"""Takes records in order; False when it has seen enough."""
+Consumer = Callable[[list[Located]], bool]  # takes records in order; False when it has seen enough
 Progress = Callable[[int, int | None], None]  # bytes done, bytes in all if known
 
 
@@ -62,11 +59,9 @@ class InspectionOutcome:
     fault: DosError | None = None
     base: int = 0
     end: str = ""
-    gone: str = ""
-    """Of a chain whose history was asked for: what of it was trimmed."""
-    missing: str = ""  # what is not there, and no segment says was trimmed
-    unproved: str = ""
-    """Of a chain: what lies past its end and cannot be proved committed now."""
+    gone: str = ""  # of a chain's history: what was trimmed
+    missing: str = ""  # of a chain's history: what is missing although no segment says it was trimmed
+    unproved: str = ""  # of a chain: what lies past its end and cannot be proved committed now
 
     @property
     def not_verified(self) -> tuple[str, ...]:

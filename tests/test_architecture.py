@@ -35,11 +35,11 @@ CLIENT_ROOMS: dict[str, set[str]] = {
     "core": set(),
     "sessions": {"core"},
     "reading": {"core", "sessions"},
-    "telling": {"core", "sessions"},
-    "writing": {"core", "sessions", "reading", "telling"},
-    "mending": {"core", "sessions", "reading"},
-    "membership": {"core", "sessions", "reading", "writing", "mending"},
-    "cli": {"core", "sessions", "writing", "mending", "membership"},
+    "status": {"core", "sessions"},
+    "writing": {"core", "sessions", "reading", "status"},
+    "repair": {"core", "sessions", "reading"},
+    "membership": {"core", "sessions", "reading", "writing", "repair"},
+    "cli": {"core", "sessions", "writing", "repair", "membership"},
 }
 """room of `dos_client` -> the rooms that it may import, besides itself and the files outside of rooms."""
 

@@ -98,9 +98,8 @@ class Circuit:
             if isinstance(spec, SideOutputSpec):
                 self._sides[node.inputs[0]][spec.port].append(node)
                 continue
-            self._sides[node.name] = {
-                port: [] for port in spec.side_output_schemas(graph.inputs_of(node.name))
-            }
+            ports = spec.side_output_schemas(graph.inputs_of(node.name))
+            self._sides[node.name] = {port: [] for port in ports}
             for index, name in enumerate(node.inputs):
                 self._consumers[name].append((node, index))
         # Control tables first: those who read them get them when they are opened.
@@ -108,9 +107,7 @@ class Circuit:
             if node.exchange is not None:
                 self._open_exchange(node, layout)
             if node.kind is not OperatorKind.BROADCAST:
-                broadcast = next(
-                    (self._broadcast_tables[table].table for table in node.broadcast_tables), None
-                )
+                tables = (self._broadcast_tables[name].table for name in node.broadcast_tables)
                 context = OperatorContext(
                     region,
                     node.name,
@@ -121,7 +118,7 @@ class Circuit:
                     graph.schemas[node.name],
                     incarnation,
                     graph.triggers_cuts,
-                    broadcast,
+                    next(tables, None),
                     scratch,
                     graph.delivery,
                 )

@@ -48,8 +48,8 @@ _CHANGED: Final = (BeingAppendedError, BusyError, SizeMismatchError, DigestMisma
 class RepairOutcome(Enum):
     """How the mending of one copy ended."""
 
-    REPAIRED = "mended"
-    WOULD_REPAIR = "would be mended"
+    REPAIRED = "repaired"
+    WOULD_REPAIR = "would be repaired"
     LEFT = "left to its writer, which is at work"
     REFUSED = "refused"
     FAILED = "failed"
@@ -282,7 +282,7 @@ class _Repairer:
         repair = self._repair(
             directory, name, server_id, verdict, RepairOutcome.REPAIRED, size=todo.goal.size
         )
-        log.warning("%s/%s on %s was %s, and is mended", directory, name, repair.address, verdict.value)
+        log.warning("%s/%s on %s was %s and is repaired", directory, name, repair.address, verdict.value)
         self._walk.store.damage.repaired(server_id, directory, name)
         return repair
 

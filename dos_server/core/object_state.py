@@ -6,7 +6,7 @@
     written   in the file; survives a killed process
     synced    on stable storage, with the directory entry
 
-Readers only get bytes below `synced`. Only a durability ack (WATERMARK) acknowledges, after `Synced`.
+Readers only get bytes below `synced`. Claims and sessions are not known here. Only a durability ack (WATERMARK) acknowledges, after `Synced`.
 
 Group commit: at most one sync of an object runs. It covers what was written before it began; later writes
 wait for the next one.
@@ -14,8 +14,6 @@ wait for the next one.
 A failed sync, or a write with unknown effect, poisons the object: nothing more is acknowledged until a
 restart. A failed sync is never retried, because the kernel forgets it and serves the lost bytes from its
 cache.
-
-Claims and sessions are not known here.
 """
 
 from bisect import bisect_right

@@ -342,9 +342,9 @@ def test_a_rule_that_is_left_out_is_found_out(monkeypatch, where, what, how) -> 
 
 
 def test_a_pin_of_a_stopped_region_that_releases_is_found_out(monkeypatch) -> None:
-    def releasing(kept, incarnation, savepoints):
-        cut = savepoints.once_more(kept, incarnation, savepoints)
-        return msgspec.structs.replace(cut, retained=tuple(sorted({*savepoints.values(), cut.cut})))
+    def releasing(kept, incarnation, wanted):
+        cut = savepoints.once_more(kept, incarnation, wanted)
+        return msgspec.structs.replace(cut, retained=tuple(sorted({*wanted.values(), cut.cut})))
 
     monkeypatch.setattr("checkpoint.maintenance.stand_in.once_more", releasing)
     with pytest.raises(AssertionError, match="nothing was released"):

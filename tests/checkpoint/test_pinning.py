@@ -164,8 +164,8 @@ def test_a_cut_with_pins_is_of_a_version_that_who_knows_no_pins_refuses() -> Non
     for change, words in [
         ({"version": 2}, "version 2 does not allow"),
         ({"retained": (4, 5)}, "savepoint 'good' holds checkpoint 2, which it does not retain"),
-        ({"pins": {"a b": 2}}, "a savepoint's name"),
-        ({"pins": {f"p{n}": 2 for n in range(limits.savepoints_max + 1)}}, "the limit is 64"),
+        ({"savepoints": {"a b": 2}}, "a savepoint's name"),
+        ({"savepoints": {f"p{n}": 2 for n in range(limits.savepoints_max + 1)}}, "the limit is 64"),
     ]:
         with pytest.raises(ManifestError, match=words):
             check_cut(msgspec.structs.replace(cut, **change), workers=2)
@@ -210,7 +210,7 @@ def test_a_request_for_a_pin_is_done_with_the_cut_that_carries_it_and_told_why_i
     assert desk.said(2)[-1] == ("failed", "checkpoint 1 is not retained; retained: 4, 5")
     assert CommandRegion(CutWanted()) in desk.do(QueueRead()), "until it is carried, a cut is asked for"
     (said,) = desk.do(RegionNotified(SavepointSettled("good", 4)))
-    assert (said.verdict, said.result) == ("done", {"name": "good", "cut": 4})
+    assert (said.verdict, said.result) == ("done", {"name": "good", "checkpoint": 4})
     desk.do(RegionNotified(SavepointSettled("old", 3)))
     assert desk.said(3)[-1] == ("done", "")
 

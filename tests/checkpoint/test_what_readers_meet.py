@@ -235,7 +235,7 @@ def test_a_cut_in_a_row_and_in_full() -> None:
     cut = a_cut(workers={0: part(), 1: part(200, sources=at, sinks={"out": {"size": 3}})}, phases_s=phases)
     row = cut_row(cut)
     assert "retained" not in row
-    assert "pins" not in row
+    assert "savepoints" not in row
     assert (row["checkpoint"], row["step"], row["incarnation"], row["timeMs"], row["final"]) == (
         5,
         40,

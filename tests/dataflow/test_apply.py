@@ -384,7 +384,7 @@ def test_what_is_not_deterministic_may_not_be_shown_by_step() -> None:
 def test_what_a_method_gives_is_held_to_what_was_declared(methods: dict[str, Any], words: str) -> None:
     declared = {
         "state": "n bigint",
-        "sides": {"bad": "word string"},
+        "side_outputs": {"bad": "word string"},
         "checkpoint": lambda self: [],
         "reset": lambda self, state: None,
     }

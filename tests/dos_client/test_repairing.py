@@ -54,9 +54,9 @@ async def test_every_kind_of_bad_copy_is_mended_and_a_dry_run_changes_nothing(th
         ("other", last.location),
     }
     assert before.keys() == wanted
-    assert outcomes(await repaired(three, dry_run=True)) == dict.fromkeys(wanted, "WOULD_MEND")
+    assert outcomes(await repaired(three, dry_run=True)) == dict.fromkeys(wanted, "WOULD_REPAIR")
     assert told(await verified(three)) == before
-    assert outcomes(await repaired(three)) == dict.fromkeys(wanted, "MENDED")
+    assert outcomes(await repaired(three)) == dict.fromkeys(wanted, "REPAIRED")
     assert not (await verified(three, read=True)).findings
     for server in three:
         assert await content_of(server, "d", "other") == b"those bytes, longer"
@@ -121,7 +121,7 @@ async def test_a_damaged_member_has_not_answered_until_it_is_mended(three: Threa
         assert refused.outcome is RepairOutcome.REFUSED
         assert "too few to hold all that was acknowledged" in refused.reason
     await on(three[0])
-    assert list(outcomes(await repaired(three)).values()) == ["MENDED"]
+    assert list(outcomes(await repaired(three)).values()) == ["REPAIRED"]
     await off(three[0])
     async with open_store(url_of(three)) as store:
         assert (await store.look("d")).answers.keys() >= {bytes.fromhex(three[1].server_id)}
@@ -193,13 +193,13 @@ def test_the_command_mends_and_says_so(three: Threads) -> None:
     trio.run(damage, three[0], "d", "a")
     done = dos("store", "repair", url, "--dry-run")
     assert done.code == 1, done
-    assert f"d/a on {three[0].location}, damaged, would be mended" in done.stdout.decode()
+    assert f"d/a on {three[0].location}, damaged, would be repaired" in done.stdout.decode()
     done = dos("store", "repair", url, "--json")
     assert done.code == 0, done
     (row,) = json.loads(done.stdout)["repairs"]
-    assert (row["verdict"], row["outcome"], row["size"]) == ("damaged", "mended", len(CONTENT))
+    assert (row["verdict"], row["outcome"], row["size"]) == ("damaged", "repaired", len(CONTENT))
     done = dos("store", "repair", url, "d")
-    assert b"0 copies mended, 0 left to mend" in done.stdout
+    assert b"0 copies repaired, 0 left to repair" in done.stdout
 
 
 @pytest.mark.trio
@@ -223,4 +223,4 @@ async def test_a_member_that_goes_away_while_it_is_looked_at_is_told_as_away(
             await repair_object(store, server_id, "d", "a", suspect_at=0)
     monkeypatch.undo()
     await on(member)
-    assert outcomes(await repaired(three)) == {("a", member.location): "MENDED"}
+    assert outcomes(await repaired(three)) == {("a", member.location): "REPAIRED"}

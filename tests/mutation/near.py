@@ -35,7 +35,7 @@ PACKAGES: dict[str, Package] = {
         ("tests/dos_server", "tests/contract/test_disk.py", "tests/power/test_lives.py"),
     ),
     "dos_client": Package(
-        ("dos_client/core/*.py", "dos_client/reading/*.py", "dos_client/mending/*.py",
+        ("dos_client/core/*.py", "dos_client/reading/*.py", "dos_client/repair/*.py",
          "dos_client/membership/*.py", "dos_client/writing/*.py"),
         ("tests/dos_client", "tests/stories"),
     ),
