@@ -1,9 +1,9 @@
 """The environment of a region's processes: links between them, threads, the wall clock, and their identity.
 
 `dos_client.runtime` provides connections to servers and random numbers. The environment of a trio run can be
-replaced as a whole (`replace_runtime`), like that of the client; the coordinators and workers of that run then
-use the replacement. The launcher of a process controls its start and end; `dataflow.worker.identity.Clock`
-controls the time that a circuit sees.
+replaced as a whole (`replace_runtime`), like that of the client; the coordinators and workers of that run
+then use the replacement. The launcher of a process controls its start and end;
+`dataflow.worker.identity.Clock` controls the time that a circuit sees.
 
 This file contains signatures and their real implementation where it is one line. It decides nothing.
 """
@@ -54,8 +54,8 @@ class RegionRuntime(Protocol):
         ...
 
     async def listen(self, host: str, port: int, backlog: int) -> list[Any]:
-        """Listen for connections; port 0: any free port. Returns trio listeners whose streams are `LinkStream`,
-        with a `socket` that has their address. Raises OSError.
+        """Listen for connections; port 0: any free port. Returns trio listeners whose streams are
+        `LinkStream`, with a `socket` that has their address. Raises OSError.
         """
         ...
 

@@ -3,9 +3,9 @@
     table = collect_output("dos://h1,h2,h3", "wordcount", "counts")
 
 Rules of this file: it claims nothing and shows only what is committed: of a log with publish="step" what a
-quorum holds, of one with publish="checkpoint" what the last committed cut covers. What that cut covers is shown in
-any case, also while a worker's directory is claimed by an attempt that never opened its log. A step is shown
-when all workers' parts of it are there.
+quorum holds, of one with publish="checkpoint" what the last committed cut covers. What that cut covers is
+shown in any case, also while a worker's directory is claimed by an attempt that never opened its log. A step
+is shown when all workers' parts of it are there.
 """
 
 from collections.abc import AsyncGenerator

@@ -1,9 +1,9 @@
 """Following a chain: its committed records as they come, each read once. Claims nothing.
 
 Rules of this file: where a reader stands, and what to read next. What is committed is decided in
-`core/read_walk.py`: a whole walk when there is a segment that was not known, else the same rule (R10) for the head
-alone, so that a look at a chain that only grew costs one question to the members and no byte twice. What a
-quorum holds of the head may end within a record: its decoder keeps that beginning until the rest comes.
+`core/read_walk.py`: a whole walk when there is a segment that was not known, else the same rule (R10) for the
+head alone, so that a look at a chain that only grew costs one question to the members and no byte twice. What
+a quorum holds of the head may end within a record: its decoder keeps that beginning until the rest comes.
 
 A size must lie on one line of history. So it does in a chain that is never rolled back (inputs; outputs by
 step), and below a position in a committed cut: `poll(upto)` reads to there.

@@ -3,8 +3,7 @@
 A fault in the records ends up in the outcome; a target that does not exist or cannot be reached is raised.
 
     FILE                               a journal file, version 0 or 1
-    dos://h[,h2..]/directory/object    that object; a chain's segment, or any journal that was appended: the
-                                       longest copy, whatever of it is committed
+    dos://h[,h2..]/directory/object    the longest copy of that object, committed or not
     dos://h[,h2..]/directory/CHAIN     if there is no such object: the chain, as a reader may see it
     s3://bucket/prefix/directory/CHAIN the archive of a chain
     DATA/directory/NAME                the same of a server that does not run, from its data directory: what

@@ -1,8 +1,8 @@
 """Follows the visible output of a region, worker by worker, for another region that reads it.
 
 This file claims nothing and returns only committed output: of a log with publish="step" what a quorum holds,
-of a log with publish="checkpoint" what the last committed checkpoint covers. `dataflow.outputs` reads the same for
-users, step by step over all workers.
+of a log with publish="checkpoint" what the last committed checkpoint covers. `dataflow.outputs` reads the
+same for users, step by step over all workers.
 
 A position in a worker's log is the size of its chain just after a step; its digest is the number of the step,
 so that a reader that continues from there can verify that the next step follows. A size has one meaning: a

@@ -1,7 +1,8 @@
 """An output log: the output of one sink on one worker, step by step, in its own chain.
 
 This file performs what `core/outputs.py` decides. A log with publish="step" is taken over at its head and
-never goes back; a log with publish="checkpoint" goes back to its position in the restored checkpoint, as state does.
+never goes back; a log with publish="checkpoint" goes back to its position in the restored checkpoint, as
+state does.
 """
 
 from contextlib import aclosing

@@ -35,7 +35,10 @@ from dos_client.cli.support import AsJson, TokenFile, fail, fill_help, print_jso
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Ask a running region for its status, a checkpoint, a reset, a pause or its end, from wherever its store is"
+    help=(
+        "Ask a running region for its status, a checkpoint, a reset, a pause or its end, from"
+        " wherever its store is"
+    )
     " reached."
     "\n\nExample: dos region status dos://h1,h2,h3 wordcount",
 )
@@ -140,8 +143,8 @@ def reset(
     as_json: AsJson = False,
     token_file: TokenFile = None,
 ) -> None:
-    """Have the region go back to its last committed checkpoint, as after the loss of a worker, and wait until it
-    runs.
+    """Have the region go back to its last committed checkpoint, as after the loss of a worker, and wait until
+    it runs.
 
     Spends none of the region's reset attempts. What was read since that checkpoint is read again.
 
@@ -172,8 +175,8 @@ def pause(
     as_json: AsJson = False,
     token_file: TokenFile = None,
 ) -> None:
-    """Have the region take no input, and wait until all that it took is in a checkpoint. Workers stay, and hold what
-    they have; `dos region resume` lets them go on. A region that is started anew is not paused.
+    """Have the region take no input, and wait until all that it took is in a checkpoint. Workers stay, and
+    hold what they have; `dos region resume` lets them go on. A region that is started anew is not paused.
 
     Example: dos region pause dos://h1,h2,h3 wordcount
 
@@ -215,7 +218,8 @@ def stop(
     as_json: AsJson = False,
     token_file: TokenFile = None,
 ) -> None:
-    """Stop the region: a last checkpoint, then its workers end. The next `run` of that name goes on from the checkpoint.
+    """Stop the region: a last checkpoint, then its workers end. The next `run` of that name goes on from the
+    checkpoint.
 
     Example: dos region stop dos://h1,h2,h3 wordcount
 

@@ -1,1 +1,3 @@
-"""Running a region: the coordinator's thread, its manifest, its listeners. Decisions are in `checkpoint.core`."""
+"""Running a region: the coordinator's thread, its manifest, its listeners. Decisions are in
+`checkpoint.core`.
+"""

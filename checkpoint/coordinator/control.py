@@ -259,7 +259,8 @@ class RegionControl:
 
     def savepoint(self, name: str, checkpoint: int = 0, timeout: float | None = None) -> int:
         """Create a savepoint: keep a checkpoint (0: the last) restorable under a name until
-        `drop_savepoint`, also for later drivers. Returns its number once a committed checkpoint records the savepoint.
+        `drop_savepoint`, also for later drivers. Returns its number once a committed checkpoint records the
+        savepoint.
 
         Raises LocalProtocolError with the reason if the savepoint cannot be created, because the checkpoint
         is released or the name is taken; RegionFailedError after `timeout` seconds or at the region's end.

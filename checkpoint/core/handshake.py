@@ -125,7 +125,7 @@ class Dialler:
     def accepted(self, frame: ChannelFrame) -> None:
         payload = _decode(frame)
         if not isinstance(payload, LinkAccepted):
-            raise HandshakeError(f"expected Accepted, got {type(payload).__name__}")
+            raise HandshakeError(f"expected LinkAccepted, got {type(payload).__name__}")
 
 
 class Acceptor:
@@ -143,7 +143,7 @@ class Acceptor:
         """Return the challenge for a Hello. Raises HandshakeError for another job."""
         payload = _decode(frame)
         if not isinstance(payload, LinkHello) or len(payload.nonce) < NONCE_BYTES:
-            raise HandshakeError(f"expected Hello, got {type(payload).__name__}")
+            raise HandshakeError(f"expected LinkHello, got {type(payload).__name__}")
         if payload.job != self._job or frame.job != job_digest(self._job):
             raise HandshakeError(f"received a link of job {payload.job[:128]!r}, this is job {self._job!r}")
         self._hello = payload

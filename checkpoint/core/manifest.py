@@ -137,7 +137,8 @@ def savepoint_name_problem(name: str) -> str:
     if _PIN.fullmatch(name):
         return ""
     return (
-        f"a savepoint's name has 1 to {limits.savepoint_name_chars_max} letters, digits, '.', '_' or '-' and begins"
+        f"a savepoint's name has 1 to {limits.savepoint_name_chars_max} letters, digits, '.', '_' or"
+        " '-' and begins"
         f" with a letter or digit, got {name[: 2 * limits.savepoint_name_chars_max]!r}"
     )
 

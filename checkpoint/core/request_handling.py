@@ -1,8 +1,9 @@
 """Requests that reach a region's driver through the store: refused, ordered, answered.
 
 Pure: `handle(event, status, now) -> effects`. `now` is the coordinator's monotonic clock in seconds. The wall
-clock comes with `RequestArrived` and serves one rule, the patience of a request. This module knows neither the store
-nor whether this driver holds the manifest: the shell does not call it while the manifest is not held.
+clock comes with `RequestArrived` and serves one rule, the patience of a request. This module knows neither
+the store nor whether this driver holds the manifest: the shell does not call it while the manifest is not
+held.
 
 A driver carries out a request at most once, because it keeps the ids. A request is handled by the driver that
 ran when it was written; `checkpoint/requests/server.py` does not read older ones.

@@ -15,8 +15,8 @@ and nothing that would have to be taken back happens in stage 0.
 
 A control table is no data port: what comes to it in a step is in force from the next step on, so an operator
 that reads it may be above the operators that it comes from, and the graph still runs stage by stage. Its rows
-go to all workers (`broadcast`). With one, sources do not run ahead (`CircuitPlan.steps_ahead_max`): each step begins
-when the one before is over.
+go to all workers (`broadcast`). With one, sources do not run ahead (`CircuitPlan.steps_ahead_max`): each step
+begins when the one before is over.
 """
 
 from collections.abc import Sequence

@@ -146,8 +146,8 @@ class KeyedOperators(ABC):
         `state.value` is a dict with the columns of the schema `state`, None at first, and forgotten when it
         is None again and no timer is set. `state.timer` is a datetime or None. Late rows are on the side
         output "late". state_version, migrations: when the schema `state` changes (`Migration`).
-        side_outputs: side outputs, name -> columns, for which both functions get `emit(port, row)` as their last
-        argument. ttl: how long a value is kept in event time, from the last call for its key on.
+        side_outputs: side outputs, name -> columns, for which both functions get `emit(port, row)` as their
+        last argument. ttl: how long a value is kept in event time, from the last call for its key on.
         state_on: "memory"; or "disk", for more values than fit into it, on the local disk of each worker.
 
             def on_row(row, state):

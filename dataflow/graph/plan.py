@@ -54,7 +54,10 @@ class GraphPlan:
         if len(regions) != 1 or outside:
             apart = f", with {', '.join(map(repr, outside))} outside" if outside else ""
             count = f"{len(regions)} consistent region{'' if len(regions) == 1 else 's'}"
-            problem = f"it has {count}{apart}, and is to be one region; `dataflow.graph.parts.parts_of` takes it apart"
+            problem = (
+                f"it has {count}{apart}, and is to be one region;"
+                " `dataflow.graph.parts.parts_of` takes it apart"
+            )
             raise GraphError(self.name, (problem,))
         sources = {name: spec for name, spec in self.specs.items() if isinstance(spec, SourceSpec)}
         if self.triggers_cuts and not any(spec.can_trigger for spec in sources.values()):

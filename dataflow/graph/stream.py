@@ -84,15 +84,16 @@ class Stream:
 
         control: a table that the function gets as its second argument (`Graph.broadcast`).
 
-        side_outputs: side outputs, name -> columns; `stream.side_output(name, port)` takes one. The function gets, as its
-        last argument, `emit(port, row)`, which puts a row there, or a batch or table of them.
+        side_outputs: side outputs, name -> columns; `stream.side_output(name, port)` takes one. The function
+        gets, as its last argument, `emit(port, row)`, which puts a row there, or a batch or table of them.
 
             def checked(row, emit):
                 if row["price"] < 0:
                     emit("odd", (row["item"],))
                 return row
 
-            odd = orders.map("checked", checked, side_outputs={"odd": "item string"}).side_output("odd", "odd")
+            odd = orders.map("checked", checked, side_outputs={"odd": "item string"}).side_output("odd",
+            "odd")
         """
         columns = None if schema is None else parse_schema(schema)
         spec = MapSpec(

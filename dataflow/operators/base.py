@@ -18,7 +18,8 @@ The circuit calls an operator in this order:
 The data an operator produces must not depend on the worker or on a clock: the same input gives the same
 output.
 
-An operator may have side outputs (`OperatorSpec.side_output_schemas`). The circuit collects their rows after each call.
+An operator may have side outputs (`OperatorSpec.side_output_schemas`). The circuit collects their rows after
+each call.
 """
 
 from abc import ABC, abstractmethod
@@ -129,8 +130,8 @@ class Operator:
 
     def on_punctuation(self, watermark: Watermark, index: int = 0) -> Sequence[pa.RecordBatch]:
         """Advance event time, after `end_step`: all later rows of input `index` are above the watermark
-        `watermark`. The returned batches still belong to the step. The same watermark may be given twice, and a
-        later one may be smaller.
+        `watermark`. The returned batches still belong to the step. The same watermark may be given twice, and
+        a later one may be smaller.
         """
         del watermark, index
         return ()
@@ -185,8 +186,8 @@ class Operator:
 
 
 class StatefulOperator(Operator, StateTable):
-    """An operator that is itself its only state table (`checkpoint.chains.state_blocks`). An operator that owns its
-    tables overrides `tables` instead.
+    """An operator that is itself its only state table (`checkpoint.chains.state_blocks`). An operator that
+    owns its tables overrides `tables` instead.
     """
 
     @abstractmethod
@@ -240,8 +241,8 @@ class OperatorSpec(ABC):
 
     @property
     def keeps_files(self) -> bool:
-        """Whether it has a directory (`dataflow.state.operator_directory`) that is checkpointed and restored with its
-        worker.
+        """Whether it has a directory (`dataflow.state.operator_directory`) that is checkpointed and restored
+        with its worker.
         """
         return False
 

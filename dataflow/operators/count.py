@@ -1,7 +1,7 @@
 """count: the number of rows per key. Emits (key, count) once per step for each key that had rows in it.
 
-The index of keys is `dataflow.state.key_index`; the worker writes the blocks. Counts are 64-bit integers. A key whose
-count falls to zero (weights may be negative) becomes a tombstone in the next block.
+The index of keys is `dataflow.state.key_index`; the worker writes the blocks. Counts are 64-bit integers. A
+key whose count falls to zero (weights may be negative) becomes a tombstone in the next block.
 """
 
 from collections.abc import Iterator, Sequence

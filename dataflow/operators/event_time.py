@@ -190,7 +190,9 @@ class EventTimeOperator(NullRule):
         return [timed]
 
     def passes_on(self, watermark: Watermark) -> Watermark:
-        """Return the output watermark, where `watermark` is the minimum over the splits. It never goes back."""
+        """Return the output watermark, where `watermark` is the minimum over the splits. It never goes
+        back.
+        """
         if is_time(watermark):
             self._state.reach(watermark, 0)
         return self._state.watermarks[0] if is_time(watermark) or watermark == UNKNOWN else watermark

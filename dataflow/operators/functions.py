@@ -9,8 +9,8 @@ index of the row if one row caused the fault.
 | "batch" | a `pa.RecordBatch`, never empty | columns | columns, or None for no rows | a boolean array |
 | "pandas" | a DataFrame | a DataFrame | a DataFrame, or None for no rows | a boolean Series |
 
-Columns are a `RecordBatch`, a `InsideTable`, a dict of arrays or, for a schema of one column, an array. A pandas
-function may return a Series where a batch function may return an array.
+Columns are a `RecordBatch`, a `InsideTable`, a dict of arrays or, for a schema of one column, an array. A
+pandas function may return a Series where a batch function may return an array.
 
 A row is a dict by column name, a tuple in the order of the columns or, for a schema of one column, the value.
 Columns of another type are cast if the cast is lossless. With a broadcast table, the table is the second

@@ -1,4 +1,6 @@
-"""key_by: brings the rows of one key to one worker. The exchange itself is in `dataflow.worker.partitioning`."""
+"""key_by: brings the rows of one key to one worker. The exchange itself is in
+`dataflow.worker.partitioning`.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

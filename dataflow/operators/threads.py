@@ -32,8 +32,8 @@ class ThreadedOperator(Operator):
     """
 
     def __init__(self, inner: Operator, *, name: str, threads: int, ports: Sequence[str] = ()) -> None:
-        """`ports` are the operator's side outputs. `take_side_output` must return what the calling thread has put
-        there.
+        """`ports` are the operator's side outputs. `take_side_output` must return what the calling thread has
+        put there.
         """
         self._inner = inner
         self._sides: dict[str, list[pa.RecordBatch]] = {port: [] for port in ports}

@@ -104,7 +104,9 @@ class UserOperator:
     converts one row of that version to one row of the next version, both as dicts.
     """
     side_outputs: ClassVar[Mapping[str, Columns]] = NO_SIDE_OUTPUTS
-    """Its side outputs: name -> columns. `emit` puts rows there; `stream.side_output(name, port)` reads them."""
+    """Its side outputs: name -> columns. `emit` puts rows there; `stream.side_output(name, port)` reads
+    them.
+    """
     keeps_files: ClassVar[bool] = False
     """Whether it keeps files. If so, the context given to `open` has a `directory()`, a journaled directory
     for each copy. Files written there in `open`, `reset`, `process`, `on_punctuation` and `drain` are part of

@@ -1,7 +1,8 @@
 """Aggregates over tumbling and sliding time windows: replication-transparency, algorithm 3.
 
-This file feeds rows into windows and emits results. The aggregates are defined in `dataflow.operators.aggregate_functions`;
-`operators/window_assignment.py` defines which windows contain a row and when they are over.
+This file feeds rows into windows and emits results. The aggregates are defined in
+`dataflow.operators.aggregate_functions`; `operators/window_assignment.py` defines which windows contain a row
+and when they are over.
 
 The windows of a row depend only on its time, and a window is emitted once a punctuation excludes further
 rows. The output therefore does not depend on the order of arrival.

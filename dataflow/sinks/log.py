@@ -32,8 +32,8 @@ class LogSink(SinkSpec):
 
     publish: "checkpoint" makes the output of a step visible when a checkpoint that covers it is committed.
     "step" makes it visible as soon as the step's input division is durable at every worker, which is sooner,
-    but requires all upstream operators to be deterministic. A replay whose rows differ from visible ones stops
-    the region.
+    but requires all upstream operators to be deterministic. A replay whose rows differ from visible ones
+    stops the region.
     """
 
     publish: Publish

@@ -1,6 +1,7 @@
 """An input handle as a source: rows that producers write into the store.
 
-This file contains the description only; `sources/prefetched.py` reads the rows, `dataflow/producing.py` writes them.
+This file contains the description only; `sources/prefetched.py` reads the rows, `dataflow/producing.py`
+writes them.
 
 Each producer is a split. A producer that is added later is read from then on. The source ends when the handle
 is closed and everything recorded before is read.

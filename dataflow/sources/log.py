@@ -1,7 +1,7 @@
 """The output of another region as a source: an output log (`LogSink`) read from the store.
 
-This file contains the description only; `sources/prefetched.py` reads the rows, and `checkpoint/chains/output_following.py`
-determines which rows of a log are visible.
+This file contains the description only; `sources/prefetched.py` reads the rows, and
+`checkpoint/chains/output_following.py` determines which rows of a log are visible.
 
 Each worker of the other region writes a log, which is a split here. The source ends when that region has
 processed all of its input. Two regions connected in this way stay independent: each has its own checkpoints

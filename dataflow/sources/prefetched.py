@@ -1,8 +1,8 @@
 """Sources whose input is in the store: each split is what one writer wrote, read ahead by the link thread.
 
 This file decides which pieces a step reads and verifies that a replay reads the same. The circuit thread
-never waits for the network: what has not arrived yet is read in a later step. `dataflow/worker/prefetching.py` decides
-who reads ahead, and from which position.
+never waits for the network: what has not arrived yet is read in a later step.
+`dataflow/worker/prefetching.py` decides who reads ahead, and from which position.
 
 A position in a split is the end of its last piece, with the digest of everything before. Within a step each
 split is read at most once, one after the other, so the division (split, from, to; in order) determines the

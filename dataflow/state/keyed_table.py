@@ -1,8 +1,8 @@
 """The state of a keyed operator: keys in slots, values per slot, and what of it the next cut takes.
 
 Rules of this file: which slots live, changed, and are known to the journal; what the values are is the
-business of `SlotValues`. It is the one place where keyed state becomes blocks (`checkpoint.chains.state_blocks`) and
-comes back.
+business of `SlotValues`. It is the one place where keyed state becomes blocks
+(`checkpoint.chains.state_blocks`) and comes back.
 
 A slot is *live* from `find_or_add` to `remove`; *changed* since the last cut; *stored* if blocks that were
 handed over hold it. A cut takes the changed slots that live, and tombstones of those that are stored and no

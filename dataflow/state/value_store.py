@@ -1,7 +1,7 @@
 """Where what user functions keep for each key lies: the interface, and the values that lie in memory.
 
-Rules of this file: values by slot, no timers, no times. The other place is `state/disk_value_store.py`; an operator
-cannot tell which one it has, but for how much memory it takes and how long.
+Rules of this file: values by slot, no timers, no times. The other place is `state/disk_value_store.py`; an
+operator cannot tell which one it has, but for how much memory it takes and how long.
 """
 
 from collections.abc import Sequence

@@ -76,8 +76,8 @@ class Trial:
         or, where the source has splits, the rows of each split that is read. done: splits that give nothing
         after this step. Rows of a source that waits for a control table with `complete_first` are kept, and
         given in the first step after the one in which the sources of the table ended.
-        snapshot: the checkpoint contains all of the state, as a journal has it when it forgets what came before. end: no
-        source gives anything after this step.
+        snapshot: the checkpoint contains all of the state, as a journal has it when it forgets what came
+        before. end: no source gives anything after this step.
         """
         self._check_sources(inputs)
         self._step += 1

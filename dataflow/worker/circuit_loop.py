@@ -7,7 +7,8 @@ inputs and outputs are files, everything else is a message. What an incarnation 
 States:
 
     IDLE       no incarnation, or this one has failed: what belongs to it is dropped until the next
-    `RestoreCircuit` LOADING    sources and sinks stand at the cut; state blocks come in STANDING   loaded; what
+    `RestoreCircuit` LOADING    sources and sinks stand at the cut; state blocks come in STANDING   loaded;
+    what
     peers send early is kept RUNNING    steps
 """
 

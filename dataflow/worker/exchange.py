@@ -1,9 +1,9 @@
 """The links between this worker and its peers in one incarnation.
 
-Rules of this file: links, and who broke. What is taken of frames is `core/incoming_frames.py`'s. A pair of workers has
-two links, each dialled by its sender: so one slow receiver holds up nothing that comes from it. Queues have
-no bound of their own: a sender is at most `steps_ahead` steps before its consumer, and the consumer cannot go
-on without its peers.
+Rules of this file: links, and who broke. What is taken of frames is `core/incoming_frames.py`'s. A pair of
+workers has two links, each dialled by its sender: so one slow receiver holds up nothing that comes from it.
+Queues have no bound of their own: a sender is at most `steps_ahead` steps before its consumer, and the
+consumer cannot go on without its peers.
 """
 
 import logging

@@ -1,5 +1,5 @@
-"""The links of a worker: the control link, the exchange listener, the store, and one `LinkIncarnation` after the
-other.
+"""The links of a worker: the control link, the exchange listener, the store, and one `LinkIncarnation` after
+the other.
 
 Rules of this file: it takes the coordinator's orders in the order in which they come, and ends one
 incarnation before it begins the next. Everything here is trio; the circuit is elsewhere, reached by messages

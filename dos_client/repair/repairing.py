@@ -1,7 +1,7 @@
 """Putting copies right: damaged, missing, short and different ones, from members that agree.
 
-Rules of this file: look, ask `core.repairing` what may be done, bring the new copy, check it. A writer that is
-at work goes on: its own copies it brings up to date itself, and what it moves while we look is left to it.
+Rules of this file: look, ask `core.repairing` what may be done, bring the new copy, check it. A writer that
+is at work goes on: its own copies it brings up to date itself, and what it moves while we look is left to it.
 
 The new copy is brought whole. Its server keeps the old one as it is until the new one is complete, checked
 and durable, and refuses if the old one changed meanwhile: so a decision that is old when it is carried out

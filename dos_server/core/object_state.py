@@ -6,7 +6,8 @@
     written   in the file; survives a killed process
     synced    on stable storage, with the directory entry
 
-Readers only get bytes below `synced`. Claims and sessions are not known here. Only a durability ack (WATERMARK) acknowledges, after `Synced`.
+Readers only get bytes below `synced`. Claims and sessions are not known here. Only a durability ack
+(WATERMARK) acknowledges, after `Synced`.
 
 Group commit: at most one sync of an object runs. It covers what was written before it began; later writes
 wait for the next one.
@@ -73,8 +74,8 @@ class ObjectState:
     Fields named `*_bytes` are file positions or counts; sizes are logical.
     `appender`: the number of the version 0 session that streams to the object; no other session may append.
     `root`: the link of its first extent. `link`: the link of the next extent to be written.
-    `corrupt_from`: logical offset where damage begins, or None. `tail_damaged`: any byte may be damaged, so no
-    size is reported.
+    `corrupt_from`: logical offset where damage begins, or None. `tail_damaged`: any byte may be damaged, so
+    no size is reported.
     `uncut_bytes`: length of a torn tail whose copy found no space. `judging`: the tail is being judged again.
     """
 

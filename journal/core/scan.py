@@ -1,7 +1,7 @@
 """Looking over one segment: where its whole records end, and whether it holds a finished snapshot.
 
-Rules of this file: bytes of one segment go in from the front, one `SegmentSurvey` comes out. A torn tail is an
-ordinary ending here (it is how a writer's death looks); everything else that is no record raises. What
+Rules of this file: bytes of one segment go in from the front, one `SegmentSurvey` comes out. A torn tail is
+an ordinary ending here (it is how a writer's death looks); everything else that is no record raises. What
 follows from a survey is `walk.py`'s.
 
 A snapshot is finished if and only if (1) its SNAPSHOT_BEGIN is the segment's second record, (2) a

@@ -209,8 +209,8 @@ class Directory:
         await self.writer.wait_synced(position)
 
     async def cut(self, number: int, step: int = 0) -> Position:
-        """Give this moment a number, by which it can be gone back to: `restore(.., at=AtCheckpoint(number))`, or
-        AtStep(step). Numbers rise, steps do not fall; they are the caller's. The position just past it.
+        """Give this moment a number, by which it can be gone back to: `restore(.., at=AtCheckpoint(number))`,
+        or AtStep(step). Numbers rise, steps do not fall; they are the caller's. The position just past it.
 
         Raises LocalProtocolError for a number that does not rise, or a journal of version 0; as a change.
         """

@@ -53,8 +53,8 @@ async def restore(
     """Make the files of that chain at `into`, which must not exist or be an empty directory.
 
     at: a position, a logical offset on the chain's present line of history (the last record that ends at or
-    below it is the last one taken), a moment, `AtCheckpoint(7)` or `AtStep(41)` (what `Directory.cut` recorded), or
-    None for the end. only: that file alone. progress: told
+    below it is the last one taken), a moment, `AtCheckpoint(7)` or `AtStep(41)` (what `Directory.cut`
+    recorded), or None for the end. only: that file alone. progress: told
     (bytes read, bytes in all). Memory does not grow with the journal.
 
     Raises FileExistsError; NotFoundError; HistoryTrimmedError if that moment is not held any more;

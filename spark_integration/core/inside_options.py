@@ -72,7 +72,8 @@ def _place(name: str, value: str) -> JournalPoint:
     found = re.fullmatch(r"(checkpoint:)?(\d{1,18})", value.strip(), re.IGNORECASE)
     if found is None:
         raise BadOptionError(
-            f"option {name!r} must be a logical offset, as in `dos journal dump`, or checkpoint:12, not {value!r}"
+            f"option {name!r} must be a logical offset, as in `dos journal dump`, or checkpoint:12,"
+            f" not {value!r}"
         )
     return JournalPoint(int(found[2]), found[1] is not None)
 

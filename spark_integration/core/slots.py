@@ -58,8 +58,8 @@ def judge_slots(
 ) -> EnoughSlots | WaitForExecutors | RefuseToStart:
     """Whether a region of `workers` may start now, with `registered` slots of which `busy` are in use.
 
-    `spare` slots are left to other jobs. Returns `RefuseToStart` only when waiting cannot help, which is the case
-    only on a master of fixed size.
+    `spare` slots are left to other jobs. Returns `RefuseToStart` only when waiting cannot help, which is the
+    case only on a master of fixed size.
     """
     if master.slots_fixed is not None and master.slots_fixed < workers + spare:
         return RefuseToStart(

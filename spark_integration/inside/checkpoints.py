@@ -1,4 +1,5 @@
-"""`dos-checkpoints`: the committed checkpoints of a region, one row each, as in `dos checkpoint ls` and `dos checkpoint show`.
+"""`dos-checkpoints`: the committed checkpoints of a region, one row each, as in `dos checkpoint ls` and `dos
+checkpoint show`.
 
 This file has the columns; `checkpoint.core.cut_views` defines their values.
 """

@@ -7,7 +7,8 @@ range, and folds them whenever they have doubled. So several tasks bound what ea
 chain is read as many times; docs/spark.md has figures. The memory for one key with a large value is not
 bounded.
 
-`checkpoint.chains.state_blocks` defines the blocks, `checkpoint.chains.state_reading` which of them make up a checkpoint.
+`checkpoint.chains.state_blocks` defines the blocks, `checkpoint.chains.state_reading` which of them make up a
+checkpoint.
 """
 
 from collections.abc import AsyncGenerator, Iterator, Sequence

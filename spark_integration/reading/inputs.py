@@ -62,7 +62,8 @@ class InputOrigin(ChainOrigin):
 
     async def cut(self, number: int) -> dict[str, SplitPoint]:
         raise MalformedOffsetError(
-            f"startingOffset checkpoint:{number}: only the output of a region has checkpoints, not an input handle",
+            f"startingOffset checkpoint:{number}: only the output of a region has checkpoints, not an"
+            " input handle",
             remedy="write earliest, latest or time:2026-01-31T12:00:00Z",
         )
 

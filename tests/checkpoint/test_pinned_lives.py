@@ -34,6 +34,7 @@ from checkpoint.core.manifest import WorkerCut
 from checkpoint.core.messages import Committed, Join, Prepared, RequestCut, Restore, Restored
 from checkpoint.core.region import SavepointSettled, coordinator_directory, worker_directory
 from checkpoint.core.retention import Rolling, keep
+from checkpoint.core.savepoints import once_more
 from checkpoint.errors import SavepointRefusedError
 from checkpoint.maintenance.stand_in import in_the_drivers_place, savepoint_stopped
 from checkpoint.maintenance.trimming import collect_stopped, garbage_of
@@ -343,7 +344,7 @@ def test_a_rule_that_is_left_out_is_found_out(monkeypatch, where, what, how) -> 
 
 def test_a_pin_of_a_stopped_region_that_releases_is_found_out(monkeypatch) -> None:
     def releasing(kept, incarnation, wanted):
-        cut = savepoints.once_more(kept, incarnation, wanted)
+        cut = once_more(kept, incarnation, wanted)
         return msgspec.structs.replace(cut, retained=tuple(sorted({*wanted.values(), cut.cut})))
 
     monkeypatch.setattr("checkpoint.maintenance.stand_in.once_more", releasing)

@@ -183,7 +183,7 @@ def test_a_pin_is_held_and_let_go_by_its_handle_and_by_the_command(region) -> No
         region.control.savepoint("here", savepoint + 1, timeout=60)
     done = dos("region", "savepoint", url, name, "there", "--checkpoint", savepoint, "--json")
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["result"] == {"name": "there", "cut": savepoint}
+    assert json.loads(done.stdout)["result"] == {"name": "there", "checkpoint": savepoint}
     region.wait_cuts(7)
     found = json.loads(dos("checkpoint", "ls", url, name, "--json").stdout)
     assert found["savepoints"] == {"here": savepoint, "there": savepoint}

@@ -86,7 +86,7 @@ def test_a_pinned_cut_stays_restorable_until_it_is_let_go_also_by_the_next_drive
 
     control, watch = region.start()
     watch.cuts(8)
-    assert "pinned as good" in dos("checkpoint", "ls", region.url, "words").stdout
+    assert "savepoint good" in dos("checkpoint", "ls", region.url, "words").stdout
     found = region.cuts()
     assert found["savepoints"] == {"good": pinned}
     retained = [row["checkpoint"] for row in found["checkpoints"] if row["retained"]]
@@ -122,7 +122,7 @@ def test_what_workers_that_died_did_not_delete_is_shown_and_deleted_and_the_regi
     again = json.loads(dos("region", "trim", region.url, "words", "--json").stdout)
     assert again["garbage"] == shown["garbage"], "it was a dry run"
     silent = dos("region", "trim", region.url, "words", "--apply", "--timeout", 1)
-    assert (silent.exit_code, "say --stopped" in silent.stderr) == (1, True)
+    assert (silent.exit_code, "pass --stopped" in silent.stderr) == (1, True)
     before = region.pinned(pinned)
     done = dos("region", "trim", region.url, "words", "--apply", "--stopped", "--json")
     assert done.exit_code == 0, done.stderr
@@ -151,11 +151,14 @@ def test_the_last_cut_of_a_stopped_region_is_pinned_and_the_region_goes_on_from_
     last = region.cuts()["checkpoints"][-1]
 
     silent = dos("region", "savepoint", region.url, "words", "end", "--timeout", 1)
-    assert (silent.exit_code, "say --stopped" in silent.stderr) == (1, True)
+    assert (silent.exit_code, "pass --stopped" in silent.stderr) == (1, True)
     done = dos("region", "savepoint", region.url, "words", "end", "--stopped", "--json")
     assert (done.exit_code, json.loads(done.stdout)["checkpoint"]) == (0, last["checkpoint"]), done.stderr
     again = dos("region", "savepoint", region.url, "words", "end", "--stopped")
-    assert (again.exit_code, again.stdout) == (0, f"cut {last['cut']} stays restorable, as end\n")
+    assert (again.exit_code, again.stdout) == (
+        0,
+        f"savepoint end of checkpoint {last['checkpoint']} is created\n",
+    )
     refused = dos("region", "savepoint", region.url, "words", "late", "--checkpoint", 99, "--stopped")
     assert (refused.exit_code, "checkpoint 99 is not retained" in refused.stderr) == (1, True)
     found = region.cuts()
@@ -163,7 +166,7 @@ def test_the_last_cut_of_a_stopped_region_is_pinned_and_the_region_goes_on_from_
         last["checkpoint"] + 1,
         {"end": last["checkpoint"]},
     )
-    assert f"back to {last['cut']}" in dos("checkpoint", "ls", region.url, "words").stdout
+    assert f"back to {last['checkpoint']}" in dos("checkpoint", "ls", region.url, "words").stdout
     before = region.pinned(last["checkpoint"])
     assert before["to"] == last["checkpoint"]
 

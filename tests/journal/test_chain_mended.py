@@ -58,7 +58,7 @@ async def test_a_take_over_stands_on_a_member_that_was_mended(four: Threads) -> 
         await damage(four[1], "app", name, at=300)
     async with open_store(url) as store:
         report = await repair_store(store)
-        assert {one.outcome.name for one in report.repairs} == {"MENDED"}
+        assert {one.outcome.name for one in report.repairs} == {"REPAIRED"}
         await off(four[0])
         assert await notes(store, 2, range(40, 50)) == list(range(1, 40))
 

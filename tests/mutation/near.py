@@ -42,13 +42,14 @@ PACKAGES: dict[str, Package] = {
     "journal": Package(("journal/core/*.py", "journal/chain.py", "journal/writer.py", "journal/reading.py"),
                        ("tests/journal",)),
     "checkpoint": Package(
-        ("checkpoint/core/*.py", "checkpoint/coordinator/manifest_log.py", "checkpoint/chains/state_blocks.py",
-         "checkpoint/chains/steps_log.py", "checkpoint/chains/output_log.py"),
+        ("checkpoint/core/*.py", "checkpoint/coordinator/manifest_log.py",
+         "checkpoint/chains/state_blocks.py", "checkpoint/chains/steps_log.py", "checkpoint/chains/output_log.py"),
         ("tests/checkpoint",),
     ),
     "dataflow": Package(
-        ("dataflow/core/*.py", "dataflow/operators/*.py", "dataflow/sinks/*.py", "dataflow/state/accumulators.py",
-         "dataflow/operators/aggregate_functions.py", "dataflow/state/keyed_table.py", "dataflow/state/distinct.py", "dataflow/state/exact_sum.py",
+        ("dataflow/core/*.py", "dataflow/operators/*.py", "dataflow/sinks/*.py",
+         "dataflow/state/accumulators.py", "dataflow/operators/aggregate_functions.py",
+         "dataflow/state/keyed_table.py", "dataflow/state/distinct.py", "dataflow/state/exact_sum.py",
          "dataflow/state/key_states.py", "dataflow/state/value_store.py"),
         ("tests/dataflow",),
     ),

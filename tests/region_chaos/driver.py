@@ -2,8 +2,8 @@
 
     python -m tests.region_chaos.driver DIRECTORY
 
-Orders come as lines of JSON (`CommandRegion`), what happens goes out as lines of JSON. It may be killed at any
-moment; the next one is given the same order.
+Orders come as lines of JSON (`CommandRegion`), what happens goes out as lines of JSON. It may be killed at
+any moment; the next one is given the same order.
 """
 
 import json

@@ -222,7 +222,9 @@ def test_state_that_is_not_there_is_named(servers: Servers[ThreadedServer], stor
             Inside("state", f"{servers.url}/{path}", **{"operator": "counts", **options}).rows()
 
     refused(
-        CheckpointReleasedError, "checkpoint 1 of region words was released; retained are 2, 3, 4", checkpoint="1"
+        CheckpointReleasedError,
+        "checkpoint 1 of region words was released; retained are 2, 3, 4",
+        checkpoint="1",
     )
     refused(CheckpointReleasedError, "checkpoint 1 of region words was released", since="1", checkpoint="3")
     refused(ManifestError, "the last one of region words is 4", checkpoint="9")
@@ -246,7 +248,8 @@ def test_blocks_that_went_away_are_said_to_have_gone_with_their_cut(
         list(reader.read(part))
 
 
-# --- dos-checkpoints -----------------------------------------------------------------------------------------------
+# --- dos-checkpoints
+# -----------------------------------------------------------------------------------------------
 
 
 def test_cuts_are_rows_as_the_command_lists_them(
@@ -370,7 +373,10 @@ def test_a_journal_that_is_not_there_or_trimmed_is_named(
     refused(DataLossError, "what lies between 0 and", "words.w0000/state", from_="0")
     refused(DataLossError, "not on the line of history", "words.w0000/state", from_="checkpoint:2")
     refused(
-        CheckpointReleasedError, "checkpoint 1 of region words was released", "words.w0000/state", to="checkpoint:1"
+        CheckpointReleasedError,
+        "checkpoint 1 of region words was released",
+        "words.w0000/state",
+        to="checkpoint:1",
     )
     refused(BadOptionError, "is no worker's directory", "words.coord/manifest", to="checkpoint:3")
     refused(BadOptionError, "chain steep of worker 0 is not in cut 3", "words.w0000/steep", to="checkpoint:3")

@@ -43,7 +43,7 @@ def test_options_that_are_wrong_are_named() -> None:
     )
     refused(
         BadOptionError,
-        r"option 'since' \(3\) must be before\",
+        r"option 'since' \(3\) must be before",
         "state",
         state,
         operator="c",

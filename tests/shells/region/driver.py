@@ -1,7 +1,7 @@
 """The process of a coordinator: its real shell, listening, with a manifest and an ear for requests.
 
-Rules of this file: what `checkpoint.coordinator.control` does on its thread. What the shell is told and what it does
-is overheard for the record.
+Rules of this file: what `checkpoint.coordinator.control` does on its thread. What the shell is told and what
+it does is overheard for the record.
 """
 
 from collections.abc import Callable

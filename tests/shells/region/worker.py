@@ -1,6 +1,7 @@
 """The process of a worker: its real links, and the circuit's thread, which is a task here.
 
-Rules of this file: what `dataflow.worker.process.run_worker` and `dataflow.worker.link_thread` do with two threads.
+Rules of this file: what `dataflow.worker.process.run_worker` and `dataflow.worker.link_thread` do with two
+threads.
 """
 
 from types import SimpleNamespace

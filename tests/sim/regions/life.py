@@ -1,7 +1,8 @@
 """One incarnation of a worker: its claim, its chains, its links to peers, its votes.
 
-Rules of this file: what `dataflow.worker.link_incarnation` and `dataflow.worker.exchange` do with trio, as tasks of a
-process. What is durable before what is `Journals`'s, what is taken of a peer's frames `IncomingFrames`'s.
+Rules of this file: what `dataflow.worker.link_incarnation` and `dataflow.worker.exchange` do with trio, as
+tasks of a process. What is durable before what is `Journals`'s, what is taken of a peer's frames
+`IncomingFrames`'s.
 """
 
 from collections import deque
