@@ -1,7 +1,6 @@
 """Every error of the wire and of the clients, grouped by who must act (the split of h11 and trio).
 
-Only exceptions and their codes belong here. Messages name the rule, the values and the remedy. `ErrorCode`
-numbers are wire bytes and are never reused.
+Messages name the rule, the values and the remedy. `ErrorCode` numbers are wire bytes and are never reused.
 """
 
 from enum import Enum, IntEnum, unique

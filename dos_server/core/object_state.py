@@ -6,8 +6,7 @@
     written   in the file; survives a killed process
     synced    on stable storage, with the directory entry
 
-Readers only get bytes below `synced`. Claims and sessions are not known here. Only a durability ack
-(WATERMARK) acknowledges, after `Synced`.
+Readers only get bytes below `synced`. Only a durability ack (WATERMARK) acknowledges, after `Synced`.
 
 Group commit: at most one sync of an object runs. It covers what was written before it began; later writes
 wait for the next one.

@@ -178,7 +178,8 @@ def diff(
         typer.Argument(
             metavar="X",
             autocompletion=complete_moment,
-            help="A moment, as --at of other commands: 4096, time:2026-11-22T03:00, -1h, checkpoint:7, step:41.",
+            help="A moment, as --at of other commands: 4096, time:2026-11-22T03:00, -1h, checkpoint:7,"
+            " step:41.",
         ),
     ],
     after: Annotated[
