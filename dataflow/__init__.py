@@ -83,14 +83,6 @@ __all__ = [
 
 MODULES = {
     "checkpoint.chains.input_log": ("close_input",),
-    "dataflow.operators.aggregate_functions": (
-        "ApproxDistinct",
-        "Count",
-        "Max",
-        "Mean",
-        "Min",
-        "Sum",
-    ),
     "dataflow.core.regions": (
         "autonomous",
         "consistent",
@@ -105,8 +97,18 @@ MODULES = {
         "Graph",
         "GraphPlan",
     ),
-    "dataflow.state.key_states": ("KeyState",),
-    "dataflow.state.migration": ("Migration",),
+    "dataflow.graph.stream": (
+        "KeyedStream",
+        "Stream",
+    ),
+    "dataflow.operators.aggregate_functions": (
+        "ApproxDistinct",
+        "Count",
+        "Max",
+        "Mean",
+        "Min",
+        "Sum",
+    ),
     "dataflow.operators.count_windows": ("CountWindow",),
     "dataflow.operators.user_operator": (
         "RuntimeContext",
@@ -139,12 +141,10 @@ MODULES = {
     "dataflow.sources.iterator": ("IteratorSource",),
     "dataflow.sources.log": ("LogSource",),
     "dataflow.sources.rate": ("RateSource",),
-    "dataflow.graph.stream": (
-        "KeyedStream",
-        "Stream",
-    ),
+    "dataflow.state.key_states": ("KeyState",),
+    "dataflow.state.migration": ("Migration",),
 }
-"""Module -> its names here; the same as above, for those who run."""
+"""Module -> its names that are the package's too."""
 
 if not TYPE_CHECKING:
     __getattr__, __dir__ = lazy_names(globals(), MODULES)

@@ -8,8 +8,8 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from checkpoint import RegionStatus
 from checkpoint.coordinator.listeners import RegionListener
-from checkpoint.core.region import RegionStatus
 
 
 class Application:

@@ -15,8 +15,8 @@ from functools import partial
 
 import pyarrow as pa
 
+from checkpoint import InputEnds
 from checkpoint.chains import input_log
-from checkpoint.core.inputs import InputEnds
 from dataflow import producing
 from dataflow.producing import InputEnd, Producer, Rows
 from dos_client.blocking import BlockingStore, Portal

@@ -18,10 +18,10 @@ from typing import Annotated, Final
 import trio
 import typer
 
+from checkpoint import check_input_name
 from checkpoint.chains.input_log import close_input
 from checkpoint.cli.support import StoreUrl
 from checkpoint.cli.sweep import sweep
-from checkpoint.core.inputs import check_input_name
 from checkpoint.errors import InputClosedError
 from dataflow.entry_point import serve_lines
 from dataflow.worker.failures import first_error

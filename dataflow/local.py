@@ -22,8 +22,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from checkpoint import RegionSpec
 from checkpoint.coordinator.control import Observer, RegionControl, RegionListener
-from checkpoint.core.region import RegionSpec
 from dataflow.application import Application
 from dataflow.graph.builder import Graph
 from dataflow.graph.parts import GraphPart, check_sinks, part_options, parts_of

@@ -16,11 +16,17 @@ import msgspec
 import pyarrow as pa
 import trio
 
+from checkpoint import (
+    Cut,
+    Output,
+    Publish,
+    coordinator_directory,
+    decode_output,
+    output_chain,
+    worker_directory,
+)
 from checkpoint.coordinator.manifest_log import CHAIN as MANIFEST_CHAIN
 from checkpoint.coordinator.manifest_log import cuts_in
-from checkpoint.core.manifest import Cut
-from checkpoint.core.outputs import Output, Publish, decode_output, output_chain
-from checkpoint.core.region import coordinator_directory, worker_directory
 from dataflow.errors import NoOutputError
 from dos_client import Store, open_store
 from journal import ChainState, Op, Position, look_chain, read_records

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING
 from dos_protocol.lazy_names import lazy_names
 
 if TYPE_CHECKING:
+    from dos_client.core.backoff import backoff_s
+    from dos_client.core.quorum import Quorums
     from dos_client.errors import (
         BadUrlError,
         LossError,
@@ -58,6 +60,7 @@ __all__ = [
     "NotEmptyError",
     "ObjectWriter",
     "QuorumUnavailableError",
+    "Quorums",
     "Repair",
     "RepairReport",
     "ReplaceProgress",
@@ -67,6 +70,7 @@ __all__ = [
     "TokenRefusedError",
     "VerifyReport",
     "add_member",
+    "backoff_s",
     "connect",
     "init_store",
     "open_connection",
@@ -80,6 +84,8 @@ __all__ = [
 ]
 
 MODULES = {
+    "dos_client.core.backoff": ("backoff_s",),
+    "dos_client.core.quorum": ("Quorums",),
     "dos_client.errors": (
         "BadUrlError",
         "LossError",
@@ -98,6 +104,7 @@ MODULES = {
         "add_member",
         "replace_member",
     ),
+    "dos_client.reading.streaming": ("Bookmark",),
     "dos_client.repair.repairing": (
         "Repair",
         "RepairReport",
@@ -108,18 +115,17 @@ MODULES = {
         "VerifyReport",
         "verify_store",
     ),
-    "dos_client.reading.streaming": ("Bookmark",),
     "dos_client.sessions.connection": (
         "Connection",
         "open_connection",
     ),
     "dos_client.sessions.directory_view": ("DirectoryView",),
     "dos_client.sessions.members": ("MemberStatus",),
+    "dos_client.status.claim_status": ("ClaimStatus",),
     "dos_client.store": (
         "connect",
         "open_store",
     ),
-    "dos_client.status.claim_status": ("ClaimStatus",),
     "dos_client.urls": (
         "DosUrl",
         "parse_url",
@@ -127,7 +133,7 @@ MODULES = {
     "dos_client.writing.claim": ("Claim",),
     "dos_client.writing.object_writer": ("ObjectWriter",),
 }
-"""Module -> its names here; the same as above, for those who run."""
+"""Module -> its names that are the package's too."""
 
 if not TYPE_CHECKING:
     __getattr__, __dir__ = lazy_names(globals(), MODULES)

@@ -11,20 +11,26 @@ from dos_protocol.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from journal.chain import look_chain, look_chain_at, take_over
-    from journal.core.chain import ChainState, SegmentSpan
+    from journal.core.chain import ChainState, SegmentSpan, segments_seen
+    from journal.core.decoder import RecordDecoder
     from journal.core.errors import (
         ChainError,
         CorruptRecordError,
         EpochUsedTwiceError,
+        LocalFilesError,
         LostBytesError,
         NotEnoughAnswersError,
         StopNotFoundError,
         TornRecordError,
         UnknownRecordError,
     )
+    from journal.core.file_ops import FileOp, FileTruncate, FileWrite
+    from journal.core.inspection import Located
     from journal.core.position import ORIGIN, Position
     from journal.core.record import Record
     from journal.core.replay import fold
+    from journal.core.segment import SegmentName, parse_segment_name
+    from journal.core.trimming import Floor, Floors, below, lowest
     from journal.files.directory import Directory
     from journal.files.local_journal import LocalJournal
     from journal.files.mirroring import Mirror
@@ -49,26 +55,39 @@ __all__ = [
     "CorruptRecordError",
     "Directory",
     "EpochUsedTwiceError",
+    "FileOp",
+    "FileTruncate",
+    "FileWrite",
+    "Floor",
+    "Floors",
+    "LocalFilesError",
     "LocalJournal",
+    "Located",
     "LostBytesError",
     "Mirror",
     "NotEnoughAnswersError",
     "Op",
     "Position",
     "Record",
+    "RecordDecoder",
     "RestoreResult",
     "Scratch",
+    "SegmentName",
     "SegmentSpan",
     "StopNotFoundError",
     "TornRecordError",
     "UnknownRecordError",
+    "below",
     "fold",
     "look_chain",
     "look_chain_at",
+    "lowest",
+    "parse_segment_name",
     "read_batches",
     "read_plain_batches",
     "read_records",
     "restore",
+    "segments_seen",
     "size_seen",
     "take_over",
 ]
@@ -82,23 +101,42 @@ MODULES = {
     "journal.core.chain": (
         "ChainState",
         "SegmentSpan",
+        "segments_seen",
     ),
+    "journal.core.decoder": ("RecordDecoder",),
     "journal.core.errors": (
         "ChainError",
         "CorruptRecordError",
         "EpochUsedTwiceError",
+        "LocalFilesError",
         "LostBytesError",
         "NotEnoughAnswersError",
         "StopNotFoundError",
         "TornRecordError",
         "UnknownRecordError",
     ),
+    "journal.core.file_ops": (
+        "FileOp",
+        "FileTruncate",
+        "FileWrite",
+    ),
+    "journal.core.inspection": ("Located",),
     "journal.core.position": (
         "ORIGIN",
         "Position",
     ),
     "journal.core.record": ("Record",),
     "journal.core.replay": ("fold",),
+    "journal.core.segment": (
+        "SegmentName",
+        "parse_segment_name",
+    ),
+    "journal.core.trimming": (
+        "Floor",
+        "Floors",
+        "below",
+        "lowest",
+    ),
     "journal.files.directory": ("Directory",),
     "journal.files.local_journal": ("LocalJournal",),
     "journal.files.mirroring": ("Mirror",),
@@ -124,7 +162,7 @@ MODULES = {
     "journal.watching": ("ChainWatch",),
     "journal.writer": ("ChainWriter",),
 }
-"""Module -> its names here; the same as above, for those who run."""
+"""Module -> its names that are the package's too."""
 
 if not TYPE_CHECKING:
     __getattr__, __dir__ = lazy_names(globals(), MODULES)

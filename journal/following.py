@@ -12,8 +12,7 @@ step), and below a position in a committed cut: `poll(upto)` reads to there.
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
-from dos_client import Bookmark
-from dos_client.core.quorum import Quorums
+from dos_client import Bookmark, Quorums
 from journal.chain import look_chain, look_chain_at
 from journal.core.chain import ChainState, SegmentSpan, segments_seen
 from journal.core.decoder import RecordDecoder

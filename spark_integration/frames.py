@@ -19,9 +19,9 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from checkpoint import RegionEvent, StateChanged
+from checkpoint import RegionState as State
 from checkpoint.chains.input_reading import InputHandle
-from checkpoint.core.region import RegionEvent, StateChanged
-from checkpoint.core.region import RegionState as State
 from dataflow.blocking import close_input
 from dataflow.graph.builder import Graph
 from dataflow.graph.parts import parts_of

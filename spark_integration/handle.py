@@ -10,8 +10,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from checkpoint import RegionEvent, RegionStatus, StateChanged
 from checkpoint.coordinator.control import RegionControl, RegionListener
-from checkpoint.core.region import RegionEvent, RegionStatus, StateChanged
 from spark_integration.launcher import SparkLauncher
 from spark_integration.limits import JOBS_END_TIMEOUT_S, STOP_TIMEOUT_S, WATCH_S
 

@@ -13,8 +13,8 @@ from typing import Any
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
+from checkpoint import RegionEvent, RegionSpec
 from checkpoint.coordinator.control import RegionControl, RegionListener
-from checkpoint.core.region import RegionEvent, RegionSpec
 from dataflow.application import Application
 from dataflow.graph.builder import Graph
 from dataflow.graph.parts import check_sinks, part_options, parts_of

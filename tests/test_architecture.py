@@ -108,8 +108,34 @@ def imports_in(tree: ast.Module, package: list[str]) -> Iterator[tuple[int, str]
 
 @cache
 def imports_of(path: Path) -> tuple[tuple[int, str], ...]:
+    """(line, module) for every import of the file. A name that a package's public face imports on first use
+    counts as an import of the module that defines it.
+    """
     package = name_of(path).split(".")
-    return tuple(imports_in(tree_of(path), package if path.name == "__init__.py" else package[:-1]))
+    found = list(imports_in(tree_of(path), package if path.name == "__init__.py" else package[:-1]))
+    return (*found, *((line, face_of(module)[name]) for line, module, name in names_in(found)))
+
+
+def names_in(found: list[tuple[int, str]]) -> Iterator[tuple[int, str, str]]:
+    """(line, package, name) for every `from package import name` that its public face resolves."""
+    for line, dotted in found:
+        package, _, name = dotted.rpartition(".")
+        if package in MAY_IMPORT and name in face_of(package):
+            yield line, package, name
+
+
+@cache
+def face_of(package: str) -> dict[str, str]:
+    """Name -> module of the names that the package imports on first use."""
+    path = ROOT / package / "__init__.py"
+    return {
+        alias.name: str(node.module)
+        for block in tree_of(path).body
+        if isinstance(block, ast.If)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
 
 
 def is_pure(path: Path) -> bool:
@@ -144,6 +170,18 @@ def test_packages_import_in_one_direction_only() -> None:
             wrong.append(
                 f"{path.relative_to(ROOT)}:{line} imports {module}; allowed: {sorted(MAY_IMPORT[package])}"
             )
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_package_reaches_into_the_core_of_another() -> None:
+    """Other packages use a package through its public face (the names of its `__init__`) or its shell."""
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports {module}; import the name from {module.partition('.')[0]}"
+        for path in source_files()
+        for line, module in imports_in(tree_of(path), name_of(path).split("."))
+        if module.split(".")[0] in MAY_IMPORT.keys() - {path.relative_to(ROOT).parts[0]}
+        and module.split(".")[1:2] == ["core"]
+    ]
     assert not wrong, "\n".join(wrong)
 
 

@@ -9,11 +9,14 @@ from types import ModuleType
 
 import pytest
 
+import checkpoint
 import dataflow
 import dos_client
 import journal
 
-lazy = pytest.mark.parametrize("package", [dos_client, journal, dataflow], ids=lambda one: one.__name__)
+lazy = pytest.mark.parametrize(
+    "package", [dos_client, journal, checkpoint, dataflow], ids=lambda one: one.__name__
+)
 
 
 @lazy

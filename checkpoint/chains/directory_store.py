@@ -27,6 +27,7 @@ from journal import (
     ORIGIN,
     ChainState,
     ChainWriter,
+    Floor,
     Op,
     Position,
     Record,
@@ -34,7 +35,6 @@ from journal import (
     read_plain_batches,
     take_over,
 )
-from journal.core.trimming import Floor
 from journal.files.marks import TimeMarks
 from journal.files.rebuilding import Rebuilding
 from journal.limits import chain_name_bytes_max

@@ -36,8 +36,7 @@ from checkpoint.core.inputs import (
 )
 from checkpoint.errors import InputClosedError
 from checkpoint.runtime import wall_time_ms
-from dos_client import Claim, Store, randomness
-from dos_client.core.backoff import backoff_s
+from dos_client import Claim, Store, backoff_s, randomness
 from dos_protocol.errors import FencedError, LocalProtocolError
 from journal import ChainState, ChainWriter, Op, Position, Record, look_chain, read_records, take_over
 

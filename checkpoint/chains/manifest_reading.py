@@ -17,8 +17,7 @@ from checkpoint.core.retention import keep
 from checkpoint.errors import CheckpointReleasedError, ManifestError, NoRegionError
 from dos_client import Store
 from dos_protocol.errors import NotFoundError
-from journal import ChainState, LostBytesError, look_chain, read_records
-from journal.core.segment import parse_segment_name
+from journal import ChainState, LostBytesError, look_chain, parse_segment_name, read_records
 
 logger = logging.getLogger("dos.checkpoint")
 _SUFFIX = coordinator_directory("")

@@ -18,8 +18,18 @@ from checkpoint.chains.state_reading import STATE_CHAIN, StoredStateBlock, state
 from checkpoint.core.retention import Rolling
 from checkpoint.runtime import runtime
 from dos_protocol.errors import LocalProtocolError
-from journal import ORIGIN, ChainState, ChainWriter, Op, Position, Record, Scratch, read_batches, take_over
-from journal.core.trimming import Floor
+from journal import (
+    ORIGIN,
+    ChainState,
+    ChainWriter,
+    Floor,
+    Op,
+    Position,
+    Record,
+    Scratch,
+    read_batches,
+    take_over,
+)
 from journal.ports import ClaimPort
 
 

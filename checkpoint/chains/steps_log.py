@@ -12,8 +12,7 @@ from typing import Final
 from checkpoint.core.divisions import Division, DivisionFold, Sources, decode_division, encode_sources
 from checkpoint.core.retention import Rolling
 from dos_protocol.errors import LocalProtocolError
-from journal import ChainWriter, Op, Position, Record, Scratch, read_records, take_over
-from journal.core.trimming import Floor
+from journal import ChainWriter, Floor, Op, Position, Record, Scratch, read_records, take_over
 from journal.ports import ClaimPort
 
 STEPS_CHAIN: Final = "steps"

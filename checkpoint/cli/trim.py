@@ -101,7 +101,7 @@ async def _have_a_cut(store: Store, name: str, timeout: float, wait: float, *, a
             "checkpoint", patience_s=timeout, wait_s=wait, accepted=accepted(as_json)
         )
     except NoAnswerError as silence:
-        fail(f"{silence}. If the region does not run, say --stopped", NEGATIVE)
+        fail(f"{silence}. If the region does not run, pass --stopped", NEGATIVE)
     answer: Answer = reply.answer
     if answer.verdict != "done":
         fail(f"{answer.verdict} by {answer.driver}: {answer.reason}", NEGATIVE)

@@ -47,11 +47,11 @@ from journal import (
     Op,
     Position,
     Record,
+    below,
+    parse_segment_name,
     read_records,
     take_over,
 )
-from journal.core.segment import parse_segment_name
-from journal.core.trimming import below
 from journal.ports import ClaimPort
 
 logger: Final = logging.getLogger("dos.checkpoint")

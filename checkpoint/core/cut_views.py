@@ -8,7 +8,7 @@ from collections.abc import Container, Mapping
 from typing import Any
 
 from checkpoint.core.manifest import Cut, SplitPosition, WorkerCut
-from journal.core.position import Position
+from journal import Position
 
 
 def cut_row(

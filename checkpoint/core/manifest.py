@@ -27,8 +27,7 @@ import msgspec
 from checkpoint import limits
 from checkpoint.core.layout import Layout, check_layout
 from checkpoint.errors import ManifestError
-from journal.core.position import Position
-from journal.core.trimming import Floor
+from journal import Floor, Position
 
 CUT_VERSION: Final = 2
 SAVEPOINTS_VERSION: Final = 3

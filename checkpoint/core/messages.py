@@ -26,7 +26,7 @@ from checkpoint.core.layout import Layout
 from checkpoint.core.manifest import Cut, WorkerCut
 from checkpoint.errors import ControlMessageError
 from dos_protocol.digests import digest64
-from journal.core.trimming import Floor
+from journal import Floor
 
 FailureKind: TypeAlias = Literal["operator", "reset", "peer", "fenced", "store", "manifest", "internal"]
 """What failed, and what follows:

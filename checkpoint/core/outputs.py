@@ -32,7 +32,7 @@ import msgspec
 
 from checkpoint.errors import OutputDiffersError
 from dos_protocol.errors import CorruptDataError, LocalProtocolError
-from journal.core.position import Position
+from journal import Position
 
 OUTPUT_CHAIN_PREFIX: Final = "out-"
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from checkpoint import limits
 from checkpoint.core.manifest import Cut
-from journal.core.trimming import Floor, lowest
+from journal import Floor, lowest
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,9 +20,7 @@ from checkpoint.core.manifest import Cut
 from checkpoint.core.region import coordinator_directory, worker_directory
 from checkpoint.core.retention import floors_of
 from checkpoint.maintenance.stand_in import in_the_drivers_place
-from journal import look_chain
-from journal.core.segment import parse_segment_name
-from journal.core.trimming import Floors, below
+from journal import Floors, below, look_chain, parse_segment_name
 from journal.ports import StorePort
 
 

@@ -24,8 +24,7 @@ import trio
 
 from checkpoint import limits
 from checkpoint.core.request_records import Found, RecordReader
-from dos_client import Claim, ObjectWriter, Store, randomness, repair_store
-from dos_client.core.backoff import backoff_s
+from dos_client import Claim, ObjectWriter, Store, backoff_s, randomness, repair_store
 from dos_protocol.errors import FencedError, NotFoundError, PastEndError
 from dos_protocol.limits import digest_block_bytes
 from dos_protocol.vocabulary import ObjectInfo

@@ -6,8 +6,7 @@ incarnation counts. EOF says that the sender's sources are exhausted, DURABLE(n)
 is synced on the quorum; they tell the circuit nothing.
 """
 
-from checkpoint.core.channel_frames import ChannelFrame, FrameType
-from checkpoint.core.messages import job_digest
+from checkpoint import ChannelFrame, FrameType, job_digest
 from checkpoint.errors import ChannelFrameError
 
 

@@ -16,7 +16,7 @@ A name is how state is found again after a restart: rename an operator and its s
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from checkpoint.core.fingerprint import fingerprint
+from checkpoint import fingerprint
 from dataflow.core.plan import NodeSpec, find_problems, make_plan
 from dataflow.core.regions import ANNOTATION, Annotation, Autonomous, Consistent, choose_regions
 from dataflow.core.updates import carries_updates, update_problems

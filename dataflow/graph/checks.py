@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
+from checkpoint import Publish
 from checkpoint.chains.directory_store import directory_name_bytes_max
-from checkpoint.core.outputs import Publish
 from dataflow.core.delivery import Delivery
 from dataflow.core.determinism import not_deterministic
 from dataflow.core.plan import EXCHANGES, KIND_RULES, NodeSpec, OperatorKind, in_order

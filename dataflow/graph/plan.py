@@ -96,3 +96,6 @@ class GraphPlan:
         """Columns of each input, in order."""
         schemas = [self.schemas[source] for source in self.plan.node(name).inputs]
         return tuple(schema for schema in schemas if schema is not None)
+
+
+__all__ = ["GraphPlan", "OperatorKind"]

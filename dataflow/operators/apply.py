@@ -14,8 +14,8 @@ from typing import Any, ClassVar, Final
 
 import pyarrow as pa
 
+from checkpoint import declared_state
 from checkpoint.chains.state_blocks import block_schema
-from checkpoint.core.fingerprint import declared_state
 from dataflow.core.event_time import Watermark
 from dataflow.core.plan import OperatorKind
 from dataflow.errors import DirectoryError, SchemaError

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from checkpoint.core.fingerprint import declared_state
+from checkpoint import declared_state
 from dataflow.core.event_time import END, Watermark
 from dataflow.core.plan import OperatorKind
 from dataflow.errors import SchemaError

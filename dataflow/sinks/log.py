@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from checkpoint.core.outputs import Publish
+from checkpoint import Publish
 from checkpoint.errors import UnsupportedKeyTypeError
 from checkpoint.key_hash import hash_keys, kind_of
 from dataflow.core.delivery import Delivery

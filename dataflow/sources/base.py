@@ -13,7 +13,7 @@ from typing import ClassVar, Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
-from checkpoint.core.manifest import SplitPosition
+from checkpoint import SplitPosition
 from dataflow.core.event_time import SourceTime, Watermark
 from dataflow.core.plan import OperatorKind
 from dataflow.operators.base import Operator, OperatorContext, OperatorSpec

@@ -22,7 +22,7 @@ from typing import Final, Literal, TypeAlias
 
 import pyarrow as pa
 
-from checkpoint.core.manifest import SplitPosition
+from checkpoint import SplitPosition
 from dataflow import limits
 from dataflow.core.event_time import SourceTime
 from dataflow.errors import InputChangedError, InputGoneError, InputReadError, SchemaError

@@ -26,7 +26,7 @@ from typing import ClassVar, Final
 
 import pyarrow as pa
 
-from checkpoint.core.manifest import SplitPosition
+from checkpoint import SplitPosition
 from dataflow import limits
 from dataflow.core.event_time import SourceTime
 from dataflow.errors import InputChangedError, InputListChangedError, SchemaError

@@ -12,8 +12,8 @@ from typing import ClassVar
 
 import pyarrow as pa
 
+from checkpoint import check_input_name
 from checkpoint.chains.input_reading import InputHandle
-from checkpoint.core.inputs import check_input_name
 from dataflow.schema import parse_schema
 from dataflow.sources.prefetched import PrefetchedSource, owner_by_name
 from dos_client import Store

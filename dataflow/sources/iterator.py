@@ -18,7 +18,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 import pyarrow as pa
 
-from checkpoint.core.manifest import SplitPosition
+from checkpoint import SplitPosition
 from dataflow.core.event_time import SourceTime
 from dataflow.errors import InputChangedError, OperatorError, SchemaError
 from dataflow.operators.base import OperatorContext

@@ -13,8 +13,8 @@ from typing import ClassVar
 
 import pyarrow as pa
 
+from checkpoint import output_chain
 from checkpoint.chains.output_following import PublishedOutput
-from checkpoint.core.outputs import output_chain
 from dataflow.errors import SchemaError
 from dataflow.schema import parse_schema
 from dataflow.sources.prefetched import PrefetchedSource

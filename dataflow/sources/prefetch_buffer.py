@@ -9,7 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from checkpoint.core.inputs import InputPiece
+from checkpoint import InputPiece
 from dataflow import limits
 from dataflow.core.event_time import SourceTime
 

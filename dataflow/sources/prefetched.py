@@ -17,8 +17,7 @@ from typing import ClassVar, Protocol
 
 import pyarrow as pa
 
-from checkpoint.core.inputs import InputPiece
-from checkpoint.core.manifest import SplitPosition
+from checkpoint import InputPiece, SplitPosition
 from dataflow.core.event_time import SourceTime
 from dataflow.errors import InputChangedError, InputReadError
 from dataflow.operators.base import OperatorContext

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from checkpoint.core.manifest import SplitPosition
+from checkpoint import SplitPosition
 from dataflow.core.event_time import SourceTime
 from dataflow.errors import InputChangedError, SchemaError
 from dataflow.operators.base import OperatorContext

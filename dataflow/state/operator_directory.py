@@ -18,9 +18,7 @@ from typing import Final, Protocol
 from dataflow.errors import DirectoryError, OperatorFailure
 from dataflow.operators.base import UserFault
 from dataflow.state.scratch import of_scratch
-from journal.core.errors import LocalFilesError
-from journal.core.file_ops import FileOp, FileTruncate, FileWrite
-from journal.core.record import Record
+from journal import FileOp, FileTruncate, FileWrite, LocalFilesError, Record
 from journal.files.changing import ChangingFiles
 
 UNCHANGED_IN: Final = ("", "checkpoint")

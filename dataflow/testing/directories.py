@@ -14,7 +14,7 @@ from pathlib import Path
 from dataflow.graph.builder import GraphPlan
 from dataflow.state.operator_directory import OperatorDirectory
 from dataflow.worker.circuit import Circuit
-from journal.core.record import Record
+from journal import Record
 from journal.files.changing import snapshot_of
 from journal.files.rebuilding import Rebuilding
 

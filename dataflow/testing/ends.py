@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from checkpoint.core.manifest import SplitPosition
+from checkpoint import SplitPosition
 from dataflow.operators.base import OperatorContext, OperatorSpec
 from dataflow.sinks.base import SinkSpec, SinkWriter
 from dataflow.sources.base import Division, Positions, SourceBatch, SourceReader, SourceSpec

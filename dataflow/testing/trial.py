@@ -11,9 +11,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from checkpoint import check_fingerprint, even_layout
 from checkpoint.chains.state_blocks import decode_block, encode_block
-from checkpoint.core.fingerprint import check_fingerprint
-from checkpoint.core.layout import even_layout
 from dataflow.core.event_time import SourceTime
 from dataflow.errors import SchemaError
 from dataflow.graph.builder import Graph, GraphPlan

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
-from checkpoint.core.dropped import merge_counters
-from checkpoint.core.layout import Layout
+from checkpoint import Layout, merge_counters
 from dataflow.core.event_time import Watermark
 from dataflow.core.plan import KIND_RULES, NodePlan, OperatorKind, StagePlan
 from dataflow.errors import OperatorError, OperatorFailure

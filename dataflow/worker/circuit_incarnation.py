@@ -11,11 +11,8 @@ from typing import Final
 
 import pyarrow as pa
 
+from checkpoint import Alignment, ChannelFrame, CompleteStep, Division, FrameFlag, FrameType, SplitPosition
 from checkpoint.chains.state_blocks import decode_block, encode_block
-from checkpoint.core.barrier import Alignment, CompleteStep
-from checkpoint.core.channel_frames import ChannelFrame, FrameFlag, FrameType
-from checkpoint.core.divisions import Division
-from checkpoint.core.manifest import SplitPosition
 from checkpoint.errors import StepOrderError
 from dataflow.core.event_time import Watermark, decode_watermark
 from dataflow.core.schedule import Barrier, Produce, RunStage, Schedule

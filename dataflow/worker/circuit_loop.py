@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable
 from enum import Enum, auto
 
-from checkpoint.core.messages import FailureKind
+from checkpoint import FailureKind
 from dataflow.errors import InputChangedError, InputListChangedError, OperatorError, SinkOwnedError
 from dataflow.graph.builder import GraphPlan
 from dataflow.limits import WorkerLimits

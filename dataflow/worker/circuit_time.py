@@ -14,8 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from checkpoint.core.divisions import Division, Sources
-from checkpoint.core.manifest import SplitPosition
+from checkpoint import Division, Sources, SplitPosition
 from dataflow.core.event_time import END, IDLE, UNKNOWN, SourceTime, Watermark, further, held_back, together
 from dataflow.core.plan import NodePlan, OperatorKind
 from dataflow.graph.plan import GraphPlan

@@ -20,17 +20,15 @@ from typing import NamedTuple
 
 import trio
 
+from checkpoint import Rolling, WorkerCut
 from checkpoint.chains.directory_store import DirectoryStore, FilesAt, directory_chain
-from checkpoint.core.manifest import WorkerCut
-from checkpoint.core.retention import Rolling
 from checkpoint.errors import ManifestError
 from checkpoint.runtime import runtime
 from dataflow import limits
 from dataflow.graph.builder import GraphPlan
 from dataflow.state.directory_handover import Handover
 from dataflow.worker.messages import DirectoryCut, FilesChanged, Post
-from journal import Position, Record, Scratch
-from journal.core.trimming import Floor
+from journal import Floor, Position, Record, Scratch
 from journal.files.changing import snapshot_of
 from journal.ports import ClaimPort
 

@@ -12,9 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import trio
 
-from checkpoint.core.channel_frames import ChannelFrame, FrameType
-from checkpoint.core.handshake import LinkHello
-from checkpoint.core.messages import Peer
+from checkpoint import ChannelFrame, FrameType, LinkHello, Peer
 from checkpoint.errors import ChannelFrameError, HandshakeError, LinkClosedError
 from checkpoint.link import Link, connect_link
 from dataflow import limits

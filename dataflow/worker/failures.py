@@ -5,7 +5,7 @@ Rules of this file: errors in, reports out, by the kinds of `FailureKind`.
 
 from typing import Final, NamedTuple
 
-from checkpoint.core.messages import FailureKind
+from checkpoint import FailureKind
 from checkpoint.errors import ManifestError
 from dataflow.errors import InputChangedError, PeerLostError
 from dos_protocol.errors import DosError, FencedError

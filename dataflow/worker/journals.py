@@ -8,16 +8,12 @@ on the quorum.
 
 from collections.abc import AsyncGenerator
 
+from checkpoint import Committed, Division, Restore, Rolling, WorkerCut
 from checkpoint.chains.state_reading import STATE_CHAIN
 from checkpoint.chains.state_store import StateStore
 from checkpoint.chains.steps_log import STEPS_CHAIN, StepsLog
-from checkpoint.core.divisions import Division
-from checkpoint.core.manifest import WorkerCut
-from checkpoint.core.messages import Committed, Restore
-from checkpoint.core.retention import Rolling
 from dataflow.worker.messages import CutTaken, StageEnded
-from journal import Scratch
-from journal.core.trimming import below
+from journal import Scratch, below
 from journal.ports import ClaimPort
 
 

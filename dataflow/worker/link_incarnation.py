@@ -16,11 +16,7 @@ from functools import partial
 import msgspec
 import trio
 
-from checkpoint.core.channel_frames import FrameType
-from checkpoint.core.manifest import WorkerCut
-from checkpoint.core.messages import Committed, Restore, Start
-from checkpoint.core.region import worker_directory
-from checkpoint.core.retention import Rolling
+from checkpoint import Committed, FrameType, Restore, Rolling, Start, WorkerCut, worker_directory
 from checkpoint.errors import OutputDiffersError, StaleIncarnationError
 from checkpoint.link import Link
 from checkpoint.participant import Participant

@@ -12,7 +12,7 @@ from functools import partial
 
 import trio
 
-from checkpoint.core.messages import Committed, Counters, Pause, RequestCut, Restore, Start
+from checkpoint import Committed, Counters, Pause, RequestCut, Restore, Start
 from checkpoint.errors import StaleIncarnationError, StoppedError
 from checkpoint.link import Link, serve_links
 from checkpoint.participant import Participant, open_participant

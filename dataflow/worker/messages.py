@@ -15,11 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from checkpoint.core.channel_frames import ChannelFrame
-from checkpoint.core.divisions import Division, Sources
-from checkpoint.core.layout import Layout
-from checkpoint.core.manifest import SplitPosition, WorkerCut
-from checkpoint.core.messages import FailureKind
+from checkpoint import ChannelFrame, Division, FailureKind, Layout, Sources, SplitPosition, WorkerCut
 from dataflow.core.schedule import Barrier
 from dataflow.sinks.base import SinkWriter
 from dataflow.sources.prefetch_buffer import PrefetchBuffer

@@ -14,10 +14,8 @@ from typing import Any
 import msgspec
 import trio
 
+from checkpoint import FrameType, OutputDecision, Publish, SplitPosition, WorkerCut
 from checkpoint.chains.output_log import OutputLog
-from checkpoint.core.channel_frames import FrameType
-from checkpoint.core.manifest import SplitPosition, WorkerCut
-from checkpoint.core.outputs import OutputDecision, Publish
 from dataflow.core.durable_steps import DurableSteps
 from dataflow.graph.builder import GraphPlan
 from dataflow.sinks.log import LogSink

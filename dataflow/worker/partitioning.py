@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from checkpoint.core.layout import Layout
+from checkpoint import Layout
 from checkpoint.key_hash import hash_keys
 from dataflow import limits
 from dataflow.operators.base import HASH_COLUMN, WEIGHT_COLUMN

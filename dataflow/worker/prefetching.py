@@ -11,9 +11,7 @@ from typing import TypeVar
 
 import trio
 
-from checkpoint import limits
-from checkpoint.core.inputs import InputPiece
-from checkpoint.core.manifest import SplitPosition
+from checkpoint import InputPiece, SplitPosition, limits
 from dataflow.errors import InputChangedError
 from dataflow.sources.prefetch_buffer import PrefetchBuffer
 from dataflow.sources.prefetched import Follower, PrefetchedSource

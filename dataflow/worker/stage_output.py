@@ -9,9 +9,7 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-from checkpoint.core.barrier import Alignment
-from checkpoint.core.channel_frames import ChannelFrame, FrameFlag, FrameType
-from checkpoint.core.messages import job_digest
+from checkpoint import Alignment, ChannelFrame, FrameFlag, FrameType, job_digest
 from dataflow.core.event_time import Watermark, encode_watermark
 from dataflow.core.plan import StagePlan
 from dataflow.core.schedule import Barrier

@@ -9,7 +9,7 @@ that take them some tens of milliseconds.
 from collections.abc import Container
 from typing import Final
 
-from checkpoint.core.divisions import Division, Sources
+from checkpoint import Division, Sources
 from dataflow import limits
 from dataflow.core.event_time import SourceTime
 from dataflow.errors import InputEncodingError, InputReadError, LineTooLongError, OperatorError

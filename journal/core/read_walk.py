@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from dos_client.core.quorum import Quorums
+from dos_client import Quorums
 from dos_protocol.store_record import StoreRecord
 from journal.core.chain import Answers, SeenSegment, SegmentSpan
 from journal.core.position import ORIGIN, Position

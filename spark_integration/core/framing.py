@@ -11,7 +11,7 @@ A record that is incomplete is ignored for now: a writer may be in the middle of
 from collections import deque
 from typing import Final, Protocol
 
-from journal.core.decoder import RecordDecoder
+from journal import RecordDecoder
 from spark_integration.core.arrow_messages import ArrowMessages, MessageKind
 from spark_integration.errors import NotReadableError
 from spark_integration.limits import OBJECT_RECORD_BYTES_MAX

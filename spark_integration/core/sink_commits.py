@@ -22,7 +22,7 @@ This file has values and one table; `writing/` claims, writes and reads.
 from enum import Enum, auto
 from typing import Final
 
-from checkpoint.core.staged import BatchMark, CommitUnit, WriteKind, decode_mark
+from checkpoint import BatchMark, CommitUnit, WriteKind, decode_mark
 from dos_protocol.errors import LocalProtocolError
 from spark_integration.errors import OtherCheckpointError, OtherWriterError
 

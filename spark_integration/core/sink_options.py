@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from typing import Final
 
-from checkpoint.core.inputs import check_input_name, producer_directory
-from checkpoint.core.staged import staging_directory
+from checkpoint import check_input_name, producer_directory, staging_directory
 from dos_protocol.names import check_name
 from spark_integration.core.option_texts import (
     STORE,

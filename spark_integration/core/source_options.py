@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final
 
-from checkpoint.core.inputs import check_input_name
-from checkpoint.core.outputs import output_chain
+from checkpoint import check_input_name, output_chain
 from dos_protocol.names import check_name
 from spark_integration.core.option_texts import (
     READ,

@@ -21,10 +21,3 @@ def type_text(kind: pa.DataType) -> str:
     from dataflow import schema
 
     return schema.type_text(kind)
-
-
-def is_control(description: str) -> bool:
-    """Whether a checkpoint's description of an operator is that of a broadcast table."""
-    from dataflow.core.plan import OperatorKind
-
-    return description.partition(" ")[0] == OperatorKind.CONTROL

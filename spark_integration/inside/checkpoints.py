@@ -10,9 +10,8 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
+from checkpoint import Cut, cut_full, cut_row
 from checkpoint.chains.manifest_reading import read_manifest
-from checkpoint.core.cut_views import cut_full, cut_row
-from checkpoint.core.manifest import Cut
 from dos_client import Store
 from dos_client.blocking import BlockingStore
 from spark_integration.core.inside_options import CheckpointsOptions

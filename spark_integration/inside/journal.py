@@ -12,18 +12,17 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import pyarrow as pa
 
+from checkpoint import Cut, output_chain, region_of_worker
 from checkpoint.chains.directory_store import directory_chain
 from checkpoint.chains.manifest_reading import read_manifest
 from checkpoint.chains.state_reading import STATE_CHAIN
 from checkpoint.chains.steps_log import STEPS_CHAIN
-from checkpoint.core.manifest import Cut
-from checkpoint.core.outputs import output_chain
-from checkpoint.core.region import region_of_worker
 from dos_client import Store
 from dos_client.blocking import BlockingStore
 from dos_protocol.errors import CorruptDataError
 from journal import (
     ChainState,
+    Located,
     LostBytesError,
     Position,
     SegmentSpan,
@@ -31,7 +30,6 @@ from journal import (
     look_chain,
     look_chain_at,
 )
-from journal.core.inspection import Located
 from journal.inspecting import object_records, span_records
 from spark_integration.core.inside_options import JournalOptions, JournalPoint
 from spark_integration.core.wording import nearest

@@ -18,18 +18,17 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
+from checkpoint import Cut, Layout
 from checkpoint.chains.manifest_reading import ManifestView, read_manifest
 from checkpoint.chains.state_blocks import DELETED_COLUMN, StateFold, hash_range, slices, state_version_of
 from checkpoint.chains.state_reading import StoredStateBlock, blocks_at, blocks_between
-from checkpoint.core.layout import Layout
-from checkpoint.core.manifest import Cut
 from checkpoint.errors import StateNotRecordedError
 from checkpoint.key_hash import HASH_COLUMN
 from dos_client import Store
 from dos_client.blocking import BlockingStore
 from journal import LostBytesError, Position
 from spark_integration.core.inside_options import StateOptions
-from spark_integration.core.wording import is_control, nearest
+from spark_integration.core.wording import nearest
 from spark_integration.errors import DataLossError, NoSchemaError, NothingThereError, SchemaMismatchError
 from spark_integration.inside.table import TableColumns
 from spark_integration.limits import BATCH_ROWS
@@ -92,7 +91,7 @@ class OperatorStateTable:
             for begin, end in _hash_ranges(cut.layout, worker, options.operator, options.tasks_per_worker):
                 before = None if since is None else since.workers[worker].state
                 found.append(StatePart(worker, part.state, before, begin, end))
-            if is_control(cut.operators.get(options.operator, "")):
+            if _is_broadcast_table(cut.operators.get(options.operator, "")):
                 break  # each worker has the whole table
         return found
 
@@ -200,6 +199,13 @@ def _shown(block: pa.RecordBatch, worker: int) -> Iterator[pa.RecordBatch]:
     block = block.set_column(hashes, HASH_COLUMN, block.column(HASH_COLUMN).view(pa.int64()))
     for piece in slices(block, BATCH_ROWS):
         yield piece.append_column(_WORKER, pa.repeat(pa.scalar(worker, pa.int32()), piece.num_rows))
+
+
+def _is_broadcast_table(description: str) -> bool:
+    """Whether a checkpoint's description of an operator is that of a broadcast table."""
+    from dataflow.graph.plan import OperatorKind  # here, because importing dataflow takes half a second
+
+    return description.partition(" ")[0] == OperatorKind.CONTROL
 
 
 __all__ = ["OperatorStateTable", "StatePart"]

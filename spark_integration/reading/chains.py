@@ -13,8 +13,17 @@ from contextlib import aclosing
 import pyarrow as pa
 
 from dos_client import Store
-from journal import ChainFollower, ChainState, LostBytesError, Position, Record, look_chain, look_chain_at
-from journal.core.chain import SegmentSpan, segments_seen
+from journal import (
+    ChainFollower,
+    ChainState,
+    LostBytesError,
+    Position,
+    Record,
+    SegmentSpan,
+    look_chain,
+    look_chain_at,
+    segments_seen,
+)
 from spark_integration.core.admission import StreamPiece
 from spark_integration.core.recent_bytes import RecentBytes
 from spark_integration.core.source_offsets import BEGINNING, SplitPoint

@@ -12,10 +12,8 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.json as pajson
 
-from checkpoint.core.inputs import InputPiece, InputSequence, decode_part
-from checkpoint.core.outputs import decode_output
-from journal import Op
-from journal.core.decoder import RecordDecoder
+from checkpoint import InputPiece, InputSequence, decode_output, decode_part
+from journal import Op, RecordDecoder
 from spark_integration.core.arrow_messages import END_OF_STREAM, ArrowMessages, MessageKind
 from spark_integration.core.framing import PREFIX_BYTES, PrefixFramer
 from spark_integration.core.source_options import ObjectContent, SourceOptions

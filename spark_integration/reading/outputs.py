@@ -12,10 +12,9 @@ from contextlib import aclosing
 import msgspec
 import pyarrow as pa
 
+from checkpoint import Publish, decode_output, output_chain, worker_directory
 from checkpoint.chains.manifest_reading import read_manifest, regions_of
 from checkpoint.chains.output_following import PublishedOutput
-from checkpoint.core.outputs import Publish, decode_output, output_chain
-from checkpoint.core.region import worker_directory
 from checkpoint.errors import NoRegionError
 from dos_client import Store
 from journal import ChainFollower, Op, Position, Record, look_chain

@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 from pyspark.sql.datasource import InputPartition
 
-from journal.core.chain import SegmentSpan
-from journal.core.segment import SegmentName, parse_segment_name
+from journal import SegmentName, SegmentSpan, parse_segment_name
 from spark_integration.core.source_offsets import SplitPoint
 
 

@@ -23,9 +23,8 @@ from contextlib import ExitStack, aclosing, suppress
 import pyarrow as pa
 import trio
 
+from checkpoint import CommitUnit, encode_mark, is_orphan, producer_directory, staging_prefix
 from checkpoint.chains.input_log import InputLog
-from checkpoint.core.inputs import producer_directory
-from checkpoint.core.staged import CommitUnit, encode_mark, is_orphan, staging_prefix
 from dos_client import QuorumUnavailableError, Store, randomness
 from dos_client.blocking import BlockingStore
 from dos_protocol.errors import DosError, FencedError

@@ -16,7 +16,7 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from checkpoint.core.staged import CommitUnit, WriteKind
+from checkpoint import CommitUnit, WriteKind
 from dos_client import QuorumUnavailableError
 from dos_protocol.errors import LocalProtocolError
 from spark_integration.core.column_difference import column_difference

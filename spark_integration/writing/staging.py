@@ -16,7 +16,7 @@ from typing import NamedTuple, Self
 import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
 
-from checkpoint.core.staged import CommitUnit, is_orphan, staged_name, staging_directory
+from checkpoint import CommitUnit, is_orphan, staged_name, staging_directory
 from checkpoint.runtime import wall_time_ms
 from dos_client import Claim, randomness
 from dos_client.blocking import BlockingClaim, BlockingObjectWriter, BlockingStore

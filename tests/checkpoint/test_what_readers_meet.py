@@ -385,7 +385,7 @@ def test_nothing_but_a_handshake_frame_is_read_before_the_link_stands() -> None:
     challenge = acceptor.received(hello)
     with pytest.raises(HandshakeError, match="expected LinkHello, got Challenge"):
         ends()[1].received(challenge)
-    with pytest.raises(HandshakeError, match="expected Accepted, got Challenge"):
+    with pytest.raises(HandshakeError, match="expected LinkAccepted, got Challenge"):
         dialler.accepted(challenge)
 
 

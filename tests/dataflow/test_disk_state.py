@@ -227,7 +227,9 @@ def test_on_disk_nothing_has_a_name_and_what_lies_there_is_counted(
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     trial = Trial(graph_of(2, "disk", timedelta(0), None))
-    trial.step({"rows": [row(second_, str(second_), 2.0) for second_ in range(20)]}, cut=True, snapshot=True)
+    trial.step(
+        {"rows": [row(second_, str(second_), 2.0) for second_ in range(20)]}, checkpoint=True, snapshot=True
+    )
     assert trial.counters()[0]["counted"]["disk_bytes"] > 0
     assert list(tmp_path.iterdir()) == []
     trial.crash()

@@ -147,7 +147,7 @@ def test_a_producer_that_was_started_twice_records_nothing_more(shared_store: st
 def test_a_driver_started_again_goes_on_where_the_input_was_read(shared_store: str, tmp_path: Path) -> None:
     name = tmp_path.name
     with open_blocking(shared_store) as client:
-        with running(numbers("cut"), shared_store, tmp_path) as (control, watch):
+        with running(numbers("checkpoint"), shared_store, tmp_path) as (control, watch):
             send(client, name, "p", 0, 30)
             watch.cuts(1)
             control.stop()
@@ -155,7 +155,7 @@ def test_a_driver_started_again_goes_on_where_the_input_was_read(shared_store: s
             assert control.status().state is RegionState.STOPPED
         send(client, name, "p", 30, 12)
         blocking.close_input(client, name, "numbers")
-        with running(numbers("cut"), shared_store, tmp_path) as (control, _):
+        with running(numbers("checkpoint"), shared_store, tmp_path) as (control, _):
             assert finished(control), control.status()
     each_once(shared_store, name, {"p": 42})
 

@@ -154,7 +154,7 @@ def test_its_snapshot_comes_in_pieces_of_bounded_size(
     add(keyed).sink("out", CallSink(print))
     trial, calm = Trial(graph), Trial(graph)
     for one in (trial, calm):
-        one.step({"rows": [_named(n, n) for n in range(8)]}, cut=True, snapshot=True)
+        one.step({"rows": [_named(n, n) for n in range(8)]}, checkpoint=True, snapshot=True)
     pieces = [decode_block(data).num_rows for name, data in trial._blocks[0] if name == "own"]
     assert sum(pieces) >= 7, "the last row may still wait for event time"
     assert max(pieces) == 2

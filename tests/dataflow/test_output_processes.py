@@ -132,7 +132,7 @@ def test_what_cannot_be_shown_by_step_is_refused_before_anything_starts(tmp_path
         GraphError, match=r"column 'words' is list<.*>, which cannot be compared after a replay"
     ):
         lists.plan()
-    with pytest.raises(SchemaError, match="publish must be 'step' or 'cut', not 'never'"):
+    with pytest.raises(SchemaError, match="publish must be 'step' or 'checkpoint', not 'never'"):
         LogSink(publish="never")
 
 

@@ -62,7 +62,7 @@ def test_they_come_largest_first_and_what_cannot_be_among_them_is_let_go(
     monkeypatch.setattr(top_k, "_prune_rows_min", 5)
     trial = Trial(best(2))
     for number in range(9):
-        trial.step({"rows": [row(number, x=float(7 * number % 10))]}, cut=True)
+        trial.step({"rows": [row(number, x=float(7 * number % 10))]}, checkpoint=True)
         assert trial.counters()[0]["best"]["rows"] <= 5
         trial.crash()
     trial.step({"rows": [row(10)]})

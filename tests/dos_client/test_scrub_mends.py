@@ -96,7 +96,7 @@ async def test_without_a_living_writer_it_is_quarantined_and_the_command_mends_i
     assert await noticed(), "a restart does not forget it"
     done = await trio.to_thread.run_sync(dos, "store", "repair", url_of(three_scrubbed))
     assert done.code == 0, done
-    assert b"1 copies mended, 0 left to mend" in done.stdout
+    assert b"1 copies repaired, 0 left to repair" in done.stdout
     assert not await noticed()
     async with open_store(url_of(three_scrubbed)) as store:
         assert (await verify_store(store, read=True)).findings == []

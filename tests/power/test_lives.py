@@ -98,7 +98,7 @@ def _entry_is_not_synced(patch: pytest.MonkeyPatch) -> None:
 
 
 def _removal_that_was_put_off_is_begun_anew(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("dos_server.marks.Marks.of", lambda self, name: None)
+    patch.setattr("dos_server.marks.ObjectMarks.of", lambda self, name: None)
 
 
 def _sync_that_was_not_tried_is_acknowledged(patch: pytest.MonkeyPatch) -> None:

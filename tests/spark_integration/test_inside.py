@@ -228,7 +228,9 @@ def test_state_that_is_not_there_is_named(servers: Servers[ThreadedServer], stor
     )
     refused(CheckpointReleasedError, "checkpoint 1 of region words was released", since="1", checkpoint="3")
     refused(ManifestError, "the last one of region words is 4", checkpoint="9")
-    refused(NothingThereError, r"no operator 'count' in cut 4 \(did you mean 'counts'", operator="count")
+    refused(
+        NothingThereError, r"no operator 'count' in checkpoint 4 \(did you mean 'counts'", operator="count"
+    )
     refused(NoSchemaError, "there is state of counts, limits", operator="lines")
     refused(NoRegionError, "no region 'wrods'", path="wrods")
     refused(FilterError, "the filter names column 'cuont'", filter="cuont = 1")
@@ -370,7 +372,7 @@ def test_a_journal_that_is_not_there_or_trimmed_is_named(
 
     refused(NothingThereError, "no directory 'nobody'", "nobody/state")
     refused(NothingThereError, r"no chain 'sate' \(did you mean 'state'", "words.w0000/sate")
-    refused(DataLossError, "what lies between 0 and", "words.w0000/state", from_="0")
+    refused(DataLossError, "the records between 0 and", "words.w0000/state", from_="0")
     refused(DataLossError, "not on the line of history", "words.w0000/state", from_="checkpoint:2")
     refused(
         CheckpointReleasedError,
@@ -379,7 +381,7 @@ def test_a_journal_that_is_not_there_or_trimmed_is_named(
         to="checkpoint:1",
     )
     refused(BadOptionError, "is no worker's directory", "words.coord/manifest", to="checkpoint:3")
-    refused(BadOptionError, "chain steep of worker 0 is not in cut 3", "words.w0000/steep", to="checkpoint:3")
+    refused(BadOptionError, "checkpoint 3 lacks chain steep of worker 0", "words.w0000/steep", to="checkpoint:3")
 
 
 def test_a_token_that_is_wrong_is_said_at_once() -> None:

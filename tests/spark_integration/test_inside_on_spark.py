@@ -68,7 +68,7 @@ def test_all_columns_come_to_spark_as_they_are(
     cuts = spark.read.format("dos-checkpoints").options(
         columns="*, workers, shards, operators, parent, fingerprint"
     )
-    row = cuts.load(f"{servers.url}/wordcount").where("cut = 2").collect()[0]
+    row = cuts.load(f"{servers.url}/wordcount").where("checkpoint = 2").collect()[0]
     assert row["time"].timestamp() == 2.0
     assert row["workers"][1]["sources"] == {
         "lines": {"part1": row["workers"][1]["sources"]["lines"]["part1"]}

@@ -143,7 +143,7 @@ class Killed:
 
 def undisturbed(folder: Path, run: str) -> bytes:
     """The output of the same graph with nothing around it that could be killed."""
-    trial = Trial(graph_of(Holds(folder), run, "value string", "cut"))
+    trial = Trial(graph_of(Holds(folder), run, "value string", "checkpoint"))
     for number in range(FILES[run]):
         lines = range(number * LINES, (number + 1) * LINES)
         trial.step({"lines": [{"value": line(one)} for one in lines]})

@@ -49,7 +49,8 @@ def has_region(seed: int) -> bool:
 @cache
 def _plan(rows: str, counts: str, *, keeps_files: bool) -> GraphPlan:
     """The graph of every region: rows by their word, as they are and counted. Each sink is "file", or a log
-    that is published by "cut" or by "step". keeps_files: an operator above the sink of rows writes them down.
+    that is published by "checkpoint" or by "step". keeps_files: an operator above the sink of rows writes
+    them down.
     """
     given = Input(Random(0), 1, 1)
     graph = Graph("region")
@@ -84,7 +85,7 @@ class ShellRegion:
         self.pace_s = rng.choice([0.2, 0.3])
         of_worker = rng.choice([1, 2])
         self.given = Input(rng, workers * of_worker, _STEP_ROWS * rng.randint(6, 12) // of_worker)
-        self.kinds = {sink: rng.choice(["file", "cut", "step"]) for sink in SINKS}
+        self.kinds = {sink: rng.choice(["file", "checkpoint", "step"]) for sink in SINKS}
         if of_worker > 1 and "step" in self.kinds.values():
             # in which order a step took rows of several splits, no division says: such a source does not give
             # the same again, and none of its output may be shown before its cut
