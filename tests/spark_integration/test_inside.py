@@ -381,7 +381,9 @@ def test_a_journal_that_is_not_there_or_trimmed_is_named(
         to="checkpoint:1",
     )
     refused(BadOptionError, "is no worker's directory", "words.coord/manifest", to="checkpoint:3")
-    refused(BadOptionError, "checkpoint 3 lacks chain steep of worker 0", "words.w0000/steep", to="checkpoint:3")
+    refused(
+        BadOptionError, "checkpoint 3 lacks chain steep of worker 0", "words.w0000/steep", to="checkpoint:3"
+    )
 
 
 def test_a_token_that_is_wrong_is_said_at_once() -> None:
