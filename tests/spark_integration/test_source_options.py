@@ -80,7 +80,7 @@ def test_an_unknown_option_is_named_with_the_nearest_right_one(wrong: str, near:
 BAD: list[tuple[dict[str, str], type[DosError], str]] = [
     ({"output": "x"}, BadOptionError, "nothing to read was named"),
     ({**GOOD, "path": "dos://h"}, BadOptionError, "names a store and nothing in it"),
-    ({**GOOD, "path": "hdfs://h/x"}, BadUrlError, "a URL begins with dos://"),
+    ({**GOOD, "path": "hdfs://h/x"}, BadUrlError, "a URL must begin with dos://"),
     (
         {"path": "dos://h/x"},
         BadOptionError,
