@@ -1,15 +1,24 @@
-"""The client of DOS: one server or a store of several, from trio or from plain threads. Objects only;
-journals are above.
+"""The DOS client: access to one server, or to a store of several servers, from trio or from plain threads.
+
+This package handles objects. Journals are built on it in `journal`.
 
     async with open_store("dos://h1,h2,h3") as store:
         async with await store.claim("app.w0000", epoch, writer_id) as claim:
             writer = claim.open_object("greetings")
             await writer.wait_synced(writer.append(b"hello"))
 
-Rooms, lowest first: `core` decides, without doing; `sessions` (one server), `reading` (without a claim:
-hedged, committed, followed), `writing` (a claim, its links and copies), `repairing` (comparing and repairing
-copies), `membership` (which servers are the store, and how that changes), `telling` (how things stand, for
-people), `cli`. `store` opens a `live_store`; `blocking` is the same from threads.
+Packages, lowest first:
+
+    core        decisions, as pure state machines and functions
+    sessions    connections and requests to one server
+    reading     reads without a claim: hedged, committed, followed
+    writing     a claim, its links to members and their copies
+    mending     comparison and repair of copies
+    membership  which servers form the store, and how that changes
+    telling     the status of claims and members, for logs and metrics
+    cli         the commands
+
+`store` opens a `live_store`. `blocking` offers the same API to plain threads.
 """
 
 from typing import TYPE_CHECKING

@@ -1,7 +1,7 @@
-"""What callers may give to a store and its claims.
+"""Check the arguments of a store and its claims.
 
-Rules of this file: an argument of a wrong type or range, or a call from a place from which it can never be
-answered, raises LocalProtocolError before anything is sent. A wait that nothing can end is not begun.
+An argument of a wrong type or range raises LocalProtocolError before anything is sent. So does a call that
+could never complete, such as one from another trio run.
 """
 
 from typing import TYPE_CHECKING
@@ -24,21 +24,23 @@ def check_number(value: int, what: str, *, least: int = 0, most: int = u64_max) 
 
 
 def check_numbers(**values: int | None) -> None:
-    """Check each number that is given. Raises LocalProtocolError, which says its name."""
+    """Check each number that is not None. Raises LocalProtocolError, which names the argument."""
     for what, value in values.items():
         if value is not None:
             check_number(value, what)
 
 
 def check_text(value: str, what: str) -> str:
-    """Return the text. Raises LocalProtocolError if it is none."""
+    """Return the text. Raises LocalProtocolError if it is not a str."""
     if not isinstance(value, str):
         raise LocalProtocolError(f"{what} must be text, got {value!r:.60}")
     return value
 
 
 def check_run(token: trio.lowlevel.TrioToken) -> None:
-    """Raise LocalProtocolError unless this is the trio run of that token: tasks of another never answer."""
+    """Raise LocalProtocolError unless the current trio run is that of the token: another run's tasks cannot
+    answer.
+    """
     if trio.lowlevel.current_trio_token() is not token:
         raise LocalProtocolError(
             "this store was opened in another trio.run, whose tasks do not run here",
@@ -47,13 +49,14 @@ def check_run(token: trio.lowlevel.TrioToken) -> None:
 
 
 def check_absent(claim: "Claim", name: str) -> None:
-    """Raise LocalProtocolError if members hold content of that name, so that what is written to it as a new
-    object can never be acknowledged."""
+    """Raise LocalProtocolError if so many members hold an object of that name that a new one could never be
+    acknowledged.
+    """
     holders = {one for one, objects in claim.answers.items() if name in objects and objects[name].synced}
     others = {one.server_id for one in claim.store.record.members} - holders
     if holders and not Quorums(claim.store.record).can_acknowledge(others):
         raise LocalProtocolError(
-            f"{claim.directory}/{name} exists on {len(holders)} members: as a new object it can never be"
-            " acknowledged",
-            remedy="choose another name, or go on where it ends: resume",
+            f"{claim.directory}/{name} exists on {len(holders)} members: a new object of this name can never"
+            " be acknowledged",
+            remedy="choose another name, or continue that object where it ends",
         )

@@ -1,9 +1,11 @@
-"""The same client for plain threads: Spark tasks, notebooks, scripts.
+"""The client for plain threads: Spark tasks, notebooks, scripts.
 
-Rules of this file: every call is handed to a trio thread and waited for; nothing is decided here. Names and
-errors are those of the trio client. Objects of this module may be used from any thread but the portal's
-own, from several at once. An interrupted call (KeyboardInterrupt) goes on behind the scenes; its effect is
-the same as if it had been cancelled later than you think: look before you repeat it.
+Every call runs in a trio thread and waits for the result. Nothing is decided here. Names and errors are those
+of the trio client. Objects of this module may be used from several threads at once, except from the portal's
+own.
+
+An interrupted call (KeyboardInterrupt) continues in the background and may still take effect. Check the state
+before you repeat it.
 
     with open_store("dos://h1,h2,h3") as store, store.claim("app.w0000", epoch, writer_id) as claim:
         writer = claim.open_object("greetings")
@@ -38,8 +40,9 @@ Args = TypeVarTuple("Args")
 
 
 class Portal:
-    """A thread that runs trio, and a way into it. A context manager; `close` ends it and everything held
-    open in it."""
+    """A thread that runs trio, and calls into it. A context manager; `close` ends the thread and everything
+    that is held open in it.
+    """
 
     def __init__(self, name: str = "dos-client") -> None:
         self._started = threading.Event()
@@ -67,7 +70,9 @@ class Portal:
             await trio.sleep_forever()
 
     def call(self, function: "Callable[[*Args], Awaitable[T]]", *args: *Args) -> T:
-        """Run an async function there; its result or exception. Raises ClosedError after `close`."""
+        """Run an async function in the trio thread and return its result. Raises its error, or ClosedError
+        after `close`.
+        """
         self._check()
         try:
             return trio.from_thread.run(function, *args, trio_token=self._token)
@@ -75,7 +80,7 @@ class Portal:
             raise ClosedError("the portal is closed") from error
 
     def call_sync(self, function: "Callable[[*Args], T]", *args: *Args) -> T:
-        """Run a plain function in the trio thread."""
+        """Run a plain function in the trio thread and return its result."""
         self._check()
         try:
             return trio.from_thread.run_sync(function, *args, trio_token=self._token)
@@ -84,8 +89,7 @@ class Portal:
 
     @contextmanager
     def hold(self, manager: AbstractAsyncContextManager[T]) -> Iterator[T]:
-        """Keep an async context manager open there, in a task of its own, for as long as the `with` block
-        lasts."""
+        """Keep an async context manager open in a task of the trio thread during the `with` block."""
         held = self.call(self._nursery.start, _hold, manager)
         try:
             yield held.value
@@ -94,7 +98,7 @@ class Portal:
                 self.call(held.end)
 
     def close(self) -> None:
-        """End the thread. Raises what made it end before, if it did not end by this."""
+        """End the thread. Raises the error of the thread if it ended earlier."""
         if self._closed:
             return
         self._closed = True
@@ -119,7 +123,7 @@ class Portal:
 
 
 class _Held(Generic[T]):
-    """An open context manager in a task: its value, and how to end it."""
+    """An async context manager that is open in a task: its value, and how to close it."""
 
     def __init__(self, value: T) -> None:
         self.value = value
@@ -138,7 +142,9 @@ async def _hold(
     manager: AbstractAsyncContextManager[T],
     task_status: trio.TaskStatus[_Held[T]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Enter, hand the value over, leave when told. Trouble while entering reaches the caller as it is."""
+    """Enter the manager, pass its value, and leave it on request. An error on entry reaches the caller
+    unchanged.
+    """
     held: _Held[T] | None = None
     try:
         async with manager as value:
@@ -155,7 +161,7 @@ async def _hold(
 
 
 class BlockingObjectWriter:
-    """See `ObjectWriter`."""
+    """An `ObjectWriter` for plain threads."""
 
     def __init__(self, portal: Portal, writer: ObjectWriter) -> None:
         self._portal = portal
@@ -198,7 +204,7 @@ class BlockingObjectWriter:
 
 
 class BlockingClaim:
-    """See `Claim`. A context manager that closes it."""
+    """A `Claim` for plain threads. A context manager that closes it."""
 
     def __init__(self, portal: Portal, claim: Claim) -> None:
         self._portal = portal
@@ -266,14 +272,14 @@ class BlockingClaim:
 
 
 class _Over:
-    """Stands for the end of an async generator."""
+    """Marks the end of an async generator."""
 
 
 _OVER = _Over()
 
 
 class BlockingStore:
-    """See `Store`. Made by `open_store` and `connect` of this module."""
+    """A `Store` for plain threads, made by `open_store` and `connect` of this module."""
 
     def __init__(self, portal: Portal, store: Store) -> None:
         self.portal = portal
@@ -318,7 +324,9 @@ class BlockingStore:
         return self.iterate(self.store.follow(directory, name, offset))
 
     def iterate(self, items: AsyncGenerator[T]) -> Iterator[T]:
-        """What an async generator of that trio thread gives; it ends with the iterator, or with the store."""
+        """Yield the items of an async generator of the trio thread. It ends with the iterator, or with the
+        store.
+        """
         try:
             while not isinstance(item := self.portal.call(anext, items, _OVER), _Over):
                 yield item
@@ -335,13 +343,13 @@ class BlockingStore:
 
 @contextmanager
 def open_store(url: str | DosUrl, *, token: bytes = b"", client: str = "") -> Iterator[BlockingStore]:
-    """`dos_client.open_store`, from a thread."""
+    """Open a store as `dos_client.open_store` does, from a plain thread."""
     with Portal() as portal, portal.hold(trio_store.open_store(url, token=token, client=client)) as store:
         yield BlockingStore(portal, store)
 
 
 @contextmanager
 def connect(url: str | DosUrl, *, token: bytes = b"", client: str = "") -> Iterator[BlockingStore]:
-    """`dos_client.connect`, from a thread."""
+    """Connect to one server as `dos_client.connect` does, from a plain thread."""
     with Portal() as portal, portal.hold(trio_store.connect(url, token=token, client=client)) as store:
         yield BlockingStore(portal, store)

@@ -1,5 +1,4 @@
-"""The errors that only the client raises. Those of the wire are in `dos_protocol.errors`, re-exported by
-the package."""
+"""The errors that only the client raises. Errors of the protocol are in `dos_protocol.errors`."""
 
 from collections.abc import Sequence
 
@@ -11,7 +10,7 @@ class BadUrlError(DosError):
 
 
 class StoreNotReadyError(DosError):
-    """The servers of the URL are no store that can be used now. `missing` says what of each server."""
+    """The servers of the URL do not form a usable store. `missing` has one line per server."""
 
     def __init__(self, message: str, missing: Sequence[str] = (), *, remedy: str = "") -> None:
         super().__init__("; ".join([message, *missing]), remedy=remedy)
@@ -19,17 +18,19 @@ class StoreNotReadyError(DosError):
 
 
 class TokenRefusedError(StoreNotReadyError):
-    """Every server that answered refused the token. Waiting or asking again does not help."""
+    """Every server that answered rejected the token. A retry does not help."""
 
 
 class NotEmptyError(StoreNotReadyError):
-    """The servers answer, and cannot be made this store: they hold objects, or are in a store already."""
+    """The servers cannot become this store: they hold objects or already belong to a store."""
 
 
 class QuorumUnavailableError(DosError):
-    """Too few members answered in time. Nothing was changed. `missing` says what of each member."""
+    """Too few members answered in time. Nothing was changed. `missing` has one line per member."""
 
-    remedy = "start the missing members, replace one (`dos store replace`), mend damage (`dos store repair`)"
+    remedy = (
+        "start the missing members, replace one (`dos store replace`), repair damage (`dos store repair`)"
+    )
 
     def __init__(self, message: str, missing: Sequence[str] = (), *, remedy: str = "") -> None:
         super().__init__("; ".join([message, *missing]), remedy=remedy)
@@ -37,21 +38,23 @@ class QuorumUnavailableError(DosError):
 
 
 class DamagedMembersError(QuorumUnavailableError):
-    """Enough members answered, and too few of them are sound: damage is in the way, not an outage."""
+    """Enough members answered, but too few of them are undamaged. The cause is damage, not an outage."""
 
-    remedy = "repair the damaged copies: dos store repair URL; alone, restore them from a backup"
+    remedy = "repair the damaged copies: dos store repair URL; on a single server, restore from a backup"
 
 
 class MissingDataError(DosError):
-    """No claimed member holds the bytes asked for, with the digest asked for.
+    """No claimed member holds the requested bytes with the requested digest.
 
-    Raised when as many members as a take-over needs have answered, so waiting would not help: more disks
-    were lost or damaged than the store is made for, or the digest asked for is wrong."""
+    Raised after as many members as a take-over needs have answered, so waiting does not help. Either more
+    disks were lost or damaged than the store tolerates, or the requested digest is wrong.
+    """
 
 
 class LossError(DosError):
-    """Too few members are left to go on by the rules. Nothing was changed; `lines` says what is missing, and
-    what may be lost."""
+    """Too few members are left to continue safely. Nothing was changed. `lines` says what is missing and what
+    may be lost.
+    """
 
     def __init__(self, message: str, lines: Sequence[str] = (), *, remedy: str = "") -> None:
         super().__init__(message, remedy=remedy)
@@ -59,4 +62,6 @@ class LossError(DosError):
 
 
 class ReplacementError(DosError):
-    """A replacement cannot be begun or go on. The store is as it was, or in the generation the text names."""
+    """A replacement cannot start or continue. The store is unchanged, or in the generation that the message
+    names.
+    """

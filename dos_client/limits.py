@@ -1,8 +1,7 @@
-"""The limits of the client. Rules of this file: numbers only, unit last in the name, relations checked at
-import.
+"""The limits of the client: numbers only, with the unit last in the name. Relations are checked at import.
 
-What both ends know (frame sizes, blocks, names) is in `dos_protocol.limits`; what a server allows is in its
-WELCOME.
+Limits that both ends share (frame sizes, blocks, names) are in `dos_protocol.limits`. A server sends its own
+limits in WELCOME.
 """
 
 from typing import Final
@@ -12,181 +11,210 @@ from dos_protocol.limits import KIB, MIB, digest_block_bytes, payload_bytes_max
 default_port: Final = 9999
 
 chunk_bytes_max: Final = 256 * KIB
-"""The most one APPEND of ours carries: one extent of the server. A multiple of the digest's block."""
+"""The largest payload of one APPEND, which becomes one extent on the server. A multiple of the digest's
+block.
+"""
 
 window_bytes_max: Final = 8 * MIB
-"""Acknowledged bytes of one object kept for members that are a little behind; further behind, they read
-another member."""
+"""Acknowledged bytes of one object kept in memory for members that lag a little. A member that lags more is
+filled from a local copy or from another member.
+"""
 
 window_chunks_max: Final = 8_192
-"""The same bound for many small appends, whose bookkeeping weighs more than their bytes."""
+"""The same bound for many small appends, whose bookkeeping takes more memory than their bytes."""
 
 journal_lag_bytes_max: Final = 64 * MIB
-"""Bytes of one object appended and not yet synced on a quorum: `wait_room` waits above this."""
+"""Bytes of one object appended and not yet synced on a quorum. `wait_room` waits above this."""
 
 in_flight_bytes_max: Final = 8 * MIB
-"""Bytes sent to one member and not yet `received` there. The server's own limit counts too, when lower."""
+"""Bytes sent to one member that it has not yet reported as received. The server's own limit also applies."""
 
 send_batch_bytes: Final = 1 * MIB
 send_batch_buffers: Final = 256
-"""One gathered write takes about this much: far below the kernel's 1024 buffers."""
+"""The approximate size of one gathered write, far below the kernel's limit of 1024 buffers."""
 
 socket_buffer_bytes: Final = 4 * MIB
-"""Asked of the kernel for sending; the kernel may give less."""
+"""Requested from the kernel for sending. The kernel may grant less."""
 
 milestone_bytes: Final = 256 * KIB
-"""The digest of the prefix is kept at every multiple of this: bytes read elsewhere are proved so far at a
-time. A multiple of the digest's block, and at most one chunk."""
+"""The prefix digest is kept at every multiple of this. Bytes that are read elsewhere are verified in units of
+this size. A multiple of the digest's block, and at most one chunk.
+"""
 
 milestones_max: Final = 65_536
-"""Of one object: half a MiB of digests, 16 GiB of bytes. Beyond that, only other members fill a member."""
+"""Per object: 512 KiB of digests, for 16 GiB of bytes. Beyond that, a member is filled only from other
+members.
+"""
 
 local_read_timeout_s: Final = 5.0
-"""A local copy that takes longer to read so little is not used: its disk hangs."""
+"""A local copy is not used if reading this little takes longer, because its disk does not respond."""
 
 catch_up_chunk_bytes: Final = 256 * KIB
 catch_up_read_bytes: Final = 128 * KIB
-"""A member that is behind costs the memory of one chunk, twice for a moment, when it is read from the local
-copy; read from another member, that of this much and of the session's own buffer, of 512 KiB by then."""
+"""The memory for a member that lags: one chunk, for a moment two, if it is filled from the local copy. If it
+is filled from another member: twice `catch_up_read_bytes` plus 512 KiB for the session's buffer.
+"""
 
 catch_up_in_flight_bytes_max: Final = 2 * MIB
-"""Sent to a member that is behind and not yet `received` there: in the hands of kernels and the server."""
+"""Bytes sent to a member that lags and not yet reported as received."""
 
 append_times_max: Final = 256
 append_times_step_s: Final = 0.1
-"""When bytes were appended is remembered at so many places of an object, this far apart at least: from that
-the age of what a member lacks is told."""
+"""Append times are remembered for at most this many positions of an object, at least this far apart. The age
+of the bytes that a member lacks is computed from them.
+"""
 
 fill_directories_max: Final = 8
 fill_in_flight_bytes_max: Final = 4 * MIB
 fill_looks_max: Final = 5
 fill_stall_s: Final = 1.0
-"""`dos store replace` fills this many directories at once, each with so much under way, and takes a
-directory in hand whose writer has brought nothing to the new member for so long. While objects of a directory
-are taken away, it looks at it so often."""
+"""Limits of `dos store replace`: directories filled at once, bytes in flight for each, and how often a
+directory is read again while its objects are being deleted. A directory whose writer has sent nothing to the
+new member for `fill_stall_s` is filled by the command.
+"""
 
 superseded_joining_s: Final = 2.0
-"""How long a writer leaves a joining member to `dos store replace` that took the directory in hand there."""
+"""How long a writer stays away from a joining member after `dos store replace` has claimed the directory
+there.
+"""
 
 repair_chunk_bytes: Final = 256 * KIB
 repair_timeout_s: Final = 60.0
-"""One piece of a new copy; the last one waits until a server has synced all of it."""
+"""The timeout for one piece of a new copy. The last piece waits until the server has synced all of it."""
 delete_timeout_s: Final = 60.0
-"""A large file takes its file system a while to take away."""
+"""File systems can take long to delete a large file."""
 collect_pause_s: Final = 1.0
-"""What nobody needs any more and cannot be taken away just now is tried again after so long."""
+"""The pause before another attempt to delete an object that is no longer needed."""
 repair_attempts_max: Final = 3
 repair_pause_s: Final = 0.5
-"""A copy whose mending met a writer at work is tried so often, so far apart."""
+"""How often, and with what pause, the repair of a copy is repeated if a writer interfered."""
 self_repair_pause_s: Final = 1.0
 self_repair_pause_max_s: Final = 60.0
-"""Between two copies that a store mends by itself; doubling up to the second while one cannot be mended."""
+"""The pause between two automatic repairs. It doubles up to the maximum while a repair fails."""
 self_repair_attempts_max: Final = 12
 self_repair_bytes_per_s: Final = 32 * MIB
 
 damage_watch_s: Final = 20.0
-"""A store that is written through asks each member about so often which directories have damaged copies."""
+"""How often a store that was written through asks each member which directories have damaged copies."""
 
 verify_pause_s: Final = 0.3
-"""Between the two looks at a directory whose copies are uneven: a writer at work moves them meanwhile."""
+"""The pause between two reads of a directory whose copies differ, because an active writer changes them
+meanwhile.
+"""
 
 take_over_attempts_max: Final = 8
 install_timeout_s: Final = 30.0
 
 read_bytes_max: Final = 16 * MIB
-"""The most one `read` returns; longer ones are asked for in parts."""
+"""The most bytes that one `read` returns. Callers read longer ranges in parts."""
 
 connect_timeout_s: Final = 5.0
 answer_timeout_s: Final = 10.0
-"""A request that a server has not answered by then is tried elsewhere, or the session made anew."""
+"""A request that a server has not answered by then is sent to another member, or the session is
+reconnected.
+"""
 
 probe_timeout_s: Final = 3.0
 read_timeout_s: Final = 5.0
 look_timeout_s: Final = 3.0
-"""How long members that do not answer a look are tried again, when too few have answered."""
+"""How long members that do not answer are retried while too few have answered a directory read."""
 
 witness_timeout_s: Final = 2.0
 witness_again_s: Final = 5.0
-"""For a member to say whether it has a stamp, or to keep another's; and when it is asked again."""
+"""The timeout for a request about stamps, and the pause before it is repeated."""
 stamp_renewal_s: Final = 600.0
-"""Between two questions for a member's newest stamp, at which an old one is replaced by the server."""
+"""The interval of requests for a member's newest stamp. The server renews an old stamp when it is asked."""
 silence_ping_s: Final = 5.0
 silence_broken_s: Final = 15.0
-"""A session that heard nothing for the first asks PING, for the second is taken to be broken."""
+"""A session that receives nothing for `silence_ping_s` sends PING. After `silence_broken_s` it counts as
+broken.
+"""
 
 backoff_first_s: Final = 0.05
 backoff_max_s: Final = 2.0
 session_worked_s: Final = 5.0
-"""A session that brought no watermark and lived no longer than this does not shorten the wait before the
-next."""
+"""A session that ended within this time without a durability ack does not reset the backoff."""
 
 answers_grace_s: Final = 0.25
-"""When enough members have answered a claim or a look, the others get this much longer to be heard too."""
+"""After enough members have answered a claim or a directory read, the others get this much more time."""
 
 probe_grace_s: Final = 0.5
-"""When enough servers have shown a record to open a store by it, the others get this much longer to be
-heard too."""
+"""After enough servers have confirmed a record to open a store, the others get this much more time."""
 
 open_timeout_s: Final = 10.0
-"""How long `open_store` looks for enough members to know the record."""
+"""How long `open_store` searches for enough members that confirm the record."""
 
 waiting_after_s: Final = 3.0
-"""Without progress for this long while bytes wait, a writer says that it is waiting for the store."""
+"""A writer with pending bytes and no progress for this long reports that it waits for the store."""
 
 waiting_told_s: Final = 1.0
-"""Who has waited for so long tells the log. Shorter ones are no news: every new store record has one."""
+"""A wait is logged after this long. Shorter waits are normal: every new store record causes one."""
 
 observe_step_s: Final = 0.5
-"""How often claims are looked at for the log and the metrics."""
+"""The interval at which claims are observed for the log and the metrics."""
 
 reader_sessions_max: Final = 32
-"""Sessions of readers kept for the next read; besides, one with each member for each directory in which
-somebody follows an object."""
+"""Reader sessions kept open for later reads. In addition, one session per member is kept for each directory
+with a followed object.
+"""
 
 hedge_percentile: Final = 0.95
 hedge_delay_min_s: Final = 0.002
 hedge_delay_max_s: Final = 0.25
 hedge_delay_first_s: Final = 0.02
-"""Another member is asked too when the answer takes longer than so large a share of the last answers did, but
-not before and not after these. The last counts while fewer answers than `hedge_samples_min` are known."""
+"""Hedging: another member is also asked if the answer takes longer than this percentile of the recent
+answers. The delay is at least `hedge_delay_min_s` and at most `hedge_delay_max_s`. It is
+`hedge_delay_first_s` while fewer than `hedge_samples_min` answers are known.
+"""
 
 hedge_samples_min: Final = 16
 hedge_samples_max: Final = 64
 hedge_sample_age_s: Final = 30.0
-"""What is known of a member's answer times: the last so many, none older."""
+"""A member's answer times are estimated from this many recent answers, none older than this."""
 
 hedge_share: Final = 0.05
 hedge_burst: Final = 10
-"""So many questions may be asked twice: this share of all, and so many saved up."""
+"""The budget of hedged requests: this share of all requests, and at most this many saved up."""
 
 hedge_rescue_s: Final = 0.5
-"""Without budget another member is asked after this long: something is wrong then, and waiting is worse."""
+"""Without budget, another member is asked after this long: waiting longer is worse than one extra request."""
 
 read_settle_s: Final = 1.0
-"""When F members are at an object's end, or have no such object, the others get this long to know more."""
+"""After F members are at the end of an object, or have no such object, the others get this long to report
+more.
+"""
 
 piece_bytes: Final = 1 * MIB
 pieces_ahead_max: Final = 4
-"""A stream of committed bytes is read and checked in such pieces, so many at once: that is its memory."""
+"""A stream of committed bytes is read and verified in pieces of this size, at most this many at once. Their
+product bounds its memory.
+"""
 
 read_ahead_bytes_min: Final = 64 * KIB
 read_ahead_bytes_max: Final = 1 * MIB
 read_ahead_pieces_max: Final = 2
 read_ahead_streams_max: Final = 4
 read_ahead_kept_s: Final = 5.0
-"""Who reads objects of a claim in order, in pieces of such sizes, has so many pieces read ahead, of so many
-objects at once, kept so long: at most 8 MiB a claim while it restores, and nothing afterwards."""
+"""Read-ahead for sequential reads of a claim's objects: the sizes of the pieces, how many of them per object,
+for how many objects at once, and how long they are kept. At most 8 MiB per claim during a restore, and
+nothing afterwards.
+"""
 
 follow_wait_ms: Final = 10_000
 follow_pause_s: Final = 0.2
-"""Who follows an object asks each member to answer when it has more, at most this much later; a member that
-cannot is asked again after the pause."""
+"""A follower asks each member to answer when it has more bytes, at the latest after `follow_wait_ms`. A
+member that does not support this is asked again after `follow_pause_s`.
+"""
 
 answers_owed_max: Final = 8
-"""Answers that nobody waits for any more, per session; who owes more is not asked until it gave some."""
+"""Answers that nobody waits for any more, per session. A member that owes more is not asked until it has
+answered.
+"""
 
 damage_reports_max: Final = 1_000
-"""Copies known to be wrong; beyond it the oldest note goes, and that copy is found out again when read."""
+"""The number of damaged or different copies remembered. Above it, the oldest entry is dropped, and that copy
+is detected again when it is read.
+"""
 
 if chunk_bytes_max % digest_block_bytes or chunk_bytes_max > payload_bytes_max:
     raise ValueError("a chunk is whole blocks of the digest, and fits one frame")

@@ -1,7 +1,7 @@
-"""A store: the servers that replicate together, seen from one client.
+"""A store: the servers that replicate together, as one client uses them.
 
-Rules of this file: the membership in use, and what can be asked of the store as a whole. Claims
-are in `claim`, reads in `reading`, the making and changing of stores in `founding` and `replacing`.
+This module holds the membership in use and the operations on the store as a whole. Claims are in
+`writing.claim`, reads in `reading`, and the creation and change of stores in `membership`.
 """
 
 import logging
@@ -42,13 +42,13 @@ log: Final = logging.getLogger("dos.client")
 
 
 class Store:
-    """See the module. Made by `open_store` and `connect`; all its methods belong to the trio thread that
-    made it.
+    """An open store, made by `open_store` or `connect`. Its methods run in the trio thread that made it.
 
-    `wrote`: set once anything was claimed.
-    `record`: the store record in use. `server_record`: for `connect`, the record of the server's store, if
-    any. `counts`: what was done so far. `damage`: the copies that were found to be wrong. `pace`: how fast
-    members answer reads. `readers`: the sessions without a claim. `witnesses`: whose disks went back."""
+    `wrote`: set after the first claim. `record`: the store record in use. `server_record`: for `connect`, the
+    record of the server's store, if any. `counts`: what was done so far. `damage`: copies found to be
+    damaged. `pace`: how fast members answer reads. `readers`: sessions without a claim. `witnesses`: detects
+    disks that went back.
+    """
 
     def __init__(
         self, url: DosUrl, record: StoreRecord, nursery: trio.Nursery, *, token: bytes = b"", client: str = ""
@@ -73,27 +73,27 @@ class Store:
 
     @property
     def of_one_server(self) -> bool:
-        """Whether this speaks to one server and to no store (`connect`)."""
+        """Whether this is a connection to a single server (`connect`)."""
         return self.record.store_id == NO_ID
 
     def members(self) -> list[MemberStatus]:
-        """Every member of the record, as this client sees it now."""
+        """Return the status of every member of the record, as this client sees it."""
         return [member_in_store(self, member) for member in self.record.members]
 
     def claims(self) -> list[Claim]:
-        """The claims that are open."""
+        """Return the open claims."""
         return list(self._claims)
 
     async def claim(self, directory: str, epoch: int, writer_id: bytes) -> Claim:
-        """Become the directory's one writer, on F members at least (R1); the others are claimed as they come.
+        """Become the directory's only writer, on at least F members (R1) at first.
 
-        Waits as long as fewer than F are there. Raises FencedError when a member holds a higher epoch, or
-        this one for another writer. When cancelled, members may hold the claim: that fences older writers,
-        and nothing else."""
+        Waits while fewer than F members are available. Raises FencedError if a member holds a higher epoch,
+        or this epoch for another writer. If cancelled, members may still hold the claim.
+        """
         self._refuse_in_store()
         check_number(epoch, "epoch", least=1)
         if check_id(writer_id, "writer_id") == NO_ID:
-            raise LocalProtocolError("a claim has a writer id that is not zero")
+            raise LocalProtocolError("writer_id must not be zero")
         self.wrote.set()
         claim = await self._begin(Claim(self, directory, epoch, writer_id))
         try:
@@ -105,22 +105,22 @@ class Store:
         return claim
 
     async def unclaimed(self, directory: str) -> Claim:
-        """Write a directory of one server that nobody ever claimed: no fencing, a convenience (`connect`
-        only). Raises FencedError when somebody did; when somebody does later, its waits do."""
+        """Write a directory of a single server that was never claimed, without fencing (`connect` only).
+
+        Raises FencedError if the directory was claimed. If it is claimed later, the waits raise FencedError.
+        """
         self._refuse_in_store()
         if not self.of_one_server:
-            raise LocalProtocolError(
-                "a store's directories are claimed; only one server alone is written without"
-            )
+            raise LocalProtocolError("a store's directories must be claimed; unclaimed() needs connect()")
         claim = await self._begin(Claim(self, directory, 0, NO_ID, claiming=False))
         await claim.wait_granted()
         return claim
 
     async def look(self, directory: str, *, as_files: bool = False) -> DirectoryView:
-        """What F members, or more, hold of a directory. Claims nothing, and promises nothing about what
-        comes next. `as_files`: where nobody ever claimed it, damaged files are left out.
+        """Return what at least F members hold of a directory. Without a claim, that may change at any time.
 
-        Raises QuorumUnavailableError when fewer answer in time."""
+        `as_files`: leave out damaged files if the directory was never claimed. Raises QuorumUnavailableError.
+        """
         check_name(directory)
         while True:
             record = self.record
@@ -129,7 +129,7 @@ class Store:
                 return view_of(directory, record, opened, errors, as_files=as_files)
 
     async def list_directories(self, prefix: str = "") -> list[str]:
-        """Names of directories that any of F members has. Raises QuorumUnavailableError."""
+        """Return the names of directories that any of F members has. Raises QuorumUnavailableError."""
         check_text(prefix, "prefix")
         quorums, names = Quorums(self.record), set[str]()
         asked: dict[bytes, bool] = {}
@@ -155,13 +155,13 @@ class Store:
     async def read(
         self, directory: str, name: str, offset: int, max_bytes: int, *, committed: bool = False
     ) -> bytes:
-        """Bytes of an object, from any good member. Hedged: when one is slow, another is asked too.
+        """Read bytes of an object from any undamaged member. Hedged: if one is slow, another is also asked.
 
-        They are durable on the member that gave them, and the read is short only at that member's end;
-        `committed`: they are on a quorum, checked against its digest, and the read is short only at the end
-        of what was acknowledged. Raises NotFoundError or PastEndError when F members say so, CorruptError as
-        members answered; QuorumUnavailableError or BrokenConnectionError when too few could be asked for
-        some seconds."""
+        The bytes are durable on the member that returned them; a read is short only at that member's end.
+        `committed`: they are on a quorum and verified against its digest; a read is short only at the end of
+        what was acknowledged. Raises NotFoundError or PastEndError if F members report that, CorruptError if
+        members report it, QuorumUnavailableError or BrokenConnectionError if too few can be asked in time.
+        """
         check_numbers(offset=offset, max_bytes=max_bytes)
         how = read_committed if committed else read_any
         return await how(self, directory, name, offset, max_bytes)
@@ -174,31 +174,32 @@ class Store:
         end: int | None = None,
         bookmark: Bookmark | None = None,
     ) -> Stream:
-        """Committed bytes from `offset` to `end`, or as far as the object is acknowledged now, read ahead
-        from several members. Close it (`aclosing`) when you leave it early. Raises as `read`.
+        """Read committed bytes from `offset` to `end` (None: the end of what is acknowledged now), read ahead
+        from several members. Close it (`aclosing`) if you leave it early. Raises as `read`.
 
-        bookmark: where a reader keeps how far it has come, when it reads on again and again up to an `end`
-        that it knows to be committed: then one question and its answer are all that it takes. Where he has
-        not been, two."""
+        bookmark: the position of a reader that repeatedly reads up to an `end` that it knows to be committed.
+        Such a read needs only one request; the first one needs two.
+        """
         check_numbers(offset=offset, end=end)
         committed = CommittedReads(self, directory, name)
         snapshot = Snapshot(self, committed)
         return committed_stream(self, committed, snapshot, offset, end, bookmark=bookmark)
 
     def growth(self, directory: str, name: str, size: int) -> Growth:
-        """What members tell of an object beyond `size`, as soon as they have it; to be entered."""
+        """Return an async context manager that receives what members report of an object beyond `size`."""
         return Growth(self, CommittedReads(self, directory, name), check_number(size, "size"))
 
     def follow(self, directory: str, name: str, offset: int = 0) -> Stream:
-        """Committed bytes from `offset` on, for ever, as they become so; the object may come later. Survives
-        the death of any member without a gap or a repeat. Close it (`aclosing`) when you are done.
+        """Read committed bytes from `offset` on, without end, as they are committed. It need not exist yet.
 
-        Raises CorruptError when members contradict each other and no quorum settles it. When the object is
-        deleted it waits, and gives nothing of another object that is made of the name."""
+        No member failure causes a gap or a repeat. Close it (`aclosing`) when done. Raises CorruptError if
+        members contradict each other and no quorum decides. After the object is deleted it waits, and never
+        returns bytes of a new object of the same name.
+        """
         return follow(self, directory, name, check_number(offset, "offset"))
 
     async def stat(self, directory: str, name: str, digest_at: int | None = None) -> dict[bytes, StatResult]:
-        """Sizes of an object, and the digest of a prefix, on every member that answers."""
+        """Return sizes and a prefix digest of an object, by server id of each member that answers."""
         check_numbers(digest_at=digest_at)
         check_name(name)
         found: dict[bytes, StatResult] = {}
@@ -221,7 +222,7 @@ class Store:
         return found
 
     async def ping(self) -> dict[str, float | str]:
-        """Per member's address the seconds of one round trip, or the error."""
+        """Return the seconds of one round trip, or the error, by member address."""
         found: dict[str, float | str] = {}
 
         async def ask(member: Member) -> None:
@@ -233,53 +234,53 @@ class Store:
         await self._all_members(ask, lambda: False)
         return found
 
-    # What claims, links and readers use
+    # For claims, links and readers
 
     def start(self, task: Callable[[], Awaitable[None]]) -> None:
-        """Run a task that lives as long as the store."""
+        """Run a task that ends with the store."""
         self._nursery.start_soon(task)
 
     async def reader(self, member: Member, directory: str) -> Connection:
-        """A session without a claim in a directory of one member. Raises BrokenConnectionError."""
+        """Return a session without a claim in a directory of one member. Raises BrokenConnectionError."""
         return await self.readers.session(member, directory).connection()
 
     async def reopened(self, member: Member, directory: str) -> DirectoryOpened:
-        """A directory of one member as it is now. Raises BrokenConnectionError."""
+        """Return the current content of a directory on one member. Raises BrokenConnectionError."""
         return await self.readers.session(member, directory).opened()
 
     def owed(self, member: Member, directory: str) -> int:
-        """Answers that a reader session still owes to nobody in particular."""
+        """Return how many answers that nobody waits for a reader session still owes."""
         return self.readers.owed(member, directory)
 
     def is_connected(self, server_id: bytes) -> bool:
-        """Whether the member is there, as far as is known."""
+        """Return whether the idle session with the member is connected."""
         watch = self._watches.get(server_id)
         return watch is not None and watch.connection is not None
 
     async def wait_moved(self, timeout_s: float) -> None:
-        """Wait until a member comes or goes, or the time is up."""
+        """Wait until a member connects or disconnects, or the time is up."""
         with trio.move_on_after(timeout_s):
             await self._change.wait()
 
     def watch(self, member: Member) -> Watch:
-        """The idle session with a member."""
+        """Return the idle session with a member."""
         return self._watches[member.server_id]
 
     def forget(self, claim: Claim) -> None:
-        """The claim is over."""
+        """Remove a claim that has ended."""
         self._claims.pop(claim, None)
 
     def member_moved(self) -> None:
-        """A member came or went."""
+        """Wake the tasks in `wait_moved`: a member connected or disconnected."""
         self._change.set()
         self._change = trio.Event()
 
     def reread_membership(self) -> None:
-        """A server said that it has a newer record."""
+        """Request a membership update, because a server reported a newer record."""
         self._reread.set()
 
     async def keep_membership(self) -> None:
-        """The task that follows generations."""
+        """Follow the generations of the store record. Runs as a task."""
         while True:
             await self._reread.wait()
             self._reread = trio.Event()
@@ -312,7 +313,7 @@ class Store:
         self.member_moved()
 
     async def wait_generation(self, generation: int) -> None:
-        """Wait until a record of that generation, or a later one, is in use."""
+        """Wait until a record of at least that generation is in use."""
         while self.record.generation < generation:
             self.reread_membership()
             await self.wait_moved(1.0)
@@ -334,28 +335,26 @@ class Store:
         if self.server_record is not None:
             servers = ",".join(member.address for member in self.server_record.members)
             raise LocalProtocolError(
-                f"{self.url.servers[0]} is in store {id_text(self.server_record.store_id)}: it is not alone",
-                remedy=f"use the store: dos://{servers}",
+                f"{self.url.servers[0]} belongs to store {id_text(self.server_record.store_id)}",
+                remedy=f"open the store: dos://{servers}",
             )
 
     async def _watched(self, member: Member, *, patient: bool = False) -> Connection:
-        """The idle session with a member, waiting for it if it is just being made; `patient`: or being made
-        anew."""
+        """Wait for the idle session with a member. Unless `patient`, a failed attempt to connect raises."""
         while True:
             watch = self._watches.get(member.server_id)
             if watch is not None and watch.connection is not None:
                 return watch.connection
             if watch is None or (watch.tried and not patient):
                 raise QuorumUnavailableError(
-                    f"{member.address}: {watch.error if watch is not None else 'no member any more'}"
+                    f"{member.address}: {watch.error if watch is not None else 'no longer a member'}"
                 )
             await self.wait_moved(0.05)
 
     async def _open_on_members(
         self, directory: str
     ) -> tuple[dict[bytes, DirectoryOpened], dict[str, DosError]]:
-        """A directory on every member that answers before the time is up; and the last error of each other
-        one."""
+        """Open a directory on every member. Returns the answers in time, and the last error of the others."""
         quorums = Quorums(self.record)
         opened: dict[bytes, DirectoryOpened] = {}
         errors: dict[str, DosError] = {}
@@ -379,7 +378,7 @@ class Store:
     async def _all_members(
         self, ask: Callable[[Member], Awaitable[None]], enough: Callable[[], bool]
     ) -> None:
-        """Ask all members at once. When enough have answered, the others get a moment more."""
+        """Ask all members at once. After enough have answered, the others get `answers_grace_s` more."""
         check_run(self.run_token)
         done = trio.Event()
         remaining = len(self.record.members)

@@ -1,11 +1,11 @@
-"""The client's figures for Prometheus: what they are called, and how they are shown.
+"""The client's Prometheus metrics: their names and how they are published.
 
-Rules of this file: names, and numbers from elsewhere put under them. All stores of the process together, in
-a registry of its own, so that an application's own figures stay its own. Docs: docs/metrics.md.
+The values come from elsewhere. They cover all stores of the process, in a registry of their own, so that they
+do not mix with an application's metrics. Documentation: docs/metrics.md.
 
     from dos_client import metrics
     metrics.serve(9400)                      # http://127.0.0.1:9400/metrics
-    REGISTRY.register(metrics.registry)      # or: beside the application's own
+    REGISTRY.register(metrics.registry)      # or: together with the application's own metrics
 """
 
 import threading
@@ -20,9 +20,9 @@ from dos_client.status.counters import StoreCounters
 registry: Final = CollectorRegistry()
 
 _STATES: Final = ["in sync", "catching up", "comparing", "entering", "joining", "adding", "away", "broken"]
-"""The best first; several stores that see one member show the worst."""
+"""Best first. If several stores share a member, the worst state is shown."""
 
-appended: Final = Counter("dos_client_appended_bytes", "Bytes given to append", registry=registry)
+appended: Final = Counter("dos_client_appended_bytes", "Bytes passed to append", registry=registry)
 acknowledged: Final = Counter(
     "dos_client_acknowledged_bytes", "Bytes appended that became durable on a quorum", registry=registry
 )
@@ -31,33 +31,33 @@ sent: Final = Counter(
 )
 catch_up: Final = Counter(
     "dos_client_catch_up_bytes",
-    "Of those, bytes that were no longer in memory, by where they were read: local or member",
+    "Bytes of appends that were no longer in memory, by source: local or member",
     ["member", "source"],
     registry=registry,
 )
 reconnects: Final = Counter(
     "dos_client_reconnects",
-    "Sessions of writers with a member, each made after one was lost",
+    "Sessions of writers that were reconnected after one was lost",
     ["member"],
     registry=registry,
 )
 waiting_seconds: Final = Counter(
-    "dos_client_waiting_seconds", "Time in which writers waited for a quorum, summed", registry=registry
+    "dos_client_waiting_seconds", "Time that writers waited for a quorum, summed", registry=registry
 )
 questions: Final = Counter(
-    "dos_client_questions", "Reads and comparisons, asked of one member or more", registry=registry
+    "dos_client_questions", "Reads and comparisons, each sent to at least one member", registry=registry
 )
 hedges: Final = Counter(
-    "dos_client_hedges", "Members asked only because another one was slow", registry=registry
+    "dos_client_hedges", "Requests sent only because another member was slow", registry=registry
 )
 wrong_copies: Final = Counter(
     "dos_client_wrong_copies", "Copies found to be damaged, or different from a quorum's", registry=registry
 )
 collected_objects: Final = Counter(
-    "dos_client_collected_objects", "Copies taken away because nobody needs them", registry=registry
+    "dos_client_collected_objects", "Copies deleted because they are no longer needed", registry=registry
 )
 waiting_claims: Final = Gauge(
-    "dos_client_waiting_claims", "Writers that wait for a quorum now", registry=registry
+    "dos_client_waiting_claims", "Writers that are waiting for a quorum", registry=registry
 )
 member_lag_bytes: Final = Gauge(
     "dos_client_member_lag_bytes", "Bytes appended that a member lacks", ["member"], registry=registry
@@ -69,7 +69,7 @@ member_lag_seconds: Final = Gauge(
     registry=registry,
 )
 member_state: Final = Enum(
-    "dos_client_member_state", "What a member is to writers", ["member"], states=_STATES, registry=registry
+    "dos_client_member_state", "State of a member for writers", ["member"], states=_STATES, registry=registry
 )
 
 _lock: Final = threading.Lock()
@@ -77,7 +77,7 @@ _seen: Final[dict["StoreFigures", tuple[Sequence[MemberStatus], int]]] = {}
 
 
 class MetricsServer:
-    """Answers GET /metrics at `address` and `port`, in a thread of its own, until `close`."""
+    """An HTTP server that answers GET /metrics at `address` and `port`, in its own thread, until `close`."""
 
     def __init__(self, port: int, address: str) -> None:
         self.address = address
@@ -85,31 +85,34 @@ class MetricsServer:
         self.port = self._server.server_port
 
     def close(self) -> None:
-        """End it."""
+        """Stop the server."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
 
 
 def serve(port: int, address: str = "127.0.0.1") -> MetricsServer:
-    """Answer GET /metrics there, until the result is closed or the process ends. Port 0: any free one. Raises
-    OSError when the port is taken."""
+    """Serve GET /metrics until the result is closed or the process ends. Port 0 selects a free port. Raises
+    OSError if the port is in use.
+    """
     return MetricsServer(port, address)
 
 
 def text() -> str:
-    """All figures, as GET /metrics gives them."""
+    """Return all metrics in the text format of GET /metrics."""
     return generate_latest(registry).decode()
 
 
 class StoreFigures:
-    """The figures of one store: what it has published, so that counters grow by what is new."""
+    """The metrics of one store. Remembers the published values, because counters are increased by
+    differences.
+    """
 
     def __init__(self) -> None:
         self._published = StoreCounters()
 
     def publish(self, counts: StoreCounters, members: Sequence[MemberStatus], waiting: int) -> None:
-        """Show how things are now. Any thread."""
+        """Publish the current values. May be called from any thread."""
         before, self._published = self._published, counts.copy()
         appended.inc(counts.appended_bytes - before.appended_bytes)
         acknowledged.inc(counts.acknowledged_bytes - before.acknowledged_bytes)
@@ -129,7 +132,7 @@ class StoreFigures:
             _show()
 
     def close(self) -> None:
-        """The store is closed: its members are no longer shown, its counters stay."""
+        """Remove the store's members from the gauges. Counters keep their values."""
         with _lock:
             members, _ = _seen.pop(self, ((), 0))
             _show()

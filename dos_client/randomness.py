@@ -1,8 +1,7 @@
-"""Where a client's random numbers come from.
+"""The client's random numbers.
 
-Rules of this file: the one place of `dos_client` that asks for them, so that a simulated client can be given
-a stream of its own (`runtime`). Jitter spreads load and is no secret; an identity is never used twice, by
-anybody.
+All random numbers of `dos_client` come from here, so that a simulated client can use a seeded generator
+(`runtime`). Jitter is not secret. An identity must never repeat.
 """
 
 import random
@@ -12,15 +11,15 @@ from dos_protocol.limits import id_bytes
 
 
 def stream() -> random.Random:
-    """A stream, for what needs many."""
+    """Return a random generator, for callers that need many numbers."""
     return runtime().rng
 
 
 def jitter() -> float:
-    """From 0 to 1, for one pause."""
+    """Return a number from 0 to 1, for one pause."""
     return runtime().rng.random()
 
 
 def fresh_id() -> bytes:
-    """An identity that nobody else has: of a writer, of a store."""
+    """Return a new unique identity for a writer or a store."""
     return runtime().fresh_id(id_bytes)

@@ -1,10 +1,9 @@
-"""What a client takes from outside: connections, and chance.
+"""The client's runtime environment: connections and random numbers.
 
-The one of a trio run can be replaced as a whole (`replace_runtime`); then every store, claim and reader of
-that run lives in the other one. So the shells run in memory, on virtual time, with nothing in them that
-knows (`dos_server.testing`).
+`replace_runtime` exchanges the environment of one trio run. Every store, claim and reader of that run then uses
+the replacement. So the same code runs in memory and on virtual time (`dos_server.testing`).
 
-Rules of this file: signatures, and the real thing where it is one line. Nothing is decided here.
+Only signatures and one-line implementations belong here; no decisions.
 """
 
 import random
@@ -19,8 +18,10 @@ from dos_protocol.digests import Buffer
 
 
 class ClientStream(Protocol):
-    """One end of a connection. Errors are OSError; 0 bytes received: the peer sends no more. A real one is a
-    socket of trio. A context manager that closes it."""
+    """One end of a connection, such as a trio socket. A context manager that closes it.
+
+    Errors are raised as OSError. `recv_into` returns 0 after the peer has closed its side.
+    """
 
     def recv_into(self, buffer: memoryview, /) -> Awaitable[int]: ...
 
@@ -34,27 +35,27 @@ class ClientStream(Protocol):
 
 
 class ClientRuntime(Protocol):
-    """Everything from outside."""
+    """What a client needs from its environment."""
 
     @property
     def rng(self) -> random.Random:
-        """Spreads load and waiting times."""
+        """Random numbers for jitter and load spreading."""
         ...
 
     def fresh_id(self, size: int) -> bytes:
-        """Random bytes that nobody else has."""
+        """Return random bytes for an identity that is used only once."""
         ...
 
     async def connect(self, host: str, port: int) -> ClientStream:
-        """A connection. Raises OSError."""
+        """Open a connection. Raises OSError."""
         ...
 
 
 class RealClientRuntime:
-    """The real one."""
+    """The real environment: TCP and the system's random source."""
 
     def __init__(self) -> None:
-        self.rng = random.SystemRandom()  # a forked process must not go on with its parent's numbers
+        self.rng = random.SystemRandom()  # a forked process must not repeat its parent's numbers
 
     def fresh_id(self, size: int) -> bytes:
         return secrets.token_bytes(size)
@@ -68,15 +69,15 @@ _runtime: Final[trio.lowlevel.RunVar[ClientRuntime]] = trio.lowlevel.RunVar("dos
 
 
 def runtime() -> ClientRuntime:
-    """The one of this trio run; outside of one, the real one."""
+    """Return the environment of the current trio run, or the real one outside of a run."""
     try:
         return _runtime.get()
-    except RuntimeError:  # trio's word for that
+    except RuntimeError:  # trio's error for a RunVar outside of a run
         return _OUTSIDE
 
 
 def replace_runtime(other: ClientRuntime) -> ClientRuntime:
-    """Put another in its place, for this trio run; the one there was."""
+    """Set the environment of this trio run and return the previous one."""
     before = _runtime.get()
     _runtime.set(other)
     return before

@@ -1,7 +1,6 @@
-"""Opening a store, or one server alone.
+"""Open a store, or a connection to a single server.
 
-Rules of this file: from a URL to a live `Store`, and back. Which record counts is decided in
-`core.membership`.
+This module turns a URL into a live `Store`. Which store record counts is decided in `core.membership`.
 """
 
 from collections.abc import AsyncIterator
@@ -30,11 +29,13 @@ __all__ = ["Store", "StoreNotReadyError", "connect", "init_store", "open_store"]
 
 @asynccontextmanager
 async def open_store(url: str | DosUrl, *, token: bytes = b"", client: str = "") -> AsyncIterator[Store]:
-    """The store that the servers of the URL belong to.
+    """Open the store that the servers of the URL belong to.
 
-    Raises StoreNotReadyError, naming what is missing, when no store record is confirmed within some
-    seconds. After that, members that are away are waited for in the background. On exit all claims and
-    sessions end."""
+    Members that are unavailable are retried in the background. On exit, all claims and sessions end.
+
+    Raises StoreNotReadyError, which lists the problem of each server, if no store record is confirmed within
+    `open_timeout_s` seconds.
+    """
     parsed = parse_url(url)
     record = await _find_record(parsed, token, client)
     async with _living(parsed, record, token, client) as store:
@@ -46,12 +47,15 @@ async def open_store(url: str | DosUrl, *, token: bytes = b"", client: str = "")
 
 @asynccontextmanager
 async def connect(url: str | DosUrl, *, token: bytes = b"", client: str = "") -> AsyncIterator[Store]:
-    """One server by itself, with the surface of a store of one. Raises BrokenConnectionError when it is not
-    there."""
+    """Connect to one server, with the API of a store that has one member.
+
+    Raises BrokenConnectionError if the server does not answer, and LocalProtocolError if the URL names
+    several.
+    """
     parsed = parse_url(url)
     if len(parsed.servers) != 1:
         raise LocalProtocolError(
-            f"one server is connected to, {len(parsed.servers)} are named: open_store is for stores"
+            f"connect() takes one server, got {len(parsed.servers)}; use open_store() for several"
         )
     answer = await probe(parsed.servers[0], token=token, client=client)
     alone = StoreRecord(NO_ID, 0, 1, (Member(answer.server_id, answer.address),))
@@ -62,14 +66,14 @@ async def connect(url: str | DosUrl, *, token: bytes = b"", client: str = "") ->
 
 @asynccontextmanager
 async def _living(url: DosUrl, record: StoreRecord, token: bytes, client: str) -> AsyncIterator[Store]:
-    """A store with its tasks. An exception of the body leaves as it is, not in a group."""
+    """Run a store's tasks during the block. An exception of the block is raised as it is, not in a group."""
     failure: Exception | None = None
     async with trio.open_nursery() as nursery:
         store = Store(url, record, nursery, token=token, client=client)
         nursery.start_soon(observe, store)
         try:
             yield store
-        except Exception as error:  # handed on below: a nursery would wrap it in a group
+        except Exception as error:  # raised below: the nursery would wrap it in an exception group
             failure = error
         nursery.cancel_scope.cancel()
     if failure is not None:
@@ -94,9 +98,9 @@ async def _find_record(url: DosUrl, token: bytes, client: str) -> StoreRecord:
 def _not_ready(url: DosUrl, membership: Membership, seen: ServerSurvey) -> StoreNotReadyError:
     if membership.newest is None and not seen.errors:
         return StoreNotReadyError(
-            f"the servers of {url} are no store",
+            f"the servers of {url} are not a store",
             seen.problems(membership),
-            remedy=f"make one: dos store init {url}",
+            remedy=f"create one: dos store init {url}",
         )
     if seen.nobody_takes_the_token:
         return token_refused(url, seen.problems(membership))

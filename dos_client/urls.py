@@ -1,7 +1,8 @@
-"""URLs: `dos://host[:port][,host2[:port]...][/directory[/object]]`.
+"""Parse and format URLs: `dos://host[:port][,host2[:port]...][/directory[/object]]`.
 
-Rules of this file: text to `DosUrl` and back. No name is resolved here. An address is the text `host:port`,
-as it stands in a store record; IPv6 hosts are in brackets."""
+Host names are not resolved here. An address is the text `host:port`, as in a store record. IPv6 hosts are
+enclosed in brackets.
+"""
 
 import re
 from dataclasses import dataclass
@@ -22,8 +23,9 @@ _REMEDY: Final = "write it as dos://host[:port][,host[:port]...][/directory[/obj
 
 @dataclass(frozen=True, slots=True)
 class DosUrl:
-    """A parsed URL. `servers` are addresses, at least one, each once; `object` is set only with a
-    `directory`."""
+    """A parsed URL. `servers` has at least one address and no duplicates. `object` is set only with
+    `directory`.
+    """
 
     servers: tuple[str, ...]
     directory: str | None = None
@@ -36,42 +38,43 @@ class DosUrl:
 
 
 def parse_url(url: "str | DosUrl") -> DosUrl:
-    """The parts of a URL. Raises BadUrlError, or BadNameError for a directory or object outside the
-    grammar."""
+    """Parse a URL. Raises BadUrlError, or BadNameError for an invalid directory or object name."""
     if isinstance(url, DosUrl):
         return url
     if not isinstance(url, str):
-        raise BadUrlError(f"a URL is text: {url!r:.60}", remedy=_REMEDY)
+        raise BadUrlError(f"a URL must be text, got {url!r:.60}", remedy=_REMEDY)
     if not url.startswith(SCHEME):
-        raise BadUrlError(f"a URL begins with {SCHEME}: {url[:60]!a}", remedy=_REMEDY)
+        raise BadUrlError(f"a URL must begin with {SCHEME}, got {url[:60]!a}", remedy=_REMEDY)
     servers_text, *path = url[len(SCHEME) :].split("/")
     servers = tuple(parse_address(text) for text in servers_text.split(","))
     if len(set(servers)) != len(servers):
-        raise BadUrlError(f"a server is named twice: {servers_text}", remedy=_REMEDY)
+        raise BadUrlError(f"the URL names a server twice: {servers_text}", remedy=_REMEDY)
     if len(servers) > store_members_max:
-        raise BadUrlError(f"a URL names at most {store_members_max} servers: {len(servers)}", remedy=_REMEDY)
+        raise BadUrlError(
+            f"a URL names at most {store_members_max} servers, got {len(servers)}", remedy=_REMEDY
+        )
     if path and path[-1] == "":
         path.pop()
     if len(path) > 2:
         raise BadUrlError(
-            f"a path has a directory and an object, no more: {'/'.join(path)[:60]!a}", remedy=_REMEDY
+            f"a path has at most a directory and an object: {'/'.join(path)[:60]!a}", remedy=_REMEDY
         )
     names = [check_name(part) for part in path]
     return DosUrl(servers, names[0] if names else None, names[1] if len(names) == 2 else None)
 
 
 def parse_address(text: str) -> str:
-    """The address `host:port` in the text, with the default port where it has none. Raises BadUrlError."""
+    """Return the address `host:port`, with the default port if the text has none. Raises BadUrlError."""
     host, port = _split(text)
     if _HOST.fullmatch(host) is None or len(host) > address_bytes_max - 6:
-        raise BadUrlError(f"no host name or address: {text[:60]!a}", remedy=_REMEDY)
+        raise BadUrlError(f"not a host name or IP address: {text[:60]!a}", remedy=_REMEDY)
     if _PORT.fullmatch(port) is None or not 1 <= int(port) <= 65535:
-        raise BadUrlError(f"a port is a number from 1 to 65535: {text[:60]!a}", remedy=_REMEDY)
+        raise BadUrlError(f"the port must be a number from 1 to 65535: {text[:60]!a}", remedy=_REMEDY)
     return f"{host.lower()}:{int(port)}"
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Host, without brackets, and port of an address."""
+    """Return the host, without brackets, and the port."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
 

@@ -1,7 +1,7 @@
-"""What to make of a server's answer when a member's session begins. Pure.
+"""How to treat a server's answer when a member's session begins. Pure: no I/O.
 
-A session is worth having only with the very server that the record means, at the generation the client
-uses. All else is one of few verdicts, each with one thing to do.
+A session is useful only with the server that the record names, at the generation that the client uses. Each
+other case has one reaction.
 """
 
 from enum import Enum
@@ -10,19 +10,21 @@ from dos_protocol.store_record import StoreRecord
 
 
 class MemberAdmission(Enum):
-    """What a member's address turned out to be."""
+    """The result of comparing a server with the member that is expected at its address."""
 
     ADMITTED = "it is the member, at this generation"
     NEWER_RECORD = "it has a newer record: read the membership again"
-    OLDER_RECORD = "it has an older record, or none yet: hand it this one"
-    OTHER_SERVER = "another server stands at this address, or the member was wiped: it never counts"
-    OTHER_STORE = "it belongs to another store: it never counts"
+    OLDER_RECORD = "it has an older record, or none yet: send it this one"
+    OTHER_SERVER = "another server answers at this address, or the member was wiped; it does not count"
+    OTHER_STORE = "it belongs to another store; it does not count"
 
 
 def admit(
     record: StoreRecord, expected_id: bytes, server_id: bytes, server_record: StoreRecord | None
 ) -> MemberAdmission:
-    """The verdict on a server that says it is `server_id` and keeps `server_record` (None: none)."""
+    """Compare a server with the record. It identifies as `server_id` and stores `server_record` (None: no
+    record).
+    """
     if server_record is not None and server_record.store_id != record.store_id:
         return MemberAdmission.OTHER_STORE
     if server_record is not None and server_record.generation > record.generation:

@@ -1,15 +1,17 @@
-"""What members say of an object, and what a quorum agrees on. Pure.
+"""What members report of an object, and what a quorum agrees on. Pure: no I/O.
 
-Bytes that one member alone holds may vanish in a take-over, and a disk may give back what it was never
-given. So a reader who must not be wrong asks how far a *quorum* has the object, and with which prefix digest:
+Bytes that only one member holds may vanish in a take-over, and a disk may return bytes that were never
+written to it. So a reader that must be correct asks how far a *quorum* has the object, and with which prefix
+digest.
 
 **Committed**, for a reader of one object: the first `size` bytes are synced on Qa members (in each set, while
-a member joins), all of them with one prefix digest. Why that is enough: sizes are only told after a sync, and
-a copy never shrinks. Whoever takes the directory over later asks F members after fencing them, so at least
-one of them shows it these bytes; and it goes on from them, or, where copies contradict each other, refuses
-(docs/decisions/0014).
+a member joins), all of them with one prefix digest. Reasons why that is enough:
 
-Rules of this file: answers in, a verdict out. Members that have not answered are neither for nor against.
+- Sizes are reported only after a sync, and a copy never shrinks.
+- A later take-over of the directory asks F members after it has fenced them, so at least one of them reports
+  these bytes. It continues after them. If copies contradict each other, it refuses (docs/decisions/0014).
+
+Members that have not answered count neither for nor against.
 """
 
 from collections.abc import Collection, Mapping
@@ -22,12 +24,13 @@ from dos_protocol.store_record import StoreRecord
 
 
 def reading_quorums(record: StoreRecord) -> Quorums:
-    """The quorums that commit, for a reader.
+    """Return the quorums that commit, for a reader.
 
-    As for writers; but while a member is *added*, writers need every member, the new one too, and readers
-    would have to wait until that is filled. They need not where Qa is a majority: what Qa of the members that
-    are in hold is seen by any F of them, and by any F of the larger store, whose Qa is the same or one
-    more."""
+    They are those of writers, with one exception. While a member is *added*, writers need every member, and
+    readers would have to wait until the new member is filled. They need not wait if Qa is a majority: what Qa
+    of the old members hold is reported by any F of them, and by any F of the larger store, whose Qa is the
+    same or one more.
+    """
     if 2 * record.ack_quorum > len(record.voters) and any(one.state == "adding" for one in record.members):
         return Quorums(structs.replace(record, members=record.voters))
     return Quorums(record)
@@ -35,11 +38,12 @@ def reading_quorums(record: StoreRecord) -> Quorums:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """What was made of the digests at one size.
+    """The result of comparing the digests at one size.
 
-    `digest`: the one that a quorum gives, None without. `against`: members that give another one than that.
-    `lacking`: how many more members must give the leading digest; 0 when there is a quorum, or never will
-    be. `disputed`: members gave more than one digest, and none has a quorum alone."""
+    `digest`: the digest of a quorum, or None. `against`: members with a different digest. `lacking`: how many
+    more members must report the leading digest; 0 if there is a quorum, or if there can never be one.
+    `disputed`: members reported more than one digest, and none of them has a quorum alone.
+    """
 
     digest: int | None
     against: frozenset[bytes]
@@ -48,7 +52,7 @@ class Agreement:
 
 
 def agree(quorums: Quorums, digests: Mapping[bytes, int]) -> Agreement:
-    """Which digest counts, of those that members gave for one size."""
+    """Compare the digests that members reported for one size."""
     camps: dict[int, set[bytes]] = {}
     for server_id, digest in digests.items():
         if server_id in quorums.members:
@@ -57,7 +61,7 @@ def agree(quorums: Quorums, digests: Mapping[bytes, int]) -> Agreement:
     if len(winners) == 1:
         others = frozenset(one for digest, camp in camps.items() if digest != winners[0] for one in camp)
         return Agreement(winners[0], others, 0)
-    if winners:  # as can be when Qa is no majority: nobody can tell any more
+    if winners:  # possible if Qa is not a majority: the true one cannot be determined
         return Agreement(None, frozenset(), 0, disputed=True)
     lacking = min(map(quorums.lacking, camps.values()), default=quorums.lacking(()))
     return Agreement(None, frozenset(), lacking, disputed=len(camps) > 1)
@@ -65,10 +69,11 @@ def agree(quorums: Quorums, digests: Mapping[bytes, int]) -> Agreement:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """How far an object goes, as members told.
+    """How far an object reaches, as members reported.
 
-    `held`: what Qa members have, contents not compared. `seen`: the most that any has. `sure`: whether
-    nothing acknowledged can lie beyond `held`."""
+    `held`: the size on Qa members, contents not compared. `seen`: the largest size on any member. `sure`:
+    nothing acknowledged can lie beyond `held`.
+    """
 
     held: int
     seen: int
@@ -76,13 +81,17 @@ class Reach:
 
 
 def reach(quorums: Quorums, ack_quorum: int, sizes: Mapping[bytes, int], sound: Collection[bytes]) -> Reach:
-    """How far the object goes. `ack_quorum`: Qa of the record, by which earlier bytes were acknowledged, also
-    while more is needed because a member is being added. `sizes`: per member what it has; `sound`: members
-    whose word also counts for what they have *not*, which that of a damaged one does not (R4).
+    """Return how far the object reaches.
 
-    Sure: what was acknowledged is on Qa of the members that are in, so at least one of any F of them shows
-    it. Let those that have not answered have everything: what is then still on too few was never
-    acknowledged."""
+    - `ack_quorum`: Qa of the record, with which earlier bytes were acknowledged, even if more is needed now
+      because a member is being added.
+    - `sizes`: the size on each member.
+    - `sound`: members that also prove what they do *not* have. A damaged member does not (R4).
+
+    The result is sure for this reason. Acknowledged bytes are on Qa of the members that are in, so any F of
+    them include one that reports them. Assume that the members that have not answered hold everything that
+    was seen. Bytes that are on too few members even then were never acknowledged.
+    """
     held, seen = quorums.watermark(sizes), max(sizes.values(), default=0)
     if not quorums.can_take_over(sound):
         return Reach(held, seen, sure=False)

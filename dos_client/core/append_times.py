@@ -1,7 +1,6 @@
-"""When the bytes of an object were appended: from that, how old what a member lacks is. Pure.
+"""When the bytes of an object were appended, to compute the age of what a member lacks. Pure: no I/O.
 
-Rules of this file: sizes and times, coarsely, in bounded memory. An age told is never too young, and too
-old by at most the distance of two samples.
+Memory is bounded. A returned age is never too low, and too high by at most the distance of two samples.
 """
 
 from bisect import bisect_right
@@ -10,10 +9,11 @@ from dos_client.limits import append_times_max, append_times_step_s
 
 
 class AppendTimes:
-    """Samples (size, time): bytes at `size` and after were appended at `time` or later.
+    """Samples (size, time): the bytes at `size` and after were appended at `time` or later.
 
-    Invariants: sizes and times grow; at most `append_times_max` samples. When there are more, every second
-    one of the older half is forgotten: the age of what is old needs no exactness."""
+    Invariants: sizes and times grow; there are at most `append_times_max` samples. When there would be more,
+    every second sample of the older half is dropped, because old ages need less precision.
+    """
 
     __slots__ = ("_sizes", "_times")
 
@@ -25,7 +25,7 @@ class AppendTimes:
         return len(self._sizes)
 
     def note(self, size: int, now: float) -> None:
-        """The object has `size` bytes now: those to come are younger."""
+        """Record that the object has `size` bytes at time `now`. Later bytes are younger."""
         if size == self._sizes[-1]:
             self._times[-1] = now
         elif now - self._times[-1] >= append_times_step_s:
@@ -36,6 +36,6 @@ class AppendTimes:
                 del self._sizes[1:half:2], self._times[1:half:2]
 
     def age(self, offset: int, now: float) -> float:
-        """At most so many seconds ago the byte at `offset` was appended."""
+        """Return an upper bound, in seconds, for the age of the byte at `offset`."""
         place = max(0, bisect_right(self._sizes, offset) - 1)
         return max(0.0, now - self._times[place])

@@ -1,12 +1,15 @@
-"""The claim of one directory on the members of a store: a state machine. Pure.
+"""The claim of one directory on the members of a store, as a state machine. Pure: no I/O.
 
-Events say what members did; effects say what became true of the claim. The shell keeps the sessions.
+Events report what members did. Effects report what changed about the claim. The shell keeps the sessions.
 
-A claim is one (epoch, writer id). It is *granted* once F members (in each set of the record) hold it (R1).
-A member that left and came back claims again with the same pair. It is *lost*, for good, when any member
-refuses it because that member holds a higher epoch, or this epoch for another id: F claims of another are
-then certain or under way, and this one can never again be sure to gain a quorum (P-4). A granted claim with
-fewer than Qa sessions *waits*: nothing is lost, it goes on by itself.
+A claim is one pair (epoch, writer id). Its states:
+
+- It is *granted* once F members (in each set of the record) hold it (R1). A member that disconnected and came
+  back is claimed again with the same pair.
+- It is *lost*, permanently, when any member rejects it because that member holds a higher epoch, or this
+  epoch for another writer id. Another claim then has F members or is about to get them, and this claim can
+  never again be sure to reach a quorum (P-4).
+- A granted claim with fewer than Qa sessions *waits*. Nothing is lost, and it continues automatically.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -21,22 +24,22 @@ from dos_protocol.vocabulary import ObjectInfo
 
 
 class ClaimState(Enum):
-    """What a claim is."""
+    """The states of a claim."""
 
     CLAIMING = "CLAIMING"
-    """Fewer than F members hold it. Nothing may be opened."""
+    """Fewer than F members hold it. No object may be opened."""
     HELD = "HELD"
     """Granted, and a quorum is connected."""
     WAITING = "WAITING"
     """Granted; too few members are connected to acknowledge anything."""
     LOST = "LOST"
-    """Superseded. It acknowledges nothing more, for ever."""
+    """Superseded. It never acknowledges anything again."""
     CLOSED = "CLOSED"
-    """Given up by its owner."""
+    """Closed by its owner."""
 
 
 class ClaimEvent(Enum):
-    """What moves a claim, as counted by the machine."""
+    """The events that change the state. The values are the labels of the diagram in protocol.md."""
 
     GRANTED = "F members hold it"
     QUORUM_GONE = "fewer than Qa members connected"
@@ -68,9 +71,11 @@ CLAIM_TABLE: Final[dict[ClaimState, dict[ClaimEvent, ClaimState]]] = {
 
 @dataclass(frozen=True, slots=True)
 class MemberClaimed:
-    """A member holds the claim, durably, and its session is live.
+    """A member holds the claim durably, and its session is live.
 
-    `trusted`: its answer may be used to take over; a member with a damaged object has not answered (R4)."""
+    `trusted`: the answer may be used for a take-over. The answer of a member with a damaged object may not
+    (R4).
+    """
 
     server_id: bytes
     trusted: bool = True
@@ -85,7 +90,9 @@ class MemberLeft:
 
 @dataclass(frozen=True, slots=True)
 class MemberFenced:
-    """A member refused the claim itself: it holds `epoch_held`, higher, or this one for another writer."""
+    """A member rejected the claim: it holds `epoch_held`, which is higher, or this epoch for another
+    writer.
+    """
 
     server_id: bytes
     epoch_held: int
@@ -93,14 +100,14 @@ class MemberFenced:
 
 @dataclass(frozen=True, slots=True)
 class RecordChanged:
-    """Another store record counts now; all sessions are made anew."""
+    """Another store record is in use now. All sessions are reconnected."""
 
     quorums: Quorums
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimClosed:
-    """The owner is done with it."""
+    """The owner closed the claim."""
 
 
 Event = MemberClaimed | MemberLeft | MemberFenced | RecordChanged | ClaimClosed
@@ -108,7 +115,7 @@ Event = MemberClaimed | MemberLeft | MemberFenced | RecordChanged | ClaimClosed
 
 @dataclass(frozen=True, slots=True)
 class ClaimMoved:
-    """The claim is in another state now."""
+    """The claim changed its state."""
 
     before: ClaimState
     after: ClaimState
@@ -116,7 +123,7 @@ class ClaimMoved:
 
 @dataclass(frozen=True, slots=True)
 class ClaimLost:
-    """The claim was superseded, by the epoch `epoch_held` on that member."""
+    """The claim was superseded by the epoch `epoch_held` on that member."""
 
     server_id: bytes
     epoch_held: int
@@ -126,8 +133,11 @@ Effect = ClaimMoved | ClaimLost
 
 
 class ClaimMachine:
-    """One claim. Invariants: `held` are trusted members that answered, `live` those connected now; once
-    granted, it stays granted until it is lost or closed."""
+    """One claim.
+
+    Invariants: `held` are trusted members that answered, `live` are those connected now. Once granted, a
+    claim stays granted until it is lost or closed.
+    """
 
     def __init__(self, quorums: Quorums) -> None:
         self.quorums = quorums
@@ -136,7 +146,7 @@ class ClaimMachine:
         self.live: set[bytes] = set()
 
     def handle(self, event: Event) -> list[Effect]:
-        """What became true by the event, in order."""
+        """Apply the event and return its effects, in order."""
         effects: list[Effect] = []
         match event:
             case MemberClaimed(server_id, trusted):
@@ -174,12 +184,14 @@ class ClaimMachine:
         try:
             self.state = CLAIM_TABLE[before][event]
         except KeyError:
-            raise LocalProtocolError(f"{event.name} cannot happen to a claim that is {before.name}") from None
+            raise LocalProtocolError(
+                f"{event.name} is not valid for a claim in state {before.name}"
+            ) from None
         return [ClaimMoved(before, self.state)]
 
 
 class FenceReason(Enum):
-    """What FENCED means to the writer that got it."""
+    """What a FENCED error means for the writer that received it."""
 
     LOST = "another writer holds a higher epoch, or this one"
     AGAIN = "only this session is superseded, by another of the same writer: claim again"
@@ -188,11 +200,13 @@ class FenceReason(Enum):
 
 
 def judge_fenced(epoch: int, epoch_held: int, *, at_claim: bool) -> FenceReason:
-    """What to do upon FENCED. `at_claim`: it answered a claim, else an append or nothing.
+    """Return how to react to a FENCED error. `at_claim`: it answered a claim, otherwise an append or no
+    request.
 
-    A session refused with its own epoch was superseded by a newer one of the same (epoch, writer id): of
-    the writer itself, or of `dos store replace` filling a member for it. Whether the id is ours the next
-    claim shows; a claim refused with its own epoch has to ask."""
+    A session that is rejected with its own epoch was superseded by a newer session with the same (epoch,
+    writer id): the writer's own, or one of `dos store replace`, which fills a member for the writer. The next
+    claim shows whether the id is ours. A claim that is rejected with its own epoch must query the holder.
+    """
     if epoch_held > epoch:
         return FenceReason.LOST
     if epoch_held == epoch:
@@ -203,8 +217,11 @@ def judge_fenced(epoch: int, epoch_held: int, *, at_claim: bool) -> FenceReason:
 def hopes_for(
     answers: Mapping[bytes, Mapping[str, ObjectInfo]], name: str, size: int, without: Collection[bytes]
 ) -> bool:
-    """Whether a member answered the claim with that much of the object, and has only lost its session
-    meanwhile: it is not among those found to be `without` it."""
+    """Return whether a member that is not in `without` answered the claim with at least `size` bytes of the
+    object.
+
+    Such a member has only lost its session since then.
+    """
     return any(
         server_id not in without and objects[name].synced >= size
         for server_id, objects in answers.items()
@@ -213,22 +230,29 @@ def hopes_for(
 
 
 def has_less_than_it_said(first: Mapping[str, ObjectInfo], now: Iterable[ObjectInfo]) -> bool:
-    """Whether a member that takes the same claim again lacks, or cannot give, something of its first answer:
-    its disk lost it in between. The first answer says nothing any more of what there is (R4)."""
+    """Return whether a member that is claimed again lacks, or cannot read, part of what its first answer
+    listed.
+
+    Its disk lost data in between, so the first answer no longer proves what exists (R4).
+    """
     sound = {info.name: info.synced for info in now if not (info.corrupt or info.poisoned)}
     return any(sound.get(name, -1) < info.synced for name, info in first.items())
 
 
 def nobody_has(quorums: Quorums, without: Collection[bytes], spoiled: Collection[bytes]) -> bool:
-    """Whether nobody is left who may hold an object's bytes: F members hold less, or every member holds
-    less or has a copy that is damaged. One that is damaged alone says nothing of what it held (R4): beside
-    a member that is away, which is waited for, it may be the one of the quorum."""
+    """Return whether no member can still hold the object's bytes.
+
+    That is so if F members hold less, or if every member holds less or has a damaged copy. A damaged copy
+    proves nothing about what it held (R4): together with a member that is unavailable, it may be part of the
+    quorum.
+    """
     return quorums.can_take_over(without) or quorums.members <= {*without, *spoiled}
 
 
 def climb(epoch_held: int, epoch: int) -> Iterable[int]:
-    """The epochs to claim, in order, to get from the one held to `epoch` without a jump the server refuses
-    (R17)."""
+    """Return the epochs to claim, in order, to get from `epoch_held` to `epoch` without a jump that the
+    server rejects (R17).
+    """
     while epoch - epoch_held > epoch_jump_max:
         epoch_held += epoch_jump_max
         yield epoch_held
@@ -236,7 +260,7 @@ def climb(epoch_held: int, epoch: int) -> Iterable[int]:
 
 
 def diagram() -> str:
-    """The table as a Mermaid state diagram, as protocol.md shows it."""
+    """Return the table as a Mermaid state diagram, as in protocol.md."""
     lines = ["stateDiagram-v2", "    [*] --> CLAIMING"]
     for state, row in CLAIM_TABLE.items():
         lines += [f"    {state.name} --> {after.name}: {event.value}" for event, after in row.items()]

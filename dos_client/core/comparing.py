@@ -1,13 +1,13 @@
-"""What the copies of one object are to each other. Pure: sizes and digests in, a verdict for each copy out.
+"""Compare the copies of one object. Pure: sizes and digests in, a verdict for each copy out.
 
-Two sound copies *agree* when one is a prefix of the other: the longer one's prefix digest at the shorter
-one's size is the shorter one's digest. Copies of one writer's history always agree, whatever their sizes: so
-a copy that lags is no difference, and one that does not agree is.
+Two undamaged copies *agree* if one is a prefix of the other: the longer copy's prefix digest at the shorter
+one's size equals the shorter one's digest. Copies of one writer's history always agree, whatever their sizes.
+So a copy that lags is not different, and a copy that does not agree is.
 
-The *line* of a copy is itself and all the copies that are prefixes of it. The line with the most copies is
-the reference; when two contradicting lines have equally many, nothing here says which one counts.
+The *line* of a copy is the copy and all copies that are prefixes of it. The line with the most copies is the
+reference. If two contradicting lines have equally many copies, nothing here decides which one counts.
 
-Rules of this file: no opinion about what may be done; that is `repairing`'s.
+What may be done about a copy is decided in `repairing`.
 """
 
 from collections.abc import Mapping
@@ -18,22 +18,23 @@ from dos_protocol.vocabulary import ObjectInfo
 
 
 class CopyState(Enum):
-    """What one member's copy is."""
+    """How a member's copy compares with the reference."""
 
     EQUAL = "equal"
     BEHIND = "behind"
     """A prefix of the reference."""
     MISSING = "missing"
     DIFFERS = "differs"
-    """Neither a prefix of the reference nor longer than it."""
+    """Not a prefix of the reference, and not longer than it."""
     DAMAGED = "damaged"
-    """Its server says so: corrupt or poisoned."""
+    """Its server reports it as corrupt or poisoned."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemberCopy:
-    """One member's copy: its durable size and the digest there. `exists` False: the member has no such
-    object, which is a copy of size 0."""
+    """One member's copy: its durable size and the digest at that size. If `exists` is False, the member has
+    no such object, which counts as a copy of size 0.
+    """
 
     size: int = 0
     digest: int = 0
@@ -45,22 +46,25 @@ ABSENT = MemberCopy(exists=False)
 
 
 def copy_of(info: ObjectInfo | None) -> MemberCopy:
-    """The copy that a server's entry tells of; without an entry, none."""
+    """Return the copy that a server's entry describes. Without an entry, it is absent."""
     if info is None:
         return ABSENT
     return MemberCopy(info.synced, info.digest, damaged=info.corrupt or info.poisoned)
 
 
 Copies = Mapping[bytes, MemberCopy]
-"""By server id; members that did not answer are not in it."""
+"""By server id. Members that did not answer are missing."""
 Digests = Mapping[tuple[bytes, int], int]
-"""(server id, size) -> the prefix digest of that member's copy at that size."""
+"""(server id, size) -> prefix digest of that member's copy at that size."""
 
 
 @dataclass(frozen=True, slots=True)
 class CopiesJudged:
-    """`reference`: the longest copy of the line that most members hold, None where that is undecided or
-    nothing is sound. `line`: who holds it, or a prefix of it."""
+    """The verdicts on all copies of one object.
+
+    `reference`: the longest copy of the line that most members hold; None if that is undecided or no copy is
+    undamaged. `line`: the members that hold the reference or a prefix of it.
+    """
 
     verdicts: dict[bytes, CopyState]
     reference: MemberCopy | None
@@ -68,19 +72,19 @@ class CopiesJudged:
 
 
 def sound(copies: Copies) -> dict[bytes, MemberCopy]:
-    """The copies that can be compared."""
+    """Return the undamaged copies, which can be compared."""
     return {member: copy for member, copy in copies.items() if not copy.damaged}
 
 
 def questions(copies: Copies) -> list[tuple[bytes, int]]:
-    """Which prefix digests are needed to judge: of each sound copy at the sizes of the shorter ones."""
+    """Return which prefix digests `judge` needs: of each undamaged copy, at the sizes of the shorter ones."""
     found = sound(copies)
     sizes = sorted({copy.size for copy in found.values() if copy.size})
     return [(member, size) for member, copy in found.items() for size in sizes if size < copy.size]
 
 
 def agree(copies: Copies, digests: Digests, one: bytes, other: bytes) -> bool:
-    """Whether one of two sound copies is a prefix of the other."""
+    """Return whether one of two undamaged copies is a prefix of the other."""
     short, long = sorted((one, other), key=lambda member: copies[member].size)
     size = copies[short].size
     if size == 0:
@@ -91,7 +95,7 @@ def agree(copies: Copies, digests: Digests, one: bytes, other: bytes) -> bool:
 
 
 def judge(copies: Copies, digests: Digests) -> CopiesJudged:
-    """What each copy is. `digests` answers all of `questions`."""
+    """Judge every copy. `digests` must answer all of `questions`."""
     found = sound(copies)
     lines = {
         head: frozenset(

@@ -1,8 +1,9 @@
-"""How each member of a store is, from what servers said. Pure; for people, decides nothing.
+"""Describe the condition of each member from what servers reported. Pure: for people only, decides nothing.
 
-A member is known by its identity. So at a member's address there may stand the member, or a server that was
-wiped, or one of another store, or another member; and a member may answer somewhere else than the record
-says. Only the member itself, at its own address, with the record in use, counts."""
+A member is identified by its server id. At a member's address there may be the member, a wiped server, a
+server of another store, or another member. A member may also answer at an address that is not in the record.
+Only the member itself, at its own address and with the record in use, counts.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,27 +15,29 @@ from dos_protocol.store_record import Member, StoreRecord
 
 
 class Condition(Enum):
-    """What became of a member."""
+    """The condition of a member."""
 
     THERE = "there"
     AWAY = "away"
     STALE = "has an older record"
     AHEAD = "has a newer record"
     WIPED = "wiped"
-    """A server in no store stands at its address."""
+    """A server that is in no store answers at its address."""
     FOREIGN = "foreign"
-    """A server of another store stands at its address."""
+    """A server of another store answers at its address."""
     SWAPPED = "another member stands at its address"
     ELSEWHERE = "answers at another address"
     LEFT = "a former member stands at its address"
     ROLLED_BACK = "rolled back"
-    """Its disk is an older copy of itself: it counts like a lost one."""
+    """Its disk is an older copy of itself. It counts as lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemberView:
-    """One member. `generation`: of the record it shows, 0 if it did not answer as itself. `detail`: more
-    words."""
+    """The condition of one member.
+
+    `generation`: of the record that it reported, 0 if it did not answer as itself. `detail`: an explanation.
+    """
 
     member: Member
     condition: Condition
@@ -47,25 +50,27 @@ class MemberView:
 
     @property
     def counts(self) -> bool:
-        """For acknowledgements and answers, as far as a look can tell."""
+        """Whether the member counts for acknowledgements and answers, as far as one read of its state can
+        show.
+        """
         return self.there and self.member.state == "in"
 
 
 def describe(
     record: StoreRecord, answers: Sequence[ServerAnswer], errors: Mapping[str, str]
 ) -> list[MemberView]:
-    """Every member of the record."""
+    """Describe every member of the record."""
     at_address = {answer.address: answer for answer in answers}
     return [_view(record, member, answers, at_address, errors) for member in record.members]
 
 
 def rolled_back(view: MemberView) -> MemberView:
-    """The same member, whose disk was found to have gone back in time."""
+    """Return the view of a member whose disk was found to have gone back in time."""
     return MemberView(view.member, Condition.ROLLED_BACK, view.generation, ROLLED_BACK)
 
 
 def same_server(answers: Sequence[ServerAnswer]) -> list[str]:
-    """One line for each server that answers at several addresses."""
+    """Return one line for each server that answers at several addresses."""
     addresses: dict[bytes, list[str]] = {}
     for answer in answers:
         addresses.setdefault(answer.server_id, []).append(answer.address)
@@ -91,8 +96,8 @@ def _view(
     if there is None:
         if elsewhere:
             return MemberView(member, Condition.ELSEWHERE, _generation(elsewhere[0]), where)
-        return MemberView(member, Condition.AWAY, detail=errors.get(member.address, "gave no answer"))
-    what = f"server {id_text(there.server_id)} stands there"
+        return MemberView(member, Condition.AWAY, detail=errors.get(member.address, "did not answer"))
+    what = f"server {id_text(there.server_id)} answers there"
     if there.record is None:
         condition, what = Condition.WIPED, f"{what}, in no store"
     elif there.record.store_id != record.store_id:
@@ -105,7 +110,7 @@ def _view(
 def _itself(record: StoreRecord, member: Member, answer: ServerAnswer) -> MemberView:
     generation = _generation(answer)
     if answer.record is not None and answer.record.store_id != record.store_id:
-        return MemberView(member, Condition.FOREIGN, detail="it belongs to another store now")
+        return MemberView(member, Condition.FOREIGN, detail="it now belongs to another store")
     if answer.rolled_back:
         return rolled_back(MemberView(member, Condition.THERE, generation))
     if answer.record == record:

@@ -1,21 +1,22 @@
-"""Whom to ask first, when to ask another one too, and when it is over. Pure: time and chance come in.
+"""Which member to ask first, when to also ask another one, and when to stop. Pure: time and randomness are
+passed in.
 
-The idea (Dean and Barroso, The Tail at Scale): ask one member; when its answer takes longer than 95 of 100
-answers did, ask the next one too; the first good answer wins, and nobody waits for the others any more. That
-costs one request in twenty when all is well. When everything is slow at once it would double the load, so
-there is a budget: only so many requests in a hundred may be asked twice.
+Hedging (Dean and Barroso, The Tail at Scale): ask one member. If its answer takes longer than 95 of 100
+answers did, also ask the next one. The first good answer wins, and the others are dropped. That costs one
+extra request in twenty. When all members are slow at once, it would double the load. So a budget limits the
+share of requests that are sent twice.
 
-Rules of this file: one *race* is one question that any member can answer. What is asked, and what makes an
-answer good, the caller knows; it says how many answers are *lacking* still. Nobody is asked twice in a race.
+A *race* is one question that any member can answer. The caller knows what is asked and what a good answer is,
+and reports how many answers are still *lacking*. No member is asked twice in a race.
 
     event                        effect
-    Begin                        as many are asked as answers are lacking
+    Begin                        as many members are asked as answers are lacking
     Answered, none lacking       won: the others are dropped
-    Answered, some lacking       the next are asked, until as many are under way as are lacking
-    Failed                       likewise: a refusal or a broken session costs no budget
-    the delay passed             one more is asked, if the budget has it; without it, after `hedge_rescue_s`
+    Answered, some lacking       the next are asked, until as many are in flight as are lacking
+    Failed                       the same: a rejection or a broken session costs no budget
+    the delay passed             one more is asked if the budget allows it, otherwise after `hedge_rescue_s`
     one took `read_timeout_s`    dropped, and counted as failed
-    nobody left                  lost: what was answered so far is all there is
+    no member left               lost: no further answers will come
 """
 
 from bisect import bisect_left, insort
@@ -42,12 +43,13 @@ from dos_protocol.limits import digest_block_bytes
 
 _NEAR_FACTOR: Final = 1.5
 _NEAR_S: Final = 0.0005
-"""Members whose usual time is that close to the best one's are as good as it, and share the load."""
+"""Members whose median time is this close to the best one count as equally fast and share the load."""
 
 
 class Latencies:
-    """How long answers took lately: the last few, none older than `hedge_sample_age_s`, so that a member
-    that was slow is tried again some time."""
+    """Recent answer times: the last few, none older than `hedge_sample_age_s`, so that a member that was slow
+    is tried again.
+    """
 
     __slots__ = ("_samples", "_sorted")
 
@@ -62,7 +64,7 @@ class Latencies:
         insort(self._sorted, seconds)
 
     def quantile(self, share: float, now: float) -> float | None:
-        """The time that `share` of the answers did not exceed; None without answers."""
+        """Return the time that `share` of the answers did not exceed, or None without answers."""
         while self._samples and self._samples[0][0] < now - hedge_sample_age_s:
             self._forget_oldest()
         if not self._samples:
@@ -78,9 +80,10 @@ class Latencies:
 
 
 class Budget:
-    """Questions that may be asked twice: each question earns a share of one, and a few may be saved up.
+    """Requests that may be sent twice. Each request earns a share of one, and a few may be saved up.
 
-    Invariant: over any number n of questions, at most hedge_burst + n * hedge_share are taken."""
+    Invariant: over any n requests, at most hedge_burst + n * hedge_share are taken.
+    """
 
     __slots__ = ("_tokens",)
 
@@ -99,7 +102,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A member that could be asked. `owed`: answers that nobody waits for any more and that it still owes."""
+    """A member that can be asked. `owed`: answers that nobody waits for any more and that it still owes."""
 
     server_id: bytes
     connected: bool = True
@@ -108,22 +111,22 @@ class Candidate:
 
 
 class Pace:
-    """How fast each member answers, by the size of what is asked; and the budget they share."""
+    """How fast each member answers, by request size, and the budget that all requests share."""
 
     def __init__(self) -> None:
         self.budget = Budget()
         self._times: dict[tuple[bytes, int], Latencies] = {}
 
     def note(self, server_id: bytes, size: int, seconds: float, now: float) -> None:
-        """An answer took so long; or, of one that was dropped, at least so long."""
+        """Record how long an answer took, or for a dropped request how long it had taken so far."""
         self._of(server_id, size).add(seconds, now)
 
     def keep_only(self, server_ids: Sequence[bytes]) -> None:
-        """Forget who is no member any more."""
+        """Forget servers that are no longer members."""
         self._times = {key: times for key, times in self._times.items() if key[0] in server_ids}
 
     def delay_s(self, server_id: bytes, size: int, now: float) -> float:
-        """After how long without an answer of this member another one is asked."""
+        """Return the delay without an answer of this member after which another one is asked."""
         times = self._of(server_id, size)
         slow = times.quantile(hedge_percentile, now)
         if slow is None or len(times) < hedge_samples_min:
@@ -131,8 +134,9 @@ class Pace:
         return min(max(slow, hedge_delay_min_s), hedge_delay_max_s)
 
     def order(self, candidates: Sequence[Candidate], size: int, now: float, rng: float) -> list[bytes]:
-        """Whom to ask first, second, and so on. Members about as fast as the best one share the load, by
-        `rng` (from 0 to 1)."""
+        """Return the order in which to ask. Members about as fast as the best share the load by `rng`,
+        from 0 to 1.
+        """
         usual = {one.server_id: self._of(one.server_id, size).quantile(0.5, now) or 0.0 for one in candidates}
         known = [
             seconds
@@ -159,7 +163,9 @@ class Pace:
 
 
 def _class_of(size: int) -> int:
-    """Answers are compared with their like: those without bytes, up to 64 KiB, then by powers of four."""
+    """Return the size class. Answers are compared within a class: no bytes, up to 64 KiB, then powers of
+    four.
+    """
     if size == 0:
         return -1
     blocks = max(size - 1, 0) // digest_block_bytes
@@ -176,7 +182,7 @@ class AskMember:
 
 @dataclass(frozen=True, slots=True)
 class DropMember:
-    """Wait no longer for this member's answer; it was asked so many seconds ago."""
+    """Stop waiting for this member's answer. It was asked `seconds` ago."""
 
     server_id: bytes
     seconds: float
@@ -184,22 +190,24 @@ class DropMember:
 
 @dataclass(frozen=True, slots=True)
 class RaceWon:
-    """The answers there are suffice."""
+    """The answers received are enough."""
 
 
 @dataclass(frozen=True, slots=True)
 class RaceLost:
-    """Nobody is left who could answer."""
+    """No member is left that could answer."""
 
 
 Effect = AskMember | DropMember | RaceWon | RaceLost
 
 
 class Race:
-    """One question. `begin` first, then what happens, until `over`; at `deadline` call `time_is_up`.
+    """One question to the members.
 
-    Invariants: each member is asked at most once; as many are under way as answers are lacking, while
-    members are left, and more only by a delay; after Won or Lost nobody is under way."""
+    Call `begin` first, then report each event until `over`; call `time_is_up` at `deadline`. Invariants: each
+    member is asked at most once. While members are left, as many are in flight as answers are lacking, and
+    more only after a delay. After Won or Lost none is in flight.
+    """
 
     def __init__(self, order: Sequence[bytes], delay_s: float, budget: Budget, *, lacking: int = 1) -> None:
         self.over = False
@@ -216,8 +224,11 @@ class Race:
         return self._go_on(now)
 
     def answered(self, server_id: bytes, now: float, *, lacking: int, settled: bool = False) -> list[Effect]:
-        """A member answered; so many answers are lacking still. `settled`: what is there would do, if the
-        others, who get a moment more, have nothing better."""
+        """Report an answer, and how many are still lacking.
+
+        `settled`: the answers are sufficient unless the others, which get `read_settle_s` more, have better
+        ones.
+        """
         if self.over or self._under_way.pop(server_id, None) is None:
             return []
         self._lacking = lacking
@@ -226,14 +237,14 @@ class Race:
         return self._end(now, RaceWon()) if not lacking else self._go_on(now)
 
     def failed(self, server_id: bytes, now: float) -> list[Effect]:
-        """A member refused, or its session broke."""
+        """Report that a member rejected the request or that its session broke."""
         if self.over or self._under_way.pop(server_id, None) is None:
             return []
         return self._go_on(now)
 
     @property
     def deadline(self) -> float:
-        """When `time_is_up` is to be called next, if nothing else happens before."""
+        """When to call `time_is_up` next, if nothing else happens before."""
         first = min(self._under_way.values(), default=self._last_asked)
         times = [first + read_timeout_s]
         if self._left:
@@ -243,7 +254,7 @@ class Race:
         return min(times)
 
     def time_is_up(self, now: float) -> list[Effect]:
-        """The time is `deadline`, or later."""
+        """Report that the time is `deadline` or later."""
         if self.over:
             return []
         if self._settles_at is not None and now >= self._settles_at:
@@ -258,7 +269,7 @@ class Race:
         return effects + self._go_on(now)
 
     def _may_hedge(self) -> bool:
-        """Whether one more may be asked now. If not, it may at the second, later time."""
+        """Return whether one more may be asked now. If not, it may after the longer delay."""
         if self._delay_s >= hedge_rescue_s or self._budget.take():
             return True
         self._delay_s = hedge_rescue_s

@@ -1,17 +1,17 @@
-"""Which store record counts. Pure: what servers answered in, one decision out.
+"""Decide which store record counts, from what servers answered. Pure: no I/O.
 
-**Rule.** Of the records that servers showed, the one with the highest generation that is *confirmed*
-counts: shown by `max(majority, N - Qa + 1)` of its own members that are "in". A server is known by its
-identity alone: one server under two addresses is one, a wiped one has a new identity and is in no record, a
-joining one does not confirm.
+**Rule.** Of the records that servers reported, the *confirmed* one with the highest generation counts. A
+record is confirmed if `max(majority, N - Qa + 1)` of its own members that are "in" report it. A server is
+identified by its server id alone: a server with two addresses is one, a wiped server has a new id and is in
+no record. A joining member does not confirm.
 
-**Helping.** A record is only ever written to a server after it was decided (docs/decisions/0010), so
-whoever meets one may hand it on to the members it names that hold an older one of the same store, or none.
-That is how a store whose `dos store replace` died half-way goes on by itself (P-10). A record that counts is
-handed on to servers of the store that it does not name, too: they hear that they are out, and tell those who
-still believe in them.
+**Helping.** A record is written to a server only after it was decided (docs/decisions/0010). So any client
+that sees one may send it to the members that it names and that have an older one of the same store, or none.
+That is how a store continues automatically after `dos store replace` was interrupted (P-10). A record that
+counts is also sent to servers of the store that it does not name. They learn that they are out, and report it
+to clients that still use them.
 
-**Not here**: who asks the servers, and when.
+Sending requests to the servers, and when, is not decided here.
 """
 
 from collections.abc import Collection, Iterable
@@ -25,8 +25,9 @@ from dos_protocol.store_record import StoreRecord, confirmations_needed
 
 @dataclass(frozen=True, slots=True)
 class ServerAnswer:
-    """What one server said of itself: its identity, its store record (None: it is in no store), and whether
-    its disk went back in time: then it confirms nothing."""
+    """What one server reported of itself: its id, its store record (None: it is in no store), and whether its
+    disk went back in time. In that case it confirms nothing.
+    """
 
     address: str
     server_id: bytes
@@ -41,9 +42,11 @@ ROLLED_BACK: Final = f"its disk went back in time: {VERDICTS[ErrorCode.ROLLED_BA
 class Membership:
     """The decision.
 
-    `record`: the one that counts, or None. `newest`: the highest generation seen, confirmed or not, None if
-    two different ones claim it. `help`: the servers that `newest` should be handed to. `problems`: one line
-    each, for people.
+    - `record`: the record that counts, or None.
+    - `newest`: the record with the highest generation seen, confirmed or not; None if two different ones
+      claim it.
+    - `help`: the servers to which `newest` should be sent.
+    - `problems`: one line each, for people.
     """
 
     record: StoreRecord | None
@@ -55,8 +58,10 @@ class Membership:
 def decide(
     answers: Iterable[ServerAnswer], store_id: bytes | None = None, asked: Collection[str] = ()
 ) -> Membership:
-    """What these answers say. With `store_id`, records of other stores are foreign; without, the one store
-    that they belong to, or of several the one that is meant by the addresses `asked`."""
+    """Evaluate the answers. With `store_id`, records of other stores are foreign.
+
+    Otherwise the store is the one that they all belong to, or the one that the addresses `asked` mean.
+    """
     every = list(answers)
     by_identity = _once_per_identity(every)
     problems: list[str] = []
@@ -76,10 +81,11 @@ def decide(
 
 
 def _meant(answers: list[ServerAnswer], asked: Collection[str]) -> bytes | None:
-    """The store whose newest record names most of the addresses asked; None when that is undecided.
+    """Return the store whose newest record names most of the addresses asked, or None if that is undecided.
 
-    So a server that strayed into another store, and stands at the address of a member, leads nobody there:
-    its record does not name the others."""
+    So a server of another store at the address of a member does not redirect clients to its store: its record
+    does not name the other addresses.
+    """
     newest: dict[bytes, StoreRecord] = {}
     for record in _records(answers):
         if record.store_id not in newest or record.generation > newest[record.store_id].generation:
@@ -92,7 +98,7 @@ def _meant(answers: list[ServerAnswer], asked: Collection[str]) -> bytes | None:
 
 
 def is_confirmed(record: StoreRecord, answers: Iterable[ServerAnswer]) -> bool:
-    """Whether enough of the record's own members show exactly this record."""
+    """Return whether enough of the record's own members report exactly this record."""
     confirming = {
         answer.server_id
         for answer in answers
@@ -120,7 +126,7 @@ def _generation(answer: ServerAnswer) -> int:
 
 
 def _records(answers: Iterable[ServerAnswer]) -> list[StoreRecord]:
-    """Each different record once, leaving out those this release does not understand."""
+    """Return each different record once, without those that this release does not understand."""
     found: list[StoreRecord] = []
     for answer in answers:
         if answer.record is not None and answer.record not in found and _understood(answer.record):
@@ -174,7 +180,7 @@ def _problems(answers: list[ServerAnswer], record: StoreRecord | None, store_id:
         elif answer.record.store_id != store_id:
             found.append(f"{answer.address} belongs to another store, {answer.record.store_id.hex()}")
         elif record is not None and record.member(answer.server_id) is None:
-            found.append(f"{answer.address} is no member any more (server id {answer.server_id.hex()})")
+            found.append(f"{answer.address} is no longer a member (server id {answer.server_id.hex()})")
         elif answer.rolled_back:
             found.append(f"{answer.address}: {ROLLED_BACK}")
     if record is not None:

@@ -1,9 +1,10 @@
-"""The prefix digests of an object at every 256 KiB, kept when the bytes themselves are forgotten. Pure.
+"""The prefix digests of an object at every 256 KiB, kept after the bytes are dropped from memory. Pure: no
+I/O.
 
-Rules of this file: digests that are *known*, because the writer computed them over its own bytes, or over
-bytes whose digest at the end was the one that is wanted. Nothing that a disk or a member merely says.
+Only digests that are *known* belong here: the writer computed them over its own bytes, or over bytes whose
+digest at the end was verified. A digest that a disk or a member merely reports does not.
 
-Eight bytes for 256 KiB: enough to prove any stretch of a copy, wherever it was read, before one byte of it
+Eight bytes per 256 KiB are enough to verify any range of a copy, wherever it was read, before any byte of it
 is sent to a member that lacks it.
 """
 
@@ -13,8 +14,9 @@ from dos_client.limits import milestone_bytes, milestones_max
 
 
 class Milestones:
-    """Digests at multiples of `milestone_bytes`, without a gap. Past `milestones_max` of them nothing more
-    is noted: a longer object is proved only so far."""
+    """Digests at multiples of `milestone_bytes`, without a gap. At most `milestones_max` are kept, so a
+    longer object is verified only up to there.
+    """
 
     __slots__ = ("_digests", "_first")
 
@@ -26,10 +28,12 @@ class Milestones:
         return len(self._digests)
 
     def note(self, size: int, digest: int) -> None:
-        """The prefix of `size` bytes, a multiple of `milestone_bytes`, has this digest. The next one in
-        order, or one that is known already."""
+        """Record the digest of the prefix of `size` bytes, a multiple of `milestone_bytes`.
+
+        It must be the next one in order, or one that is already known. Others are ignored.
+        """
         if size % milestone_bytes:
-            raise ValueError(f"a milestone stands at a multiple of {milestone_bytes}, not at {size}")
+            raise ValueError(f"a milestone must be at a multiple of {milestone_bytes}, got {size}")
         place = size // milestone_bytes
         if not self._digests:
             self._first = place
@@ -37,7 +41,7 @@ class Milestones:
             self._digests.append(digest)
 
     def at(self, size: int) -> int | None:
-        """The digest of that prefix, None where it is not known."""
+        """Return the digest of that prefix, or None if it is not known."""
         place = size // milestone_bytes - self._first
         if size % milestone_bytes or not 0 <= place < len(self._digests):
             return None
@@ -45,6 +49,8 @@ class Milestones:
 
 
 def stretch(offset: int, limit: int) -> tuple[int, int]:
-    """Where the bytes at `offset` are proved together: from one milestone to the next, or to `limit`."""
+    """Return the range around `offset` that is verified as a unit: from one milestone to the next, or to
+    `limit`.
+    """
     begin = offset - offset % milestone_bytes
     return begin, min(begin + milestone_bytes, limit)

@@ -1,9 +1,8 @@
-"""What people forced on a store, written down in it: entries and bytes. Pure.
+"""The log of what people forced on a store: entries and bytes. Pure: no I/O.
 
-An entry is one line of JSON. Each run that forces something writes its own object,
-`overrides.<epoch, 16 hex>`, in the directory of the record log, under its claim of that. Entries are for
-people and for `dos store status`; nothing is decided by them, but whether a recovery that was interrupted has
-to be finished.
+An entry is one line of JSON. Each run that forces something writes its own object, `overrides.<epoch, 16
+hex>`, in the directory of the record log, under its claim of that directory. Entries are for people and for
+`dos store status`. One decision depends on them: whether an interrupted recovery must be completed.
 """
 
 import json
@@ -20,9 +19,14 @@ ACCEPT_LOSS: Final = "accept-loss"
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """One entry. `what`: OTHER_IS_GONE or ACCEPT_LOSS. `generation`: of the forced record. `finished`: the
-    second entry of a run, when all that belongs to it was done. `kept`, `lost`: addresses with identities.
-    `details`: what was cut or mended, one line each."""
+    """One entry.
+
+    - `what`: OTHER_IS_GONE or ACCEPT_LOSS.
+    - `generation`: of the forced record.
+    - `finished`: set in the second entry of a run, after all its work was done.
+    - `kept`, `lost`: addresses with server ids.
+    - `details`: what was truncated or repaired, one line each.
+    """
 
     what: str
     at: str
@@ -36,22 +40,22 @@ class Override:
 
 
 def object_name(epoch: int) -> str:
-    """The object that the run with that epoch writes."""
+    """Return the name of the object that the run with that epoch writes."""
     return f"{PREFIX}{epoch:016x}"
 
 
 def names(answers: Mapping[bytes, Mapping[str, ObjectInfo]]) -> list[str]:
-    """The log's objects that any member has, oldest first."""
+    """Return the log's objects that any member has, oldest first."""
     return sorted({name for objects in answers.values() for name in objects if name.startswith(PREFIX)})
 
 
 def encode(entry: Override) -> bytes:
-    """The line of an entry."""
+    """Encode an entry as a line."""
     return json.dumps({"version": 1, **asdict(entry)}, sort_keys=True).encode() + b"\n"
 
 
 def decode(data: bytes) -> list[Override]:
-    """The whole entries in the bytes; what is not understood is left out."""
+    """Return the complete entries in the bytes. Lines that cannot be parsed are skipped."""
     found = []
     for line in data.split(b"\n"):
         try:
@@ -64,5 +68,5 @@ def decode(data: bytes) -> list[Override]:
 
 
 def is_finished(entries: Iterable[Override], generation: int) -> bool:
-    """Whether what was forced at that generation was brought to its end."""
+    """Return whether the forced change of that generation was completed."""
     return any(entry.finished and entry.generation == generation for entry in entries)

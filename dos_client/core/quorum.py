@@ -1,17 +1,17 @@
-"""Which members make a quorum. Pure: a store record in, yes or no and sizes out.
+"""Which members form a quorum. Pure: a store record in, decisions and sizes out.
 
-**Sets.** A record with N members "in" has one set: those. A record with a *joining* member has two, the old
-one (the members "in") and the new one (the joining member in the place of the one it replaces), and every
-quorum is a quorum in both. That is what makes replacement safe (docs/decisions/0010): whatever is
-acknowledged while the new member joins holds in the set before and in the set after, whichever of the two
-another client believes in.
+A record whose N members are all "in" has one set. A record with a change in progress has two sets:
 
-The record says who is replaced by order: a joining member stands directly after the member whose place it
-takes.
+    joining   the members "in", and the same with the joining member in the place of the one it replaces.
+              Every quorum is a quorum in both
+    adding    the members "in", and the same with the new member. Every quorum is *all* of both
 
-A record with an *adding* member has two sets too, the members "in" and those with the new one, and every
-quorum is *all* of both. So whatever is acknowledged meanwhile is everywhere, and any quorum of the larger set
-will find it, as will any of the smaller one (docs/decisions/0013).
+For a joining member, this makes replacement safe (docs/decisions/0010): whatever is acknowledged meanwhile
+holds in the old set and in the new set, whichever of them another client uses. For an adding member, whatever
+is acknowledged meanwhile is on every member, so that any quorum of the larger or the smaller set finds it
+(docs/decisions/0013).
+
+The order of the record tells who is replaced: a joining member directly follows the member that it replaces.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -20,25 +20,26 @@ from dos_protocol.store_record import Member, StoreRecord, claims_needed
 
 
 def filled_member(record: StoreRecord) -> Member | None:
-    """The member that joins or is being added, or None. Raises ValueError for a record that is no change of
-    one by one."""
+    """Return the member that joins or is being added, or None. Raises ValueError if more than one member
+    changes.
+    """
     filled = [index for index, member in enumerate(record.members) if member.state != "in"]
     if not filled:
         return None
     member = record.members[filled[0]]
     if len(filled) > 1 or (filled[0] == 0 and member.state == "joining") or not record.voters:
-        raise ValueError("one member joins at a time, and it stands after the member it replaces")
+        raise ValueError("only one member may join at a time, directly after the member it replaces")
     return member
 
 
 def joining_member(record: StoreRecord) -> Member | None:
-    """The member that joins in the place of another, or None. Raises as `filled_member`."""
+    """Return the member that joins in the place of another, or None. Raises as `filled_member`."""
     member = filled_member(record)
     return member if member is not None and member.state == "joining" else None
 
 
 def replaced_member(record: StoreRecord) -> Member | None:
-    """The member whose place the joining one takes, or None."""
+    """Return the member that the joining one replaces, or None."""
     joining = joining_member(record)
     return None if joining is None else record.members[record.members.index(joining) - 1]
 
@@ -46,8 +47,9 @@ def replaced_member(record: StoreRecord) -> Member | None:
 class Quorums:
     """The quorums of one record.
 
-    Invariants: `sets` has one or two sets, the first is of the members that are in; `ack_quorum` is Qa in it,
-    `claims_needed` is F, the most that any set needs."""
+    Invariants: `sets` has one or two sets, the first contains the members that are in. `ack_quorum` is Qa in
+    that set. `claims_needed` is F, the largest number that any set needs.
+    """
 
     __slots__ = ("_acks", "_claims", "_covers", "ack_quorum", "claims_needed", "members", "sets")
 
@@ -72,8 +74,9 @@ class Quorums:
         self.members: frozenset[bytes] = frozenset().union(*self.sets)
 
     def watermark(self, sizes: Mapping[bytes, int]) -> int:
-        """The size that a quorum has: the Qa-th highest in each set, and of those the lowest. Absent
-        members have 0."""
+        """Return the size that a quorum has: the Qa-th highest in each set, and the lowest of those. A
+        missing member has 0.
+        """
         if len(self.sets) == 1:
             return sorted([sizes.get(one, 0) for one in self.sets[0]], reverse=True)[self.ack_quorum - 1]
         return min(
@@ -82,26 +85,29 @@ class Quorums:
         )
 
     def can_acknowledge(self, members: Collection[bytes]) -> bool:
-        """Whether these members are enough to acknowledge: Qa in each set."""
+        """Return whether these members are enough to acknowledge: Qa in each set."""
         present = frozenset(members)
         return self._in_each(present, self._acks)
 
     def lacking(self, members: Collection[bytes]) -> int:
-        """How many more members are needed to acknowledge, at least; 0 when these are enough."""
+        """Return how many more members are needed to acknowledge, at least; 0 if these are enough."""
         present = frozenset(members)
         return max(
             0, *(acks - len(group & present) for group, acks in zip(self.sets, self._acks, strict=True))
         )
 
     def can_take_over(self, members: Collection[bytes]) -> bool:
-        """Whether claims on, or answers of, these members are enough: F in each set (R1)."""
+        """Return whether claims on, or answers of, these members are enough: F in each set (R1)."""
         present = frozenset(members)
         return self._in_each(present, self._claims)
 
     def cover(self, members: Collection[bytes], without: bytes = b"") -> bool:
-        """Whether these members, leaving out `without`, hold between them every acknowledged byte, whatever
-        that one held: N - Qa + 1 in each set. While one is added, of the members "in": what is acknowledged
-        now is everywhere, but what was before it is on Qa of those alone."""
+        """Return whether these members except `without` together hold every acknowledged byte, whatever that
+        one held.
+
+        That needs N - Qa + 1 of each set. While a member is being added, it needs that number of the members
+        "in": new acknowledgements are on every member, but earlier ones are on Qa of the members "in" only.
+        """
         return self._in_each(frozenset(members) - {without}, self._covers)
 
     def _in_each(self, present: frozenset[bytes], needed: Sequence[int]) -> bool:

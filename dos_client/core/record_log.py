@@ -1,13 +1,14 @@
-"""The log in which store records are decided: names and bytes. Pure.
+"""The log in which store records are decided: names and bytes. Pure: no I/O.
 
-A record after the first counts as *decided* when it is an entry of this log, synced on a quorum under a
-claim of the log's directory. So two replacements cannot both decide a generation: the later one takes the
-log over, as any chain is taken over (R5 to R8), and goes on from the last entry it finds. Only decided
-records are ever given to a server.
+A record after the first counts as *decided* if it is an entry of this log that was synced on a quorum under a
+claim of the log's directory. So two replacements cannot both decide a generation: the later one takes the log
+over as any chain is taken over (R5 to R8), and continues after the last entry that it finds. Only decided
+records are ever sent to a server.
 
-Each run writes one object, `records.<epoch, 16 hex>`, whose first entry repeats the last one decided before
-it. An entry is a u32 length and an encoded store record, which has its own digest; an entry cut short is
-none."""
+Each run writes one object, `records.<epoch, 16 hex>`. Its first entry repeats the last one decided before it.
+An entry is a u32 length and an encoded store record, which contains its own digest. A truncated entry does
+not count.
+"""
 
 import struct
 from collections.abc import Iterable, Mapping
@@ -24,30 +25,30 @@ assert _LENGTH.size == 4
 
 
 def object_name(epoch: int) -> str:
-    """The object that the run with that epoch writes."""
+    """Return the name of the object that the run with that epoch writes."""
     return f"{_PREFIX}{epoch:016x}"
 
 
 def names_newest_first(answers: Mapping[bytes, Mapping[str, ObjectInfo]]) -> list[str]:
-    """The log's objects that any member has, highest epoch first."""
+    """Return the log's objects that any member has, highest epoch first."""
     names = {name for objects in answers.values() for name in objects if name.startswith(_PREFIX)}
     return sorted(names, reverse=True)
 
 
 def longest(answers: Mapping[bytes, Mapping[str, ObjectInfo]], name: str) -> tuple[bytes, ObjectInfo] | None:
-    """The member with the longest synced copy of an object."""
+    """Return the member with the longest synced copy of an object."""
     copies = [(member, objects[name]) for member, objects in sorted(answers.items()) if name in objects]
     return max(copies, key=lambda pair: pair[1].synced, default=None)
 
 
 def encode_entry(record: StoreRecord) -> bytes:
-    """The bytes of an entry."""
+    """Encode an entry."""
     data = encode_store_record(record)
     return _LENGTH.pack(len(data)) + data
 
 
 def decode_entries(data: bytes) -> tuple[list[StoreRecord], int]:
-    """The whole entries at the beginning of the bytes, and how many bytes they take."""
+    """Return the complete entries at the beginning of the bytes, and how many bytes they use."""
     found: list[StoreRecord] = []
     position = 0
     while len(data) - position >= _LENGTH.size:
@@ -64,5 +65,5 @@ def decode_entries(data: bytes) -> tuple[list[StoreRecord], int]:
 
 
 def last_of(records: Iterable[StoreRecord], using: StoreRecord) -> StoreRecord:
-    """The newest of the decided records and the one in use."""
+    """Return the newest of the decided records and the record in use."""
     return max([using, *records], key=lambda record: record.generation)

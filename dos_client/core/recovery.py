@@ -1,17 +1,17 @@
-"""When too few members are left to go on by the rules: what is known, and the record that a person may force.
-Pure.
+"""What is known when too few members are left to continue safely, and the record that a person may force.
+Pure: no I/O.
 
-Three cases, by who answers as the member it is:
+There are three cases, by the members that answer as themselves:
 
-    complete   F members are there: nothing has to be forced, the ordinary ways work
-    covered    fewer, but N - Qa + 1: each acknowledged byte is on one of them. Nothing is lost; and the
-               others are fewer than Qa, so that nothing can be acknowledged by them alone. What a person must
-               vouch for is that nobody else goes on with *them*
-    exceeded   fewer still: acknowledged bytes may be gone, and the others, if they live, can go on without
-               these
+    complete   at least F members: nothing has to be forced, the ordinary commands work
+    covered    fewer, but at least N - Qa + 1: each acknowledged byte is on one of them, so nothing is
+               lost. The others are fewer than Qa, so they cannot acknowledge anything alone. A person
+               must confirm that nobody continues to work with *them*
+    exceeded   still fewer: acknowledged bytes may be lost, and the others, if they are alive, can
+               continue without these
 
-A *forced* record holds the survivors alone. Its generation lies a whole *era* above any seen, because those
-that are lost may know of later ones. Why that is all that can be done: docs/decisions/0013.
+A *forced* record contains only the survivors. Its generation is a whole *era* above any generation seen,
+because the lost members may know later ones. docs/decisions/0013 explains why nothing better is possible.
 """
 
 from collections.abc import Iterable
@@ -26,15 +26,20 @@ GENERATIONS_PER_ERA: Final = 1 << 20
 
 
 def era(generation: int) -> int:
-    """How often a record was forced before that generation."""
+    """Return how many times a record was forced before that generation."""
     return generation // GENERATIONS_PER_ERA
 
 
 @dataclass(frozen=True, slots=True)
 class StoreSurvivors:
-    """Who is left of a store. `record`: the newest known; `present`: its members that are in and answer,
-    where they answer; `lost`: the others, with one that joins or is being added and does not answer: others
-    may wait for it; `highest`: the highest generation seen."""
+    """Which members of a store are left.
+
+    - `record`: the newest known record.
+    - `present`: its members that are in and answer, with the address at which they answer.
+    - `lost`: the others, including a joining or adding member that does not answer, because others may wait
+      for it.
+    - `highest`: the highest generation seen.
+    """
 
     record: StoreRecord
     present: tuple[Member, ...]
@@ -45,7 +50,7 @@ class StoreSurvivors:
 
 
 def standing(membership: Membership, answers: Iterable[ServerAnswer]) -> StoreSurvivors | None:
-    """What the answers say; None when no server shows a record of one store."""
+    """Evaluate the answers. Returns None if no server reports a record of one store."""
     found = list(answers)
     record = membership.newest or membership.record
     if record is None:
@@ -75,14 +80,15 @@ def standing(membership: Membership, answers: Iterable[ServerAnswer]) -> StoreSu
 
 
 def forced(now: StoreSurvivors, adding: Member | None = None) -> StoreRecord:
-    """The record of the survivors alone, at the addresses where they answer; and of one that is being added
-    to them at once, so that no byte is acknowledged by fewer than there will be.
+    """Return the record of the survivors alone, at the addresses where they answer.
 
-    Raises ValueError when nobody survives, or the new one stands where a survivor does."""
+    `adding`: a member that is added at the same time, so that no byte is acknowledged by fewer members than
+    there will be. Raises ValueError if no member survives, or the new one has the address of a survivor.
+    """
     if not now.present:
-        raise ValueError("no member answers: there is nothing to go on with")
+        raise ValueError("no member answers, so the store cannot continue")
     if adding is not None and adding.address in {one.address for one in now.present}:
-        raise ValueError(f"{adding.address} is the address of a member that is there")
+        raise ValueError(f"{adding.address} is the address of a member that answers")
     added = () if adding is None else (Member(adding.server_id, adding.address, "adding"),)
     return StoreRecord(
         now.record.store_id,

@@ -1,21 +1,22 @@
-"""Whether a copy may be replaced by a new one, and by which. Pure: copies, digests and quorums in.
+"""Decide whether a copy may be replaced by a new one, and by which. Pure: copies, digests and quorums in.
 
-**What may be lost.** A byte was acknowledged only if Qa members of each set held it. So of any N - Qa + 1
-members *besides* the one that is mended, at least one holds each acknowledged byte that the mended one
-held too: they *cover* it. That gives the rules:
+A byte was acknowledged only if Qa members of each set held it. So of any N - Qa + 1 members *other* than the
+member to repair, at least one holds each acknowledged byte that the repaired member held too. These members
+*cover* it. The rules follow:
 
-    a sound copy      becomes longer, from a copy that begins with all of it. Nothing is taken away
-    a damaged copy    becomes the longest copy of others that cover it, which all agree. The server refuses
-                      if that is less than it once had durable: a live writer may count on that
-                      (docs/decisions/0012)
+    a sound copy      becomes longer, from a copy that begins with all of it. Nothing is deleted
+    a damaged copy    becomes the longest copy of others that cover it, which all agree. The server
+                      rejects it if that is less than it once had durable: a live writer may
+                      count on that (docs/decisions/0012)
     a sound copy that others contradict
-                      becomes theirs if those that hold *other bytes there* cover it: then fewer than Qa
-                      members ever held what it has; it was never acknowledged, and never can be. But not
-                      a segment's: it has one writer, so one of the disks went back to an older state
+                      becomes theirs if the members with *other bytes there* cover it: then fewer
+                      than Qa members ever held its content, which was never acknowledged and never
+                      can be. Not for a segment: a segment has one writer, so one of the disks
+                      went back to an older state
 
-Everything else is refused, and a person decides.
+Every other repair is refused, and a person decides.
 
-Rules of this file: what may be done. What copies are to each other, `comparing` says.
+How copies compare is decided in `comparing`.
 """
 
 from dataclasses import dataclass
@@ -27,8 +28,10 @@ from dos_client.core.quorum import Quorums
 
 @dataclass(frozen=True, slots=True)
 class RepairPlan:
-    """Bring the copy `goal`, which any of `sources` holds or has as a prefix, in the place of `old`.
-    `overwrite`: what the old one has beyond it was never acknowledged."""
+    """A repair: replace `old` by the copy `goal`, which each of `sources` holds or has as a prefix.
+
+    `overwrite`: the bytes of `old` that are not in `goal` were never acknowledged.
+    """
 
     old: MemberCopy
     goal: MemberCopy
@@ -38,7 +41,7 @@ class RepairPlan:
 
 @dataclass(frozen=True, slots=True)
 class RepairRefused:
-    """Why nothing may be done to it."""
+    """Why the copy may not be repaired."""
 
     reason: str
 
@@ -46,11 +49,13 @@ class RepairRefused:
 def plan(
     member: bytes, copies: Copies, digests: Digests, quorums: Quorums, *, one_writer: bool = False
 ) -> RepairPlan | RepairRefused | None:
-    """What to do about one member's copy; None: nothing. `copies` are of the members that answered.
+    """Decide what to do with one member's copy; None: nothing. `copies` are those of the members that
+    answered.
 
-    one_writer: the object is written under one epoch alone. Copies of it that contradict each other show that
-    the epoch was granted twice, so a disk went back to an older state, and with it the count of who ever held
-    what: nothing is overwritten then (docs/decisions/0205)."""
+    one_writer: the object is written under one epoch only. If copies of it contradict each other, the epoch
+    was granted twice. So a disk went back to an older state, and the number of members that ever held the
+    bytes is unknown. Nothing is overwritten then (docs/decisions/0205).
+    """
     old = copies[member]
     others = {one: copy for one, copy in sound(copies).items() if one != member}
     if old.damaged:
@@ -69,7 +74,7 @@ def plan(
         return RepairPlan(old, goal, _holders(agreeing, goal))
     if against:
         return RepairRefused(
-            f"{len(against)} copies contradict it: too few to show that it was never acknowledged"
+            f"{len(against)} copies contradict it: too few to prove that it was never acknowledged"
         )
     return None
 
@@ -86,7 +91,7 @@ def _damaged(
 ) -> RepairPlan | RepairRefused:
     if not quorums.cover(others, member):
         return RepairRefused(
-            f"{len(others)} sound other copies answered: too few to hold all that was acknowledged"
+            f"{len(others)} other undamaged copies were found: too few to hold all acknowledged bytes"
         )
     if not _one_line(others, digests):
         return RepairRefused("the other copies contradict each other")

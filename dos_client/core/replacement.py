@@ -1,7 +1,7 @@
-"""The records of a replacement, and of an addition: from generation g to g+1 (joining, adding) to g+2 (in).
-Pure.
+"""The records of a replacement and of an addition. Pure: decides which record comes next, or why none does.
 
-Rules of this file: which record comes next, or why none does. Why this order is safe: docs/decisions/0010.
+Generation g+1 has the new member joining or adding, generation g+2 has it in. docs/decisions/0010 explains
+why this order is safe.
 """
 
 from enum import Enum
@@ -12,8 +12,9 @@ from dos_protocol.names import id_text
 from dos_protocol.store_record import Member, StoreRecord, default_ack_quorum
 
 GONE_SUFFIX = ".gone.invalid:1"
-"""Ends the address of a member whose successor stands at its very address. Nobody is dialled there (RFC
-6761: no name under .invalid ever resolves); the identity before it says who it was."""
+"""The suffix of the address of a member whose successor has the same address. Nobody connects to it (RFC
+6761: no name under .invalid ever resolves). The server id before it identifies the member.
+"""
 
 
 class ReplacementStep(Enum):
@@ -25,16 +26,17 @@ class ReplacementStep(Enum):
 
 
 class ReplacementPlan(NamedTuple):
-    """`record`: the record to decide now, for BEGIN; else the one in use."""
+    """The next step. `record`: the record to decide now for BEGIN, otherwise the record in use."""
 
     step: ReplacementStep
     record: StoreRecord
 
 
 def plan(record: StoreRecord, old: str, new_id: bytes, new_address: str) -> ReplacementPlan:
-    """What replacing `old` (an address, or an identity in hex) by the server `new_id` means now.
+    """Return the next step of replacing `old` (an address, or a server id in hex) by the server `new_id`.
 
-    Raises ValueError with the reason when it cannot be done."""
+    Raises ValueError with the reason if it is not possible.
+    """
     known = record.member(new_id)
     if known is not None and known.state == "in":
         if _find(record, old) in (None, known):
@@ -42,19 +44,19 @@ def plan(record: StoreRecord, old: str, new_id: bytes, new_address: str) -> Repl
         raise ValueError(f"the server at {new_address} is already a member")
     leaving = _find(record, old)
     if known is not None and known.state == "adding" and leaving in (None, known):
-        return ReplacementPlan(ReplacementStep.FILL, record)  # the old one went when the record was forced
+        return ReplacementPlan(ReplacementStep.FILL, record)  # the old member left when the record was forced
     filled = filled_member(record)
     if filled is not None and filled.state == "adding":
-        raise ValueError(f"{filled.address} is being added: one change at a time")
+        raise ValueError(f"{filled.address} is being added: only one change at a time")
     if leaving is None:
         raise ValueError(
-            f"{old} is no member; the members are {', '.join(one.address for one in record.members)}"
+            f"{old} is not a member; the members are {', '.join(one.address for one in record.members)}"
         )
     joining, replaced = joining_member(record), replaced_member(record)
     if joining is not None and leaving not in (replaced, joining):
         assert replaced is not None
         raise ValueError(
-            f"{replaced.address} is being replaced by {joining.address}: one replacement at a time"
+            f"{replaced.address} is being replaced by {joining.address}: only one replacement at a time"
         )
     if known is not None:
         return ReplacementPlan(ReplacementStep.FILL, record)
@@ -63,8 +65,9 @@ def plan(record: StoreRecord, old: str, new_id: bytes, new_address: str) -> Repl
 
 
 def begin(record: StoreRecord, leaving: Member, new_id: bytes, new_address: str) -> StoreRecord:
-    """The record in which a new member joins in the place of `leaving`; another one that was joining is let
-    go."""
+    """Return the record in which a new member joins in the place of `leaving`. Another joining member is
+    dropped.
+    """
     members: list[Member] = []
     for member in record.members:
         if member.state != "in":
@@ -80,19 +83,20 @@ def begin(record: StoreRecord, leaving: Member, new_id: bytes, new_address: str)
 
 
 def add(record: StoreRecord, new_id: bytes, new_address: str) -> StoreRecord:
-    """The record in which one more member is being added."""
+    """Return the record in which one more member is being added."""
     if filled_member(record) is not None:
-        raise ValueError("one change at a time")
+        raise ValueError("only one change at a time")
     if new_address in {member.address for member in record.members}:
-        raise ValueError(f"{new_address} is the address of a member")
+        raise ValueError(f"{new_address} is already the address of a member")
     members = (*record.members, Member(new_id, new_address, "adding"))
     return StoreRecord(record.store_id, record.generation + 1, record.ack_quorum, members)
 
 
 def finish(record: StoreRecord) -> StoreRecord:
-    """The record in which the member that was filled is in, and the one it replaces, if any, is gone.
+    """Return the record in which the filled member is in, and the member that it replaces, if any, is gone.
 
-    A store that grows keeps an ack quorum that was chosen, and follows the default if it had that."""
+    If the store grows, an ack quorum that was chosen is kept. A default ack quorum follows the new size.
+    """
     filled, replaced = filled_member(record), replaced_member(record)
     if filled is None:
         raise ValueError(f"no member joins in generation {record.generation}")

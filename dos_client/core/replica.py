@@ -1,17 +1,16 @@
-"""One object on one member, as its writer sees it, from the claim's beginning to its end: a table of states,
-and what each event makes true. Pure.
+"""One object on one member, as its writer sees it, as a state machine. Pure: no I/O.
 
-Rules of this file: what a copy is worth, and what is to be done with it next. Sessions, files and who waits
-are the shell's (`copies`, `catch_up`).
+The table lists the states, and what each event changes. This module decides what a copy is worth and what to
+do with it next. Sessions and files belong to the shell (`copies`, `catch_up`).
 
-Theory. A replica is only ever a prefix of what the writer wrote. Which prefix is found by size *and
-digest*, after every claim of the member's session: that resolves a lost answer (what arrived is there, what
-did not is sent, nothing is sent twice) and unmasks a copy that is another history. Bytes count only once
-the digest agreed, and only in the session in which it did.
+A replica is always a prefix of what the writer wrote. Which prefix is determined by size *and digest*, after
+every claim of the member's session. That resolves a lost answer: bytes that arrived are there, the others are
+sent, and nothing is sent twice. It also detects a copy with another history. Bytes count only after the
+digest agreed, and only in the session in which it did.
 
-One life goes through many sessions. Each attempt at one begins with what is *here*: how much of the object
-the writer's own machine still has (memory, and a local copy that may be gone by now). Then the member is
-asked what is *there*, and from the two follows where the missing bytes come from.
+A replica outlives its sessions. Each attempt at a session begins with finding out how much of the object the
+writer's own machine has (memory, and a local copy that may be gone by now). Then the member is asked how much
+it has. The two sizes decide where the missing bytes come from.
 """
 
 from collections.abc import Callable, Iterable
@@ -24,24 +23,26 @@ from dos_protocol.vocabulary import ObjectInfo
 
 
 class ReplicaState(Enum):
-    """Where the copy of one member stands."""
+    """The states of a member's copy."""
 
     DISCOVER_LOCAL_SIZE = "DISCOVER_LOCAL_SIZE"
-    """No session. What the writer's own machine has of the object is found out before the next attempt."""
+    """No session. The writer finds out what its own machine has of the object before the next attempt."""
     ENTER = "ENTER"
-    """A session is being made: the member is dialled, and asked to take the claim."""
+    """A session is being opened: the member is connected and asked to take the claim."""
     DISCOVER_REMOTE_SIZE = "DISCOVER_REMOTE_SIZE"
-    """The member holds the claim and told its size; its digest is being compared."""
+    """The member holds the claim and reported its size. Its digest is being compared."""
     CATCH_UP = "CATCH_UP"
-    """It lacks more than the writer has in memory: it is filled from the local copy or another member."""
+    """It lacks more than the writer has in memory. It is filled from the local copy or another member."""
     IN_SYNC = "IN_SYNC"
-    """It is sent what the writer appends, as it comes."""
+    """It is sent what the writer appends, as it is appended."""
     BROKEN = "BROKEN"
-    """Its content differs, or its disk failed. Never counts; looked at again in the next session."""
+    """Its content differs, or its disk failed. It does not count, and is checked again in the next
+    session.
+    """
 
 
 class ReplicaEvent(Enum):
-    """What moves a replica."""
+    """The events that change the state. The values are the labels of the diagram in protocol.md."""
 
     LOCAL_KNOWN = "what is here is known, an attempt begins"
     ENTERED = "the member holds the claim"
@@ -71,7 +72,9 @@ REPLICA_TABLE: Final[dict[ReplicaState, dict[ReplicaEvent, ReplicaState]]] = {
 }
 
 AGREED: Final = frozenset({ReplicaState.CATCH_UP, ReplicaState.IN_SYNC})
-"""The digest was compared in this session, and agreed: only here do bytes count, only here are bytes sent."""
+"""The states in which the digest was compared in this session and agreed. Bytes count and are sent only in
+these.
+"""
 
 _WORDS: Final = {
     ReplicaState.BROKEN: "broken",
@@ -81,30 +84,30 @@ _WORDS: Final = {
     ReplicaState.CATCH_UP: "catching up",
     ReplicaState.IN_SYNC: "in sync",
 }
-"""In plain words, the worst first."""
+"""In plain words, worst first."""
 
 
 def step(state: ReplicaState, event: ReplicaEvent) -> ReplicaState:
-    """The state after the event. Raises LocalProtocolError for an event the table does not have."""
+    """Return the state after the event. Raises LocalProtocolError for an event that is not in the table."""
     try:
         return REPLICA_TABLE[state][event]
     except KeyError:
-        raise LocalProtocolError(f"{event.name} cannot happen to a replica that is {state.name}") from None
+        raise LocalProtocolError(f"{event.name} is not valid for a replica in state {state.name}") from None
 
 
 def in_words(states: Iterable[ReplicaState]) -> str:
-    """What a member with copies in these states is, in plain words: as its worst copy."""
+    """Return the state of a member with copies in these states, in plain words: that of its worst copy."""
     return worst_words(_WORDS[state] for state in states)
 
 
 def worst_words(found: Iterable[str]) -> str:
-    """The worst of what `in_words` says of several."""
+    """Return the worst of several words from `in_words`."""
     words = set(found)
     return next((one for one in _WORDS.values() if one in words), "in sync")
 
 
 class CopyRelation(Enum):
-    """What a member's copy is, seen from what the writer knows."""
+    """How a member's copy compares with what the writer knows."""
 
     AGREES = "a prefix of what was written"
     DIFFERS = "not what was written"
@@ -114,8 +117,11 @@ class CopyRelation(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ObjectGoal:
-    """How far an object goes. `sealed`: exactly to `size`, and what is past it does not exist (R6); else it
-    is open, and nobody but this writer can have put a byte behind `size`."""
+    """The end of an object.
+
+    `sealed`: it ends exactly at `size`, and bytes after that do not exist (R6). Otherwise it is open, and
+    nobody but this writer can have written bytes after `size`.
+    """
 
     size: int
     sealed: bool
@@ -123,9 +129,11 @@ class ObjectGoal:
 
 @dataclass(frozen=True, slots=True)
 class ObjectView:
-    """What the writer knows of the object at this moment. `base`: the first byte it has in memory, the
-    goal's size for one that is sealed. `digest_at(size)` is the digest of that prefix, None when it is no
-    longer known."""
+    """What the writer knows of the object at this moment.
+
+    `base`: the first byte in memory; for a sealed object the goal's size. `digest_at(size)`: the digest of
+    that prefix, None if it is no longer known.
+    """
 
     goal: ObjectGoal
     base: int
@@ -133,7 +141,7 @@ class ObjectView:
 
 
 def compare(info: ObjectInfo, goal: ObjectGoal, digest_at: Callable[[int], int | None]) -> CopyRelation:
-    """Compare a copy, as told by the answer to a claim, with the writer's memory."""
+    """Compare a copy, as reported in the answer to a claim, with what the writer remembers."""
     if info.poisoned or (info.corrupt and not (goal.sealed and info.synced >= goal.size)):
         return CopyRelation.DIFFERS
     if info.received > goal.size and not goal.sealed:
@@ -147,26 +155,26 @@ def compare(info: ObjectInfo, goal: ObjectGoal, digest_at: Callable[[int], int |
 
 
 def difference(info: ObjectInfo, goal: ObjectGoal) -> str:
-    """Why a copy is not what was written, for people."""
+    """Return a text that says how a copy differs from what was written."""
     if info.poisoned:
         return "poisoned by a failed write or sync"
     if info.corrupt:
         return f"damaged from byte {info.synced} on"
     if info.received > goal.size:
         return f"{info.received} bytes, of which this writer wrote {goal.size}"
-    return f"another content below byte {info.synced}"
+    return f"different content before byte {info.synced}"
 
 
 @dataclass(frozen=True, slots=True)
 class LocalKnown:
-    """An attempt at a session begins; the local copy goes as far as `size` (0: there is none)."""
+    """An attempt at a session begins. The local copy has `size` bytes (0: there is none)."""
 
     size: int
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaEntered:
-    """The member holds the claim, and its answer says `info` of the object."""
+    """The member holds the claim, and its answer describes the object as `info`."""
 
     info: ObjectInfo
     view: ObjectView
@@ -174,7 +182,7 @@ class ReplicaEntered:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaAgreed:
-    """A digest that had to be asked for agrees: the first `size` bytes there are the writer's."""
+    """A requested digest agrees: the member's first `size` bytes are the writer's."""
 
     size: int
     view: ObjectView
@@ -182,7 +190,7 @@ class ReplicaAgreed:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaDiffered:
-    """Something showed that the copy is not the writer's, or that its disk failed: then it is `spoiled`."""
+    """The copy is not the writer's, or its disk failed; `spoiled` in the second case."""
 
     why: str
     spoiled: bool = False
@@ -190,14 +198,14 @@ class ReplicaDiffered:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaReached:
-    """Catching up came to where the memory begins."""
+    """Catching up has reached the bytes that are in memory."""
 
     view: ObjectView
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaFellBehind:
-    """The memory moved on past what the copy was sent."""
+    """The memory no longer has the next bytes to send to the copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +227,7 @@ Event = (
 
 
 class Effect(Enum):
-    """What the shell is to do, in the order given."""
+    """What the shell must do, in the given order."""
 
     COUNT = "the copy's `received` and `synced` count for the member from now on"
     DISCOUNT = "nothing of it counts any more"
@@ -230,12 +238,16 @@ class Effect(Enum):
 
 
 class Replica:
-    """One object on one member, for as long as the claim lives.
+    """One object on one member, during the life of the claim.
 
-    Invariants: `synced <= received <= sent`; outside `AGREED` all three are 0; `claimed` is what the member
-    said of the object when it took the claim, None without a session; `why` says what is wrong, '' when
-    nothing is; `spoiled`, once it is BROKEN: its disk failed, so what it once held is not known; `since` is
-    when `state` last changed."""
+    Invariants:
+
+    - `synced <= received <= sent`; all three are 0 in states outside `AGREED`.
+    - `claimed`: how the member described the object when it took the claim, None without a session.
+    - `why`: the current problem, '' if there is none.
+    - `spoiled`: set in BROKEN if its disk failed, so what it once held is not known.
+    - `since`: when `state` last changed.
+    """
 
     __slots__ = ("claimed", "local_size", "received", "sent", "since", "spoiled", "state", "synced", "why")
 
@@ -249,8 +261,9 @@ class Replica:
         self.sent = self.received = self.synced = 0
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        """What is to be done upon the event. Raises LocalProtocolError, and changes nothing, for one that
-        cannot happen now."""
+        """Apply the event and return the effects. Raises LocalProtocolError, and changes nothing, if it is
+        not valid now.
+        """
         match event:
             case LocalKnown(size):
                 self._move(ReplicaEvent.LOCAL_KNOWN, now)
@@ -269,9 +282,11 @@ class Replica:
                 return [Effect.DISCOUNT]
             case ReplicaReached(view):
                 if self.state is not ReplicaState.CATCH_UP:
-                    raise LocalProtocolError(f"nothing was filled of a replica that is {self.state.name}")
+                    raise LocalProtocolError(f"Reached is not valid for a replica in state {self.state.name}")
                 if self.sent < view.base:
-                    raise LocalProtocolError(f"byte {self.sent} is not in memory: it begins at {view.base}")
+                    raise LocalProtocolError(
+                        f"byte {self.sent} is not in memory, which begins at byte {view.base}"
+                    )
                 self._move(ReplicaEvent.NEAR, now)
                 return [Effect.FOLLOW]
             case ReplicaFellBehind():
@@ -284,20 +299,23 @@ class Replica:
                 return []
 
     def told(self, received: int, synced: int) -> bool:
-        """The member told a watermark. Whether it counts; RemoteProtocolError for one that cannot be."""
+        """Apply a durability ack and return whether it counts. Raises RemoteProtocolError if its sizes are
+        not possible.
+        """
         if self.state is ReplicaState.BROKEN:
             return False
         if not self.synced <= synced <= received <= self.sent:
             raise RemoteProtocolError(
-                f"watermark {received}/{synced}: {self.sent} bytes were sent, {self.synced} were synced"
+                f"impossible watermark {received}/{synced}: {self.sent} bytes were sent,"
+                f" {self.synced} were synced"
             )
         self.received, self.synced = received, synced
         return True
 
     def sent_to(self, size: int) -> None:
-        """Bytes up to `size` are on their way."""
+        """Record that the bytes up to `size` were sent."""
         if self.state not in AGREED or size < self.sent:
-            raise LocalProtocolError(f"nothing is sent to a replica that is {self.state.name}, to {size}")
+            raise LocalProtocolError(f"cannot send up to byte {size} to a replica in state {self.state.name}")
         self.sent = size
 
     def _discover(self, info: ObjectInfo, view: ObjectView, now: float) -> list[Effect]:
@@ -315,7 +333,7 @@ class Replica:
 
     def _agreed(self, received: int, synced: int, view: ObjectView, now: float) -> list[Effect]:
         if self.state is not ReplicaState.DISCOVER_REMOTE_SIZE:
-            raise LocalProtocolError(f"nothing is compared with a replica that is {self.state.name}")
+            raise LocalProtocolError(f"a comparison is not valid for a replica in state {self.state.name}")
         near = received >= view.base
         self._move(ReplicaEvent.NEAR if near else ReplicaEvent.BEHIND, now)
         self.sent, self.received, self.synced = received, received, synced
@@ -327,7 +345,7 @@ class Replica:
 
 
 def diagram() -> str:
-    """The table as a Mermaid state diagram, as protocol.md shows it."""
+    """Return the table as a Mermaid state diagram, as in protocol.md."""
     lines = ["stateDiagram-v2", "    [*] --> DISCOVER_LOCAL_SIZE"]
     for state, row in REPLICA_TABLE.items():
         lines += [f"    {state.name} --> {after.name}: {event.value}" for event, after in row.items()]

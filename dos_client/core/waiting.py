@@ -1,7 +1,7 @@
-"""When a claim waits for the store, and for what. Pure.
+"""When a claim waits for the store, and for what. Pure: no I/O.
 
-Rules of this file: words for people, and the two moments in which they are told. The reason has no number
-that runs (seconds, bytes): it changes only when the situation does.
+This module has the texts for people, and decides when they are reported. A reason contains no value that
+changes continuously (seconds, bytes), so that it changes only when the situation does.
 """
 
 from collections.abc import Iterable
@@ -15,8 +15,9 @@ _WELL: Final = frozenset({"in sync", "catching up", "joining"})
 
 @dataclass(frozen=True, slots=True)
 class MemberSeen:
-    """A member as the claim sees it: `state` in plain words, `error` why. `late`: it has long acknowledged
-    nothing of what it lacks."""
+    """A member as the claim sees it. `state`: in plain words. `error`: the cause. `late`: it has not
+    acknowledged anything of what it lacks for a long time.
+    """
 
     address: str
     state: str
@@ -25,7 +26,7 @@ class MemberSeen:
 
 
 def waiting_reason(needed: int, there: int, members: Iterable[MemberSeen]) -> str:
-    """Why nothing is acknowledged: how many members are needed, and what is wrong with the others."""
+    """Return why nothing is acknowledged: how many members are needed, and the problems of the others."""
     reason = (
         f"{needed} members are needed and {there} hold the claim"
         if there < needed
@@ -42,21 +43,24 @@ def _trouble(member: MemberSeen) -> str:
 
 @dataclass(frozen=True, slots=True)
 class WaitBegan:
-    """It waits, and has for a while."""
+    """A wait has lasted long enough to be reported."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class WaitEnded:
-    """It waits no longer."""
+    """A reported wait has ended."""
 
     seconds: float
 
 
 class WaitTracker:
-    """The waiting of one claim. Invariants: `reason` is '' exactly when it does not wait; `total_s` counts
-    all waiting up to the last look, also what was too short to be told."""
+    """The waits of one claim.
+
+    Invariants: `reason` is '' exactly when it does not wait. `total_s` sums all waits up to the last `look`,
+    including those too short to be reported.
+    """
 
     __slots__ = ("_looked", "_told", "reason", "since", "total_s")
 
@@ -68,7 +72,9 @@ class WaitTracker:
         self._told = False
 
     def look(self, reason: str, now: float) -> WaitBegan | WaitEnded | None:
-        """What is waited for at this moment, '' for nothing. Returns what is news: one of each in turn."""
+        """Update with the reason to wait at this moment, '' for none. Returns a change to report; Began and
+        Ended alternate.
+        """
         before, self.reason = self.reason, reason
         if before:
             self.total_s += now - self._looked
@@ -84,5 +90,5 @@ class WaitTracker:
         return None
 
     def seconds(self, now: float) -> float:
-        """For how long it has been waiting, 0 when it is not."""
+        """Return how long it has been waiting, 0 if it is not."""
         return now - self.since if self.reason else 0.0

@@ -1,18 +1,24 @@
-"""The bytes of one object that its writer still has in memory, cut into the chunks that are sent. Pure.
+"""The bytes of one object that its writer still has in memory, divided into the chunks that are sent. Pure:
+no I/O.
 
-Theory. `append` takes any bytes; they become *chunks*, each one APPEND on the wire, each knowing the prefix
-digest before it. All members are sent the same chunks with the same request ids, so a chunk's frame is made
-once, whatever the number of members. Cuts fall on multiples of 64 KiB, the block of the prefix digest,
-always on those of 256 KiB, and wherever a sender had nothing more to take; small appends that come between
-two takes travel as one chunk. So a chunk that starts at a block boundary is never far, and from it the
-digest of any prefix within the window can be computed; and the digests at 256 KiB stay known as milestones.
-When a block is whole, the chunks within it become one: what waits for a quorum costs its bytes, not a chunk
-for every append.
+`append` takes any bytes. They become *chunks*. Each chunk is one APPEND on the wire and carries the prefix
+digest before it. All members receive the same chunks with the same request ids, so the frame of a chunk is
+encoded once, whatever the number of members.
 
-`trim` forgets what every member that keeps up has, and what a quorum has beyond a bound; never what no
-quorum has.
+Chunk boundaries:
 
-Not here: who has what. The window knows no members.
+- at multiples of 64 KiB, the block of the prefix digest
+- always at multiples of 256 KiB
+- wherever a sender had nothing more to send; small appends between two sends travel as one chunk
+
+So a chunk that starts at a block boundary is never far away, and the digest of any prefix within the window
+can be computed from it. The digests at multiples of 256 KiB stay known as milestones. When a block is
+complete, its chunks are merged: bytes that wait for a quorum cost their size, not one chunk per append.
+
+`trim` drops bytes that every member that keeps up has, and bytes beyond a bound that a quorum has. It never
+drops bytes that no quorum has.
+
+The window knows nothing of members.
 """
 
 from bisect import bisect_right
@@ -28,16 +34,17 @@ from dos_protocol.vocabulary import Append
 
 APPEND_IDS = 1 << 63
 _TAG_SHIFT = 43
-"""Request ids of appends have the highest bit, then 20 bits of *tag*, the writer's number for the object,
-then where the chunk ends. Ids of other requests never have that bit. A refusal is told by id alone: the tag
-finds the object."""
+"""The layout of the request id of an append: the highest bit is set, then 20 bits of *tag*, the writer's
+number for the object, then the end of the chunk. Other request ids never have the highest bit. A rejection
+carries only the id, so the tag identifies the object.
+"""
 
 if object_bytes_max >= 1 << _TAG_SHIFT:
     raise ValueError("an object's size must fit below the tag")
 
 
 class Chunk:
-    """`payload` stands at `start`, after content with the prefix digest `digest`."""
+    """`payload` begins at `start`, after content with the prefix digest `digest`."""
 
     __slots__ = ("digest", "end", "head", "payload", "start")
 
@@ -50,12 +57,12 @@ class Chunk:
 
 
 def append_id(tag: int, end: int) -> int:
-    """The request id of the append that ends there."""
+    """Return the request id of the append that ends there."""
     return APPEND_IDS | tag << _TAG_SHIFT | end
 
 
 def append_head(name: str, tag: int, chunk: Chunk) -> bytes:
-    """Header and meta of the chunk's APPEND; made once, kept in the chunk."""
+    """Return header and meta of the chunk's APPEND. They are encoded once and kept in the chunk."""
     if chunk.head is None:
         message = Append(name, chunk.start, chunk.digest, chunk.payload)
         chunk.head = frame_head(encode(message, append_id(tag, chunk.end)))
@@ -63,17 +70,19 @@ def append_head(name: str, tag: int, chunk: Chunk) -> bytes:
 
 
 def tag_of(request_id: int) -> int | None:
-    """The tag in the request id of an append; None for the id of another request."""
+    """Return the tag in the request id of an append, or None for another request."""
     return (request_id & ~APPEND_IDS) >> _TAG_SHIFT if request_id & APPEND_IDS else None
 
 
 class SendWindow:
-    """Invariants: chunks follow each other without a gap from `base` to the start of what is pending;
-    `base` is a multiple of the digest's block; `size` counts everything appended, pending bytes too."""
+    """The retained bytes of one object.
+
+    Invariants: chunks follow each other without a gap from `base` to the start of the pending bytes; `base`
+    is a multiple of the digest's block; `size` counts everything appended, including pending bytes.
+    """
 
     def __init__(self, base: int = 0, base_digest: int = 0, tail: bytes = b"") -> None:
-        """A window that begins at `base`, a multiple of 64 KiB, with that prefix digest; `tail` is content
-        after it."""
+        """Begin at `base`, a multiple of 64 KiB, with that prefix digest. `tail` is content after it."""
         self.milestones = Milestones()
         self._fold = PrefixDigest(base, base_digest)
         self._chunks: list[Chunk] = []
@@ -89,7 +98,7 @@ class SendWindow:
 
     @property
     def base(self) -> int:
-        """The first byte still here."""
+        """The offset of the first byte in memory."""
         return self._base
 
     @property
@@ -107,12 +116,13 @@ class SendWindow:
         return len(self._chunks)
 
     def append(self, data: Buffer) -> int:
-        """Take the next bytes; returns the new size. A `bytes` is kept as it is, anything else copied."""
+        """Append bytes and return the new size. A `bytes` object is kept, anything else is copied."""
         count = len(data)
         if not isinstance(data, bytes):
             data = bytes(data)
         if count == digest_block_bytes and not self._pending and not self.size % digest_block_bytes:
-            self._add_chunk(Chunk(self.size, self._fold.blocks_digest, data))  # the usual append, kept short
+            # the most frequent append, as a fast path
+            self._add_chunk(Chunk(self.size, self._fold.blocks_digest, data))
             self._fold.update(data)
             self._pending_digest = self._fold.blocks_digest
             self.size += count
@@ -123,7 +133,7 @@ class SendWindow:
         return self.size
 
     def _append_part(self, data: bytes, position: int) -> int:
-        """Put bytes from `position` on up to the next cut; returns where the next part begins."""
+        """Append the bytes from `position` to the next boundary. Returns where the next part begins."""
         until_block = digest_block_bytes - self.size % digest_block_bytes
         if until_block == digest_block_bytes and not self._pending_bytes:
             until_cut = chunk_bytes_max - self.size % chunk_bytes_max
@@ -163,8 +173,11 @@ class SendWindow:
             self._merge_block()
 
     def _merge_block(self) -> None:
-        """A block is whole: its many small chunks become one, so that a window of small appends costs little
-        more than its bytes. Who was sent a part of it is sent the rest as a chunk of its own."""
+        """Merge the small chunks of a complete block, so that a window of small appends costs little more
+        than its bytes.
+
+        A member that was sent a part of the block gets the rest as a separate chunk.
+        """
         index = len(self._starts) - 1
         while self._starts[index] % digest_block_bytes:
             index -= 1
@@ -174,9 +187,11 @@ class SendWindow:
         del self._starts[index + 1 :]
 
     def chunks_from(self, offset: int) -> Iterator[Chunk]:
-        """The chunks from `offset` on, to the end: pending bytes are cut off first. `base <= offset <= size`.
+        """Yield the chunks from `offset` to the end. Pending bytes become a chunk first. `base <= offset <=
+        size`.
 
-        When `offset` lies inside a chunk, the first one yielded is its rest."""
+        If `offset` lies inside a chunk, the first chunk yielded is the rest of that one.
+        """
         if offset < self._base or offset > self.size:
             raise ValueError(f"offset {offset} is outside the window from {self._base} to {self.size}")
         if offset == self.size:
@@ -193,7 +208,7 @@ class SendWindow:
             yield self._chunks[place]
 
     def digest_at(self, offset: int) -> int | None:
-        """The prefix digest at `offset`, or None when the bytes it needs are no longer here."""
+        """Return the prefix digest at `offset`, or None if the bytes for it are no longer in memory."""
         if offset < self._base or offset > self.size:
             return None
         if offset == self.size:
@@ -211,7 +226,7 @@ class SendWindow:
         return fold.value
 
     def trim(self, keep_from: int) -> None:
-        """Forget what ends at or before `keep_from`, in whole blocks."""
+        """Drop whole blocks that end at or before `keep_from`."""
         index = bisect_right(self._starts, keep_from) - 1
         while index > 0 and self._starts[index] % digest_block_bytes:
             index -= 1

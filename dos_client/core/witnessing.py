@@ -1,12 +1,13 @@
-"""Whether the disk of each member is as new as other members were told: what has to be asked and told for it.
-Pure.
+"""Detect disks that went back to an older state: which stamps must be queried and passed on. Pure: no I/O.
 
-For every two members A and P that are there, P must have been told A's newest stamp before both count: else
-A's disk could be replaced by an older copy, and P would not notice. Before P is told a newer stamp, A must
-have shown that it has the one that P knows: else the disk that went back would wipe out the proof of it.
+For any two members A and P that are connected, P must know A's newest stamp before both count. Otherwise A's
+disk could be replaced by an older copy, and P would not notice.
 
-This client is a witness, too: it remembers the newest stamp that each member had. What stamps are:
-`dos_protocol.stamps`; what these rules rest on: docs/decisions/0211.
+Before P receives a newer stamp of A, A must prove that its disk has the stamp that P knows. Otherwise the
+newer stamp would erase the evidence against a disk that went back.
+
+This client is a witness too: it remembers the newest stamp of each member. `dos_protocol.stamps` describes
+stamps, docs/decisions/0211 the reasons for these rules.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,14 +20,16 @@ OURSELVES: Final = NO_ID
 
 
 class ProveStamp(NamedTuple):
-    """Ask `member` whether its disk has a stamp that somebody was told of."""
+    """Ask `member` whether its disk has a stamp that a witness knows."""
 
     member: bytes
     stamp: DiskStamp
 
 
 class TellStamp(NamedTuple):
-    """Tell `witness` the newest stamp of `member`, whose disk has the one that it was told `before`."""
+    """Send the newest stamp of `member` to `witness`. Its disk has the stamp `before`, which the witness
+    knew.
+    """
 
     witness: bytes
     member: bytes
@@ -38,50 +41,50 @@ Step = ProveStamp | TellStamp
 
 
 class Witnessing:
-    """The members of one store that are there, as far as one client knows."""
+    """The connected members of one store, as far as one client knows."""
 
     def __init__(self) -> None:
         self._newest: dict[bytes, DiskStamp] = {}
         self._told: dict[bytes, dict[bytes, DiskStamp]] = {OURSELVES: {}}
         self._proved: set[tuple[bytes, DiskStamp]] = set()
-        self._present: dict[bytes, None] = {OURSELVES: None}  # in an order that repeats
+        self._present: dict[bytes, None] = {OURSELVES: None}  # a dict: its order is reproducible
 
     def met(self, member: bytes, newest: DiskStamp, witnessed: Mapping[bytes, DiskStamp]) -> None:
-        """A session with a member began, with this in its WELCOME."""
+        """Record that a session with a member began, and the stamps in its WELCOME."""
         self._present[member] = None
         self._told[member] = dict(witnessed)
         self._is_at(member, newest)
         self._remember(member)
 
     def left(self, member: bytes) -> None:
-        """The last session with it ended."""
+        """Record that the last session with a member ended."""
         self._present.pop(member, None)
 
     def proved(self, member: bytes, stamp: DiskStamp, newest: DiskStamp) -> None:
-        """Its disk has that stamp, and this one is its newest."""
+        """Record that the member's disk has the stamp `stamp`, and that `newest` is its newest."""
         self._is_at(member, newest)
         if stamp.number:
             self._proved.add((member, stamp))
         self._remember(member)
 
     def told(self, witness: bytes, member: bytes, held: DiskStamp) -> None:
-        """The witness keeps that stamp of the member."""
+        """Record that the witness stores that stamp of the member."""
         self._told.setdefault(witness, {})[member] = held
 
     def _is_at(self, member: bytes, newest: DiskStamp) -> None:
-        if self._newest.get(member) != newest:  # it started again: perhaps on another disk
+        if self._newest.get(member) != newest:  # it was restarted, perhaps on another disk
             self._newest[member] = newest
             self._proved = {one for one in self._proved if one[0] != member}
 
     def _remember(self, member: bytes) -> None:
-        """This client is told at once, once the stamp that it knew is proved."""
+        """Store the member's newest stamp in this client, once the stamp it knew before is proved."""
         ours, newest = self._told[OURSELVES], self._newest[member]
         held = ours.get(member)
         if newest.number and (held is None or (member, held) in self._proved):
             ours[member] = newest
 
     def steps(self, member: bytes | None = None) -> list[Step]:
-        """What is to be done now, in any order; of one member, what it waits for."""
+        """Return the steps to take now, in any order. With `member`, only those that it waits for."""
         return list(dict.fromkeys(self._steps(member)))
 
     def _steps(self, only: bytes | None) -> Iterator[Step]:

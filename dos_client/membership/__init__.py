@@ -1,1 +1,1 @@
-"""Which servers are the store: making it, replacing and adding members, a person's word."""
+"""Which servers form the store: its creation, replaced and added members, forced recovery."""

@@ -1,15 +1,16 @@
-"""Filling the member that joins, and proving that it is filled.
+"""Fill the joining member, and verify that it is filled.
 
-Rules of this file: everything that F old members hold, and the claims they hold, on the joining member;
-nothing is written anywhere else. What it rests on: docs/decisions/0010.
+The joining member gets everything that F old members hold, and the claims they hold. Nothing is written
+anywhere else. docs/decisions/0010 explains why this is safe.
 
-Each directory is looked at on F members that have the new generation; the longest copy of each object
-there is *wanted*. What a writer takes away meanwhile (R14) is found to be gone: F members are asked anew.
-A live writer fills its own directory; a directory without one is filled here. Here
-means: in a session that claims the directory on the joining member, on that member alone, with the epoch
-and writer id that the old members hold. So the claim itself is carried over (else a fenced writer could
-gain a quorum with the new member: P-4), and a writer that is alive after all takes its directory back by
-claiming again. Only bytes of old members are ever appended, each behind the digest of what is before it.
+- Each directory is listed on F members that have the new generation. The longest copy of each of its objects
+  is *wanted*. If an object is deleted meanwhile (R14), F members are asked again.
+- An active writer fills its own directory. A directory without one is filled here: in a session that claims
+  the directory on the joining member, on that member alone, with the epoch and writer id that the old members
+  hold.
+- So the claim itself is also transferred. Otherwise a fenced writer could reach a quorum with the new member
+  (P-4). A writer that is active after all takes its directory back by claiming again.
+- Only bytes of old members are appended, each after a digest of the preceding bytes.
 """
 
 import logging
@@ -57,8 +58,9 @@ log: Final = logging.getLogger("dos.client")
 
 @dataclass(slots=True)
 class ReplaceProgress:
-    """How far a replacement is. `phase`: joining, filling, finishing, done. Bytes are of all directories
-    known so far."""
+    """The progress of a replacement. `phase`: joining, filling, finishing, done. Bytes are those of all
+    directories known so far.
+    """
 
     phase: str = "joining"
     directories: int = 0
@@ -72,8 +74,9 @@ Progress = Callable[[ReplaceProgress], None]
 
 @dataclass(slots=True)
 class DirectoryGoal:
-    """One directory: what the joining member must hold. `sources`: who has the longest copy of each
-    object."""
+    """The content that the joining member must hold of one directory. `sources`: the member with the longest
+    copy of each object.
+    """
 
     directory: str
     epoch: int
@@ -88,16 +91,18 @@ class DirectoryGoal:
 
     @property
     def loose(self) -> bool:
-        """Nobody ever claimed it: its files were acknowledged by single servers, not by a quorum, and those
-        of one name on several are no copies of each other (docs/decisions/0050).
+        """Whether the directory was never claimed.
+
+        Its files were acknowledged by single servers, not by a quorum. Files of the same name on several
+        servers are not copies of each other (docs/decisions/0050).
         """
         return self.epoch == 0
 
     def leave(self, name: str, why: str) -> None:
-        """This file stays where it is."""
+        """Exclude a file, which stays on its server."""
         del self.objects[name], self.sources[name]
         self.there.pop(name, None)
-        log.warning("filling %s: %s is left where it is: %s", self.directory, name, why)
+        log.warning("filling %s: %s is not copied: %s", self.directory, name, why)
 
     @property
     def done(self) -> int:
@@ -105,7 +110,7 @@ class DirectoryGoal:
 
 
 class Filling:
-    """See the module. One run fills one joining member."""
+    """One run that fills one joining member."""
 
     def __init__(
         self,
@@ -114,7 +119,7 @@ class Filling:
         tell: Callable[[int, int, int, int], None],
         check: Callable[[], None],
     ) -> None:
-        """`check` raises when this run is no longer the one to do it."""
+        """`check` raises if another run has taken over."""
         self._store = store
         self._generation = store.record.generation
         self._check = check
@@ -125,7 +130,7 @@ class Filling:
         self._directories = 0
 
     async def run(self) -> None:
-        """Until the joining member holds everything. Raises ReplacementError when it cannot."""
+        """Fill until the joining member holds everything. Raises ReplacementError if that is impossible."""
         names = await self._store.list_directories()
         self._directories = len(names)
         limiter = trio.CapacityLimiter(fill_directories_max)
@@ -165,58 +170,62 @@ class Filling:
                 await self._fill(wanted, missing, live)
                 attempt = 0
             except (NotFoundError, BusyError, BrokenConnectionError, FencedError, WrongStoreError) as error:
-                log.info("filling %s: %s; looking again at what there is", name, error)
+                log.info("filling %s: %s; listing the directory again", name, error)
                 await self._still_itself()
                 attempt += 1
                 await trio.sleep(backoff_s(attempt, randomness.jitter()))
-                again = await self._look_again(wanted)  # who was read may be gone, and another one has it
+                # the source may have lost the object, and another member has it
+                again = await self._look_again(wanted)
                 self._wanted[self._wanted.index(wanted)] = wanted = again
                 last = (-1, trio.current_time())
         self._finished += 1
         self._count()
 
     async def _look_at_peace(self, name: str) -> DirectoryGoal:
-        """`_look`, again when objects go meanwhile."""
+        """List the directory. Retries if objects are deleted meanwhile."""
         for attempt in range(1, fill_looks_max):
             try:
                 return await self._look(name)
             except (NotFoundError, BusyError) as error:
-                log.info("filling %s: %s; looking again at what there is", name, error)
+                log.info("filling %s: %s; listing the directory again", name, error)
                 await trio.sleep(backoff_s(attempt, randomness.jitter()))
         return await self._look(name)
 
     async def _look_again(self, wanted: DirectoryGoal) -> DirectoryGoal:
-        """What F members hold now; while fewer answer, what was known before."""
+        """List what F members hold now. While fewer answer, return the earlier list."""
         try:
             return await self._look_at_peace(wanted.directory)
         except QuorumUnavailableError as error:
-            log.info("filling %s: %s; waiting for them", wanted.directory, error)
+            log.info("filling %s: %s; waiting for members", wanted.directory, error)
             return wanted
 
     def _still_ours(self) -> None:
         self._check()
         if self._store.record.generation != self._generation:
             raise ReplacementError(
-                f"generation {self._store.record.generation} came while {self._generation} was being filled",
-                remedy="look at `dos store status`: another replacement was begun",
+                f"generation {self._store.record.generation} is in use;"
+                f" generation {self._generation} was being filled",
+                remedy="another replacement was started; see `dos store status`",
             )
 
     async def _still_itself(self) -> None:
-        """Raise ReplacementError when another server answers in the joining member's place: its disk is gone,
-        and it never comes. One that does not answer is waited for."""
+        """Raise ReplacementError if another server answers at the joining member's address.
+
+        Its disk is lost then, and it will not come back. A member that does not answer is waited for.
+        """
         try:
             answer = await probe(self._joining.address, token=self._store.token, client=self._store.client)
         except DosError:
             return
         if answer.server_id != self._joining.server_id:
             raise ReplacementError(
-                f"{self._joining.address} has lost what it was filled with: its disk was wiped, or another"
-                " server stands there",
-                remedy="start it on an empty data directory and say the same again",
+                f"{self._joining.address} has lost its data: its disk was wiped, or another"
+                " server uses its address",
+                remedy="start it on an empty data directory and run the command again",
             )
 
     async def _look(self, name: str) -> DirectoryGoal:
-        """What F members hold. Raises NotFoundError or BusyError when an object goes meanwhile."""
+        """List what F members hold. Raises NotFoundError or BusyError if an object is deleted meanwhile."""
         view = await self._store.look(name, as_files=True)
         epoch, writer_id = max(view.epochs.values(), default=(0, NO_ID))
         wanted = DirectoryGoal(name, epoch, writer_id)
@@ -230,8 +239,9 @@ class Filling:
         return wanted
 
     async def _compare_copies(self, view: DirectoryView, wanted: DirectoryGoal, name: str) -> None:
-        """Every shorter copy must be a prefix of the longest: else which one counts is a person's
-        question."""
+        """Check that every shorter copy is a prefix of the longest. Otherwise a person must decide which one
+        counts.
+        """
         for server_id, objects in view.answers.items():
             info = objects.get(name)
             if info is None or not info.synced or server_id == wanted.sources[name].server_id:
@@ -239,18 +249,20 @@ class Filling:
             source = await self._reader(wanted, name)
             if (await source.stat(name, info.synced)).digest != info.digest:
                 if wanted.loose:
-                    wanted.leave(name, "servers have different ones, each acknowledged by itself")
+                    wanted.leave(
+                        name, "servers have different files of this name, each acknowledged by one server"
+                    )
                     return
                 raise ReplacementError(
                     f"{wanted.directory}/{name} has different contents on {wanted.sources[name].address} and"
-                    f" {server_id.hex()}: which one counts is not known here"
+                    f" {server_id.hex()}: it is unknown which one counts"
                 )
 
     async def _reader(self, wanted: DirectoryGoal, name: str) -> Connection:
         return await self._store.reader(wanted.sources[name], wanted.directory)
 
     async def _missing(self, wanted: DirectoryGoal) -> tuple[list[str], DirectoryOpened]:
-        """The objects that the joining member lacks, wholly or in part; and the claim it holds."""
+        """Return the objects that the joining member lacks wholly or in part, and the claim it holds."""
         opened = await self._store.reopened(self._joining, wanted.directory)
         there = {info.name: info for info in opened.entries}
         missing = []
@@ -258,7 +270,7 @@ class Filling:
             copy = there.get(name, ObjectInfo(name))
             wanted.there[name] = copy.synced
             if wanted.loose and copy.synced and not await self._agree(wanted, copy, info):
-                wanted.leave(name, "the new server has one of its own")
+                wanted.leave(name, "the new server has a different file of this name")
                 continue
             if copy.corrupt or copy.poisoned:
                 raise ReplacementError(f"the new server's disk failed on {wanted.directory}/{name}")
@@ -269,13 +281,15 @@ class Filling:
                 and await self._digest_there(wanted.directory, copy, info.synced) != info.digest
             ):
                 raise ReplacementError(
-                    f"{wanted.directory}/{name} has another content on the new server",
-                    remedy="stop it, empty its data directory, start it, and name it again as the new server",
+                    f"{wanted.directory}/{name} has different content on the new server",
+                    remedy="stop it, empty its data directory, start it, and run the command again",
                 )
         return missing, opened
 
     async def _agree(self, wanted: DirectoryGoal, copy: ObjectInfo, info: ObjectInfo) -> bool:
-        """Whether what the joining member has of a file is the beginning of what it is to have, or more."""
+        """Return whether the joining member's part of a file is a prefix of the wanted content, or the other
+        way round.
+        """
         if copy.corrupt or copy.poisoned:
             return False
         if copy.synced >= info.synced:
@@ -298,8 +312,9 @@ class Filling:
         )
 
     async def _fill(self, wanted: DirectoryGoal, missing: list[str], live: DirectoryOpened) -> None:
-        """Hold the directory on the joining member with the newest claim known, and append what is
-        missing."""
+        """Hold the directory on the joining member with the newest known claim, and append what is
+        missing.
+        """
         epoch, writer_id = max((wanted.epoch, wanted.writer_id), (live.epoch, live.writer_id))
         async with open_member_session(self._store, self._joining) as connection:
             opened = await self._enter(connection, wanted.directory, epoch, writer_id, live.epoch)
@@ -319,7 +334,7 @@ class Filling:
 
 
 class _Copy:
-    """One object on its way to the joining member."""
+    """One object that is being copied to the joining member."""
 
     def __init__(
         self, connection: Connection, wanted: DirectoryGoal, name: str, size: int, count: Callable[[], None]
@@ -356,7 +371,7 @@ class _Copy:
     async def _send_chunk(self, source: Connection, fold: PrefixDigest, goal: int) -> None:
         data = await source.get(self._name, self._sent, min(catch_up_chunk_bytes, goal - self._sent))
         if not data:
-            raise NotFoundError(f"{source.address} has no bytes of {self._name} at {self._sent} any more")
+            raise NotFoundError(f"{source.address} no longer has the bytes of {self._name} at {self._sent}")
         chunk = Chunk(self._sent, fold.value, data)
         fold.update(data)
         self._connection.post(append_head(self._name, 1, chunk), data)
@@ -364,7 +379,7 @@ class _Copy:
         self._count()
 
     async def _progress(self) -> None:
-        """Wait for a watermark, or raise why there will be none."""
+        """Wait for a durability ack. Raises the reason if the session fails."""
         self._moved = trio.Event()
         async with trio.open_nursery() as nursery:
 

@@ -1,9 +1,9 @@
-"""Making a store of servers that are in none.
+"""Create a store from servers that are in none.
 
-Rules of this file: the first record. Later ones are `replacing`'s.
+Only the first record is made here; later ones are made in `replacing`.
 
-A store is made once, of servers that all answer and are all empty. Every record names its members by
-identity, so a making that died half-way is finished by whoever comes next: the servers that have the record
+A store is created once, from servers that all answer and are all empty. Every record names its members by
+server id. So if the creation was interrupted, any later run can complete it: the servers that have the record
 name the others.
 """
 
@@ -24,22 +24,23 @@ from dos_protocol.store_record import Member, StoreRecord, default_ack_quorum
 async def init_store(
     url: str | DosUrl, *, ack_quorum: int | None = None, token: bytes = b"", client: str = ""
 ) -> StoreRecord:
-    """Make the servers of the URL a store; returns its record, of generation 1 if made now.
+    """Make the servers of the URL a store. Returns its record, with generation 1 if it was created now.
 
-    When they already are exactly this store, nothing is changed. Raises StoreNotReadyError (NotEmptyError),
-    naming what of which server is in the way: it does not answer, is in another store, holds objects, or is
-    named twice. Then nothing was written, unless the text says that some servers took the record; doing it
-    again finishes that."""
+    If they already are exactly this store, nothing is changed. Raises StoreNotReadyError (NotEmptyError) with
+    a line for each server that prevents it: it does not answer, is in another store, holds objects, or is
+    named twice. Nothing was written then, unless the message says that some servers took the record. Running
+    it again completes that.
+    """
     parsed = parse_url(url)
     membership, seen = await find_membership(parsed.servers, token=token, client=client)
     if seen.nobody_takes_the_token:
         raise token_refused(parsed, seen.problems(membership))
     if seen.errors:
-        raise StoreNotReadyError("all servers must answer to make a store", seen.problems(membership))
+        raise StoreNotReadyError("all servers must answer to create a store", seen.problems(membership))
     ids = [answer.server_id for answer in seen.answers if answer.address in parsed.servers]
     if len(set(ids)) != len(parsed.servers):
         twice = [one.address for one in seen.answers if ids.count(one.server_id) > 1]
-        raise NotEmptyError(f"one server is named twice: {', '.join(twice)}")
+        raise NotEmptyError(f"several addresses belong to the same server: {', '.join(twice)}")
     record = membership.record
     if record is not None:
         return _exactly(record, set(ids), ack_quorum, parsed)
@@ -49,7 +50,7 @@ async def init_store(
         if answer.record
     ]
     if in_stores:
-        raise NotEmptyError("servers are in stores already", in_stores)
+        raise NotEmptyError("servers already belong to stores", in_stores)
     members = tuple(
         Member(next(a.server_id for a in seen.answers if a.address == address), address)
         for address in parsed.servers
@@ -60,18 +61,20 @@ async def init_store(
 
 
 def token_refused(url: DosUrl, problems: Sequence[str]) -> TokenRefusedError:
-    """The error for a store none of whose servers takes the token."""
+    """Return the error for a store whose servers all reject the token."""
     return TokenRefusedError(
-        f"the servers of {url} refuse the token",
+        f"the servers of {url} reject the token",
         problems,
-        remedy="give the token that the servers were started with",
+        remedy="use the token that the servers were started with",
     )
 
 
 def _quorum(asked: int | None, members: int) -> int:
     quorum = default_ack_quorum(members) if asked is None else asked
     if not 1 <= quorum <= members:
-        raise LocalProtocolError(f"an ack quorum is 1 to the number of servers, {members}: {quorum}")
+        raise LocalProtocolError(
+            f"the ack quorum must be from 1 to the number of servers, {members}, got {quorum}"
+        )
     return quorum
 
 
@@ -84,7 +87,7 @@ def _exactly(record: StoreRecord, ids: set[bytes], ack_quorum: int | None, url: 
         )
     if ack_quorum is not None and ack_quorum != record.ack_quorum:
         raise NotEmptyError(
-            f"the servers are a store already, with an ack quorum of {record.ack_quorum}, not {ack_quorum}"
+            f"the servers are already a store, with an ack quorum of {record.ack_quorum}, not {ack_quorum}"
         )
     return record
 
@@ -107,7 +110,9 @@ async def _all_empty(members: tuple[Member, ...], token: bytes, client: str) -> 
             nursery.start_soon(look, member)
     if full:
         raise NotEmptyError(
-            "a store is made of empty servers", sorted(full), remedy="start them on empty data directories"
+            "a store can only be created from empty servers",
+            sorted(full),
+            remedy="start them on empty data directories",
         )
 
 
@@ -127,10 +132,10 @@ async def _hand_to_all(record: StoreRecord, token: bytes, client: str) -> StoreR
         raise StoreNotReadyError(
             f"{len(record.members) - len(failed)} of {len(record.members)} servers took the record",
             sorted(failed),
-            remedy="run the same command again: it goes on from here",
+            remedy="run the same command again to continue",
         )
     seen = await survey((member.address for member in record.members), token=token, client=client)
     strange = [answer.address for answer in seen.answers if answer.record != record]
     if strange or seen.errors:
-        raise StoreNotReadyError("servers changed while the store was made", [*strange, *seen.errors])
+        raise StoreNotReadyError("servers changed while the store was created", [*strange, *seen.errors])
     return record

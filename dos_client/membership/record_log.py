@@ -1,6 +1,6 @@
-"""Deciding store records: the log of `core.record_log` on a claim of the store.
+"""Decide store records: the log of `core.record_log`, on a claim of the store.
 
-Rules of this file: take the log over, append, wait for the quorum. What is decided, `core.replacement` says.
+This module takes the log over, appends, and waits for the quorum. `core.replacement` decides the records.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -25,7 +25,7 @@ _T = TypeVar("_T")
 
 
 class RecordLog:
-    """The log, taken over. `last`: the newest record decided or in use."""
+    """The log after a take-over. `last`: the newest record decided or in use."""
 
     def __init__(self, claim: Claim, writer: ObjectWriter, last: StoreRecord) -> None:
         self.last = last
@@ -34,27 +34,28 @@ class RecordLog:
         self._overrides: ObjectWriter | None = None
 
     def check(self) -> None:
-        """Raise FencedError if another run has taken the log over: this one is over then."""
+        """Raise FencedError if another run has taken the log over, which ends this one."""
         self._claim.check()
 
     async def decide(self, record: StoreRecord) -> None:
-        """Make the record the one of its generation. Raises FencedError when another run has taken the log
-        over."""
+        """Decide the record for its generation. Raises FencedError if another run has taken the log over."""
         if record.generation != self.last.generation + 1:
             raise ValueError(f"generation {record.generation} does not follow {self.last.generation}")
         await self._writer.wait_synced(self._writer.append(record_log.encode_entry(record)))
         self.last = record
 
     async def note(self, entry: override_log.Override) -> None:
-        """Write down what a person forced, on a quorum. Raises as `decide`."""
+        """Write an override entry on a quorum. Raises as `decide`."""
         if self._overrides is None:
             self._overrides = self._claim.open_object(override_log.object_name(self._claim.epoch))
         await self._overrides.wait_synced(self._overrides.append(override_log.encode(entry)))
 
 
 async def read_overrides(store: Store) -> list[override_log.Override]:
-    """What people forced on the store, oldest first. Raises QuorumUnavailableError; BrokenConnectionError
-    when members go away again and again while they are read."""
+    """Return what people forced on the store, oldest first.
+
+    Raises QuorumUnavailableError, or BrokenConnectionError if members repeatedly disconnect during the read.
+    """
     return await _until_done(_read_overrides_once, store, BrokenConnectionError)
 
 
@@ -65,9 +66,9 @@ async def _read_overrides_once(store: Store) -> list[override_log.Override]:
         copy = record_log.longest(view.answers, name)
         if copy is None or not copy[1].synced:
             continue
-        member = store.record.member(copy[0])  # others may have less
+        member = store.record.member(copy[0])  # only this member is sure to have the entry's bytes
         if member is None:
-            raise BrokenConnectionError("a member that was looked at has left the store meanwhile")
+            raise BrokenConnectionError("a member left the store during the read")
         connection = await store.reader(member, record_log.DIRECTORY)
         found += override_log.decode(await read_one(connection, name, 0, copy[1].synced))
     return found
@@ -75,10 +76,11 @@ async def _read_overrides_once(store: Store) -> list[override_log.Override]:
 
 @asynccontextmanager
 async def open_record_log(store: Store) -> AsyncIterator[RecordLog]:
-    """Take the log over: from then on no other run decides anything.
+    """Take the log over. From then on no other run decides anything.
 
-    Raises QuorumUnavailableError when too few members are there, FencedError when others keep coming in
-    between."""
+    Raises QuorumUnavailableError if too few members are available, FencedError if others repeatedly take it
+    over.
+    """
     # superseded before the start is acknowledged: begin again (R17)
     claim, log = await _until_done(_take_over_once, store, FencedError)
     async with claim:
@@ -86,8 +88,9 @@ async def open_record_log(store: Store) -> AsyncIterator[RecordLog]:
 
 
 async def _until_done(once: Callable[[Store], Awaitable[_T]], store: Store, passing: type[DosError]) -> _T:
-    """Try until it is done, after a `passing` error each time a random, doubling time later; at most
-    `take_over_attempts_max` times."""
+    """Retry after each `passing` error, with a random, doubling pause, at most `take_over_attempts_max`
+    times.
+    """
     attempt = 0
     while True:
         attempt += 1
@@ -114,10 +117,10 @@ async def _take_over_once(store: Store) -> tuple[Claim, RecordLog]:
 
 
 async def _settle_all(claim: Claim) -> list[StoreRecord]:
-    """Put every object of the log on a quorum (R7); returns the entries of the head (R5).
+    """Settle every object of the log on a quorum (R7). Returns the entries of the head (R5).
 
-    Objects below the head are settled too, so that a member that joins has them all: they are small, and
-    few."""
+    Objects before the head are settled too, so that a joining member has them all. They are few and small.
+    """
     head: list[StoreRecord] = []
     for name in record_log.names_newest_first(claim.answers):
         copy = record_log.longest(claim.answers, name)

@@ -1,14 +1,15 @@
-"""Going on after more members were lost than the store is made for: a person accepts the loss.
+"""Continue after more members were lost than the store tolerates, when a person accepts the loss.
 
-Rules of this file: the order of the steps. What is asked of the survivors, and done to them, `surviving`
-says.
+This module has the order of the steps. What is asked of the survivors, and done to them, is in `surviving`.
 
-Order. (1) The forced record to the survivors, until it counts: from then on they refuse every session of an
-older one. (2) To every other server of the store that can be reached and is not in it: it hears that it is
-out. (3) Damaged copies that nobody can mend any more are cut to what is good. (4) An entry in the log of
-overrides. (5) Each directory is claimed far above every epoch seen: no writer from before goes on as if
-nothing had happened. (6) New members are filled, one after the other. (7) A second entry, that it is done;
-without it, the same command goes on from (3).
+1. The forced record is sent to the survivors until it counts. From then on they reject every session of an
+   older one.
+2. It is sent to every other reachable server of the store, which learns that it is out.
+3. Damaged copies that cannot be repaired any more are truncated to their good part.
+4. An entry is written to the log of overrides.
+5. Each directory is claimed far above every epoch seen, so that no earlier writer continues unaware.
+6. New members are filled, one at a time.
+7. A second entry records the completion. Without it, the same command continues from step 3.
 """
 
 from collections.abc import Sequence
@@ -40,7 +41,7 @@ from dos_protocol.store_record import StoreRecord
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """`record`: the one in use now; `details`: what was done to what was left, one line each."""
+    """The result of a recovery. `record`: the record in use now; `details`: what was done, one line each."""
 
     record: StoreRecord
     details: tuple[str, ...]
@@ -55,14 +56,15 @@ async def recover_store(
     token: bytes = b"",
     client: str = "dos store recover",
 ) -> Recovered:
-    """Go on with the members that are left, and with the empty servers at the addresses `new`.
+    """Continue with the members that are left, and with the empty servers at the addresses `new`.
 
-    When enough members are there, copies are mended as `repair_store` does; damaged ones that it cannot mend
-    are cut to what is good.
+    If enough members answer, copies are repaired as `repair_store` does, and damaged copies that it cannot
+    repair are truncated to their good part.
 
-    Raises LossError, naming what is missing and what is left, without `accept_loss`; and when nothing
-    acknowledged can be lost, because then `replace_member` does it. ReplacementError when nothing has to be
-    given up. Interrupted, it is begun again with the same arguments."""
+    Without `accept_loss`, raises LossError, which names what is missing and what is left. Also raises
+    LossError if nothing acknowledged can be lost, because `replace_member` handles that case, and
+    ReplacementError if nothing has to be given up. If interrupted, run it again with the same arguments.
+    """
     parsed, tell, added = parse_url(url), ProgressReporter(progress), [parse_address(one) for one in new]
     tell.phase("looking")
     now, seen = await look_around(parsed.servers, token=token, client=client)
@@ -81,7 +83,7 @@ async def recover_store(
         if begun is None:
             return await _accept_damage(store, now, tell, accept_loss=accept_loss)
         if begun.what != ACCEPT_LOSS:
-            raise ReplacementError("a replacement is not finished", remedy="run `dos store replace` again")
+            raise ReplacementError("a replacement is not complete", remedy="run `dos store replace` again")
         return await _finish(store, begun, added, tell)
 
 
@@ -91,38 +93,43 @@ async def _must_be_accepted(
     loss = await what_is_left(now, seen, token=token, client=client)
     if now.covered:
         raise LossError(
-            "nothing acknowledged is lost: it is all on the members that are there",
+            "no acknowledged data is lost: all of it is on the members that answer",
             loss.lines(),
-            remedy="put a new server in: dos store replace URL MISSING NEW --other-is-gone",
+            remedy="replace the missing member: dos store replace URL MISSING NEW --other-is-gone",
         )
     if not accept_loss:
         raise LossError(
-            f"{len(now.lost)} members are missing, more than the store is made for",
+            f"{len(now.lost)} members are missing, more than the store tolerates",
             loss.lines(),
-            remedy="start one of them; or, giving up what only they had, say the same with --accept-loss",
+            remedy="start one of them, or give up the data that only they had:"
+            " run the command again with --accept-loss",
         )
 
 
 async def _accept_damage(
     store: Store, now: StoreSurvivors, tell: ProgressReporter, *, accept_loss: bool
 ) -> Recovered:
-    """Enough members are there; but copies may be damaged that the others cannot mend, for instance because
-    one of those is away. A member with such a copy answers for nothing in that directory, and that may be the
-    end of it."""
+    """Truncate damaged copies although enough members answer.
+
+    Copies may be damaged that the others cannot repair, for example because one of those is unavailable. A
+    member with such a copy does not answer for that directory, which may block the directory for good.
+    """
     tell.phase("mending")
-    report = await repair_store(store)  # what a server would refuse shows only when it is asked
+    # a damage that a server would report on a write shows only when the repair is tried
+    report = await repair_store(store)
     left = [one for one in report.repairs if one.verdict is CopyState.DAMAGED and not one.repairable]
     if not left:
         raise ReplacementError(
-            "nothing to recover: enough members are there, and no damage that cannot be mended",
-            remedy="to mend, `dos store repair`; to change members, `dos store replace` or `dos store add`",
+            "nothing to recover: enough members answer, and no damage is beyond repair",
+            remedy="to repair, run `dos store repair`;"
+            " to change members, `dos store replace` or `dos store add`",
         )
     if not accept_loss:
         raise LossError(
-            f"{len(left)} damaged copies cannot be mended by the members that are there",
+            f"{len(left)} damaged copies cannot be repaired from the members that answer",
             [f"  {one.directory}/{one.name} on {one.address}: {one.reason}" for one in left],
-            remedy="start the missing members and run `dos store repair`; or, giving up what is damaged,"
-            " say the same with --accept-loss",
+            remedy="start the missing members and run `dos store repair`, or give up the damaged data:"
+            " run the command again with --accept-loss",
         )
     tell.phase("cutting")
     details = await cut_damage(store)

@@ -1,7 +1,7 @@
-"""Replacing a member: from one store record to the next, and to the one after that.
+"""Replace or add a member: the order of the steps, from one store record to the next.
 
-Rules of this file: the order of the steps. Which records, `core.replacement`; how one is decided,
-`record_log`; how the new member is filled, `filling`; why all that is safe, docs/decisions/0010.
+`core.replacement` decides the records, `record_log` makes them decided, `filling` fills the new member.
+docs/decisions/0010 explains why this is safe.
 """
 
 import logging
@@ -50,17 +50,17 @@ async def replace_member(
     token: bytes = b"",
     client: str = "dos store replace",
 ) -> StoreRecord:
-    """Put the server at the address `new` in the place of the member `old` (an address, or an identity in
-    hex).
+    """Replace the member `old` (an address, or a server id in hex) by the server at the address `new`.
 
-    `new` must answer, be in no store, and be empty; it may stand at the address of `old`. Writers and
-    readers go on meanwhile. Interrupted, it is begun again with the same arguments and goes on where it
-    was. Returns the record in which the new member is in. Raises ReplacementError, also when another
-    replacement was begun after this one, LossError, StoreNotReadyError, QuorumUnavailableError.
+    `new` must answer, be in no store, and be empty. It may have the address of `old`. Writers and readers
+    continue meanwhile. If interrupted, run it again with the same arguments; it continues. Returns the record
+    in which the new member is in. Raises ReplacementError, also if another replacement was started after this
+    one, LossError, StoreNotReadyError, QuorumUnavailableError.
 
-    `other_is_gone`: a person's word, needed and taken only when too few members are there to agree on a
-    replacement (of two members, one is dead), and yet each acknowledged byte is on one that is: that `old` is
-    gone for good, and that nobody goes on with it elsewhere."""
+    `other_is_gone`: a person confirms that `old` is gone for good and that nobody continues to work with it
+    elsewhere. It is needed, and accepted, only if too few members answer to agree on a replacement (one of
+    two members is dead), but every acknowledged byte is on a member that answers.
+    """
     tell = ProgressReporter(progress)
     tell.phase("joining")
     old_name = old if len(old) == 32 and ":" not in old else parse_address(old)
@@ -75,18 +75,18 @@ async def replace_member(
     async with open_store(parsed, token=token, client=client) as store:
         if other_is_gone and era(store.record.generation) == 0:
             raise ReplacementError(
-                "enough members are there, so nobody's word is needed",
-                remedy="say the same without --other-is-gone",
+                "enough members answer, so --other-is-gone is not needed",
+                remedy="run the command again without --other-is-gone",
             )
         answer = await probe(new_address, token=token, client=client)
         try:
             await _replace(store, old_name, answer, tell, override)
         except FencedError as error:
-            # another run took over: it may have finished what this one had decided
+            # another run took over: it may have completed the replacement that this run decided
             if not await _is_in(store, answer.server_id):
                 raise ReplacementError(
                     f"another run took over: {_under_way(store.record)}",
-                    remedy="one at a time: let it finish",
+                    remedy="only one replacement at a time is possible; wait for it",
                 ) from error
         tell.phase("done")
         return store.record
@@ -102,10 +102,11 @@ async def _go_on_without(
     client: str,
     other_is_gone: bool,
 ) -> tuple[Override, str]:
-    """Too few members are there: force the record of those, and of the new one; or refuse, with words.
+    """Force a record of the members that answer and of the new one, or raise the reason against it.
 
-    Where all are there but the one that joins in the place of another, the record of those alone, and the
-    replacement begins anew. Returns who is to be replaced then."""
+    If only the joining member of a replacement is missing, the record has the members alone, and the
+    replacement starts again. Returns the override entry and the member to be replaced then.
+    """
     filled, replaced = filled_member(now.record), replaced_member(now.record)
     anew = replaced if now.lost == (filled,) else None
     if anew is not None and filled is not None and old in (anew.address, id_text(anew.server_id)):
@@ -115,19 +116,20 @@ async def _go_on_without(
     if not now.covered:
         loss = await what_is_left(now, seen, token=token, client=client)
         raise LossError(
-            f"more members are gone than the store is made for: {missing}",
+            f"more members are lost than the store tolerates: {missing}",
             loss.lines(),
-            remedy="start one of them; or, giving up what only they had: dos store recover URL --accept-loss",
+            remedy="start one of them, or give up the data that only they had:"
+            " dos store recover URL --accept-loss",
         )
     if old not in [name for one in now.lost for name in (one.address, id_text(one.server_id))]:
-        raise ReplacementError(f"{old} is not the one that is missing: {missing}")
+        raise ReplacementError(f"{old} is not the missing member; missing: {missing}")
     if not other_is_gone:
         raise ReplacementError(
-            f"of {len(now.record.voters)} members only {there} is there, and replacing one needs them both"
+            f"of {len(now.record.voters)} members only {there} answers, and a replacement needs both"
             if len(now.record.voters) == 2 and len(now.present) == 1
-            else f"too few members are there to agree on a replacement; missing: {missing}",
-            remedy=f"start {missing}; or if it is gone for good, and nobody goes on with it elsewhere,"
-            " say the same with --other-is-gone",
+            else f"too few members answer to agree on a replacement; missing: {missing}",
+            remedy=f"start {missing}; or, if it is gone for good and nobody works with it elsewhere,"
+            " run the command again with --other-is-gone",
         )
     answer = await probe(new, token=token, client=client)
     await must_be_new(new, token, client)
@@ -167,10 +169,11 @@ async def add_member(
     token: bytes = b"",
     client: str = "dos store add",
 ) -> StoreRecord:
-    """Make the store one larger by the empty server at the address `new`, which is filled first. While that
-    lasts, every member is needed to go on.
+    """Add the empty server at the address `new` to the store. It is filled first.
 
-    Interrupted, it is begun again with the same arguments. Raises as `replace_member`."""
+    Until it is filled, every member is needed to continue. If interrupted, run it again with the same
+    arguments. Raises as `replace_member`.
+    """
     tell = ProgressReporter(progress)
     async with open_store(parse_url(url), token=token, client=client) as store:
         try:
@@ -184,19 +187,19 @@ async def add_member(
 
 
 def _all_are_needed(record: StoreRecord, error: QuorumUnavailableError) -> QuorumUnavailableError:
-    """The same, with the way out when a member is lost while another is being added."""
+    """Return the error with the remedy for a member that is lost while another is being added."""
     filled = filled_member(record)
     if filled is None or filled.state != "adding":
         return error
     return QuorumUnavailableError(
         f"while {filled.address} is being added every member is needed: {error.args[0]}",
-        remedy="start the missing one, or mend what is damaged (dos store repair), and say the same again; or"
-        " if it is gone for good, give the addition up: dos store replace OLD NEW --other-is-gone",
+        remedy="start the missing one, or repair damage (dos store repair), and run the command again; or, if"
+        " it is gone for good, abandon the addition: dos store replace OLD NEW --other-is-gone",
     )
 
 
 async def add_to(store: Store, records: RecordLog, new: str, tell: "ProgressReporter") -> None:
-    """Add one member, or go on with adding it."""
+    """Add one member, or continue to add it."""
     tell.phase("joining")
     answer = await probe(new, token=store.token, client=store.client)
     known = store.record.member(answer.server_id)
@@ -213,7 +216,7 @@ async def add_to(store: Store, records: RecordLog, new: str, tell: "ProgressRepo
 
 
 async def fill_and_finish(store: Store, records: RecordLog, tell: "ProgressReporter") -> None:
-    """Fill the member that joins, then let it count."""
+    """Fill the joining member, then let it count."""
     await _fill(store, records, tell)
     leaving = replaced_member(store.record)
     tell.phase("finishing")
@@ -223,16 +226,16 @@ async def fill_and_finish(store: Store, records: RecordLog, tell: "ProgressRepor
 
 
 def _under_way(record: StoreRecord) -> str:
-    """Who replaces whom."""
+    """Describe the replacement or addition in the record."""
     filled, replaced = filled_member(record), replaced_member(record)
     if filled is None:
         return f"generation {record.generation} has {', '.join(one.address for one in record.members)}"
-    place = f"in the place of {replaced.address}" if replaced is not None else "beside the others"
-    return f"{filled.address} comes in, {place} (generation {record.generation})"
+    place = f"in the place of {replaced.address}" if replaced is not None else "in addition to the others"
+    return f"{filled.address} joins {place} (generation {record.generation})"
 
 
 async def _is_in(store: Store, server_id: bytes) -> bool:
-    """Whether the server is, or within moments becomes, a member that counts."""
+    """Return whether the server is, or soon becomes, a member that counts."""
     store.reread_membership()
     with trio.move_on_after(look_timeout_s):
         while True:
@@ -244,7 +247,7 @@ async def _is_in(store: Store, server_id: bytes) -> bool:
 
 
 class ProgressReporter:
-    """Keeps the progress and tells it."""
+    """Keeps the progress and reports it to the callback."""
 
     def __init__(self, callback: Progress | None) -> None:
         self._callback = callback
@@ -274,30 +277,35 @@ async def must_be_new(address: str, token: bytes, client: str) -> None:
     """Raise ReplacementError unless the server is empty and in no store."""
     async with open_connection(address, token=token, client=client) as connection:
         if connection.record is not None:
-            raise ReplacementError(f"{address} belongs to store {connection.record.store_id.hex()} already")
+            raise ReplacementError(f"{address} already belongs to store {connection.record.store_id.hex()}")
         if (await connection.list_names()).entries:
             raise ReplacementError(
                 f"{address} is not empty",
-                remedy="start it on an empty data directory; if it fills again, some client writes to that"
-                " address by itself: keep it away, or start the server at another one, until it is in",
+                remedy="start it on an empty data directory; if it fills again, a client writes to that"
+                " address directly: stop that client, or use another address until the server is in",
             )
 
 
 async def decide_and_install(store: Store, records: RecordLog, record: StoreRecord) -> None:
-    """Decide a record, and give it to its members until it counts."""
+    """Decide a record, and send it to its members until it counts."""
     await records.decide(record)
     await _install(store, record)
 
 
 async def install_decided(store: Store, records: RecordLog) -> None:
-    """What another run had decided, and given to too few: it counts before anything else is decided."""
+    """Install a record that another run decided and sent to too few members, before anything else is
+    decided.
+    """
     if records.last.generation > store.record.generation:
         await _install(store, records.last)
 
 
 async def _install(store: Store, record: StoreRecord) -> None:
-    """Give a decided record to its members, until so many keep it that it counts: from then on the sessions
-    of the one before cannot acknowledge anything. The others are handed it by whoever meets them."""
+    """Send a decided record to its members until enough of them have it, so that it counts.
+
+    From then on the sessions of the previous record cannot acknowledge anything. The other members get it
+    from any client that connects to them.
+    """
     errors: dict[str, str] = {}
     attempt = 0
     with trio.move_on_after(install_timeout_s):
@@ -313,7 +321,7 @@ async def _install(store: Store, record: StoreRecord) -> None:
                 await store.wait_generation(record.generation)
     if store.record.generation < record.generation:
         raise ReplacementError(
-            f"generation {record.generation} is decided, but too few members took it:"
+            f"generation {record.generation} is decided, but too few members accepted it:"
             f" {'; '.join(errors.values()) or 'it is not confirmed yet'}",
             remedy="start the missing members and run the same command again",
         )
@@ -322,14 +330,16 @@ async def _install(store: Store, record: StoreRecord) -> None:
 async def _fill(store: Store, records: RecordLog, tell: ProgressReporter) -> None:
     joining = filled_member(store.record)
     if joining is None:
-        raise ReplacementError(f"no member joins in generation {store.record.generation}")
+        raise ReplacementError(f"no member is joining in generation {store.record.generation}")
     tell.phase("filling")
     await Filling(store, joining, tell.counts, records.check).run()
 
 
 async def _tell_leaving(store: Store, address: str) -> None:
-    """The server that left is told, if it is there: its own record then says that it is no member."""
+    """Send the new record to the server that left, if it answers, so that its own record shows that it is not
+    a member.
+    """
     try:
         await hand_over(address, store.record, token=store.token, client=store.client)
     except DosError as error:
-        log.info("the server that left, %s, was not told: %s", address, error.args[0])
+        log.info("the replaced server %s did not accept the record: %s", address, error.args[0])

@@ -1,6 +1,7 @@
-"""What there is to say of a store: its record, how each member is, how far behind, what was forced on it.
+"""Collect the status of a store: its record, the condition of each member, its lag, and forced changes.
 
-Rules of this file: look and gather. How a member is called, `core.describing` says."""
+The names of conditions are defined in `core.describing`.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,8 +20,11 @@ from dos_protocol.store_record import Member, StoreRecord
 
 @dataclass(slots=True)
 class MemberHolding:
-    """What one member has. `lag_bytes`: what the longest sound copies have beyond its own; `damaged`: objects
-    that its server does not vouch for, as directory/object."""
+    """What one member has.
+
+    `lag_bytes`: bytes of the longest undamaged copies that its own copies lack. `damaged`: objects that its
+    server reports as damaged, as directory/object.
+    """
 
     bytes: int = 0
     objects: int = 0
@@ -30,8 +34,12 @@ class MemberHolding:
 
 @dataclass(slots=True)
 class StoreStatus:
-    """`record`: None when none is confirmed; then only `problems` is filled. `holdings`: by server id, of
-    members that were looked through, empty when nobody asked. `total_bytes`: of the longest sound copies."""
+    """The status of a store.
+
+    `record`: None if none is confirmed; then only `problems` is filled. `holdings`: by server id, for members
+    whose directories were listed; empty if that was not requested. `total_bytes`: of the longest undamaged
+    copies.
+    """
 
     record: StoreRecord | None
     members: list[MemberView] = field(default_factory=list)
@@ -43,8 +51,9 @@ class StoreStatus:
 
     @property
     def filling(self) -> tuple[Member, int] | None:
-        """The member that joins or is being added, and the bytes it has of `total_bytes`; None without one,
-        or when nobody looked."""
+        """The joining or adding member and how many of `total_bytes` it has. None without such a member, or
+        without `holdings`.
+        """
         member = filled_member(self.record) if self.record is not None else None
         if member is None or member.server_id not in self.holdings:
             return None
@@ -54,7 +63,7 @@ class StoreStatus:
 async def store_status(
     servers: Sequence[str], *, holdings: bool = True, token: bytes = b"", client: str = "dos store status"
 ) -> StoreStatus:
-    """Ask the servers, and the members that they name. `holdings`: look through all directories, too."""
+    """Ask the servers and the members that they name. `holdings`: also list all directories."""
     membership, seen = await find_membership(servers, token=token, client=client)
     problems, twice = seen.problems(membership), same_server(seen.answers)
     record = membership.record
@@ -75,11 +84,11 @@ async def store_status(
             status.problems.append(str(error.args[0]))
     if status.filling is not None:
         member, done = status.filling
-        text = f"{member.address} is {member.state}: {done} of {status.total_bytes} bytes are there"
+        text = f"{member.address} is {member.state}: {done} of {status.total_bytes} bytes are copied"
         status.problems.append(text)
     damaged = sum(len(one.damaged) for one in status.holdings.values())
     if damaged:
-        status.problems.append(f"{damaged} copies are damaged: mend them with `dos store repair`")
+        status.problems.append(f"{damaged} copies are damaged: run `dos store repair`")
     return status
 
 
@@ -91,13 +100,13 @@ async def _look_inside(
         status.overrides = await read_overrides(store)
         if holdings:
             await _look_through(store, status)
-        for index, one in enumerate(status.members):  # what only shows when members are compared
+        for index, one in enumerate(status.members):  # known only after the stamps of members were compared
             if one.member.server_id in store.witnesses.rolled_back:
                 status.members[index] = rolled_back(one)
 
 
 async def _look_through(store: Store, status: StoreStatus) -> None:
-    """All directories, on the members that are there."""
+    """List all directories on the members that answer."""
     async with open_walk(store) as walk:
         status.holdings = {one: MemberHolding() for one in walk.sessions}
         for directory in await walk.directories():

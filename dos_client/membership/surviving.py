@@ -1,7 +1,7 @@
-"""What the survivors of a store have, the record that is forced on them, and making what is left usable.
+"""What the survivors of a store have, the record forced on them, and making what is left usable.
 
-Rules of this file: what is asked of the survivors, and done to them. The order of the steps is `recovering`'s
-and `replacing`'s; which record is forced, `core.recovery`'s; what all that risks, docs/decisions/0013.
+This module asks the survivors and changes them. The order of the steps is in `recovering` and `replacing`,
+the choice of the forced record in `core.recovery`. docs/decisions/0013 explains the risks.
 """
 
 import getpass
@@ -53,8 +53,11 @@ class SurvivingDirectory:
 
 @dataclass(slots=True)
 class StoreLoss:
-    """What is missing, and what may be lost. `present`, `lost`: members as "address (identity)"; `why`: by
-    address, what was heard instead. `known`: all that is left, by directory."""
+    """What is missing, and what may be lost.
+
+    `present`, `lost`: members as "address (server id)". `why`: by address, the error or the other server
+    found there. `known`: what is left, by directory.
+    """
 
     record: StoreRecord
     present: list[str]
@@ -63,17 +66,17 @@ class StoreLoss:
     known: list[SurvivingDirectory] = field(default_factory=list)
 
     def lines(self) -> list[str]:
-        """For people."""
+        """Return the report for people, as lines."""
         record = self.record
         f = Quorums(record).claims_needed
         return [
             (
                 f"store {id_text(record.store_id)}, generation {record.generation}: {f} of"
-                f" {len(record.voters)} members are needed, {len(self.present)} are there"
+                f" {len(record.voters)} members are needed, {len(self.present)} answer"
             ),
             *(f"  there:   {one}" for one in self.present),
             *(f"  missing: {one}: {self.why.get(one.split(' ')[0], 'not seen')}" for one in self.lost),
-            "every byte that was acknowledged by the missing members alone may be lost; what is left:",
+            "bytes that only the missing members acknowledged may be lost; what is left:",
             *(
                 f"  {one.directory}: {one.objects} objects, {one.bytes} bytes, epoch {one.epoch}"
                 + (f"; damaged: {', '.join(one.damaged)}" if one.damaged else "")
@@ -86,13 +89,15 @@ class StoreLoss:
 async def look_around(
     servers: Iterable[str], *, token: bytes, client: str
 ) -> tuple[StoreSurvivors | None, ServerSurvey]:
-    """Who is left of the store that the servers belong to."""
+    """Find out which members are left of the store that the servers belong to."""
     membership, seen = await find_membership(servers, token=token, client=client)
     return standing(membership, seen.answers), seen
 
 
 def need_store(now: StoreSurvivors | None, seen: ServerSurvey) -> StoreSurvivors:
-    """The standing, or StoreNotReadyError: nobody shows a record, or it is not known which store is meant."""
+    """Return what is left. Raises StoreNotReadyError if no server shows a record, or the store is
+    ambiguous.
+    """
     stores: dict[bytes, list[str]] = {}
     for answer in seen.answers:
         if answer.record is not None:
@@ -105,7 +110,7 @@ def need_store(now: StoreSurvivors | None, seen: ServerSurvey) -> StoreSurvivors
         )
     if now is None or not now.present:
         raise StoreNotReadyError(
-            "no member of a store answers, so there is nothing to go on with",
+            "no member of a store answers, so the store cannot continue",
             [f"{address}: {error}" for address, error in seen.errors.items()],
             remedy="start one of its servers, with the data directory it had",
         )
@@ -113,12 +118,12 @@ def need_store(now: StoreSurvivors | None, seen: ServerSurvey) -> StoreSurvivors
 
 
 def named(members: Iterable[Member]) -> list[str]:
-    """Members for people and for the log."""
+    """Format members for people and for the log."""
     return [f"{one.address} ({id_text(one.server_id)})" for one in members]
 
 
 async def what_is_left(now: StoreSurvivors, seen: ServerSurvey, *, token: bytes, client: str) -> StoreLoss:
-    """What the survivors have; asked of each alone, because they are too few to speak for the store."""
+    """Return what the survivors have. Each is asked alone, because they are too few for a quorum."""
     found: dict[str, list[tuple[int, tuple[ObjectInfo, ...]]]] = {}
     for member in now.present:
         try:
@@ -150,15 +155,16 @@ def _why(member: Member, seen: ServerSurvey) -> str:
         if answer.address == member.address:
             if answer.server_id == member.server_id and answer.rolled_back:
                 return ROLLED_BACK
-            what = "belongs to another store" if answer.record is not None else "is empty: wiped, or new"
-            return f"another server stands there (server id {id_text(answer.server_id)}), which {what}"
-    return "gave no answer"
+            what = "belongs to another store" if answer.record is not None else "is empty (wiped or new)"
+            return f"another server answers there (server id {id_text(answer.server_id)}), which {what}"
+    return "did not answer"
 
 
 async def force(record: StoreRecord, seen: ServerSurvey, *, token: bytes, client: str) -> None:
-    """Give a forced record to its members until it counts, then to the servers of the store it leaves out.
+    """Send a forced record to its members until it counts, then to the store's servers that it leaves out.
 
-    Raises ReplacementError when the members do not take it in time: the same command may be given again."""
+    Raises ReplacementError if the members do not accept it in time. The same command may be run again.
+    """
     log.warning(
         "forcing generation %d of store %s on %s",
         record.generation, id_text(record.store_id), ", ".join(one.address for one in record.members),
@@ -179,7 +185,8 @@ async def force(record: StoreRecord, seen: ServerSurvey, *, token: bytes, client
                 return
             await trio.sleep(backoff_s(attempt, 1.0))
     raise ReplacementError(
-        f"generation {record.generation} is not confirmed: {'; '.join(errors.values()) or 'too few took it'}",
+        f"generation {record.generation} is not confirmed:"
+        f" {'; '.join(errors.values()) or 'too few members accepted it'}",
         remedy="run the same command again",
     )
 
@@ -192,7 +199,7 @@ async def _tell_the_others(record: StoreRecord, seen: ServerSurvey, *, token: by
             try:
                 await hand_over(answer.address, record, token=token, client=client)
             except DosError as error:
-                log.info("%s was not told that it is out: %s", answer.address, error.args[0])
+                log.info("%s did not accept the record that excludes it: %s", answer.address, error.args[0])
 
 
 def entry(
@@ -203,7 +210,7 @@ def entry(
     finished: bool = False,
     details: Sequence[str] = (),
 ) -> Override:
-    """The entry about what was forced just now."""
+    """Return the log entry for a forced change made now."""
     return Override(
         what,
         datetime.now(UTC).isoformat(timespec="seconds"),
@@ -218,7 +225,7 @@ def entry(
 
 
 async def cut_damage(store: Store) -> list[str]:
-    """Damaged copies that nobody can mend any more become what is good of them. Returns one line for each."""
+    """Truncate damaged copies that cannot be repaired any more to their good part. Returns one line each."""
     done: list[str] = []
     async with open_walk(store) as walk:
         for directory in await walk.directories():
@@ -229,11 +236,11 @@ async def cut_damage(store: Store) -> list[str]:
 
 
 async def claim_above(store: Store, directories: Collection[str] | None = None) -> list[str]:
-    """Claim the directories, or all, far above every epoch that was seen. Returns one line for each. Raises
-    the first error, when the others have come to their end.
+    """Claim the given directories, or all, far above every epoch seen. Returns one line each.
 
-    Of those named, which is when F members are there, one that nobody ever claimed is left alone: a claim
-    would shut out clients of version 0."""
+    Raises the first error after the others are done. If `directories` is given, F members answer. A directory
+    of those that was never claimed is not claimed here either: a claim would lock out clients of version 0.
+    """
     done: list[str] = []
     failed: list[DosError] = []
     limiter = trio.CapacityLimiter(fill_directories_max)
@@ -246,7 +253,7 @@ async def claim_above(store: Store, directories: Collection[str] | None = None) 
                     return
                 async with await store.claim(name, seen + epoch_jump_max, randomness.fresh_id()) as claim:
                     done.append(f"{name}: claimed at epoch {claim.epoch}, above {seen}")
-        except DosError as error:  # raised below: a nursery would wrap it in a group
+        except DosError as error:  # raised below: the nursery would wrap it in an exception group
             failed.append(error)
 
     names = await store.list_directories()
@@ -263,7 +270,8 @@ async def _settle_object(walk: StoreWalk, directory: str, name: str) -> list[str
     done: list[str] = []
     for server_id in [one for one, info in walk.infos(name).items() if info is not None and info.corrupt]:
         copies, digests = await walk.compared(name, walk.infos(name))
-        alone = None if walk.claimed else server_id  # else files of one name need not be copies of each other
+        # without a claim, files of one name need not be copies of each other
+        alone = None if walk.claimed else server_id
         todo = plan(server_id, copies, digests, Quorums(walk.record)) if alone is None else None
         if not isinstance(todo, RepairPlan):
             todo = await _best_left(walk, name, copies[server_id], alone)
@@ -271,7 +279,8 @@ async def _settle_object(walk: StoreWalk, directory: str, name: str) -> list[str
             todo = RepairPlan(todo.old, todo.goal, todo.sources, overwrite=True)
         try:
             await bring(walk, name, server_id, todo)
-        except CorruptError:  # now its server knows where: what is below that is the best there is
+        # its server knows now where the damage is: the bytes before it are the best there is
+        except CorruptError:
             await walk.enter(directory)
             todo = await _best_left(walk, name, copy_of(walk.infos(name)[server_id]), alone)
             await bring(walk, name, server_id, todo)
@@ -282,8 +291,10 @@ async def _settle_object(walk: StoreWalk, directory: str, name: str) -> list[str
 
 
 async def _best_left(walk: StoreWalk, name: str, old: MemberCopy, alone: bytes | None) -> RepairPlan:
-    """The longest that any survivor, or that one `alone`, has of it in good bytes: of sound copies all, of
-    damaged ones what is below the damage."""
+    """Return a repair with the longest good bytes that any survivor, or `alone` only, has of the object.
+
+    Of undamaged copies that is everything, of damaged ones the part before the damage.
+    """
     best = RepairPlan(old, MemberCopy(0, 0), (), overwrite=True)
     for one, info in walk.infos(name).items():
         if info is None or alone not in (None, one):
@@ -311,10 +322,11 @@ async def _good_part(walk: StoreWalk, server_id: bytes, name: str) -> MemberCopy
 
 
 async def unfinished(store: Store, *, accept_loss: bool = False) -> Override | None:
-    """What was forced on this store and not brought to its end, if anything.
+    """Return the forced change of this store that is not complete, if any.
 
-    Raises LossError without `accept_loss` when the log that would say so is damaged, and no member is there
-    that could mend it. With the word, whatever was forced is brought to its end as a recovery."""
+    Without `accept_loss`, raises LossError if the log that would show it is damaged and no member can repair
+    it. With it, the forced change is completed as a recovery.
+    """
     if era(store.record.generation) == 0:
         return None
     try:
@@ -322,15 +334,16 @@ async def unfinished(store: Store, *, accept_loss: bool = False) -> Override | N
     except (CorruptError, CorruptDataError, QuorumUnavailableError) as error:
         if not accept_loss:
             raise LossError(
-                "the log of what people forced on this store cannot be read",
+                "the log of forced changes of this store cannot be read",
                 [str(error.args[0])],
-                remedy="start the missing members and run `dos store repair`; or, giving up what is damaged,"
-                " dos store recover URL --accept-loss",
+                remedy="start the missing members and run `dos store repair`, or give up the damaged data: "
+                "dos store recover URL --accept-loss",
             ) from error
         return Override(ACCEPT_LOSS, "", "", store.record.generation, 0)
     last = max(entries, key=lambda one: one.generation, default=None)
     if last is None or era(last.generation) < era(store.record.generation):
         being_added = filled_member(store.record) is not None
-        what = OTHER_IS_GONE if being_added else ACCEPT_LOSS  # it died before it had written down which
+        # it was interrupted before it wrote which of them
+        what = OTHER_IS_GONE if being_added else ACCEPT_LOSS
         return Override(what, "", "", store.record.generation, 0)
     return None if is_finished(entries, last.generation) else last

@@ -1,1 +1,1 @@
-"""Reading without a claim: hedged, committed, ahead, for ever; and what turned out to be wrong."""
+"""Reads without a claim: hedged, committed, ahead, followed; and the damage that they find."""

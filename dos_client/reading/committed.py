@@ -1,13 +1,13 @@
-"""Bytes of one object that a quorum holds, checked against what the quorum says they are.
+"""Bytes of one object that a quorum holds, verified against the quorum's digest.
 
-Rules of this file: nothing leaves it that is not on Qa members with one prefix digest (`core.agreement`), and
-whose own prefix digest, folded here, is that one. Bytes come from any member, hedged; who gives others than
-the quorum's is noted, and read from no more. Pieces of different members cannot make a history that nobody
-wrote: each is checked as the continuation of the one before.
+Bytes are returned only if Qa members have them with one prefix digest (`core.agreement`), and the prefix
+digest that is computed here equals it. Any member may supply the bytes, hedged. A member that supplies other
+bytes is noted as different and is avoided. Pieces of different members cannot combine to a history that was
+never written, because each piece is verified as the continuation of the previous one.
 
-What it costs: for each piece, 1 MiB as a rule, Qa members are asked for a digest (each reads an extent or two
-for it), beside the read and not after it. To begin in the middle, the digest of the block boundary below is
-asked for first, and up to 64 KiB more are read.
+Cost: for each piece, usually 1 MiB, Qa members are asked for a digest, at the same time as the read. For a
+digest a member reads one or two extents. To begin inside an object, the digest of the preceding block
+boundary is requested first, and up to 64 KiB more are read.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -39,7 +39,7 @@ Other = TypeVar("Other")
 
 @dataclass(frozen=True, slots=True)
 class CommittedPiece:
-    """Bytes from `start`, as one member gave them, and the prefix digest that a quorum gives at their end."""
+    """Bytes from `start`, as one member returned them, and the quorum's prefix digest at their end."""
 
     start: int
     data: bytes
@@ -48,9 +48,10 @@ class CommittedPiece:
 
 
 class CommittedReads:
-    """One object as a quorum holds it. Nothing is kept between calls; any number may run at once.
+    """One object as a quorum holds it. Stateless; any number of calls may run at once.
 
-    All methods raise QuorumUnavailableError when too few members answer now: trying again may help."""
+    All methods raise QuorumUnavailableError if too few members answer now. A retry may help.
+    """
 
     def __init__(self, store: "Store", directory: str, name: str) -> None:
         self.directory = check_name(directory)
@@ -61,7 +62,9 @@ class CommittedReads:
         return f"{self.directory}/{self.name}"
 
     async def reach(self) -> Reach:
-        """How far it goes now. Raises NotFoundError when F members say that it is not there."""
+        """Return how far the object reaches now. Raises NotFoundError if F members report that it does not
+        exist.
+        """
         quorums, ack_quorum = reading_quorums(self._store.record), self._store.record.ack_quorum
 
         def known(answers: MemberAnswers[StatResult]) -> tuple[Reach, set[bytes]]:
@@ -88,8 +91,9 @@ class CommittedReads:
         return found
 
     async def begin(self, offset: int) -> PrefixDigest:
-        """The fold of everything below the block in which `offset` is, as a quorum has it. Raises
-        PastEndError."""
+        """Return the quorum's prefix digest at the block boundary at or before `offset`. Raises
+        PastEndError.
+        """
         base = offset - offset % digest_block_bytes
         if base == 0:
             return PrefixDigest()
@@ -102,11 +106,12 @@ class CommittedReads:
         raise self._no_agreement(quorums, agreement, answers, base)
 
     async def piece(self, fold: PrefixDigest, end: int) -> tuple[CommittedPiece, PrefixDigest]:
-        """The bytes from where `fold` ends up to `end`, or as far below as a quorum agrees; and the fold
-        with them. At least one byte.
+        """Return the bytes from the end of `fold` up to `end`, or as far as a quorum agrees, and the fold
+        after them.
 
-        Raises CorruptError when members contradict each other and no quorum settles it, or none of those
-        there gives the bytes that the quorum has."""
+        Returns at least one byte. Raises CorruptError if members contradict each other and no quorum decides,
+        or if no connected member returns the quorum's bytes.
+        """
         while True:
             piece = await self.fetch(fold.size, end)
             after = self.check(fold, piece)
@@ -114,8 +119,9 @@ class CommittedReads:
                 return piece, after
 
     def check(self, fold: PrefixDigest, piece: CommittedPiece) -> PrefixDigest | None:
-        """The fold with the piece, or None if these are not the quorum's bytes: then it is noted who gave
-        them."""
+        """Return the fold with the piece, or None if these are not the quorum's bytes. The member is then
+        noted as different.
+        """
         after = fold.copy()
         after.update(piece.data)
         if after.value == piece.digest:
@@ -124,7 +130,7 @@ class CommittedReads:
         return None
 
     async def fetch(self, start: int, end: int) -> CommittedPiece:
-        """As `piece`, not checked yet: bytes, and the digest they must have."""
+        """Do the same as `piece`, without verification: return bytes, and the digest that they must have."""
         (found, (data, server_id)) = await _both(
             lambda: self._agreed(start, end), lambda: self._bytes(start, end)
         )
@@ -132,7 +138,7 @@ class CommittedReads:
         return CommittedPiece(start, data[: agreed_end - start], digest, server_id)
 
     async def _bytes(self, start: int, end: int) -> tuple[bytes, bytes]:
-        """Bytes, and who gave them."""
+        """Return bytes and the member that returned them."""
         wanted = end - start
 
         async def ask(connection: Connection) -> bytes:
@@ -148,17 +154,17 @@ class CommittedReads:
         refusals = list(answers.failed.values())
         if refusals and all(isinstance(one, CorruptError) for one in refusals):
             raise CorruptError(
-                f"no member gives the bytes from {start} to {end} of {self} that a quorum has: "
+                f"no member returns the bytes {start} to {end} of {self} that a quorum has: "
                 + "; ".join(str(one.args[0]) for one in refusals),
                 actual=start,
             )
         raise QuorumUnavailableError(
-            f"no member that is there now has the bytes from {start} to {end} of {self}",
+            f"no connected member has the bytes {start} to {end} of {self}",
             [str(one.args[0]) for one in refusals],
         )
 
     async def _agreed(self, start: int, end: int) -> tuple[int, int]:
-        """The largest size up to `end`, above `start`, at which a quorum agrees, and the digest there."""
+        """Return the largest size in (start, end] at which a quorum agrees, and the digest there."""
         agreement, answers = await self._agreement(end, start)
         if agreement.digest is not None:
             return end, agreement.digest
@@ -177,8 +183,9 @@ class CommittedReads:
         return found
 
     async def _agreement(self, size: int, start: int = 0) -> tuple[Agreement, MemberAnswers[StatResult]]:
-        """What members say about the prefix of that size. Those that contradict a quorum are noted, as
-        wrong from `start` on, below which they were right."""
+        """Ask for the digests at that size. Members that contradict a quorum are noted as different from
+        `start` on.
+        """
         quorums = reading_quorums(self._store.record)
 
         async def ask(connection: Connection) -> StatResult:
@@ -200,11 +207,13 @@ class CommittedReads:
         self, quorums: Quorums, agreement: Agreement, answers: MemberAnswers[StatResult], size: int
     ) -> DosError:
         if agreement.disputed:
-            said = [f"{self._address(one)} says {found.digest:016x}" for one, found in answers.given.items()]
+            said = [
+                f"{self._address(one)} has digest {found.digest:016x}" for one, found in answers.given.items()
+            ]
             return CorruptError(
                 f"members hold different bytes of {self} below {size}, and no {quorums.ack_quorum} of them"
-                f" the same: {', '.join(sorted(said))}",
-                remedy="bring back the members that are away, or compare the copies with `dos store verify`",
+                f" agree: {', '.join(sorted(said))}",
+                remedy="start the unavailable members, or compare the copies with `dos store verify`",
                 actual=size,
             )
         return self._too_few(quorums, answers, f"to agree on its first {size} bytes", len(answers.given))
@@ -230,7 +239,7 @@ class CommittedReads:
         return await ask_members(self._store, [members], question)
 
     def _members(self, quorums: Quorums) -> list[Member]:
-        """Everyone whose word counts in some set."""
+        """Return the members that count in any set."""
         return [one for one in self._store.record.members if one.server_id in quorums.members]
 
     def _address(self, server_id: bytes) -> str:
@@ -254,7 +263,7 @@ def _damaged(answers: MemberAnswers[StatResult]) -> bool:
 
 
 async def _both(first: Callable[[], Awaitable[T]], second: Callable[[], Awaitable[Other]]) -> tuple[T, Other]:
-    """Both at once. The first error ends the other, and leaves as it is, not in a group."""
+    """Run both at once. The first error cancels the other and is raised as it is, not in a group."""
     errors: list[DosError] = []
     results: list[Other] = []
 

@@ -1,10 +1,10 @@
-"""What readers found wrong, per member and object: reported once, avoided, waited for by those who mend it.
+"""The register of damaged and different copies that readers found, per member and object.
 
-Rules of this file: a register, for people and for repair. It judges nothing and reads nothing: who notes
-something has made sure of it. Nothing here is kept on disk; another client finds it out for itself.
+It is used to report each copy once, to avoid it in reads, and to repair it. Callers note only what they have
+verified. Nothing is stored on disk; another client finds the damage itself.
 
-A note is about one copy: one object on one member. A member whose copy is noted is asked for that object
-only when nobody else can answer, and never when its bytes are *different*: what it gives would look sound.
+A note concerns one copy: one object on one member. A member with a noted copy is asked for that object only
+if no other member can answer. It is never asked if its bytes are *different*, because they would look sound.
 """
 
 import logging
@@ -22,18 +22,19 @@ log: Final = logging.getLogger("dos.client")
 
 
 class CopyFault(Enum):
-    """What is wrong with a copy."""
+    """The kinds of damage to a copy."""
 
-    DAMAGED = "its disk gives other bytes than were stored: it says so itself"
-    """CORRUPT. The bytes below `offset` are good."""
-    POISONED = "a write or sync of it failed: it says so itself"
-    DIFFERENT = "its bytes look sound there and are not those that a quorum holds"
+    DAMAGED = "its disk returns other bytes than were stored, as its server reports"
+    """CORRUPT. The bytes before `offset` are good."""
+    POISONED = "a write or sync of it failed, as its server reports"
+    DIFFERENT = "its bytes look sound but are not those that a quorum holds"
 
 
 @dataclass(frozen=True, slots=True)
 class DamageReport:
-    """One copy with something wrong. `offset`: below it nothing wrong was seen. `number`: counts the notes
-    of this store, from 1."""
+    """One damaged or different copy. `offset`: no damage was seen before it. `number`: counts the notes of
+    this store, from 1.
+    """
 
     number: int
     server_id: bytes
@@ -48,7 +49,9 @@ class DamageReport:
 
 
 class Damage:
-    """See the module. One for each `Store`, as `store.damage`. `found`: how many wrong copies so far."""
+    """The register of one `Store`, as `store.damage`. `found`: the number of damaged or different copies so
+    far.
+    """
 
     def __init__(self) -> None:
         self._reports: dict[tuple[bytes, str, str], DamageReport] = {}
@@ -57,8 +60,11 @@ class Damage:
         self._news = trio.Event()
 
     def note(self, server_id: bytes, directory: str, name: str, offset: int, why: CopyFault) -> bool:
-        """A copy is wrong from `offset` on. True if that is news: a copy is reported once, and again only
-        when it turns out to be DIFFERENT, or wrong from an earlier byte."""
+        """Note that a copy is damaged or different from `offset` on. Returns whether that is new.
+
+        A copy is reported once, and again only if it turns out to be DIFFERENT, or damaged from an earlier
+        byte.
+        """
         key = (server_id, directory, name)
         known = self._reports.get(key)
         if known is not None:
@@ -78,35 +84,37 @@ class Damage:
         return True
 
     def reports(self) -> list[DamageReport]:
-        """Every copy that is wrong as far as is known here, in the order of their notes."""
+        """Return every copy that is currently known to be damaged or different, in the order of the notes."""
         return sorted(self._reports.values(), key=lambda report: report.number)
 
     def of_member(self, server_id: bytes) -> DamageReport | None:
-        """The first report about a member, if there is one."""
+        """Return the first report about a member, or None."""
         return next((report for report in self.reports() if report.server_id == server_id), None)
 
     def avoid(self, server_id: bytes, directory: str, name: str) -> bool:
-        """Whether that copy should not be read while another one can be."""
+        """Return whether that copy should not be read while another one can be."""
         return (server_id, directory, name) in self._reports
 
     def refuse(self, server_id: bytes, directory: str, name: str) -> bool:
-        """Whether that copy must not be read at all: its bytes look sound and are not."""
+        """Return whether that copy must not be read at all, because its bytes look sound but are not."""
         report = self._reports.get((server_id, directory, name))
         return report is not None and report.why is CopyFault.DIFFERENT
 
     async def wait_new(self, seen: int) -> list[DamageReport]:
-        """Wait until there is a report with a number above `seen`, and return those; no note is missed by
-        who passes the highest number of the answer next time."""
+        """Wait for reports with a number above `seen` and return them.
+
+        A caller that passes the highest number it has seen misses no note.
+        """
         while not (news := [report for report in self.reports() if report.number > seen]):
             await self._news.wait()
         return news
 
     def repaired(self, server_id: bytes, directory: str, name: str) -> None:
-        """The copy was put right, and checked: it may be read again."""
+        """Remove the note: the copy was repaired and verified, and may be read again."""
         report = self._reports.pop((server_id, directory, name), None)
         if report is not None:
-            log.warning("%s/%s on %s is mended", directory, name, id_text(server_id))
+            log.warning("%s/%s on %s was repaired", directory, name, id_text(server_id))
 
     def keep_only(self, server_ids: Collection[bytes]) -> None:
-        """Forget copies of servers that are no members any more."""
+        """Forget copies of servers that are no longer members."""
         self._reports = {key: report for key, report in self._reports.items() if key[0] in server_ids}

@@ -1,11 +1,10 @@
-"""Following an object as it grows: its committed bytes as they become so, for ever.
+"""Follow an object as it grows: return its committed bytes as they are committed, without end.
 
-Rules of this file: who has how much, as members tell it. Every member is asked to say when it has more (GET
-that waits); when Qa of them have, the bytes are read and checked as for any other reader. A member that
-dies is asked again until it is back; what the follower was given so far is known by size and digest, so
-nothing is given twice and nothing left out, whoever dies.
+Every member is asked to answer when it has more (GET with a wait). When Qa of them have more, the bytes are
+read and verified as for any other reader. A member that fails is asked again until it is back. The position
+of the follower is known by size and digest, so no failure causes a repeat or a gap.
 
-Members are asked only about what the follower does not have yet: a slow follower costs them nothing.
+Members are asked only about bytes that the follower does not have yet, so a slow follower costs them nothing.
 """
 
 from collections.abc import AsyncGenerator
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
 
 async def follow(store: "Store", directory: str, name: str, offset: int) -> AsyncGenerator[bytes]:
-    """See `Store.follow`."""
+    """Read committed bytes as they are committed. Implements `Store.follow`."""
     committed = CommittedReads(store, directory, name)
     with Growth(store, committed) as sizes:
         stream = committed_stream(store, committed, sizes, offset, for_ever=True)
@@ -40,11 +39,11 @@ async def follow(store: "Store", directory: str, name: str, offset: int) -> Asyn
 
 
 class Growth:
-    """What each member has of the object beyond what is asked for, watched for as long as this is entered. An
-    `Extent` without end.
+    """What each member has of the object beyond the requested position, watched while this is entered.
 
-    Invariants: `_sizes` holds what members told in the record in use; nobody is asked while its size is
-    above `_position`."""
+    An `Extent` without end. Invariants: `_sizes` has what members reported under the record in use; a member
+    is not asked while its size is above `_position`.
+    """
 
     def __init__(self, store: "Store", committed: CommittedReads, position: int = 0) -> None:
         self._store = store
@@ -58,7 +57,7 @@ class Growth:
         self._scope = trio.CancelScope()
 
     async def beyond(self, size: int) -> int:
-        """As `Extent`: waits for as long as it takes."""
+        """Implement `Extent`. Waits without limit."""
         if size > self._position:
             self._position = size
             self._wanted.set()
@@ -66,11 +65,11 @@ class Growth:
         while True:
             if self._store.record != self._record:
                 self._end()
-                self._begin()  # what was told by another record does not count in this one
+                self._begin()  # sizes reported under another record do not count in this one
             held = reading_quorums(self._record).watermark(self._sizes)
             if held > size:
                 return held
-            with trio.move_on_after(1.0):  # a new record wakes nobody here
+            with trio.move_on_after(1.0):  # a new record does not wake this task
                 await self._grown.wait()
 
     def _begin(self) -> None:
@@ -83,7 +82,7 @@ class Growth:
         self._scope.cancel()
 
     async def _watch_all(self, scope: trio.CancelScope, sizes: dict[bytes, int]) -> None:
-        """All members of one record, until this is left or another record counts."""
+        """Watch all members of one record, until the scope is cancelled."""
         members = reading_quorums(self._record).members
         with scope:
             async with trio.open_nursery() as nursery:
@@ -106,7 +105,9 @@ class Growth:
                 await trio.sleep(backoff_s(attempt, self._store.rng.random()))
 
     async def _ask(self, member: Member, sizes: dict[bytes, int]) -> bool:
-        """Ask one member for its size, when it is more than what is known. True if it is."""
+        """Ask one member for its size, to be answered when it is above the known one. Returns whether it
+        is.
+        """
         known = sizes.get(member.server_id, self._position)
         connection = await self._store.reader(member, self._committed.directory)
         try:

@@ -1,8 +1,8 @@
-"""Asking members one question, as `core.hedging` says: one first, another when that one is slow.
+"""Ask members one question with hedging: one member first, and another if that one is slow.
 
-Rules of this file: sessions, tasks and clocks for one race. What is asked and when the answers suffice comes
-from the caller, the order and the times from the core. What members say is wrong with their copies is noted
-here, once for all reads.
+This module has the sessions, tasks and timers of one race. The caller decides what is asked and when the
+answers are enough; `core.hedging` decides the order and the delays. Damage that members report is noted here,
+for all reads.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -36,14 +36,14 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class MemberAnswers(Generic[T]):
-    """What members said. `without`: members that answered, and have not (so much of) the object."""
+    """The answers of members. `without`: members that do not have the object, or not as much of it."""
 
     given: dict[bytes, T] = field(default_factory=dict)
     without: dict[bytes, NotFoundError | PastEndError] = field(default_factory=dict)
     failed: dict[bytes, DosError] = field(default_factory=dict)
 
     def error(self) -> DosError:
-        """Of all refusals the one that says most: damage, then what is not there, then who is not there."""
+        """Return the most informative error: damage first, then missing data, then unavailable members."""
         found: list[DosError] = [*self.failed.values(), *self.without.values()]
         for kind in (CorruptError, PoisonedError, PastEndError, NotFoundError):
             for error in found:
@@ -57,9 +57,12 @@ class MemberAnswers(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Question(Generic[T]):
-    """`size`: about how many bytes an answer has, 0 for none: answers are compared with their like.
-    `lacking`: how many answers are needed at least. `judge`: of all answers so far, how many are lacking
-    still, and whether they would do if nobody has a better one."""
+    """A question that several members can answer.
+
+    `size`: the approximate number of bytes in an answer, 0 for none; answer times are compared within a size
+    class. `lacking`: how many answers are needed at least. `judge`: returns how many answers are still
+    lacking, and whether the answers are enough if no other member has a better one.
+    """
 
     directory: str
     name: str
@@ -70,28 +73,29 @@ class Question(Generic[T]):
 
 
 class Sessions(Protocol):
-    """Where members are asked: a reader's sessions, or those of a claim."""
+    """The sessions on which members are asked: those of readers or those of a claim."""
 
     async def session(self, member: Member) -> Connection:
-        """A live session in the directory. Raises BrokenConnectionError."""
+        """Return a live session in the directory. Raises BrokenConnectionError."""
         ...
 
     def owed(self, member: Member) -> int:
-        """Its `Connection.owed`."""
+        """Return the member's `Connection.owed`."""
         ...
 
     def is_connected(self, member: Member) -> bool:
-        """Whether the member is there, as far as is known."""
+        """Return whether the member is connected, as far as is known."""
         ...
 
 
 async def ask_members(
     store: "Store", tiers: Sequence[Sequence[Member]], question: Question[T], sessions: Sessions | None = None
 ) -> MemberAnswers[T]:
-    """Ask until the answers suffice, or nobody is left; members of a later tier only when those of the
-    earlier ones do not do. Raises nothing: what went wrong is in the answers.
+    """Ask until the answers are enough or no member is left. Errors are in the answers, and are not raised.
 
-    `sessions`: a reader's, unless others are given."""
+    Members of a later tier are asked only if those of the earlier tiers are not enough. `sessions`: those of
+    readers by default.
+    """
     check_run(store.run_token)
     return await _Asking(store, tiers, question, sessions or ReaderSessions(store, question.directory)).run()
 
@@ -150,14 +154,16 @@ class _Asking(Generic[T]):
         return self._answers
 
     def _candidates(self, members: Sequence[Member]) -> list[Candidate]:
-        """Members worth asking. One whose bytes only look sound is none, nor one that owes too much."""
+        """Return the members to ask. Excludes members whose bytes look sound but differ, and those that owe
+        too many answers.
+        """
         damage, found = self._store.damage, []
         where = (self._question.directory, self._question.name)
         for member in members:
             server_id, owed = member.server_id, self._sessions.owed(member)
             if damage.refuse(server_id, *where):
                 self._answers.failed[server_id] = CorruptError(
-                    f"{member.address} holds other bytes of {where[0]}/{where[1]} than a quorum"
+                    f"{member.address} has other bytes of {where[0]}/{where[1]} than a quorum"
                 )
             elif owed >= answers_owed_max:
                 self._answers.failed[server_id] = BrokenConnectionError(
@@ -179,7 +185,7 @@ class _Asking(Generic[T]):
                 self._note_time(effect.server_id, effect.seconds)
                 address = self._members[effect.server_id].address
                 self._answers.failed[effect.server_id] = BrokenConnectionError(
-                    f"{address} gave no answer within {effect.seconds:.3g} s"
+                    f"{address} did not answer within {effect.seconds:.3g} s"
                 )
         self._moved.set()
 

@@ -1,10 +1,11 @@
-"""Reading ahead: who reads an object piece after piece finds the next piece there already.
+"""Read-ahead for sequential reads: the next piece is already in memory when it is requested.
 
-Rules of this file: it changes when bytes are asked for, never which bytes are given. A piece that was read
-ahead counts only if it is as long as what is asked for now: bytes that were not there yet are asked for
-again. Begun by the second read that continues the one before; ended by one that does not.
+Read-ahead changes when bytes are requested, never which bytes are returned. A piece that was read ahead is
+used only if it is as long as the request; bytes that did not exist yet are requested again. It begins with
+the second read that continues the previous one, and ends with a read that does not.
 
-A restore reads a segment so, and decodes in between: without this, disk and network stand still meanwhile.
+A restore reads a segment this way and decodes in between. Without read-ahead, disk and network would be idle
+meanwhile.
 """
 
 from collections import OrderedDict, deque
@@ -28,7 +29,7 @@ Key = tuple[str, bytes | None]
 
 
 class _Piece:
-    """A piece on its way: bytes from `offset`, so many of them asked for; None when it failed."""
+    """A piece that is being read: `size` bytes from `offset`. `data` is None if that failed."""
 
     def __init__(self, offset: int, size: int) -> None:
         self.offset = offset
@@ -39,7 +40,9 @@ class _Piece:
 
 
 class _Sequence:
-    """One object read in order. Invariant: the pieces lie side by side, the first of them at `next`."""
+    """One object that is read in order. Invariant: the pieces are contiguous, and the first begins at
+    `next`.
+    """
 
     def __init__(self) -> None:
         self.next = 0
@@ -52,7 +55,7 @@ class _Sequence:
 
 
 class ReadAhead:
-    """`read`, with the next pieces begun before they are asked for, in tasks that `start` runs."""
+    """Wraps `read` so that the next pieces are read before they are requested, in tasks that `start` runs."""
 
     def __init__(self, start: Callable[[Callable[[], Awaitable[None]]], None], read: Read) -> None:
         self._start = start
@@ -60,7 +63,7 @@ class ReadAhead:
         self._sequences: OrderedDict[Key, _Sequence] = OrderedDict()
 
     async def read(self, name: str, offset: int, max_bytes: int, only: bytes | None) -> bytes:
-        """Raises what the read raises."""
+        """Read bytes, from a piece read ahead if possible. Raises the errors of the read."""
         key = (name, only)
         sequence = self._sequences.get(key)
         goes_on = sequence is not None and sequence.next == offset and offset > 0
@@ -76,7 +79,7 @@ class ReadAhead:
         return data
 
     def drop(self) -> None:
-        """Nobody reads on: the memory goes."""
+        """Discard all pieces to free the memory."""
         for sequence in self._sequences.values():
             sequence.drop()
         self._sequences.clear()
@@ -92,7 +95,7 @@ class ReadAhead:
         return sequence
 
     async def _taken(self, sequence: _Sequence, offset: int, max_bytes: int) -> bytes | None:
-        """The piece that was read ahead, if it is what is asked for."""
+        """Return the piece that was read ahead, if it is what is requested."""
         if not sequence.pieces:
             return None
         piece = sequence.pieces.popleft()
@@ -117,9 +120,9 @@ class ReadAhead:
         name, only = key
         with piece.scope:
             try:
-                with suppress(DosError):  # asked for again by who wants it, and told why not
+                with suppress(DosError):  # the consumer requests it again and gets the error
                     piece.data = await self._read(name, piece.offset, piece.size, only)
             finally:
                 piece.ended.set()
             await trio.sleep(read_ahead_kept_s)
-            piece.data = None  # nobody came: the memory goes
+            piece.data = None  # not requested in time: free the memory

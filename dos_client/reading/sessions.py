@@ -1,6 +1,6 @@
-"""Reading from members: sessions without a claim, kept as long as they are used.
+"""Sessions without a claim, for reads, kept open while they are used.
 
-Rules of this file: one member at a time. Which members are worth asking, and in what order, `asking` knows.
+This module handles one member at a time. Which members to ask, and in what order, is decided in `asking`.
 """
 
 import logging
@@ -32,7 +32,9 @@ log: Final = logging.getLogger("dos.client")
 
 
 async def read_one(connection: Connection, name: str, offset: int, max_bytes: int) -> bytes:
-    """Durable bytes from one member, short only at its synced end. Raises what `Connection.get` raises."""
+    """Read durable bytes from one member, short only at its synced end. Raises the errors of
+    `Connection.get`.
+    """
     wanted = min(max_bytes, read_bytes_max)
     parts: list[bytes] = []
     while wanted > 0:
@@ -46,7 +48,7 @@ async def read_one(connection: Connection, name: str, offset: int, max_bytes: in
 
 
 class ReaderSession:
-    """A session in one directory of one member, without a claim. One task of the store keeps it."""
+    """A session in one directory of one member, without a claim. A task of the store runs it."""
 
     def __init__(self, store: "Store", member: Member, directory: str) -> None:
         self.member = member
@@ -64,11 +66,11 @@ class ReaderSession:
 
     @property
     def owed(self) -> int:
-        """See `Connection.owed`."""
+        """The `Connection.owed` of the session, 0 without one."""
         return 0 if self._connection is None else self._connection.owed
 
     async def run(self) -> None:
-        """Until it breaks, or the pool has no more use for it."""
+        """Run the session until it breaks or the pool ends it."""
         store = self._store
         try:
             with self.scope:
@@ -90,7 +92,7 @@ class ReaderSession:
             self._ready.set()
 
     async def connection(self) -> Connection:
-        """The live session. Raises why there is none."""
+        """Return the live session. Raises BrokenConnectionError with the reason if there is none."""
         await self._ready.wait()
         if self._connection is None:
             assert self._error is not None
@@ -98,7 +100,7 @@ class ReaderSession:
         return self._connection
 
     async def opened(self) -> DirectoryOpened:
-        """The directory as it is now: the answer to a fresh CWD."""
+        """Return the current content of the directory: the answer to a fresh CWD."""
         connection = await self.connection()
         if self._opened is not None:
             opened, self._opened = self._opened, None
@@ -107,8 +109,9 @@ class ReaderSession:
 
 
 class Readers:
-    """The reader sessions of a store. Those in directories that are held stay; of the others the least
-    recently used end when there are too many."""
+    """The reader sessions of a store. Sessions in held directories stay. Of the others, the least recently
+    used end when there are more than `reader_sessions_max`.
+    """
 
     def __init__(self, store: "Store") -> None:
         self._store = store
@@ -116,7 +119,7 @@ class Readers:
         self._held: Counter[str] = Counter()
 
     def session(self, member: Member, directory: str) -> ReaderSession:
-        """The session for that member and directory, begun now if there is none."""
+        """Return the session for that member and directory. Starts one if there is none."""
         check_run(self._store.run_token)
         key = (member.server_id, check_name(directory))
         session = self._sessions.get(key)
@@ -131,20 +134,20 @@ class Readers:
 
     @contextmanager
     def hold(self, directory: str) -> Iterator[None]:
-        """Keep the sessions in that directory meanwhile, however many others there are."""
+        """Keep the sessions in that directory open during the block, however many others there are."""
         self._held[directory] += 1
         try:
             yield
         finally:
-            self._held -= Counter([directory])  # which drops what nobody holds any more
+            self._held -= Counter([directory])  # removes the entry when its count is 0
 
     def owed(self, member: Member, directory: str) -> int:
-        """Answers that the session still owes to nobody in particular."""
+        """Return how many answers that nobody waits for the session still owes."""
         session = self._sessions.get((member.server_id, directory))
         return 0 if session is None else session.owed
 
     def end_all(self) -> None:
-        """Another record counts: all sessions are made anew when needed."""
+        """End all sessions, because another record is in use. They are reopened when needed."""
         for session in self._sessions.values():
             session.scope.cancel()
         self._sessions.clear()

@@ -1,8 +1,8 @@
-"""What is asked of a store's members without a claim: bytes, and sizes.
+"""Read bytes and sizes from a store's members without a claim.
 
-Rules of this file: one question, hedged, to the members that could answer it; and patience while members are
-away. `read` gives bytes that are durable on the member that answered; what a quorum holds is `committed`'s
-matter. All bytes of one `read` are of one member, so histories are never spliced.
+A read is one hedged question to the members that could answer it. It is repeated for a while if members are
+unavailable. `read` returns bytes that are durable on the member that answered; `committed` returns what a
+quorum holds. All bytes of one `read` come from one member, so different histories are never mixed.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -28,8 +28,9 @@ _AGAIN_S: Final = 0.1
 
 
 async def patiently(store: "Store", attempt: Callable[[], Awaitable[T]], *, for_ever: bool = False) -> T:
-    """Try again for some seconds while members cannot be reached, or `for_ever`. Raises what the last
-    attempt raised."""
+    """Repeat the attempt for `read_timeout_s`, or without limit, while members cannot be reached. Raises its
+    last error.
+    """
     patience = trio.current_time() + read_timeout_s
     while True:
         try:
@@ -41,7 +42,7 @@ async def patiently(store: "Store", attempt: Callable[[], Awaitable[T]], *, for_
 
 
 async def read_any(store: "Store", directory: str, name: str, offset: int, max_bytes: int) -> bytes:
-    """Durable bytes of the first good member; see `Store.read`."""
+    """Return durable bytes of the first undamaged member. Implements `Store.read`."""
     check_name(directory)
     check_name(name)
     wanted = min(max_bytes, read_bytes_max)
@@ -62,7 +63,7 @@ async def _read_once(store: "Store", directory: str, name: str, offset: int, wan
     error, quorums = answers.error(), reading_quorums(store.record)
     if isinstance(error, NotFoundError | PastEndError) and not quorums.can_take_over(answers.without):
         raise QuorumUnavailableError(
-            f"{error.args[0]}; but {quorums.claims_needed} members must say so",
+            f"{error.args[0]}; {quorums.claims_needed} members must report that",
             [str(one.args[0]) for one in answers.failed.values()],
         )
     raise error
@@ -77,7 +78,7 @@ async def ask_for_bytes(
     wanted: int,
     sessions: Sessions | None = None,
 ) -> MemberAnswers[bytes]:
-    """Ask members until one gives bytes, or F have none."""
+    """Ask members until one returns bytes, or F have none."""
     record = store.record
 
     async def ask(connection: Connection) -> bytes:
@@ -92,5 +93,5 @@ async def ask_for_bytes(
 
 
 def bytes_of(answers: MemberAnswers[bytes]) -> bytes | None:
-    """The bytes that a member gave; none of them when all are at their end; None if nobody has the object."""
+    """Return the bytes of a member; b"" if all are at their end; None if no member has the object."""
     return next((data for data in answers.given.values() if data), b"" if answers.given else None)

@@ -1,8 +1,8 @@
-"""Committed bytes of one object, in order: a stream that reads ahead.
+"""A stream of committed bytes of one object, in order, that reads ahead.
 
-Rules of this file: order and memory. Pieces are fetched before they are asked for, from whichever members
-are quick, at most `pieces_ahead_max` at once; they are checked in order, and only what was checked is given
-out. A piece that cannot be had, or is wrong, is fetched again alone. What is committed `committed` says.
+This module handles order and memory. Pieces are fetched early from whichever members are fast, at most
+`pieces_ahead_max` at once. They are verified in order, and only verified pieces are returned. A piece that
+cannot be fetched, or is wrong, is fetched again alone. What is committed is decided in `committed`.
 """
 
 from collections import deque
@@ -34,23 +34,23 @@ class Extent(Protocol):
     """How far a stream may go."""
 
     async def beyond(self, size: int) -> int | None:
-        """A size above `size` that Qa members have reached; None: the stream ends there."""
+        """Return a size above `size` that Qa members have reached, or None if the stream ends there."""
         ...
 
 
 class Bookmark:
-    """How far one reader has come in one object that is only appended to, as far as he knows that it is
-    committed. A stream that begins there asks nothing about what lies before, and reads none of it a second
-    time.
+    """The position of one reader in one append-only object, up to which it knows the object to be committed.
+
+    A stream that begins there asks nothing about the earlier bytes, and does not read them again.
     """
 
     def __init__(self) -> None:
         self.fold: PrefixDigest | None = None
-        """Of everything that was given out; never changed, but replaced."""
+        """The fold of all bytes returned so far. It is replaced, never changed in place."""
 
 
 class Snapshot:
-    """An object as far as it was acknowledged when this was made."""
+    """The extent of an object as it was acknowledged when this was created."""
 
     def __init__(self, store: "Store", committed: CommittedReads) -> None:
         self._store = store
@@ -58,8 +58,9 @@ class Snapshot:
         self._reach: Reach | None = None
 
     async def beyond(self, size: int) -> int | None:
-        """As `Extent`. Raises QuorumUnavailableError when it stays unknown whether more is acknowledged,
-        PastEndError, NotFoundError."""
+        """Implement `Extent`. Raises QuorumUnavailableError if it stays unknown whether more is acknowledged,
+        PastEndError, NotFoundError.
+        """
         patience = trio.current_time() + read_timeout_s
         while True:
             if self._reach is not None:
@@ -69,14 +70,14 @@ class Snapshot:
                     break
                 if trio.current_time() > patience:
                     raise QuorumUnavailableError(
-                        f"{size} bytes of {self._committed} are on a quorum; whether those up to"
-                        f" {self._reach.seen} were acknowledged only the members that are away can tell"
+                        f"{size} bytes of {self._committed} are on a quorum; only unavailable members know"
+                        f" whether those up to {self._reach.seen} were acknowledged"
                     )
                 await self._store.wait_moved(_AGAIN_S)
             self._reach = await patiently(self._store, self._committed.reach)
         if self._reach.held < size:
             raise PastEndError(
-                f"offset {size} of {self._committed}, of which {self._reach.held} bytes are committed",
+                f"offset {size} is past the end of {self._committed}: {self._reach.held} bytes are committed",
                 actual=self._reach.held,
             )
         return None
@@ -92,15 +93,18 @@ async def committed_stream(
     for_ever: bool = False,
     bookmark: Bookmark | None = None,
 ) -> AsyncGenerator[bytes]:
-    """Bytes from `offset` to `end`, or as far as `extent` goes. `for_ever`: wait for members as long as it
-    takes. `bookmark`: moved with what is given out; with one and an `end`, that is taken for committed, as
-    who asks knows, until a quorum does not agree on it."""
+    """Read the bytes from `offset` to `end`, or as far as `extent` goes.
+
+    `for_ever`: wait for members without limit. `bookmark`: is advanced with the bytes returned. With a
+    bookmark and an `end`, the bytes up to `end` are assumed to be committed, as the caller knows, unless a
+    quorum does not agree on them.
+    """
     if end is not None and end <= offset:
         return
     fold = None if bookmark is None else bookmark.fold
     known = 0 if bookmark is None or end is None else end
     if fold is None or fold.size != offset:
-        if offset < digest_block_bytes:  # else the question for a digest tells whether the object is there
+        if offset < digest_block_bytes:  # otherwise the request for a digest shows whether the object exists
             known = 0
         if not known and await extent.beyond(offset) is None:
             return
@@ -121,7 +125,7 @@ async def committed_stream(
 
 
 async def read_committed(store: "Store", directory: str, name: str, offset: int, max_bytes: int) -> bytes:
-    """Committed bytes; see `Store.read`."""
+    """Return committed bytes. Implements `Store.read`."""
     committed = CommittedReads(store, directory, name)
     end = offset + min(max_bytes, read_bytes_max)
     stream = committed_stream(store, committed, Snapshot(store, committed), offset, end)
@@ -129,7 +133,7 @@ async def read_committed(store: "Store", directory: str, name: str, offset: int,
 
 
 class _Slot:
-    """One piece on its way."""
+    """One piece that is being fetched."""
 
     def __init__(self, start: int, end: int) -> None:
         self.start = start
@@ -140,7 +144,7 @@ class _Slot:
 
 
 class _Ahead:
-    """See the module. Invariant: the slots lie side by side, without a gap."""
+    """The pieces fetched ahead. Invariant: the slots are contiguous."""
 
     def __init__(self, store: "Store", committed: CommittedReads, *, for_ever: bool) -> None:
         self._store = store
@@ -149,7 +153,7 @@ class _Ahead:
         self._slots: deque[_Slot] = deque()
 
     async def next(self, fold: PrefixDigest, limit: int) -> tuple[CommittedPiece, PrefixDigest]:
-        """The checked piece where `fold` ends, and the fold with it."""
+        """Return the verified piece at the end of `fold`, and the fold after it."""
         self._begin(fold.size, limit)
         slot = self._slots[0]
         await slot.ended.wait()
@@ -165,8 +169,9 @@ class _Ahead:
         return piece, after
 
     async def _alone(self, fold: PrefixDigest, end: int) -> tuple[CommittedPiece, PrefixDigest]:
-        """The piece, tried until it is had. Members that contradict each other may be about to be put
-        right."""
+        """Fetch the piece until it succeeds. Retries, because members that contradict each other may be
+        repaired meanwhile.
+        """
         patience = trio.current_time() + read_timeout_s
         while True:
             try:
@@ -187,7 +192,8 @@ class _Ahead:
 
     async def _fetch(self, slot: _Slot) -> None:
         try:
-            with slot.scope, suppress(DosError):  # who takes the slot tries again, and hears why
+            # the consumer of the slot fetches it again and gets the error
+            with slot.scope, suppress(DosError):
                 slot.piece = await self._committed.fetch(slot.start, slot.end)
         finally:
             slot.ended.set()

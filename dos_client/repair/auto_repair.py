@@ -1,8 +1,9 @@
-"""A store that is written through mends by itself what its readers find wrong.
+"""Automatic repair: a store that is written through repairs the damaged copies that its readers find.
 
-Rules of this file: one copy at a time, slowly, quietly; what cannot be mended is tried again at growing
-intervals, then left to `dos store repair`, with a word in the log. What may be done to a copy is not decided
-here."""
+It repairs one copy at a time, at a limited rate. A copy that cannot be repaired is retried with growing
+pauses, and finally left to `dos store repair`, with a warning in the log. What may be done to a copy is
+decided elsewhere.
+"""
 
 import logging
 from typing import Final
@@ -24,7 +25,9 @@ log: Final = logging.getLogger("dos.client")
 
 
 async def auto_repair(store: Store) -> None:
-    """The task. Begins when the store is first claimed for writing; lives as long as the store."""
+    """Repair noted copies. Runs as a task: begins when the store is first claimed for writing, and ends with
+    the store.
+    """
     await store.wrote.wait()
     seen = 0
     waiting: dict[DamageReport, int] = {}
@@ -39,13 +42,15 @@ async def auto_repair(store: Store) -> None:
                 del waiting[report]
             elif attempts + 1 >= self_repair_attempts_max:
                 del waiting[report]
-                log.warning("%s: not mended after %d attempts; see `dos store repair`", report, attempts + 1)
+                log.warning(
+                    "%s: not repaired after %d attempts; run `dos store repair`", report, attempts + 1
+                )
             else:
                 waiting[report] = attempts + 1
 
 
 async def _repair(store: Store, report: DamageReport) -> bool:
-    """Try one; whether nothing is left to do about it."""
+    """Try one repair. Returns whether nothing is left to do."""
     if store.record.member(report.server_id) is None:
         return True
     try:

@@ -1,11 +1,12 @@
-"""Putting copies right: damaged, missing, short and different ones, from members that agree.
+"""Repair damaged, missing, short and different copies from members that agree.
 
-Rules of this file: look, ask `core.repairing` what may be done, bring the new copy, check it. A writer that
-is at work goes on: its own copies it brings up to date itself, and what it moves while we look is left to it.
+For each copy: read its state, let `core.repair` decide what may be done, send the new copy, verify it.
+Active writers continue. They update their own copies, and a copy that changes during the repair is left to
+its writer.
 
-The new copy is brought whole. Its server keeps the old one as it is until the new one is complete, checked
-and durable, and refuses if the old one changed meanwhile: so a decision that is old when it is carried out
-does nothing (protocol.md, MEND).
+The new copy is sent as a whole. Its server keeps the old copy unchanged until the new one is complete,
+verified and durable, and rejects it if the old one changed meanwhile. So an outdated decision has no effect
+(protocol.md, MEND).
 """
 
 import logging
@@ -42,11 +43,11 @@ from dos_protocol.vocabulary import RepairChunk as RepairChunk
 log: Final = logging.getLogger("dos.client")
 
 _CHANGED: Final = (BeingAppendedError, BusyError, SizeMismatchError, DigestMismatchError, WouldLoseError)
-"""What the member says when it is not, or not yet, as it was when we looked."""
+"""Errors of a member whose copy changed since it was read."""
 
 
 class RepairOutcome(Enum):
-    """How the mending of one copy ended."""
+    """The result of repairing one copy."""
 
     REPAIRED = "repaired"
     WOULD_REPAIR = "would be repaired"
@@ -70,18 +71,18 @@ class Repair:
 
     @property
     def repairable(self) -> bool:
-        """Nothing has to be given up for it."""
+        """Whether it can be repaired without giving anything up."""
         return self.outcome not in (RepairOutcome.REFUSED, RepairOutcome.FAILED)
 
     @property
     def done(self) -> bool:
-        """Nothing is left to do about it."""
+        """Whether nothing is left to do about it."""
         return self.outcome in (RepairOutcome.REPAIRED, RepairOutcome.LEFT)
 
 
 @dataclass(slots=True)
 class RepairProgress:
-    """How far it is."""
+    """The progress of a repair."""
 
     directories: int = 0
     directories_done: int = 0
@@ -92,7 +93,7 @@ class RepairProgress:
 
 @dataclass(slots=True)
 class RepairReport:
-    """What was done. `away`: by address, why a member was not looked at."""
+    """The result of a repair. `away`: by address, why a member was not examined."""
 
     directories: int = 0
     objects: int = 0
@@ -112,11 +113,12 @@ async def repair_store(
     dry_run: bool = False,
     tell: Tell | None = None,
 ) -> RepairReport:
-    """Mend every copy of the directories, or of all, that can be mended. `read`: read all copies first, and
-    so find what nobody has stumbled on yet. `dry_run`: only say what would be done.
+    """Repair every copy of the directories, or of all directories, that can be repaired.
 
-    Raises QuorumUnavailableError when fewer than F members answer. What cannot be mended is in the report,
-    with the reason."""
+    `read`: read all copies first, to find damage that no read has found yet. `dry_run`: only report what
+    would be done. Raises QuorumUnavailableError if fewer than F members answer. The report lists what cannot
+    be repaired, with reasons.
+    """
     wanted = [check_name(one) for one in directories]
     report = RepairReport(members=len(store.record.members))
     async with open_walk(store) as walk:
@@ -135,14 +137,15 @@ async def repair_store(
 async def repair_object(
     store: Store, server_id: bytes, directory: str, name: str, *, suspect_at: int | None = None
 ) -> Repair | None:
-    """Mend one member's copy of one object; None when nothing is wrong with it.
+    """Repair one member's copy of one object. Returns None if it needs no repair.
 
-    `suspect_at`: read there first, so that a server that has restarted notices what it had noticed before.
-    Raises BrokenConnectionError when the member is away, or goes away before its copy is known, and what
-    looking raises."""
+    `suspect_at`: read there first, so that a server that was restarted notices earlier damage again. Raises
+    BrokenConnectionError if the member is unavailable, or becomes so before its copy is known, and other read
+    errors.
+    """
     async with open_walk(store) as walk:
         if server_id not in walk.sessions:
-            raise BrokenConnectionError("; ".join(walk.errors.values()) or "no member any more")
+            raise BrokenConnectionError("; ".join(walk.errors.values()) or "no longer a member")
         await walk.enter(directory)
         if suspect_at is not None:
             try:
@@ -155,7 +158,7 @@ async def repair_object(
 
 
 class _Repairer:
-    """One walk through the store."""
+    """The repairs of one walk through the store."""
 
     def __init__(
         self, walk: StoreWalk, progress: RepairProgress, tell: Tell | None, *, dry_run: bool
@@ -168,7 +171,7 @@ class _Repairer:
         self.objects = 0
 
     async def directory(self, directory: str, *, read: bool) -> list[Repair]:
-        """Everything in one directory."""
+        """Repair everything in one directory."""
         walk, done = self._walk, []
         if read:
             await self._read_all(directory)
@@ -195,8 +198,11 @@ class _Repairer:
         return done
 
     def _of_nobody(self, directory: str, name: str, copies: Copies) -> list[Repair]:
-        """What a client of version 0 wrote, say, was acknowledged by one server alone: others' files of that
-        name are no copies of it."""
+        """Report damaged copies of a directory that was never claimed.
+
+        Each of its objects, such as one that a version 0 client wrote, was acknowledged by one server alone.
+        Files of the same name on other servers are not copies of it.
+        """
         return [
             self._repair(
                 directory, name, one, CopyState.DAMAGED, RepairOutcome.REFUSED, _without_copies(directory)
@@ -220,7 +226,7 @@ class _Repairer:
     async def copy(
         self, directory: str, name: str, server_id: bytes, verdict: CopyState | None
     ) -> Repair | None:
-        """One copy: look, decide, bring; again when a writer came in between."""
+        """Repair one copy: read its state, decide, send. Repeats this if a writer interfered."""
         reason = ""
         for attempt in range(repair_attempts_max):
             if attempt:
@@ -258,7 +264,7 @@ class _Repairer:
                 )
             else:
                 return await self._repaired(directory, name, server_id, verdict, todo)
-        if verdict is None:  # the member went away before anything was known of its copy
+        if verdict is None:  # the member disconnected before anything was known of its copy
             raise BrokenConnectionError(reason)
         return self._repair(directory, name, server_id, verdict, RepairOutcome.REFUSED, reason)
 
@@ -271,12 +277,17 @@ class _Repairer:
     async def _repaired(
         self, directory: str, name: str, server_id: bytes, verdict: CopyState, todo: RepairPlan
     ) -> Repair:
-        """Ask the server once more: it is mended when its own entry says so."""
+        """Ask the server again: the copy is repaired only if the server's own entry shows it."""
         await self._walk.enter(directory, [server_id])
         info = self._walk.infos(name).get(server_id)
         if info is None or info.corrupt or info.synced < todo.goal.size:
             return self._repair(
-                directory, name, server_id, verdict, RepairOutcome.FAILED, "it is not as it was sent"
+                directory,
+                name,
+                server_id,
+                verdict,
+                RepairOutcome.FAILED,
+                "the server does not have the copy as it was sent",
             )
         self._progress.repaired += 1
         repair = self._repair(
@@ -315,7 +326,7 @@ async def bring(
     todo: RepairPlan,
     tell: Callable[[int], None] = lambda _: None,
 ) -> None:
-    """Bring a new copy to a member, from the first source that has all of it. Raises the last error."""
+    """Send a new copy to a member, from the first source that has all of it. Raises the last error."""
     if not todo.sources:
         await _bring_from(walk, None, name, server_id, todo, tell)
     for number, source in enumerate(todo.sources, 1):
@@ -355,4 +366,4 @@ async def _bring_from(
 
 
 def _without_copies(directory: str) -> str:
-    return f"nobody ever claimed {directory}: what a server acknowledged there, no other has a copy of"
+    return f"{directory} was never claimed, so no other server has a copy of what this one acknowledged there"

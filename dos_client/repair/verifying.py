@@ -1,14 +1,15 @@
-"""Comparing every object on all members of a store.
+"""Compare every object on all members of a store.
 
-Rules of this file: look, compare, report. It claims and changes nothing; writers go on meanwhile. What a
-copy is, `core.comparing` says.
+Verification claims nothing and changes nothing; writers continue meanwhile. `core.comparing` decides how
+copies compare.
 
-Digests are compared, not bytes: what each server says of its copy, and the prefix digests at the sizes of
-the shorter ones. A server checks the bytes behind a digest when it reads them, and not for a digest: so rot
-below what was last written is only found by reading it, which `read` asks for.
+Digests are compared, not bytes: the digest that each server reports for its copy, and the prefix digests at
+the sizes of the shorter copies. A server verifies stored bytes when it reads them, not when it returns a
+digest. So damage in older bytes is found only by reading them, with `read`.
 
-A copy may lag because a writer is at work this very moment. So a directory in which one does is looked at a
-second time: where something moved meanwhile, or is being appended, a lag is only a lag."""
+A copy may lag because a writer is active. So a directory with a lagging copy is listed twice. If something
+changed in between, or is being appended, the lag is not a difference.
+"""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -24,9 +25,11 @@ from dos_protocol.names import check_name
 
 @dataclass(frozen=True, slots=True)
 class CopyDifference:
-    """One copy that is not equal to the reference. `live`: it lags behind a writer that is at work, or on a
-    member that is still being filled: no difference. `expected_*`: of the reference; -1 where nothing says
-    which copy is right."""
+    """One copy that is not equal to the reference.
+
+    `live`: it lags after an active writer, or on a member that is still being filled; that is no difference.
+    `expected_*`: of the reference; -1 if it is unknown which copy is right.
+    """
 
     directory: str
     name: str
@@ -46,7 +49,7 @@ class CopyDifference:
 
 @dataclass(slots=True)
 class VerifyProgress:
-    """How far it is."""
+    """The progress of a verification."""
 
     directories: int = 0
     directories_done: int = 0
@@ -56,7 +59,7 @@ class VerifyProgress:
 
 @dataclass(slots=True)
 class VerifyReport:
-    """What was compared and found. `away`: by address, why a member was not compared."""
+    """The result of a verification. `away`: by address, why a member was not compared."""
 
     directories: int = 0
     objects: int = 0
@@ -67,7 +70,7 @@ class VerifyReport:
 
     @property
     def differences(self) -> list[CopyDifference]:
-        """The findings that are no lag."""
+        """The findings that are more than a lag."""
         return [one for one in self.findings if not one.live]
 
 
@@ -79,7 +82,8 @@ async def verify_store(
 ) -> VerifyReport:
     """Compare all objects of the directories, or of all directories, on all members that answer.
 
-    Raises QuorumUnavailableError when fewer than F members answer."""
+    Raises QuorumUnavailableError if fewer than F members answer.
+    """
     wanted = [check_name(one) for one in directories]
     report, progress = VerifyReport(members=len(store.record.members)), VerifyProgress()
     async with open_walk(store) as walk:
@@ -98,7 +102,7 @@ async def verify_store(
 
 
 def need_quorum(walk: StoreWalk, what: str) -> None:
-    """Raise QuorumUnavailableError unless F members are in the walk."""
+    """Raise QuorumUnavailableError unless at least F members are in the walk."""
     quorums = Quorums(walk.record)
     if not quorums.can_take_over(walk.sessions):
         raise QuorumUnavailableError(
@@ -108,7 +112,7 @@ def need_quorum(walk: StoreWalk, what: str) -> None:
 
 
 class _Directory:
-    """One directory."""
+    """The verification of one directory."""
 
     def __init__(
         self, walk: StoreWalk, name: str, report: VerifyReport, progress: VerifyProgress, tell: Tell | None

@@ -1,10 +1,10 @@
-"""One session with each member of a store, walking the directories in step: for verifying and repairing.
+"""A walk: one session with each member of a store, through the same directories, to verify or repair.
 
-Rules of this file: who is there, and what each member has. It claims nothing and changes nothing. What the
-copies mean is decided in `core.comparing`.
+A walk records which members are connected and what each one has. It claims nothing and changes nothing.
+`core.comparing` decides how the copies compare.
 
-A member that cannot be reached, is another server, or falls silent is out for the rest of the walk, and
-`errors` says why: a walk is one look, not a vigil.
+A member that cannot be reached, is another server, or stops answering is excluded for the rest of the walk,
+and `errors` has the reason. A walk does not wait for members.
 """
 
 import logging
@@ -38,13 +38,14 @@ from dos_protocol.vocabulary import ObjectInfo
 log: Final = logging.getLogger("dos.client")
 
 Infos = dict[bytes, ObjectInfo | None]
-"""Of one object, what each member says of its copy; None: it has none."""
+"""What each member reports of its copy of one object; None if it has none."""
 
 
 class StoreWalk:
-    """See the module. Made by `open_walk`.
+    """A walk, made by `open_walk`.
 
-    `sessions`: by server id, of the members that are with us; `errors`: by address, why others are not."""
+    `sessions`: the connected members, by server id. `errors`: why others are excluded, by address.
+    """
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -55,13 +56,13 @@ class StoreWalk:
         self._epochs: dict[bytes, int] = {}
 
     def member(self, server_id: bytes) -> Member:
-        """The member of the record the walk began with."""
+        """Return the member of the record with which the walk began."""
         member = self.record.member(server_id)
-        assert member is not None, f"{id_text(server_id)} is no member"
+        assert member is not None, f"{id_text(server_id)} is not a member"
         return member
 
     async def directories(self, prefix: str = "") -> list[str]:
-        """Every directory that any member has. Only before the first `enter`."""
+        """Return every directory that any member has. Call it only before the first `enter`."""
         names: set[str] = set()
 
         async def ask(server_id: bytes, session: Connection) -> None:
@@ -88,21 +89,24 @@ class StoreWalk:
 
     @property
     def claimed(self) -> bool:
-        """Whether any member knows a claim of the directory. Where nobody ever claimed, no quorum has
-        acknowledged anything: each member has files of its own, which happen to have the same names."""
+        """Whether any member knows a claim of the directory. Without a claim, no quorum has acknowledged
+        anything: each member has files of its own, which only happen to have the same names.
+        """
         return any(self._epochs.values())
 
     def names(self) -> list[str]:
-        """The objects of the directory that any member has."""
+        """Return the objects of the directory that any member has."""
         return sorted({name for objects in self._objects.values() for name in objects})
 
     def infos(self, name: str) -> Infos:
-        """What each member says of an object, in the order of the record: so they are mended."""
+        """Return what each member reports of an object, in the order of the record, which is the order of
+        repair.
+        """
         there = [one.server_id for one in self.record.members if one.server_id in self._objects]
         return {server_id: self._objects[server_id].get(name) for server_id in there}
 
     async def compared(self, name: str, infos: Infos) -> tuple[Copies, Digests]:
-        """The copies of an object, and the digests needed to judge them."""
+        """Return the copies of an object, and the digests that are needed to judge them."""
         copies: dict[bytes, MemberCopy] = {one: copy_of(info) for one, info in infos.items()}
         digests: dict[tuple[bytes, int], int] = {}
         for server_id, size in questions(copies):
@@ -121,7 +125,7 @@ class StoreWalk:
     async def read_through(
         self, name: str, server_id: bytes, copy: MemberCopy, tell: Callable[[int], None]
     ) -> bool:
-        """Read a copy from beginning to end; whether every byte of it is good."""
+        """Read a copy completely. Returns whether every byte is good."""
         fold = PrefixDigest()
         while fold.size < copy.size:
             try:
@@ -137,14 +141,14 @@ class StoreWalk:
         return fold.value == copy.digest
 
     def session(self, server_id: bytes) -> Connection:
-        """The session with a member. Raises BrokenConnectionError when it is out."""
+        """Return the session with a member. Raises BrokenConnectionError if it is excluded."""
         session = self.sessions.get(server_id)
         if session is None:
-            raise BrokenConnectionError(f"{self.member(server_id).address} is gone")
+            raise BrokenConnectionError(f"{self.member(server_id).address} is no longer connected")
         return session
 
     def lose(self, server_id: bytes, error: DosError) -> None:
-        """The member is out for the rest of the walk."""
+        """Exclude the member for the rest of the walk."""
         session = self.sessions.pop(server_id, None)
         self._objects.pop(server_id, None)
         self.errors[self.member(server_id).address] = str(error.args[0])
@@ -163,7 +167,7 @@ class StoreWalk:
                 nursery.start_soon(one, server_id, session)
 
     async def hold(self, member: Member, task_status: trio.TaskStatus[None]) -> None:
-        """The session with one member, as long as it lives. Started once it is there, or cannot be."""
+        """Keep the session with one member open. Reports as started once it is connected or cannot be."""
         started = False
         attempt, deadline = 0, trio.current_time() + look_timeout_s
         while not started:
@@ -175,7 +179,8 @@ class StoreWalk:
                     error = await connection.wait_broken()
                     if self.sessions.pop(member.server_id, None) is not None:
                         self.errors[member.address] = str(error.args[0])
-            except StaleGenerationError as error:  # the store's own watch hands the record on, or takes it
+            # the store's own session with the member sends or reads the record
+            except StaleGenerationError as error:
                 self.errors[member.address] = str(error.args[0])
                 attempt += 1
                 if trio.current_time() < deadline:
@@ -190,7 +195,7 @@ class StoreWalk:
 
 @asynccontextmanager
 async def open_walk(store: Store) -> AsyncIterator[StoreWalk]:
-    """Sessions with all members that can be reached now."""
+    """Open sessions with all members that can be reached now."""
     failure: Exception | None = None
     async with trio.open_nursery() as nursery:
         walk = StoreWalk(store)
@@ -199,7 +204,7 @@ async def open_walk(store: Store) -> AsyncIterator[StoreWalk]:
                 dialling.start_soon(nursery.start, walk.hold, member)
         try:
             yield walk
-        except Exception as error:  # handed on below: a nursery would wrap it in a group
+        except Exception as error:  # raised below: the nursery would wrap it in an exception group
             failure = error
         nursery.cancel_scope.cancel()
     if failure is not None:
@@ -207,8 +212,11 @@ async def open_walk(store: Store) -> AsyncIterator[StoreWalk]:
 
 
 async def look_twice(walk: StoreWalk, directory: str) -> dict[str, Infos]:
-    """Enter a directory; where copies are uneven, once more after a pause, in which a writer that is at work
-    moves them. Returns what the first look saw, for `moving`."""
+    """Enter a directory; if copies have different sizes, again after a pause in which an active writer
+    changes them.
+
+    Returns the first listing, for `moving`.
+    """
     await walk.enter(directory)
     first = {name: walk.infos(name) for name in walk.names()}
     if any(_uneven(infos) for infos in first.values()):
@@ -218,8 +226,11 @@ async def look_twice(walk: StoreWalk, directory: str) -> dict[str, Infos]:
 
 
 def moving(first: Infos | None, now: Infos) -> bool:
-    """Whether a writer is at work on the object: a member says that somebody appends to it, or a copy grew
-    since the first look. `first`: None for an object that was not there then."""
+    """Return whether a writer is active on the object: a member reports an append, or a copy grew since the
+    first listing.
+
+    `first`: None for an object that did not exist then.
+    """
     if any(info is not None and info.appending for info in now.values()):
         return True
     return first is not None and any(_size(first.get(one)) != _size(info) for one, info in now.items())

@@ -1,11 +1,10 @@
-"""Hearing of damage that nobody has read: a server's scrub finds rot in objects that are never asked for.
+"""Detect damage that no read has found: a server's scrub finds it in objects that are never read.
 
-A server marks, in its list of directories, those in which a copy is damaged. A store that is written
-through asks each member for that list now and then, looks into the marked ones, and notes what their servers
-say; from there on `self_repair` mends it, as if a reader had met it.
+In its list of directories, a server marks those with a damaged copy. A store that is written through requests
+that list from each member at intervals, opens the marked directories, and notes the damage that their servers
+report. From there `self_repair` repairs it, as if a reader had found it.
 
-Rules of this file: asking, and noting what servers say of themselves. Members that are away are asked again
-next time.
+Members that are unavailable are asked again next time.
 """
 
 import logging
@@ -23,9 +22,11 @@ log: Final = logging.getLogger("dos.client")
 
 
 async def watch_for_damage(store: Store) -> None:
-    """The task. Begins when the store is first claimed for writing; lives as long as the store.
+    """Ask members for damage. Runs as a task: begins when the store is first claimed for writing, and ends
+    with the store.
 
-    The pauses are uneven, so that many stores of one record do not mend the same copy at once."""
+    The pauses are random, so that many clients of one store do not repair the same copy at the same time.
+    """
     await store.wrote.wait()
     while True:
         for member in store.record.members:
@@ -50,7 +51,7 @@ async def _look_into(store: Store, member: Member, directory: str) -> None:
     try:
         opened = await store.reopened(member, directory)
     except DosError as error:
-        log.info("%s on %s has damage that cannot be looked into: %s", directory, member.address, error)
+        log.info("%s on %s has damage, but cannot be opened: %s", directory, member.address, error)
         return
     for entry in opened.entries:
         if entry.corrupt or entry.poisoned:

@@ -1,1 +1,1 @@
-"""One server at a time: dialling, requests and answers, who it is, whether it is there."""
+"""Sessions with one server at a time: connecting, requests and answers, identity, availability."""

@@ -1,14 +1,17 @@
 """One session with one server, in trio.
 
-Rules of this file: bytes between the socket and `dos_protocol`, requests matched with their answers,
-silence noticed. What can be asked is in `requests`; what an answer means is for the callers. Nothing is
-ever sent twice here, and nothing is retried.
+This module moves bytes between the socket and `dos_protocol`, matches answers with requests, and detects
+silence. Requests are in `requests`; callers decide what an answer means. Nothing is sent twice or retried
+here.
 
-Theory. Three tasks serve a session. The *reader* fills the decoder and hands each frame to who waits for
-it. The *writer* gathers what there is to send, requests first, then whatever `feed` still has, into one
-system call: an append costs no task switch of its own. The *watch* asks PING when the other end was silent,
-and ends the session when it stays silent. The first failure ends the session for all: every waiter gets a
-BrokenConnectionError with the cause.
+Three tasks serve a session:
+
+- The *reader* fills the decoder and passes each frame to its waiter.
+- The *writer* collects the bytes to send in one system call: posted requests first, then what `feed`
+  supplies. So an append needs no task switch of its own.
+- The *watch* sends PING when the peer is silent, and ends the session if it stays silent.
+
+The first failure ends the session for all: every waiter gets a BrokenConnectionError with the cause.
 """
 
 import logging
@@ -67,15 +70,17 @@ Feed = Callable[[list[Buffer]], None]
 
 
 def _no_durability_ack(_: DurabilityAck) -> None:
-    """Watermarks of a session that appends nothing."""
+    """Ignore a durability ack: this session appends nothing."""
 
 
 def _no_refusal(tag: int, error: RefusedError) -> None:
-    raise RemoteProtocolError(f"an append was refused that this session never sent (tag {tag}): {error}")
+    raise RemoteProtocolError(
+        f"the server rejected an append that this session never sent (tag {tag}): {error}"
+    )
 
 
 class _Slot:
-    """Where one request waits for its answer."""
+    """A request that waits for its answer."""
 
     __slots__ = ("event", "message")
 
@@ -85,10 +90,12 @@ class _Slot:
 
 
 class Connection(Requests):
-    """A live session. Made by `open_connection`; all methods raise BrokenConnectionError once it has failed.
+    """A live session, made by `open_connection`. After it has failed, all methods raise
+    BrokenConnectionError.
 
-    `feed(buffers)` is asked for more to send whenever the socket takes more; it appends to the list.
-    `on_durability_ack` and `on_append_refused(tag, error)` are called from the reader and must not block."""
+    `feed(buffers)` is called for more to send whenever the socket accepts more; it appends to the list.
+    `on_durability_ack` and `on_append_refused(tag, error)` are called from the reader and must not block.
+    """
 
     def __init__(self, sock: ClientStream, address: str) -> None:
         self.address = address
@@ -112,38 +119,40 @@ class Connection(Requests):
 
     @property
     def server_id(self) -> bytes:
-        """The server's identity, as it said in WELCOME."""
+        """The server's id, from its WELCOME."""
         return self.welcome.server_id
 
     @property
     def owed(self) -> int:
-        """Answers that nobody waits for any more and that are late: dropped when they come. (A GET that
-        waits for more bytes is not late.)"""
+        """The number of late answers that nobody waits for any more. They are discarded when they arrive. A
+        GET that waits for more bytes is not late.
+        """
         return len(self._owed)
 
     async def wait_broken(self) -> DosError:
-        """Wait until the session has failed; returns why."""
+        """Wait until the session has failed. Returns the reason."""
         await self._broken.wait()
         assert self.failure is not None
         return self.failure
 
     def wake(self) -> None:
-        """There is more to send, or room to send it: `feed` will be asked."""
+        """Wake the writer: there is more to send, or room for it."""
         self._parked.unpark_all()
 
     def post(self, *buffers: Buffer) -> None:
-        """Send these after what is already waiting. Never blocks; the caller bounds what it posts."""
+        """Send buffers after those already posted. Never blocks; the caller limits how much it posts."""
         self._outbox += buffers
         self._parked.unpark_all()
 
     async def wait_sent(self) -> None:
-        """Wait until all that was posted is in the kernel's hands, or the session has failed: then nothing of
-        it is held here any more."""
+        """Wait until the kernel has all that was posted, or the session has failed. Then none of it is in
+        memory here.
+        """
         while (self._outbox or self._sending) and self.failure is None:
             await self._sent.wait()
 
     def fail(self, error: DosError) -> None:
-        """End the session. The first error is the one that counts."""
+        """End the session. Only the first error is kept."""
         if self.failure is None:
             self.failure = (
                 ClosedError(f"the session with {self.address} was closed") if self._quitting else error
@@ -157,9 +166,10 @@ class Connection(Requests):
     async def request(self, message: Message, timeout_s: float = answer_timeout_s) -> Message:
         """Send a request and wait for its answer.
 
-        Raises the RefusedError of an ERROR answer, and BrokenConnectionError when the session ends first or
-        the answer takes longer than `timeout_s`. When cancelled, the request may or may not be carried
-        out, and its answer is `owed`."""
+        Raises the RefusedError of an ERROR answer, and BrokenConnectionError if the session ends first or the
+        answer takes longer than `timeout_s`. If cancelled, the request may or may not be carried out, and its
+        answer is counted in `owed`.
+        """
         if self.failure is not None:
             raise again(self.failure)
         request_id, self._next_id = self._next_id, self._next_id + 1
@@ -178,7 +188,7 @@ class Connection(Requests):
             if self.failure is not None:
                 raise again(self.failure)
             raise BrokenConnectionError(
-                f"{self.address} gave no answer to {type(message).__name__} within {timeout_s:g} s"
+                f"{self.address} did not answer {type(message).__name__} within {timeout_s:g} s"
             )
         if isinstance(slot.message, Error):
             raise refused(slot.message)
@@ -189,14 +199,14 @@ class Connection(Requests):
         self.welcome = await self.ask(hello, Welcome, connect_timeout_s)
         if self.welcome.payload_bytes_max < chunk_bytes_max:
             raise RemoteProtocolError(
-                f"{self.address} takes only {self.welcome.payload_bytes_max} bytes a frame, this client sends"
-                f" {chunk_bytes_max}"
+                f"{self.address} accepts at most {self.welcome.payload_bytes_max} bytes per frame, but this"
+                f" client sends {chunk_bytes_max}"
             )
         if self.welcome.store_record:
             self.record = decode_store_record(self.welcome.store_record, f"store record of {self.address}")
 
     async def _write(self) -> None:
-        """The writer task."""
+        """Run the writer task."""
         try:
             while self.failure is None:
                 buffers, self._outbox = self._outbox, []
@@ -231,7 +241,7 @@ class Connection(Requests):
                 buffers[begin] = memoryview(buffers[begin])[sent:]
 
     async def _read(self) -> None:
-        """The reader task."""
+        """Run the reader task."""
         decoder = FrameDecoder()
         try:
             while self.failure is None:
@@ -271,7 +281,9 @@ class Connection(Requests):
             )
 
     def _refused(self, frame: Frame) -> None:
-        """A refusal nobody waits for: of an append, of the whole session, or of a request given up."""
+        """Handle an error that no request waits for: of an append, of the whole session, or of an abandoned
+        request.
+        """
         message = decode(frame)
         assert isinstance(message, Error)
         tag = tag_of(frame.request_id)
@@ -281,13 +293,14 @@ class Connection(Requests):
             raise refused(message)
 
     async def _watch(self) -> None:
-        """The watch task."""
+        """Run the watch task."""
         while self.failure is None:
             now = trio.current_time()
             silent, due = now - self._heard, self._heard + silence_ping_s
             if silent >= silence_broken_s:
                 self.fail(BrokenConnectionError(f"{self.address} was silent for {silent:.0f} s"))
-            elif now >= due:  # moments, not lengths: those may be short by a rounding for ever
+            # compare times, not differences: rounding could make a difference too short for ever
+            elif now >= due:
                 self.post(frame_head(encode(Ping(), self._unanswered_id())))
             await trio.sleep_until(due if now < due else now + silence_ping_s)
 
@@ -296,7 +309,7 @@ class Connection(Requests):
         return self._next_id - 1
 
     async def _quit(self) -> None:
-        """Say goodbye, if that costs no time."""
+        """Send QUIT and wait for BYE, but not for long."""
         self._quitting = True
         with trio.move_on_after(_quit_timeout_s):
             try:
@@ -314,16 +327,17 @@ async def open_connection(
     generation: int = 0,
     client: str = "",
 ) -> AsyncIterator[Connection]:
-    """A session with the server at `address` (`host:port`), after HELLO.
+    """Open a session with the server at `address` (`host:port`), including HELLO.
 
-    Raises BrokenConnectionError when it cannot be reached, RefusedError when it refuses the HELLO. On exit
-    the session is ended; appends not yet acknowledged then may or may not have happened."""
+    Raises BrokenConnectionError if it cannot be reached, RefusedError if it rejects the HELLO. The session
+    ends on exit; unacknowledged appends may or may not have happened.
+    """
     sock = await dial(address)
     failure: Exception | None = None
     connection = Connection(sock, address)
     with sock:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(connection._write)  # noqa: SLF001 - the tasks of the session live with it
+            nursery.start_soon(connection._write)  # noqa: SLF001 - the session's tasks end with it
             nursery.start_soon(connection._read)  # noqa: SLF001
             nursery.start_soon(connection._watch)  # noqa: SLF001
             try:
@@ -331,7 +345,7 @@ async def open_connection(
                 yield connection
                 if connection.failure is None:
                     await connection._quit()  # noqa: SLF001
-            except Exception as error:  # handed on below: a nursery would wrap it in a group
+            except Exception as error:  # raised below: the nursery would wrap it in an exception group
                 failure = error
             connection.fail(ClosedError(f"the session with {address} was closed"))
             nursery.cancel_scope.cancel()

@@ -1,5 +1,4 @@
-"""From an address to a connection, and from the world's troubles to our errors. The one place that translates
-OSError."""
+"""Connect to an address. This is the only module that translates OSError to the errors of the client."""
 
 import os
 
@@ -13,7 +12,7 @@ from dos_protocol.errors import BrokenConnectionError, ClosedError, DosError, Er
 
 
 async def dial(address: str) -> ClientStream:
-    """A connection. Raises BrokenConnectionError."""
+    """Open a connection. Raises BrokenConnectionError."""
     if address.endswith(GONE_SUFFIX):
         raise BrokenConnectionError("its address belongs to the server that replaces it")
     host, port = split_address(address)
@@ -25,7 +24,7 @@ async def dial(address: str) -> ClientStream:
 
 
 async def connect(host: str, port: int) -> ClientStream:
-    """The network itself. A simulated client has another."""
+    """Connect through the runtime environment, which a simulation replaces."""
     return await runtime().connect(host, port)
 
 
@@ -37,20 +36,19 @@ def _cause_text(error: BaseException) -> str:
         cause = cause.exceptions[0]
     reason = cause or error
     if isinstance(reason, OSError) and reason.errno and reason.errno > 0:
-        return os.strerror(reason.errno)  # its own text says the address again
+        return os.strerror(reason.errno)  # the text of the error would repeat the address
     return str(reason)
 
 
 def broken(address: str, error: OSError) -> BrokenConnectionError:
-    """The connection broke; the cause is kept."""
+    """Return the error for a broken connection, with its cause."""
     broken = BrokenConnectionError(f"the connection to {address} broke: {error}")
     broken.__cause__ = error
     return broken
 
 
 def again(failure: DosError) -> DosError:
-    """The failure, as a fresh exception for one more waiter: refusals keep their class, the rest say
-    broken."""
+    """Return a new exception for the same failure, for one more waiter. RefusedError keeps its class."""
     if isinstance(failure, RefusedError):
         return type(failure)(
             str(failure.args[0]), code=ErrorCode(failure.code), actual=failure.actual, record=failure.record

@@ -1,6 +1,6 @@
-"""What a look at a directory makes of its members' answers. Claims nothing.
+"""Build the view of a directory from its members' answers, or the error if there are too few.
 
-Rules of this file: answers in, a view or a refusal out. Who asks, and how long, is the store's matter.
+The store sends the requests and limits the time.
 """
 
 from dataclasses import dataclass, field
@@ -14,12 +14,15 @@ from dos_protocol.vocabulary import DirectoryOpened, ObjectInfo
 
 @dataclass(frozen=True, slots=True)
 class DirectoryView:
-    """A directory, looked at without claiming it.
+    """A directory as it was read without a claim.
 
-    `answers`: per trusted member that is "in", its objects. `filled`: of the one that joins or is being
-    added: it tells nothing of what there is, but helps to make acknowledged what the others hold. `epochs`:
-    per member that answered, the claim it holds, (epoch, writer id). `epoch_seen`: the highest of them, 0
-    when nobody ever claimed it. `reachable`: how many members answered."""
+    - `answers`: per trusted member that is "in", its objects.
+    - `filled`: the same of the joining or adding member. It proves nothing about what exists, but helps to
+      complete quorums for what the others hold.
+    - `epochs`: per member that answered, the claim that it holds, as (epoch, writer id).
+    - `epoch_seen`: the highest of these epochs, 0 if the directory was never claimed.
+    - `reachable`: how many members answered.
+    """
 
     answers: dict[bytes, dict[str, ObjectInfo]]
     epochs: dict[bytes, tuple[int, bytes]]
@@ -29,7 +32,7 @@ class DirectoryView:
 
 
 def trusted_members(opened: dict[bytes, DirectoryOpened]) -> list[bytes]:
-    """The members whose answers hold nothing damaged (R4)."""
+    """Return the members whose answers contain nothing damaged (R4)."""
     return [
         server_id
         for server_id, answer in opened.items()
@@ -38,14 +41,16 @@ def trusted_members(opened: dict[bytes, DirectoryOpened]) -> list[bytes]:
 
 
 def _says_damage(error: DosError | None) -> bool:
-    """Whether the member refused the directory as damaged. A session's own error is only its cause."""
+    """Return whether the member rejected the directory as damaged. If the session failed, the damage is its
+    cause.
+    """
     return isinstance(error, CorruptError) or (
         error is not None and isinstance(error.__cause__, CorruptError)
     )
 
 
 def _why_not(member: Member, opened: dict[bytes, DirectoryOpened], errors: dict[str, DosError]) -> str:
-    """Why that member is not counted."""
+    """Return why that member is not counted."""
     if member.server_id not in opened:
         error = errors.get(member.address)
         return f"{member.address}: {'no answer in time' if error is None else error.args[0]}"
@@ -55,7 +60,9 @@ def _why_not(member: Member, opened: dict[bytes, DirectoryOpened], errors: dict[
 
 
 def unclaimed(record: StoreRecord, opened: dict[bytes, DirectoryOpened]) -> bool:
-    """Whether nobody ever claimed the directory: whoever was granted a claim holds it on one of any F."""
+    """Return whether the directory was never claimed. A granted claim is held by at least one of any F
+    members.
+    """
     return Quorums(record).can_take_over(opened) and not any(one.epoch for one in opened.values())
 
 
@@ -72,11 +79,13 @@ def view_of(
     *,
     as_files: bool = False,
 ) -> DirectoryView:
-    """What the answers come to; `errors` by address. Raises QuorumUnavailableError; DamagedMembersError if
-    the members that answered would be enough, were they sound.
+    """Build the view from the answers; `errors` by address.
 
-    `as_files`: in a directory that nobody ever claimed each file is its own server's, and no quorum has
-    acknowledged any of it (docs/decisions/0050): a damaged one is left out, and discredits nobody."""
+    Raises QuorumUnavailableError, or DamagedMembersError if the members that answered would be enough without
+    their damage. `as_files`: in a directory that was never claimed, each file belongs to its own server, and
+    no quorum has acknowledged it (docs/decisions/0050). So a damaged file is left out, and its member stays
+    trusted.
+    """
     if as_files and unclaimed(record, opened):
         opened = {one: _without_damage(answer) for one, answer in opened.items()}
     quorums, trusted = Quorums(record), trusted_members(opened)
@@ -84,7 +93,7 @@ def view_of(
         damaged = {one.server_id for one in record.members if _says_damage(errors.get(one.address))}
         enough = quorums.can_take_over({*opened, *damaged})
         raise (DamagedMembersError if enough else QuorumUnavailableError)(
-            f"{quorums.claims_needed} sound members are needed to look at {directory},"
+            f"{quorums.claims_needed} undamaged members are needed to read {directory},"
             f" {len(trusted)} answered",
             [_why_not(one, opened, errors) for one in record.members if one.server_id not in trusted],
         )

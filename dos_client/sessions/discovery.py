@@ -1,7 +1,7 @@
-"""Asking servers who they are, and handing store records on.
+"""Ask servers for their identity, and send store records to them.
 
-Rules of this file: short sessions that speak to one server and to no store. What the answers mean is
-decided in `core.membership`.
+The sessions are short, with single servers and without a store. What the answers mean is decided in
+`core.membership`.
 """
 
 import logging
@@ -22,8 +22,9 @@ log: Final = logging.getLogger("dos.client")
 
 @dataclass(frozen=True, slots=True)
 class ServerSurvey:
-    """What servers said, by address, and the errors of those that said nothing; `refused`: those of them that
-    do not take the token.
+    """The answers of several servers, and the errors of the others by address.
+
+    `refused`: the addresses of servers that rejected the token.
     """
 
     answers: tuple[ServerAnswer, ...]
@@ -32,24 +33,25 @@ class ServerSurvey:
 
     @property
     def nobody_takes_the_token(self) -> bool:
-        """Asking again will not help."""
+        """Whether all servers reject the token, so that a retry does not help."""
         return not self.answers and bool(self.errors) and self.refused >= self.errors.keys()
 
     def problems(self, membership: Membership) -> list[str]:
-        """One line for each thing that is not as it should be."""
+        """Return one line per problem."""
         return [*(f"{address}: {error}" for address, error in self.errors.items()), *membership.problems]
 
 
 async def probe(address: str, *, token: bytes = b"", client: str = "") -> ServerAnswer:
     """Ask one server for its identity and record. Raises BrokenConnectionError, or RefusedError for a wrong
-    token."""
+    token.
+    """
     with trio.move_on_after(probe_timeout_s):
         async with open_connection(address, token=token, client=client) as connection:
             rolled_back = connection.welcome.rolled_back
             return ServerAnswer(address, connection.server_id, connection.record, rolled_back)
     raise BrokenConnectionError(
         f"{address} did not answer within {probe_timeout_s:g} s",
-        remedy="check that a DOS server listens there and that this host reaches it",
+        remedy="check that a DOS server listens there and that this host can reach it",
     )
 
 
@@ -60,10 +62,12 @@ async def survey(
     client: str = "",
     enough: Callable[[Sequence[ServerAnswer]], bool] = lambda _: False,
 ) -> ServerSurvey:
-    """Ask several servers at once. Never raises for one of them. Once the answers are `enough`, the others
-    get only a moment more."""
+    """Ask several servers at once. Errors are in the result, and are not raised.
+
+    After the answers are `enough`, the other servers get `probe_grace_s` more.
+    """
     answers: list[ServerAnswer] = []
-    errors = dict.fromkeys(addresses, "gave no answer in time")
+    errors = dict.fromkeys(addresses, "did not answer in time")
     refused: set[str] = set()
 
     async def ask(address: str) -> None:
@@ -87,12 +91,14 @@ async def survey(
 
 
 async def hand_over(address: str, record: StoreRecord, *, token: bytes = b"", client: str = "") -> None:
-    """Have one server keep the record. Raises what `probe` raises; a server that has a newer one refuses."""
+    """Send a record to one server, which stores it unless it has a newer one. Raises the errors of
+    `probe`.
+    """
     with trio.move_on_after(probe_timeout_s):
         async with open_connection(address, token=token, client=client) as connection:
             await connection.configure(record)
             return
-    raise BrokenConnectionError(f"{address} did not take the store record within {probe_timeout_s:g} s")
+    raise BrokenConnectionError(f"{address} did not accept the store record within {probe_timeout_s:g} s")
 
 
 async def find_membership(
@@ -103,9 +109,11 @@ async def find_membership(
     store_id: bytes | None = None,
     hurry: bool = False,
 ) -> tuple[Membership, ServerSurvey]:
-    """Which record counts, after following addresses in records and helping members that hold older ones.
+    """Find the record that counts. Follows the addresses in records, and sends the newest record to members
+    that lack it.
 
-    `hurry`: do not wait long for servers that are not needed for that."""
+    `hurry`: do not wait long for servers that are not needed for the decision.
+    """
     asked = list(addresses)
     known = dict.fromkeys(asked)
     helped: set[tuple[str, int]] = set()
@@ -126,7 +134,7 @@ async def find_membership(
 
 
 async def _help(membership: Membership, helped: set[tuple[str, int]], *, token: bytes, client: str) -> bool:
-    """Hand the newest record on; whether any server took it."""
+    """Send the newest record to servers that lack it. Returns whether any server accepted it."""
     newest, took = membership.newest, False
     for answer in membership.help:
         if newest is None or (answer.address, newest.generation) in helped:
@@ -135,8 +143,8 @@ async def _help(membership: Membership, helped: set[tuple[str, int]], *, token: 
         try:
             await hand_over(answer.address, newest, token=token, client=client)
         except DosError as error:
-            log.info("%s does not take generation %d: %s", answer.address, newest.generation, error)
+            log.info("%s did not accept generation %d: %s", answer.address, newest.generation, error)
         else:
-            log.info("%s now keeps generation %d of its store record", answer.address, newest.generation)
+            log.info("%s now stores generation %d of its store record", answer.address, newest.generation)
             took = True
     return took

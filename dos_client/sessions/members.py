@@ -1,6 +1,6 @@
-"""Whether each member is there: one idle session with every member, made again for ever.
+"""Whether each member is connected: one idle session per member, reconnected without limit.
 
-Rules of this file: connection state for people and for listings. Nothing here decides what counts.
+The state is for people and for listings. It does not decide what counts.
 """
 
 import logging
@@ -35,10 +35,12 @@ log: Final = logging.getLogger("dos.client")
 class MemberStatus:
     """One member as this client sees it.
 
-    `state`, in plain words: in sync, catching up, comparing (its copies are), entering (it is asked to take
-    a claim), away, broken (a copy differs or its disk failed), joining. `lag_bytes`: what this client's
-    claims have and the member has not; `lag_s`: at most so many seconds ago the oldest of that was
-    appended. `error`: why it is away or broken, else empty."""
+    - `state`, in plain words: in sync, catching up, comparing (its copies), entering (it is asked to take a
+      claim), away, broken (a copy differs or its disk failed), joining.
+    - `lag_bytes`: bytes of this client's claims that the member lacks. `lag_s`: an upper bound, in seconds,
+      for the age of the oldest of them.
+    - `error`: why it is away or broken, otherwise empty.
+    """
 
     address: str
     server_id: bytes
@@ -62,7 +64,7 @@ class Watch:
         self._store = store
 
     async def run(self) -> None:
-        """Sessions, one after the other."""
+        """Run one session after the other."""
         attempt = 0
         with self.scope:
             while True:
@@ -88,7 +90,7 @@ class Watch:
             self._give_up(error)
 
     async def _session(self) -> None:
-        """One session, until it breaks. Raises why."""
+        """Run one session until it breaks. Raises the reason."""
         store = self._store
         self._was_connected = False
         async with open_member_session(store, self.member) as connection:
@@ -102,14 +104,17 @@ class Watch:
 
 
 async def admit_or_act(store: "Store", member: Member, error: RefusedError) -> None:
-    """A server refused a session of this store: read the membership again, hand it the record, or say why
-    it never counts. Returns when trying again makes sense; else raises."""
+    """React to a server that rejected a session of this store.
+
+    Reads the membership again, or sends the record to the server. Returns if a retry makes sense; otherwise
+    raises the reason why the server never counts.
+    """
     answer = await probe(member.address, token=store.token, client=store.client)
     verdict = admit(store.record, member.server_id, answer.server_id, answer.record)
     if verdict is MemberAdmission.NEWER_RECORD:
         store.reread_membership()
     elif verdict is MemberAdmission.OLDER_RECORD:
         await hand_over(answer.address, store.record, token=store.token, client=store.client)
-        log.info("%s now keeps generation %d", answer.address, store.record.generation)
+        log.info("%s now stores generation %d", answer.address, store.record.generation)
     elif verdict is not MemberAdmission.ADMITTED:
         raise RemoteProtocolError(f"{member.address}: {verdict.value}") from error

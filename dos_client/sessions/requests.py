@@ -1,7 +1,6 @@
-"""What can be asked of a server on a session: one method for each request, with its answer's class.
+"""The requests of a session: one method per request, with the class of its answer.
 
-Rules of this file: requests and answers, and whether the one fits the other. How they travel is the
-session's matter (`connection`).
+This module checks that the answer fits the request. The transport is in `connection`.
 """
 
 from abc import ABC, abstractmethod
@@ -38,8 +37,9 @@ Answer = TypeVar("Answer")
 
 
 class Requests(ABC):
-    """The requests of a session, on top of `request`. An answer that does not fit its request ends the
-    session."""
+    """The requests of a session, based on `request`. An answer that does not fit its request ends the
+    session.
+    """
 
     address: str
 
@@ -54,7 +54,7 @@ class Requests(ABC):
     async def ask(
         self, message: Message, expected: type[Answer], timeout_s: float = answer_timeout_s
     ) -> Answer:
-        """`request`, for an answer of one class."""
+        """Send a request and return an answer of the expected class."""
         answer = await self.request(message, timeout_s)
         if not isinstance(answer, expected):
             error = RemoteProtocolError(
@@ -65,21 +65,23 @@ class Requests(ABC):
         return answer
 
     async def open_directory(self, directory: str) -> DirectoryOpened:
-        """Read in a directory, without a claim. Raises NotFoundError where the server says so."""
+        """Enter a directory for reading, without a claim. Raises NotFoundError if the server reports it."""
         return await self.ask(ChangeDirectory(directory), DirectoryOpened)
 
     async def claim(self, directory: str, epoch: int, writer_id: bytes) -> DirectoryOpened:
-        """Become the directory's writer on this server. Raises FencedError with the epoch it holds."""
+        """Become the directory's writer on this server. Raises FencedError with the epoch that the server
+        holds.
+        """
         return await self.ask(
             ChangeDirectory(directory, claim=True, epoch=epoch, writer_id=writer_id), DirectoryOpened
         )
 
     async def list_names(self, prefix: str = "", after: str = "", entries_max: int = 1_000) -> Listing:
-        """One page of directories, or in a directory of objects."""
+        """Return one page of directories, or of objects if a directory is open."""
         return await self.ask(List(prefix, after, entries_max), Listing)
 
     async def list_all(self, prefix: str = "") -> list[ObjectInfo]:
-        """All pages."""
+        """Return the entries of all pages."""
         found: list[ObjectInfo] = []
         while True:
             page = await self.list_names(prefix, found[-1].name if found else "")
@@ -88,47 +90,48 @@ class Requests(ABC):
                 return found
 
     async def stat(self, name: str, digest_at: int = NO_DIGEST) -> StatResult:
-        """Sizes of an object, and the prefix digest at `digest_at` if given."""
+        """Return the sizes of an object, and the prefix digest at `digest_at` if given."""
         return await self.ask(Stat(name, digest_at), StatResult)
 
     async def get(self, name: str, offset: int, max_bytes: int, wait_ms: int = 0) -> bytes:
-        """Durable bytes from `offset`, empty at the synced end."""
+        """Return durable bytes from `offset`, empty at the synced end."""
         return bytes((await self.get_data(name, offset, max_bytes, wait_ms)).payload)
 
     async def get_data(self, name: str, offset: int, max_bytes: int, wait_ms: int = 0) -> Data:
-        """`get`, with the synced size."""
+        """Return durable bytes from `offset`, with the synced size."""
         data = await self.ask(Get(name, offset, max_bytes, wait_ms), Data, answer_timeout_s + wait_ms / 1_000)
         if data.offset != offset or len(data.payload) > max_bytes or data.name != name:
-            error = RemoteProtocolError(f"{self.address} answered GET with bytes that were not asked for")
+            error = RemoteProtocolError(f"{self.address} answered GET with bytes that were not requested")
             self.fail(error)
             raise error
         return data
 
     async def delete(self, name: str) -> None:
-        """Take a whole object away, for ever; returns when it is gone from stable storage.
+        """Delete a whole object permanently. On return, the deletion is durable.
 
-        The session must be one that may append there. Raises FencedError, NotClaimedError, NotFoundError,
-        BeingAppendedError, BusyError, and UnsupportedError by a server that is in a store: nothing was
-        removed. After PoisonedError its STAT says what is there, after BrokenConnectionError nobody
-        knows: look."""
+        The session must be allowed to append there. Raises FencedError, NotClaimedError, NotFoundError,
+        BeingAppendedError, BusyError, and UnsupportedError if the server is in a store; nothing was deleted
+        then. After PoisonedError, STAT shows what is left. After BrokenConnectionError the result is unknown
+        until the directory is read again.
+        """
         answer = await self.ask(Delete(name), Deleted, delete_timeout_s)
         if answer.name != name:
-            error = RemoteProtocolError(f"{self.address} deleted {answer.name}, {name} was asked for")
+            error = RemoteProtocolError(f"{self.address} deleted {answer.name} instead of {name}")
             self.fail(error)
             raise error
 
     async def repair(self, request: RepairChunk) -> RepairAck:
-        """Bring a piece of a new copy. Raises WouldLoseError and others, see protocol.md."""
+        """Send a piece of a new copy. Raises WouldLoseError and others, see protocol.md."""
         return await self.ask(request, RepairAck, repair_timeout_s)
 
     async def configure(self, record: StoreRecord) -> int:
-        """Give the server a newer store record; returns the generation it keeps then."""
+        """Send a newer store record to the server. Returns the generation that it then stores."""
         return (await self.ask(Configure(encode_store_record(record)), Configured)).generation
 
     async def ping(self, payload: bytes = b"", timeout_s: float = answer_timeout_s) -> float:
-        """Seconds of one round trip."""
+        """Return the seconds of one round trip."""
         begin = trio.current_time()
         answer = await self.ask(Ping(payload), Pong, timeout_s)
         if bytes(answer.payload) != payload:
-            raise RemoteProtocolError(f"{self.address} answered PING with other bytes")
+            raise RemoteProtocolError(f"{self.address} answered PING with different bytes")
         return trio.current_time() - begin

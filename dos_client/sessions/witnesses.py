@@ -1,8 +1,8 @@
-"""Sessions with members of a store whose disks are as new as the others were told.
+"""Open sessions with members of a store, after checking that their disks did not go back in time.
 
-Rules of this file: it opens sessions, and asks and tells what `core.witnessing` says. Nobody is given a
-session before that is done between its member and all others that are there. A member that is there and does
-not answer holds nobody up for longer than `witness_timeout_s`: it is as if it were away, and is told later.
+This module sends the requests that `core.witnessing` decides. A session is usable only after the stamps of
+its member and of all other connected members were compared. A connected member that does not answer delays a
+session by at most `witness_timeout_s`. It is then treated as unavailable, and compared later.
 """
 
 import logging
@@ -33,17 +33,18 @@ log: Final = logging.getLogger("dos.client")
 async def open_member_session(
     store: "Store", member: Member, record: StoreRecord | None = None
 ) -> AsyncIterator[Connection]:
-    """A session with a member, by `record` or the record in use, after its disk was compared.
+    """Open a session with a member, by `record` or the record in use, after its disk was checked.
 
-    Raises what `open_connection` raises, RolledBackError if its disk went back in time, and
-    RemoteProtocolError if another server stands at its address."""
+    Raises the errors of `open_connection`, RolledBackError if its disk went back in time, and
+    RemoteProtocolError if another server answers at its address.
+    """
     by = record or store.record
     async with open_connection(
         member.address, token=store.token, store_id=by.store_id, generation=by.generation, client=store.client
     ) as connection:
         if connection.server_id != member.server_id:
             raise RemoteProtocolError(
-                f"{member.address} is server {id_text(connection.server_id)} now, another one or a wiped one:"
+                f"{member.address} is now server {id_text(connection.server_id)}, another or a wiped one;"
                 f" the record names {id_text(member.server_id)}"
             )
         if by.store_id == NO_ID:
@@ -55,8 +56,10 @@ async def open_member_session(
 
 
 class Witnesses:
-    """What the members of a store know of each other's disks, and seeing to it. `rolled_back`: the members
-    whose disks were found to have gone back in time; nothing that they said counts."""
+    """The stamps that the members of a store know of each other, and the task that exchanges them.
+
+    `rolled_back`: members whose disks went back in time. Nothing that they report counts.
+    """
 
     def __init__(self, store: "Store") -> None:
         self._store = store
@@ -70,7 +73,7 @@ class Witnesses:
 
     @contextmanager
     def met(self, connection: Connection) -> Iterator[None]:
-        """The member can be asked on this session, as long as it lives. Raises RemoteProtocolError."""
+        """Use this session to ask the member, as long as it lives. Raises RemoteProtocolError."""
         one, welcome = connection.server_id, connection.welcome
         self._core.met(one, *_of(welcome, connection.address))
         self.rolled_back.discard(one)
@@ -87,15 +90,18 @@ class Witnesses:
             self._move()
 
     async def wait_compared(self, connection: Connection) -> None:
-        """Wait until the member's disk is compared with what all others that are there were told, and theirs
-        with what it was told. Raises why the session ended first."""
+        """Wait until the member's stamps are compared with those of all connected members, in both
+        directions.
+
+        Raises the reason if the session ends first.
+        """
         while set(self._core.steps(connection.server_id)) - self._given_up:
             if connection.failure is not None:
                 raise again(connection.failure)
             await self._changed.wait()
 
     async def run(self) -> None:
-        """The task of a store that does what is due."""
+        """Run the steps that are due. Runs as a task of the store."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._renew)
             while True:
@@ -112,7 +118,7 @@ class Witnesses:
         self._changed = trio.Event()
 
     async def _take(self, step: Step) -> None:
-        """Take a step. One that fails is taken again in a while, and nobody waits for it until then."""
+        """Run a step. A failed step is repeated after a pause. Until then no session waits for it."""
         try:
             if isinstance(step, ProveStamp):
                 await self._prove(step.member, step.stamp)
@@ -147,7 +153,7 @@ class Witnesses:
             log.error("%s", error)
 
     async def _renew(self) -> None:
-        """Have disks stamped anew now and then, so that a copy which is older than that looks older."""
+        """Renew the stamps of disks at intervals, so that an older copy of a disk can be detected."""
         while True:
             await trio.sleep(stamp_renewal_s)
             for member in list(self._sessions):
@@ -164,4 +170,6 @@ def _of(welcome: Welcome, address: str) -> tuple[DiskStamp, dict[bytes, DiskStam
     try:
         return DiskStamp(welcome.stamp_number, welcome.stamp_id), decode_witnessed(welcome.witnessed)
     except ValueError as error:
-        raise RemoteProtocolError(f"{address}: what it was told of other members: {error}") from error
+        raise RemoteProtocolError(
+            f"{address}: the stamps that it knows of other members are invalid: {error}"
+        ) from error

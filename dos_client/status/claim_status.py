@@ -1,7 +1,6 @@
-"""How claims and members stand, for people: the handle, the log, the metrics.
+"""The status of claims and members, for the handle, the log and the metrics.
 
-Rules of this file: it observes. What counts is decided elsewhere, and nothing here waits for a member or
-holds one up; a look now and then is all it costs.
+This module only observes. It decides nothing, and never waits for a member or delays one.
 """
 
 import logging
@@ -28,9 +27,12 @@ log: Final = logging.getLogger("dos.client")
 
 @dataclass(frozen=True, slots=True)
 class ClaimStatus:
-    """A claim at one moment. `waiting`: what it waits for at the store and why, '' when it does not;
-    `waiting_s`: since when. `lag_bytes` are appended and not yet synced on a quorum, the oldest of them for
-    at most `lag_s`. `members`: each one as this claim sees it."""
+    """The status of a claim at one moment.
+
+    `waiting`: what it waits for at the store and why, '' if it does not wait. `waiting_s`: for how long.
+    `lag_bytes`: bytes appended and not yet synced on a quorum; the oldest is at most `lag_s` old. `members`:
+    the status of each member in this claim.
+    """
 
     directory: str
     epoch: int
@@ -43,7 +45,7 @@ class ClaimStatus:
 
 
 class ClaimWaits:
-    """What one claim waits for, and since when; the log hears when it begins and when it ends."""
+    """Whether one claim waits, why, and since when. Logs the beginning and the end of a wait."""
 
     def __init__(self, claim: "Claim") -> None:
         self._claim = claim
@@ -52,7 +54,7 @@ class ClaimWaits:
         self._counted_s = 0.0
 
     def status(self) -> ClaimStatus:
-        """As of now."""
+        """Return the current status."""
         self.look()
         claim, now = self._claim, trio.current_time()
         targets = list(claim.targets.values())
@@ -68,13 +70,13 @@ class ClaimWaits:
         )
 
     def look(self) -> None:
-        """Find out whether it waits, tell the log what is news, and count."""
+        """Check whether the claim waits, log a change, and update the counters."""
         claim = self._claim
         match self._waiting.look(self._reason(), trio.current_time()):
             case WaitBegan(reason):
-                log.warning("%s waits for the store: %s", claim.directory, reason)
+                log.warning("%s is waiting for the store: %s", claim.directory, reason)
             case WaitEnded(seconds):
-                end = "goes on" if claim.ended is None else "is over"
+                end = "continues" if claim.ended is None else "ended"
                 log.warning("%s %s after waiting %.1f s for the store", claim.directory, end, seconds)
         claim.store.counts.waiting_s += self._waiting.total_s - self._counted_s
         self._counted_s = self._waiting.total_s
@@ -97,7 +99,7 @@ class ClaimWaits:
 
 
 def member_in_claim(link: "MemberLink") -> MemberStatus:
-    """A member as one claim sees it."""
+    """Return the status of a member as one claim sees it."""
     targets = list(link.claim.targets.values())
     connected = link.connection is not None
     lag = sum(target.lag(link.server_id) for target in targets)
@@ -116,7 +118,7 @@ def member_in_claim(link: "MemberLink") -> MemberStatus:
 
 
 def member_in_store(store: "Store", member: "Member") -> MemberStatus:
-    """A member as all claims of this client see it, and the idle session with it."""
+    """Return the status of a member from all claims of this client and the idle session."""
     watch = store.watch(member)
     seen = [
         member_in_claim(link)
@@ -146,7 +148,7 @@ def member_in_store(store: "Store", member: "Member") -> MemberStatus:
 
 
 async def observe(store: "Store") -> None:
-    """The task of a store that looks at its claims now and then, and publishes what it sees."""
+    """Observe the store's claims at intervals and publish the metrics. Runs as a task."""
     figures = metrics.StoreFigures()
     try:
         while True:
@@ -158,7 +160,7 @@ async def observe(store: "Store") -> None:
 
 
 def look(store: "Store", figures: metrics.StoreFigures) -> None:
-    """Look at every claim, and publish."""
+    """Observe every claim and publish the metrics."""
     for claim in store.claims():
         claim.standing.look()
     store.counts.wrong_copies = store.damage.found

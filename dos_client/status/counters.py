@@ -1,6 +1,6 @@
-"""What one store's client has done, in plain numbers: cheap enough for the hot path.
+"""Counters of what one store's client has done, cheap enough for the hot path.
 
-Rules of this file: numbers that only grow, some by member's address. `metrics` publishes them.
+All of them only grow; some are kept per member address. `metrics` publishes them.
 """
 
 from collections import Counter
@@ -9,12 +9,17 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class StoreCounters:
-    """One for each `Store`. `sent_bytes`: payload of appends handed to a member's session. `filled_bytes`: of
-    those, what a member lacked and the memory no longer had, by where it came from: (address, "local" or
-    "member"). `reconnects`: claim-holding sessions had after one was lost. `questions`: reads and
-    comparisons, asked of one member or more; `hedges`: members asked only because another was slow.
-    `wrong_copies`: copies found to be damaged or different. `collected_objects`: copies taken away because
-    nobody needs them any more."""
+    """The counters of one `Store`.
+
+    - `sent_bytes`: payload of appends passed to a member's session, by address.
+    - `filled_bytes`: those of the sent bytes that were no longer in memory, by (address, source). The source
+      is "local" or "member".
+    - `reconnects`: sessions with a claim that were opened after one was lost, by address.
+    - `questions`: reads and comparisons, each sent to at least one member.
+    - `hedges`: requests to a further member only because another was slow.
+    - `wrong_copies`: copies found to be damaged or different.
+    - `collected_objects`: copies deleted because they are no longer needed.
+    """
 
     appended_bytes: int = 0
     acknowledged_bytes: int = 0
@@ -28,7 +33,7 @@ class StoreCounters:
     reconnects: Counter[str] = field(default_factory=Counter)
 
     def copy(self) -> "StoreCounters":
-        """As of now."""
+        """Return a snapshot."""
         return StoreCounters(
             self.appended_bytes,
             self.acknowledged_bytes,

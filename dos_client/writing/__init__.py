@@ -1,1 +1,1 @@
-"""A claim and everything under it: one link a member, one copy an object, catching up."""
+"""A claim and its parts: a link per member, a copy per object and member, catching up."""

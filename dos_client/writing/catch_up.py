@@ -1,15 +1,14 @@
-"""Filling one member's copy of one object: from the local copy of the writer's machine, or from another
-member.
+"""Fill one member's copy of one object, from the writer's local copy or from another member.
 
-Rules of this file: two tasks of a link's session, both ending with the session. One chunk is in hand, and
-the next is read when the kernel has taken it, so a member costs under 1 MiB here however far behind it is,
-and however slow.
+Two tasks run in a link's session and end with it. Only one chunk is in memory. The next one is read after the
+kernel has taken it. So a member costs less than 1 MiB here, however far it lags and however slow it is.
 
-Local bytes come first when there are any: they cost the other members nothing, and are there when no other
-member is. They are sent only once they are proved (`local_copy`). Else the bytes come from a *source*: a
-member whose copy is known to be a prefix of the same history, and longer. Before the first byte is appended
-the digest of what is there is compared; every append names the prefix digest, so nothing can land behind
-other bytes. A source that breaks is replaced by the next.
+Local bytes come first if there are any: they do not load the other members, and are available if no other
+member is. They are sent only after they are verified (`local_copy`). Otherwise the bytes come from a
+*source*: a member whose copy is known to be a longer prefix of the same history.
+
+Before the first byte is appended, the digest of the member's content is compared. Every append carries the
+prefix digest, so no byte can follow wrong content. If a source fails, the next one is used.
 """
 
 import logging
@@ -40,8 +39,9 @@ _FILLING: Final = (ReplicaState.DISCOVER_REMOTE_SIZE, ReplicaState.CATCH_UP)
 
 
 async def compare_there(copies: "MemberCopies", copy: "ObjectCopy") -> None:
-    """The member has more than the goal: ask it for the digest at the goal. What is past it does not exist
-    (R6)."""
+    """Ask a member that has more than the goal for its digest at the goal. Bytes after the goal do not exist
+    (R6).
+    """
     target, connection = copy.target, copies.connection
     assert connection is not None
     try:
@@ -56,12 +56,11 @@ async def compare_there(copies: "MemberCopies", copy: "ObjectCopy") -> None:
     if result.digest == target.goal_digest:
         copies.handle(copy, ReplicaAgreed(target.goal_size, target.view))
     else:
-        copies.handle(copy, ReplicaDiffered(f"another content below byte {target.goal_size}"))
+        copies.handle(copy, ReplicaDiffered(f"different content before byte {target.goal_size}"))
 
 
 async def fill(copies: "MemberCopies", copy: "ObjectCopy") -> None:
-    """Bring a copy up to where the memory begins, or to its goal; compare its digest first, if that is
-    still to be done."""
+    """Fill a copy up to where the memory begins, or to its goal. Compares its digest first if necessary."""
     attempt = 0
     while not _reached(copies, copy):
         if await _fill_locally(copies, copy):
@@ -70,8 +69,8 @@ async def fill(copies: "MemberCopies", copy: "ObjectCopy") -> None:
         source = copies.claim.source_for(copy.target, before + 1, copies.link)
         if source is None and _nobody_may_give(copies, copy, before + 1):
             went_back = copy.had > before
-            had = f", of which it had acknowledged {copy.had}" if went_back else ""
-            why = f"{before} bytes{had}; nobody else has the others"
+            had = f", after it had acknowledged {copy.had}" if went_back else ""
+            why = f"{before} bytes{had}; no other member has the rest"
             copies.handle(copy, ReplicaDiffered(why, spoiled=went_back))
             return
         if source is None:
@@ -88,13 +87,13 @@ async def fill(copies: "MemberCopies", copy: "ObjectCopy") -> None:
 
 
 def _nobody_may_give(copies: "MemberCopies", copy: "ObjectCopy", size: int) -> bool:
-    """Whether every other member is there, and none has that much."""
+    """Return whether every other member is connected and none has that much."""
     others = [link for link in copies.claim.links() if link is not copies.link]
     return not any(link.copies.may_give(copy.target.name, size) for link in others)
 
 
 def _offset(copy: "ObjectCopy") -> int:
-    """Where the copy ends, as far as is known."""
+    """Return where the copy ends, as far as is known."""
     replica = copy.replica
     if replica.state is ReplicaState.DISCOVER_REMOTE_SIZE:
         assert replica.claimed is not None
@@ -103,7 +102,7 @@ def _offset(copy: "ObjectCopy") -> int:
 
 
 def _reached(copies: "MemberCopies", copy: "ObjectCopy") -> bool:
-    """Whether the copy is where it needs no filling any more; moves it on if so."""
+    """Return whether the copy needs no more filling, and if so let it follow the window."""
     if copy.replica.state not in _FILLING:
         return True
     if copy.replica.state is ReplicaState.CATCH_UP and copy.replica.sent >= copy.target.base:
@@ -113,7 +112,7 @@ def _reached(copies: "MemberCopies", copy: "ObjectCopy") -> bool:
 
 
 async def _fill_locally(copies: "MemberCopies", copy: "ObjectCopy") -> bool:
-    """One stretch from the local copy; False when that cannot be had there."""
+    """Send one range from the local copy. Returns False if it is not available there."""
     await _room(copies, copy)
     if copy.target.local.size() <= _offset(copy):
         return False
@@ -126,21 +125,22 @@ async def _fill_locally(copies: "MemberCopies", copy: "ObjectCopy") -> bool:
 
 
 def _compared(copies: "MemberCopies", copy: "ObjectCopy", digest: int) -> bool:
-    """Compare, if that is still to be done, the digest found elsewhere with what the member said. Whether
-    the copy is to be filled further."""
+    """Compare a digest found elsewhere with the member's, if necessary. Returns whether to continue
+    filling.
+    """
     replica = copy.replica
     if replica.state is ReplicaState.DISCOVER_REMOTE_SIZE:
         claimed = replica.claimed
         assert claimed is not None
         if digest != claimed.digest:
-            copies.handle(copy, ReplicaDiffered(f"another content below byte {claimed.synced}"))
+            copies.handle(copy, ReplicaDiffered(f"different content before byte {claimed.synced}"))
         else:
             copies.handle(copy, ReplicaAgreed(claimed.synced, copy.target.view), filling=True)
     return replica.state is ReplicaState.CATCH_UP
 
 
 async def _fill_from(source: "Connection", copies: "MemberCopies", copy: "ObjectCopy") -> None:
-    """Fill as far as this source goes."""
+    """Fill as far as this source has bytes."""
     fold = await fold_at(source, copy.target.name, _offset(copy))
     if not _compared(copies, copy, fold.value):
         return
@@ -151,7 +151,7 @@ async def _fill_from(source: "Connection", copies: "MemberCopies", copy: "Object
 
 
 async def _room(copies: "MemberCopies", copy: "ObjectCopy") -> None:
-    """Wait until nothing of the copy waits here, and there is room for one more chunk under way."""
+    """Wait until the copy's bytes have left this process and there is room in flight for one more chunk."""
     if copies.connection is not None:
         await copies.connection.wait_sent()
     while copy.replica.sent - copy.replica.received >= catch_up_in_flight_bytes_max:
@@ -162,8 +162,10 @@ async def _room(copies: "MemberCopies", copy: "ObjectCopy") -> None:
 async def _copy_chunk(
     source: "Connection", copies: "MemberCopies", copy: "ObjectCopy", fold: PrefixDigest
 ) -> bool:
-    """Send the next chunk; False when the source has no more now: its sync may be on its way, or it may never
-    come, which is for `fill` to find out."""
+    """Send the next chunk. Returns False if the source has no more at the moment.
+
+    Its sync may follow or may never come; `fill` finds out.
+    """
     target = copy.target
     _, end = stretch(fold.size, target.size)
     data = await source.get(target.name, fold.size, min(end - fold.size, catch_up_read_bytes))
@@ -191,8 +193,9 @@ def _append(copies: "MemberCopies", copy: "ObjectCopy", chunk: Chunk, source: st
 
 
 async def fold_at(source: "Connection", name: str, size: int) -> PrefixDigest:
-    """The prefix digest of an object up to `size`, ready to be carried on: a digest and less than a block
-    are read."""
+    """Return the prefix digest of an object up to `size`, ready to be continued. Reads a digest and less than
+    a block.
+    """
     block = size - size % digest_block_bytes
     digest = (await source.stat(name, block)).digest if block else 0
     fold = PrefixDigest(block, digest)

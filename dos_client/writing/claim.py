@@ -1,7 +1,7 @@
 """A claim: one writer of one directory, on all members of the store.
 
-Rules of this file: what the owner of a claim may do. When a claim is granted or lost is decided in
-`core.claim`, what counts as acknowledged in `core.quorum`; the sessions are `link`'s.
+This module has what the owner of a claim may do. When a claim is granted or lost is decided in `core.claim`,
+what is acknowledged in `core.quorum`. The sessions are in `link`.
 """
 
 import logging
@@ -49,11 +49,11 @@ log: Final = logging.getLogger("dos.client")
 
 
 class Claim:
-    """See the module. Made by `Store.claim`; an async context manager that closes it.
+    """The claim of one directory, made by `Store.claim`. An async context manager that closes it.
 
-    `answers`: per trusted member, the objects it had when it took the claim: what a take-over reads. A
-    member with a damaged object has not answered (R4). `epoch_seen`: the highest epoch met, this one or a
-    newer."""
+    `answers`: per trusted member, the objects it had when it took the claim. A take-over reads them. A member
+    with a damaged object is not included (R4). `epoch_seen`: the highest epoch seen, this one or a newer one.
+    """
 
     def __init__(
         self, store: "Store", directory: str, epoch: int, writer_id: bytes, *, claiming: bool = True
@@ -82,11 +82,11 @@ class Claim:
         self._ended = trio.Event()
         self._next_tag = 1
 
-    # What owners use
+    # For owners
 
     @property
     def ended(self) -> DosError | None:
-        """Why nothing more can be done with it, or None."""
+        """Why the claim can no longer be used, or None."""
         if self.lost is not None:
             return self.lost
         if self._machine.state is ClaimState.CLOSED:
@@ -99,8 +99,7 @@ class Claim:
 
     @property
     def waiting(self) -> bool:
-        """WAITING_FOR_STORE: too few members are there, or none of them has moved for a while though bytes
-        wait."""
+        """WAITING_FOR_STORE: too few members are connected, or none acknowledges pending bytes."""
         if self._machine.state is ClaimState.WAITING:
             return True
         late = trio.current_time() - waiting_after_s
@@ -108,12 +107,12 @@ class Claim:
 
     @property
     def needed(self) -> int:
-        """How many members it needs now: to be granted, later to acknowledge."""
+        """How many members it needs now: to be granted, and later to acknowledge."""
         claiming = self._machine.state is ClaimState.CLAIMING
         return self._quorums.claims_needed if claiming else self._quorums.ack_quorum
 
     def status(self) -> ClaimStatus:
-        """How it stands: what it waits for and why, how much waits, what each member is."""
+        """Return the current status: what it waits for and why, the pending bytes, and the members."""
         return self.standing.status()
 
     async def wait_quorum(self) -> None:
@@ -124,8 +123,9 @@ class Claim:
         self.check()
 
     async def wait_all(self, timeout_s: float) -> bool:
-        """Wait until every member that is "in" has answered, as making a journal needs (R16). False: not in
-        time."""
+        """Wait until every member that is "in" has answered, as a new journal requires (R16). False:
+        timeout.
+        """
         with trio.move_on_after(timeout_s):
             while not self._quorums.sets[0] <= self.answers.keys():
                 self.check()
@@ -133,21 +133,23 @@ class Claim:
         return self._quorums.sets[0] <= self.answers.keys()
 
     async def read(self, name: str, offset: int, max_bytes: int, member: bytes | None = None) -> bytes:
-        """Durable bytes of an object, from `member` or from the best one; short only at that member's end.
+        """Read durable bytes of an object from `member` or the best one; short only at that member's end.
 
-        Hedged: when one is slow, another is asked too. A session that is just being made anew is waited for.
-        Raises QuorumUnavailableError or BrokenConnectionError when no claimed member can answer for some
-        seconds, else what members answered."""
+        Hedged: if one is slow, another is also asked. A session that is being reconnected is waited for.
+        Raises QuorumUnavailableError or BrokenConnectionError if no claimed member can answer for
+        `read_timeout_s`, otherwise the errors of the members.
+        """
         return await self.reads.read(name, offset, max_bytes, member)
 
     async def settle(self, name: str, size: int, digest: int, local: LocalCopy | None = None) -> None:
-        """Have the prefix of that size, with that digest, synced on a quorum of claimed members (R7).
+        """Sync the prefix of that size, with that digest, on a quorum of claimed members (R7).
 
-        Members that lack it are filled from `local`, if that proves to be this very content, else from one
-        that has it; those beyond the quorum go on in the background. Raises MissingDataError when as many
-        sound members as a take-over needs, or all, have answered and none holds it; QuorumUnavailableError
-        when one that had it at the claim is away or damaged since, so that a new claim must decide;
-        FencedError, ClosedError. May be called again; when cancelled it goes on in the background."""
+        Members that lack it are filled from `local`, if that has exactly this content, otherwise from a
+        member. The call may be repeated. When cancelled, and for members beyond the quorum, it continues in
+        the background. Raises MissingDataError if as many undamaged members as a take-over needs, or all,
+        have answered and none holds it; QuorumUnavailableError if one that had it at the claim is no longer
+        available or undamaged, so that a new claim must decide; FencedError, ClosedError.
+        """
         self.check()
         target = self.targets.get(name)
         if target is None:
@@ -165,44 +167,46 @@ class Claim:
             await self.wait_changed(1.0)
 
     def open_object(self, name: str, local: LocalCopy | None = None) -> ObjectWriter:
-        """An object of this claim, empty so far. `local`: where this machine keeps a copy of what is
-        appended, if it does; members far behind are filled from there.
+        """Create an object. `local`: this machine's copy of it, to fill members that lag.
 
-        Raises FencedError, ClosedError, LocalProtocolError if it is known, or exists."""
-        if name not in self.deleting:  # which is refused by its own name, below
+        Raises FencedError, ClosedError, LocalProtocolError if the object is known or exists.
+        """
+        if name not in self.deleting:  # an object being deleted is rejected below
             check_absent(self, name)
         return self._open(name, SendWindow(), local)
 
     def resume_object(self, name: str, base: int, base_digest: int, tail: bytes) -> ObjectWriter:
-        """Go on with an object that has content: `base` is a multiple of 64 KiB, `base_digest` the prefix
-        digest there, `tail` what follows. For plain objects; a journal never goes on with a segment."""
+        """Continue an object that has content: `base` is a multiple of 64 KiB, `base_digest` the prefix
+        digest there, `tail` the bytes after it. For plain objects only; a journal never continues a segment.
+        """
         return self._open(name, SendWindow(base, base_digest, tail))
 
     async def delete(self, name: str) -> None:
-        """Take an object away, for ever, of one server that is in no store (`connect`). Returns when it is
-        gone from stable storage; the name is free then.
+        """Delete an object of a server that is in no store (`connect`), durably. Its name can be used again.
 
         Raises LocalProtocolError in a store, or for an object that this claim writes or settles; FencedError,
-        ClosedError, NotFoundError, BeingAppendedError, BusyError, PoisonedError: see `Requests.delete`.
-        BrokenConnectionError, also when there is no session now: whether it is gone, a look must say."""
+        ClosedError, and the errors of `Requests.delete`; BrokenConnectionError, also without a session now:
+        then the object may or may not be deleted.
+        """
         self.check()
         await collecting.delete(self, name)
 
     def collect(self, garbage: Garbage) -> None:
-        """Take away, on every member and until the claim ends, the objects that nobody needs any more: in the
-        background, one at a time, also on members that come back later. Replaces what was given before.
+        """Delete, on every member and until the claim ends, objects that are no longer needed: in the
+        background, one at a time, also on members that reconnect later. Replaces an earlier `garbage`.
 
-        The caller answers for it: an acknowledged record says so, and nothing that stays needs them (R14).
-        Raises LocalProtocolError for an object being written, FencedError, ClosedError."""
+        The caller guarantees that an acknowledged record releases them and that nothing retained needs them
+        (R14). Raises LocalProtocolError for an object being written, FencedError, ClosedError.
+        """
         self.check()
         collecting.collect(self, garbage)
 
     async def wait_collected(self, timeout_s: float) -> bool:
-        """Until no connected member holds any of it; False: not in time. Raises FencedError, ClosedError."""
+        """Wait until no connected member holds garbage; False: timeout. Raises FencedError, ClosedError."""
         return await collecting.wait_collected(self, timeout_s)
 
     async def aclose(self) -> None:
-        """End the sessions. Bytes not yet acknowledged may or may not arrive. Waits raise ClosedError."""
+        """End the sessions. Unacknowledged bytes may or may not arrive. Waits raise ClosedError."""
         if self._machine.state is not ClaimState.CLOSED:
             self._machine.handle(ClaimClosed())
         self._finish()
@@ -218,10 +222,10 @@ class Claim:
         with trio.CancelScope(shield=True):
             await self.aclose()
 
-    # What the store, the writers and the links use
+    # For the store, the writers and the links
 
     def check(self) -> None:
-        """Raise why the claim is over, if it is; LocalProtocolError in another trio run than the store's."""
+        """Raise the reason if the claim has ended, or LocalProtocolError in another trio run."""
         check_run(self.store.run_token)
         match self.ended:
             case FencedError() as fenced:
@@ -230,7 +234,7 @@ class Claim:
                 raise ClosedError(str(closed.args[0]))
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """The links, until the claim ends."""
+        """Run the links until the claim ends."""
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
@@ -251,7 +255,7 @@ class Claim:
         self.check()
 
     def record_changed(self) -> None:
-        """Another store record counts: every session is made anew, by it."""
+        """Reconnect every session, because another store record is in use."""
         self._quorums = Quorums(self.store.record)
         for link in self._links.values():
             link.scope.cancel()
@@ -269,13 +273,12 @@ class Claim:
             self._nursery.start_soon(link.run)
 
     def member_claimed(self, link: MemberLink, opened: DirectoryOpened) -> None:
-        """A member took the claim. Its first answer counts, if nothing in it is damaged, but for what this
-        claim has itself brought there meanwhile."""
+        """Record that a member took the claim. Its first answer counts if nothing in it is damaged."""
         trusted = not any(info.corrupt or info.poisoned for info in opened.entries)
         if has_less_than_it_said(self.answers.get(link.server_id, {}), opened.entries):
             self._taken_back.add(link.server_id)
         if trusted and link.server_id not in self.answers and link.server_id in self._quorums.sets[0]:
-            self.answers[link.server_id] = {
+            self.answers[link.server_id] = {  # without what this claim itself wrote there
                 info.name: info for info in opened.entries if info.name not in self.targets
             }
         self.epoch_seen = max(self.epoch_seen, opened.epoch)
@@ -283,20 +286,20 @@ class Claim:
         self.changed()
 
     def member_left(self, link: MemberLink) -> None:
-        """The session with a member ended. A link of an older record does not speak for its successor."""
+        """Record that a session ended. A link of an older record does not affect its successor."""
         if self._links.get(link.server_id) is link:
             self._machine.handle(MemberLeft(link.server_id))
         self.changed()
 
     def member_fenced(self, server_id: bytes, error: FencedError) -> None:
-        """A member holds a newer claim: this one is over, for good."""
+        """End the claim for good: a member holds a newer one."""
         self.epoch_seen = max(self.epoch_seen, error.epoch_held)
         for effect in self._machine.handle(MemberFenced(server_id, error.epoch_held)):
             if isinstance(effect, ClaimLost):
                 held = effect.epoch_held
-                text = f"epoch {self.epoch} of {self.directory} is superseded: {held} holds it"
+                text = f"epoch {self.epoch} of {self.directory} is superseded by epoch {held}"
                 if not self.claiming:
-                    text = f"{self.directory} has a writer, at epoch {held}: who writes it must claim it"
+                    text = f"{self.directory} has a writer, at epoch {held}; claim it to write"
                 self.lost = FencedError(text, actual=held)
                 log.info("%s", self.lost)
         self._finish()
@@ -310,25 +313,25 @@ class Claim:
         self.changed()
 
     def changed(self) -> None:
-        """Something that someone may wait for is different now."""
+        """Wake the tasks in `wait_changed`."""
         if self.waited:
             self.waited = False
             self._change.set()
             self._change = trio.Event()
 
     async def wait_changed(self, timeout_s: float) -> None:
-        """Wait for the next change, or the time."""
+        """Wait for the next change, or until the time is up."""
         self.waited = True
         with trio.move_on_after(timeout_s):
             await self._change.wait()
 
     def wake_links(self) -> None:
-        """There is more to send."""
+        """Wake the links: there is more to send."""
         for link in self._links.values():
             link.copies.wake()
 
     def seal(self, target: WriteTarget) -> None:
-        """The writer is done with an object: its memory goes once a quorum has all of it."""
+        """Seal an object: its memory is freed once a quorum has all of it."""
         target.on_complete = self._sealed
         if target.synced >= target.size:
             self._sealed(target)
@@ -341,8 +344,7 @@ class Claim:
                 link.copies.sealed(target)
 
     def source_for(self, target: WriteTarget, at_least: int, asking: MemberLink) -> Connection | None:
-        """A member that holds at least that much of the object, digest compared; None when there is none
-        now."""
+        """Return a member with at least that much of the object and an agreeing digest, or None."""
         found = [
             link.connection
             for link in self._links.values()
@@ -357,22 +359,22 @@ class Claim:
         return self._links.values()
 
     def link(self, server_id: bytes) -> MemberLink | None:
-        """The link with a member of the record, None when it is no member."""
+        """Return the link with a member of the record, or None."""
         return self._links.get(server_id)
 
     def _nobody_has(self, target: WriteTarget) -> bool:
-        """As far as this claim's sessions have asked, nobody is left who may have it, nor is it here."""
+        """Return whether no source can have it, including this machine, as far as this claim knows."""
         if target.sizes_reach(target.size) or target.unsure or target.local.size() >= target.size > 0:
             return False
         return nobody_has(self._quorums, target.without, target.spoiled)
 
     def _nobody_gives(self, target: WriteTarget) -> DosError:
-        """Why nobody has what is to be settled: it is lost, or what the members said of it holds no more."""
+        """Return the error for content that cannot be settled: lost, or gone since the claim."""
         what = f"{target.size} bytes of {self.directory}/{target.name}"
         if hopes_for(self.answers, target.name, target.size, target.without - self._taken_back):
             return QuorumUnavailableError(
-                f"a member had {what} at the claim of epoch {self.epoch}, and is away or"
-                " damaged since; take over again, with a new claim"
+                f"a member had {what} at the claim of epoch {self.epoch}, but became unavailable or"
+                " damaged since; take over again with a new claim"
             )
         return MissingDataError(f"no member holds {what} with digest {target.goal_digest:016x}")
 

@@ -1,7 +1,7 @@
-"""Reading through a claim's own sessions: what its members hold durably.
+"""Read through a claim's own sessions what its members hold durably.
 
-Rules of this file: which members are worth asking, and the sessions that `asking` asks them on. Hedging and
-what an answer means are in `asking` and `store_reads`.
+This module selects the members to ask and supplies the sessions. Hedging and the evaluation of answers are in
+`asking` and `store_reads`.
 """
 
 from typing import TYPE_CHECKING
@@ -29,12 +29,12 @@ class ClaimReads:
         self._ahead = ReadAhead(claim.store.start, self._read)
 
     async def read(self, name: str, offset: int, max_bytes: int, only: bytes | None) -> bytes:
-        """See `Claim.read`."""
+        """Implement `Claim.read`."""
         self._claim.check()
         return await self._ahead.read(name, offset, max_bytes, only)
 
     def drop_ahead(self) -> None:
-        """What was read ahead is not needed any more."""
+        """Discard what was read ahead."""
         self._ahead.drop()
 
     async def _read(self, name: str, offset: int, max_bytes: int, only: bytes | None) -> bytes:
@@ -51,7 +51,7 @@ class ClaimReads:
             away = [] if only is not None else self._away_with_more(name, offset)
             if away:
                 error = QuorumUnavailableError(
-                    f"byte {offset} of {claim.directory}/{name} is on members that are away now", away
+                    f"byte {offset} of {claim.directory}/{name} is on members that are unavailable", away
                 )
             elif data is not None:
                 return data
@@ -62,8 +62,9 @@ class ClaimReads:
         return b""
 
     def _away_with_more(self, name: str, offset: int) -> list[str]:
-        """Members without a session now that had more of the object: the end of the others is not its
-        end."""
+        """Return members without a session that had more of the object: the end of the others is not its
+        end.
+        """
         return [
             f"{link.member.address}: {link.error or 'no session'}"
             for link in self._claim.links()
@@ -71,15 +72,16 @@ class ClaimReads:
         ]
 
     def _known(self, link: "MemberLink", name: str) -> int:
-        """How much of the object a member is known to have, or to have had when it was last there."""
+        """Return how much of the object a member is known to have, or had when it was last connected."""
         claim = self._claim
         target, info = claim.targets.get(name), claim.answers.get(link.server_id, {}).get(name)
         known = target.sizes.get(link.server_id, 0) if target is not None else 0
         return max(known, info.synced if info is not None else 0)
 
     def _readers(self, name: str, end: int, only: bytes | None) -> list[list[Member]]:
-        """Connected members: those that have the object up to `end`, of these first those whose digest
-        agreed with this claim's; then the others, the longest first."""
+        """Return connected members in the order to ask them: first those that have the object up to `end`, of
+        these those whose digest agreed with this claim's, then the others, longest first.
+        """
         claim = self._claim
 
         def has(link: "MemberLink") -> int:

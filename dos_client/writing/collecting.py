@@ -1,10 +1,12 @@
-"""Taking away, on every member of a claim, what its owner says nobody needs any more.
+"""Delete, on every member of a claim, the objects that its owner no longer needs.
 
-Rules of this file: it performs what `core.collecting` says, one object at a time on each member, in a task
-of the session; nobody waits for it. A member that is away is swept when it comes back, because it tells then
-what it holds; one that had an object mended into it (`dos store repair`, which knows no releases) likewise.
-What is collected stops being an object of the claim first: nothing of it is sent, filled or waited for any
-more, so no append of ours can bring it back behind its DELETE.
+This module performs the decisions of `core.collecting`, one object at a time per member, in a task of the
+session. Nothing waits for it. A member that was unavailable is swept when it reconnects, because it lists its
+objects then. The same applies to a member on which `dos store repair`, which knows no releases, restored a
+deleted object.
+
+An object stops being an object of the claim before it is deleted. From then on nothing of it is sent, filled
+or waited for, so that no append of this claim can recreate it after its DELETE.
 """
 
 import logging
@@ -34,12 +36,16 @@ log: Final = logging.getLogger("dos.client")
 
 
 def collect(claim: "Claim", garbage: Garbage) -> None:
-    """From now on, until the claim ends, take away what `garbage` says. Raises LocalProtocolError for an
-    object that is being written; nothing has changed then."""
+    """Delete what `garbage` selects, from now on until the claim ends.
+
+    Raises LocalProtocolError for an object that is being written; nothing has changed then.
+    """
     going = [target for target in claim.targets.values() if garbage(target.name)]
     for target in going:
         if target.window is not None:
-            raise LocalProtocolError(f"{claim.directory}/{target.name} is being written: it is no garbage")
+            raise LocalProtocolError(
+                f"{claim.directory}/{target.name} is being written and cannot be deleted"
+            )
     claim.garbage = garbage
     for target in going:
         target.count(claim.store.counts)
@@ -51,17 +57,17 @@ def collect(claim: "Claim", garbage: Garbage) -> None:
 
 
 async def delete(claim: "Claim", name: str) -> None:
-    """One object of a server that is in no store, now. See `Claim.delete`."""
+    """Delete one object of a server that is in no store. Implements `Claim.delete`."""
     if not claim.store.of_one_server:
         raise LocalProtocolError(
-            f"{claim.directory}/{name} is of a store: a copy that is gone looks like one that is missing",
-            remedy="`collect` what an acknowledged record says nobody needs",
+            f"{claim.directory}/{name} belongs to a store, where a deleted copy would count as missing",
+            remedy="use collect() for objects that an acknowledged record releases",
         )
     if name in claim.targets or name in claim.deleting:
         raise LocalProtocolError(f"{name} is in use by this claim of {claim.directory}")
     (link,) = claim.links()
     if link.connection is None:
-        raise BrokenConnectionError(f"no session with {link.member.address} now: {link.error}")
+        raise BrokenConnectionError(f"no session with {link.member.address}: {link.error}")
     claim.deleting.add(name)
     try:
         await link.connection.delete(name)
@@ -73,7 +79,7 @@ async def delete(claim: "Claim", name: str) -> None:
 
 
 async def wait_collected(claim: "Claim", timeout_s: float) -> bool:
-    """See `Claim.wait_collected`."""
+    """Implement `Claim.wait_collected`."""
 
     def left() -> bool:
         links = (link for link in claim.links() if link.connection is not None)
@@ -87,7 +93,7 @@ async def wait_collected(claim: "Claim", timeout_s: float) -> bool:
 
 
 async def sweep(copies: "MemberCopies") -> None:
-    """One member, as long as its session lives."""
+    """Delete the garbage on one member during its session."""
     connection, claim, held = copies.connection, copies.claim, copies.held
     assert connection is not None
     while True:
@@ -101,21 +107,21 @@ async def sweep(copies: "MemberCopies") -> None:
         except NotFoundError:
             held.gone(name)
         except (BusyError, BeingAppendedError) as error:
-            log.debug("%s/%s cannot go yet: %s", claim.directory, name, error)
+            log.debug("%s/%s cannot be deleted yet: %s", claim.directory, name, error)
             await trio.sleep(collect_pause_s)
         except (PoisonedError, UnsupportedError) as error:
-            log.info("%s/%s stays on %s: %s", claim.directory, name, connection.address, error)
+            log.info("%s/%s cannot be deleted on %s: %s", claim.directory, name, connection.address, error)
             held.put_off(name)
         except RefusedError as error:
             log.debug("%s/%s: %s", claim.directory, name, error)
-            return  # fenced: the session hears so itself
+            return  # fenced: the session receives the same error
         except DosError:
-            return  # the session is over; the next one tells what is there
+            return  # the session is over; the next one lists the objects again
         else:
             held.gone(name)
             copies.forget(name)
             claim.answers.get(copies.server_id, {}).pop(name, None)
             claim.reads.drop_ahead()
             claim.store.counts.collected_objects += 1
-            log.debug("%s/%s is gone on %s", claim.directory, name, connection.address)
+            log.debug("%s/%s deleted on %s", claim.directory, name, connection.address)
         claim.changed()

@@ -1,7 +1,7 @@
-"""The copies of one member: every object of a claim, through all sessions with that member.
+"""The copies of one member: every object of a claim, over all sessions with that member.
 
-Rules of this file: it performs what `core.replica` says of each copy, and hands the session's writer its
-bytes. The life of the sessions is `link`'s; how bytes from elsewhere get to the member is in `catch_up`.
+This module performs the effects of `core.replica` for each copy, and supplies the session's writer with
+bytes. The life of the sessions is in `link`; filling from elsewhere is in `catch_up`.
 """
 
 import logging
@@ -39,8 +39,10 @@ log: Final = logging.getLogger("dos.client")
 
 
 class ObjectCopy:
-    """One object on the member: what `core.replica` knows of it, and who waits for it to move. `had`: so much
-    it had told this claim to be synced, when it came back with less."""
+    """One object on the member: its state machine, and an event for tasks that wait for a change.
+
+    `had`: the size that the member had reported as synced to this claim, if it came back with less.
+    """
 
     __slots__ = ("had", "moved", "replica", "target")
 
@@ -52,10 +54,12 @@ class ObjectCopy:
 
 
 class MemberCopies:
-    """See the module.
+    """All copies of one member.
 
-    Invariants: `connection` is the live session's, None without one; copies are in ENTER while an attempt
-    is made, and in DISCOVER_LOCAL_SIZE between two attempts; `_active` are those that follow the window."""
+    Invariants: `connection` is that of the live session, None without one. Copies are in ENTER during an
+    attempt to connect, and in DISCOVER_LOCAL_SIZE between attempts. `_active` are the copies that follow the
+    window.
+    """
 
     def __init__(self, link: "MemberLink") -> None:
         self.link = link
@@ -74,17 +78,17 @@ class MemberCopies:
         self._attempting = False
         self._in_flight_max = in_flight_bytes_max
 
-    # The sessions, as the link has them
+    # For the link: the sessions
 
     def attempt(self) -> None:
-        """An attempt at a session begins: what is here is looked at first."""
+        """Begin an attempt at a session: first determine the sizes of the local copies."""
         self._attempting = True
         self.worked = False
         for target in self.claim.targets.values():
             self._know(target)
 
     def begin(self, connection: Connection, opened: DirectoryOpened, nursery: trio.Nursery) -> None:
-        """The member holds the claim on this session, and told what it has."""
+        """Begin a session: the member holds the claim and has listed its objects."""
         self._infos = {info.name: info for info in opened.entries}
         self._in_flight_max = min(in_flight_bytes_max, connection.welcome.in_flight_bytes_max)
         self.connection, self._nursery = connection, nursery
@@ -98,11 +102,13 @@ class MemberCopies:
         nursery.start_soon(collecting.sweep, self)
 
     def end(self) -> None:
-        """The session breaks: its nursery closes, and an object entered now waits for the next session."""
+        """Note that the session breaks: its nursery closes, so objects entered now wait for the next
+        session.
+        """
         self._nursery = None
 
     def left(self, why: str) -> None:
-        """The attempt, or the session, is over."""
+        """Record that the attempt or the session is over."""
         self.connection = self._nursery = None
         self._attempting = False
         self._active.clear()
@@ -113,24 +119,24 @@ class MemberCopies:
                 copy.replica.handle(ReplicaLeft(why), now)
             copy.moved.set()
 
-    # What the claim uses
+    # For the claim
 
     def states(self) -> list[ReplicaState]:
-        """Of every copy."""
+        """Return the states of all copies."""
         return [copy.replica.state for copy in self._all.values()]
 
     def trouble(self) -> str:
-        """What is wrong with a copy that is broken, '' when none is."""
+        """Return the problem of a copy in state BROKEN, '' if there is none."""
         broken = (copy for copy in self._all.values() if copy.replica.state is ReplicaState.BROKEN)
         return next((self._named(copy) for copy in broken), "")
 
     def agrees(self, name: str) -> bool:
-        """Whether the digest of that copy agreed in the session that lives now."""
+        """Return whether the digest of that copy agreed in the current session."""
         copy = self._all.get(name)
         return copy is not None and self.connection is not None and copy.replica.state in AGREED
 
     def may_give(self, name: str, size: int) -> bool:
-        """Whether the member has, or may have, that much of the object, as far as is known."""
+        """Return whether the member has, or may have, that much of the object, as far as is known."""
         copy = self._all.get(name)
         if copy is None or self.connection is None:
             return True
@@ -140,49 +146,49 @@ class MemberCopies:
         return max(claimed.synced, copy.target.sizes.get(self.server_id, 0)) >= size
 
     def enter(self, target: WriteTarget) -> None:
-        """The claim has one more object."""
+        """Add an object of the claim."""
         self._know(target)
         if self._nursery is not None:
             self._discover(self._all[target.name])
 
     def forget(self, name: str) -> None:
-        """The member has deleted that object, of which the claim knows nothing."""
+        """Record that the member deleted an object that the claim does not write."""
         self._infos.pop(name, None)
         self.claim.store.damage.repaired(self.server_id, self.claim.directory, name)
 
     def drop(self, target: WriteTarget) -> None:
-        """The claim has that object no longer: what is under way for it ends, and it may be taken away."""
+        """Remove an object of the claim: its transfers end, and it may be deleted."""
         copy = self._all.pop(target.name)
         self._by_tag.pop(target.tag)
         self._active.pop(target.name, None)
         self._dropped.add(target.name)
         if copy.replica.state is not ReplicaState.DISCOVER_LOCAL_SIZE:
-            copy.replica.handle(ReplicaLeft("nobody needs it any more"), trio.current_time())
+            copy.replica.handle(ReplicaLeft("it is no longer needed"), trio.current_time())
         copy.moved.set()
         self.held.made(target.name)
 
     def sealed(self, target: WriteTarget) -> None:
-        """The writer is done with the object; what is missing comes from elsewhere."""
+        """Record that the writer sealed the object. Missing bytes come from elsewhere."""
         copy = self._active.pop(target.name, None)
         if copy is not None and copy.replica.sent < target.goal_size:
             self.handle(copy, ReplicaFellBehind())
 
     def wake(self) -> None:
-        """There may be something to send."""
+        """Wake the session's writer: there may be something to send."""
         if self.connection is not None:
             self.connection.wake()
 
     def count_sent(self, count: int, source: str = "") -> None:
-        """So many bytes are handed to the session; from `source`, when the memory did not have them."""
+        """Count bytes passed to the session. `source`: where they were read if they were not in memory."""
         counts, address = self.claim.store.counts, self.link.member.address
         counts.sent_bytes[address] += count
         if source:
             counts.filled_bytes[address, source] += count
 
-    # What the copies do
+    # State changes of the copies
 
     def handle(self, copy: ObjectCopy, event: Event, *, filling: bool = False) -> None:
-        """Let the event happen, and do what follows from it. `filling`: the caller fills the copy itself."""
+        """Apply the event and perform its effects. `filling`: the caller already fills the copy."""
         for effect in copy.replica.handle(event, trio.current_time()):
             match effect:
                 case Effect.COUNT:
@@ -217,20 +223,23 @@ class MemberCopies:
             self.handle(copy, ReplicaEntered(info, copy.target.view))
 
     def _compare_with_told(self, copy: ObjectCopy, info: ObjectInfo) -> None:
-        """A member that has less than it told this claim to be synced does not count with what it told."""
+        """Stop counting a member's reported size if it now has less than it had reported as synced to this
+        claim.
+        """
         target = copy.target
         told = target.sizes.get(self.server_id, 0)
         copy.had = max(copy.had, told) if info.synced < max(copy.had, told) else 0
         if info.synced < told:
             target.uncount(self.server_id)
             log.error(
-                "%s has %d bytes of %s/%s, and had acknowledged %d: its disk lost them, or went back in time."
+                "%s has %d bytes of %s/%s, but had acknowledged %d: its disk lost data or went back in time."
                 " Other directories may lack more: replace the member (`dos store replace`)",
                 self.link.member.address, info.synced, self.claim.directory, target.name, told,
             )  # fmt: skip
 
     def _start(self, copy: ObjectCopy, work: "catch_up.Work") -> None:
-        if self._nursery is not None:  # else the session is ending, and the next one begins anew
+        # otherwise the session is ending, and the next one starts the work again
+        if self._nursery is not None:
             self._nursery.start_soon(work, self, copy)
 
     def _count(self, copy: ObjectCopy) -> None:
@@ -244,7 +253,7 @@ class MemberCopies:
         info, damage = replica.claimed, self.claim.store.damage
         where = (self.server_id, self.claim.directory, target.name)
         if info is not None and info.synced <= target.size and not info.corrupt and damage.avoid(*where):
-            damage.repaired(*where)  # all that it has is what was written: somebody put it right
+            damage.repaired(*where)  # all that it has is what was written, so it was repaired
 
     def _discount(self, copy: ObjectCopy) -> None:
         target = copy.target
@@ -265,20 +274,20 @@ class MemberCopies:
         self._note(copy, marked or CopyFault.DIFFERENT)
 
     def _note(self, copy: ObjectCopy, why: CopyFault) -> None:
-        """For readers, who avoid it, and for repair. What is known of it already stays."""
+        """Note the damage for readers, which avoid the copy, and for repair. An earlier note is kept."""
         damage, where = self.claim.store.damage, (self.server_id, self.claim.directory, copy.target.name)
         if not damage.avoid(*where):
             damage.note(*where, 0, why)
 
     def _named(self, copy: ObjectCopy) -> str:
-        return f"{self.claim.directory}/{copy.target.name} there: {copy.replica.why}"
+        return f"{self.claim.directory}/{copy.target.name} on this member: {copy.replica.why}"
 
     def _lacks(self, target: WriteTarget, synced: int) -> None:
         if synced < target.size:
             target.without.add(self.server_id)
 
     def _follow(self, copy: ObjectCopy) -> None:
-        """From here on the window has what it needs; a sealed object needs nothing more."""
+        """Send from the window from here on. A sealed object needs nothing more."""
         if copy.target.window is not None:
             self._active[copy.target.name] = copy
             self.wake()
@@ -286,7 +295,7 @@ class MemberCopies:
     # The session's bytes
 
     def _feed(self, buffers: list[Buffer]) -> None:
-        """The session's writer wants more to send."""
+        """Supply the session's writer with more bytes to send."""
         room = send_batch_bytes
         for copy in list(self._active.values()):
             replica, window = copy.replica, copy.target.window
@@ -300,7 +309,8 @@ class MemberCopies:
             allowed = min(room, self._in_flight_max - (replica.sent - replica.received))
             if allowed > 0:
                 room -= self._take(copy, buffers, allowed)
-                self._active[copy.target.name] = self._active.pop(copy.target.name)  # the others come first
+                # move it to the end, so that objects take turns
+                self._active[copy.target.name] = self._active.pop(copy.target.name)
 
     def _take(self, copy: ObjectCopy, buffers: list[Buffer], room: int) -> int:
         target, replica, taken = copy.target, copy.replica, 0
@@ -317,12 +327,12 @@ class MemberCopies:
 
     def _durability_ack(self, mark: DurabilityAck) -> None:
         if self.link.scope.cancel_called:
-            return  # of the store record before; its members tell again what they have
+            return  # sent under the previous store record; members report their sizes again
         copy = self._all.get(mark.name)
         if copy is None and mark.name in self._dropped:
             return
         if copy is None:
-            raise RemoteProtocolError(f"a watermark of {mark.name}, which this session does not append to")
+            raise RemoteProtocolError(f"watermark for {mark.name}, to which this session does not append")
         replica = copy.replica
         limited = replica.sent - replica.received >= self._in_flight_max
         if not replica.told(mark.received, mark.synced):
@@ -337,8 +347,9 @@ class MemberCopies:
             self.claim.changed()
 
     def _append_refused(self, tag: int, error: RefusedError) -> None:
-        """Content and disk troubles concern one object; anything else ends the session, which sorts it
-        out."""
+        """Handle a rejected append. Damaged content and disk errors concern one object; other errors end the
+        session.
+        """
         copy = self._by_tag.get(tag)
         if copy is not None and isinstance(error, PoisonedError | CorruptError):
             if copy.replica.state is not ReplicaState.BROKEN:

@@ -1,15 +1,17 @@
-"""What connects one claim with one member: session after session, for ever.
+"""The connection of one claim with one member: one session after the other, until the claim ends.
 
-Rules of this file: the life of a session, from the dial to the wait before the next. What a member's
-answers mean is decided in `core`: `admission` (is it the member?), `claim` (what does FENCED mean?). What a
-session does for the objects of the claim is in `copies`.
+This module handles the life of a session, from connecting to the pause before the next. What a member's
+answers mean is decided in `core`: `admission` (is it the member?) and `claim` (what does FENCED mean?). What
+a session does for the objects of the claim is in `copies`.
 
-Theory. A link is one task. It dials, is admitted, claims, compares every object that the claim knows, and
-then its session's writer task asks `copies` for bytes whenever the socket takes more; watermarks come back
-into `target`. Nothing waits for a link: a member that stands still holds its own bytes in the window and
-nobody up. When the session ends, whatever the reason, the link waits with back-off and jitter and begins
-again; only being fenced ends the claim. It is quiet about it: the log hears when a member goes and when it
-is back, not of each attempt.
+A link is one task. It connects, is admitted, claims, and compares every object that the claim knows. Then the
+session's writer task asks `copies` for bytes whenever the socket accepts more, and durability acks update
+`target`. Nothing waits for a link: a member that does not respond keeps its own bytes in the window and
+delays nobody.
+
+When the session ends, for any reason, the link waits with backoff and jitter, and connects again. Only a
+FENCED error that shows a newer claim ends the claim. To keep the log short, it is told when a member
+disconnects and when it is back, not each attempt.
 """
 
 import logging
@@ -45,7 +47,7 @@ log: Final = logging.getLogger("dos.client")
 
 
 class Outage:
-    """A member is away from a claim: since when, how many attempts failed, and what of it was logged."""
+    """The outage of a member for a claim: its start, the failed attempts, and what was logged of it."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -55,8 +57,10 @@ class Outage:
         self._logged: set[type[DosError]] = set()
 
     def failed(self, error: DosError, *, worked: bool) -> None:
-        """One more attempt failed, or the session ended; `worked`: the member took something in it. The log
-        hears it once for each kind of trouble."""
+        """Record a failed attempt or the end of a session. Each kind of error is logged once.
+
+        `worked`: the member acknowledged something in the session.
+        """
         if worked:
             self._logged.clear()
         if not self.attempts and not self._logged:
@@ -64,24 +68,24 @@ class Outage:
         self.attempts += 1
         known = type(error) in self._logged
         self._logged.add(type(error))
-        log.log(logging.DEBUG if known else logging.INFO, "%s: %s; trying on", self._what, error.args[0])
+        log.log(logging.DEBUG if known else logging.INFO, "%s: %s; retrying", self._what, error.args[0])
 
     def over(self) -> bool:
-        """It is there. Whether it was there before."""
+        """End the outage. Returns whether the member was connected before."""
         again = self._was_there
         self._was_there = True
         if NoSpaceError in self._logged:
-            return again  # it takes every claim, and no bytes: it is there when it has taken some
+            return again  # a full member accepts every claim but no bytes: it is back only after it took some
         if self._logged:
             seconds = trio.current_time() - self.since
-            log.info("%s: is back after %.1f s and %d attempts", self._what, seconds, self.attempts)
+            log.info("%s: back after %.1f s and %d attempts", self._what, seconds, self.attempts)
         self.attempts = 0
         self._logged.clear()
         return again
 
 
 class MemberLink:
-    """See the module. `error`: why there is no session, '' while there is one."""
+    """The link of one claim with one member. `error`: why there is no session, '' while there is one."""
 
     def __init__(self, claim: "Claim", member: Member) -> None:
         self.claim = claim
@@ -94,11 +98,11 @@ class MemberLink:
 
     @property
     def connection(self) -> Connection | None:
-        """The session on which the member holds the claim, None without one."""
+        """The session on which the member holds the claim, or None."""
         return self.copies.connection
 
     async def run(self) -> None:
-        """Sessions, one after the other, until the claim ends."""
+        """Run one session after the other until the claim ends."""
         attempt = 0
         with self.scope:
             while True:
@@ -121,8 +125,10 @@ class MemberLink:
                 await trio.sleep(backoff_s(attempt, randomness.jitter()))
 
     def _distrust(self) -> None:
-        """Its disk went back in time: what it said it has, it may not have any more, and what it lacks says
-        nothing (R4)."""
+        """Discard what the member reported: its disk went back in time.
+
+        It may no longer have what it reported, and what it lacks proves nothing (R4).
+        """
         self.claim.answers.pop(self.server_id, None)
         for target in self.claim.targets.values():
             target.distrust(self.server_id)
@@ -133,7 +139,7 @@ class MemberLink:
         self.outage.failed(error, worked=self.copies.worked)
 
     async def _session(self) -> None:
-        """Dial, claim, serve, until it breaks. Raises why."""
+        """Connect, claim and serve until the session breaks. Raises the reason."""
         store = self.claim.store
         try:
             async with open_member_session(store, self.member) as connection:
@@ -145,12 +151,14 @@ class MemberLink:
             self.copies.worked = True
 
     async def _enter(self, connection: Connection) -> DirectoryOpened | None:
-        """Open or claim the directory; None when the claim is lost by it."""
+        """Open or claim the directory. Returns None if the claim is lost thereby."""
         claim = self.claim
         if not claim.claiming:
             opened = await connection.open_directory(claim.directory)
-            if opened.epoch:  # its appends would be refused for ever
-                claim.member_fenced(self.server_id, FencedError("it has a writer", actual=opened.epoch))
+            if opened.epoch:  # this unclaimed writer's appends would always be rejected
+                claim.member_fenced(
+                    self.server_id, FencedError("the directory has a writer", actual=opened.epoch)
+                )
                 return None
             return opened
         try:
@@ -163,19 +171,19 @@ class MemberLink:
                     held = await connection.open_directory(claim.directory)
                     if (held.epoch, held.writer_id) == (claim.epoch, claim.writer_id):
                         raise BrokenConnectionError(
-                            f"{self.member.address} has a newer session of ours"
+                            f"{self.member.address} has a newer session of this claim"
                         ) from error
             claim.member_fenced(self.server_id, error)
             return None
 
     async def _climb(self, connection: Connection, epoch_held: int) -> DirectoryOpened | None:
-        """Claim in steps that the server does not take for a wild number (R17)."""
+        """Claim in steps, because the server rejects a large jump of the epoch (R17)."""
         for epoch in climb(epoch_held, self.claim.epoch):
             opened = await connection.claim(self.claim.directory, epoch, self.claim.writer_id)
         return opened
 
     async def _serve(self, connection: Connection, opened: DirectoryOpened) -> None:
-        """Keep the member up to the claim's objects until the session breaks."""
+        """Bring the member up to the claim's objects until the session breaks."""
         self.error = ""
         if self.outage.over():
             self.claim.store.counts.reconnects[self.member.address] += 1

@@ -1,10 +1,8 @@
-"""What the writer's own machine has of an object, in a file of its own: the first place to fill a member
-from.
+"""The writer's own copy of an object, in a local file: the first source to fill a member from.
 
-Rules of this file: a local copy is a cache that nobody vouches for. It may be wiped, torn, stale or another
-object's at any moment, so not a byte of it is used before the digest of the stretch it stands in is one
-that is known: of the writer's own milestones, of its memory, or of the object's end. Found wrong once, or
-too slow, it is never used again.
+A local copy is an unreliable cache. At any time it may be deleted, truncated, outdated or another object's.
+So no byte of it is used before the digest of its range matches a known one: from the writer's milestones, its
+memory, or the object's end. A copy that was wrong or too slow once is never used again.
 """
 
 import logging
@@ -23,19 +21,19 @@ log: Final = logging.getLogger("dos.client")
 
 
 class LocalCopy(Protocol):
-    """The bytes of one object on this machine, if they are there. Called from threads; raises nothing."""
+    """The bytes of one object on this machine, if there are any. Called from threads; never raises."""
 
     def size(self) -> int:
-        """How many bytes there are, 0 when none."""
+        """Return the number of bytes, 0 if there are none."""
         ...
 
     def read(self, offset: int, max_bytes: int) -> bytes | None:
-        """Bytes from `offset`, fewer at the end; None when they cannot be read (any more)."""
+        """Return bytes from `offset`, fewer at the end, or None if they cannot be read."""
         ...
 
 
 class Proved:
-    """Bytes of an object that are the writer's: `data` at `start`, behind the prefix digest `digest`."""
+    """Verified bytes of an object: `data` at `start`, after content with the prefix digest `digest`."""
 
     __slots__ = ("data", "digest", "start")
 
@@ -46,7 +44,9 @@ class Proved:
 
 
 class LocalSource:
-    """The local copy of one target, as far as it can be proved. One for all members that lack something."""
+    """The local copy of one target, as far as it can be verified. Shared by all members that lack
+    something.
+    """
 
     def __init__(self, target: "WriteTarget", copy: LocalCopy | None) -> None:
         self._target = target
@@ -54,12 +54,14 @@ class LocalSource:
         self._proving = trio.Lock()
 
     def size(self) -> int:
-        """How far it may be of use, 0 when not at all."""
+        """Return the size that it may be useful for, 0 if it is not usable."""
         return self._copy.size() if self._copy is not None else 0
 
     async def proved(self, offset: int) -> Proved | None:
-        """The bytes from `offset` to the next milestone, or to where the memory begins; None when they are
-        not here, or are not the writer's. `data` is empty where the memory begins."""
+        """Return the bytes from `offset` to the next milestone, or to where the memory begins.
+
+        Returns None if they are not available or not the writer's. `data` is empty where the memory begins.
+        """
         begin, end = stretch(offset, self._target.base)
         before, after = self._target.milestones.at(begin), self._target.digest_at(end)
         if self._copy is None or end < offset:
@@ -78,13 +80,15 @@ class LocalSource:
         digest = fold.value
         fold.update(memoryview(data)[offset - begin :])
         if fold.value != after:
-            self._distrust(f"it has another content between {begin} and {end}")
+            self._distrust(f"its content between {begin} and {end} is different")
             return None
         return Proved(offset, digest, data[offset - begin :] if offset > begin else data)
 
     async def _prove_all(self) -> bool:
-        """For an object of which only the end's digest is known: fold the whole copy once. If that digest
-        comes out, the ones on the way are milestones."""
+        """Fold the whole copy once, if only the digest of the object's end is known.
+
+        If that digest results, the digests on the way become milestones.
+        """
         async with self._proving:
             target = self._target
             if len(target.milestones):
@@ -99,20 +103,20 @@ class LocalSource:
                     return False
                 fold.update(data)
             if fold.value != target.goal_digest:
-                self._distrust(f"its first {target.goal_size} bytes are another content")
+                self._distrust(f"its first {target.goal_size} bytes are different")
                 return False
             target.milestones = found
             return True
 
     async def _read(self, offset: int, count: int) -> bytes | None:
-        """Exactly so many bytes, or None and no more trust."""
+        """Read exactly `count` bytes. Returns None and stops using the copy if that fails."""
         if self._copy is None or not count:
             return b"" if not count else None
         data: bytes | None = None
         with trio.move_on_after(local_read_timeout_s):
             data = await trio.to_thread.run_sync(self._copy.read, offset, count, abandon_on_cancel=True)
         if data is None or len(data) != count:
-            self._distrust(f"it cannot be read from {offset} on")
+            self._distrust(f"it cannot be read from byte {offset} on")
             return None
         return data
 

@@ -1,7 +1,4 @@
-"""The writer's end of one object.
-
-Rules of this file: bytes in, quorum watermarks out. What is sent where is the links' matter.
-"""
+"""The writer's side of one object: bytes in, quorum sizes out. The links decide what is sent where."""
 
 from typing import TYPE_CHECKING
 
@@ -20,10 +17,11 @@ if TYPE_CHECKING:
 
 
 class ObjectWriter:
-    """Appends to one object of a claim. Made by `Claim.open_object`; used from the claim's own trio thread.
+    """Appends to one object of a claim. Made by `Claim.open_object`, used from the claim's trio thread.
 
-    `append` only buffers; sending, counting and catching up go on behind it. An append is durable when
-    `synced` has reached the size that `append` returned, and at no other sign."""
+    `append` only buffers. Sending, counting and catching up happen in the background. An append is durable
+    when `synced` has reached the size that `append` returned. No other sign means that it is durable.
+    """
 
     def __init__(self, claim: "Claim", target: WriteTarget) -> None:
         assert target.window is not None
@@ -43,12 +41,14 @@ class ObjectWriter:
 
     @property
     def synced(self) -> int:
-        """Everything below is on stable storage on a quorum (P-1, P-5)."""
+        """All bytes before this offset are on stable storage on a quorum (P-1, P-5)."""
         return self._target.synced
 
     @property
     def received(self) -> int:
-        """Everything below is with a quorum, not all of it durable. Promises nothing across a take-over."""
+        """All bytes before this offset are on a quorum, but not all of them are durable. A take-over may lose
+        them.
+        """
         return self._target.received
 
     @property
@@ -57,10 +57,11 @@ class ObjectWriter:
         return self._window.digest
 
     def append(self, data: Buffer) -> int:
-        """Put bytes at the end; returns the size with them. Never waits: see `wait_room`.
+        """Append bytes and return the new size. Never waits; use `wait_room` for backpressure.
 
-        Raises FencedError once the claim is lost, ClosedError after `seal` or the claim's end. A `bytes` is
-        kept, not copied: anything else is copied."""
+        Raises FencedError after the claim is lost, ClosedError after `seal` or the claim's end. A `bytes`
+        object is kept, anything else is copied.
+        """
         if self._claim.ended is not None:
             self._claim.check()
         target, window = self._target, self._window
@@ -73,42 +74,48 @@ class ObjectWriter:
         return size
 
     async def wait_synced(self, size: int) -> None:
-        """Wait until `synced` is at least `size`. Raises FencedError, ClosedError. Waits for ever without a
-        quorum.
+        """Wait until `synced` is at least `size`. Waits without limit while there is no quorum.
 
-        Whatever ends the wait, the bytes stay in hand and go on being sent. Raises LocalProtocolError for a
-        size that was not appended."""
+        Raises FencedError, ClosedError, and LocalProtocolError for a size that was not appended. If the wait
+        is interrupted, the bytes are kept and still sent.
+        """
         self._check_appended(size)
         while self._target.synced < size:
             self._claim.check()
             await self._target.synced_waiters.add(size).wait()
 
     async def wait_received(self, size: int) -> None:
-        """`wait_synced`, for `received`."""
+        """Wait until `received` is at least `size`. Raises as `wait_synced`."""
         self._check_appended(size)
         while self._target.received < size:
             self._claim.check()
             await self._target.received_waiters.add(size).wait()
 
     def _check_appended(self, size: int) -> None:
-        """Refuse to wait for what was never appended. A size below 0 is reached: callers wait for `size` less
-        some slack. A claim that is over says so itself."""
+        """Reject a wait for bytes that were never appended, because it could never end.
+
+        A size below 0 counts as reached: callers wait for `size` minus some slack. An ended claim raises its
+        own error.
+        """
         if self._claim.ended is None:
             check_number(size, "size", least=-u64_max, most=self.size)
 
     async def wait_room(self) -> None:
-        """Wait until fewer than `journal_lag_bytes_max` bytes are not synced: back-pressure instead of memory
-        (P-9). Now and then it lets other tasks run: call it in every loop that appends."""
+        """Wait until fewer than `journal_lag_bytes_max` bytes are not synced: backpressure that bounds memory
+        (P-9).
+
+        Call it in every loop that appends. It also regularly lets other tasks run.
+        """
         size = self._window.size
         if size - self._target.synced >= journal_lag_bytes_max:
             await self.wait_synced(size - journal_lag_bytes_max + 1)
             self._yielded_at = size
         elif size - self._yielded_at >= chunk_bytes_max:
-            await trio.lowlevel.checkpoint()  # the links send now
+            await trio.lowlevel.checkpoint()  # let the links send
             self._yielded_at = size
         if self._claim.ended is not None:
             self._claim.check()
 
     def seal(self) -> None:
-        """Nothing more will be appended; the memory can go once a quorum has it all."""
+        """Promise that nothing more is appended. The memory is freed once a quorum has everything."""
         self._claim.seal(self._target)

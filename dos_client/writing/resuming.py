@@ -1,7 +1,6 @@
-"""Going on with a plain object that has content: where it ends, on a claim.
+"""Continue a plain object that has content, at its end, on a claim.
 
-Rules of this file: for objects that are no segments of a chain. A chain is taken over by `journal`, by rules
-of its own.
+Not for segments of a chain. `journal` takes chains over by its own rules.
 """
 
 from dos_client.core.record_log import longest
@@ -14,17 +13,20 @@ from dos_protocol.names import id_text
 
 
 async def resume(store: Store, claim: Claim, name: str) -> ObjectWriter:
-    """A writer that goes on where the object ends. Raises CorruptError if members hold different bytes, and
-    what a member says that cannot be read."""
+    """Return a writer that continues at the object's end.
+
+    Raises CorruptError if members hold different bytes, or the error of a member that cannot be read.
+    """
     base, digest, tail = await end_of(store, claim, name)
     return claim.resume_object(name, base, digest, tail)
 
 
 async def end_of(store: Store, claim: Claim, name: str) -> tuple[int, int, bytes]:
-    """Where an object ends: the last block boundary, the prefix digest there, and what follows it.
+    """Return the end of an object: the last block boundary, the prefix digest there, and the bytes after it.
 
-    The longest copy is gone on with, if all others are prefixes of it. Which one counts of copies that
-    contradict each other nobody can tell from here (docs/decisions/0014)."""
+    The longest copy is continued if all others are prefixes of it. If copies contradict each other, this
+    module cannot decide which one counts (docs/decisions/0014).
+    """
     copy = longest(claim.answers, name)
     if copy is None or not copy[1].synced:
         return 0, 0, b""
@@ -38,7 +40,7 @@ async def end_of(store: Store, claim: Claim, name: str) -> tuple[int, int, bytes
             raise CorruptError(
                 f"{member.address} and {other.address if other else id_text(server_id)} hold different bytes"
                 f" of {claim.directory}/{name}: nothing was appended",
-                remedy="compare them with `dos get`, one server at a time; replace the member that is wrong",
+                remedy="compare them with `dos get`, one server at a time; replace the wrong member",
                 actual=info.synced,
             )
     size = copy[1].synced

@@ -1,9 +1,9 @@
-"""One object that a claim brings its members up to: what it is to be, and who has how much of it.
+"""One object that a claim brings its members up to: its intended content, and how much each member has.
 
-Rules of this file: sizes and who waits for them. No socket, no task; the links report, the writers wait.
+Only sizes and their waiters; no sockets, no tasks. The links report sizes, the writers wait for them.
 
-An *open* target has a window and grows with its writer. A *sealed* one has a fixed size and digest: a
-segment of the chain that was taken over, or one that its writer is done with.
+An *open* target has a window and grows with its writer. A *sealed* target has a fixed size and digest: it is
+a segment of the chain that was taken over, or its writer has finished.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ _TRIM_STEP_BYTES = 1 << 20
 
 
 class Waiters:
-    """Tasks that wait until a number has grown far enough."""
+    """Tasks that wait until a size is reached."""
 
     __slots__ = ("_waiting",)
 
@@ -31,34 +31,39 @@ class Waiters:
         self._waiting: list[tuple[int, trio.Event]] = []
 
     def add(self, size: int) -> trio.Event:
-        """An event that is set once `wake` is given at least `size`."""
+        """Return an event that is set once `wake` is called with at least `size`."""
         event = trio.Event()
         self._waiting.append((size, event))
         return event
 
     def wake(self, size: int) -> None:
-        """Set the events for what is reached."""
+        """Set the events of all sizes up to `size`."""
         if self._waiting:
             for _, event in (pair for pair in self._waiting if pair[0] <= size):
                 event.set()
             self._waiting = [pair for pair in self._waiting if pair[0] > size]
 
     def wake_all(self) -> None:
-        """Set every event: something else happened, they look for themselves."""
+        """Set every event. The tasks check again why they were woken."""
         for _, event in self._waiting:
             event.set()
         self._waiting.clear()
 
 
 class WriteTarget:
-    """See the module.
+    """One object of a claim and what its members have of it.
 
-    Invariants: `synced` and `received` are quorum watermarks and never go back; `sizes` holds, per member,
-    how much was found or told to be synced there, of content whose digest agreed. `without`: members found
-    to have less than the goal; `spoiled`: whose copy is damaged or poisoned. `moved_at`: when `synced` last
-    grew, or bytes began to wait. `on_complete` is called when a quorum has everything. `milestones`:
-    digests known of what is no longer in memory. `local`: what this machine has of the object besides, as
-    far as it can be proved."""
+    Invariants:
+
+    - `synced` and `received` are quorum sizes and never decrease.
+    - `sizes`: per member, the synced size of content whose digest agreed.
+    - `without`: members found to have less than the goal.
+    - `spoiled`: members whose copy is damaged or poisoned.
+    - `moved_at`: when `synced` last grew, or bytes began to wait.
+    - `on_complete`: called when a quorum has everything.
+    - `milestones`: known digests of bytes that are no longer in memory.
+    - `local`: this machine's other copy of the object, as far as it can be verified.
+    """
 
     def __init__(
         self,
@@ -94,7 +99,7 @@ class WriteTarget:
 
     @property
     def size(self) -> int:
-        """How far the object is to go, as of now."""
+        """The intended size of the object at this moment."""
         return self.window.size if self.window is not None else self.goal_size
 
     @property
@@ -103,7 +108,7 @@ class WriteTarget:
 
     @property
     def base(self) -> int:
-        """The first byte in memory; the end of the object when none is."""
+        """The offset of the first byte in memory; the end of the object if none is."""
         return self.window.base if self.window is not None else self.goal_size
 
     @property
@@ -112,21 +117,24 @@ class WriteTarget:
         return ObjectView(self.goal, self.base, self.digest_at)
 
     def digest_at(self, size: int) -> int | None:
-        """The prefix digest at `size`, as far as it is known here."""
+        """Return the prefix digest at `size`, or None if it is not known here."""
         if self.window is None and size == self.goal_size:
             return self.goal_digest
         found = self.window.digest_at(size) if self.window is not None else None
         return found if found is not None else self.milestones.at(size)
 
     def seal(self, size: int, digest: int) -> None:
-        """From now on exactly this; the memory is given up."""
+        """Fix size and digest, and free the memory."""
         self.window = None
         self.goal_size, self.goal_digest = size, digest
 
     def requorum(self, quorums: Quorums) -> None:
-        """Another store record counts. What was told in sessions of the one before does not count in it:
-        members tell it again when they are claimed again. (The model of docs/decisions/0010 finds the loss
-        without that.)"""
+        """Use the quorums of another store record.
+
+        Sizes reported in sessions of the previous record do not count in the new one. Members report them
+        again when they are claimed again. Without this, data is lost: the model of docs/decisions/0010 finds
+        it.
+        """
         self._quorums = quorums
         self.sizes.clear()
         self.received_sizes.clear()
@@ -135,7 +143,7 @@ class WriteTarget:
         self.unsure.clear()
 
     def note(self, server_id: bytes, received: int, synced: int) -> None:
-        """A member has this much, of agreeing content."""
+        """Record that a member has this much of agreeing content."""
         self.sizes[server_id] = synced
         self.received_sizes[server_id] = received
         self._recount()
@@ -158,22 +166,22 @@ class WriteTarget:
                 self.trim(window_bytes_max)
 
     def uncount(self, server_id: bytes) -> None:
-        """What the member told of its copy does not count any more."""
+        """Stop counting what the member reported of its copy."""
         self.sizes.pop(server_id, None)
         self.received_sizes.pop(server_id, None)
 
     def distrust(self, server_id: bytes) -> None:
-        """The member's copy says nothing any more of what it has, or ever had."""
+        """Stop counting the member's copy, also as evidence of what it lacks or ever had."""
         self.uncount(server_id)
         self.without.discard(server_id)
         self.spoiled.add(server_id)
 
     def sizes_reach(self, size: int) -> bool:
-        """Whether any member is known to have that much."""
+        """Return whether any member is known to have that much."""
         return any(have >= size for have in self.sizes.values())
 
     def trim(self, keep_bytes: int) -> None:
-        """Forget what all members have, and beyond `keep_bytes` what a quorum has."""
+        """Drop from memory what all members have, and beyond `keep_bytes` what a quorum has."""
         self._trimmed_at = self.synced
         if self.window is None:
             return
@@ -183,7 +191,7 @@ class WriteTarget:
         self.window.trim(min(self.synced, max(slowest, self.window.size - keep_bytes)))
 
     def lag(self, server_id: bytes) -> int:
-        """Bytes that the member still lacks."""
+        """Return the number of bytes that the member still lacks."""
         return max(0, self.size - self.sizes.get(server_id, 0))
 
     @property
@@ -192,7 +200,7 @@ class WriteTarget:
         return max(0, self.size - self.synced)
 
     def count(self, counts: StoreCounters) -> None:
-        """Add what was appended and acknowledged since the last time."""
+        """Add what was appended and acknowledged since the last call."""
         if self._counted_size is not None:
             size, synced = self.size, min(self.synced, self.size)
             counts.appended_bytes += size - self._counted_size
@@ -200,16 +208,18 @@ class WriteTarget:
             self._counted_size, self._counted_synced = size, max(synced, self._counted_synced)
 
     def lag_s(self, server_id: bytes) -> float:
-        """Seconds since the oldest byte that the member lacks was appended, at most; 0 if it lacks none."""
+        """Return an upper bound, in seconds, for the age of the oldest byte that the member lacks; 0 if it
+        lacks none.
+        """
         have = self.sizes.get(server_id, 0)
         return self.times.age(have, trio.current_time()) if have < self.size else 0.0
 
     def about_to_append(self) -> None:
-        """Bytes are to wait from now on, after none did."""
+        """Record that bytes begin to wait, after none did."""
         self.moved_at = trio.current_time()
         self.times.note(self.size, self.moved_at)
 
     def wake_all(self) -> None:
-        """Everyone who waits looks again: the claim ended."""
+        """Wake all waiters, because the claim ended."""
         self.synced_waiters.wake_all()
         self.received_waiters.wake_all()

@@ -76,7 +76,7 @@ def test_an_argument_of_a_wrong_type_or_range_is_an_error_at_once(
 @pytest.mark.parametrize("opening", [connect, open_store])
 def test_a_url_that_is_no_text_is_refused(opening: Callable[[Any], Any], url: object) -> None:
     async def main() -> None:
-        with pytest.raises(DosError, match="a URL is text"):
+        with pytest.raises(DosError, match="a URL must be text"):
             async with opening(url):
                 pass
 

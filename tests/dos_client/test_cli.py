@@ -178,7 +178,7 @@ def test_a_store_from_making_to_replacing(three: list[ThreadServer], tmp_path: P
     # EVIDENCE-OF: P-5
     url = url_of(three)
     assert "no store record is confirmed" in refused(3, "store", "status", url)
-    assert "make one: dos store init" in refused(3, "ls", url)
+    assert "create one: dos store init" in refused(3, "ls", url)
     assert b"of 3 servers, acknowledged by 2, generation 1" in answered("store", "init", url)
     assert json.loads(answered("store", "init", url, "--json"))["generation"] == 1
     answered("append", f"{url}/notes/x", stdin=b"one ")
@@ -259,8 +259,8 @@ def test_a_store_of_two_goes_on_by_a_persons_word(three: list[ThreadServer]) -> 
     answered("store", "init", url)
     answered("append", f"{url}/notes/x", stdin=b"kept")
     three[1].kill()
-    assert "say the same with --other-is-gone" in refused(2, "store", "replace", url, gone, new)
-    assert "nothing acknowledged is lost" in refused(2, "store", "recover", url)
+    assert "run the command again with --other-is-gone" in refused(2, "store", "replace", url, gone, new)
+    assert "no acknowledged data is lost" in refused(2, "store", "recover", url)
     assert b"is in, in the place of" in answered("store", "replace", url, gone, new, "--other-is-gone")
     now = url_of([three[0], three[2]])
     assert answered("get", f"{now}/notes/x") == b"kept"
@@ -276,7 +276,7 @@ def test_a_store_that_lost_too_much_goes_on_by_a_persons_word(three: list[Thread
     for server in three[1:]:
         server.kill()
     words = refused(2, "store", "recover", url)
-    assert "2 of 3 members are needed, 1 are there" in words
+    assert "2 of 3 members are needed, 1 answer" in words
     assert "notes: 1 objects, 4 bytes, epoch 1" in words
     assert f"missing: {three[2].location}" in words
     assert "--accept-loss" in words
@@ -311,11 +311,11 @@ def test_what_goes_wrong_is_said_in_words_with_its_exit_code(
     assert "no object nothing in notes" in refused(1, "get", f"{alone.url}/notes/nothing")
     assert "no directory nowhere" in refused(1, "ls", f"{alone.url}/nowhere")
     assert "cannot connect to 127.0.0.1:1: Connection refused" in refused(3, "ls", "dos://127.0.0.1:1")
-    assert "a URL begins with dos://" in refused(2, "ls", "http://x")
+    assert "a URL must begin with dos://" in refused(2, "ls", "http://x")
     assert "a name must match" in refused(2, "get", f"{alone.url}/../x")
     assert "must name an object" in refused(2, "get", f"{alone.url}/notes")
     assert "cannot read" in refused(2, "append", f"{alone.url}/notes/x", "/does/not/exist")
-    assert "of which 1 bytes are committed" in refused(2, "get", f"{alone.url}/notes/x", "--offset", "9")
+    assert "1 bytes are committed" in refused(2, "get", f"{alone.url}/notes/x", "--offset", "9")
     assert "holds the directory notes" in refused(2, "store", "init", url_of([alone, three[0]]))
     assert dos("ping", "dos://127.0.0.1:1").code == 3
     assert dos("ping", f"{alone.url},127.0.0.1:1").code == 1

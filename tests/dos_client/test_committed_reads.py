@@ -216,7 +216,7 @@ async def test_a_bookmark_does_not_make_a_liar_believed(three: Threads) -> None:
         assert b"".join(first) == content[:10_000]
         bookmark.fold = PrefixDigest()
         bookmark.fold.update(b"other bytes" + content[11:10_000])
-        with pytest.raises(QuorumUnavailableError, match="holds other bytes"):
+        with pytest.raises(QuorumUnavailableError, match="has other bytes"):
             [data async for data in store.stream("d", "x", 10_000, 40_000, bookmark)]
 
 
@@ -265,7 +265,7 @@ async def test_a_member_with_other_bytes_in_a_whole_file_is_found_out_and_never_
         assert {await store.read("d", "x", 700_000, 1) for _ in range(20)} == {content[700_000:700_001]}
         three[1].kill()
         three[2].kill()
-        with pytest.raises(CorruptError, match="holds other bytes of d/x than a quorum"):
+        with pytest.raises(CorruptError, match="has other bytes of d/x than a quorum"):
             await store.read("d", "x", 700_000, 1)
 
 

@@ -97,7 +97,7 @@ async def test_of_a_store_nothing_is_deleted_at_once_nor_by_a_stranger(three: li
     async with claimed(three) as (_, claim):
         writer = claim.open_object("x")
         await writer.wait_synced(writer.append(b"kept"))
-        with pytest.raises(LocalProtocolError, match="is of a store"):
+        with pytest.raises(LocalProtocolError, match="belongs to a store"):
             await claim.delete("y")
         for server in three:
             async with open_connection(server.location) as connection:

@@ -314,7 +314,7 @@ async def test_a_member_with_another_content_is_broken_and_never_counts(three: T
         await until(lambda: any(one.state == "broken" for one in store.members()), "it is shown as broken")
         broken = next(one for one in store.members() if one.state == "broken")
         assert broken.address == three[2].location
-        assert "d/x there" in broken.error
+        assert "d/x on this member" in broken.error
         await trio.to_thread.run_sync(three[1].kill)
         size = writer.append(b"?")
         await until(lambda: claim.waiting, "a broken copy makes no quorum")

@@ -50,7 +50,7 @@ def test_milestones_follow_each_other_without_a_gap() -> None:
     found.note(4 * milestone_bytes, 41)
     assert [found.at(place * milestone_bytes) for place in range(2, 6)] == [None, 30, 40, None]
     assert found.at(3 * milestone_bytes + 1) is None
-    with pytest.raises(ValueError, match="a milestone stands at a multiple of"):
+    with pytest.raises(ValueError, match="a milestone must be at a multiple of"):
         found.note(7, 7)
 
 

@@ -135,5 +135,5 @@ def test_two_that_join_or_one_that_replaces_nobody_are_refused() -> None:
         (member("j", "joining"), member("a"), member("b")),
         (member("a"), member("j", "joining"), member("k", "joining"), member("b")),
     ):
-        with pytest.raises(ValueError, match="one member joins at a time"):
+        with pytest.raises(ValueError, match="only one member may join at a time"):
             Quorums(StoreRecord(b"S" * 16, 1, 1, members))

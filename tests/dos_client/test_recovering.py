@@ -69,12 +69,14 @@ async def test_of_two_members_one_is_gone_and_a_person_says_so(five: Threads) ->
     async with claimed([one, gone], "live") as (store, claim):
         writer = claim.open_object("x")
         await writer.wait_synced(writer.append(b"both "))
-        with pytest.raises(ReplacementError, match="nobody's word is needed"):
+        with pytest.raises(ReplacementError, match="so --other-is-gone is not needed"):
             await replace_member(url, old=gone.location, new=new.location, other_is_gone=True)
         await off(gone)
-        with pytest.raises(ReplacementError, match=r"(?s)needs them both.*say the same with --other-is-gone"):
+        with pytest.raises(
+            ReplacementError, match=r"(?s)needs both.*run the command again with --other-is-gone"
+        ):
             await replace_member(url, old=gone.location, new=new.location)
-        with pytest.raises(ReplacementError, match="is not the one that is missing"):
+        with pytest.raises(ReplacementError, match="is not the missing member"):
             await replace_member(url, old=one.location, new=new.location, other_is_gone=True)
         assert store.record == record, "nothing has changed"
         done = await replace_member(url, old=gone.location, new=new.location, other_is_gone=True)
@@ -133,7 +135,9 @@ async def test_a_forced_replacement_that_was_interrupted_goes_on(five: Threads, 
 async def test_the_one_member_of_a_store_cannot_be_replaced_when_it_is_gone(five: Threads) -> None:
     await init_store(five[0].url)
     await off(five[0])
-    with pytest.raises(StoreNotReadyError, match="there is nothing to go on with"):
+    with pytest.raises(
+        StoreNotReadyError, match="no member of a store answers, so the store cannot continue"
+    ):
         await replace_member(five[0].url, old=five[0].location, new=five[1].location, other_is_gone=True)
 
 
@@ -161,12 +165,12 @@ async def test_two_of_three_are_lost_and_the_last_goes_on_with_two_new_ones(five
         await has(last, "live", "x", b"before")
         await wipe(wiped)
         await off(away)
-        with pytest.raises(LossError, match="more members are gone than the store is made for"):
+        with pytest.raises(LossError, match="more members are lost than the store tolerates"):
             await replace_member(url, old=away.location, new=new[0].location, other_is_gone=True)
-        with pytest.raises(LossError, match="say the same with --accept-loss") as refused:
+        with pytest.raises(LossError, match="run the command again with --accept-loss") as refused:
             await recover_store(url)
         text = "\n".join(refused.value.lines)
-        assert "2 of 3 members are needed, 1 are there" in text
+        assert "2 of 3 members are needed, 1 answer" in text
         assert f"missing: {away.location}" in text
         assert "idle: 1 objects, 256000 bytes, epoch 3" in text
         assert (await probe(last.location)).record == record, "nothing has changed"
@@ -278,7 +282,7 @@ async def test_a_recovery_whose_own_log_is_damaged_goes_on_by_word(five: Threads
         )
     (log,) = (last.data / "d" / DIRECTORY).glob(f"{PREFIX}*")
     await damage(last, DIRECTORY, log.name, at=100)
-    with pytest.raises(LossError, match="the log of what people forced on this store cannot be read"):
+    with pytest.raises(LossError, match="the log of forced changes of this store cannot be read"):
         await recover_store(last.url, new=[new.location])
     done = await recover_store(last.url, accept_loss=True, new=[new.location])
     assert [m.address for m in done.record.voters] == [last.location, new.location]
@@ -327,7 +331,7 @@ async def test_damage_above_what_the_others_have_is_told_and_given_up_by_word(fi
         await has(ahead, "idle", "o0", CONTENT[:128_000])
     await on(*others)
     await damage(ahead, "idle", "o0", at=100_000)
-    with pytest.raises(LossError, match="1 damaged copies cannot be mended") as refused:
+    with pytest.raises(LossError, match="1 damaged copies cannot be repaired") as refused:
         await recover_store(url)
     assert "were durable here, the new copy has 64000" in "\n".join(refused.value.lines)
     done = await recover_store(url, accept_loss=True)
@@ -398,11 +402,11 @@ async def test_damage_that_nobody_can_mend_is_given_up_by_word(five: Threads) ->
         for start in range(0, len(CONTENT), 64_000):
             await writer.wait_synced(writer.append(CONTENT[start : start + 64_000]))
         await has(bad, "idle", "o0", CONTENT)
-    with pytest.raises(ReplacementError, match="no damage that cannot be mended"):
+    with pytest.raises(ReplacementError, match="no damage is beyond repair"):
         await recover_store(url, accept_loss=True)
     await damage(bad, "idle", "o0", at=200_000)
     await off(gone)
-    with pytest.raises(LossError, match="1 damaged copies cannot be mended"):
+    with pytest.raises(LossError, match="1 damaged copies cannot be repaired"):
         await recover_store(url)
     done = await recover_store(url, accept_loss=True)
     assert done.record.generation == 1
@@ -426,9 +430,9 @@ async def test_a_member_lost_while_another_is_added_is_replaced_by_word(five: Th
         )
     await wipe(gone)
     await on(gone)
-    with pytest.raises(QuorumUnavailableError, match="give the addition up: dos store replace OLD"):
+    with pytest.raises(QuorumUnavailableError, match="abandon the addition: dos store replace OLD"):
         await add_member(url, new=added.location)
-    with pytest.raises(ReplacementError, match="say the same with --other-is-gone"):
+    with pytest.raises(ReplacementError, match="run the command again with --other-is-gone"):
         await replace_member(url, old=gone.location, new=new.location)
     done = await replace_member(url, old=gone.location, new=new.location, other_is_gone=True)
     assert [m.address for m in done.voters] == [one.location, two.location, new.location]
@@ -464,7 +468,7 @@ async def test_a_server_lost_while_it_is_added_is_replaced_by_word(five: Threads
     await wipe(added)
     await on(added)
     new = added if place == "the same" else other
-    with pytest.raises(ReplacementError, match="say the same with --other-is-gone"):
+    with pytest.raises(ReplacementError, match="run the command again with --other-is-gone"):
         await replace_member(url, old=added.location, new=new.location)
     done = await replace_member(url, old=added.location, new=new.location, other_is_gone=True)
     assert [m.address for m in done.voters] == [one.location, two.location, new.location]
@@ -491,7 +495,7 @@ async def test_of_two_members_the_one_that_joins_is_lost_and_another_takes_its_p
     await wipe(joins)
     await on(joins)
     old = (joins if named == "the one that joined" else two).location
-    with pytest.raises(ReplacementError, match="say the same with --other-is-gone"):
+    with pytest.raises(ReplacementError, match="run the command again with --other-is-gone"):
         await replace_member(url, old=old, new=new.location)
     done = await replace_member(url, old=old, new=new.location, other_is_gone=True)
     assert [(m.address, m.state) for m in done.members] == [(one.location, "in"), (new.location, "in")]

@@ -119,7 +119,7 @@ async def test_a_damaged_member_has_not_answered_until_it_is_mended(three: Threa
         assert damaged == f"{three[1].location} has damaged objects: a"
         (refused,) = (await repair_store(store)).repairs
         assert refused.outcome is RepairOutcome.REFUSED
-        assert "too few to hold all that was acknowledged" in refused.reason
+        assert "too few to hold all acknowledged bytes" in refused.reason
     await on(three[0])
     assert list(outcomes(await repaired(three)).values()) == ["REPAIRED"]
     await off(three[0])
@@ -160,7 +160,7 @@ async def test_where_nobody_ever_claimed_each_server_keeps_its_own(three: Thread
     await damage(three[2], "loose", "g")
     report = await repaired(three, read=True)
     assert outcomes(report) == {("g", three[2].location): "REFUSED"}
-    assert "nobody ever claimed loose" in report.repairs[0].reason
+    assert "loose was never claimed" in report.repairs[0].reason
     assert await content_of(three[0], "loose", "f") == b"those bytes"
     assert not (three[1].data / "d" / "loose" / "g").exists()
 

@@ -46,7 +46,7 @@ def test_one_that_joins_may_be_let_go_for_another() -> None:
 @pytest.mark.parametrize(
     ("old", "new_id", "new_address", "reason"),
     [
-        ("x:1", J, "j:1", "x:1 is no member; the members are a:1, b:1, c:1"),
+        ("x:1", J, "j:1", "x:1 is not a member; the members are a:1, b:1, c:1"),
         ("c:1", server_id("b"), "b:1", "already a member"),
         ("c:1", J, "b:1", "b:1 is the address of member"),
     ],

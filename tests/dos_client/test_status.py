@@ -46,7 +46,7 @@ def seen(letter: str, shown: StoreRecord | None, address: str = "") -> ServerAns
         ([seen("x", StoreRecord(b"F" * 16, 1, 1, G1.members), "c:1")], Condition.FOREIGN, "of store 4646"),
         ([seen("b", G1, "c:1"), seen("c", G1, "b:1")], Condition.SWAPPED, "it answers at b:1"),
         ([seen("c", G1, "z:1")], Condition.ELSEWHERE, "it answers at z:1"),
-        ([seen("x", G1, "c:1")], Condition.LEFT, "stands there"),
+        ([seen("x", G1, "c:1")], Condition.LEFT, "answers there"),
     ],
 )
 def test_a_member_is_called_what_it_is(
@@ -169,7 +169,7 @@ async def test_one_server_under_two_names_counts_once(three: Threads) -> None:
     # EVIDENCE-OF: P-5
     port = three[0].address[1]
     twice = f"dos://127.0.0.1:{port},localhost:{port},{three[1].location}"
-    with pytest.raises(NotEmptyError, match="one server is named twice"):
+    with pytest.raises(NotEmptyError, match="several addresses belong to the same server"):
         await init_store(twice)
     await init_store(url_of(three))
     await off(*three[1:])

@@ -68,7 +68,7 @@ async def test_making_a_store_that_was_half_made_finishes_it(three: Servers) -> 
 async def test_alone_under_two_names_is_no_store_of_two(alone: ThreadServer) -> None:
     # EVIDENCE-OF: P-5
     port = alone.address[1]
-    with pytest.raises(NotEmptyError, match="one server is named twice"):
+    with pytest.raises(NotEmptyError, match="several addresses belong to the same server"):
         await init_store(f"dos://127.0.0.1:{port},localhost:{port}")
 
 
@@ -278,7 +278,7 @@ async def test_looking_claims_nothing_and_says_when_too_few_answer(three: Server
         assert (await reader.look("nowhere")).epoch_seen == 0
         for server in three[:2]:
             await trio.to_thread.run_sync(server.kill)
-        with pytest.raises(QuorumUnavailableError, match="2 sound members are needed"):
+        with pytest.raises(QuorumUnavailableError, match="2 undamaged members are needed"):
             await reader.look("d")
         with pytest.raises(QuorumUnavailableError):
             await reader.list_directories()
@@ -350,7 +350,7 @@ async def test_a_directory_with_a_writer_is_not_written_without_a_claim(alone: T
             writer = claim.open_object("x")
             await writer.wait_synced(writer.append(b"abc"))
             async with await other.claim("d", 5, new_writer()) as newer:
-                with pytest.raises(FencedError, match="d has a writer, at epoch 5: who writes it must claim"):
+                with pytest.raises(FencedError, match="d has a writer, at epoch 5; claim it to write"):
                     await writer.wait_synced(writer.append(b"def"))
                 again = newer.resume_object("x", 0, 0, b"abc")
                 await again.wait_synced(again.append(b"xyz"))
@@ -362,11 +362,11 @@ async def test_a_directory_with_a_writer_is_not_written_without_a_claim(alone: T
 async def test_a_member_of_a_store_is_not_written_alone(three: Servers) -> None:
     await init_store(url_of(three))
     async with connect(three[0].url) as server:
-        with pytest.raises(LocalProtocolError, match="use the store: dos://"):
+        with pytest.raises(LocalProtocolError, match="open the store: dos://"):
             await server.claim("d", 1, new_writer())
-        with pytest.raises(LocalProtocolError, match="is in store"):
+        with pytest.raises(LocalProtocolError, match="belongs to store"):
             await server.unclaimed("d")
-    with pytest.raises(LocalProtocolError, match="open_store is for stores"):
+    with pytest.raises(LocalProtocolError, match=r"use open_store\(\) for several"):
         async with connect(url_of(three)):
             pass
 

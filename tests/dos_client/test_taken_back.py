@@ -45,7 +45,7 @@ async def test_bytes_that_only_a_member_damaged_since_the_claim_had_are_for_a_ne
         await damage(three[2], "d", "x", notice=False)
         await on(three[2])
         with (
-            pytest.raises(QuorumUnavailableError, match="take over again, with a new claim"),
+            pytest.raises(QuorumUnavailableError, match="take over again with a new claim"),
             trio.fail_after(40),
         ):
             await claim.settle("x", 1 + len(CONTENT), prefix_digest(b"a" + CONTENT))
@@ -185,14 +185,16 @@ async def test_a_server_that_went_back_under_a_living_writer_is_filled_or_said_t
             await put_back_an_older_copy(one, image)
         final = "in sync" if went_back < 3 else "broken"
         await all_are(claim, three, final)
-        said = f"has {len(CONTENT)} bytes of d/x, and had acknowledged {size}"
+        said = f"has {len(CONTENT)} bytes of d/x, but had acknowledged {size}"
         assert sum(said in one.getMessage() for one in caplog.records) == went_back
         position = writer.append(b", and more")
         if went_back < 3:
             await writer.wait_synced(position)
         else:
-            why = f"bytes, of which it had acknowledged {size}; nobody else has the others"  # some filled
-            assert all(re.fullmatch(rf"d/x there: \d+ {why}", state_of(claim, one)[1]) for one in three)
+            why = f"bytes, after it had acknowledged {size}; no other member has the rest"  # some filled
+            assert all(
+                re.fullmatch(rf"d/x on this member: \d+ {why}", state_of(claim, one)[1]) for one in three
+            )
             await until(lambda: why in claim.status().waiting, "the writer is told what it waits for")
 
 

@@ -61,7 +61,7 @@ def test_names_in_a_url_keep_the_grammar(text: str) -> None:
 
 
 def test_the_same_server_with_and_without_its_default_port_is_named_twice() -> None:
-    with pytest.raises(BadUrlError, match="named twice"):
+    with pytest.raises(BadUrlError, match="names a server twice"):
         parse_url("dos://h,H:9999")
 
 

@@ -280,5 +280,5 @@ def test_a_token_that_is_wrong_is_said_at_once(monkeypatch: pytest.MonkeyPatch) 
         with open_store(servers.url, token=b"right") as store:
             write_objects(store, "logs", {"a": b"x\n"})
         assert Reading(servers.url, "logs", content="lines", token="right").rows() == [{"value": "x"}]
-        with pytest.raises(StoreNotReadyError, match="give the token that the servers were started with"):
+        with pytest.raises(StoreNotReadyError, match="use the token that the servers were started with"):
             Reading(servers.url, "logs", content="lines", token="wrong").rows()

@@ -78,7 +78,7 @@ def test_an_unknown_option_is_named_with_the_nearest_right_one(wrong: str, near:
 BAD: list[tuple[dict[str, str], type[DosError], str]] = [
     ({"output": "x"}, BadOptionError, "no URL was given"),
     ({**GOOD, "path": "dos://h"}, BadOptionError, "names a store but nothing in it"),
-    ({**GOOD, "path": "hdfs://h/x"}, BadUrlError, "a URL begins with dos://"),
+    ({**GOOD, "path": "hdfs://h/x"}, BadUrlError, "a URL must begin with dos://"),
     (
         {"path": "dos://h/x"},
         BadOptionError,

@@ -86,6 +86,6 @@ def test_a_wrong_token_is_the_reason_that_is_given() -> None:
         with pytest.raises(StoreNotUsableError) as refused:
             choose_store(servers.url, one_machine=False, master="yarn", data_dir=None, token=b"wrong")
         text = str(refused.value)
-        assert text.startswith(f"the servers of {servers.url} refuse the token")
-        assert "give the token that the servers were started with" in text
+        assert text.startswith(f"the servers of {servers.url} reject the token")
+        assert "use the token that the servers were started with" in text
         assert "made" not in text

@@ -354,7 +354,7 @@ class MembershipCluster(Cluster):
 
     def _answered(self, job: Job, error: DosError) -> bool:
         """What a person makes of a refused `recover`; whether that is all."""
-        if "say the same with --accept-loss" in error.remedy:
+        if "run the command again with --accept-loss" in error.remedy:
             self.history.sometimes["operator: refused without --accept-loss"] += 1
             self._told_of_loss()
             job.word = True
