@@ -1,7 +1,7 @@
 """The client's runtime environment: connections and random numbers.
 
-`replace_runtime` exchanges the environment of one trio run. Every store, claim and reader of that run then uses
-the replacement. So the same code runs in memory and on virtual time (`dos_server.testing`).
+`replace_runtime` exchanges the environment of one trio run. Every store, claim and reader of that run then
+uses the replacement. So the same code runs in memory and on virtual time (`dos_server.testing`).
 
 Only signatures and one-line implementations belong here; no decisions.
 """

@@ -1,8 +1,8 @@
-"""Journals: records, segments, chains, and how they are written, taken over and replayed.
+"""Journals: write, take over, read and replay append-only chains of records.
 
-The names here are the package's face. `core/` is pure; `chain`, `reading`, `writer` and `scratch` are the
-shell over a store of `dos_client`. Start reading at `core/record_layout.py`, then `core/record.py`,
-`core/segment.py`, `core/walk.py`.
+The names in `__all__` are the public interface of the package. `core/` does no I/O; `chain`, `reading`,
+`writer` and `scratch` connect it to a store of `dos_client`. To read the code, start with
+`core/record_layout.py`, then `core/record.py`, `core/segment.py` and `core/walk.py`.
 """
 
 from typing import TYPE_CHECKING
@@ -162,7 +162,7 @@ MODULES = {
     "journal.watching": ("ChainWatch",),
     "journal.writer": ("ChainWriter",),
 }
-"""Module -> its names that are the package's too."""
+"""Module -> the names imported from it. The same list as above, used at run time to import lazily."""
 
 if not TYPE_CHECKING:
     __getattr__, __dir__ = lazy_names(globals(), MODULES)

@@ -1,6 +1,7 @@
-"""Taking a chain over and looking at it: the shell around `core/walk.py` and `core/read_walk.py`.
+"""Take over a chain as its writer, or find its committed part as a reader.
 
-Rules of this file: it performs what a walk asks for, in the order in which the walk asks, and reports back.
+This is the shell around the walks in `core/walk.py` and `core/read_walk.py`: it performs each effect in the
+order in which the walk returns it, and reports the result as an event. It decides nothing.
 """
 
 import logging
@@ -44,26 +45,29 @@ async def take_over(
     wait_s: float = answers_wait_s,
     scratch: Scratch | None = None,
 ) -> ChainState:
-    """The chain to go on from, whole and synced on the quorum (rules R5-R7).
+    """Return the chain to continue, after every byte of it is synced on the quorum (rules R5-R7).
 
-    at: the position ordered (R13): the chain ends there whatever lies about; ORIGIN for nothing at all.
-    None: the chain's head decides. generation: of the store record in use; a segment opened under a newer
-    one is refused. wait_s: how long members that have not answered the claim are waited for, if their
-    answer is needed. scratch: where members that lack some of the chain are filled from, as far as it
-    proves right. A member whose answer was counted and that went away since is waited for likewise.
+    at: end the chain at this position, whatever longer or newer segments exist (R13); ORIGIN for an empty
+        chain. None: the chain ends where its head does.
+    generation: the generation of the store record in use. A segment opened under a newer one is rejected.
+    wait_s: how long to wait for members whose answer is needed and that have not answered the claim, or that
+        became unavailable after they answered.
+    scratch: a local cache to fill members from; its bytes are used only where their digest matches.
 
-    Nothing that was read may be acted on before the new segment's start is acknowledged: `ChainWriter.open`
-    (R8). Returns a state whose `end` is None if the journal never existed, which takes the answer of every
-    member (R16). Raises NotEnoughAnswersError, LostBytesError, ChainError, CorruptRecordError,
-    UnknownRecordError, StaleGenerationError, FencedError, EpochUsedTwiceError. QuorumUnavailableError: what
-    a member said when it took the claim it cannot give any more; a new claim, with answers of its own,
-    decides. Cancelled or failed, it can be called again.
+    Do not act on anything read before the start of the new segment is acknowledged: `ChainWriter.open` (R8).
+    The returned `end` is None if the journal never existed, which requires the answer of every member (R16).
+
+    Raises NotEnoughAnswersError, LostBytesError, ChainError, CorruptRecordError, UnknownRecordError,
+    StaleGenerationError, FencedError, EpochUsedTwiceError. Raises QuorumUnavailableError if a member no
+    longer serves the bytes that it listed when it took the claim: claim again, so that new answers decide.
+    May be called again after a failure or a cancellation.
     """
     try:
         return await _take_over_once(claim, chain, at, generation, scratch)
     except (NotEnoughAnswersError, QuorumUnavailableError):
         if wait_s <= 0:
             raise
+    # An answer that arrives late may be the one that was missing: the second try uses all of them.
     await claim.wait_all(wait_s)
     return await _take_over_once(claim, chain, at, generation, scratch)
 
@@ -76,17 +80,18 @@ async def look_chain(
     measured: bool = True,
     proved: Position | None = None,
 ) -> ChainState:
-    """The chain as a reader may see it: what is committed, and nothing else (R10). Claims nothing.
+    """Return the committed part of a chain, and nothing else (R10). Takes no claim.
 
-    `end` is None if nothing of it is committed, or it never existed; `seen` tells the two apart.
-    measured: the newest segment is read to find where its last whole record ends. False is quick whatever
-    its size, for readers who find that themselves: the last span may end within a record, and its digest
-    and that of `end` are 0.
-    proved: a position that a committed checkpoint names. It is committed whatever claims there are, so the
-    chain reaches to it at least, also while a take-over that did not complete keeps the members from proving
-    it (decision 0204). Without it, `unproved` tells how much is there that is not shown for that reason.
-    Raises LostBytesError, ChainError, CorruptRecordError, UnknownRecordError, StaleGenerationError, and
-    what the store raises if too few members answer.
+    measured: read the newest segment to find the end of its last whole record. False returns quickly for any
+        size, for readers that find this end themselves: the last span may then end within a record, and its
+        digest and the digest of `end` are 0.
+    proved: a position that a committed checkpoint names. It is committed whatever claims exist, so the result
+        reaches at least to it, even while an incomplete take-over prevents the members from proving it
+        (decision 0204). Without it, `unproved` counts the bytes left out for that reason.
+
+    The returned `end` is None if nothing is committed or the chain never existed; `seen` distinguishes the
+    two. Raises LostBytesError, ChainError, CorruptRecordError, UnknownRecordError, StaleGenerationError, and
+    the errors of the store if too few members answer.
     """
     view = await store.look(directory)
     claims = {member: epoch for member, (epoch, _) in view.epochs.items()}
@@ -98,13 +103,14 @@ async def look_chain(
 
 
 async def look_committed(store: StorePort, directory: str, chain: str) -> ChainState:
-    """As `look_chain`, of a chain that must be there. Logs a warning if not all of it can be shown. Raises
-    NotFoundError if nothing of it is committed.
+    """Return the committed part of a chain as `look_chain` does, and log a warning if some of it is unproved.
+
+    Raises NotFoundError if nothing is committed, and the errors of `look_chain`.
     """
     state = await look_chain(store, directory, chain)
     if state.end is None:
         more = f"; {state.unproved_text}" if state.unproved else ""
-        raise NotFoundError(f"{directory} has no chain {chain} of which anything is committed{more}")
+        raise NotFoundError(f"{directory} has no committed record of a chain {chain}{more}")
     if state.unproved:
         logger.warning("%s: %s", directory, state.unproved_text)
     return state
@@ -113,9 +119,9 @@ async def look_committed(store: StorePort, directory: str, chain: str) -> ChainS
 async def look_chain_at(
     store: StorePort, directory: str, chain: str, at: Position, *, floor: int = 0
 ) -> ChainState:
-    """The chain up to a position in it that a committed cut names, down to the segment in which `floor` lies.
+    """Return the chain up to `at`, a position in it that a committed checkpoint names.
 
-    Raises as `look_chain`.
+    floor: the logical offset whose segment is the lowest one returned. Raises the errors of `look_chain`.
     """
     view = await store.look(directory)
     return await _walk(ReadWalkAt(chain, store.record, view.answers, at, floor), store, directory)

@@ -1,4 +1,4 @@
-"""`dos journal dump` and `grep`: one line a record, of a file, an object or a chain."""
+"""`dos journal dump` and `grep`: one line per record of a file, an object or a chain."""
 
 import re
 from collections.abc import Callable
@@ -16,8 +16,9 @@ def dumper(
     end: int | None = None,
     wanted: Callable[[Located], bool] = lambda _: True,
 ) -> Consumer:
-    """A consumer that writes the records that begin at logical offsets in [begin, end) and are wanted, one
-    line each.
+    """Return a consumer that writes one line for each wanted record that begins in [begin, end).
+
+    begin, end: logical offsets; None for no end. The consumer returns False when `end` is reached.
     """
 
     def consume(records: list[Located]) -> bool:
@@ -34,17 +35,17 @@ def dumper(
 
 
 class RecordFilter:
-    """Whether a record is of that operation (None: any) and one of its strings holds a match of the pattern;
-    a record without strings is as one empty string.
+    """A filter of records by operation and by a regular expression in one of their strings.
 
-    Raises ValueError for a pattern that is none.
+    op: None for any. A record without strings counts as one empty string. `found` counts the matches. Raises
+    ValueError for an invalid pattern.
     """
 
     def __init__(self, pattern: str, op: Op | None = None) -> None:
         try:
             self._pattern = re.compile(pattern.encode("utf-8", "surrogateescape"))
         except re.error as error:
-            raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
+            raise ValueError(f"{pattern!r} is not a regular expression: {error}") from error
         self._op = op
         self.found = 0
 

@@ -1,7 +1,6 @@
-"""`dos journal follow`: records as they come, of a file or a chain.
+"""`dos journal follow`: print the records of a file or a chain as they are appended, until cancelled.
 
-Rules of this file: it waits and hands on, until it is cancelled. Of a chain only what is committed is shown,
-each record once.
+Of a chain only committed records are printed, each once.
 """
 
 import os
@@ -25,17 +24,16 @@ Show = Callable[[Located], None]
 
 
 async def follow_chain(url: str, token: bytes, begin: int | None, show: Show) -> None:
-    """Show the committed records that end above the logical offset `begin` (None: the chain's present end),
-    and those that come.
+    """Call `show` with each committed record that ends above the logical offset `begin`, then with new ones.
 
-    For chains that are never rolled back: inputs, outputs, files, a manifest. Raises NotFoundError,
-    LocalProtocolError for the URL of an object, LostBytesError when the chain does not reach to where it was
-    read, and what the client raises.
+    begin: None for the current end of the chain. Only for chains that are never rolled back: inputs, outputs,
+    files, a manifest. Never returns. Raises NotFoundError, LocalProtocolError for the URL of an object,
+    LostBytesError if the chain no longer holds the next record, and the errors of the client.
     """
     async with chain_in_store(url, token) as (store, directory, state):
         if not isinstance(store, Store):
             raise LocalProtocolError(
-                f"{url} is read from an archive or a disk, which does not grow", remedy="follow the servers"
+                f"{url} is an archive or a disk, which does not grow", remedy="pass the URL of the servers"
             )
         assert state.end is not None, "something of it is committed"
         at = state.end.size if begin is None else begin
@@ -54,8 +52,10 @@ async def follow_chain(url: str, token: bytes, begin: int | None, show: Show) ->
 
 
 async def follow_file(path: Path, begin: int | None, show: Show) -> None:
-    """The same of a journal file that grows. Raises OSError; LostBytesError if it became shorter;
-    CorruptRecordError and UnknownRecordError for what is no record.
+    """Call `show` with each record of a journal file that ends above `begin`, then with new ones.
+
+    begin: an offset in the file; None for its current end. Never returns. Raises OSError; LostBytesError if
+    the file became shorter; CorruptRecordError and UnknownRecordError for bytes that are no record.
     """
     inspector, done = Inspector(path.name), 0
     with path.open("rb", buffering=0) as file:
@@ -67,11 +67,11 @@ async def follow_file(path: Path, begin: int | None, show: Show) -> None:
                 for located in inspector.feed(chunk):
                     if located.end > inspector.logical_base + begin:
                         show(located)
-            inspector.feed(b"")  # a fault is told by the call after the one that gave what is good before it
+            inspector.feed(b"")  # a fault is raised by the call after the one that returned the good records
             if inspector.fault is not None:
                 raise inspector.fault
             await trio.sleep(follow_poll_s)
             now = os.fstat(file.fileno()).st_size
             if now < done:
-                words = f"{path} had {done} bytes and has {now}"
-                raise LostBytesError(words, remedy="begin again: it was cut off")
+                words = f"{path} was truncated from {done} to {now} bytes"
+                raise LostBytesError(words, remedy="run the command again to read it from the start")

@@ -1,12 +1,14 @@
-"""Following a chain: its committed records as they come, each read once. Claims nothing.
+"""Follow a chain: read its committed records as they are committed, each once. Takes no claim.
 
-Rules of this file: where a reader stands, and what to read next. What is committed is decided in
-`core/read_walk.py`: a whole walk when there is a segment that was not known, else the same rule (R10) for the
-head alone, so that a look at a chain that only grew costs one question to the members and no byte twice. What
-a quorum holds of the head may end within a record: its decoder keeps that beginning until the rest comes.
+This module tracks the reader's offset and chooses what to read next. `core/read_walk.py` decides what is
+committed. If there is an unknown segment, the follower walks the whole chain. Otherwise it applies the same
+rule (R10) to the newest segment alone: polling a chain that only grew costs one request per member, and no
+byte is read twice. The bytes that a quorum holds may end within a record; the decoder keeps the partial
+record until the rest arrives.
 
-A size must lie on one line of history. So it does in a chain that is never rolled back (inputs; outputs by
-step), and below a position in a committed cut: `poll(upto)` reads to there.
+The offset is a size without an epoch, so it must lie on one line of history. This holds in a chain that is
+never rolled back (inputs; outputs by step), and below a position in a committed checkpoint: `poll(upto)`
+reads to that position.
 """
 
 from collections.abc import AsyncGenerator, Callable
@@ -25,10 +27,12 @@ from journal.ports import StorePort
 
 
 class ChainFollower:
-    """Stands at `at`, the logical offset just past the last record given. Not for several tasks at once.
+    """A reader of one chain. `at` is the logical offset just past the last record it returned.
 
-    skip_lost: when the chain begins above `at` (anew, with a snapshot), go on there. tap: is told all bytes
-    as they are read: the segment, where in it they begin, the bytes.
+    Not for concurrent use by several tasks.
+
+    skip_lost: if the chain now begins above `at` (with a snapshot), continue at its beginning.
+    tap: called with all bytes as they are read: the segment, their offset in it, the bytes.
     """
 
     def __init__(
@@ -49,7 +53,7 @@ class ChainFollower:
         self._chain = chain
         self._head: SegmentName | None = None
         self._reading = ""
-        """The segment whose decoder is `_decoder`."""
+        """The segment that `_decoder` decodes."""
         self._decoder: RecordDecoder | None = None
         self._bookmark = Bookmark()
 
@@ -59,24 +63,25 @@ class ChainFollower:
 
     @property
     def segment(self) -> str | None:
-        """The segment in which the last record given lies; None before the first."""
+        """The segment that holds the last returned record; None before the first."""
         return self._reading or None
 
     @property
     def frontier(self) -> tuple[str, int] | None:
-        """The newest segment known, and how much of it was given; None while there is none."""
+        """The newest known segment and how many bytes of it were returned; None if there is none yet."""
         return None if self._head is None else (str(self._head), max(self.at - self._head.base, 0))
 
     async def poll(
         self, upto: Position | None = None, *, proved: Position | None = None
     ) -> AsyncGenerator[tuple[int, Record]]:
-        """What is committed now and was not given yet: each record with the offset just past it. Ends.
+        """Yield the committed records above `at`, each with the logical offset just past it. Then end.
 
-        upto: a position in a committed cut; what lies past it is not looked at. proved: a position in a
-        committed cut that is given at least, also while the members cannot prove it (see `look_chain`).
-        Raises LostBytesError when
-        the chain does not reach to `at`, and what `look_chain` and the store's `stream` raise; nothing is
-        passed over then: call it again.
+        upto: a position in a committed checkpoint; nothing beyond it is read.
+        proved: a position in a committed checkpoint. The records up to it are yielded even while the members
+            cannot prove that they are committed (see `look_chain`).
+
+        Raises LostBytesError if the chain no longer holds the record at `at`, and the errors of `look_chain`
+        and of the store's `stream`. No record is skipped after an error: call `poll` again.
         """
         spans = await (self._spans() if upto is None else self._spans_to(upto))
         if proved is not None and proved.size > max((s.base + s.length for s in spans), default=self.at):
@@ -87,7 +92,7 @@ class ChainFollower:
                     yield given
 
     async def _spans(self) -> list[SegmentSpan]:
-        """The parts of segments in which there may be something new, the oldest first."""
+        """Return the spans that may hold new records, the oldest first."""
         if self._head is not None:
             view = await self._store.look(self._directory)
             seen = segments_seen(self._chain, view.answers)
@@ -115,7 +120,7 @@ class ChainFollower:
         begin = state.segments[0].base
         if not self._skip_lost:
             raise LostBytesError(
-                f"chain {self._chain} in {self._directory} was read to {self.at} and begins at {begin} now"
+                f"chain {self._chain} in {self._directory} was read to {self.at} and now begins at {begin}"
             )
         self.at = begin
 
@@ -125,7 +130,7 @@ class ChainFollower:
             decoder = RecordDecoder(where=span.name, offset=max(self.at - span.base, 0))
         if self._reading != span.name:
             self._reading, self._bookmark = span.name, Bookmark()
-        self._decoder = None  # until all that it took is given: a reader may leave in between
+        self._decoder = None  # kept only if all its records are returned: the caller may stop in between
         begin = decoder.offset + decoder.buffered
         if begin < span.length:
             stream = self._store.stream(self._directory, span.name, begin, span.length, self._bookmark)
@@ -141,8 +146,9 @@ class ChainFollower:
 
 
 async def size_seen(store: StorePort, directory: str, chain: str) -> int:
-    """A logical offset that no byte which any reader was ever shown lies above: committed or not, on the
-    chain or not. Raises QuorumUnavailableError.
+    """Return a logical offset at or above every byte that any reader has ever received of the chain.
+
+    It counts bytes whether they are committed or on the chain or not. Raises QuorumUnavailableError.
     """
     view = await store.look(directory)
     return max((seen.name.base + seen.longest for seen in segments_seen(chain, view.answers)), default=0)

@@ -6,8 +6,8 @@ A fault in the records ends up in the outcome; a target that does not exist or c
     dos://h[,h2..]/directory/object    the longest copy of that object, committed or not
     dos://h[,h2..]/directory/CHAIN     if there is no such object: the chain, as a reader may see it
     s3://bucket/prefix/directory/CHAIN the archive of a chain
-    DATA/directory/NAME                the same of a server that does not run, from its data directory: what
-                                       reached that disk, whatever others have
+    DATA/directory/NAME                an object or a chain in the data directory of a stopped server: the
+                                       bytes on that disk, whatever other servers have
     dos://..+s3://bucket/prefix        a chain whose older segments are in that archive
 """
 
@@ -50,7 +50,7 @@ Progress = Callable[[int, int | None], None]  # bytes done, bytes in all if know
 
 @dataclass(slots=True)
 class InspectionOutcome:
-    """What an inspection found: how much, and the first fault, whose segment begins at offset `base`."""
+    """The result of an inspection: the counts, and the first fault, whose segment begins at offset `base`."""
 
     target: str
     kind: str = "file"
@@ -68,23 +68,23 @@ class InspectionOutcome:
 
     @property
     def committed_only(self) -> bool:
-        """Whether nothing was shown that a take-over could still leave out (R10): not so for a segment that
-        was named as an object.
+        """Whether only committed records were returned (R10). False for a segment that was read as
+        an object.
         """
         return self.kind != "object" or parse_segment_name(self.target) is None
 
 
 DAMAGE: Final = CorruptDataError, LostBytesError, CorruptError, PoisonedError, DamagedMembersError
-"""Errors that say that the data are wrong, or not all there. All others only keep us from seeing them."""
+"""The errors that mean that the data are damaged or incomplete. All others mean that they cannot be read."""
 _NAMES_TOLD_MAX: Final = 10
 offline: Callable[[Path], AbstractContextManager[StorePort]] | None = None
-"""What opens the data directory of a server that does not run. The command lends it, because nothing here may
-know a server's files. Raises LocalProtocolError beside a running server.
+"""Opens the data directory of a stopped server. The command sets it, because this package may not import the
+server. It raises LocalProtocolError if the server is running.
 """
 
 
 class InDataDirectory(NamedTuple):
-    """DATA/DIRECTORY/NAME: an object, or a chain, in a server's data directory."""
+    """A parsed target DATA/DIRECTORY/NAME: an object, or a chain, in a server's data directory."""
 
     root: Path
     directory: str
@@ -92,7 +92,7 @@ class InDataDirectory(NamedTuple):
 
 
 def in_data_directory(target: str) -> InDataDirectory | None:
-    """What of a data directory the target names, if it does."""
+    """Parse a target in a server's data directory. Return None for any other target."""
     path = Path(target)
     if len(path.parts) < 3 or path.exists() or not (path.parents[1] / "identity").is_file():
         return None
@@ -100,17 +100,17 @@ def in_data_directory(target: str) -> InDataDirectory | None:
 
 
 def is_url(target: str) -> bool:
-    """Whether it is read as a store is, and not as a journal file."""
+    """Return whether a target is read like a store, and not as a journal file."""
     return target.startswith((SCHEME, S3_SCHEME)) or in_data_directory(target) is not None
 
 
 def inspect_file(path: Path, consume: Consumer, progress: Progress) -> InspectionOutcome:
-    """A local journal file. Raises OSError if it cannot be read."""
+    """Inspect a local journal file. Raises OSError if it cannot be read."""
     return _inspect_file(path, lambda inspector, chunk: consume(inspector.feed(chunk)), progress)
 
 
 def replay_file(path: Path, take: Callable[[list[Decoded]], bool], progress: Progress) -> InspectionOutcome:
-    """The same for records without their places, each with the logical offset just past it: the fast way."""
+    """Inspect a local journal file faster: its records are passed with the logical offset just past each."""
     return _inspect_file(path, lambda inspector, chunk: take(inspector.feed_plain(chunk)), progress)
 
 
@@ -133,9 +133,9 @@ def _inspect_file(
 async def inspect_url(
     url: str, token: bytes, consume: Consumer, progress: Progress, *, history: bool = False
 ) -> InspectionOutcome:
-    """An object or a chain of a store; history: of a chain also what lies below its newest snapshot, as far
-    down as it is held. Raises NotFoundError, LocalProtocolError, and what the client raises if too few
-    servers answer.
+    """Inspect an object or a chain of a store. history: also the existing part of a chain below its newest
+    snapshot. Raises NotFoundError, LocalProtocolError, and the errors of the client if too few servers
+    answer.
     """
     outcome = InspectionOutcome(url, "chain")
     try:
@@ -153,12 +153,12 @@ async def inspect_url(
 
 @asynccontextmanager
 async def found_in_store(url: str, token: bytes) -> AsyncIterator[tuple[StorePort, str, str, int | None]]:
-    """The store, directory and name that a URL names, and the size of the longest copy of the object of that
-    name; None if there is no such object: then the name is that of a chain. Of an archive, the same.
+    """Open the target of a URL: return the store, the directory, the name, and the size of the longest copy
+    of the object of that name. The size is None if there is no such object; then the name is that of a chain.
     """
     if (place := in_data_directory(url)) is not None:
         if offline is None:
-            raise LocalProtocolError(f"{place.root} is a data directory: `dos journal` reads these")
+            raise LocalProtocolError(f"{place.root} is a data directory; only `dos journal` reads these")
         with offline(place.root) as disk:
             view = await disk.look(place.directory)
             _refuse_unknown(view, place.directory, place.name)
@@ -172,7 +172,7 @@ async def found_in_store(url: str, token: bytes) -> AsyncIterator[tuple[StorePor
     servers, plus, bucket = url.partition(f"+{S3_SCHEME}")
     async with _in_servers(servers, token, known=not plus) as (store, directory, name, size):
         if plus and size is not None:
-            raise BadUrlError(f"{servers} is an object: only a chain's segments are in an archive")
+            raise BadUrlError(f"{servers} is an object; an archive holds only segments of chains")
         if plus:
             root = parse_s3_url(S3_SCHEME + bucket)
             archived = await archived_chain(str(root), root.endpoint, directory, name)
@@ -182,7 +182,7 @@ async def found_in_store(url: str, token: bytes) -> AsyncIterator[tuple[StorePor
 
 
 async def archived_chain(url: str, endpoint: str | None, directory: str, chain: str) -> ArchivedChain:
-    """The chain in the archive at that URL. Raises what `read_manifest` and the bucket raise."""
+    """Open the archive of a chain. Raises the errors of `read_manifest` and of the bucket."""
     bucket = await in_thread(Bucket, parse_s3_url(url, endpoint))
     return ArchivedChain(bucket, await read_manifest(bucket, directory, chain))
 
@@ -191,12 +191,12 @@ async def archived_chain(url: str, endpoint: str | None, directory: str, chain: 
 async def _in_servers(
     url: str, token: bytes, *, known: bool
 ) -> AsyncIterator[tuple[Store, str, str, int | None]]:
-    """known: what servers have nothing of is refused."""
+    """Open the target of a URL of servers. known: raise NotFoundError if no server stores it."""
     parsed = parse_url(url)
     if parsed.directory is None or parsed.object is None:
         raise LocalProtocolError(
             f"{url} names no journal",
-            remedy="name one: dos://HOST/DIRECTORY/CHAIN, or an object; `dos ls` lists what there is",
+            remedy="name a chain or an object: dos://HOST/DIRECTORY/NAME; `dos ls` lists them",
         )
     async with AsyncExitStack() as stack:
         store = await _open(stack, parsed, token)
@@ -208,14 +208,14 @@ async def _in_servers(
 
 
 def _refuse_unknown(view: DirectoryViewPort, directory: str, name: str) -> None:
-    """Raise NotFoundError, with what there is, if no member knows an object or a segment of that name."""
+    """Raise NotFoundError, which lists the existing names, if no member stores the object or the chain."""
     objects = {one for found in view.answers.values() for one in found}
     chains = {parsed.chain for one in objects if (parsed := parse_segment_name(one)) is not None}
     if name in objects | chains:
         return
     there = sorted(chains or objects)
     if not there:
-        raise NotFoundError(f"there is nothing in directory {directory}", remedy="`dos ls` lists directories")
+        raise NotFoundError(f"directory {directory} holds no objects", remedy="`dos ls` lists directories")
     more = ", .." if len(there) > _NAMES_TOLD_MAX else ""
     raise NotFoundError(
         f"{directory} has no object and no chain {name}; it has {', '.join(there[:_NAMES_TOLD_MAX])}{more}",
@@ -225,9 +225,9 @@ def _refuse_unknown(view: DirectoryViewPort, directory: str, name: str) -> None:
 
 @asynccontextmanager
 async def chain_in_store(url: str, token: bytes) -> AsyncIterator[tuple[StorePort, str, ChainState]]:
-    """The store, the directory and what is committed of the chain that a URL names.
+    """Open the chain of a URL: return the store, the directory and the committed part of the chain.
 
-    Raises LocalProtocolError for the URL of an object, and what `look_committed` raises.
+    Raises LocalProtocolError for the URL of an object, and the errors of `look_committed`.
     """
     async with found_in_store(url, token) as (store, directory, name, size):
         if size is not None:
@@ -239,7 +239,7 @@ async def chain_in_store(url: str, token: bytes) -> AsyncIterator[tuple[StorePor
 
 
 async def _open(stack: AsyncExitStack, url: DosUrl, token: bytes) -> Store:
-    """The store of the servers named; one server that is in no store is read alone."""
+    """Open the store of the servers in the URL. A single server that belongs to no store is read alone."""
     if len(url.servers) == 1:
         alone = await stack.enter_async_context(connect(url, token=token, client="dos journal"))
         if alone.server_record is None:
@@ -250,7 +250,7 @@ async def _open(stack: AsyncExitStack, url: DosUrl, token: bytes) -> Store:
 async def inspect_object(
     store: StorePort, directory: str, name: str, size: int, consume: Consumer, progress: Progress
 ) -> InspectionOutcome:
-    """The first `size` bytes of an object."""
+    """Inspect the first `size` bytes of an object."""
     outcome, inspector = InspectionOutcome(name, "object"), Inspector(name)
     try:
         async with aclosing(_fed(store, directory, inspector, size)) as pieces:
@@ -281,7 +281,7 @@ async def _look(
 async def _below(
     store: StorePort, directory: str, head: ChainState, outcome: InspectionOutcome
 ) -> list[ChainState]:
-    """The stretches of history below the newest snapshot, the oldest first; what is not there is noted."""
+    """Return the stretches of history below the newest snapshot, the oldest first. Note what is missing."""
     found = [head]
     try:
         while (
@@ -325,8 +325,8 @@ async def _inspect_chain(
 async def span_records(
     store: StorePort, directory: str, span: SegmentSpan
 ) -> AsyncGenerator[tuple[int, list[Located]]]:
-    """The records of one segment of a chain, as far as the chain has it: (bytes read, records that are whole
-    by now). Raises what is wrong with it, also at its end, and what reading raises.
+    """Yield (bytes read, complete records) of one span of a chain. Raises its fault, also at its end, and the
+    errors of reading.
     """
     replay, offset, done = SpanReplay(span), span.base, 0
     async with aclosing(span_chunks(ChainSource(store, directory), span, None)) as chunks:
@@ -341,7 +341,7 @@ async def span_records(
 async def object_records(
     store: StorePort, directory: str, name: str, size: int
 ) -> AsyncGenerator[tuple[int, list[Located]]]:
-    """The same of the first `size` bytes of an object that holds a journal."""
+    """Yield (bytes read, complete records) of the first `size` bytes of an object that holds a journal."""
     inspector = Inspector(name)
     async with aclosing(_fed(store, directory, inspector, size)) as pieces:
         async for piece in pieces:
@@ -353,7 +353,7 @@ async def object_records(
 async def _fed(
     store: StorePort, directory: str, inspector: Inspector, size: int
 ) -> AsyncGenerator[tuple[int, list[Located]]]:
-    """Up to the first fault, which the inspector keeps."""
+    """Yield (bytes read, complete records) up to the first fault, which the inspector keeps."""
     source, done = ChainSource(store, directory), 0
     async with aclosing(source.chunks(inspector.where, size, chunk_bytes=read_bytes_max)) as chunks:
         async for chunk in chunks:
@@ -383,9 +383,7 @@ def _count(tally: Tally, located: list[Located]) -> None:
 
 
 def _outcome(outcome: InspectionOutcome, inspector: Inspector, *, ended: bool) -> InspectionOutcome:
-    """ended: the bytes are at their end, so that a torn tail shows; else the consumer had enough, or a
-    fault came.
-    """
+    """Fill the outcome. ended: all bytes were read, so that a torn tail is a fault."""
     outcome.fault = inspector.finish() if ended else inspector.fault
     outcome.tally = inspector.tally
     outcome.base = inspector.logical_base
@@ -394,7 +392,7 @@ def _outcome(outcome: InspectionOutcome, inspector: Inspector, *, ended: bool) -
 
 
 def _keep(outcome: InspectionOutcome, fault: DosError) -> None:
-    """Keep what is wrong with the data; raise what only kept us from seeing it."""
+    """Keep an error that means that the data are damaged. Raise any other error."""
     if not isinstance(fault, DAMAGE):
         raise fault
     outcome.fault = fault

@@ -1,16 +1,15 @@
 """The operations that a record can carry, by number.
 
-Rules of this file: a number, once given, is never given again, also not when its operation goes away
-(then the name stays, prefixed `RETIRED_`). The first three are the original's (version 0) and keep
-their arguments. What the arguments of an operation *mean* belongs to whoever writes it; the table
-`ARGUMENTS` here is for people who read a dump, and for the three file operations it is also checked.
+A number is never reused. If an operation is removed, its name stays, prefixed `RETIRED_`. The first three are
+those of version 0 and keep their arguments. The module that writes an operation defines the meaning of its
+arguments. The table `ARGUMENTS` here explains a dump; the arity of the three file operations is also checked.
 """
 
 from enum import IntEnum
 
 
 class Op(IntEnum):
-    """What a record does. The first three are version 0's."""
+    """The operation of a record. The first three are those of version 0."""
 
     TRUNCATE = 0
     WRITE = 1
@@ -35,7 +34,7 @@ FILE_ARITY: dict[Op, tuple[int, int]] = {
     Op.WRITE: (1, 2),
     Op.REMOVE: (0, 1),
 }
-"""Number of (ints, strings) of the file operations; a record that differs is refused on both sides."""
+"""Number of (ints, strings) of the file operations. Encoder and decoder reject any other number."""
 
 ARGUMENTS: dict[Op, str] = {
     Op.TRUNCATE: "ints=[new length] strings=[path]",

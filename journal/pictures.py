@@ -1,9 +1,9 @@
-"""Pictures for people, SVG or PNG: how a file of one is made, with which letters, and in which size.
+"""The common part of all pictures, in SVG or PNG: file format, fonts, colors and sizes.
 
-Rules of this file: what all pictures have in common, whatever they show; what a timeline, a graph or a curve
-looks like is said where it is drawn. The library for it, matplotlib, is imported when a picture is drawn and
-never before: who draws none does not need it. The same figures give the same bytes, so that a picture under
-version control changes when what it shows did. Sizes are pixels of the SVG; a PNG has twice as many each way.
+The content of a timeline, a graph or a curve is drawn elsewhere. matplotlib is imported only when a picture
+is drawn, so it is an optional dependency. Equal figures produce equal bytes, so that a picture under version
+control changes only when its content does. Sizes are pixels of the SVG; a PNG has twice as many in each
+direction.
 """
 
 import io
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 SUFFIXES: Final = (".svg", ".png")
 INK, PALE, LINE, PAPER = "#1b1f24", "#57606a", "#d0d7de", "#ffffff"
-"""Colours: of words, of smaller words, of lines to read by, of the ground."""
+"""Colors: text, small text, grid lines, background."""
 LETTERS_PX: Final = 12
 SMALL_PX: Final = 11
 HEAD_PX: Final = 14
@@ -35,13 +35,13 @@ _STYLE: Final = {
     "axes.spines.top": False,
     "figure.facecolor": PAPER,
     "font.family": "monospace",
-    "font.monospace": ["DejaVu Sans Mono"],  # comes with the library, so that widths are known
+    "font.monospace": ["DejaVu Sans Mono"],  # included in matplotlib, so the widths are known
     "font.size": LETTERS_PX * _POINTS_PER_PX,
     "grid.color": LINE,
     "svg.fonttype": "none",  # text stays text: it can be searched and copied
-    "svg.hashsalt": "dos",  # else each drawing names its parts anew
+    "svg.hashsalt": "dos",  # otherwise each drawing has new ids
     "text.color": INK,
-    "text.parse_math": False,  # a name with two $ in it is a name
+    "text.parse_math": False,  # a name may contain two $
     "xtick.color": PALE,
     "xtick.labelsize": SMALL_PX * _POINTS_PER_PX,
     "ytick.color": PALE,
@@ -51,7 +51,7 @@ _NO_DATES: Final = {"svg": dict.fromkeys(("Date", "Creator", "Format", "Type")),
 
 
 class Picture:
-    """One that is being drawn. `figure` is matplotlib's; what a part of it stands for is said by `tell`."""
+    """A picture that is being drawn. `figure` is the figure of matplotlib; `tell` describes its parts."""
 
     def __init__(self, figure: "Figure", title: str) -> None:
         self.figure = figure
@@ -59,13 +59,13 @@ class Picture:
         self._told: dict[str, str] = {}
 
     def tell(self, part: Any, kind: str, words: str = "") -> None:
-        """Name a part of the figure KIND-NUMBER in the SVG; a reader who points at it sees the words."""
+        """Give a part of the figure the id KIND-NUMBER in the SVG, and `words` as its tooltip."""
         name = f"{kind}-{len(self._told)}"
         part.set_gid(name)
         self._told[name] = f"<title>{escape(printable(words))}</title>" if words else ""
 
     def encoded(self, form: str) -> bytes:
-        """The picture's file. form: svg or png."""
+        """Return the bytes of the picture file. form: svg or png."""
         file = io.BytesIO()
         dots = _PX_PER_INCH * (_PNG_DOTS_PER_PX if form == "png" else 1)
         metadata = {"Title": self._title, **_NO_DATES[form]}
@@ -80,9 +80,9 @@ class Picture:
 
 @contextmanager
 def drawn(path: Path, title: str, width: int, height: int) -> Iterator[Picture]:
-    """A picture to draw into; at the end of the block it is written, whole, and not if the block raises.
+    """Yield a picture to draw into, and write the file at the end of the block, unless the block raises.
 
-    Raises ValueError as `check_drawable` does, and OSError.
+    Raises the ValueError of `check_drawable`, OSError.
     """
     check_drawable(path)
     import matplotlib
@@ -90,7 +90,7 @@ def drawn(path: Path, title: str, width: int, height: int) -> Iterator[Picture]:
 
     with matplotlib.rc_context(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"Glyph .* missing from font", UserWarning)  # drawn as a box
-        matplotlib.rcdefaults()  # what somebody likes elsewhere changes nothing here
+        matplotlib.rcdefaults()  # ignore the user's own settings
         matplotlib.rcParams.update(_STYLE)
         picture = Picture(Figure((width / _PX_PER_INCH, height / _PX_PER_INCH)), printable(title))
         yield picture
@@ -98,13 +98,13 @@ def drawn(path: Path, title: str, width: int, height: int) -> Iterator[Picture]:
 
 
 def check_drawable(path: Path) -> None:
-    """Before long work: raises ValueError if no picture can have that name, or the library is missing."""
+    """Raise ValueError if the suffix is not supported or matplotlib is missing. Call it before long work."""
     if path.suffix not in SUFFIXES:
         raise ValueError(
             f"pictures are drawn as SVG or PNG: name a file that ends in .svg or .png, not {path.name}"
         )
     try:
-        import matplotlib.figure  # noqa: F401 - to see whether it can be
+        import matplotlib.figure  # noqa: F401 - to find out whether it is installed
     except ModuleNotFoundError as error:
         raise ValueError(
             f"a picture needs the package matplotlib, and {error.name} is not installed: "
@@ -113,10 +113,10 @@ def check_drawable(path: Path) -> None:
 
 
 def printable(words: str) -> str:
-    """Without what neither XML nor a font has."""
+    """Replace characters that are not valid in XML or in a font by "?"."""
     return "".join(one if one.isprintable() or one == "\n" else "?" for one in words)
 
 
 def points(pixels: float) -> float:
-    """What the library measures letters and lines in."""
+    """Convert pixels to points, the unit of matplotlib for text and lines."""
     return pixels * _POINTS_PER_PX

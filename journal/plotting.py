@@ -1,7 +1,6 @@
-"""A timeline as a picture: bytes and records as bars over time, and what stands out in rows below them.
+"""Draw a timeline as a picture: bytes and records as bars over time, and events in rows below them.
 
-Rules of this file: stretches to bars. How pictures are made is `pictures.py`'s. What a bar or a tick stands
-for is said, in an SVG, when it is pointed at.
+In an SVG, each bar and tick has a tooltip with its value.
 """
 
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 WIDTH: Final = 960
 _PANELS: Final = {"bytes": ("#2f6fb3", 170), "records": ("#2f7a3b", 110)}
-"""Figure -> its colour and height."""
+"""Panel -> its color and height."""
 _EVENTS: Final = {
     "steps": "#8c959f",
     "cuts": "#9a6700",
@@ -28,21 +27,22 @@ _EVENTS: Final = {
 }
 _HEAD, _FOOT, _GAP, _STRIP = 76, 46, 34, 24
 _NOTHING: Final = 56
-"""Height of a picture of no records."""
+"""The height of a picture without records."""
 _LEFT, _RIGHT = 150, 40
 _TICK: Final = 0.6
-"""Height of a tick, as a share of its row."""
+"""The height of a tick, as a fraction of its row."""
 _STRETCHES_MAX: Final = 144
 _TITLE_MAX: Final = 90
 _BAR_MIN: Final = 0.006
-"""Of the tallest: a bar that stands for something is seen."""
+"""The minimum height of a bar, as a fraction of the tallest, so that small values are visible."""
 _MS_PER_DAY: Final = 86_400_000
 _UNITS_MS: Final = {"days": _MS_PER_DAY, "h": 3_600_000, "min": 60_000, "s": 1000}
 
 
 def draw_timeline(timeline: Timeline, title: str, path: Path) -> None:
-    """Write the picture. A timeline without records is an empty one that says so. Raises what `drawn`
-    raises.
+    """Draw a timeline to a file. Without records, the picture has only the text "no records".
+
+    Raises the errors of `drawn`.
     """
     stretches = timeline.stretches(_STRETCHES_MAX)
     events = [name for name in _EVENTS if any(name in one.events for one in stretches)]
@@ -78,7 +78,7 @@ def _axes(
     *,
     dated: bool,
 ) -> "Axes":
-    """A place for bars, at so many pixels from the top; `dated`: with the words of the axis below it."""
+    """Return axes of height `size`, `top` pixels from the top. dated: with the labels of the x axis below."""
     box = (_LEFT / WIDTH, 1 - (top + size) / height, (WIDTH - _LEFT - _RIGHT) / WIDTH, size / height)
     axes = picture.figure.add_axes(box)
     axes.set_xlim(_x(stretches[0].begin, timeline), _x(stretches[-1].begin + _width(stretches), timeline))
@@ -96,7 +96,7 @@ def _axes(
 
 
 def _dates(axes: "Axes", first_ms: int) -> None:
-    """Times as they were here when it began; which these are is said."""
+    """Label the x axis with times in the local time zone at the first time, and name that zone."""
     from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 
     begin = datetime.fromtimestamp(first_ms / 1000, UTC).astimezone()
@@ -121,7 +121,7 @@ def _panel(
     stretches: Sequence[TimelineInterval],
     timeline: Timeline,
 ) -> None:
-    """Bars of one figure."""
+    """Draw the bars of one panel."""
     from matplotlib.ticker import EngFormatter
 
     axes.set_title(f"{name}{_length(stretches, timeline)}", loc="left", size=points(SMALL_PX), color=PALE)
@@ -140,7 +140,7 @@ def _rows(
     stretches: Sequence[TimelineInterval],
     timeline: Timeline,
 ) -> None:
-    """A row for each kind of event, with a tick where there is any of it."""
+    """Draw a row for each kind of event, with a tick in each interval that has any."""
     for row, name in enumerate(events):
         values = [one.events[name] for one in stretches]
         ticks = [_TICK] * len(values)
@@ -166,7 +166,7 @@ def _bars(
     heights: Sequence[float],
     bottom: float = 0,
 ) -> None:
-    """One for each stretch whose value is not 0."""
+    """Draw a bar for each interval whose value is not 0."""
     shown = [number for number, value in enumerate(values) if value]
     width = _x(_width(stretches), timeline)
     places = [_x(stretches[number].begin, timeline) for number in shown]
@@ -191,17 +191,17 @@ def _whole_numbers(most: int) -> "MaxNLocator":
 
 
 def _x(value: int, timeline: Timeline) -> float:
-    """Where it is on the axis: days for a time, which is what the library counts, else the offset."""
+    """Return the place on the x axis: in days for a time, the unit of matplotlib, otherwise the offset."""
     return value / _MS_PER_DAY if timeline.by_time else value
 
 
 def _width(stretches: Sequence[TimelineInterval]) -> int:
-    """Of one stretch; of the only one, which says nothing of its length, one second or byte."""
+    """Return the width of an interval; 1000 (ms or bytes) for a single one, whose width is unknown."""
     return stretches[1].begin - stretches[0].begin if len(stretches) > 1 else 1000
 
 
 def _length(stretches: Sequence[TimelineInterval], timeline: Timeline) -> str:
-    """Of one stretch, as words behind a figure; of the only one, none."""
+    """Return the width of an interval as text for a panel title; "" for a single interval."""
     if len(stretches) == 1:
         return ""
     width = _width(stretches)
@@ -218,6 +218,6 @@ def _when(begin: int, timeline: Timeline) -> str:
 
 
 def _short(title: str) -> str:
-    """Its end, which tells journals apart."""
+    """Shorten a title to its end, which distinguishes journals."""
     title = printable(title)
     return title if len(title) <= _TITLE_MAX else "\u2026" + title[1 - _TITLE_MAX :]

@@ -1,9 +1,8 @@
-"""What the journal needs of a store, as protocols: `dos_client`'s Claim, Store and ObjectWriter fit them.
+"""The interfaces that a journal requires of a store. Claim, Store and ObjectWriter of `dos_client` have them.
 
-Rules of this file: signatures only, the same as `dos_client`'s. They are here so that the chain shell is
-tested on an in-memory store that obeys the same rules (`tests/journal/memory_store.py`), and so that a
-reader sees on one page what a chain stands on. Errors are `dos_protocol.errors`; reads give synced bytes
-only.
+This module holds signatures only, equal to those of `dos_client`. They let tests run chains on an in-memory
+store (`tests/journal/memory_store.py`). All errors are those of `dos_protocol.errors`. Reads return synced
+bytes only.
 """
 
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -17,7 +16,7 @@ from dos_protocol.store_record import StoreRecord
 
 
 class LocalCopyPort(Protocol):
-    """Bytes of an object on this machine, which nobody vouches for."""
+    """A copy of an object on this machine. Its bytes are unverified: check them by digest before use."""
 
     def size(self) -> int: ...
 
@@ -25,49 +24,52 @@ class LocalCopyPort(Protocol):
 
 
 class ObjectWriterPort(Protocol):
-    """One object of a claim, appended to from here only. Invariant: synced <= received <= size."""
+    """The only appender of one object of a claim. Invariant: synced <= received <= size."""
 
     @property
     def size(self) -> int:
-        """Bytes handed to `append`."""
+        """Bytes passed to `append`."""
         ...
 
     @property
     def synced(self) -> int:
-        """Bytes synced on the ack quorum."""
+        """Bytes that are synced on the ack quorum."""
         ...
 
     @property
     def digest(self) -> int:
-        """Prefix digest at `size`."""
+        """The prefix digest at `size`."""
         ...
 
     def append(self, data: bytes) -> int:
-        """Buffer and send; the new size. FencedError, ClosedError."""
+        """Buffer the bytes, send them in the background and return the new size.
+
+        Raises FencedError, ClosedError.
+        """
         ...
 
     async def wait_synced(self, size: int) -> None:
-        """Until that many bytes are synced on the quorum. FencedError."""
+        """Wait until `size` bytes are synced on the quorum. Raises FencedError."""
         ...
 
     async def wait_room(self) -> None:
-        """Until few enough bytes are unsynced. FencedError."""
+        """Wait until few enough bytes are unsynced to append more. Raises FencedError."""
         ...
 
     def seal(self) -> None:
-        """Nothing more will be appended: the memory can go once a quorum has it all."""
+        """End the object. Its buffer is freed when a quorum holds all of it."""
         ...
 
 
 class HasRecord(Protocol):
-    """Whatever knows the store's record."""
+    """An object that knows the store record."""
 
     @property
     def record(self) -> StoreRecord: ...
 
 
 class ClaimPort(Protocol):
-    """A directory whose one writer we are, until `lost`."""
+    """A claim of a directory: the right to be its only writer, until `lost` is set."""
 
     @property
     def epoch(self) -> int: ...
@@ -80,54 +82,63 @@ class ClaimPort(Protocol):
 
     @property
     def answers(self) -> Mapping[bytes, Mapping[str, ObjectInfo]]:
-        """What each trusted member that answered the claim holds. Grows until the first settle or open."""
+        """The objects held by each trusted member that answered the claim.
+
+        Members are added until the first `settle` or `open_object`.
+        """
         ...
 
     @property
     def lost(self) -> FencedError | None: ...
 
     async def wait_all(self, timeout_s: float) -> bool:
-        """Until every member has answered; False if that takes longer. FencedError."""
+        """Wait until every member has answered. Return False on timeout. Raises FencedError."""
         ...
 
     async def read(self, name: str, offset: int, max_bytes: int, member: bytes | None = None) -> bytes: ...
 
     def collect(self, garbage: Callable[[str], bool]) -> None:
-        """From now on take away, in the background and on every member, objects of which it says that nobody
-        needs them any more, for ever. Replaces what was given before. FencedError.
+        """Delete objects in the background, on every member, for as long as the claim is held.
+
+        garbage: returns True for the name of an object that will never be needed again. It replaces the
+        function of the previous call. Raises FencedError.
         """
         ...
 
     async def settle(self, name: str, size: int, digest: int, local: LocalCopyPort | None = None) -> None:
-        """Until the first `size` bytes, with that digest, are synced on the quorum. Members that lack them
-        are filled from `local`, if it proves right, else from others. MissingDataError, FencedError.
+        """Wait until the first `size` bytes, with prefix digest `digest`, are synced on the quorum.
+
+        Members that lack bytes receive them from `local` if its digest matches, otherwise from other members.
+        Raises MissingDataError, FencedError.
         """
         ...
 
     def open_object(self, name: str, local: LocalCopyPort | None = None) -> ObjectWriterPort:
-        """Begin an object. `local`: where what is appended is kept on this machine besides."""
+        """Create an object. `local`: the copy of the appended bytes that is kept on this machine, if any."""
         ...
 
 
 class DirectoryViewPort(Protocol):
-    """What members hold of a directory, without a claim."""
+    """The objects that members hold of a directory, read without a claim."""
 
     @property
     def answers(self) -> Mapping[bytes, Mapping[str, ObjectInfo]]: ...
 
     @property
     def filled(self) -> Mapping[bytes, Mapping[str, ObjectInfo]]:
-        """The same of a member that joins: it helps to make acknowledged what the others hold."""
+        """The same for a member that is joining: its copies count toward the quorums of the new
+        member set.
+        """
         ...
 
     @property
     def epochs(self) -> Mapping[bytes, tuple[int, bytes]]:
-        """The claim, (epoch, writer id), that each member held when it answered."""
+        """The claim that each member held when it answered: (epoch, writer id)."""
         ...
 
 
 class StorePort(Protocol):
-    """A store, read without a claim."""
+    """A store that is read without a claim."""
 
     @property
     def record(self) -> StoreRecord: ...
@@ -144,15 +155,17 @@ class StorePort(Protocol):
         end: int | None = None,
         bookmark: Bookmark | None = None,
     ) -> AsyncGenerator[bytes]:
-        """Bytes that a quorum holds, checked against its digest; ends early where it holds no more.
-        `bookmark`: how far one reader has come, for who knows that `end` is committed.
-        QuorumUnavailableError, CorruptError.
+        """Yield bytes that a quorum holds, checked against its digest. Ends early where the quorum's bytes
+        end.
+
+        bookmark: the progress of one reader, kept between calls. Pass it only if `end` is known to be
+        committed. Raises QuorumUnavailableError, CorruptError.
         """
         ...
 
 
 class GrowthPort(Protocol):
-    """An object as it grows, for as long as this is entered."""
+    """A context manager that watches the size of one object."""
 
     def __enter__(self) -> Self: ...
 
@@ -161,11 +174,11 @@ class GrowthPort(Protocol):
     ) -> None: ...
 
     async def beyond(self, size: int) -> int:
-        """Wait until a quorum of members has more than `size`; how much."""
+        """Wait until a quorum of members holds more than `size` bytes, and return how many it holds."""
         ...
 
 
 class GrowingPort(Protocol):
-    """A store whose members tell when an object has grown."""
+    """A store whose members report when an object has grown."""
 
     def growth(self, directory: str, name: str, size: int) -> GrowthPort: ...

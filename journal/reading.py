@@ -1,7 +1,7 @@
-"""Reading segments and chains: bytes from members or from the cache, records out of `core/replay.py`.
+"""Read segments and chains: bytes from members or from the local cache, decoded by `core/replay.py`.
 
-Rules of this file: it moves bytes and decides nothing about them. A read that one member cannot serve is
-tried with the next; what no member serves is raised as the last one said it.
+This module moves bytes and decides nothing about them. If one member cannot serve a read, the next one is
+tried. If no member can, the error of the last one is raised.
 """
 
 from collections.abc import AsyncGenerator, Iterator, Sequence
@@ -28,11 +28,11 @@ from journal.ports import ClaimPort, StorePort
 from journal.scratch import Scratch
 
 ANY: tuple[bytes | None, ...] = (None,)
-"""No member in particular: whichever the store chooses."""
+"""No particular member: the store chooses one."""
 
 
 class ChainSource:
-    """Segments of one directory, read under a claim or as anyone may."""
+    """A reader of the segments of one directory, under a claim or, if `directory` is passed, without one."""
 
     def __init__(self, reader: ClaimPort | StorePort, directory: str | None = None) -> None:
         self._claim: ClaimPort | None = None
@@ -44,7 +44,9 @@ class ChainSource:
         self._directory = directory or ""
 
     async def read(self, name: str, offset: int, max_bytes: int, member: bytes | None = None) -> bytes:
-        """Some bytes of an object from `offset` on, at least one unless there are none."""
+        """Return up to `max_bytes` bytes of an object from `offset` on. Empty only at the end of
+        the object.
+        """
         if self._claim is not None:
             return await self._claim.read(name, offset, max_bytes, member=member)
         assert self._store is not None
@@ -53,11 +55,12 @@ class ChainSource:
     async def chunks(
         self, name: str, length: int, members: Sequence[bytes | None] = ANY, chunk_bytes: int = read_bytes_max
     ) -> AsyncGenerator[bytes]:
-        """The first `length` bytes of an object, in order. Raises LostBytesError if there are fewer.
+        """Yield the first `length` bytes of an object, in order. Raises LostBytesError if there are fewer.
 
-        Without a claim they come from whichever members are quick, each piece checked against what a quorum
-        says it is: a member that holds other bytes is passed over. What fewer members hold (a manifest's last
-        record; or one that a later record proves) comes as it is, and the chain's rules and digests decide.
+        Without a claim, the bytes come from the fastest members. Each piece is checked against the digest
+        that a quorum reports, and a member that holds different bytes is skipped. Bytes that fewer members
+        hold (the last record of a manifest, or a record that a later one proves) are yielded unchecked; the
+        rules and digests of the chain decide about them.
         """
         offset = 0
         if self._store is not None:
@@ -76,8 +79,10 @@ class ChainSource:
     async def read_from_any(
         self, name: str, offset: int, max_bytes: int, members: Sequence[bytes | None]
     ) -> bytes:
-        """As `read`, from the first of the members that has something. Nothing only if none of them was away:
-        one that was may have it, which is QuorumUnavailableError.
+        """Read from the first of `members` that returns bytes.
+
+        Returns no bytes only if every member was reachable. Raises QuorumUnavailableError if a member was
+        unavailable, because that member may hold the bytes.
         """
         absent: DosError | None = None
         last: DosError | None = None
@@ -97,17 +102,17 @@ class ChainSource:
                 answered = True
         if absent is not None:
             raise QuorumUnavailableError(
-                f"{name} from byte {offset} on may be on a member that is away now", [str(absent.args[0])]
+                f"{name} from byte {offset} on may be on a member that is unavailable", [str(absent.args[0])]
             ) from absent
         if answered:
             return b""
-        raise last or LostBytesError(f"no member is left to read {name} from")
+        raise last or LostBytesError(f"no member holds {name}")
 
 
 async def read_start(source: ChainSource, name: str, length: int, members: Sequence[bytes]) -> StartRead:
-    """The start record of a segment, and whether a snapshot follows; `start` None if it is cut off.
+    """Read the start record of a segment, and whether a snapshot follows. `start` is None if it is cut off.
 
-    Raises CorruptRecordError, UnknownRecordError, ChainError: bytes that no cut-off write explains.
+    Raises CorruptRecordError, UnknownRecordError, ChainError for bytes that a cut-off write cannot explain.
     """
     decoder, head = RecordDecoder(where=name), b""
     window = min(length, start_read_bytes_max)
@@ -135,7 +140,11 @@ async def survey(
     within: int,
     lengths: Sequence[int] = (),
 ) -> SegmentSurvey:
-    """Survey a segment's first `length` bytes; `lengths`: take the prefix digest at each of these."""
+    """Survey the first `length` bytes of a segment.
+
+    within: also find the last record boundary at or below this length. lengths: also return the prefix digest
+    at each of these.
+    """
     surveyor = SegmentSurveyor(name, within=within, lengths=lengths)
     async with aclosing(source.chunks(name, length, members)) as chunks:
         async for chunk in chunks:
@@ -144,7 +153,9 @@ async def survey(
 
 
 async def find_snapshot(source: ChainSource, name: str, length: int, members: Sequence[bytes]) -> int:
-    """Where the snapshot ends that begins the segment; 0 if it is not finished within `length` bytes."""
+    """Return the end of the snapshot that begins the segment; 0 if it is not finished within
+    `length` bytes.
+    """
     search = SnapshotSearch(name, length)
     while (wanted := search.wanted) is not None:
         data = await source.read_from_any(name, wanted.offset, wanted.max_bytes, members)
@@ -157,7 +168,9 @@ async def find_snapshot(source: ChainSource, name: str, length: int, members: Se
 async def span_chunks(
     source: ChainSource, span: SegmentSpan, scratch: Scratch | None
 ) -> AsyncGenerator[bytes]:
-    """The bytes of a span: from the cache if that agrees, else from the store, and then cached."""
+    """Yield the bytes of a span: from the cache if its digest matches, otherwise from the store into the
+    cache.
+    """
     if scratch is not None and await trio.to_thread.run_sync(scratch.covers, span):
         for chunk in _cached(scratch, span):
             yield chunk
@@ -179,7 +192,7 @@ def _cached(scratch: Scratch, span: SegmentSpan) -> Iterator[bytes]:
         yield from scratch.read(span)
     except OSError as error:
         raise LostBytesError(
-            f"the local cache of {span.name} went away while it was read: {error}", remedy="restore again"
+            f"the local cache of {span.name} failed while it was read: {error}", remedy="restore again"
         ) from error
 
 
@@ -191,7 +204,7 @@ async def read_batches(
     scratch: Scratch | None = None,
     stop: Position | None = None,
 ) -> AsyncGenerator[list[Step]]:
-    """As `read_records`, in batches as they come from the disk or the network: quicker."""
+    """Yield the records of `read_records` in batches, as they arrive from the disk or the network: faster."""
     chain = state if stop is None else state.up_to(stop)
     pieces = _pieces(ChainSource(reader, directory), chain, scratch, stopped=stop is not None)
     async with aclosing(pieces):
@@ -207,8 +220,9 @@ async def read_plain_batches(
     directory: str | None = None,
     scratch: Scratch | None = None,
 ) -> AsyncGenerator[list[Decoded]]:
-    """As `read_batches`, each record with the logical offset just past it and not its position: the fast way
-    to replay. It is proved as well.
+    """Yield batches of records, each with the logical offset just past it instead of its position.
+
+    This is the fastest replay: it omits the digest at each record. The digest of each span is still checked.
     """
     async with aclosing(_pieces(ChainSource(reader, directory), state, scratch)) as pieces:
         async for replay, chunk in pieces:
@@ -219,7 +233,7 @@ async def read_plain_batches(
 async def _pieces(
     source: ChainSource, chain: ChainState, scratch: Scratch | None, *, stopped: bool = False
 ) -> AsyncGenerator[tuple[SpanReplay, bytes]]:
-    """The bytes of a chain, in order, with the replays of the spans to which they are to be fed."""
+    """Yield the bytes of a chain in order, each chunk with the SpanReplay to feed it to."""
     for span in chain.segments:
         replay = SpanReplay(span, stopped=stopped and span is chain.segments[-1])
         async with aclosing(span_chunks(source, span, scratch)) as chunks:
@@ -236,15 +250,18 @@ async def read_records(
     scratch: Scratch | None = None,
     stop: Position | None = None,
 ) -> AsyncGenerator[tuple[Position, Record]]:
-    """A chain's records in order, each with the position just past it, up to `stop` (None: the chain's end).
+    """Yield the records of a chain in order, each with the position just past it.
 
-    It begins with the newest finished snapshot, if there is one (its SNAPSHOT_BEGIN comes first, after the
-    segment's start). Segment starts come out too; records of an unfinished snapshot do not.
+    The first records are those of the newest finished snapshot, if there is one: its segment's start, then
+    SNAPSHOT_BEGIN. Segment starts are included; records of an unfinished snapshot are not.
 
-    reader: a Claim, or a Store together with `directory`. scratch: used where its digests agree, filled
-    otherwise. Raises CorruptRecordError, UnknownRecordError, ChainError, LostBytesError, StopNotFoundError,
-    and what the store raises. A span's digest is checked at its end, so after an error nothing read so far
-    may be used.
+    reader: a Claim, or a Store together with `directory`.
+    scratch: a local cache. It is read where its digest matches, and filled otherwise.
+    stop: the position to stop at; None for the end of the chain.
+
+    Raises CorruptRecordError, UnknownRecordError, ChainError, LostBytesError, StopNotFoundError, and the
+    errors of the store. The digest of a span is checked at its end: after an error, discard everything read
+    so far.
     """
     batches = read_batches(reader, state, directory=directory, scratch=scratch, stop=stop)
     async with aclosing(batches):

@@ -1,6 +1,7 @@
-"""`dos journal status`: how much of a chain a recovery would read, and how long that would take from here.
+"""`dos journal status`: how much of a chain a recovery would read, and how long it would take on this
+machine.
 
-Rules of this file: it looks, reads some of the chain to see how quickly that goes, and decides nothing.
+It reads the first bytes of the chain to measure the rate.
 """
 
 from contextlib import aclosing
@@ -18,13 +19,14 @@ from journal.reading import read_plain_batches
 
 
 class ChainStatus(msgspec.Struct, frozen=True):
-    """What there is of a chain, as a reader may see it.
+    """The status of the committed part of a chain.
 
-    end: epoch and logical offset of the last committed record. recovery_bytes: what a replay reads, from the
-    newest finished snapshot on, in so many segments; recovery_s: how long that would take from this machine,
-    measured on the first bytes of it. snapshot_end: offset at which the snapshot ends, None if there is none.
-    below_*: older segments, which a recovery does not read. leftover_*: of writers that died, on
-    no line of history.
+    end_epoch, end: the epoch and the logical offset of the end of the last committed record.
+    recovery_segments, recovery_bytes: what a replay reads, from the newest finished snapshot on.
+    recovery_s, bytes_per_s: the estimated time of that replay on this machine, from the measured rate.
+    snapshot_end: the logical offset at which the snapshot ends, None if there is none.
+    below_*: the older segments, which a recovery does not read.
+    leftover_*: segments of dead writers that are not part of the chain.
     """
 
     directory: str
@@ -42,24 +44,29 @@ class ChainStatus(msgspec.Struct, frozen=True):
     leftover_bytes: int
 
     def as_text(self) -> str:
-        """For people: a line for each thing."""
+        """Format the status as text, one line per item."""
         snapshot = "none" if self.snapshot_end is None else f"ends at {self.snapshot_end:,}"
-        speed = f"{self.recovery_s:.1f} s from here ({self.bytes_per_s / 1e6:.0f} MB/s)"
+        speed = f"{self.recovery_s:.1f} s on this machine ({self.bytes_per_s / 1e6:.0f} MB/s)"
         reads = f"reads {self.recovery_bytes:,} bytes in {self.recovery_segments} segments"
         rows = [
             ("chain", f"{self.chain} in {self.directory}"),
             ("end", f"{self.end:,}, written by epoch {self.end_epoch}"),
             ("recovery", f"{reads}, {speed}"),
             ("snapshot", snapshot),
-            ("below", f"{self.below_bytes:,} bytes in {self.below_segments} older segments, not read by it"),
-            ("leftovers", f"{self.leftover_bytes:,} bytes in {self.leftover_segments}, of dead writers"),
+            ("below", f"{self.below_bytes:,} bytes in {self.below_segments} older segments, not read"),
+            (
+                "leftovers",
+                f"{self.leftover_bytes:,} bytes in {self.leftover_segments} segments of dead writers",
+            ),
         ]
         return "\n".join(f"{name:<10} {words}" for name, words in rows)
 
 
 async def chain_status(url: str, token: bytes, progress: Progress) -> ChainStatus:
-    """Look at the chain that a URL names. Raises NotFoundError, LocalProtocolError for the URL of an object,
-    and what `look_chain` and reading raise.
+    """Return the status of the chain of a URL.
+
+    Raises NotFoundError, LocalProtocolError for the URL of an object, and the errors of `look_chain` and of
+    reading a chain.
     """
     async with chain_in_store(url, token) as (store, directory, state):
         return await _status(store, directory, state, progress)
@@ -94,7 +101,7 @@ async def _status(store: StorePort, directory: str, state: ChainState, progress:
 
 
 async def _rate(store: StorePort, directory: str, state: ChainState, progress: Progress) -> float:
-    """Bytes a second at which records of the chain come here, decoded; 0 for an empty chain."""
+    """Measure the rate at which records are read and decoded, in bytes per second; 0 for an empty chain."""
     if not state.segments:
         return 0.0
     base, read, begun = state.segments[0].base, 0, trio.current_time()
@@ -109,6 +116,6 @@ async def _rate(store: StorePort, directory: str, state: ChainState, progress: P
 
 
 def as_json(status: ChainStatus) -> str:
-    """One JSON object, with the fields of ChainStatus."""
+    """Format the status as one JSON object, with the fields of ChainStatus."""
     fields: dict[str, Any] = msgspec.to_builtins(status)
     return msgspec.json.encode(fields).decode()

@@ -1,4 +1,4 @@
-"""`dos journal timeline`: a chart of what was appended when."""
+"""`dos journal timeline`: a text chart of the bytes, records and events of a journal over time."""
 
 import json
 from datetime import UTC, datetime
@@ -12,7 +12,7 @@ BAR = "#"
 
 
 def timeline_of(timeline: Timeline) -> Consumer:
-    """A consumer that gives everything to it."""
+    """Return a consumer that counts all records in `timeline`."""
 
     def consume(records: list[Located]) -> bool:
         for located in records:
@@ -23,7 +23,7 @@ def timeline_of(timeline: Timeline) -> Consumer:
 
 
 def as_text(timeline: Timeline, *, lines: int, columns: int) -> str:
-    """A line for each stretch: when, bytes as a bar and as a number, records, and what stands out."""
+    """Format one line per interval: its time, its bytes as a bar and a number, its records and events."""
     stretches = timeline.stretches(lines)
     if not stretches:
         return "no records"
@@ -48,7 +48,7 @@ def as_text(timeline: Timeline, *, lines: int, columns: int) -> str:
 
 
 def as_json(timeline: Timeline, *, lines: int) -> str:
-    """One JSON object: `by`, "time" (ms since 1970) or "offset", and the stretches."""
+    """Format one JSON object: `by`, "time" (ms since 1970) or "offset", and the intervals as `stretches`."""
     told: dict[str, Any] = {
         "by": "time" if timeline.by_time else "offset",
         "stretches": [

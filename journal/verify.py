@@ -1,4 +1,4 @@
-"""`dos journal verify`: reads everything, and says whether it is sound or what is the first thing wrong."""
+"""`dos journal verify`: read all records, and report whether they are sound, or the first fault."""
 
 import msgspec
 
@@ -7,12 +7,12 @@ from journal.inspecting import InspectionOutcome
 
 
 def accept(_: object) -> bool:
-    """The consumer of a verification: it only wants all of it to be read."""
+    """Accept all records: the consumer of a verification, which only has to read everything."""
     return True
 
 
 def verdict_text(outcome: InspectionOutcome) -> str:
-    """For people: one line if it is sound, else the fault field by field."""
+    """Format the outcome as text: one line if it is sound, otherwise the fault, one field per line."""
     tally = outcome.tally
     seen = f"{tally.records} records in {tally.segments} segment{'s' * (tally.segments != 1)}"
     extent = f"offsets {tally.first_offset or 0} to {tally.end_offset}, {tally.bytes} bytes"
@@ -30,7 +30,7 @@ def verdict_text(outcome: InspectionOutcome) -> str:
 
 
 def verdict_json(outcome: InspectionOutcome) -> str:
-    """For programs: one JSON object."""
+    """Format the outcome as one JSON object."""
     tally = outcome.tally
     verdict: dict[str, object] = {
         "target": outcome.target,

@@ -1,7 +1,7 @@
-"""Waiting until a chain has grown, instead of asking again and again.
+"""Wait until a chain has grown, instead of polling it.
 
-Rules of this file: when to look, never what there is. That members have more bytes does not say that these
-are committed: only the follower's look does.
+A wait only returns when polling may be useful. More bytes on the members are not yet committed records: only
+the follower decides that.
 """
 
 import trio
@@ -11,7 +11,7 @@ from journal.ports import GrowingPort, GrowthPort
 
 
 class ChainWatch:
-    """Tells when there may be more for a follower to give. Made on a trio run; `close` it in the same."""
+    """A wait for new bytes of the chain that a follower reads. Create and `close` it in the same trio run."""
 
     def __init__(self, store: GrowingPort, follower: ChainFollower) -> None:
         self._store = store
@@ -19,11 +19,13 @@ class ChainWatch:
         self._segment = ""
         self._growth: GrowthPort | None = None
         self._told = 0
-        """So much of the segment members have, as they said when the last wait ended."""
+        """The size of the segment that the members reported when the last wait ended."""
 
     async def wait(self, timeout_s: float) -> None:
-        """Until members have more of the newest segment than was given, and than they told before; or the
-        time is up, which is how late a segment that was begun meanwhile may be noticed.
+        """Wait until a quorum holds more of the newest segment than the follower has returned.
+
+        Also more than the previous wait reported, so that uncommitted bytes do not end every wait at once.
+        Returns after `timeout_s` in any case. That bounds how late a new segment is noticed.
         """
         frontier = self._follower.frontier
         if frontier is None:
@@ -39,7 +41,7 @@ class ChainWatch:
             self._told = await self._growth.beyond(max(given, self._told))
 
     def close(self) -> None:
-        """Ask members nothing more."""
+        """Stop watching the members."""
         if self._growth is not None:
             self._growth.__exit__(None, None, None)
             self._growth = None

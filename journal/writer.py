@@ -1,16 +1,17 @@
-"""The chain writer: opens segments, appends records, rolls. The one way in which a journal grows.
+"""Write a chain: open segments, append records, roll to a new segment. Nothing else appends to a journal.
 
-Rules of this file: a writer stands on a chain that was taken over under the same claim, and it obeys
+A writer continues a chain that was taken over under the same claim. It obeys three rules of protocol.md:
 
-    R7   a segment, also within an epoch, is opened only when all below it is synced on the quorum
-    R8   nothing is appended behind a start record before that is synced on the quorum
-    R9   in a chain that is not pipelined, nothing is appended before all before it is synced
+    R7   a segment is opened, also within one epoch, only after everything below it is synced on the quorum
+    R8   nothing is appended after a start record before the start record is synced on the quorum
+    R9   in a chain that is not pipelined, a record is appended only after all earlier records are synced
 
-so that a reader can tell from bytes that follow that what precedes them is committed (R10). States:
+A reader relies on them: bytes that follow a record prove that the record is committed (R10).
 
-    OPEN    append, roll
-    MOVING  a segment is being opened or a snapshot written: nothing else may be appended
-    CLOSED  closed, or an opening failed or was cancelled midway: take over again to go on
+    state   meaning
+    OPEN    `append` and `roll` are allowed
+    MOVING  a segment is being opened or a snapshot written; nothing else may be appended
+    CLOSED  closed, or an opening failed or was cancelled; take the chain over again to continue
 """
 
 import weakref
@@ -42,7 +43,7 @@ from journal.scratch import CacheWriter, Scratch
 
 
 class WriterState(Enum):
-    """See the head of this file."""
+    """The state of a ChainWriter: the table at the top of this module."""
 
     OPEN = auto()
     MOVING = auto()
@@ -50,19 +51,21 @@ class WriterState(Enum):
 
 
 _opened: "weakref.WeakKeyDictionary[ClaimPort, set[str]]" = weakref.WeakKeyDictionary()
-"""Chains that had a writer under a claim: one epoch is one line of history, so it is opened once."""
+"""The chains that were opened under each claim. A chain is opened once per claim, because one epoch must be
+one line of history."""
 
 
 class ChainWriter:
-    """Appends records to one chain under one claim. Make it with `open`. Not for several tasks at once.
+    """The writer of one chain under one claim. Create it with `open`. Not for concurrent use by several
+    tasks.
 
-    Invariants: `synced <= end.size`; every position that was returned stays readable unless the claim is lost
-    before it is synced.
+    Invariants: `synced <= end.size`; every returned position stays readable unless the claim is lost before
+    the position is synced.
     """
 
     marks: ClassVar[bool] = True
     rolls: ClassVar[bool] = True
-    """What a journaled directory asks of whatever records its changes."""
+    """Both tell a journaled directory that this recorder stores time marks and can roll."""
 
     def __init__(
         self, claim: ClaimPort, chain: str, generation: int, scratch: Scratch | None, pipelined: bool
@@ -94,24 +97,25 @@ class ChainWriter:
         *,
         pipelined: bool = True,
     ) -> "ChainWriter":
-        """Open a new segment behind `predecessor`, and return once its start is synced on the quorum (R8).
+        """Open a new segment after `predecessor`, and return when its start is synced on the quorum (R8).
 
-        predecessor: what `take_over` returned under this claim. None: the journal must not exist, which is
-        found out first (R16). generation: of the store record in use. snapshot: records that alone give the
-        whole state; they are appended between SNAPSHOT_BEGIN and SNAPSHOT_END, and are not waited for.
-        pipelined: whether records may be appended before the ones before them are synced (a manifest's may
-        not).
+        predecessor: the result of `take_over` under this claim. None: the journal must not exist yet; this is
+            checked first (R16).
+        generation: the generation of the store record in use.
+        snapshot: records that contain the whole state. They are appended between SNAPSHOT_BEGIN and
+            SNAPSHOT_END; `open` does not wait until they are synced.
+        pipelined: whether a record may be appended before the earlier ones are synced. False for a manifest.
 
-        Raises LocalProtocolError for a chain that this claim may not open, FencedError if the claim is
-        lost. Failed or cancelled, the segment may exist or not; take over again, with a higher epoch.
+        Raises LocalProtocolError if this claim may not open the chain, FencedError if the claim is lost.
+        After a failure or a cancellation the segment may exist or not: take over again with a higher epoch.
         """
         check_chain_name(chain)
         if predecessor is None:
             predecessor = await take_over(claim, chain, generation=generation, scratch=scratch)
             if predecessor.end is not None:
                 raise LocalProtocolError(
-                    f"chain {chain} exists, to {predecessor.end}",
-                    remedy="open it behind what take_over returns",
+                    f"chain {chain} exists already and ends at {predecessor.end}",
+                    remedy="pass the result of take_over as the predecessor",
                 )
         _check_opening(claim, chain, predecessor)
         writer = cls(claim, chain, generation, scratch, pipelined)
@@ -143,23 +147,25 @@ class ChainWriter:
 
     @property
     def segment(self) -> str:
-        """The name of the segment appended to now."""
+        """The name of the current segment."""
         return segment_name(self._chain, self._claim.epoch, self._base)
 
     @property
     def end(self) -> Position:
-        """The position just past the last record appended."""
+        """The position just past the last appended record."""
         return Position(self._claim.epoch, self._base + self._current.size, self._current.digest)
 
     @property
     def synced(self) -> int:
-        """The logical offset up to which this chain is synced on the quorum."""
+        """The logical offset up to which the chain is synced on the quorum."""
         return self._base + self._current.synced
 
     @property
     def floor(self) -> Floor:
-        """The lowest segment that a replay to `end` reads, (epoch, base). A new snapshot counts once its end
-        is synced on the quorum: before that what it replaces is needed (R14).
+        """The (epoch, base) of the lowest segment that a replay to `end` reads.
+
+        A new snapshot raises it only when the snapshot's end is synced on the quorum. Before that, a replay
+        may need the segments that the snapshot replaces (R14).
         """
         assert self._floor is not None, "a writer that is open has a segment"
         if self._replaces is not None and self.synced >= self._snapshot_size:
@@ -168,20 +174,20 @@ class ChainWriter:
 
     @property
     def segments(self) -> int:
-        """How many segments a replay to `end` reads."""
+        """The number of segments that a replay to `end` reads."""
         return self._segments
 
     @property
     def bytes_since_snapshot(self) -> int:
-        """What a replay to `end` reads behind the newest snapshot (or the chain's beginning)."""
+        """Bytes that a replay to `end` reads after the newest snapshot, or after the chain's beginning."""
         return self._base + self._current.size - self._snapshot_size
 
     def append(self, record: Record) -> Position:
-        """Append a record; the position just past it. Buffers and returns at once: see `wait_synced`,
-        `wait_room`.
+        """Append a record and return the position just past it. The record is buffered, not yet durable.
 
-        Raises LocalProtocolError (a record that cannot be; not pipelined and the last record is not synced
-        yet), ClosedError, FencedError. Nothing was appended then.
+        Use `wait_synced` for durability and `wait_room` for back-pressure. Raises LocalProtocolError (the
+        record is invalid, or the chain is not pipelined and an earlier record is not synced yet),
+        ClosedError, FencedError; nothing was appended then.
         """
         if self._state is not WriterState.OPEN:
             self._refuse()
@@ -189,34 +195,38 @@ class ChainWriter:
             if self._claim.lost is not None:
                 raise self._claim.lost
             raise LocalProtocolError(
-                f"chain {self._chain} is not pipelined: byte {self.synced} of {self.end.size} is synced",
-                remedy="wait_synced before each append",
+                f"chain {self._chain} is not pipelined; {self.synced} of {self.end.size} bytes are synced",
+                remedy="call wait_synced before each append",
             )
         if record.op is Op.SEGMENT_START or record.op in (Op.SNAPSHOT_BEGIN, Op.SNAPSHOT_END):
-            raise LocalProtocolError(f"{record.op.name} is the writer's own: see open and roll")
+            raise LocalProtocolError(
+                f"a {record.op.name} record is appended by the writer only", remedy="use open or roll"
+            )
         return self._put(record)
 
     async def wait_synced(self, position: Position | None = None) -> None:
-        """Until everything up to a position of this writer (None: `end`) is synced on the quorum.
+        """Wait until everything up to `position` (None: `end`) is synced on the quorum.
 
-        Raises FencedError if the claim is lost before, LocalProtocolError for a position not reached yet.
+        Raises FencedError if the claim is lost first, LocalProtocolError if `position` is beyond `end`.
         """
         size = self.end.size if position is None else position.size
         if size > self.end.size:
-            raise LocalProtocolError(f"chain {self._chain} ends at {self.end}, not yet at {position}")
+            raise LocalProtocolError(
+                f"position {position} is beyond the end of chain {self._chain}, {self.end}"
+            )
         if size > self._base:
             await self._current.wait_synced(size - self._base)
 
     async def wait_room(self) -> None:
-        """Until few enough bytes are unsynced to append more (back-pressure). Raises FencedError."""
+        """Wait until few enough bytes are unsynced to append more (back-pressure). Raises FencedError."""
         await self._current.wait_room()
 
     async def roll(self, snapshot: Iterable[Record] | None = None) -> None:
-        """Go on in a new segment of the same epoch, which begins with `snapshot` if one is given.
+        """Continue in a new segment of the same epoch, which begins with `snapshot` if one is passed.
 
-        First all that was appended is synced on the quorum (R7), then the new start (R8); the snapshot's
-        records are appended, not waited for. Nothing else may be appended meanwhile. Raises as `open`;
-        failed or cancelled, the writer is closed.
+        Waits until all appended records are synced on the quorum (R7), then until the new start is synced
+        (R8). Appends the snapshot's records without waiting for them. Nothing else may be appended meanwhile.
+        Raises the errors of `open`. After a failure or a cancellation the writer is closed.
         """
         if self._state is not WriterState.OPEN:
             self._refuse()
@@ -224,32 +234,37 @@ class ChainWriter:
         await self._guarded_move(snapshot)
 
     async def release(self, floor: Floor) -> None:
-        """Let go of all segments of this chain below that one, (epoch, base), for ever, in two phases: the
-        start of a new segment says so, and is synced on the quorum; only then they are deleted, in the
-        background, on all members (R14). Segments that begin later say it again, so that a deletion that a
-        crash cut short is taken up by `collect_released` of the next writer.
+        """Release all segments of this chain below `floor`, an (epoch, base). A release cannot be undone.
 
-        The caller answers for it: a finished snapshot begins the segment `floor`, its end is committed, and
-        the chain's present line of history leads to it. Raises as `roll`; LocalProtocolError for a floor
-        above this segment. What was released stays so.
+        It has two phases (R14). First the start record of a new segment names the floor and is synced on the
+        quorum. Only then are the segments deleted, in the background, on all members. Every later segment
+        repeats the floor, so that `collect_released` of the next writer completes a deletion that a crash
+        interrupted.
+
+        The caller guarantees that the segment `floor` begins with a finished snapshot, that the end of this
+        snapshot is committed, and that the chain's current line of history contains that segment. Raises the
+        errors of `roll`, and LocalProtocolError if `floor` is above the current segment.
         """
         if floor > (self._claim.epoch, self._base):
-            raise LocalProtocolError(f"chain {self._chain} is written at {self._base}: {floor} is above")
+            raise LocalProtocolError(
+                f"cannot release chain {self._chain} below {floor}: the current segment is"
+                f" {(self._claim.epoch, self._base)}"
+            )
         before, self._released = self._released, max(self._released, floor)
         if self._released != before:
             await self.roll()
         self.collect_released()
 
     def collect_released(self) -> None:
-        """Delete, in the background, what an acknowledged start of this chain says is released. Raises
-        FencedError."""
+        """Delete, in the background, the segments that an acknowledged start of this chain has released.
+
+        Raises FencedError.
+        """
         if self._released != NO_FLOOR:
             self._claim.collect(below({self._chain: self._released}))
 
     async def aclose(self) -> None:
-        """Stop appending. What was appended goes on being synced by the claim; closing does not wait for
-        it.
-        """
+        """Stop appending. Does not wait: the claim continues to sync the appended records."""
         self._state = WriterState.CLOSED
         if self._object is not None:
             self._object.seal()
@@ -266,14 +281,14 @@ class ChainWriter:
     def _refuse(self) -> None:
         if self._state is WriterState.MOVING:
             raise LocalProtocolError(
-                f"chain {self._chain} is opening a segment: wait for open or roll to return"
+                f"chain {self._chain} is opening a segment", remedy="wait until open or roll returns"
             )
         raise ClosedError(f"the writer of chain {self._chain} is closed", remedy="take the chain over again")
 
     async def _guarded_move(self, snapshot: Iterable[Record] | None) -> None:
         try:
             end = self.end
-            await self.wait_synced(end)
+            await self.wait_synced(end)  # R7: the start of the next segment commits all below it
             below = Predecessor(self.segment, self._current.size, self._current.digest)
         except BaseException:
             await self.aclose()
@@ -282,7 +297,7 @@ class ChainWriter:
         await self._move(below, snapshot)
 
     async def _move(self, below: Predecessor | None, snapshot: Iterable[Record] | None) -> None:
-        """Open a segment behind `below`, which is synced on the quorum; write the snapshot; be OPEN."""
+        """Open a segment after `below`, which is synced on the quorum. Write the snapshot. Set OPEN."""
         try:
             await self._open_segment(below)
             if snapshot is not None:
@@ -319,7 +334,7 @@ class ChainWriter:
         self._put(start_record(start))
         if self._floor is None:
             self._floor = self._claim.epoch, self._base
-        await self._object.wait_synced(self._object.size)
+        await self._object.wait_synced(self._object.size)  # R8: only then may anything follow the start
 
     async def _write_snapshot(self, snapshot: Iterable[Record]) -> None:
         await self._put_in_snapshot(Record(Op.SNAPSHOT_BEGIN))
@@ -353,13 +368,15 @@ class ChainWriter:
 
 
 def _check_opening(claim: ClaimPort, chain: str, predecessor: ChainState) -> None:
-    """Raise LocalProtocolError unless this claim may open the chain behind `predecessor`."""
+    """Raise LocalProtocolError unless this claim may open the chain after `predecessor`."""
     if predecessor.chain != chain:
-        raise LocalProtocolError(f"chain {chain} cannot stand on chain {predecessor.chain}")
+        raise LocalProtocolError(f"the predecessor is of chain {predecessor.chain}, not of chain {chain}")
     if predecessor.end not in (None, ORIGIN) and (
         not predecessor.segments or predecessor.segments[-1].end != predecessor.end
     ):
-        raise LocalProtocolError(f"chain {chain} does not end where its last segment does: {predecessor.end}")
+        raise LocalProtocolError(
+            f"the end of chain {chain}, {predecessor.end}, is not the end of its last segment"
+        )
     held = [
         parsed.epoch
         for objects in claim.answers.values()
@@ -370,13 +387,14 @@ def _check_opening(claim: ClaimPort, chain: str, predecessor: ChainState) -> Non
         held.append(predecessor.end.epoch)
     if held and max(held) >= claim.epoch:
         raise LocalProtocolError(
-            f"chain {chain} has a segment of epoch {max(held)}, the claim has {claim.epoch}",
-            remedy="claim the directory with an epoch above all seen",
+            f"chain {chain} has a segment of epoch {max(held)}; the epoch of the claim, {claim.epoch}, is not"
+            " above it",
+            remedy="claim the directory with an epoch above all existing ones",
         )
     chains = _opened.setdefault(claim, set())
     if chain in chains:
         raise LocalProtocolError(
-            f"chain {chain} was opened under this claim already: an epoch is one line of history",
+            f"chain {chain} was already opened under this claim; an epoch is one line of history",
             remedy="claim the directory again with a higher epoch, then take over",
         )
     chains.add(chain)

@@ -1,4 +1,4 @@
-"""Archives: sealed segments of chains in a bucket of S3, from which they are read with no server alive.
+"""Archives: sealed segments of chains in an S3 bucket, which can be read without any server.
 
-Start reading at `core/archive_manifest.py`, then `bucket.py`, `archiving.py`, `reading.py`.
+To read the code, start with `core/archive_manifest.py`, then `bucket.py`, `archiving.py` and `reading.py`.
 """

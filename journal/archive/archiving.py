@@ -1,13 +1,18 @@
-"""Archiving a chain: sealed segments to a bucket, each read back before the manifest lists it.
+"""Archive a chain: copy its sealed segments to a bucket, and read each back before the manifest lists it.
 
-Rules of this file: what is copied, and in which order. A segment is *sealed* when a committed one stands on
-it: nothing that was ever shown of it will go away or change. The newest segment is not, and stays on the
-servers alone.
+A segment is *sealed* when a committed segment follows it: no byte of it that was ever visible will disappear
+or change. The newest segment is not sealed and stays on the servers only.
 
-The order for each segment: read it from the servers against its digests, put it, read it back, put the
-manifest. So what a manifest lists is there, whenever this was interrupted; what is there and not listed is
-found right, and listed, the next time. Manifests are put only over the version that was read: of two who
-archive one chain at once, the later one adds to what the other put.
+The order for each segment makes an interrupted run safe:
+
+    1. read the segment from the servers and verify its digests
+    2. put the object
+    3. read the object back and verify it
+    4. put the manifest that lists it
+
+So everything that a manifest lists exists. An object that is not listed yet is verified and listed by the
+next run. A manifest is put only over the version that was read: if two runs archive the same chain
+concurrently, the later one adds to the manifest of the other.
 """
 
 import functools
@@ -50,7 +55,7 @@ Progress = Callable[[int, int | None], None]
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """The sealed segments that servers have, the oldest first, and the position at which they end."""
+    """The sealed segments on the servers, the oldest first, and the position at which they end."""
 
     spans: tuple[SegmentSpan, ...]
     end: Position
@@ -58,8 +63,10 @@ class Sealed:
 
 @dataclass(frozen=True, slots=True)
 class Archived:
-    """What an archiving did, or would do: segments and bytes copied, and those that were there before; the
-    logical offsets between which the archive has the chain.
+    """The result of archiving a chain, or its preview: the copied and the already archived segments and
+    bytes.
+
+    begins_at, end: the logical offsets between which the archive holds the chain.
     """
 
     copied_segments: int
@@ -71,10 +78,10 @@ class Archived:
 
 
 async def sealed_spans(store: StorePort, directory: str, chain: str) -> Sealed:
-    """What can be archived. Raises NotFoundError, and what `look_chain` raises."""
+    """Return the segments that can be archived. Raises NotFoundError, and the errors of `look_chain`."""
     state = await look_committed(store, directory, chain)
     spans = list(state.segments[:-1])
-    with suppress(HistoryTrimmedError):  # an archive has it from before, or it is gone
+    with suppress(HistoryTrimmedError):  # the archive holds the trimmed part already, or it is lost
         while state.segments:
             below = await stretch_below(store, directory, chain, state)
             if below is None:
@@ -95,11 +102,12 @@ async def archive_chain(
 ) -> Archived:
     """Copy the sealed segments of a chain that its archive lacks, the oldest first.
 
-    Interrupted or failed, what was listed stays, and the next call goes on. dry_run: nothing is written; the
-    answer tells what would be copied. Disk: one segment, in the directory for temporary files.
+    After a failure or an interruption, the listed segments stay listed, and the next call continues. dry_run:
+    write nothing and return what would be copied. Uses disk space for one segment, in the directory for
+    temporary files.
 
-    Raises NotFoundError, ArchiveDiffersError if the archive is another store's, ArchiveDamagedError, what
-    reading a chain raises, and what the bucket raises.
+    Raises NotFoundError, ArchiveDiffersError if the archive is of another store, ArchiveDamagedError, and the
+    errors of reading a chain and of the bucket.
     """
     sealed = await sealed_spans(store, directory, chain)
     archive = _Archive(bucket, directory, chain, identity_of(store.record), sealed)
@@ -128,7 +136,7 @@ def _later(progress: Progress, before: int, total: int, now: int) -> None:
 
 
 class _Archive:
-    """The archive of one chain while it is added to. `manifest`: with what was added."""
+    """The archive of one chain during a run. `manifest` includes the segments added so far."""
 
     def __init__(self, bucket: Bucket, directory: str, chain: str, store_id: str, sealed: Sealed) -> None:
         self.manifest = ArchiveManifest(directory, chain, store_id, ORIGIN)
@@ -136,11 +144,11 @@ class _Archive:
         self._sealed = sealed
         self._key = manifest_key(directory, chain)
         self._version: str | None = None
-        """Of the manifest that was read or put last; None: there is none."""
+        """The version of the manifest that was last read or put; None if there is none."""
         self._saved = b""
 
     async def load(self) -> None:
-        """Take in what the bucket's manifest lists now. Raises ArchiveDiffersError."""
+        """Merge the bucket's manifest into this one. Raises ArchiveDiffersError."""
         self._version = await in_thread(self._bucket.version, self._key)
         if self._version is not None:
             found = await read_manifest(self._bucket, self.manifest.directory, self.manifest.chain)
@@ -148,11 +156,11 @@ class _Archive:
             self.manifest = found.merged(self.manifest)
 
     async def add(self, store: StorePort, span: SegmentSpan, progress: Callable[[int], None]) -> None:
-        """Copy one segment; it is listed when this returns."""
+        """Copy one segment and list it in the manifest."""
         if span.length > archive_segment_bytes_max:
             raise ArchiveDiffersError(
-                f"{span.name} has {span.length} bytes, S3 takes at most {archive_segment_bytes_max}",
-                remedy="have the chain's writer roll its segments sooner",
+                f"{span.name} has {span.length} bytes, the limit of S3 is {archive_segment_bytes_max}",
+                remedy="let the chain's writer roll to new segments sooner",
             )
         with tempfile.TemporaryFile() as spool:
             segment = await _copied(store, self.manifest.directory, span, spool, progress)
@@ -161,7 +169,7 @@ class _Archive:
         await self.save()
 
     async def save(self) -> None:
-        """Put the manifest over the version that was read; over a newer one, with what that one lists."""
+        """Put the manifest over the version that was read. If there is a newer one, merge it first."""
         for _ in range(archive_tries_max):
             manifest = self._ending()
             data = encode_manifest(manifest)
@@ -170,7 +178,7 @@ class _Archive:
             if len(data) > archive_manifest_bytes_max:
                 raise ArchiveDiffersError(
                     f"the manifest would have {len(data)} bytes, the limit is {archive_manifest_bytes_max}",
-                    remedy="archive to another prefix from now on",
+                    remedy="archive to another prefix",
                 )
             digest, over = hashlib.sha256(data).digest(), self._version
             version = await in_thread(
@@ -181,12 +189,13 @@ class _Archive:
                 return
             await self.load()
         raise ArchiveUnavailableError(
-            f"the manifest of {manifest.directory}/{manifest.chain} was changed by others each time"
+            f"the manifest of {manifest.directory}/{manifest.chain} was changed by others at every attempt"
         )
 
     def _ending(self) -> ArchiveManifest:
-        """The manifest with its end: the sealed segments are listed up to there. If none is, it is as it was
-        found.
+        """Return the manifest with the position up to which all sealed segments are listed as its end.
+
+        If no sealed segment is listed, the end is unchanged.
         """
         end = self.manifest.end
         for span in self._sealed.spans:
@@ -196,7 +205,9 @@ class _Archive:
         return msgspec.structs.replace(self.manifest, end=end)
 
     def _put(self, segment: ArchivedSegment, spool: BinaryIO) -> None:
-        """Blocking: the object is there, and was read back. One that an interrupted call left will do."""
+        """Put the object of a segment and read it back. Blocks. Reuses a valid object of an
+        interrupted run.
+        """
         key = f"{self.manifest.directory}/{segment.key}"
         if self._bucket.version(key) is not None:
             with suppress(ArchiveDamagedError):
@@ -216,12 +227,12 @@ class _Archive:
                 0,
                 f"{segment.length} bytes with SHA-256 {segment.sha256.hex()}",
                 f"{length} bytes with {sha256.hex()}",
-                "the bucket gives back other bytes than were put: archive to another one",
+                "the bucket returns different bytes than were put: archive to another bucket",
             )
 
 
 def _sum(bucket: Bucket, key: str) -> tuple[int, bytes]:
-    """Length and SHA-256 of what is there."""
+    """Return the length and the SHA-256 of an object."""
     length, sha256 = 0, hashlib.sha256()
     for piece in bucket.pieces(key):
         length += len(piece)
@@ -232,7 +243,7 @@ def _sum(bucket: Bucket, key: str) -> tuple[int, bytes]:
 async def _copied(
     store: StorePort, directory: str, span: SegmentSpan, spool: BinaryIO, progress: Callable[[int], None]
 ) -> ArchivedSegment:
-    """The bytes of a span, in the spool; its records and digests were found right."""
+    """Copy the bytes of a span to `spool` and verify its records and digests."""
     replay, whole, blocks, block = SpanReplay(span), hashlib.sha256(), bytearray(), hashlib.sha256()
     at = 0
     async with aclosing(ChainSource(store, directory).chunks(span.name, span.length)) as chunks:

@@ -1,9 +1,8 @@
-"""A bucket of S3, or of a service that speaks like it: the requests that an archive makes, and what may go
-wrong with them.
+"""The requests of an archive to a bucket of S3 or a compatible service, and their errors. All calls block.
 
-Rules of this file: blocking calls on one bucket, and the one place where boto3's errors get our names. What
-may be temporary (5xx, throttling, time-outs, connections that break, answers that are cut short) is tried
-again; what is not, is not. The bytes of archived objects are checked in `reading.py` and `archiving.py`.
+This is the only module that translates errors of boto3. Temporary errors (5xx, throttling, timeouts, broken
+connections, truncated replies) are retried, others are not. `reading.py` and `archiving.py` verify the bytes
+of archived objects.
 """
 
 import re
@@ -23,7 +22,7 @@ from journal.limits import archive_block_bytes, archive_retry_s, archive_timeout
 SCHEME: Final = "s3://"
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", re.ASCII)
 _REMEDY: Final = (
-    "write it as s3://BUCKET/PREFIX/DIRECTORY/CHAIN; another service than AWS: ?endpoint=http://HOST:PORT"
+    "write it as s3://BUCKET/PREFIX/DIRECTORY/CHAIN; for a service other than AWS: ?endpoint=http://HOST:PORT"
 )
 
 Result = TypeVar("Result")
@@ -31,7 +30,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class S3Url:
-    """A parsed URL. `path`: what follows the bucket, its parts divided by single slashes."""
+    """A parsed URL of a bucket. `path`: the parts after the bucket."""
 
     bucket: str
     path: tuple[str, ...]
@@ -41,8 +40,9 @@ class S3Url:
         return SCHEME + "/".join((self.bucket, *self.path))
 
     def chain(self) -> "tuple[S3Url, str, str]":
-        """The archive's URL, directory and chain, of the URL of an archived chain. Raises BadUrlError,
-        BadNameError.
+        """Split the URL of an archived chain into the archive's URL, directory and chain.
+
+        Raises BadUrlError, BadNameError.
         """
         if len(self.path) < 2:
             raise BadUrlError(f"{self} names no archived chain", remedy=_REMEDY)
@@ -51,28 +51,33 @@ class S3Url:
 
 
 def parse_s3_url(url: str, endpoint: str | None = None) -> S3Url:
-    """The parts of s3://BUCKET[/PREFIX..][?endpoint=URL]. Raises BadUrlError."""
+    """Parse s3://BUCKET[/PREFIX..][?endpoint=URL]. Raises BadUrlError."""
     if not url.startswith(SCHEME):
         raise BadUrlError(f"the URL of an archive begins with {SCHEME}: {url[:60]!a}", remedy=_REMEDY)
     try:
         parts = urlsplit(url)
         asked = parse_qs(parts.query, strict_parsing=True) if parts.query else {}
     except ValueError as error:
-        raise BadUrlError(f"{url[:60]!a} is no URL: {error}", remedy=_REMEDY) from error
+        raise BadUrlError(f"{url[:60]!a} is not a valid URL: {error}", remedy=_REMEDY) from error
     if unknown := sorted(asked.keys() - {"endpoint"}):
-        raise BadUrlError(f"{url[:60]!a} asks for {unknown[0]}; only endpoint is known", remedy=_REMEDY)
+        raise BadUrlError(
+            f"{url[:60]!a} has the unknown parameter {unknown[0]}; only endpoint is known", remedy=_REMEDY
+        )
     if _BUCKET.fullmatch(parts.netloc) is None:
-        raise BadUrlError(f"no name of a bucket: {parts.netloc[:60]!a}", remedy=_REMEDY)
+        raise BadUrlError(f"{parts.netloc[:60]!a} is not a valid bucket name", remedy=_REMEDY)
     path = tuple(part for part in parts.path.split("/") if part)
     return S3Url(parts.netloc, path, endpoint or asked.get("endpoint", [None])[0])
 
 
 class Bucket:
-    """Objects below a URL's path. Every call blocks, may be made from any thread, and raises
-    ArchiveNotFoundError, ArchiveRefusedError, ArchiveUnavailableError.
+    """The objects below the path of a URL.
 
-    tries, retry_s, timeout_s: see the limits. Credentials, region and, unless the URL says it, the endpoint
-    come from boto3's usual places (environment, files, instance).
+    Every call blocks, may be made from any thread, and raises ArchiveNotFoundError, ArchiveRefusedError,
+    ArchiveUnavailableError.
+
+    tries, retry_s, timeout_s: attempts per request, wait before the second attempt, timeout of a connection
+    and of each read. boto3 determines the credentials, the region and, unless the URL has one, the endpoint
+    as usual (environment, files, instance).
     """
 
     def __init__(
@@ -84,7 +89,7 @@ class Bucket:
         timeout_s: float = archive_timeout_s,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        import boto3  # takes longer to import than all of our own commands
+        import boto3  # imported late, because the import takes longer than that of all commands
         import botocore.exceptions
         from botocore.config import Config
 
@@ -93,18 +98,18 @@ class Bucket:
         config = Config(
             connect_timeout=timeout_s,
             read_timeout=timeout_s,
-            retries={"total_max_attempts": 1, "mode": "standard"},  # ours, which know of cut answers too
+            retries={"total_max_attempts": 1, "mode": "standard"},  # `again` retries truncated replies too
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
         )
         session = boto3.session.Session()
-        region = session.region_name or "us-east-1"  # S3's own default; other services do not mind
+        region = session.region_name or "us-east-1"  # the default of S3; other services ignore it
         try:
             self._client: Any = session.client(
                 "s3", endpoint_url=url.endpoint, config=config, region_name=region
             )
         except ValueError as error:
-            raise BadUrlError(f"no endpoint: {error}", remedy=_REMEDY) from error
+            raise BadUrlError(f"invalid endpoint: {error}", remedy=_REMEDY) from error
         self._refusals = botocore.exceptions.ClientError
         self._lacking = (
             botocore.exceptions.NoCredentialsError,
@@ -114,11 +119,11 @@ class Bucket:
         self._broken = (botocore.exceptions.BotoCoreError, botocore.exceptions.HTTPClientError, OSError)
 
     def place(self, key: str) -> str:
-        """How an object is called in messages."""
+        """Return the name of an object for messages."""
         return f"{self.url}/{key}"
 
     def get(self, key: str, offset: int | None = None, length: int | None = None) -> bytes:
-        """An object whole, or the part asked for: fewer bytes if the object ends before, never more."""
+        """Return a whole object, or up to `length` bytes from `offset`, fewer if the object ends before."""
         if offset is None or length is None:
             return self._tried(key, lambda: self._read(key, {}))
         part = {"Range": f"bytes={offset}-{offset + length - 1}"}
@@ -128,7 +133,7 @@ class Bucket:
             return b""
 
     def version(self, key: str) -> str | None:
-        """What names the present version of an object; None if there is none."""
+        """Return the current version (ETag) of an object; None if there is none."""
         try:
             head = self._tried(key, lambda: self._client.head_object(**self._names(key)))
         except ArchiveNotFoundError:
@@ -138,8 +143,11 @@ class Bucket:
     def put(
         self, key: str, body: "bytes | BinaryIO", length: int, sha256: bytes, *, over: str | None = ""
     ) -> str | None:
-        """Write an object whole; its version. over: "" whatever is there, None only if nothing is, else only
-        over that version; None, and nothing is written, if it is not so.
+        """Write a whole object and return its new version; None, with nothing written, if `over` does not
+        hold.
+
+        over: "" to write unconditionally, None to write only if there is no object, otherwise the version
+        that may be overwritten.
         """
         condition = {"IfNoneMatch": "*"} if over is None else {"IfMatch": over} if over else {}
 
@@ -163,8 +171,10 @@ class Bucket:
         return self._tried(key, put)
 
     def pieces(self, key: str) -> Iterator[bytes]:
-        """An object from its beginning. What breaks off or stands still is ArchiveUnavailableError at once:
-        begin again with `again`.
+        """Yield an object from its beginning.
+
+        A broken or stalled connection raises ArchiveUnavailableError without a retry: wrap the loop in
+        `again`.
         """
         answer = self._once(key, lambda: self._client.get_object(**self._names(key)))
         with closing(answer["Body"]) as body:
@@ -175,7 +185,7 @@ class Bucket:
                 raise self._unavailable(key, error) from error
 
     def again(self, attempt: Callable[[], Result]) -> Result:
-        """The result of the attempt, made so often as any request."""
+        """Return the result of `attempt`, and retry it like a request."""
         for number in range(1, self._tries + 1):
             try:
                 return attempt()
@@ -197,7 +207,7 @@ class Bucket:
         return self.again(lambda: self._once(key, request))
 
     def _once(self, key: str, request: Callable[[], Result]) -> Result:
-        """The request, with its errors named."""
+        """Make a request once, and translate its errors."""
         try:
             return request()
         except self._refusals as error:
@@ -208,7 +218,7 @@ class Bucket:
             raise self._unavailable(key, error) from error
 
     def _unavailable(self, key: str, error: Exception) -> ArchiveUnavailableError:
-        return ArchiveUnavailableError(f"{self.place(key)}, asked up to {self._tries} times: {error}")
+        return ArchiveUnavailableError(f"{self.place(key)} failed, tried up to {self._tries} times: {error}")
 
     def _refused(self, key: str, error: Any) -> Exception:
         status, told = _status(error), error.response.get("Error", {})
@@ -223,7 +233,7 @@ class Bucket:
 
 
 class _PastEndError(ArchiveNotFoundError):
-    """The object ends before the part that was asked for."""
+    """The object ends before the requested part."""
 
 
 def _status(error: Any) -> int:

@@ -1,7 +1,7 @@
-"""Parts of an archived segment, asked for before they are needed: a restore decodes one while the next come.
+"""Read parts of an archived segment ahead: a restore decodes one part while the next ones are in flight.
 
-Rules of this file: order and memory. Which parts there are, and whether their bytes are right, `reading.py`
-knows. Parts come out in order; what is wrong with one is raised where it would have come.
+Parts are returned in order, and the error of a part is raised in its place. `reading.py` determines the parts
+and verifies their bytes.
 """
 
 from collections import deque
@@ -15,7 +15,7 @@ Read = Callable[[], bytes]
 
 
 class _Part:
-    """One part on its way, in a thread. A cancellation leaves that alone."""
+    """A part that is being read in a thread. A cancellation does not wait for the thread."""
 
     def __init__(self, read: Read) -> None:
         self.scope = trio.CancelScope()
@@ -28,7 +28,7 @@ class _Part:
         try:
             with self.scope:
                 self._data = await trio.to_thread.run_sync(self._read, abandon_on_cancel=True)
-        except Exception as error:  # raised by `data`
+        except Exception as error:  # raised again by `data`
             self._error = error
         finally:
             self._ended.set()
@@ -41,10 +41,10 @@ class _Part:
 
 
 async def in_order(reads: Iterable[Read]) -> AsyncGenerator[bytes]:
-    """What each of these blocking reads gives, in order; some of them are begun before they are asked for.
+    """Yield the results of blocking reads in order. Some reads are started before they are needed.
 
-    Raises what they raise. Memory: what `archive_reads_ahead_max` reads give, the one before them and the one
-    that was given out last.
+    Raises the errors of the reads. Memory: the results of `archive_reads_ahead_max` reads, of the read before
+    them, and the result that was yielded last.
     """
     begun: deque[_Part] = deque()
     waiting = iter(reads)

@@ -1,8 +1,9 @@
-"""An archived chain, read as a store is: walks, replays and restores see no difference. And both together:
-old segments from the bucket, new ones from the servers.
+"""Read an archived chain through the interface of a store, alone or together with the servers.
 
-Rules of this file: no byte goes on that its block's SHA-256 does not confirm. What is archived was committed;
-so an archive is a store of one member whose claim is still that of the chain's last archived segment (R10).
+Walks, replays and restores work on an archive as on a store. With the servers, old segments come from the
+bucket and new ones from the servers. Every block is checked against its SHA-256 before its bytes are
+returned. All archived bytes are committed, so an archive is presented as a store of one member, whose claim
+still has the epoch of the chain's last archived segment (R10).
 """
 
 import functools
@@ -36,29 +37,29 @@ from journal.limits import archive_block_bytes, archive_read_bytes
 from journal.ports import StorePort
 
 ARCHIVE: Final = b"archive".ljust(16, b".")
-"""The archive as a member: no server has this identity, so its copies never count towards a quorum of any."""
+"""The server id of an archive. No server has it, so the archive never counts toward a quorum of servers."""
 
 Result = TypeVar("Result")
 
 
 def identity_of(record: StoreRecord) -> str:
-    """Which store an archive is of: the store's id, or that of a server that is alone. 32 hex digits."""
+    """Return the identity of a store, 32 hex digits: the store id, or the id of a server without a store."""
     return (record.members[0].server_id if record.store_id == NO_ID else record.store_id).hex()
 
 
 async def in_thread(call: Callable[..., Result], *arguments: object) -> Result:
-    """A blocking call to the bucket, which a cancellation leaves alone."""
+    """Make a blocking call to the bucket in a thread. A cancellation does not wait for it."""
     return await trio.to_thread.run_sync(functools.partial(call, *arguments), abandon_on_cancel=True)
 
 
 def manifest_key(directory: str, chain: str) -> str:
-    """No segment is called so: those have hexadecimal digits at their end."""
+    """Return the key of a manifest. It differs from all segments, whose names end in hexadecimal digits."""
     return f"{directory}/{chain}.archive"
 
 
 async def read_manifest(bucket: Bucket, directory: str, chain: str) -> ArchiveManifest:
-    """What is archived of a chain. Raises ArchiveNotFoundError, CorruptDataError, and what the bucket
-    raises.
+    """Read the manifest of a chain. Raises ArchiveNotFoundError, CorruptDataError, the errors of
+    the bucket.
     """
     key = manifest_key(directory, chain)
     where = bucket.place(key)
@@ -83,8 +84,10 @@ class _View:
 
 
 class ArchivedChain:
-    """One archived chain as a store that has nothing else. Reads raise ArchiveDamagedError, and what the
-    bucket raises. Memory: some requests' bytes, whatever the journal's size, and the manifest.
+    """A store that holds one archived chain only.
+
+    Reads raise ArchiveDamagedError and the errors of the bucket. Memory: the manifest and the bytes of a few
+    requests, independent of the size of the journal.
     """
 
     def __init__(self, bucket: Bucket, manifest: ArchiveManifest) -> None:
@@ -95,7 +98,7 @@ class ArchivedChain:
         self._last_length = manifest.last_length
         self._newest = max(self._line, default="")  # names of one chain sort as its segments do
         self._kept: tuple[str, int, bytes] | None = None
-        """The block read last: of this segment, at this offset."""
+        """The last block that was read: (segment, offset, bytes)."""
         self.store_id = manifest.store_id
         members = (Member(ARCHIVE, "archive:1"),)
         self.record = StoreRecord(ARCHIVE, u64_max, 1, members)
@@ -104,7 +107,7 @@ class ArchivedChain:
         return name in self._line and offset < self._line[name].length
 
     def entries(self, directory: str) -> dict[str, ObjectInfo]:
-        """Its segments as a member tells of them, those of the line of history that was archived."""
+        """Return the segments of the archived line of history, as a member lists its objects."""
         if directory != self._directory:
             return {}
         found = {}
@@ -118,7 +121,7 @@ class ArchivedChain:
         return _View({ARCHIVE: self.entries(directory)}, {}, {ARCHIVE: (self._epoch, b"")})
 
     async def read(self, directory: str, name: str, offset: int, max_bytes: int) -> bytes:
-        """Some bytes from `offset` on. Raises NotFoundError for what is not archived."""
+        """Return some bytes from `offset` on. Raises NotFoundError if the object is not archived."""
         segment = self._segment(directory, name)
         if offset >= segment.length:
             return b""
@@ -136,7 +139,7 @@ class ArchivedChain:
         end: int | None = None,
         bookmark: Bookmark | None = None,
     ) -> AsyncGenerator[bytes]:
-        """Bytes in order, to `end` or as many as are archived."""
+        """Yield the bytes in order, up to `end` or to the end of the archived bytes."""
         del bookmark
         segment = self._segment(directory, name)
         end = segment.length if end is None else min(end, segment.length)
@@ -147,7 +150,7 @@ class ArchivedChain:
                 offset = begin + len(data)
 
     def _reads(self, segment: ArchivedSegment, offset: int, end: int) -> Iterator[Callable[[], bytes]]:
-        """The requests for the whole blocks in which these bytes are."""
+        """Yield the requests for the whole blocks that hold these bytes."""
         while offset < end:
             begin = offset - offset % archive_block_bytes
             wanted = -(-(end - begin) // archive_block_bytes) * archive_block_bytes
@@ -161,7 +164,7 @@ class ArchivedChain:
         return self._line[name]
 
     def _checked(self, segment: ArchivedSegment, begin: int, length: int) -> bytes:
-        """That part, which is whole blocks or ends with the segment; it is what was archived."""
+        """Read and verify a part of a segment. It consists of whole blocks, or ends with the segment."""
         key = f"{self._directory}/{segment.key}"
         try:
             data = self._bucket.get(key, begin, length)
@@ -184,23 +187,23 @@ class ArchivedChain:
 
 
 _HINT: Final = (
-    "somebody changed it, or swapped it for another: take its older version, or archive it again to another "
-    "prefix while servers have it"
+    "it was changed or replaced: restore its older version, or archive the chain to another prefix while "
+    "servers have the data"
 )
 
 
 class ServersAndArchive:
-    """A store whose older segments are in an archive. What servers have is read from them, what they lack or
-    cannot give from the archive.
+    """A store whose older segments are in an archive.
 
-    Raises ArchiveDiffersError if the archive is of another store.
+    Bytes are read from the servers if they can serve them, otherwise from the archive. Raises
+    ArchiveDiffersError if the archive is of another store.
     """
 
     def __init__(self, store: StorePort, archive: ArchivedChain) -> None:
         if (identity := identity_of(store.record)) != archive.store_id:
             raise ArchiveDiffersError(
                 f"the archive is of store {archive.store_id}, these servers are store {identity}",
-                remedy="name the archive of this store; or read the archive alone",
+                remedy="use the archive of this store, or read the archive alone",
             )
         self._store = store
         self._archive = archive
@@ -208,7 +211,7 @@ class ServersAndArchive:
         self.record = store.record
 
     async def look(self, directory: str) -> _View:
-        """The archive's segments are told beside the servers', as of a member that has no vote."""
+        """List the segments of the servers, and those of the archive as a member without a vote."""
         view = await self._store.look(directory)
         self._on_servers = {name for objects in view.answers.values() for name in objects}
         answers = {**view.answers, ARCHIVE: self._archive.entries(directory)}
@@ -258,4 +261,4 @@ _LACKING: Final[tuple[type[DosError], ...]] = (
     BrokenConnectionError,
     QuorumUnavailableError,
 )
-"""What keeps servers from giving bytes that an archive may have."""
+"""The errors of servers after which a read is tried in the archive."""

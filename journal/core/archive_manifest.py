@@ -1,16 +1,19 @@
-"""The manifest of an archived chain: which segments lie in the bucket, and what their bytes must be. Pure.
+"""The manifest of an archived chain: the segments in the bucket, with their digests. Pure: no I/O.
 
 Layout (big-endian):
 
     magic 4 = "DOSA" | version u8 = 1 | reserved 3 = 0 | JSON bytes u64 | JSON of ArchiveManifest |
     SHA-256 of everything before, 32
 
-Valid if and only if (1) the lengths fit the bytes exactly, (2) the SHA-256 matches, (3) the JSON is an
-ArchiveManifest whose segments are segments of its chain, each length has as many block digests as it has
-blocks, and `end` lies in one of them.
+A manifest is valid if and only if
 
-A segment is listed only when its object was read back and its length and SHA-256 were right. Segments stay
-listed when a rollback has left their line of history: `line` gives those of the line that ends at `end`.
+    (1) the lengths fit the bytes exactly
+    (2) the SHA-256 matches
+    (3) the JSON is an ArchiveManifest whose segments are of its chain, each with one digest per block, and
+        whose `end` lies in one of them
+
+A segment is listed only after its object was read back with the right length and SHA-256. It stays listed if
+a rollback leaves its line of history; `line` returns the segments of the line that ends at `end`.
 """
 
 import hashlib
@@ -34,10 +37,10 @@ assert _HEADER.size == 16
 
 
 class ArchivedSegment(msgspec.Struct, frozen=True):
-    """The first `length` bytes of a segment, as they lie in the bucket.
+    """The first `length` bytes of a segment, as stored in the bucket.
 
-    digest: prefix digest there. sha256: of all of it. blocks: the SHA-256 of each block of
-    `archive_block_bytes`, one after the other, so that any part that is read can be checked.
+    digest: the prefix digest at `length`. sha256: the SHA-256 of all bytes. blocks: the concatenated SHA-256
+    of each block of `archive_block_bytes`, so that a read of any part can be checked.
     """
 
     name: str
@@ -49,8 +52,9 @@ class ArchivedSegment(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> str:
-        """Its object's name below the directory's. Another length is another object: none is ever written
-        over by other bytes.
+        """The name of its object, below that of the directory.
+
+        Another length is another object, so no object is ever overwritten with other bytes.
         """
         return f"{self.name}-{self.length:016x}"
 
@@ -62,8 +66,10 @@ class ArchivedSegment(msgspec.Struct, frozen=True):
 
 
 class ArchiveManifest(msgspec.Struct, frozen=True):
-    """What is archived of a chain. `end`: of the newest sealed segment of the chain when it was last looked
-    at. `store_id`: of the store that it came from, 32 hex digits.
+    """The content of the manifest of a chain.
+
+    store_id: the store that the chain is from, 32 hex digits. end: the end of the newest sealed segment when
+    the chain was last archived.
     """
 
     directory: str
@@ -77,7 +83,7 @@ class ArchiveManifest(msgspec.Struct, frozen=True):
         return sum(segment.length for segment in self.segments)
 
     def holds(self, span: SegmentSpan) -> bool:
-        """Whether that span is archived. Raises ArchiveDiffersError if other bytes of that length are."""
+        """Return whether a span is archived. Raises ArchiveDiffersError if other bytes of its length are."""
         for segment in self.segments:
             if (segment.name, segment.length) == (span.name, span.length):
                 if segment.digest != span.digest:
@@ -89,12 +95,15 @@ class ArchiveManifest(msgspec.Struct, frozen=True):
         return False
 
     def with_segment(self, segment: ArchivedSegment) -> "ArchiveManifest":
-        """The same with one more, in order."""
+        """Return this manifest with one more segment, in order."""
         known = {(one.name, one.length): one for one in (*self.segments, segment)}
         return msgspec.structs.replace(self, segments=tuple(known[key] for key in sorted(known)))
 
     def merged(self, other: "ArchiveManifest") -> "ArchiveManifest":
-        """The segments of both; the end is this one's. Raises ArchiveDiffersError for another store's."""
+        """Return the segments of both manifests, with the end of this one.
+
+        Raises ArchiveDiffersError if the other one is of another chain or store.
+        """
         if (self.directory, self.chain, self.store_id) != (other.directory, other.chain, other.store_id):
             raise ArchiveDiffersError(
                 f"the archive holds {self.directory}/{self.chain} of store {self.store_id}, "
@@ -106,7 +115,7 @@ class ArchiveManifest(msgspec.Struct, frozen=True):
         return merged
 
     def line(self) -> dict[str, ArchivedSegment]:
-        """By name, the longest of each segment that does not rank above the one in which the history ends."""
+        """Return the longest copy of each segment, by name, up to the segment that holds `end`."""
         last = str(self._last() or "")  # names of one chain sort as its segments do
         found: dict[str, ArchivedSegment] = {}
         for segment in self.segments:
@@ -116,7 +125,7 @@ class ArchiveManifest(msgspec.Struct, frozen=True):
 
     @property
     def last_length(self) -> int:
-        """How much of its newest segment is on the line."""
+        """The number of bytes of the newest segment that belong to the line."""
         last = self._last()
         return 0 if last is None else self.end.size - last.base
 
@@ -127,14 +136,14 @@ class ArchiveManifest(msgspec.Struct, frozen=True):
 
 
 def encode_manifest(manifest: ArchiveManifest) -> bytes:
-    """Its bytes."""
+    """Return the bytes of a manifest."""
     body = msgspec.json.encode(manifest)
     data = _HEADER.pack(MAGIC, VERSION, len(body)) + body
     return data + hashlib.sha256(data).digest()
 
 
 def decode_manifest(data: bytes, where: str) -> ArchiveManifest:
-    """The manifest in these bytes. Raises CorruptDataError, naming the first rule that they break."""
+    """Decode a manifest. Raises CorruptDataError, which names the first broken rule."""
     if len(data) > archive_manifest_bytes_max:
         raise CorruptDataError(
             where, 0, f"an archive's manifest of at most {archive_manifest_bytes_max} bytes", f"{len(data)}"
@@ -161,7 +170,7 @@ def decode_manifest(data: bytes, where: str) -> ArchiveManifest:
     return manifest
 
 
-_HINT: Final = "archive again to another prefix while the servers have it, or take the object's older version"
+_HINT: Final = "archive to another prefix while servers have the data, or restore the object's older version"
 
 
 def _check(manifest: ArchiveManifest, where: str) -> None:

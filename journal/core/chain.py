@@ -1,12 +1,11 @@
-"""Chains: what a walk over segments finds, and what can be said of it without reading a byte more.
+"""The values that describe a chain: spans, the state that a walk returns, and the copies on members.
 
-Rules of this file: values and questions about them, no order of doing things (that is `walk.py`'s).
-"Answers" are what the members of a store said they hold: {server id: {object name: ObjectInfo}}, already
-only those of trusted members.
+Pure: no I/O. `walk.py` decides the order of a walk. *Answers* are the objects that the trusted members of a
+store hold: {server id: {object name: ObjectInfo}}.
 
-The chain is what the back pointers reach from the head. So a chain is a list of spans, the oldest first: of
-each segment the part that belongs to the history. Bytes past a span's length, and segments without a span,
-are leftovers of writers that died; nothing here ever reads them (R6).
+A chain consists of the segments that the back pointers reach from the head. It is a list of spans, the oldest
+first; each span is the part of one segment that belongs to the history. Bytes beyond a span, and segments
+without a span, were left by writers that died. They are never read (R6).
 """
 
 from collections.abc import Mapping
@@ -25,8 +24,9 @@ Answers = Mapping[bytes, Mapping[str, ObjectInfo]]
 class SegmentSpan(msgspec.Struct, frozen=True):
     """The part of one segment that belongs to a chain: its first `length` bytes.
 
-    digest: prefix digest of the object at `length`. snapshot_end: bytes up to the end of the finished
-    snapshot that the span begins with, 0 if there is none. Invariants: 0 < length; snapshot_end <= length.
+    base: the logical offset of its first byte. digest: the prefix digest of the object at `length`.
+    snapshot_end: the bytes up to the end of the finished snapshot that the span begins with, 0 if there is
+    none. Invariants: 0 < length; snapshot_end <= length.
     """
 
     name: str
@@ -43,15 +43,17 @@ class SegmentSpan(msgspec.Struct, frozen=True):
 
 
 class ChainState(msgspec.Struct, frozen=True):
-    """A chain as a walk found it.
+    """A chain as returned by a walk.
 
-    segments: the oldest first; the first has no predecessor or begins with a finished snapshot, none of the
-    later ones does the latter. end: None if the journal never existed (or, for a reader, if nothing in it
-    is committed); ORIGIN if it was rolled back to nothing. seen: segments of this chain that the members
-    named, on the chain or off it. released: segments of the chain below this one, (epoch, base), need not be
-    there any more, as its starts say. unproved: for a reader, durable bytes past `end` that cannot be proved
-    committed because `claimed`, the epoch of a take-over that has opened no segment that counts, is ahead of
-    the chain; 0 and 0 if there are none.
+    segments: the spans, the oldest first. The first one has no predecessor or begins with a finished
+        snapshot; no later one begins with a finished snapshot.
+    end: the end of the chain. None if the journal never existed or, for a reader, if nothing is committed;
+        ORIGIN if it was rolled back to nothing.
+    seen: the number of segments of this chain on the members, including those that are not part of the chain.
+    released: the floor (epoch, base) that the starts name; segments below it may be deleted.
+    unproved: for a reader, the durable bytes beyond `end` that cannot be proved committed, because a
+        take-over at a higher epoch, `claimed`, has not opened a committed segment. Both are 0 if there are
+        none.
     """
 
     chain: str
@@ -64,27 +66,27 @@ class ChainState(msgspec.Struct, frozen=True):
 
     @property
     def bytes(self) -> int:
-        """What a replay of this chain reads."""
+        """The number of bytes that a replay of this chain reads."""
         return sum(span.length for span in self.segments)
 
     @property
     def snapshot_size(self) -> int:
-        """The logical offset just past the snapshot the chain begins with; its beginning if there is none."""
+        """The logical offset just past the first snapshot; the beginning of the chain if there is none."""
         return self.segments[0].base + self.segments[0].snapshot_end if self.segments else 0
 
     @property
     def unproved_text(self) -> str:
-        """What a reader has to know of the bytes that are not shown; "" if there are none."""
+        """The message about bytes that are left out because they are unproved; "" if there are none."""
         if not self.unproved:
             return ""
         return (
-            f"{self.unproved} more bytes of chain {self.chain} are there and cannot be proved committed now,"
+            f"{self.unproved} more bytes of chain {self.chain} are stored and cannot be proved committed now,"
             f" because a take-over at epoch {self.claimed} did not complete; they are not lost: the next"
             " writer settles them, and a checkpoint that names them proves them"
         )
 
     def holds(self, position: Position) -> bool:
-        """Whether a position lies on this chain. (Its digest shows when it is read.)"""
+        """Return whether a position lies on this chain. Its digest is checked only when the chain is read."""
         return position == ORIGIN or self._span_of(position) is not None
 
     def _span_of(self, position: Position) -> int | None:
@@ -95,10 +97,10 @@ class ChainState(msgspec.Struct, frozen=True):
         return None
 
     def up_to(self, stop: Position) -> "ChainState":
-        """The same chain, ending at `stop`: what was there then.
+        """Return this chain, shortened to end at `stop`.
 
-        Raises StopNotFoundError if the position is not on this line of history, or lies before what the
-        chain can still show. Whether it is a boundary between records shows when it is read.
+        Raises StopNotFoundError if the position is not on this line of history, or lies before its first
+        span or inside its first snapshot. Only reading shows whether it is a boundary between records.
         """
         if stop == ORIGIN:
             return ChainState(self.chain, (), ORIGIN, self.seen)
@@ -134,14 +136,14 @@ class ChainState(msgspec.Struct, frozen=True):
 
 
 class SegmentCopy(NamedTuple):
-    """One member's copy of a segment: how many durable bytes it has."""
+    """The copy of a segment on one member: the number of its durable bytes."""
 
     member: bytes
     bytes: int
 
 
 class SeenSegment(NamedTuple):
-    """A segment that at least one member named, with its copies, the longest first."""
+    """A segment that at least one member holds, with its copies, the longest first."""
 
     name: SegmentName
     copies: tuple[SegmentCopy, ...]
@@ -151,12 +153,12 @@ class SeenSegment(NamedTuple):
         return self.copies[0].bytes
 
     def holders(self, length: int) -> tuple[bytes, ...]:
-        """The members that have at least so many bytes of it, the longest copies first."""
+        """Return the members that hold at least `length` bytes of it, the longest copies first."""
         return tuple(copy.member for copy in self.copies if copy.bytes >= length)
 
 
 def segments_seen(chain: str, answers: Answers) -> list[SeenSegment]:
-    """Every segment of the chain that any member holds durable bytes of, the highest epoch and base first."""
+    """Return every segment of the chain that a member holds, the highest epoch and base first."""
     copies: dict[SegmentName, list[SegmentCopy]] = {}
     for member, objects in answers.items():
         for info in objects.values():
@@ -170,9 +172,10 @@ def segments_seen(chain: str, answers: Answers) -> list[SeenSegment]:
 
 
 def doubtful_members(chain: str, answers: Answers, head: SegmentName | None) -> list[bytes]:
-    """Members whose answer about the head cannot be relied on (R4): a copy of the head, or of a segment
-    that would be before it in rank, is damaged or poisoned there, so they may have held more than they can
-    tell.
+    """Return the members whose answer about the head does not count (R4).
+
+    On such a member a copy of the head, or of a segment that ranks above it, is damaged or poisoned. The
+    member may have acknowledged more bytes of it than it now reports.
     """
     doubtful = []
     for member, objects in answers.items():

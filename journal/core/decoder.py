@@ -1,20 +1,17 @@
-"""Records out of a stream of bytes, however it is cut into pieces.
+"""Decode records from a stream of bytes, in pieces of any size. Pure: no I/O.
 
-Rules of this file: it buffers at most one unfinished record and decides, with `record.py`, whether an
-ending is torn or corrupt. It does no I/O: whoever reads the bytes hands them in.
+A decoder buffers at most one unfinished record. With `record.py` it decides whether an end is torn or
+corrupt. It has four states and two events, `feed` and `finish`:
 
-A decoder is in one of four states; `feed` and `finish` are the only events:
-
-    READING  whole records come out, the rest waits for more
-    ZEROS    a record should begin here and everything since is zero bytes: the tail that a file system
-             leaves when a size reached the disk and the data did not (reliability row 8). Nothing is kept
-             of it
-    FAULTY   the bytes at `offset` are no record. The records before it have been handed out; the next call
-             raises
+    state    meaning
+    READING  whole records are returned, the rest is buffered
+    ZEROS    only zero bytes since the end of the last record: the tail that a file system leaves if a size
+             reached the disk and the data did not (reliability row 8). They are counted, not buffered
+    FAULTY   the bytes at `offset` are not a record. All earlier records were returned; the next call raises
     FINISHED `finish` was called
 
-The fault is raised by the call *after* the one that handed out the last good records, so a caller that
-keeps calling can neither miss it nor lose the good prefix.
+A fault is raised by the call *after* the one that returned the last valid records. So the caller receives all
+valid records first, and cannot miss the fault if it continues to call.
 """
 
 from enum import Enum, auto
@@ -33,7 +30,7 @@ _PARSERS: Final = {VERSION_1: parse_v1, 0: parse_v0}
 
 
 class DecoderState(Enum):
-    """See the head of this file."""
+    """The state of a decoder: the table at the top of this module."""
 
     READING = auto()
     ZEROS = auto()
@@ -44,8 +41,8 @@ class DecoderState(Enum):
 class RecordDecoder:
     """An incremental decoder of one journal file or segment.
 
-    version: 0, 1, or None to see it from the first bytes. where: the file's or segment's name, for errors.
-    offset: stream offset of the first byte that will be fed, which must begin a record.
+    version: 0, 1, or None to detect it from the first bytes. where: the name of the file or segment, for
+    errors. offset: the stream offset of the first byte fed, which must be the beginning of a record.
     """
 
     def __init__(self, version: int | None = VERSION_1, *, where: str = "journal", offset: int = 0) -> None:
@@ -54,7 +51,7 @@ class RecordDecoder:
         self.version = version
         self.where = where
         self.offset = offset
-        """Stream offset just past the last whole record."""
+        """The stream offset just past the last whole record."""
         self.state = DecoderState.READING
         self._fault: CorruptDataError | None = None
         self._parts: list[bytes] = []
@@ -63,20 +60,20 @@ class RecordDecoder:
 
     @property
     def buffered(self) -> int:
-        """Bytes fed past `offset`."""
+        """The number of bytes that were fed beyond `offset`."""
         return self._buffered
 
     def feed(self, data: bytes) -> list[Decoded]:
-        """Take the next bytes; give back the records that are whole by now.
+        """Feed the next bytes and return the records that are complete.
 
-        Raises the fault (TornRecordError never; CorruptRecordError, UnknownRecordError) once every record
-        before it has been handed out, and again at each later call.
+        Raises CorruptRecordError or UnknownRecordError after every record before the fault was returned, and
+        again on each later call. Never raises TornRecordError.
         """
         if self.state is DecoderState.FAULTY:
             assert self._fault is not None
             raise self._fault
         if self.state is DecoderState.FINISHED:
-            raise LocalProtocolError("this decoder was finished: nothing more can be fed")
+            raise LocalProtocolError("feed was called after finish")
         if self.state is DecoderState.ZEROS:
             self._take_zeros(data)
             return []
@@ -87,12 +84,12 @@ class RecordDecoder:
         return self._parse()
 
     def finish(self) -> TornRecordError | None:
-        """Say that the data ends here. None if it ends between two records, else what the tail is.
+        """End the data. Return None if it ends between two records, otherwise the error for the torn tail.
 
-        Raises the fault, if one is due.
+        Raises the fault, if there is one.
         """
         if self.state is DecoderState.READING and self._buffered:
-            self._parse(last=True)  # what was too short to judge while more could come
+            self._parse(last=True)  # judge bytes that were too few while more could follow
         if self.state is DecoderState.FAULTY:
             assert self._fault is not None
             raise self._fault
@@ -121,7 +118,7 @@ class RecordDecoder:
         self._buffered = len(rest)
         self._needed = parsed.needed
         if isinstance(parsed.fault, UnknownRecordError) and len(rest) < HEADER_V1.size and not last:
-            self._needed = HEADER_V1.size  # whether the version is newer or a bit flipped, its digest says
+            self._needed = HEADER_V1.size  # the header digest tells a newer version from a flipped bit
         elif parsed.fault is not None:
             self._meet_fault(parsed, rest)
             if not out and self.state is DecoderState.FAULTY:
@@ -147,9 +144,10 @@ class RecordDecoder:
 
 
 def detect_version(data: bytes) -> int | None:
-    """Which version a journal is in, from its first bytes; None if there are too few to tell.
+    """Return the record version of a journal, given its first bytes; None if they are too few.
 
-    Version 1 begins with its magic. In version 0 that would be a length of over 3 GiB, far beyond the limit.
+    Version 1 begins with its magic. In version 0 these bytes would be a length of over 3 GiB, far above the
+    limit.
     """
     if data[:2] == MAGIC:
         return VERSION_1
@@ -161,9 +159,7 @@ def detect_version(data: bytes) -> int | None:
 def decode_all(
     data: bytes, version: int | None = VERSION_1, *, where: str = "journal"
 ) -> tuple[list[Decoded], CorruptDataError | None]:
-    """Every whole record of `data`, and what is wrong after them (None: nothing). Never raises for bad
-    data.
-    """
+    """Return every whole record of `data`, and the fault after them, if any. Never raises for bad data."""
     decoder = RecordDecoder(version, where=where)
     records: list[Decoded] = []
     try:

@@ -1,32 +1,32 @@
-"""What can be wrong with a journal, named. All say where, at which byte, what was expected and what stands
-there.
+"""The errors of the package. A CorruptDataError names the place, the byte, the expected and the found
+content.
 
-    torn      the last record is cut off by the end of the data. Its writer died; nothing after it ever
-              existed.
-    corrupt   anything else that is not a record: bytes that were written differently from how they read now.
-    version   a record of a release newer than this one. Nothing is wrong with the data.
-    chain     the segments do not hang together as their start records say.
-    lost      the chain names bytes that no member has: superseded in the meantime, or lost. Never "empty"
-              (R14).
+    kind      meaning
+    torn      the last record is cut off by the end of the data: its writer died, nothing was written after it
+    corrupt   any other bytes that are not a record: they changed after they were written
+    version   a record of a newer release; the data is not damaged
+    chain     a segment contradicts its name, its predecessor or its place in the chain
+    lost      the chain names bytes that no member has: replaced by a new writer meanwhile, or lost. Never
+              reported as "empty" (R14)
 
-What is *not* here: refusals of servers and losses of a claim, which are `dos_protocol`'s and `dos_client`'s.
+Rejections by servers and lost claims are errors of `dos_protocol` and `dos_client`.
 """
 
 from dos_protocol.errors import CorruptDataError, DosError
 
 
 class TornRecordError(CorruptDataError):
-    """The data ends inside a record. What stands before `offset` is whole and good."""
+    """The data ends inside a record. Everything before `offset` is whole and valid."""
 
 
 class CorruptRecordError(CorruptDataError):
-    """Bytes that are no record, and that a cut-off write cannot explain. What stands before `offset` is
-    good.
+    """Bytes that are not a record and that a cut-off write cannot explain. Everything before `offset` is
+    valid.
     """
 
 
 class UnknownRecordError(CorruptDataError):
-    """A record, flag or operation of a newer release. What stands before `offset` is good."""
+    """A record, flag or operation of a newer release. Everything before `offset` is valid."""
 
 
 class ChainError(CorruptDataError):
@@ -34,15 +34,16 @@ class ChainError(CorruptDataError):
 
 
 class LostBytesError(DosError):
-    """The chain names a segment, or bytes of one, that none of the members asked has."""
+    """The chain names a segment, or bytes of one, that no reachable member has."""
 
-    remedy = "if another writer took over meanwhile, begin again; otherwise bring the missing members back"
+    remedy = "if another writer took over meanwhile, retry; otherwise bring the missing members back"
 
 
 class EpochUsedTwiceError(DosError):
-    """Copies of one segment contradict each other. One writer wrote it, so its epoch was granted a second
-    time: the disk of a member went back to an older state. Which copy was acknowledged cannot be decided
-    here. Nothing was changed.
+    """Copies of one segment contradict each other, although an epoch has one writer.
+
+    So the epoch was granted twice, because the disk of a member was set back to an older state. The copies do
+    not show which of them was acknowledged. Nothing was changed.
     """
 
     remedy = (
@@ -52,7 +53,7 @@ class EpochUsedTwiceError(DosError):
 
 
 class NotEnoughAnswersError(DosError):
-    """Too few members answered for this question. `missing` says which, and why they do not count."""
+    """Too few members answered. `missing` lists the members that do not count, each with the reason."""
 
     remedy = "start the missing members, or repair or replace them; then try again"
 
@@ -64,20 +65,20 @@ class NotEnoughAnswersError(DosError):
 
 
 class StopNotFoundError(DosError):
-    """A replay was asked to stop at a position that is not a boundary between two of its records."""
+    """The stop of a replay is not a boundary between two of its records."""
 
-    remedy = "take the position from a cut, or from `dos journal dump`"
+    remedy = "take the position from a checkpoint, or from `dos journal dump`"
 
 
 class UnsafePathError(DosError):
-    """A path that would lead out of the directory that it belongs into, or that no file can have."""
+    """A path that leads out of its directory, or that no file can have."""
 
-    remedy = "no file has such a path: stop the replay before it (--at), or take another file alone"
+    remedy = "stop the replay before this record (--at), or replay another file alone"
 
     def __init__(self, path: bytes, rule: str, *, re_rooting_helps: bool = False) -> None:
         super().__init__(
             f"the path {path[:200]!r} is refused: {rule}",
-            remedy="have paths taken as below the target (--strip), if you trust where the journal comes from"
+            remedy="pass --strip to place all paths below the target, if you trust the journal"
             if re_rooting_helps
             else "",
         )
@@ -85,66 +86,71 @@ class UnsafePathError(DosError):
 
 
 class FileConflictError(DosError):
-    """An operation on files that does not fit the files that are there."""
+    """A file operation that conflicts with the existing files."""
 
-    remedy = "a path names one file for as long as that is there; remove that first"
+    remedy = "remove the file or directory that is in the way first"
 
     def __init__(self, path: str, rule: str) -> None:
-        super().__init__(f"{path!r} cannot be such a file: {rule}")
+        super().__init__(f"cannot change the file {path!r}: {rule}")
         self.path = path
 
 
 class LocalFilesError(DosError):
-    """A change was recorded, and this machine's files could not follow. The journal is right."""
+    """A change was recorded, but the files on this machine could not be changed. The journal is valid."""
 
     remedy = (
-        "mend what the operating system says, then open the directory again: it is made anew from the journal"
+        "fix what the operating system reports, then open the directory again: it is rebuilt from the journal"
     )
 
 
 class HistoryTrimmedError(DosError):
-    """What is asked for lies below what the journal still holds."""
+    """The requested moment lies before the history that the journal still holds."""
 
-    remedy = "ask for a later moment, or name its archive too: dos://..+s3://BUCKET/PREFIX"
+    remedy = "choose a later moment, or add the archive to the URL: dos://..+s3://BUCKET/PREFIX"
 
 
 class HistoryMissingError(HistoryTrimmedError):
-    """The same, and no segment's start says that it was let go: lost, or a region's manifest released it."""
+    """The requested history is missing, and no segment start says that it was released.
+
+    It is lost, or the manifest of a region released it.
+    """
 
 
 class MirrorDiffersError(DosError):
-    """A local journal and its copy in a store are not of one history. Nothing was appended."""
+    """A local journal and its copy in a store have different histories. Nothing was appended."""
 
-    remedy = "a journal only grows: get back the file that was mirrored"
+    remedy = "restore the file that was mirrored: a journal only grows"
 
 
 class ArchiveDamagedError(CorruptDataError):
-    """An archived object is not what was written: gone, too short, swapped for another, or changed. Nothing
-    of it was handed on. Whoever keeps the bucket must act.
+    """An archived object is missing, too short, replaced or changed. None of its bytes were returned.
+
+    The owner of the bucket must repair it.
     """
 
 
 class ArchiveDiffersError(DosError):
-    """The archive holds another journal than this one. Nothing was written."""
+    """The archive holds a different journal. Nothing was written."""
 
-    remedy = "archive it to another prefix"
+    remedy = "use another prefix for this archive"
 
 
 class ArchiveNotFoundError(DosError):
-    """The bucket or the archive is not there: the URL is wrong, or somebody took it away."""
+    """The bucket or the archive does not exist: the URL is wrong, or it was deleted."""
 
     remedy = "check bucket, prefix, directory and chain: s3://BUCKET/PREFIX/DIRECTORY/CHAIN"
 
 
 class ArchiveRefusedError(DosError):
-    """The bucket's service does not let us: our credentials, or the request, are the caller's to mend."""
+    """The bucket's service denied the request. The caller must correct the credentials or the request."""
 
     remedy = "check the credentials and the bucket's policy: reading needs GetObject, archiving PutObject too"
 
 
 class ArchiveUnavailableError(DosError):
-    """The bucket's service did not answer, or said that it cannot now, as often as it was asked. What was
-    verified before is in the manifest.
+    """The bucket's service did not answer, or reported a temporary failure, at every attempt.
+
+    The segments that were verified before are in the manifest.
     """
 
-    remedy = "try again later: what is archived already is not done again"
+    remedy = "try again later; segments that are already archived are not copied again"

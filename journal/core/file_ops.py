@@ -1,17 +1,18 @@
-"""What the file operations of a journal mean: paths, writes, truncations, removals, and where a replay stops.
+"""The meaning of file operations in a journal: paths, writes, truncations, removals, the stop of a replay.
 
-Rules of this file: values and rules, no file is touched. A tree of files is nothing but the set of its files,
-by path: a directory is there for as long as there is a file in it. Any operation may be done twice.
+Pure: no I/O. A tree of files is a set of files by path. A directory exists as long as it holds a file. All
+operations are idempotent.
 
-    TRUNCATE ints=[length] strings=[path]          the file has that length; it is made, or filled with zeros
-    WRITE    ints=[offset] strings=[path, data]    the same, with the data at that offset
-    REMOVE   ints=[] strings=[path]                the file is not there
-    MARK     ints=[wall clock, ms since 1970]      what follows was recorded then or up to a second later
+    TRUNCATE ints=[length] strings=[path]          set the length; create the file or extend it with zeros
+    WRITE    ints=[offset] strings=[path, data]    write at the offset; create or zero-extend the file
+    REMOVE   ints=[] strings=[path]                remove the file if it exists
+    MARK     ints=[wall clock, ms since 1970]      the next records were appended at this time, or up to a
+                                                   second later
 
-A path is bytes, its parts divided by "/". It is *safe* if it has at most 4,096 bytes, is not absolute, and
-none of its parts is empty, ".", "..", longer than 255 bytes or holds a zero byte. The original's journals
-hold absolute paths: those are refused, or *re-rooted*, which takes them as a program would whose root is the
-target: "/w/a" is w/a, "../a" is a.
+A path is bytes with parts separated by "/". It is *safe* if it has at most 4,096 bytes, is not absolute, and
+no part is empty, ".", "..", longer than 255 bytes or contains a zero byte. Journals of the original service
+hold absolute paths. They are refused or *re-rooted*: resolved with the target as the root directory, so that
+"/w/a" is w/a and "../a" is a.
 """
 
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from journal.ops import Op
 
 
 class FileWrite(msgspec.Struct, frozen=True, gc=False):
-    """The bytes at `offset` are `data`."""
+    """The operation that writes `data` at `offset`."""
 
     path: str
     offset: int
@@ -35,28 +36,28 @@ class FileWrite(msgspec.Struct, frozen=True, gc=False):
 
 
 class FileTruncate(msgspec.Struct, frozen=True, gc=False):
-    """The file has `length` bytes."""
+    """The operation that sets the length of a file to `length` bytes."""
 
     path: str
     length: int
 
 
 class FileRemove(msgspec.Struct, frozen=True, gc=False):
-    """The file is not there."""
+    """The operation that removes a file."""
 
     path: str
 
 
 FileOp: TypeAlias = FileWrite | FileTruncate | FileRemove
 Paths: TypeAlias = Literal["safe", "re-rooted"]
-"""What is done about a path that would lead out of the tree: refused, or taken as below the tree's root."""
+"""How to handle a path that leads out of the tree: refuse it, or resolve it below the root of the tree."""
 
 _ENCODING: Final = "utf-8", "surrogateescape"
 FILE_OPS: Final = frozenset({Op.TRUNCATE, Op.WRITE, Op.REMOVE})
 
 
 def record_of(op: FileOp) -> Record:
-    """The record of an operation. Raises UnsafePathError."""
+    """Return the record of an operation. Raises UnsafePathError."""
     path = path_bytes(op.path)
     safe_path(path)
     if isinstance(op, FileWrite):
@@ -67,8 +68,9 @@ def record_of(op: FileOp) -> Record:
 
 
 def file_op(record: Record, paths: Paths = "safe") -> FileOp:
-    """The operation that a record of one of FILE_OPS holds. Raises UnsafePathError; FileConflictError for a
-    length that no file can have.
+    """Return the operation in a record whose op is in FILE_OPS.
+
+    Raises UnsafePathError; FileConflictError for a length that no file can have.
     """
     raw = record.strings[0]
     path = safe_path(raw) if paths == "safe" else re_rooted(raw)
@@ -82,13 +84,13 @@ def file_op(record: Record, paths: Paths = "safe") -> FileOp:
 
 
 def path_bytes(path: str) -> bytes:
-    """A path as a record holds it. What is no UTF-8 is as Python's file functions have it."""
+    """Encode a path for a record. Bytes that are not UTF-8 are those of Python's file functions."""
     return path.encode(*_ENCODING)
 
 
 @lru_cache(maxsize=paths_known_max)
 def safe_path(raw: bytes) -> str:
-    """A path as the operating system takes it. Raises UnsafePathError, which names the rule."""
+    """Decode a safe path. Raises UnsafePathError, which names the broken rule."""
     if rule := _rule_broken(raw):
         raise UnsafePathError(raw, rule, re_rooting_helps=not _rule_broken(_below_the_root(raw)))
     return raw.decode(*_ENCODING)
@@ -96,7 +98,9 @@ def safe_path(raw: bytes) -> str:
 
 @lru_cache(maxsize=paths_known_max)
 def re_rooted(raw: bytes) -> str:
-    """The path as of a program whose root is the tree. Raises UnsafePathError if even then it is none."""
+    """Decode a path and resolve it below the root of the tree. Raises UnsafePathError if it is
+    still unsafe.
+    """
     path = _below_the_root(raw)
     if rule := _rule_broken(path):
         raise UnsafePathError(raw, f"{rule}, also below the target")
@@ -104,7 +108,7 @@ def re_rooted(raw: bytes) -> str:
 
 
 def _rule_broken(raw: bytes) -> str:
-    """'' or which rule of paths is broken."""
+    """Return the rule of safe paths that is broken, or ''."""
     if len(raw) > file_path_bytes_max:
         return f"it has {len(raw)} bytes, more than {file_path_bytes_max}"
     if raw.startswith(b"/"):
@@ -131,8 +135,12 @@ def _below_the_root(raw: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class ReplayStop:
-    """Where a replay stops. `size`: no record that ends above; `wall_ms`: nothing recorded after that moment,
-    as far as marks tell: to a second; `cut`, `step`: with the CUT record of that number, or of that step."""
+    """The stop of a replay. At most one field is set; without any, the replay goes to the end.
+
+    size: before the first record that ends above this logical offset. wall_ms: before the first MARK record
+    of a later time, so with a precision of one second. cut, step: after the CUT record of this number or
+    step.
+    """
 
     size: int | None = None
     wall_ms: int | None = None
@@ -140,7 +148,7 @@ class ReplayStop:
     step: int | None = None
 
     def lies_before(self, end: int, record: Record) -> bool:
-        """Whether the replay ends before this record, which ends at logical offset `end`."""
+        """Return whether the replay stops before this record, which ends at logical offset `end`."""
         if self.size is not None and end > self.size:
             return True
         if self.wall_ms is not None:
@@ -148,13 +156,13 @@ class ReplayStop:
         return self.names_a_cut and record.op is Op.CUT and self._number(record) > self._wanted
 
     def ends_with(self, record: Record) -> bool:
-        """Whether this record is the last one taken. Only what names a cut ends so; it must be found."""
+        """Return whether this record is the last one to replay: only for a stop at a CUT record."""
         return self.names_a_cut and record.op is Op.CUT and self._number(record) == self._wanted
 
     def __str__(self) -> str:
-        """What it names, for people."""
+        """Return the text for messages."""
         if self.names_a_cut:
-            return f"cut {self.cut}" if self.cut is not None else f"a cut of step {self.step}"
+            return f"checkpoint {self.cut}" if self.cut is not None else f"the checkpoint of step {self.step}"
         return f"offset {self.size}" if self.size is not None else f"time {self.wall_ms} ms"
 
     @property
@@ -163,14 +171,15 @@ class ReplayStop:
 
     @property
     def tells(self) -> Op | None:
-        """The records that say where this stop lies; None: offsets do."""
+        """The operation of the records that locate this stop; None if offsets locate it."""
         if self.names_a_cut:
             return Op.CUT
         return Op.MARK if self.wall_ms is not None else None
 
     def begins_before(self, base: int, first: Record | None) -> bool:
-        """Whether the stop lies below a stretch of history that begins at that offset. first: of the records
-        that tell (`tells`), the first one in the stretch.
+        """Return whether the stop lies below a stretch of history that begins at offset `base`.
+
+        first: the first record of operation `tells` in the stretch, None if it has none.
         """
         if self.size is not None:
             return self.size <= base
@@ -183,6 +192,6 @@ class ReplayStop:
         return (self.cut if self.cut is not None else self.step) or 0
 
     def _number(self, cut: Record) -> int:
-        """What a CUT record says: its number, or its step."""
+        """Return the number or the step of a CUT record, whichever this stop names."""
         place = 0 if self.cut is not None else 1
         return cut.ints[place] if place < len(cut.ints) else 0

@@ -1,7 +1,7 @@
-"""Looking into one journal file or object: its records with their places, and the first thing wrong with it.
+"""Inspect one journal file or object: return its records with their offsets, and keep the first fault.
 
-Rules of this file: nothing here raises for bad data: a fault is kept, and everything before it has been
-handed out. It takes any journal: version 0 or 1, a plain file of records or a segment with its start.
+Pure: no I/O. Bad data never raises: the fault is kept, and all records before it are returned. Any journal is
+accepted: version 0 or 1, a plain file of records or a segment with its start.
 """
 
 from dataclasses import dataclass
@@ -18,11 +18,11 @@ from journal.ops import Op
 
 _SEGMENT_START: Final = Op.SEGMENT_START
 EXTENT_MAGIC = b"\xd0\x58"
-"""How a file in a server's data directory begins: extents, not a journal. See protocol.md, "Extents"."""
+"""The first bytes of a file in a server's data directory, which holds extents (protocol.md, "Extents")."""
 
 
 class Located(NamedTuple):
-    """A record and its place: logical offset of its first byte and just past its last."""
+    """A record and its place: the logical offset of its first byte, and the one just past its last byte."""
 
     segment: str
     offset: int
@@ -33,7 +33,7 @@ class Located(NamedTuple):
 
 @dataclass(slots=True)
 class Tally:
-    """What was seen until now."""
+    """The counts of an inspection so far."""
 
     segments: int = 0
     records: int = 0
@@ -44,9 +44,9 @@ class Tally:
 
 
 class Inspector:
-    """Takes one file's bytes from the front. `fault` is the first thing wrong, once it is known.
+    """The inspection of one file, fed with its bytes from the front. `fault` is the first fault, once known.
 
-    where: its name; if that is a segment's, the start record must agree with it.
+    where: the name of the file. If it is the name of a segment, the start record must agree with it.
     """
 
     def __init__(self, where: str) -> None:
@@ -61,11 +61,11 @@ class Inspector:
 
     @property
     def logical_base(self) -> int:
-        """The logical offset of the first byte: a segment's base, else 0."""
+        """The logical offset of the first byte: the base of a segment, otherwise 0."""
         return self._base
 
     def feed(self, data: bytes) -> list[Located]:
-        """The next bytes; the records that are whole by now and sound."""
+        """Feed the next bytes and return the records that are complete and valid."""
         offset = self._base + self._at
         out: list[Located] = []
         for end, record in self.feed_plain(data):
@@ -76,7 +76,7 @@ class Inspector:
         return out
 
     def feed_plain(self, data: bytes) -> list[tuple[int, Record]]:
-        """The same records, each with the logical offset just past it and without its place: the fast way."""
+        """Feed the next bytes and return the records, each with the logical offset just past it. Faster."""
         if self.fault is not None:
             return []
         if len(self._head) < len(EXTENT_MAGIC):
@@ -95,7 +95,7 @@ class Inspector:
         return [(self._base + end, record) for end, record in decoded] if self._base else decoded
 
     def finish(self) -> CorruptDataError | None:
-        """The bytes end here; what is wrong, or None."""
+        """End the bytes and return the fault, or None."""
         if self.fault is None:
             try:
                 self.fault = self._decoder.finish()
@@ -104,7 +104,7 @@ class Inspector:
         return self.fault
 
     def _checked(self, decoded: list[tuple[int, Record]]) -> list[tuple[int, Record]]:
-        """Those before the first one that does not belong where it stands."""
+        """Return the records before the first misplaced one."""
         at = self._at
         for number, (end, record) in enumerate(decoded):
             try:
@@ -124,7 +124,7 @@ class Inspector:
             self._tracker.take(at, end, record)
 
     def _begin_segment(self, record: Record) -> None:
-        """A segment: its start must be good, and must be that of its name if the name says what it is."""
+        """Check the start of a segment, also against the name if that is the name of a segment."""
         start: SegmentStart
         if parse_segment_name(self.where) is not None:
             start = parse_start(record, self.where)
@@ -155,7 +155,7 @@ class Inspector:
 
 
 def kind_of(fault: Exception) -> str:
-    """One word for a fault, for people and programs."""
+    """Return the kind of a fault as one word: torn, version, chain, corrupt or lost."""
     if isinstance(fault, TornRecordError):
         return "torn"
     if isinstance(fault, UnknownRecordError):

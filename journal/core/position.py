@@ -1,8 +1,8 @@
-"""A position: a size *on a line of history*. The vocabulary of cuts, votes, replay and Spark offsets (R12).
+"""Positions: a size on one line of history. Checkpoints, votes, replays and Spark offsets use them (R12).
 
-After a rollback one size can lie on two lines, so a bare number is not enough: the epoch names the writer
-whose segment it lies in, and the digest pins the bytes below it. Rules of this file: the value and where it
-lies; nothing that reads.
+After a rollback the same size can lie on two lines of history, so a number alone is ambiguous. The epoch
+names the writer of the segment that holds the position, and the digest identifies the bytes below it. Pure:
+no I/O.
 """
 
 from collections.abc import Iterable
@@ -12,14 +12,15 @@ import msgspec
 
 
 class Position(msgspec.Struct, frozen=True, order=False):
-    """A point in a chain's history.
+    """A point in the history of a chain.
 
-    epoch: of the segment that holds the byte before it. size: the logical offset, that segment's base + the
-    bytes in it. digest: prefix digest of the segment's object up to there.
+    epoch: the epoch of the segment that holds the byte before the point.
+    size: the logical offset: the base of that segment plus the bytes in it.
+    digest: the prefix digest of the segment's object up to the point.
 
-    Invariant: `size` is greater than the base of its segment (every segment begins with a start record), so
-    the segment of a position is the one of that epoch with the largest base below `size`. ORIGIN alone lies
-    in no segment.
+    Invariant: `size` is greater than the base of its segment, because every segment begins with a start
+    record. So the segment of a position is the one of that epoch with the largest base below `size`. Only
+    ORIGIN lies in no segment.
     """
 
     epoch: int
@@ -31,13 +32,14 @@ class Position(msgspec.Struct, frozen=True, order=False):
 
 
 NO_FLOOR: Final = (0, 0)
-"""(epoch, base) below every segment: nothing is released."""
+"""An (epoch, base) below every segment: nothing is released."""
 ORIGIN: Final = Position(0, 0, 0)
-"""Before everything: where a chain begins, or begins anew when it is rolled back to nothing."""
+"""The beginning of a chain, also of one that was rolled back to nothing."""
 
 
 def base_of(position: Position, bases: Iterable[int]) -> int | None:
-    """The base of the position's segment among the bases of that epoch's segments; None if it is in none of
-    them.
+    """Return the base of the position's segment; None if it lies in none of them.
+
+    bases: the bases of the segments of the position's epoch.
     """
     return max((base for base in bases if base < position.size), default=None)

@@ -1,12 +1,14 @@
-"""The walks of readers, who claim nothing (R10): the same way down a chain as that of a take-over, see
-`walk.py`, without settling anything, and only what is committed counts.
+"""The walks of readers, which take no claim: find the committed part of a chain (R10). Pure: no I/O.
 
-Rules of this file: those of `walk.py`.
+A reader goes down the chain like a take-over (`walk.py`) and settles nothing. These rules decide what is
+committed:
 
-A start is committed if more bytes follow it anywhere (its writer waited for it, R8), or if a quorum holds it
-while its claim is still that epoch; the head is the first segment in rank with a committed start (V1: not
-one that a dead writer's start hides). Behind the start counts what a quorum holds under that epoch and, in a
-chain that is not pipelined, every record that another one follows (R9).
+    start    committed if more bytes follow it on any member, because its writer waited for it (R8), or if a
+             quorum holds it while the quorum's claim is still of that epoch
+    head     the first segment in rank with a committed start. An uncommitted start of a dead writer does not
+             hide the segments below it (V1)
+    records  after the start, those that a quorum holds under that epoch. In a chain that is not pipelined,
+             also every record that another one follows (R9)
 """
 
 from collections.abc import Mapping
@@ -34,11 +36,11 @@ from journal.core.walk_vocabulary import (
 
 
 def held_by_quorum(quorums: Quorums, seen: SeenSegment, claims: Mapping[bytes, int], filled: Answers) -> int:
-    """The length of a segment that a quorum holds while its members' claim is still this segment's epoch.
+    """Return the length of a segment that a quorum holds whose claim is still of this segment's epoch.
 
-    claims: the claim epoch that each member held when it answered; filled: what a member has that joins.
-    While one joins, a quorum is one in both sets: what the old set alone holds may be gone when the new one
-    counts (docs/decisions/0010).
+    claims: the claim epoch that each member held when it answered. filled: the objects of a joining member.
+    While a member joins, the bytes must be on a quorum of the old and of the new member set: bytes that only
+    the old set holds may be lost when the new one counts (docs/decisions/0010).
     """
     name, held = str(seen.name), {copy.member: copy.bytes for copy in seen.copies}
     for member, objects in filled.items():
@@ -50,8 +52,10 @@ def held_by_quorum(quorums: Quorums, seen: SeenSegment, claims: Mapping[bytes, i
 
 
 class ReadWalkAt(ChainWalk):
-    """The walk of a reader to a position that a committed cut names: what is below it is committed, whatever
-    lies about. floor: how far down it is wanted. Raises LostBytesError, ChainError, StaleGenerationError.
+    """The walk of a reader to a position that a committed checkpoint names.
+
+    Everything below the position is committed, whatever other segments exist. floor: the logical offset at
+    which the walk may end. Raises LostBytesError, ChainError, StaleGenerationError.
     """
 
     def __init__(self, chain: str, record: StoreRecord, answers: Answers, at: Position, floor: int) -> None:
@@ -79,11 +83,12 @@ class ReadWalkAt(ChainWalk):
 
 
 class ReadWalk(ChainWalk):
-    """The walk of a reader. claims: the claim epoch that each answering member held when it answered;
-    filled: what a member has that joins. It counts for what is committed, never for what there is.
+    """The walk of a reader to the end of the committed part.
 
-    measured: False leaves it to whoever reads the head to find where its last whole record ends: its span
-    is what a quorum holds, with 0 for a digest. A chain that is not pipelined is measured all the same.
+    claims: the claim epoch that each member held when it answered.
+    filled: the objects of a joining member. They count toward a quorum, but are never read.
+    measured: False skips the survey of the head. Its span is then the length that a quorum holds, which may
+        end within a record, with digest 0. A chain that is not pipelined is always measured.
 
     Raises LostBytesError, ChainError, StaleGenerationError.
     """
@@ -129,7 +134,7 @@ class ReadWalk(ChainWalk):
         return self._found(None)
 
     def _head_started(self, event: StartRead) -> list[Effect]:
-        """Is this start committed? Then this is the head, and what of it is committed is asked next."""
+        """If this start is committed, its segment is the head: find out how much of it is committed."""
         seen = self._seen[self._rank]
         held = held_by_quorum(self._quorums, seen, self._claims, self._filled)
         if event.start is None or (seen.longest <= event.end.bytes and held < event.end.bytes):
@@ -164,8 +169,9 @@ class ReadWalk(ChainWalk):
         return self._found(self._spans[0].end)
 
     def _found(self, end: Position | None) -> list[Effect]:
-        """Tell also how much lies past the end while a claim is ahead of the chain: nothing there can be
-        proved then, though all of it may have been acknowledged.
+        """Add the number of bytes beyond the end if a claim is ahead of the chain.
+
+        Those bytes may all have been acknowledged, but cannot be proved committed while the claim is ahead.
         """
         (found,) = super()._found(end)
         assert isinstance(found, WalkDone)

@@ -1,11 +1,12 @@
-"""The record, versions 0 and 1: values to bytes and bytes to values. Pure, and the hot path of every replay.
+"""Encode and parse records of versions 0 and 1. Pure: no I/O. This is the hot path of every replay.
 
-Rules of this file: whole records only; `decoder.py` feeds it from streams. It knows no chains, no files and
-no meaning of operations beyond the arity of the three file operations. Layouts and what makes a record valid
-are in `record_layout.py`; what to say of one that is not, in `record_faults.py`.
+This module handles whole records; `decoder.py` feeds it from streams. It knows neither chains nor files, and
+of the operations only the arity of the three file operations. The layouts and the rules of validity are in
+`record_layout.py`. The errors for invalid records are in `record_faults.py`.
 
-Nearly every record of a journal of files is a WRITE. A sound one has a short way of its own (`_write_v1`,
-`_take_writes`), by the same rules; anything else is left to the long way, which alone refuses.
+Nearly every record of a journal of files is a WRITE. A valid WRITE takes a fast path (`_write_v1`,
+`_take_writes`) that applies the same rules. Everything else takes the general path, and only the general path
+reports errors.
 """
 
 from struct import Struct
@@ -46,15 +47,15 @@ from journal.ops import FILE_ARITY, OPS_BY_NUMBER, Op
 _xxh3_bytes: Final = xxhash.xxh3_64_digest
 _WRITE: Final = Op.WRITE
 _WRITE_BEGINS: Final = HEADER_V1.pack(MAGIC, VERSION_1, Op.WRITE, 0, *FILE_ARITY[Op.WRITE], 0, 0, 0)[:8]
-"""Magic, version, op, flags and arity of every WRITE without flags."""
+"""The first 8 bytes of every WRITE without flags: magic, version, op, flags and arity."""
 _WRITE_V1: Final = Struct(">8sQIIQQQ")
-"""That; tag, body bytes, header digest; the offset, and the sizes of path and data."""
+"""`_WRITE_BEGINS`; tag, body bytes, header digest; the offset, and the sizes of path and data."""
 _WRITE_HEADER: Final = Struct(">8sQI")
 _WRITE_REST: Final = Struct(">IQQQ")
 _WRITE_WORDS_BYTES: Final = 8 * sum(FILE_ARITY[Op.WRITE])
 assert _WRITE_V1.size == HEADER_V1.size + _WRITE_WORDS_BYTES == _WRITE_HEADER.size + _WRITE_REST.size
 _COPIED_BYTES: Final = 2048
-"""Up to here it is quicker to copy bytes for a digest than to take a view of them."""
+"""Up to this size, copying the bytes for a digest is faster than creating a view of them."""
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
@@ -72,21 +73,19 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 
 
 class ParseResult(NamedTuple):
-    """What a run over a buffer found: where the whole records end, what the next one needs, or what is
-    wrong.
+    """The result of parsing a buffer: the end of the whole records, and what the next record needs or its
+    fault.
     """
 
     end: int
     """Offset in the buffer just past the last whole record."""
     needed: int
-    """Bytes from `end` on that the next step of parsing needs; 0 if there is a fault."""
+    """The number of bytes from `end` on that the next parse needs; 0 if there is a fault."""
     fault: CorruptDataError | None
 
 
 def encode(record: Record, version: int = VERSION_1) -> bytes:
-    """The bytes of a record. Raises LocalProtocolError if it breaks a rule of that version; nothing is
-    returned.
-    """
+    """Return the bytes of a record. Raises LocalProtocolError if it breaks a rule of that version."""
     if version == VERSION_1:
         return encode_v1(record)
     if version == 0:
@@ -95,7 +94,7 @@ def encode(record: Record, version: int = VERSION_1) -> bytes:
 
 
 def encode_v1(record: Record) -> bytes:
-    """The bytes of a record in version 1. Raises LocalProtocolError."""
+    """Return the bytes of a record in version 1. Raises LocalProtocolError."""
     op, tag, ints, strings, flags = record.op, record.tag, record.ints, record.strings, record.flags
     if op is _WRITE and not flags and (written := _write_v1(tag, ints, strings)) is not None:
         return written
@@ -107,14 +106,16 @@ def encode_v1(record: Record) -> bytes:
         header = HEADER_V1.pack(MAGIC, VERSION_1, op, flags, len(ints), len(sizes), tag, body_bytes, 0)
         words = WORDS[len(ints) + len(sizes)].pack(*ints, *sizes)
     except StructError as error:
-        raise LocalProtocolError(f"a record's tag and ints are 0 to 2^64-1: {tag}, {ints!r:.80}") from error
+        raise LocalProtocolError(
+            f"the tag and ints of a record must be 0 to 2^64-1: {tag}, {ints!r:.80}"
+        ) from error
     digest = (xxh3(header[:DIGESTED_HEADER_BYTES]) & 0xFFFFFFFF).to_bytes(4)
     data = b"".join((header[:DIGESTED_HEADER_BYTES], digest, words, *strings))
     return data + _xxh3_bytes(data)
 
 
 def _write_v1(tag: int, ints: tuple[int, ...], strings: tuple[bytes, ...]) -> bytes | None:
-    """The bytes of a WRITE; None if it breaks a rule."""
+    """Return the bytes of a WRITE; None if it breaks a rule."""
     if len(ints) != 1 or len(strings) != 2:
         return None
     path, data = strings
@@ -131,13 +132,13 @@ def _write_v1(tag: int, ints: tuple[int, ...], strings: tuple[bytes, ...]) -> by
 
 
 def encode_v0(record: Record) -> bytes:
-    """The bytes of a record as the original writes it. Raises LocalProtocolError for what it cannot say."""
+    """Return the bytes of a record in version 0. Raises LocalProtocolError if version 0 cannot encode it."""
     sizes = [len(string) for string in record.strings]
     body_bytes = 8 * (len(record.ints) + len(sizes)) + sum(sizes)
     if record.op not in FILE_ARITY:
-        raise LocalProtocolError(f"version 0 knows truncate, write and remove, not {record.op.name}")
+        raise LocalProtocolError(f"version 0 has only TRUNCATE, WRITE and REMOVE, not {record.op.name}")
     if record.flags:
-        raise LocalProtocolError(f"version 0 has no flags: {record.flags:#06x}")
+        raise LocalProtocolError(f"version 0 has no flags, got {record.flags:#06x}")
     _check_record(record, body_bytes)
     header = HEADER_V0.pack(
         FIXED_BYTES_V0 + body_bytes, 0, record.op, len(record.ints), len(sizes), record.tag
@@ -148,32 +149,33 @@ def encode_v0(record: Record) -> bytes:
 
 
 def _check_record(record: Record, body_bytes: int) -> None:
-    """Raise LocalProtocolError for a record that no reader would take."""
+    """Raise LocalProtocolError for a record that every reader would reject."""
     ints, strings = len(record.ints), len(record.strings)
     if ints > record_ints_max or strings > record_strings_max:
-        raise LocalProtocolError(f"a record has at most 255 ints and 255 strings: {ints} and {strings}")
+        raise LocalProtocolError(f"a record has at most 255 ints and 255 strings, got {ints} and {strings}")
     if body_bytes > record_body_bytes_max:
         raise LocalProtocolError(
-            f"a record's body has at most {record_body_bytes_max} bytes: {body_bytes}",
+            f"the body of a record has at most {record_body_bytes_max} bytes, got {body_bytes}",
             remedy="split it into several records",
         )
     if record.flags & ~0xFFFF or record.flags & FLAGS_MUST_UNDERSTAND:
-        raise LocalProtocolError(f"flags of version 1 lie within 0x00ff: {record.flags:#06x}")
+        raise LocalProtocolError(f"flags of version 1 are within 0x00ff, got {record.flags:#06x}")
     if any(not 0 <= word <= u64_max for word in (record.tag, *record.ints)):
         raise LocalProtocolError(
-            f"a record's tag and ints are 0 to 2^64-1: {record.tag}, {record.ints!r:.80}"
+            f"the tag and ints of a record must be 0 to 2^64-1: {record.tag}, {record.ints!r:.80}"
         )
     arity = FILE_ARITY.get(record.op)
     if arity is not None and arity != (ints, strings):
         raise LocalProtocolError(
-            f"{record.op.name} takes {arity[0]} ints and {arity[1]} strings, not {ints} and {strings}"
+            f"{record.op.name} has {arity[0]} ints and {arity[1]} strings, got {ints} and {strings}"
         )
 
 
 def parse_v1(data: bytes, at: int, out: list[tuple[int, Record]], origin: int, where: str) -> ParseResult:
-    """Take whole records of `data` from `at` on; append (stream offset of its end, record) to `out`.
+    """Parse the whole records of `data` from `at` on, and append (stream offset of its end, record) to `out`.
 
-    origin: stream offset of data[0], for the offsets in `out` and in faults. Never raises for bad data.
+    origin: the stream offset of data[0], for the offsets in `out` and in faults. where: the name of the file
+    or segment, for faults. Never raises for bad data.
     """
     view = memoryview(data)
     size = len(data)
@@ -215,7 +217,7 @@ def parse_v1(data: bytes, at: int, out: list[tuple[int, Record]], origin: int, w
 
 
 def _take_writes(data: bytes, view: memoryview, at: int, out: list[tuple[int, Record]], origin: int) -> int:
-    """As `parse_v1`, for as long as there are whole, sound WRITEs without flags. Where they end."""
+    """Parse whole, valid WRITEs without flags, as `parse_v1` does. Return the offset at which they end."""
     size, unpack, digest, take = len(data), _WRITE_V1.unpack_from, xxh3, out.append
     while at + 56 <= size:
         begins, tag, body, header_digest, offset, path_bytes, data_bytes = unpack(data, at)
@@ -238,14 +240,16 @@ def _take_writes(data: bytes, view: memoryview, at: int, out: list[tuple[int, Re
 
 
 class RecordHeader(NamedTuple):
-    """What a version 1 header says of its record: the op, and how many bytes it has in all."""
+    """The op of a version 1 record and the size of the whole record in bytes, from its header."""
 
     op: Op
     bytes: int
 
 
 def parse_header_v1(data: bytes, at: int, origin: int, where: str) -> RecordHeader:
-    """The valid header at `at`, of 24 bytes that are there. Raises CorruptRecordError, UnknownRecordError."""
+    """Return the header at `at`; `data` must hold its 24 bytes. Raises CorruptRecordError,
+    UnknownRecordError.
+    """
     magic, version, op, flags, n_ints, n_strings, _, body, digest = HEADER_V1.unpack_from(data, at)
     if (
         magic != MAGIC
@@ -260,7 +264,7 @@ def parse_header_v1(data: bytes, at: int, origin: int, where: str) -> RecordHead
 
 
 def parse_v0(data: bytes, at: int, out: list[tuple[int, Record]], origin: int, where: str) -> ParseResult:
-    """As `parse_v1`, for version 0."""
+    """Parse the whole records of version 0, with the parameters and the result of `parse_v1`."""
     size = len(data)
     while True:
         left = size - at

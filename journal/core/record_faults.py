@@ -1,7 +1,7 @@
-"""What is wrong with the bytes of a record, in words.
+"""The errors for invalid records: each function returns the error that names the first broken rule.
 
-Rules of this file: these run once, so they may be slow. They check in the order of the rules in
-`record_layout.py`, and name the first one that is broken.
+The rules are checked in the order of `record_layout.py`. These functions run at most once per replay, so they
+need not be fast.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from journal.ops import OPS_BY_NUMBER
 
 
 def partial_fault_v1(data: bytes, at: int, origin: int, where: str) -> CorruptDataError | None:
-    """Fewer bytes than a header: good so far, or already wrong?"""
+    """Return the fault of fewer bytes than a header; None if more bytes could still make it valid."""
     part = data[at : at + 3]
     if not part or (MAGIC + bytes([VERSION_1])).startswith(part):
         return None

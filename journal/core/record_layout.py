@@ -1,7 +1,7 @@
-"""How records lie in bytes, versions 0 and 1.
+"""The byte layouts of records, versions 0 and 1, and their constants.
 
-Rules of this file: layouts and their constants; nothing that reads or writes. Every byte layout below is held
-to the executable specification in `specification.py` by property tests. All numbers are big-endian.
+Property tests compare every layout below with the executable specification in `specification.py`. All numbers
+are big-endian.
 
 Version 1, 24 + body + 8 bytes:
 
@@ -9,7 +9,7 @@ Version 1, 24 + body + 8 bytes:
          0    2  magic, D0 4A
          2    1  version, 1
          3    1  op
-         4    2  flags. Bits 0x00ff may be ignored by a reader that does not know them, 0xff00 must not
+         4    2  flags. A reader may ignore unknown bits of 0x00ff; it must reject unknown bits of 0xff00
          6    1  number of ints, I
          7    1  number of strings, S
          8    8  tag (0 = none)
@@ -20,12 +20,20 @@ Version 1, 24 + body + 8 bytes:
           +    .  the strings, one after another
       24+B    8  xxh3-64 over bytes 0 .. 24+B-1
 
-A version 1 record is valid if and only if (1) magic and version are right, (2) the header digest matches,
-(3) no flag of 0xff00 is set that the reader does not know, (4) the op is known, (5) B is within the limit
-and equal to the sum above, (6) the final digest matches, (7) a file operation has its arity. (1)-(5) are
-checked before the body is waited for, so a flipped length is never taken for a cut-off record.
+A version 1 record is valid if and only if
 
-Version 0, the original's, 4 + length bytes and no checksum at all:
+    (1) magic and version are right
+    (2) the header digest matches
+    (3) no flag of 0xff00 is set that the reader does not know
+    (4) the op is known
+    (5) B is within the limit and equal to the sum above
+    (6) the final digest matches
+    (7) a file operation has its arity
+
+The decoder checks (1) to (4) and the limit of B before it waits for the body, so it never takes a flipped
+length for a record that is cut off.
+
+Version 0, the format of the original service, 4 + length bytes and no checksum:
 
     offset size
          0    4  length of what follows, L = 12 + 8*I + 8*S + the lengths of all strings
@@ -38,8 +46,11 @@ Version 0, the original's, 4 + length bytes and no checksum at all:
           +  8*S  the sizes of the strings
           +    .  the strings
 
-Valid if and only if (1) the version is 0, (2) the op is one of the three, with its arity, (3) L is within
-the limit and equal to the sum above. (3) is checked as soon as the sizes are there.
+A version 0 record is valid if and only if
+
+    (1) the version is 0
+    (2) the op is one of the three, with its arity
+    (3) L is within the limit and equal to the sum above, checked as soon as the sizes have arrived
 """
 
 from struct import Struct
@@ -53,7 +64,7 @@ from journal.ops import FILE_ARITY, OPS_BY_NUMBER, Op
 MAGIC: Final = b"\xd0\x4a"
 VERSION_1: Final = 1
 FLAGS_MUST_UNDERSTAND: Final = 0xFF00
-"""A reader that does not know a flag of this half refuses the record. Version 1 as of now knows none."""
+"""A reader rejects a record with an unknown flag of this mask. Version 1 currently defines none."""
 
 HEADER_V1: Final = Struct(">2sBBHBBQII")
 HEADER_V0: Final = Struct(">IBBBBQ")

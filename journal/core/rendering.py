@@ -1,6 +1,6 @@
-"""A record as a line: in the original's style, or as JSON.
+"""Format a record as one line of text, in the style of the original service, or of JSON.
 
-Rules of this file: text only, one line a record, every byte shown so that it cannot steer a terminal.
+Every byte is escaped, so that no record can control a terminal. Pure: no I/O.
 """
 
 import msgspec
@@ -11,14 +11,17 @@ from journal.limits import dump_string_bytes_max
 
 
 def as_text(located: Located, *, full: bool = False) -> str:
-    """`OFFSET NAME version=1 op=5 tag=2 ints=[10] strings=['/w/a', '0\\n']`: place and name, and what the
-    original's dump tool wrote.
+    """Format a record as `OFFSET NAME version=1 op=5 tag=2 ints=[10] strings=['/w/a', '0\\n']`.
+
+    The part after the name is the output of the original dump tool.
     """
     return f"{located.offset} {located.record.op.name} {as_original(located, full=full)}"
 
 
 def as_original(located: Located, *, full: bool = True) -> str:
-    """`version=0 op=1 tag=2 ints=[10] strings=['/w/a', '0\\n']`, as the original's dump tool wrote it."""
+    """Format a record like the original dump tool: `version=0 op=1 tag=2 ints=[10] strings=['/w/a',
+    '0\\n']`.
+    """
     record = located.record
     strings = ", ".join(_quoted(string, full) for string in record.strings)
     flags = f" flags={record.flags:#06x}" if record.flags else ""
@@ -35,8 +38,10 @@ def _quoted(string: bytes, full: bool) -> str:
 
 
 def as_json(located: Located, *, full: bool = False) -> str:
-    """One JSON object. A string is {"bytes": its length, "text": ...} if it is UTF-8, else with "hex";
-    "cut": true if only its beginning is shown.
+    """Format a record as one JSON object.
+
+    A string is {"bytes": its length, "text": ...} if it is UTF-8, otherwise with "hex" instead of "text", and
+    with "cut": true if only its beginning is included.
     """
     record = located.record
     line = {
@@ -69,7 +74,7 @@ def _described(string: bytes, full: bool) -> dict[str, object]:
 
 
 def fault_fields(fault: DosError, base: int = 0) -> dict[str, object]:
-    """What is wrong, field by field: kind, segment, offset in it, logical offset, expected, found, hint."""
+    """Return the fields of a fault: kind, segment, offset in it, logical offset, expected, found, hint."""
     fields: dict[str, object] = {"kind": kind_of(fault)}
     if isinstance(fault, CorruptDataError):
         fields["segment"] = fault.where
@@ -85,6 +90,6 @@ def fault_fields(fault: DosError, base: int = 0) -> dict[str, object]:
 
 
 def fault_text(fault: DosError, base: int = 0) -> str:
-    """The same, for people: one field a line."""
+    """Format a fault as text, one field per line."""
     fields = fault_fields(fault, base)
     return "\n".join(f"{name.replace('_', ' '):<15} {value}" for name, value in fields.items() if value != "")

@@ -1,12 +1,12 @@
-"""Replay: a chain's records in order, each with its position, up to an explicit stop.
+"""Replay the records of one span in order, each with its position, up to an explicit stop. Pure: no I/O.
 
-Rules of this file: it takes the bytes of one span and gives its records; which spans, and where their bytes
-come from, is the chain's and the shell's. What records *do* is the caller's: replay is a fold, and `fold`
-is here so that a stop means the same everywhere.
+The chain determines the spans, the shell supplies their bytes, and the caller applies the records. `fold`
+applies them, so that a stop has the same meaning everywhere.
 
-What comes out of a span: its start record, then the records, those of a snapshot that was begun and never
-ended left out (its writer died; what it copied stands in the spans below). At the span's end its length and
-digest must agree with what the chain says. Records handed out before that check fails must be thrown away.
+A replay returns the start record of the span, then its records. It omits the records of an unfinished
+snapshot: its writer died, and the spans below hold the state that it copied. At the end of the span, length
+and digest must match those of the chain. If this check fails, discard all records that were returned before
+it.
 """
 
 from collections.abc import Callable, Iterable
@@ -26,14 +26,16 @@ State = TypeVar("State")
 Step = tuple[Position, Record]
 """(the position just past the record, the record)"""
 _SNAPSHOT_BEGINS_AS: Final = 2
-"""The record of a segment that may begin a snapshot: no other one may (`SnapshotTracker`)."""
+"""The number of the only record in a segment that may be a SNAPSHOT_BEGIN (`SnapshotTracker`)."""
 
 
 class SpanReplay:
-    """Records of one span. Feed it exactly `span.length` bytes, then `finish`. Memory: one unfinished record.
+    """The replay of one span. Feed it exactly `span.length` bytes, then call `finish`. Buffers one record.
 
-    Raises CorruptRecordError, UnknownRecordError, ChainError; TornRecordError from `finish` if the span ends
-    inside a record; StopNotFoundError instead if the span was cut at a stop that lies there.
+    stopped: whether the span was shortened to end at a stop.
+
+    Raises CorruptRecordError, UnknownRecordError, ChainError. If the span ends inside a record, `finish`
+    raises StopNotFoundError if `stopped`, otherwise TornRecordError.
     """
 
     def __init__(self, span: SegmentSpan, *, stopped: bool = False) -> None:
@@ -48,7 +50,7 @@ class SpanReplay:
         self._skipping = False
 
     def feed(self, data: bytes) -> list[Step]:
-        """The next bytes of the span; the records that are whole by now."""
+        """Feed the next bytes of the span and return the records that are complete."""
         view, offset = memoryview(data), self._digest.size
         digest, epoch, base = self._digest, self._epoch, self._span.base
         out: list[Step] = []
@@ -59,15 +61,19 @@ class SpanReplay:
         return out
 
     def feed_plain(self, data: bytes) -> list[Decoded]:
-        """The same records, each with the logical offset just past it and not its position, whose digest
-        costs as much as all the rest: the fast way, for who goes back to none of them.
+        """Feed the next bytes and return the records, each with the logical offset just past it.
+
+        Faster than `feed`, because the digest of a position costs as much as the rest of the replay. Use it
+        if no position within the chain is needed.
         """
         base, decoded = self._span.base, self._decoded(data)
         self._digest.update(data)
         return [(base + end, record) for end, record in decoded] if base else decoded
 
     def _decoded(self, data: bytes) -> list[Decoded]:
-        """The records that are whole by now, each where it may stand, without those that are left out."""
+        """Return the complete records, after the check of their order, without those of an unfinished
+        snapshot.
+        """
         decoded = self._decoder.feed(data)
         if decoded and not self._at:
             parse_start(decoded[0][1], self._span.name)
@@ -82,7 +88,7 @@ class SpanReplay:
         return [] if self._skipping else decoded
 
     def finish(self) -> None:
-        """All bytes of the span were fed: check what the chain says of them."""
+        """End the span: check its length and digest against those of the chain."""
         span = self._span
         if self._digest.size != span.length:
             raise ChainError(
@@ -103,9 +109,9 @@ class SpanReplay:
 def fold(
     steps: Iterable[Step], state: State, apply: Callable[[State, Record], State], stop: Position | None = None
 ) -> State:
-    """Apply each record in order, to `stop` and no further; with None to the end.
+    """Apply each record in order up to `stop` (None: the end), and return the final state.
 
-    Raises StopNotFoundError if no record ends at `stop`; the state folded so far is not returned.
+    Raises StopNotFoundError if no record ends at `stop`.
     """
     if stop is not None and stop.size == 0:
         return state

@@ -1,12 +1,15 @@
-"""Looking over one segment: where its whole records end, and whether it holds a finished snapshot.
+"""Survey one segment: find the end of its whole records, and whether it holds a finished snapshot.
 
-Rules of this file: bytes of one segment go in from the front, one `SegmentSurvey` comes out. A torn tail is
-an ordinary ending here (it is how a writer's death looks); everything else that is no record raises. What
-follows from a survey is `walk.py`'s.
+Pure: no I/O. A surveyor takes the bytes of one segment from the front and returns one `SegmentSurvey`. A torn
+tail is not an error, because a dead writer leaves one; any other bytes that are not a record raise.
 
-A snapshot is finished if and only if (1) its SNAPSHOT_BEGIN is the segment's second record, (2) a
-SNAPSHOT_END follows within the part looked at, and (3) the end's number counts the records between the two.
-Then the segment needs no predecessor.
+A snapshot is finished if and only if
+
+    (1) its SNAPSHOT_BEGIN is the second record of the segment
+    (2) a SNAPSHOT_END follows within the surveyed part
+    (3) the number in SNAPSHOT_END is the count of the records between the two
+
+A segment with a finished snapshot needs no predecessor.
 """
 
 from bisect import bisect_right
@@ -23,11 +26,11 @@ from journal.core.segment import SegmentStart, parse_start
 from journal.ops import Op
 
 _STRUCTURE: Final = frozenset({Op.SEGMENT_START, Op.SNAPSHOT_BEGIN, Op.SNAPSHOT_END})
-"""Records that cannot stand just anywhere in a segment."""
+"""Operations that are valid only at certain places in a segment."""
 
 
 class RecordBoundary(NamedTuple):
-    """A boundary between records of a segment: bytes before it, and their prefix digest."""
+    """A boundary between records of a segment: the number of bytes before it, and their prefix digest."""
 
     bytes: int = 0
     digest: int = 0
@@ -35,12 +38,15 @@ class RecordBoundary(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SegmentSurvey:
-    """What a segment's first bytes hold.
+    """The survey of the first bytes of a segment.
 
-    start: None if not even the first record is whole. first: the end of the start record. last: the end of
-    the last whole record. before_last: the end of the record before that. within: the end of the last
-    record that lies within the length asked for. torn_bytes: bytes after `last`. snapshot_end: just past a
-    finished snapshot, 0 if there is none. digests: the prefix digest at each length asked for.
+    start: None if the first record is not whole.
+    first: the end of the start record. last: the end of the last whole record. before_last: the end of the
+        record before that. within: the end of the last record within the requested length.
+    torn_bytes: the number of bytes after `last`.
+    snapshot_end: the offset just past a finished snapshot, 0 if there is none.
+    digests: the prefix digest at each requested length.
+
     Invariants: first <= last; before_last < last; within <= last.
     """
 
@@ -55,27 +61,26 @@ class SegmentSurvey:
 
 
 class SnapshotTracker:
-    """Follows one segment's records; knows whether they are inside a snapshot, and where a finished one
-    ended.
+    """A check of the record order in one segment. It tracks whether a snapshot is open and where one ended.
 
-    Raises ChainError for records that cannot stand where they stand: a start that is not first, a snapshot
-    that begins later than second, an end without a beginning or with another count.
+    Raises ChainError for a misplaced record: a start that is not the first record, a SNAPSHOT_BEGIN that is
+    not the second, a SNAPSHOT_END without a begin or with a wrong count.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._records = 0
         self._in_snapshot: int | None = None
-        """Records since SNAPSHOT_BEGIN; None outside."""
+        """The number of records since SNAPSHOT_BEGIN; None outside a snapshot."""
         self.finished_at = 0
-        """Offset in the segment just past SNAPSHOT_END; 0 if there was none."""
+        """The offset in the segment just past SNAPSHOT_END; 0 if there was none."""
 
     @property
     def unfinished(self) -> bool:
         return self._in_snapshot is not None
 
     def take_all(self, offset: int, decoded: list[Decoded]) -> None:
-        """The next records, the first of which begins at `offset` of the segment."""
+        """Check the next records. The first one begins at `offset` of the segment."""
         if self._records and _STRUCTURE.isdisjoint([record.op for _, record in decoded]):
             self._records += len(decoded)
             if self._in_snapshot is not None:
@@ -86,7 +91,7 @@ class SnapshotTracker:
             offset = end
 
     def take(self, offset: int, end: int, record: Record) -> None:
-        """The next record, which lies at [offset, end) of the segment."""
+        """Check the next record, at [offset, end) of the segment."""
         op = record.op
         self._records += 1
         if op is Op.SEGMENT_START:
@@ -113,11 +118,11 @@ class SnapshotTracker:
 
 
 class SegmentSurveyor:
-    """Takes a segment's bytes from the front and surveys them. Memory: one unfinished record.
+    """A survey in progress, fed with the bytes of a segment from the front. Buffers one unfinished record.
 
-    within: look for the last boundary at or below this length too. lengths: take the digest at each of these.
-    Raises (from `feed`) CorruptRecordError, UnknownRecordError, ChainError: the segment is then not to be
-    used.
+    within: also find the last boundary at or below this length. lengths: also compute the digest at each of
+    these. `feed` raises CorruptRecordError, UnknownRecordError, ChainError; the segment must not be used
+    then.
     """
 
     def __init__(self, name: str, *, within: int = 0, lengths: Iterable[int] = ()) -> None:
@@ -133,11 +138,11 @@ class SegmentSurveyor:
 
     @property
     def snapshot_end(self) -> int:
-        """Just past a finished snapshot, as soon as it has been seen; else 0."""
+        """The offset just past a finished snapshot, as soon as its end was fed; 0 before."""
         return self._tracker.finished_at
 
     def feed(self, data: bytes) -> None:
-        """The next bytes of the segment."""
+        """Feed the next bytes of the segment."""
         view, offset = memoryview(data), self._digest.size
         decoded = self._decoder.feed(data)
         if decoded:
@@ -148,7 +153,7 @@ class SegmentSurveyor:
         self._fold(view, offset, offset + len(view))
 
     def _fold(self, view: memoryview, offset: int, end: int) -> None:
-        """Fold the bytes up to `end` of the segment; `view` begins at `offset`."""
+        """Add the bytes up to `end` of the segment to the digest. `view` begins at `offset`."""
         while self._lengths and self._lengths[0] <= end:
             length = self._lengths.popleft()
             self._digest.update(view[self._digest.size - offset : length - offset])
@@ -156,7 +161,7 @@ class SegmentSurveyor:
         self._digest.update(view[self._digest.size - offset : end - offset])
 
     def _mark(self, ends: list[int], view: memoryview, offset: int) -> None:
-        """Take the digests at those boundaries that anyone asks for: a digest at each would cost more than
+        """Compute the digests at the needed boundaries only: a digest at each would cost more than
         the rest.
         """
         before = ends[-2] if len(ends) > 1 else self._last.bytes
@@ -173,7 +178,7 @@ class SegmentSurveyor:
             self._within = marks[ends[inside - 1]]
 
     def finish(self) -> SegmentSurvey:
-        """No more bytes. Raises as `feed`."""
+        """End the bytes and return the survey. Raises the errors of `feed`."""
         torn = self._decoder.finish()
         return SegmentSurvey(
             start=self._start,

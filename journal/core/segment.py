@@ -1,17 +1,22 @@
-"""Segments: their names, and the record each begins with.
+"""The names of segments, and the start record of each. Pure: no I/O.
 
-Rules of this file: one segment at a time. How segments hang together is `chain.py`'s. The name is only a
-label: it sorts, and it must agree with the start record, but the chain is what the back pointers in the
-start records reach (R6).
+This module handles one segment at a time; `chain.py` links them. The name is only a label: it sorts, and it
+must agree with the start record, but the chain is what the back pointers in the start records reach (R6).
 
     name   CHAIN.<epoch, 16 hex>.<base, 16 hex>
     start  Op.SEGMENT_START, ints=[], strings=[JSON of SegmentStart], the first record of every segment
 
-A start is valid if and only if (1) its record is whole and valid, (2) its op is SEGMENT_START and its one
-string is the JSON of a SegmentStart, (3) chain, epoch and base agree with the name, (4) it has a
-predecessor, or none and base 0, (5) the predecessor's name is a segment of the same chain that lies before
-it in (epoch, base), (6) the predecessor's base plus its final length is the base, and (7) what it releases
-is below a segment that lies before it in (epoch, base). (5) makes every walk end.
+A start is valid if and only if
+
+    (1) its record is whole and valid
+    (2) its op is SEGMENT_START and its one string is the JSON of a SegmentStart
+    (3) chain, epoch and base agree with the name
+    (4) it has a predecessor, or none and base 0
+    (5) the predecessor is a segment of the same chain, lower in (epoch, base)
+    (6) the predecessor's base plus its final length is the base
+    (7) the released floor, if any, is lower than the segment in (epoch, base)
+
+Every walk ends because of (5).
 """
 
 from functools import lru_cache
@@ -30,7 +35,7 @@ from journal.ops import Op
 
 
 class SegmentName(NamedTuple):
-    """A segment's name, taken apart."""
+    """A parsed segment name."""
 
     chain: str
     epoch: int
@@ -38,7 +43,7 @@ class SegmentName(NamedTuple):
 
     @property
     def order(self) -> tuple[int, int]:
-        """What a head is chosen by: the epoch, then the base (R5)."""
+        """The order in which a head is chosen: by epoch, then by base (R5)."""
         return self.epoch, self.base
 
     def __str__(self) -> str:
@@ -46,28 +51,30 @@ class SegmentName(NamedTuple):
 
 
 def check_chain_name(chain: str) -> str:
-    """The same name, or BadNameError: a chain's name leaves room for epoch and base, and is not itself a
-    segment's.
-    """
+    """Return the name. Raises BadNameError if it is too long for a segment name or looks like one."""
     check_name(chain)
     if len(chain) > chain_name_bytes_max:
-        raise BadNameError(f"a chain's name has at most {chain_name_bytes_max} characters: {len(chain)}")
+        raise BadNameError(
+            f"the name of a chain has at most {chain_name_bytes_max} characters, got {len(chain)}"
+        )
     if SEGMENT_NAME.fullmatch(chain):
-        raise BadNameError(f"a chain's name must not look like a segment's: {chain}")
+        raise BadNameError(f"the name of a chain must not look like that of a segment: {chain}")
     return chain
 
 
 def segment_name(chain: str, epoch: int, base: int) -> str:
-    """The name of a segment. Raises BadNameError, LocalProtocolError."""
+    """Return the name of a segment. Raises BadNameError, LocalProtocolError."""
     check_chain_name(chain)
     if not 0 < epoch <= u64_max or not 0 <= base <= u64_max:
-        raise LocalProtocolError(f"a segment has an epoch from 1 and a base from 0, 64 bits: {epoch}, {base}")
+        raise LocalProtocolError(
+            f"a segment has an epoch from 1 and a base from 0, of 64 bits each, got {epoch} and {base}"
+        )
     return str(SegmentName(chain, epoch, base))
 
 
 @lru_cache(maxsize=1024)
 def parse_segment_name(name: str) -> SegmentName | None:
-    """The parts of a segment's name; None for any other object's."""
+    """Parse the name of a segment. Return None for any other object name."""
     match = SEGMENT_NAME.fullmatch(name)
     if match is None or len(match["chain"]) > chain_name_bytes_max:
         return None
@@ -75,7 +82,7 @@ def parse_segment_name(name: str) -> SegmentName | None:
 
 
 class Predecessor(msgspec.Struct, frozen=True):
-    """What a segment stands on: the first `length` bytes of that object, whose prefix digest there is
+    """The back pointer of a segment: the first `length` bytes of object `name`, with prefix digest
     `digest`.
     """
 
@@ -85,14 +92,14 @@ class Predecessor(msgspec.Struct, frozen=True):
 
 
 class SegmentStart(msgspec.Struct, frozen=True):
-    """The first record of a segment.
+    """The content of the start record of a segment. Readers ignore unknown fields.
 
-    generation: of the store record under which it was opened. writer: the claim's writer id, 32 hex digits.
-    pipelined: whether records may be sent before the ones before them are acknowledged; without it every
-    record proves its predecessor (R9), which is what a reader of a manifest relies on (R10). released: where
-    the owner of a chain lets its oldest part go: segments of the chain below this one, (epoch, base), may be
-    deleted once this start is acknowledged (R14), and are for nobody to read. Readers ignore fields that they
-    do not know.
+    generation: the generation of the store record under which the segment was opened.
+    writer: the writer id of the claim, 32 hex digits.
+    pipelined: whether a record may be sent before the earlier ones are acknowledged. If not, every record
+        proves that its predecessor is committed (R9); readers of a manifest rely on this (R10).
+    released: the floor (epoch, base) below which the owner released the segments of the chain. They may be
+        deleted once this start is acknowledged (R14), and must not be read.
     """
 
     chain: str
@@ -122,13 +129,13 @@ _decoder: Final = msgspec.json.Decoder(SegmentStart)
 
 
 def start_record(start: SegmentStart) -> Record:
-    """The record of a start."""
+    """Encode a start as a record."""
     return Record(Op.SEGMENT_START, strings=(_encoder.encode(start),))
 
 
 def parse_start(record: Record, name: str) -> SegmentStart:
-    """The start that the first record of object `name` holds. Raises ChainError, naming the rule that it
-    breaks.
+    """Return the start in the first record of object `name`. Raises ChainError, which names the
+    broken rule.
     """
     start = start_of(record, name)
     if start.name != name:
@@ -137,7 +144,7 @@ def parse_start(record: Record, name: str) -> SegmentStart:
 
 
 def start_of(record: Record, where: str) -> SegmentStart:
-    """The start that a record holds, wherever it lies: all rules but the one about the object's name."""
+    """Return the start in a record. Checks all rules except that of the object's name. Raises ChainError."""
     if record.op is not Op.SEGMENT_START or record.ints or len(record.strings) != 1:
         raise ChainError(where, 0, "a SEGMENT_START record with one string", f"{record.op.name}")
     try:

@@ -1,8 +1,8 @@
-"""Finding the end of a snapshot without reading it: from record header to record header.
+"""Find the end of a snapshot by its record headers, without reading the bodies. Pure: no I/O.
 
-Rules of this file: it asks for pieces of one segment and looks at headers only, each held to its own digest.
-What lies between them is verified when it is replayed. Large records (state blocks) are skipped; where
-records are small, their headers lie close together and everything is read once.
+The search requests pieces of one segment and checks each header against its digest. The bodies are verified
+when they are replayed. Large records (state blocks) are skipped. Where records are small, their headers lie
+close together, and everything is read once.
 """
 
 from typing import NamedTuple
@@ -15,18 +15,18 @@ from journal.ops import Op
 
 
 class BytesWanted(NamedTuple):
-    """Read at most so many bytes from that offset of the segment."""
+    """A requested read: at most `max_bytes` bytes from `offset` of the segment."""
 
     offset: int
     max_bytes: int
 
 
 class SnapshotSearch:
-    """Searches the first `length` bytes of a segment whose second record is a SNAPSHOT_BEGIN.
+    """A search in the first `length` bytes of a segment whose second record is a SNAPSHOT_BEGIN.
 
-    Take what `wanted` says, hand it to `take`, until `wanted` is None; then `snapshot_end` is known: just
-    past the SNAPSHOT_END, or 0 if none lies within. Raises CorruptRecordError, UnknownRecordError,
-    ChainError from `take`.
+    Read the bytes that `wanted` requests and pass them to `take`, until `wanted` is None. `snapshot_end` is
+    then the offset just past the SNAPSHOT_END, or 0 if there is none within `length` bytes. `take` raises
+    CorruptRecordError, UnknownRecordError, ChainError.
     """
 
     def __init__(self, name: str, length: int) -> None:
@@ -45,7 +45,7 @@ class SnapshotSearch:
         return BytesWanted(self._at, min(left, self._window))
 
     def take(self, data: bytes) -> None:
-        """Bytes from the offset that was wanted. With fewer than a record's header nothing moves on."""
+        """Pass the bytes from the requested offset. Fewer bytes than a record header have no effect."""
         begin, size = self._at, len(data)
         at = 0
         while size - at >= HEADER_V1.size:
@@ -64,7 +64,7 @@ class SnapshotSearch:
         self._at = begin + at
 
     def _finish(self, data: bytes, offset: int) -> None:
-        """A SNAPSHOT_END: its number must count what lies between it and the begin."""
+        """Check a SNAPSHOT_END: its number must be the count of the records since SNAPSHOT_BEGIN."""
         out: list[tuple[int, Record]] = []
         parsed = parse_v1(data, 0, out, offset, self._name)
         if parsed.fault is not None:

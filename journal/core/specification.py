@@ -1,9 +1,8 @@
-"""The record as an executable specification, in `construct`: what `record.py` must agree with, a hundred
-times slower.
+"""An executable specification of the record layouts, in `construct`, to compare `record.py` with.
 
-Rules of this file: layout only, written to be read beside protocol.md. Limits, digests and arity are not
-layout; the property tests in `tests/journal/test_specification.py` hold both together. Never used on a hot
-path.
+It describes the layout only, in the order of protocol.md. Limits, digests and arity are not part of it. The
+property tests in `tests/journal/test_specification.py` compare both. It is a hundred times slower than
+`record.py`: do not use it on a hot path.
 """
 
 from construct import (
@@ -35,8 +34,8 @@ RECORD_V1 = Struct(
     "strings" / Array(this.string_count, Bytes(lambda context: context.sizes[context["_index"]])),
     "digest" / Int64ub,
 )
-"""header_digest: low 32 bits of xxh3-64 over the 20 bytes before it; digest: xxh3-64 over everything before
-it.
+"""header_digest: the low 32 bits of xxh3-64 over the 20 bytes before it. digest: xxh3-64 over everything
+before it.
 """
 
 RECORD_V0 = Struct(
@@ -50,4 +49,4 @@ RECORD_V0 = Struct(
     "sizes" / Array(this.string_count, Int64ub),
     "strings" / Array(this.string_count, Bytes(lambda context: context.sizes[context["_index"]])),
 )
-"""length: of everything after it."""
+"""length: the number of bytes after this field."""

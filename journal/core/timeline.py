@@ -1,9 +1,8 @@
-"""What was appended when: records, bytes and what stands out, in stretches of time or of offset.
+"""Count records, bytes and events of a journal in intervals of time or of offset. Pure: no I/O.
 
-Rules of this file: it counts records as they come and forgets them. Time comes from records that hold a wall
-clock (marks, divisions, outputs, inputs); what stands between two of them belongs to the first. A journal
-without any is divided by offset. Memory does not grow with the journal: when there are too many stretches,
-neighbours become one.
+The time comes from records that hold a wall clock (MARK, DIVISION, OUTPUT, INPUT, INPUT_CLOSED). Records
+between two of them are counted at the first one. A journal without any is divided by offset. Memory does not
+grow with the journal: neighboring intervals are merged when there are too many.
 """
 
 from collections import Counter
@@ -16,14 +15,14 @@ from journal.limits import timeline_stretches_max
 from journal.ops import Op
 
 CLOCKS = {Op.MARK: 0, Op.DIVISION: 1, Op.OUTPUT: 1, Op.INPUT: 5, Op.INPUT_CLOSED: 0}
-"""Which of a record's ints is the wall clock, in ms since 1970."""
+"""Operation -> the index of the int that holds the wall clock, in ms since 1970."""
 EVENTS = {Op.SEGMENT_START: "segments", Op.CUT: "cuts", Op.DIVISION: "steps", Op.SNAPSHOT_END: "snapshots"}
-"""What stands out, and what it is called."""
+"""Operation -> the name of the event that it counts as."""
 
 
 @dataclass(slots=True)
 class TimelineInterval:
-    """From `begin` on, in ms since 1970 or as a logical offset."""
+    """The counts of one interval. `begin` is in ms since 1970, or a logical offset."""
 
     begin: int
     records: int = 0
@@ -31,14 +30,14 @@ class TimelineInterval:
     events: Counter[str] = field(default_factory=Counter)
 
     def take(self, other: "TimelineInterval") -> None:
-        """Become one with the stretch behind."""
+        """Add the counts of another interval to this one."""
         self.records += other.records
         self.bytes += other.bytes
         self.events += other.events
 
 
 class Timeline:
-    """Takes records in order. `by_time`: whether stretches are of time."""
+    """The counts of a journal, fed with its records in order. `by_time`: whether intervals are of time."""
 
     def __init__(self) -> None:
         self._by_time = _Stretches(1000)
@@ -48,7 +47,7 @@ class Timeline:
         self._epoch: int | None = None
 
     def take(self, located: Located) -> None:
-        """The next record."""
+        """Count the next record."""
         clock = wall_ms(located.record)
         if clock is not None:
             self._now_ms = clock
@@ -64,7 +63,7 @@ class Timeline:
             self._by_time.add(self._now_ms, one)
 
     def _is_another_writers(self, segment: str) -> bool:
-        """Whether it has another epoch than the segment before it: there the chain was taken over."""
+        """Return whether the segment's epoch differs from the one before: the chain was taken over there."""
         name = parse_segment_name(segment)
         before, self._epoch = self._epoch, None if name is None else name.epoch
         return before is not None and self._epoch is not None and before != self._epoch
@@ -74,8 +73,9 @@ class Timeline:
         return self._now_ms is not None
 
     def stretches(self, count: int) -> list[TimelineInterval]:
-        """At most so many, equally long, with those in which nothing came; the first begins with the first
-        record.
+        """Return at most `count` intervals of equal length, including empty ones.
+
+        The first interval holds the first record.
         """
         if not self.by_time:
             return self._by_offset.equal(count)
@@ -85,7 +85,7 @@ class Timeline:
 
 
 class _Stretches:
-    """Neighbouring stretches of one width, which doubles when there are too many."""
+    """Neighboring intervals of one width, which doubles when there are too many."""
 
     def __init__(self, width: int) -> None:
         self._width = width
@@ -122,6 +122,6 @@ class _Stretches:
 
 
 def wall_ms(record: Record) -> int | None:
-    """The wall clock that a record holds, if it holds one."""
+    """Return the wall clock in a record, in ms since 1970, or None."""
     place = CLOCKS.get(record.op)
     return record.ints[place] if place is not None and place < len(record.ints) else None

@@ -1,10 +1,11 @@
-"""Which segments nobody needs any more. Pure.
+"""Decide which segments are garbage, given the floors of their chains. Pure: no I/O.
 
-Rules of this file: names and floors. A *floor* is the lowest segment, (epoch, base), that a chain is followed
-down to: the one that begins with its newest finished snapshot, or its first. Predecessors lie strictly lower,
-so a chain with that floor needs nothing below it, and nothing at or above it is ever said to be garbage.
-Whether a floor may be used is not known here: what needs the lower ones must have been released by an
-acknowledged record, and the snapshot's end acknowledged (R14, docs/decisions/0110).
+A *floor* is the (epoch, base) of the lowest segment that a walk of a chain reaches: the segment that begins
+with the newest finished snapshot, or the first segment. Predecessors are strictly lower, so the chain needs
+no segment below its floor. A segment at or above the floor is never garbage.
+
+The caller must ensure that a floor may be used: an acknowledged record released everything that needs the
+lower segments, and the end of the snapshot is acknowledged (R14, docs/decisions/0110).
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -12,13 +13,16 @@ from collections.abc import Callable, Iterable, Mapping
 from journal.core.segment import parse_segment_name
 
 Floor = tuple[int, int]
-"""(epoch, base) of a segment."""
+"""The (epoch, base) of a segment."""
 Floors = Mapping[str, Floor]
-"""Chain -> its floor. Of a chain that is not named nothing is garbage."""
+"""Chain -> its floor. No segment of a chain that is not listed is garbage."""
 
 
 def below(floors: Floors) -> Callable[[str], bool]:
-    """Whether an object of that name is a segment below its chain's floor. Other objects never are."""
+    """Return a function that tells whether an object name is that of a segment below its chain's floor.
+
+    It returns False for objects that are not segments.
+    """
 
     def is_below(name: str) -> bool:
         segment = parse_segment_name(name)
@@ -28,8 +32,10 @@ def below(floors: Floors) -> Callable[[str], bool]:
 
 
 def lowest(several: Iterable[Floors]) -> dict[str, Floor]:
-    """The floors of chains that several need: the lowest of each, and none of a chain that one of them does
-    not name, because that one may need all of it."""
+    """Combine the floors of several users: the lowest floor of each chain.
+
+    A chain that is missing in one of them is omitted, because that user may need all of it.
+    """
     found = [dict(floors) for floors in several]
     chains = set.intersection(*map(set, found)) if found else set()
     return {chain: min(floors[chain] for floors in found) for chain in sorted(chains)}

@@ -1,29 +1,26 @@
-"""The walk: from what the members say they hold to the chain, one question at a time. Pure; the order of
-steps lives here.
+"""The walk of a take-over: find the chain, given the objects that the members hold. Pure: no I/O.
 
-Rules of this file: `begin` and `handle(event)` return what is to be done next, and the shell
-(`journal/chain.py`) does it and reports. It never decides an order, and this file never reads a byte. At
-most one effect is outstanding at a time.
+`begin` and `handle(event)` return the next effect. The shell (`journal/chain.py`) performs it and reports the
+result as an event. This module alone decides the order. At most one effect is outstanding.
 
     effect                    event that answers it
-    ReadStart(segment, ..)    StartRead      the segment's first record, None if it is not whole
-    SurveySegment(..)         Surveyed       what the segment's first bytes hold
-    FindSnapshot(..)          SnapshotFound  where the snapshot ends that begins the segment, if it is
-                              finished
+    ReadStart(segment, ..)    StartRead      the first record of the segment, None if it is not whole
+    SurveySegment(..)         Surveyed       the survey of the first bytes of the segment
+    FindSnapshot(..)          SnapshotFound  the end of the snapshot that begins the segment, if finished
     Settle(segment, ..)       Settled        the span is synced on the quorum
-    Found(state)              (none: done)
+    Found(state)              none: the walk is done
 
-Taking over (R4-R7, R13), for one who holds the claim:
+The phases of a take-over (R4-R7, R13), which requires the claim:
 
-    CHOOSING   with a position ordered, its segment is where the chain ends: whatever longer or newer lies
-               about. Without, the head is the segment of the highest epoch, then base, that any trusted
+    CHOOSING   If a position is ordered, the chain ends in its segment, whatever longer or newer segments
+               exist. Otherwise the head is the segment of the highest epoch, then base, that any trusted
                member holds with a whole start
-    MEASURING  the head's longest copy, cut to whole records, is the chain's end
-    FOLLOWING  down the back pointers, to a finished snapshot or to the segment without a predecessor
-    SETTLING   every span found is synced on the quorum, the lowest first; before that nothing may be opened
+    MEASURING  The end of the chain is the last whole record in the longest copy of the head
+    FOLLOWING  Follow the back pointers down to a finished snapshot, or to the segment without a predecessor
+    SETTLING   Sync every span on the quorum, the lowest first. No segment may be opened before that (R7)
     DONE
 
-A reader's walks are in `core/read_walk.py`.
+The walks of readers are in `core/read_walk.py`.
 """
 
 from collections.abc import Mapping
@@ -59,7 +56,10 @@ from journal.limits import segments_in_chain_max
 
 
 class ChainWalk:
-    """What both walks share: the candidates, and the way down. One walk, one use."""
+    """The common part of all walks: the candidate segments, and the way down the back pointers.
+
+    An instance is used for one walk.
+    """
 
     def __init__(self, chain: str, record: StoreRecord, answers: Answers, generation: int) -> None:
         self.chain = check_chain_name(chain)
@@ -72,14 +72,14 @@ class ChainWalk:
         self._seen: list[SeenSegment] = []
         self._by_name: dict[str, SeenSegment] = {}
         self._spans: list[SegmentSpan] = []
-        """The newest first, while the walk goes down."""
+        """The spans found so far, the newest first."""
 
     def _see(self, answers: Answers) -> None:
         self._seen = segments_seen(self.chain, answers)
         self._by_name = {str(seen.name): seen for seen in self._seen}
 
     def _missing(self, why: Mapping[bytes, str]) -> tuple[str, ...]:
-        """Each member that does not count, with the reason."""
+        """Return a text for each member that does not count, with the reason."""
         return tuple(
             f"{address} ({server_id.hex()[:8]}) {why.get(server_id, 'did not answer')}"
             for server_id, address in self.voters.items()
@@ -89,33 +89,31 @@ class ChainWalk:
     def _require(self, counted: int, needed: int, purpose: str, why: Mapping[bytes, str]) -> None:
         if counted < needed:
             raise NotEnoughAnswersError(
-                f"{counted} of {self.n} members can speak for chain {self.chain}, {purpose} needs {needed}",
+                f"{counted} of {self.n} members can answer for chain {self.chain}, {purpose} needs {needed}",
                 answered=counted,
                 needed=needed,
                 missing=self._missing(why),
             )
 
     def _at_position(self, at: Position) -> list[Effect]:
-        """The chain ends where it was ordered to; offsets and lengths of what lies about decide nothing
-        (R13).
-        """
+        """End the chain at the ordered position. No other segment or length has an influence (R13)."""
         bases = [seen.name.base for seen in self._seen if seen.name.epoch == at.epoch]
         base = base_of(at, bases)
         if base is None:
             raise LostBytesError(
-                f"none of the members asked has the segment of position {at} in chain {self.chain}"
+                f"no reachable member has the segment of position {at} in chain {self.chain}"
             )
         name = str(SegmentName(self.chain, at.epoch, base))
         return self._follow(SegmentSpan(name, base, at.size - base, at.digest))
 
     def _follow(self, span: SegmentSpan) -> list[Effect]:
-        """Take `span` into the chain and ask for its start."""
+        """Add `span` to the chain and request its start."""
         self.phase = WalkPhase.FOLLOWING
         seen = self._by_name.get(span.name)
         held = seen.longest if seen else 0
         if seen is None or held < span.length:
             raise LostBytesError(
-                f"chain {self.chain} names {span.length} bytes of {span.name}, the members asked have {held}"
+                f"chain {self.chain} names {span.length} bytes of {span.name}, reachable members have {held}"
             )
         if len(self._spans) >= segments_in_chain_max:
             raise ChainError(span.name, 0, f"a chain of at most {segments_in_chain_max} segments", "more")
@@ -123,7 +121,9 @@ class ChainWalk:
         return [ReadStart(span.name, span.length, seen.holders(span.length))]
 
     def _started(self, event: StartRead) -> list[Effect]:
-        """The start of the lowest span so far is known: survey its snapshot, or go on below it."""
+        """The start of the lowest span so far is known: find the end of its snapshot, or continue
+        below it.
+        """
         span = self._spans[-1]
         if event.start is None or event.end.bytes > span.length:
             raise ChainError(span.name, 0, f"a whole start record within {span.length} bytes", "none")
@@ -142,7 +142,7 @@ class ChainWalk:
         return self._below(start)
 
     def _below(self, start: SegmentStart) -> list[Effect]:
-        """Go on to what the segment stands on."""
+        """Continue with the predecessor of the segment."""
         if start.predecessor is None:
             return self._bottom()
         below = parse_segment_name(start.predecessor.name)
@@ -156,7 +156,7 @@ class ChainWalk:
     def _check_generation(self, start: SegmentStart) -> None:
         if start.generation > self.generation:
             told = f"segment {start.name} was opened under store generation {start.generation}, "
-            raise StaleGenerationError(f"{told}this client knows {self.generation}", actual=start.generation)
+            raise StaleGenerationError(f"{told}this client has {self.generation}", actual=start.generation)
         self._released = max(self._released, start.released or NO_FLOOR)
 
     def _bottom(self) -> list[Effect]:
@@ -173,12 +173,13 @@ class ChainWalk:
 
 
 class TakeOver(ChainWalk):
-    """The walk of one who holds the claim. answers: of the claim, trusted members only; at: the position
-    ordered, if any.
+    """The walk of a writer that holds the claim.
 
-    Raises NotEnoughAnswersError, LostBytesError, ChainError, StaleGenerationError, EpochUsedTwiceError;
-    nothing has been changed then but that some spans may have been settled, which is harmless: they are part
-    of the chain.
+    answers: the answers to the claim, of trusted members only. at: the ordered end of the chain, if any.
+
+    Raises NotEnoughAnswersError, LostBytesError, ChainError, StaleGenerationError, EpochUsedTwiceError. Some
+    spans may be settled by then, which is harmless because they are part of the chain. Nothing else was
+    changed.
     """
 
     def __init__(
@@ -198,7 +199,7 @@ class TakeOver(ChainWalk):
         self._to_settle: list[SegmentSpan] = []
 
     def begin(self) -> list[Effect]:
-        """The first effects."""
+        """Return the first effects."""
         self._see(self.answers)
         if self._at == ORIGIN:
             return self._found(ORIGIN)
@@ -208,7 +209,7 @@ class TakeOver(ChainWalk):
         return self._choose()
 
     def handle(self, event: Event) -> list[Effect]:
-        """What to do now that `event` happened."""
+        """Return the effects that follow `event`."""
         if isinstance(event, Settled):
             return self._settle_next()
         if isinstance(event, StartRead):
@@ -218,7 +219,7 @@ class TakeOver(ChainWalk):
         return self._head_measured(event.survey)
 
     def _choose(self) -> list[Effect]:
-        """Ask for the start of the next segment in rank, unless there is none: then the journal never
+        """Request the start of the next segment in rank. If there is none, the journal never
         existed (R16).
         """
         while self._rank < len(self._seen):
@@ -235,7 +236,7 @@ class TakeOver(ChainWalk):
         return self._found(None)
 
     def _doubt(self, head: SegmentName | None) -> bool:
-        """Leave out the members whose answer about the head does not count; whether there were any."""
+        """Exclude the members whose answer about the head does not count. Return whether there were any."""
         doubtful = doubtful_members(self.chain, self._trusted, head)
         for member in doubtful:
             self._why[member] = "holds a damaged copy of the chain's end"
@@ -253,8 +254,10 @@ class TakeOver(ChainWalk):
         return [SurveySegment(str(seen.name), seen.longest, seen.holders(seen.longest), lengths=lengths)]
 
     def _check_one_line(self, seen: SeenSegment, survey: SegmentSurvey) -> None:
-        """Refuse a head whose copies contradict each other: one writer wrote it, so every copy is a prefix of
-        the longest. Otherwise its epoch was granted twice (decision 0205).
+        """Raise EpochUsedTwiceError if the copies of the head contradict each other.
+
+        An epoch has one writer, so every copy must be a prefix of the longest one. Otherwise the epoch was
+        granted twice (decision 0205).
         """
         name = str(seen.name)
         told = {copy.member: self._trusted[copy.member][name] for copy in seen.copies if copy.bytes}
@@ -272,9 +275,8 @@ class TakeOver(ChainWalk):
         head = self._seen[self._rank].name
         assert survey.start is not None, "the start was read before"
         self._check_generation(survey.start)
-        self._see(
-            self.answers
-        )  # below the head, a damaged copy is no doubt: its digest shows whether it will do
+        # Below the head the chain itself names length and digest, so members with damaged copies count again.
+        self._see(self.answers)
         self._spans = [SegmentSpan(str(head), head.base, survey.last.bytes, survey.last.digest)]
         self.phase = WalkPhase.FOLLOWING
         return self._snapshot_known(survey.snapshot_end, survey.start)

@@ -1,4 +1,4 @@
-"""What a walk asks for and what it is told: its phases, effects and events. Nothing here does or decides."""
+"""The phases, effects and events of a walk: data classes without logic."""
 
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -9,7 +9,7 @@ from journal.core.segment import SegmentStart
 
 
 class WalkPhase(Enum):
-    """Where a walk is. See the head of this file."""
+    """The phase of a walk: the table at the top of `walk.py`."""
 
     CHOOSING = auto()
     MEASURING = auto()
@@ -20,8 +20,9 @@ class WalkPhase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ReadStart:
-    """Read the first record of a segment, and whether a snapshot begins right after it, from the first
-    member that can.
+    """Read the first record of a segment, and whether a snapshot begins right after it.
+
+    members: tried in order, until one can serve the read.
     """
 
     segment: str
@@ -31,8 +32,10 @@ class ReadStart:
 
 @dataclass(frozen=True, slots=True)
 class SurveySegment:
-    """Survey the first `length` bytes of a segment; the last boundary at or below `within` is wanted too, and
-    the prefix digests at `lengths`.
+    """Survey the first `length` bytes of a segment.
+
+    within: also find the last record boundary at or below this length. lengths: also return the prefix digest
+    at each of these.
     """
 
     segment: str
@@ -53,7 +56,7 @@ class FindSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """Make the first `length` bytes, whose prefix digest is `digest`, synced on the quorum."""
+    """Sync the first `length` bytes, whose prefix digest is `digest`, on the quorum."""
 
     segment: str
     length: int
@@ -72,8 +75,10 @@ Effect = ReadStart | SurveySegment | FindSnapshot | Settle | WalkDone
 
 @dataclass(frozen=True, slots=True)
 class StartRead:
-    """start: None if the first record is not whole in the copy read. end: of that record. snapshot_follows:
-    the second record's header is there, and is a SNAPSHOT_BEGIN.
+    """The answer to ReadStart.
+
+    start: None if the first record is not whole in the copy that was read. end: the end of that record.
+    snapshot_follows: whether the second record is a SNAPSHOT_BEGIN.
     """
 
     segment: str
@@ -92,7 +97,9 @@ class Surveyed:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotFound:
-    """end: the bytes up to the finished snapshot's end; 0 if it is not finished."""
+    """The answer to FindSnapshot. end: the bytes up to the end of the finished snapshot; 0 if not
+    finished.
+    """
 
     segment: str
     end: int

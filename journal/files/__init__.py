@@ -1,4 +1,6 @@
-"""Journaled files: a directory whose changes are records, and that can be made again from them.
+"""Journaled files: a directory whose changes are recorded in a journal, and that can be restored from it.
 
-`directory` changes, `restoring` makes again, `history` goes back, `rebuilding` and `tree` touch the disk.
+directory             change files through a journal
+restoring, history    restore the files as of a moment
+rebuilding, tree      write the files to the disk
 """

@@ -1,8 +1,8 @@
-"""The files of a journaled directory on this machine, and how one of them changes: a record, then the file.
+"""The local files of a journaled directory, and the records of their changes.
 
-Rules of this file: it knows no journal, no thread and no waiting. Whoever changes files asks for the record
-of a change, hands it to the journal, and only then has the change made; so what is wrong with a change is
-told with nothing recorded. Not for several threads at once.
+This module knows neither the journal nor threads. The caller requests the record of a change (`recorded`),
+appends it to the journal, and then applies the change (`apply`). So an invalid change is rejected before
+anything is recorded. Not for concurrent use by several threads.
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,7 +26,7 @@ from journal.limits import file_copy_bytes_max, file_write_bytes_max
 
 
 class ChangingFiles:
-    """The files below `path`, as their journal has them. `recorded`, then `apply`."""
+    """The files below `path` as of their journal. For each change, call `recorded`, then `apply`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -35,24 +35,25 @@ class ChangingFiles:
         self._files = FileSizes({name: self._tree.size(name) for name in self._tree.paths()})
         self._sizes = self._files.sizes
         self.live_bytes = sum(self._sizes.values())
-        """Bytes in all files."""
+        """The total size of all files in bytes."""
 
     def close(self) -> None:
-        """Close what is open. Nothing can be changed any more."""
+        """Close the open files. No change is possible afterwards."""
         self._tree.close()
 
     def appending(self, name: str, data: bytes) -> FileWrite:
-        """The change that adds to the end of a file, which need not be there."""
+        """Return the change that appends to a file, which need not exist."""
         return FileWrite(name, self._sizes.get(name, 0), data)
 
     def removing(self, name: str) -> FileRemove:
-        """Raises FileNotFoundError."""
+        """Return the change that removes a file. Raises FileNotFoundError."""
         self._size(name)
         return FileRemove(name)
 
     def renaming(self, old: str, new: str) -> Iterator[FileOp]:
-        """The changes that give a file another name; each is to be made before the next is asked for. Raises
-        FileNotFoundError.
+        """Yield the changes that rename a file. Apply each one before requesting the next.
+
+        Raises FileNotFoundError.
         """
         size = self._size(old)
         if old == new:
@@ -63,46 +64,52 @@ class ChangingFiles:
         yield FileRemove(old)
 
     def recorded(self, op: FileOp) -> Record:
-        """The record of a change that can be made. Raises UnsafePathError, FileConflictError,
-        LocalProtocolError; ClosedError once a change that was recorded could not be made.
+        """Return the record of a change, after the check that the change is possible.
+
+        Raises UnsafePathError, FileConflictError, LocalProtocolError; ClosedError after a recorded change
+        could not be applied.
         """
         safe_path(path_bytes(op.path))
         if isinstance(op, FileWrite) and op.offset < 0:
-            raise LocalProtocolError(f"an offset is 0 or more: {op.offset}")
+            raise LocalProtocolError(f"an offset must be 0 or more, got {op.offset}")
         if isinstance(op, FileTruncate) and op.length < 0:
-            raise LocalProtocolError(f"a length is 0 or more: {op.length}")
+            raise LocalProtocolError(f"a length must be 0 or more, got {op.length}")
         if self._broken is not None:
             raise ClosedError(
-                f"{self.path} is behind its journal: {self._broken}", remedy=self._broken.remedy
+                f"the files in {self.path} are behind their journal: {self._broken}",
+                remedy=self._broken.remedy,
             )
         if isinstance(op, FileWrite) and len(op.data) > file_write_bytes_max:
             raise LocalProtocolError(
-                f"one write has at most {file_write_bytes_max} bytes, to be there whole or not at all: "
-                f"{len(op.data)}",
-                remedy="write it in pieces",
+                f"one write has at most {file_write_bytes_max} bytes, because it is made whole or not at"
+                f" all; got {len(op.data)}",
+                remedy="write the data in pieces",
             )
         record = record_of(op)
         self._tree.check(op)
         return record
 
     def check_untouched(self, name: str) -> None:
-        """Raise LocalFilesError for a file that is longer or shorter than its changes made it,
-        FileConflictError for what is no plain file.
+        """Raise LocalFilesError if the size of a file differs from that of its recorded changes.
+
+        Raises FileConflictError if it is not a regular file.
         """
         found, expected = self._tree.size(name), self._sizes.get(name, 0)
         if found != expected:
             raise LocalFilesError(
-                f"{name} has {found} bytes, and its journal gave it {expected}: it was changed by other means"
+                f"{name} has {found} bytes and {expected} in its journal: it was changed by other means"
             )
 
     def apply(self, op: FileOp) -> None:
-        """Make a change that is recorded. Raises LocalFilesError if the operating system refuses: then the
-        files are behind their journal, and nothing more can be recorded.
+        """Apply a recorded change.
+
+        Raises LocalFilesError if the operating system rejects it. Then the files are behind their journal,
+        and `recorded` accepts no more changes.
         """
         try:
             self._tree.apply(op)
         except Exception as error:
-            self._broken = LocalFilesError(f"{op.path} could not follow its journal: {error}")
+            self._broken = LocalFilesError(f"cannot apply a recorded change to {op.path}: {error}")
             raise self._broken from error
         before = self._sizes.get(op.path, 0)
         self._files.apply(op)
@@ -110,15 +117,15 @@ class ChangingFiles:
 
     @property
     def broken(self) -> LocalFilesError | None:
-        """Why the files are behind their journal, if they are."""
+        """The reason why the files are behind their journal; None if they are not."""
         return self._broken
 
     def sizes(self) -> dict[str, int]:
-        """The files that there are, with their lengths."""
+        """Return the size of each file by path."""
         return dict(self._sizes)
 
     def snapshot(self) -> Iterator[Record]:
-        """All files, from nothing."""
+        """Yield the records that create all files."""
         return snapshot_of(self.path, self._sizes)
 
     def _size(self, name: str) -> int:
@@ -128,8 +135,9 @@ class ChangingFiles:
 
 
 def snapshot_of(root: Path, sizes: Mapping[str, int]) -> Iterator[Record]:
-    """The records that make these files below `root` from nothing. Raises LocalFilesError for one that has
-    fewer bytes than that, OSError.
+    """Yield the records that create the files of `sizes`, with their content below `root`.
+
+    Raises LocalFilesError for a file that is shorter than its size, OSError.
     """
     for name in sorted(sizes):
         size = sizes[name]
@@ -143,5 +151,5 @@ def _read(root: Path, name: str, offset: int, size: int) -> bytes:
         file.seek(offset)
         data = file.read(min(file_copy_bytes_max, size - offset))
     if len(data) != min(file_copy_bytes_max, size - offset):
-        raise LocalFilesError(f"{name} has fewer than the {size} bytes that its journal gave it")
+        raise LocalFilesError(f"{name} has fewer than the {size} bytes in its journal")
     return data

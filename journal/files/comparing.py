@@ -1,7 +1,4 @@
-"""What differs between two trees of files.
-
-Rules of this file: it reads both and changes neither.
-"""
+"""Compare two trees of files. Changes neither."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +9,9 @@ from journal.limits import file_copy_bytes_max
 
 @dataclass(frozen=True, slots=True)
 class FileChange:
-    """Of one file: its length before and after, None where it is not; the first byte that differs."""
+    """The difference of one file: its size before and after, None if missing, and the first
+    differing byte.
+    """
 
     path: str
     before: int | None
@@ -21,7 +20,7 @@ class FileChange:
 
 
 def changes_between(before: Path, after: Path) -> list[FileChange]:
-    """The files that came, went or changed, by name. Raises OSError."""
+    """Return the files that were added, removed or changed, by name. Raises OSError."""
     with FileTree(before) as old, FileTree(after) as new:
         sizes = ({path: tree.size(path) for path in tree.paths()} for tree in (old, new))
         was, now = sizes

@@ -1,12 +1,13 @@
-"""A directory whose changes go through a journal, so that it can be made again anywhere, as of any moment.
+"""A directory whose changes go through a journal, so that it can be restored on any machine, as of any
+moment.
 
-Rules of this file: each change is recorded, then applied to this machine's files. Those are a cache: whoever
-opens the directory makes them anew from the journal, which mends what a crash left between the two, and takes
-back what was applied and never recorded on the quorum. Files are read as files; changing them in another way
-than here is undone by the next opening.
+Each change is first recorded, then applied to the local files. The local files are a cache: opening the
+directory rebuilds them from the journal. This completes a change that a crash interrupted, and reverts
+changes that were applied but never recorded on the quorum. Read the files as ordinary files. A change that
+bypasses this module is reverted at the next opening.
 
-The journal grows by segments; where a restore would read more than `recovery_bytes_max`, a snapshot of all
-files begins the next one. Nothing is deleted but by `trim`: every moment stays restorable until then.
+The journal grows by segments. When a restore would read more than `recovery_bytes_max`, the next segment
+begins with a snapshot of all files. Only `trim` deletes history: until then every moment can be restored.
 """
 
 import time
@@ -39,7 +40,7 @@ FILES_CHAIN = "files"
 
 
 class Recorder(Protocol):
-    """What changes are recorded with: a `ChainWriter`, or a `LocalJournal`."""
+    """The journal that changes are recorded in: a `ChainWriter` or a `LocalJournal`."""
 
     @property
     def end(self) -> Position: ...
@@ -49,12 +50,12 @@ class Recorder(Protocol):
 
     @property
     def marks(self) -> bool:
-        """Whether records can say what time it is."""
+        """Whether the journal can hold MARK records, which hold the wall clock."""
         ...
 
     @property
     def rolls(self) -> bool:
-        """Whether the journal goes on in new segments."""
+        """Whether the journal consists of segments, and so can roll."""
         ...
 
     def append(self, record: Record) -> Position: ...
@@ -73,20 +74,22 @@ def wall_clock_ms() -> int:
 
 
 class Directory:
-    """A journaled directory: see the module. Make it with `open`; an async context manager that closes it.
+    """A journaled directory. Create it with `open`. It is an async context manager that closes it.
 
         async with store.claim("app.w0000", epoch) as claim:
             async with await Directory.open(Path("data"), claim) as directory:
                 await directory.append("log.txt", b"hello\\n")
                 await directory.wait_synced()
 
-    path: where the files are. writer: of a chain, or a journal on this machine, whose end is the state of
-    these files. Paths of files are relative to `path`, divided by "/"; directories are made and removed with
-    the files in them. Methods may be called from several tasks: one change is made at a time.
+    path: the local directory of the files.
+    writer: the writer of a chain, or a local journal, whose end is the state of these files.
+
+    Paths of files are relative to `path`, with "/" between parts. Directories are created and removed with
+    the files in them. Several tasks may call the methods; changes are made one at a time.
 
     Changes raise UnsafePathError and FileConflictError, with nothing recorded; FencedError if the claim is
-    lost; LocalFilesError if the operating system refused what was recorded already: then nothing more can be
-    done but to open the directory again. Cancelled, a change was made whole or not at all.
+    lost; LocalFilesError if the operating system rejected a change that is already recorded. After a
+    LocalFilesError the directory must be opened again. A cancelled change is made whole or not at all.
     """
 
     def __init__(
@@ -107,7 +110,7 @@ class Directory:
         self._segment_bytes = segment_bytes
         self._segment_base = writer.end.size
         self._cut = (0, 0)
-        """The last cut's number and step, as far as known."""
+        """The number and the step of the last recorded checkpoint; (0, 0) if there is none."""
 
     @classmethod
     async def open(
@@ -122,12 +125,13 @@ class Directory:
         segment_bytes: int = files_segment_bytes_max,
         clock_ms: Callable[[], int] = wall_clock_ms,
     ) -> "Directory":
-        """Take the chain over, make the files at `path` what it says, and go on from there.
+        """Take the chain over and rebuild the files at `path` from it. Other files at `path` are deleted.
 
-        at: go on from that position instead of the chain's end; what came after it is of no history then.
-        What else lies at `path` is removed. Raises what `take_over` and reading a chain raise,
-        UnsafePathError and FileConflictError for a journal that no Directory wrote, OSError. Failed or
-        cancelled, `path` is as it was or whole as of the chain's end.
+        at: continue from this position instead of the chain's end. Later records leave the history.
+
+        Raises the errors of `take_over` and of reading a chain, UnsafePathError and FileConflictError for a
+        journal that no Directory wrote, OSError. After a failure or a cancellation, `path` is unchanged or
+        complete as of the chain's end.
         """
         generation = claim.store.record.generation
         state = await take_over(claim, chain, at=at, generation=generation, scratch=scratch)
@@ -139,7 +143,7 @@ class Directory:
             predecessor = None if state.end is None else state
             writer = await ChainWriter.open(claim, chain, predecessor, generation, scratch)
             rebuilding.put()
-        writer.collect_released()  # what a crash kept the one before us from deleting
+        writer.collect_released()  # complete the deletion that a crash of the last writer interrupted
         opened = cls(
             path, writer, recovery_bytes=recovery_bytes, segment_bytes=segment_bytes, clock_ms=clock_ms
         )
@@ -150,8 +154,9 @@ class Directory:
     def open_local(
         cls, path: Path, journal: LocalJournal, *, clock_ms: Callable[[], int] = wall_clock_ms
     ) -> "Directory":
-        """Make the files at `path` what a journal on this machine says, and go on from there. Closing the
-        directory closes the journal. Raises as `open`.
+        """Rebuild the files at `path` from a local journal. Closing the directory closes the journal.
+
+        Raises CorruptRecordError, UnknownRecordError, UnsafePathError, FileConflictError, OSError.
         """
         with Rebuilding(path) as rebuilding:
             for batch in journal.records():
@@ -166,38 +171,39 @@ class Directory:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Stop changing files. What was recorded goes on being synced by the claim; closing does not wait."""
+        """Stop changing files. Does not wait: the claim continues to sync the recorded changes."""
         self._files.close()
         await self.writer.aclose()
 
     @property
     def end(self) -> Position:
-        """The position just past the last change: where to restore to, to have exactly this."""
+        """The position just past the last change. A restore to it returns exactly the current files."""
         return self.writer.end
 
     async def append(self, name: str, data: bytes) -> Position:
-        """Add to the end of a file, which is made if it is not there; the position just past that change."""
+        """Append to a file, which is created if missing. Return the position just past the change."""
         async with self._lock:
             return await self._change(self._files.appending(name, data))
 
     async def write_at(self, name: str, offset: int, data: bytes) -> Position:
-        """Write over what is at `offset`, and on past the end; a hole before it reads as zeros."""
+        """Write at `offset`, and extend the file if needed. A gap before `offset` reads as zeros."""
         async with self._lock:
             return await self._change(FileWrite(name, offset, data))
 
     async def truncate(self, name: str, length: int = 0) -> Position:
-        """Make the file that long: cut off, or filled with zeros; made if it is not there."""
+        """Set the length of a file: truncate it, extend it with zeros, or create it."""
         async with self._lock:
             return await self._change(FileTruncate(name, length))
 
     async def remove(self, name: str) -> Position:
-        """Remove a file. Raises FileNotFoundError, with nothing recorded, if it is not there."""
+        """Remove a file. Raises FileNotFoundError, with nothing recorded, if it does not exist."""
         async with self._lock:
             return await self._change(self._files.removing(name))
 
     async def rename(self, old: str, new: str) -> Position:
-        """Give a file another name, over a file that has it: recorded as writes of its content and a removal.
-        After a crash within, `old` is there still, and `new` in part or not; call it again.
+        """Rename a file, replacing `new` if it exists. Recorded as writes of its content and a removal.
+
+        After a crash during the rename, `old` still exists, and `new` may exist in part: rename again.
         """
         async with self._lock:
             for change in self._files.renaming(old, new):
@@ -205,36 +211,46 @@ class Directory:
             return self.end
 
     async def wait_synced(self, position: Position | None = None) -> None:
-        """Until that change (None: all of them) is on the quorum, for good. Raises FencedError."""
+        """Wait until the change that ends at `position` (None: all changes) is synced on the quorum.
+
+        Raises FencedError.
+        """
         await self.writer.wait_synced(position)
 
     async def cut(self, number: int, step: int = 0) -> Position:
-        """Give this moment a number, by which it can be gone back to: `restore(.., at=AtCheckpoint(number))`,
-        or AtStep(step). Numbers rise, steps do not fall; they are the caller's. The position just past it.
+        """Record the current state as checkpoint `number`, to restore it with `restore(..,
+        at=AtCheckpoint(number))`.
 
-        Raises LocalProtocolError for a number that does not rise, or a journal of version 0; as a change.
+        step: the step of the checkpoint, for `AtStep(step)`. The caller chooses both. Numbers must increase,
+        and steps must not decrease. Return the position just past the record.
+
+        Raises LocalProtocolError if they are out of order or the journal is of version 0, and the errors of a
+        change.
         """
         if not self.writer.marks:
-            raise LocalProtocolError("a journal of version 0 has no cuts", remedy="write version 1")
+            raise LocalProtocolError("a journal of version 0 has no checkpoints", remedy="write version 1")
         async with self._lock:
             if number <= self._cut[0] or step < self._cut[1]:
                 raise LocalProtocolError(
-                    f"cut {number} at step {step} after cut {self._cut[0]} at {self._cut[1]}"
+                    f"checkpoint {number} at step {step} must come after checkpoint {self._cut[0]} at step"
+                    f" {self._cut[1]}"
                 )
             await self.writer.wait_room()
             self._cut = number, step
             return self.writer.append(Record(Op.CUT, ints=(number, step)))
 
     async def trim(self, store: StorePort, name: str, before: Moment) -> TrimPlan:
-        """Let the history before a moment go, for ever; see `journal.files.trimming`. Everything from it on
-        stays restorable. name: of this directory in the store.
+        """Delete the history before a moment (`journal.files.trimming`). This cannot be undone.
 
-        Returns what goes once a new segment says so on the quorum; members delete it in the background.
-        Raises as `plan_trim`, and LocalProtocolError for a journal on this machine alone. Failed or
-        cancelled, the directory may have to be opened again; nothing is deleted that was not released.
+        Every moment from `before` on can still be restored. name: the name of this directory in the store.
+
+        Returns the deleted segments after a new segment on the quorum has released them; members delete them
+        in the background. Raises the errors of `plan_trim`, and LocalProtocolError for a local journal. After
+        a failure or a cancellation the directory may have to be opened again. Only released segments are
+        deleted.
         """
         if not isinstance(self.writer, ChainWriter):
-            raise LocalProtocolError(f"{self.path} has its journal in one file, which is never trimmed")
+            raise LocalProtocolError(f"the journal of {self.path} is one local file, which cannot be trimmed")
         async with self._lock:
             await self.writer.wait_synced()
             done = await trim(store, name, self.writer, self.writer.chain, stop_at(before))
@@ -249,6 +265,7 @@ class Directory:
         await self._roll_if_due()
         if self.writer.marks and (mark := self._marks.due()) is not None:
             self.writer.append(mark)
+        # Record first: a change that is applied and not recorded would be lost by the next opening.
         position = self.writer.append(record)
         self._files.apply(op)
         return position
@@ -267,6 +284,6 @@ class Directory:
         self._segment_base = end
 
     def _snapshot(self) -> Iterator[Record]:
-        """All files, from nothing."""
+        """Yield the records that create all files, after a MARK record."""
         yield self._marks.now()
         yield from self._files.snapshot()

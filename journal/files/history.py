@@ -1,8 +1,7 @@
-"""The history of a chain of files, backwards: from the newest stretch to the one in which a moment lies.
+"""Find the part of a chain's history that holds a moment, from the newest part backwards.
 
-A *stretch* is what a replay reads in one go: from a finished snapshot (or the chain's beginning) to the
-snapshot after it, or to the chain's end. Rules of this file: which stretches there are and which one a stop
-lies in. Nothing is claimed; what is read is what a reader may see (R10).
+A *stretch* is the part that one replay reads: from a finished snapshot, or the chain's beginning, to the next
+snapshot or the chain's end. This module takes no claim and reads committed records only (R10).
 """
 
 from contextlib import aclosing
@@ -21,10 +20,10 @@ from journal.reading import ChainSource, read_plain_batches, read_start
 
 
 async def stretch_at(store: StorePort, directory: str, chain: str, stop: ReplayStop) -> ChainState:
-    """The stretch in which the stop lies; the first one if it lies before everything.
+    """Return the stretch that holds the stop; the first stretch if the stop lies before all records.
 
-    Raises NotFoundError if nothing of the chain is committed, HistoryTrimmedError if that stretch is not
-    there any more, and what `look_chain` raises.
+    Raises NotFoundError if nothing of the chain is committed, HistoryTrimmedError if the stretch no longer
+    exists, and the errors of `look_chain`.
     """
     state = head = await look_committed(store, directory, chain)
     while state.segments and stop.begins_before(
@@ -38,7 +37,9 @@ async def stretch_at(store: StorePort, directory: str, chain: str, stop: ReplayS
 
 
 async def has_cut(store: StorePort, directory: str, stretch: ChainState, stop: ReplayStop) -> bool:
-    """Whether the cut that a stop names is in the stretch in which it would lie. Raises as reading does."""
+    """Return whether `stretch` holds the checkpoint that `stop` names. Raises the errors of reading
+    a chain.
+    """
     async with aclosing(read_plain_batches(store, stretch, directory=directory)) as batches:
         async for batch in batches:
             if any(stop.ends_with(record) for _, record in batch):
@@ -49,8 +50,10 @@ async def has_cut(store: StorePort, directory: str, stretch: ChainState, stop: R
 async def stretch_below(
     store: StorePort, directory: str, chain: str, state: ChainState, released: Floor = NO_FLOOR
 ) -> ChainState | None:
-    """The stretch on which this one stands; None if it is the first. released: as the chain's head says.
-    Raises as `stretch_at`; HistoryMissingError if nothing in the chain explains that it is not there.
+    """Return the stretch before this one; None if this is the first.
+
+    released: the floor that the head of the chain names. Raises the errors of `stretch_at`, and
+    HistoryMissingError if the stretch is missing and no segment start released it.
     """
     below = await _stands_on(store, directory, state)
     if below == ORIGIN:
@@ -64,15 +67,15 @@ async def stretch_below(
         if first.order <= released:
             raise HistoryTrimmedError(f"{where} was trimmed: it begins at {first.base} now") from error
         raise HistoryMissingError(
-            f"{where} begins at {first.base}: what lies below is gone, and no start of a segment says that it"
-            f" was trimmed (a region's manifest may have released it): {error}"
+            f"{where} begins at {first.base}: the history below is missing, and no segment start says that"
+            f" it was trimmed (a region's manifest may have released it): {error}"
         ) from error
 
 
 async def _first_that_tells(
     store: StorePort, directory: str, state: ChainState, stop: ReplayStop
 ) -> Record | None:
-    """The first record of a stretch that says when it begins, or at which cut; None if none does."""
+    """Return the first record of a stretch that tells its time or checkpoint; None if there is none."""
     tells = stop.tells
     if tells is None:
         return None
@@ -85,7 +88,7 @@ async def _first_that_tells(
 
 
 async def _stands_on(store: StorePort, directory: str, state: ChainState) -> Position:
-    """The end of the history below a stretch."""
+    """Return the end of the history below a stretch."""
     first = state.segments[0]
     read = await read_start(ChainSource(store, directory), first.name, first.length, ())
     assert read.start is not None, "a walk has read it"

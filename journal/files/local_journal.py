@@ -1,10 +1,10 @@
-"""A journal in one file on this machine, as the original keeps it: appended to here, mirrored to servers
-behind.
+"""A journal in one local file, as in the original service: appended to here, and mirrored to servers
+afterwards.
 
-Rules of this file: one file of records, version 0 or 1, and no segments. What was appended is in the page
-cache; it is on stable storage after `wait_synced`. A torn last record, which a crash leaves, is cut off on
-opening; anything else that is no record is refused. After a failed write or sync nothing more is appended:
-what the disk holds is not known any more (reliability rows 4 and 5).
+The file holds records of version 0 or 1 and has no segments. Appended records are in the page cache; they are
+on stable storage after `wait_synced`. Opening the file truncates a torn last record, which a crash leaves,
+and rejects any other bytes that are not a record. After a failed write or sync the journal accepts no more
+appends, because the content of the disk is unknown (reliability rows 4 and 5).
 """
 
 import logging
@@ -28,12 +28,13 @@ log = logging.getLogger("dos.journal")
 
 
 class LocalJournal:
-    """See the module. A context manager that closes it; not for several tasks at once.
+    """A journal in one local file. A context manager that closes it. Not for concurrent use by several tasks.
 
-    path: made if it is not there. version: of the records, 0 as the original writes them (no checksums, and
-    no marks: no going back to a moment), or 1. A file that has records keeps theirs.
+    path: the file, created if missing.
+    version: the version of the records. Version 0, of the original service, has no checksums and no MARK
+        records, so it cannot be restored to a time. An existing file must have the same version.
 
-    Raises CorruptRecordError, UnknownRecordError; LocalProtocolError if the file is of the other version;
+    Raises CorruptRecordError, UnknownRecordError; LocalProtocolError if the file has the other version;
     OSError.
     """
 
@@ -68,24 +69,24 @@ class LocalJournal:
 
     @property
     def marks(self) -> bool:
-        """Whether its records can say what time it is."""
+        """Whether it can hold MARK records, which hold the wall clock."""
         return self.version == VERSION_1
 
     @property
     def end(self) -> Position:
-        """Just past the last record. The epoch is 0: one file has one line of history."""
+        """The position just past the last record. The epoch is 0: one file has one line of history."""
         return Position(0, self._digest.size, self._digest.value)
 
     @property
     def bytes_since_snapshot(self) -> int:
-        """A file is never begun anew: there are no snapshots to be due."""
+        """Always 0, so that no snapshot is ever due: one file cannot begin with a new snapshot."""
         return 0
 
     def append(self, record: Record) -> Position:
-        """Append a record; the position just past it.
+        """Append a record and return the position just past it.
 
-        Raises LocalProtocolError for a record that cannot be, ClosedError; LocalFilesError if it could not be
-        written: then the journal is closed, and the next opening decides what of it there is.
+        Raises LocalProtocolError for an invalid record, ClosedError; LocalFilesError if the write failed.
+        Then the journal is closed, and the next opening finds out whether the record is there.
         """
         self._check_open()
         data = encode(record, self.version)
@@ -95,29 +96,29 @@ class LocalJournal:
                 written = os.pwrite(self._file, view, at)
                 view, at = view[written:], at + written
         except OSError as error:
-            raise self._break(f"{self.path} could not be written: {error}") from error
+            raise self._break(f"cannot write {self.path}: {error}") from error
         self._digest.update(data)
         return self.end
 
     async def wait_room(self) -> None:
-        """There is always room: the file is written at once."""
+        """Return at once: `append` writes the file directly."""
         await trio.lowlevel.checkpoint()
 
     async def wait_synced(self, position: Position | None = None) -> None:
-        """Until everything up to there (None: all) is on stable storage here. Raises as `append`."""
+        """Wait until the whole journal is on stable storage here. Raises ClosedError, LocalFilesError."""
         del position  # a sync is of the whole file
         self._check_open()
         try:
             await trio.to_thread.run_sync(os.fsync, self._file)
         except OSError as error:
-            raise self._break(f"{self.path} could not be synced: {error}") from error
+            raise self._break(f"cannot sync {self.path}: {error}") from error
 
     async def roll(self, snapshot: Iterable[Record] | None = None) -> None:
         del snapshot
-        raise LocalProtocolError(f"{self.path} is one file: it has no segments to roll")
+        raise LocalProtocolError(f"{self.path} is one file and has no segments to roll")
 
     def records(self) -> Iterator[list[tuple[int, Record]]]:
-        """All records, in batches, each with the offset just past it. Raises as opening does."""
+        """Yield all records in batches, each with the offset just past it. Raises the errors of opening."""
         decoder = RecordDecoder(self.version, where=self.path.name)
         for chunk in self._chunks():
             yield decoder.feed(chunk)
@@ -132,10 +133,10 @@ class LocalJournal:
         if decoder.version is not None and decoder.version != self.version:
             raise LocalProtocolError(
                 f"{self.path} has records of version {decoder.version}, not {self.version}",
-                remedy=f"open it with version={decoder.version}, or begin another file",
+                remedy=f"open it with version={decoder.version}, or use another file",
             )
         if torn is not None:
-            log.warning("%s: cut off at %d: %s", self.path, decoder.offset, torn)
+            log.warning("%s: truncated to %d bytes: %s", self.path, decoder.offset, torn)
             os.ftruncate(self._file, decoder.offset)
         for chunk in self._chunks():
             self._digest.update(chunk)
@@ -154,7 +155,7 @@ class LocalJournal:
 
     def _break(self, words: str) -> LocalFilesError:
         self._broken = LocalFilesError(
-            words, remedy="mend what the operating system says, then open the journal again"
+            words, remedy="fix what the operating system reports, then open the journal again"
         )
         self.close()
         return self._broken

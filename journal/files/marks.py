@@ -1,6 +1,6 @@
-"""Marks of the wall clock between the changes of files: by them a moment is found again.
+"""MARK records: the wall clock between the changes of files, by which a restore finds a moment.
 
-Rules of this file: when one is due, nothing more.
+This module only decides when a MARK record is due.
 """
 
 from collections.abc import Callable
@@ -11,19 +11,22 @@ from journal.ops import Op
 
 
 class TimeMarks:
-    """Of one journal. `clock_ms` says what time it is."""
+    """The times of the MARK records of one journal. `clock_ms` returns the wall clock in ms since 1970."""
 
     def __init__(self, clock_ms: Callable[[], int]) -> None:
         self._clock_ms = clock_ms
         self._last_ms: int | None = None
 
     def now(self) -> Record:
-        """A mark, due or not."""
+        """Return a MARK record, whether due or not."""
         self._last_ms = self._clock_ms()
         return Record(Op.MARK, ints=(self._last_ms,))
 
     def due(self) -> Record | None:
-        """A mark goes before the first change after it is due: a change lies at most so long after a mark."""
+        """Return the MARK record to append before a change, if one is due.
+
+        So every change follows a MARK record by less than `file_marks_every_s`.
+        """
         now = self._clock_ms()
         if self._last_ms is None or not 0 <= now - self._last_ms < file_marks_every_s * 1000:
             self._last_ms = now

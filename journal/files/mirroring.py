@@ -1,8 +1,7 @@
-"""Mirroring a growing local journal to a store, in the background: the original's way of outliving a machine.
+"""Mirror a growing local journal to a store, in the background, as the original service did.
 
-Rules of this file: it reads the file and appends to one object what that does not have yet, under a claim. It
-never changes the file, and it never appends behind bytes that differ from the file's: what is on the servers
-is a prefix of the file, always.
+A mirror reads the file and appends the new bytes to one object, under a claim. It never changes the file. It
+appends only if the object is a prefix of the file, so the object on the servers always is one.
 """
 
 from pathlib import Path
@@ -20,13 +19,13 @@ from journal.limits import mirror_poll_s
 
 
 class Mirror:
-    """Keeps an object of a claimed directory the same as a local file that only grows.
+    """The mirror of a local file that only grows, in an object of a claimed directory.
 
         async with await store.claim("worker3", epoch, writer_id) as claim, trio.open_nursery() as nursery:
             mirror = await Mirror.open(path, store, claim, "my_app.journal")
             nursery.start_soon(mirror.run)
 
-    Make it with `open`. `synced`: bytes of the file that a quorum has on stable storage.
+    Create it with `open`. `synced`: the bytes of the file that a quorum has on stable storage.
     """
 
     def __init__(self, path: Path, writer: ObjectWriter) -> None:
@@ -36,26 +35,28 @@ class Mirror:
 
     @classmethod
     async def open(cls, path: Path, store: Store, claim: Claim, name: str) -> "Mirror":
-        """Go on where the object ends. Raises MirrorDiffersError if it is no prefix of the file; CorruptError
-        if members hold different bytes; FencedError.
+        """Continue at the end of the object.
+
+        Raises MirrorDiffersError if the object is not a prefix of the file, CorruptError if members hold
+        different bytes, FencedError.
         """
         writer = await resume(store, claim, name)
         found = await trio.to_thread.run_sync(_digest_of, path, writer.size)
         if found.size != writer.size:
             raise MirrorDiffersError(
-                f"{claim.directory}/{name} has {writer.size} bytes, {path} only {found.size}",
-                remedy=f"`dos get` the object to {path}, and go on with that",
+                f"{claim.directory}/{name} has {writer.size} bytes, {path} has only {found.size}",
+                remedy=f"copy the object to {path} with `dos get`, and continue with that file",
             )
         if found.value != writer.digest:
             raise MirrorDiffersError(
                 f"the first {writer.size} bytes of {path} are not those of {claim.directory}/{name}",
-                remedy="mirror to another name, or get back the file that was mirrored before",
+                remedy="mirror to another name, or restore the file that was mirrored before",
             )
         return cls(path, writer)
 
     @property
     def size(self) -> int:
-        """Bytes of the file that were handed on."""
+        """The bytes of the file that were appended to the object, synced or not."""
         return self._writer.size
 
     @property
@@ -63,15 +64,16 @@ class Mirror:
         return self._writer.synced
 
     async def run(self) -> None:
-        """Follow the file until cancelled. Raises FencedError; MirrorDiffersError if the file became shorter;
-        OSError.
+        """Mirror the file until cancelled.
+
+        Raises FencedError; MirrorDiffersError if the file became shorter; OSError.
         """
         while True:
             if not await self.pass_on():
                 await trio.sleep(mirror_poll_s)
 
     async def pass_on(self) -> int:
-        """Hand on what the file has now; how much that was."""
+        """Append the new bytes of the file to the object, and return their number."""
         before = self.size
         with self._path.open("rb", buffering=0) as file:
             if file.seek(0, 2) < before:
@@ -85,8 +87,9 @@ class Mirror:
         return self.size - before
 
     async def wait_synced(self, size: int) -> None:
-        """Until so many bytes of the file are on a quorum; needs `run` or `pass_on` beside it. Raises
-        FencedError.
+        """Wait until `size` bytes of the file are synced on a quorum. Raises FencedError.
+
+        Another task must call `run` or `pass_on` meanwhile.
         """
         while self.size < size:
             await self._grown.wait()
@@ -94,7 +97,7 @@ class Mirror:
 
 
 def _digest_of(path: Path, size: int) -> PrefixDigest:
-    """Of the first `size` bytes, or of fewer if there are fewer."""
+    """Return the digest of the first `size` bytes of a file, or of all bytes if it is shorter."""
     digest = PrefixDigest()
     with path.open("rb") as file:
         while data := file.read(min(payload_bytes_max, size - digest.size)):

@@ -1,4 +1,4 @@
-"""Moments: where a replay stops, for programs and as people write them.
+"""Moments: the stop of a replay, as a value and as text.
 
 4096                        the logical offset
 time:2026-11-22T03:00:00    that time, here; with +00:00 or Z, there
@@ -19,20 +19,22 @@ from journal.files.replaying import TO_THE_END
 
 @dataclass(frozen=True, slots=True)
 class AtCheckpoint:
-    """The end of a cut."""
+    """The end of a checkpoint."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class AtStep:
-    """The end of the cut that was made at the end of a step."""
+    """The end of the checkpoint at the end of a step."""
 
     number: int
 
 
 Moment: TypeAlias = int | datetime | AtCheckpoint | AtStep | None
-"""Where a replay stops: at a logical offset, a moment (with a time zone), a cut, or the end."""
+"""The stop of a replay: a logical offset, a time (with a time zone), a checkpoint, a step; None for
+the end.
+"""
 
 
 _UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
@@ -41,18 +43,20 @@ AGO: Final = re.compile(r"-(\d+(?:\.\d+)?)([smhd])")
 
 
 def complete_moment(incomplete: str) -> list[str]:
-    """For the shell: how a moment can be begun, and the present one."""
+    """Return the shell completions of a moment, with the current time among them."""
     now = f"time:{datetime.now(UTC).astimezone():%Y-%m-%dT%H:%M:%S}"
     return [one for one in ("checkpoint:", "step:", now, "-1h", "-1d") if one.startswith(incomplete)]
 
 
 def moment_here(text: str) -> Moment:
-    """The moment that the text means, now and here. Raises as `moment`."""
+    """Parse a moment, with the current time and the local time zone. Raises ValueError."""
     return moment(text, datetime.now(UTC).astimezone())
 
 
 def moment(text: str, now: datetime) -> Moment:
-    """The moment that the text means. now: with a time zone. Raises ValueError with what can be written."""
+    """Parse a moment. now: the current time, with a time zone. Raises ValueError, which lists the
+    valid forms.
+    """
     like = f"time:{now:%Y-%m-%dT%H:%M:%S}"
     if text.isascii() and text.isdigit():
         return int(text)
@@ -62,7 +66,7 @@ def moment(text: str, now: datetime) -> Moment:
         try:
             return now - timedelta(**{_UNITS[ago[2]]: float(ago[1])})
         except OverflowError as error:
-            raise ValueError(f"{text!r} is no moment: that is before all calendars") from error
+            raise ValueError(f"{text!r} is no moment: that is before the year 1") from error
     if not text.startswith("time:"):
         raise ValueError(
             f"{text!r} is no moment: give an offset (4096), a time ({like}), how long ago (-1h),"
@@ -76,12 +80,12 @@ def moment(text: str, now: datetime) -> Moment:
 
 
 def stop_at(at: Position | Moment) -> ReplayStop:
-    """The stop. Raises ValueError for a moment without a time zone."""
+    """Return the stop of a moment. Raises ValueError for a time without a time zone."""
     if isinstance(at, Position):
-        return TO_THE_END  # the chain is read to there and no further
+        return TO_THE_END  # the chain itself is read only up to the position
     if isinstance(at, datetime):
         if at.tzinfo is None:
-            raise ValueError(f"a moment needs a time zone: {at.isoformat()} has none; say +00:00 for UTC")
+            raise ValueError(f"{at.isoformat()} has no time zone; add +00:00 for UTC")
         return ReplayStop(wall_ms=int(at.timestamp() * 1000))
     if isinstance(at, AtCheckpoint):
         return ReplayStop(cut=at.number)

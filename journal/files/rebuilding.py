@@ -1,8 +1,7 @@
-"""Making a tree of files from records, beside the place where it is to stand, and putting it there whole.
+"""Rebuild a tree of files from records, in a temporary directory, and move it to the target when complete.
 
-Rules of this file: until `put` everything happens in a directory of its own beside the target, so that a
-target that is seen is whole. What a crash leaves beside it is taken away by the next rebuilding of the same
-target.
+Until `put`, all files are written to a directory next to the target, so a target that exists is complete. If
+a crash leaves that directory, the next rebuilding of the same target deletes it.
 """
 
 import os
@@ -16,9 +15,10 @@ from journal.limits import file_gather_bytes
 
 
 class Rebuilding:
-    """A tree in the making: `replay` takes the records. A context manager: left without `put`, nothing stays.
+    """A tree that is being rebuilt: `replay` takes the records. A context manager.
 
-    `replay.take` raises UnsafePathError, FileConflictError (the journal's fault), OSError.
+    Leaving it without `put` deletes the temporary directory. `replay.take` raises UnsafePathError and
+    FileConflictError for operations that the journal should not hold, OSError.
     """
 
     def __init__(
@@ -40,12 +40,12 @@ class Rebuilding:
         self._take_away()
 
     def has_file(self, path: str) -> bool:
-        """Whether the records taken so far leave a file of that path."""
+        """Return whether the file exists after the records so far."""
         self._tree.flush()
         return (self._beside / path).is_file()
 
     def put(self) -> None:
-        """The tree stands at the target from now on, instead of what was there."""
+        """Move the tree to the target, replacing whatever is there."""
         self._tree.flush()
         self._tree.close()
         if os.path.lexists(self.target):

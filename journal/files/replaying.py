@@ -1,7 +1,6 @@
-"""Replaying the file operations of a journal, up to a stop: what every command and restore has in common.
+"""Replay the file operations of a journal, up to a stop. All commands and restores use this module.
 
-Rules of this file: records in, operations out. Where the records come from is the caller's, and so is what is
-done with an operation: applied to a tree, or only counted.
+The caller supplies the records, and the object that receives the operations: a tree of files, or only counts.
 """
 
 from collections.abc import Iterable
@@ -29,19 +28,22 @@ _WRITE: Final = Op.WRITE
 
 
 class FileOperations(Protocol):
-    """What operations are applied to."""
+    """The receiver of the operations of a replay."""
 
     def apply(self, op: FileOp) -> None: ...
 
     def write(self, path: str, offset: int, data: bytes) -> None:
-        """`apply(FileWrite(path, offset, data))`: the one that comes a million times."""
+        """Do the same as `apply(FileWrite(path, offset, data))`, without the object: most operations
+        are writes.
+        """
         ...
 
 
 class FilesReplay:
-    """Takes records in order, each with the logical offset just past it, until the stop.
+    """A replay of records in order, each with the logical offset just past it, until the stop.
 
-    only: operations on that file alone are handed on. paths: see `journal.core.file_ops`.
+    files: receives the operations. only: pass on only the operations on this file. paths: how to handle
+    unsafe paths (`journal.core.file_ops`).
     """
 
     def __init__(
@@ -54,15 +56,17 @@ class FilesReplay:
     ) -> None:
         self.stop = stop
         self.stopped = False
-        """The stop was reached: nothing more is taken."""
+        """Whether the stop was reached."""
         self.end = 0
-        """Logical offset just past the last record taken."""
+        """The logical offset just past the last replayed record."""
         self.records = 0
         self.wall_ms: int | None = None
-        """The last mark taken."""
+        """The wall clock of the last replayed MARK record, in ms since 1970."""
         self.cut: int | None = None
         self.step = 0
-        """The last cut taken, and its step; 0 if it says none."""
+        """`cut` and `step`: the number of the last replayed checkpoint and its step; the step is 0
+        if unknown.
+        """
         self._found = False
         self._files = files
         self._only = only
@@ -70,12 +74,13 @@ class FilesReplay:
 
     @property
     def has_all(self) -> bool:
-        """Whether nothing that follows could change anything."""
+        """Whether no later record can have an effect."""
         return self.stopped or (self.stop.size is not None and self.end >= self.stop.size)
 
     def take(self, steps: Iterable[tuple[int, Record]]) -> bool:
-        """Take records; False once the stop is reached. Raises UnsafePathError, FileConflictError,
-        and what the files raise.
+        """Replay records. Return False when the stop is reached.
+
+        Raises UnsafePathError, FileConflictError, and the errors of the receiver.
         """
         stop, only, paths = self.stop, self._only, self._paths
         write, path_of = self._files.write, safe_path if paths == "safe" else re_rooted
@@ -106,7 +111,7 @@ class FilesReplay:
         return True
 
     def _noted(self, record: Record) -> bool:
-        """Keep what a record says of the moment; whether the stop is reached with it."""
+        """Note the time or checkpoint of a record. Return whether the stop is reached with it."""
         if record.op is Op.MARK:
             self.wall_ms = record.ints[0]
         elif record.op is Op.CUT and record.ints:
@@ -116,24 +121,24 @@ class FilesReplay:
         return self.stopped
 
     def finish(self) -> None:
-        """All that there is was taken. Raises StopNotFoundError if it was to end with a cut that is none."""
+        """End the replay. Raises StopNotFoundError if the stop names a checkpoint that was not found."""
         if self.stop.names_a_cut and not self._found:
-            below = "no cut" if self.cut is None else f"cut {self.cut}"
+            below = "no checkpoint" if self.cut is None else f"checkpoint {self.cut}"
             if self.cut is not None and self.stop.step is not None:
                 below += (
                     f" of step {self.step}" if self.step else ", which says no step: name it as checkpoint:N"
                 )
-            raise StopNotFoundError(f"the journal has not {self.stop}; the one before is {below}")
+            raise StopNotFoundError(f"the journal does not hold {self.stop}; the one before is {below}")
 
 
 class FileSizes:
-    """The files that operations leave, without their bytes: path -> length."""
+    """A receiver of operations that tracks the size of each file only: path -> length."""
 
     def __init__(self, sizes: dict[str, int] | None = None) -> None:
         self.sizes: dict[str, int] = {} if sizes is None else sizes
 
     def apply(self, op: FileOp) -> None:
-        """As `FileTree.apply` would, except that conflicts are not seen."""
+        """Apply an operation as `FileTree.apply` does, without a check for conflicts."""
         if isinstance(op, FileWrite):
             self.write(op.path, op.offset, op.data)
         elif isinstance(op, FileTruncate):
@@ -143,5 +148,5 @@ class FileSizes:
             self.sizes.pop(op.path, None)
 
     def write(self, path: str, offset: int, data: bytes) -> None:
-        """As `FileTree.write` would."""
+        """Apply a write as `FileTree.write` does."""
         self.sizes[path] = max(self.sizes.get(path, 0), offset + len(data) if data else 0)

@@ -1,8 +1,7 @@
-"""Restoring a journaled directory: the files as of a moment, on any machine. Claims nothing, changes no
-store.
+"""Restore a journaled directory as of a moment, on any machine. Takes no claim and does not change the store.
 
-Rules of this file: it finds the records and hands them to a `Rebuilding`. Everything that a restored file
-holds was proved by the chain's digests before the files are put in place.
+All bytes of the restored files are verified with the chain's digests before the files are moved to the
+target.
 """
 
 from collections.abc import Callable
@@ -24,13 +23,16 @@ from journal.reading import read_plain_batches
 from journal.scratch import Scratch
 
 Progress: TypeAlias = Callable[[int, int | None], None]
-"""(bytes read, bytes in all if known)"""
+"""Called with (bytes read, total bytes, None if unknown)."""
 
 
 @dataclass(frozen=True, slots=True)
 class RestoreResult:
-    """What a restore did. `end`: logical offset just past the last record taken; `wall_ms`: the last mark
-    below it, None if there is none; `bytes_read`: of the journal."""
+    """The result of a restore.
+
+    end: the logical offset just past the last replayed record. wall_ms: the wall clock of the last MARK
+    record below it, None if there is none. bytes_read: the bytes read of the journal.
+    """
 
     end: int
     wall_ms: int | None
@@ -50,16 +52,18 @@ async def restore(
     scratch: Scratch | None = None,
     progress: Progress = lambda _done, _total: None,
 ) -> RestoreResult:
-    """Make the files of that chain at `into`, which must not exist or be an empty directory.
+    """Restore the files of a chain to `into`, which must not exist or be an empty directory.
 
-    at: a position, a logical offset on the chain's present line of history (the last record that ends at or
-    below it is the last one taken), a moment, `AtCheckpoint(7)` or `AtStep(41)` (what `Directory.cut`
-    recorded), or None for the end. only: that file alone. progress: told
-    (bytes read, bytes in all). Memory does not grow with the journal.
+    at: a position; a logical offset on the chain's current line of history, at or below which the last
+        restored record ends; a time; `AtCheckpoint(7)` or `AtStep(41)`, recorded by `Directory.cut`; None for
+        the end.
+    only: restore this file only.
+    progress: called with the bytes read and the total bytes.
 
-    Raises FileExistsError; NotFoundError; HistoryTrimmedError if that moment is not held any more;
-    StopNotFoundError for a position at which no record ends, or a cut that is none; UnsafePathError,
-    FileConflictError; what reading a chain raises. Failed or cancelled, `into` is as it was.
+    Memory does not grow with the journal. Raises FileExistsError; NotFoundError; HistoryTrimmedError if the
+    journal no longer holds the moment; StopNotFoundError for a position at which no record ends, or an
+    unknown checkpoint; UnsafePathError, FileConflictError; the errors of reading a chain. After a failure or
+    a cancellation `into` is unchanged.
     """
     check_target(into)
     with Rebuilding(into, stop=stop_at(at), only=only, paths=paths) as rebuilding:
@@ -81,10 +85,10 @@ async def replay_chain(
     scratch: Scratch | None = None,
     progress: Progress = lambda _done, _total: None,
 ) -> int:
-    """Hand it the records of the stretch of history in which the moment lies; the bytes that were read.
+    """Pass the records of the stretch of history that holds the moment to `replay`. Return the bytes read.
 
-    `replay` stops by itself; reading goes on to the end of the stretch, where the digests of what was taken
-    are. Nothing that it took may be used if this raises.
+    After `replay` has stopped, reading continues to the end of the stretch, because the digests are checked
+    there. If this raises, discard everything replayed.
     """
     if isinstance(at, Position):
         state = await look_chain_at(store, directory, chain, at)
@@ -101,6 +105,6 @@ async def replay_chain(
 
 
 def check_target(into: Path) -> None:
-    """Raise FileExistsError unless files may be made there: a restore never writes over anything."""
+    """Raise FileExistsError unless `into` is missing or empty: a restore never overwrites anything."""
     if into.is_symlink() or into.is_file() or (into.is_dir() and any(into.iterdir())):
-        raise FileExistsError(f"{into} is there already: name a directory that does not exist, or is empty")
+        raise FileExistsError(f"{into} exists already: name a directory that does not exist or is empty")

@@ -1,7 +1,6 @@
-"""Records for a replay of files, from whatever a command names: a journal file, an object of a store, or a
-chain.
+"""Replay the files of the target of a command: a journal file, an object of a store, or a chain.
 
-Rules of this file: a fault of a file or an object is in the outcome; what is wrong with a chain is raised.
+A fault of a file or an object is returned in the outcome. A fault of a chain is raised.
 """
 
 from collections.abc import Callable
@@ -25,11 +24,10 @@ from journal.inspecting import (
 def replay_target(
     target: str, replay: FilesReplay, token: bytes, progress: Progress
 ) -> InspectionOutcome | None:
-    """Have `replay` take the records of FILE or URL, to its stop. The outcome; None for a chain, all of which
-    is proved.
+    """Pass the records of a FILE or URL to `replay`, up to its stop.
 
-    Raises OSError; NotFoundError, LocalProtocolError; UnsafePathError and whatever `replay` raises; what the
-    client and a chain's reading raise.
+    Returns the outcome; None for a chain, whose records are all verified. Raises OSError; NotFoundError,
+    LocalProtocolError; the errors of `replay`, of the client and of reading a chain.
     """
     if not is_url(target):
         return _whole(replay_file(journal_file(target), replay.take, progress), replay)
@@ -49,7 +47,7 @@ async def _replay_url(
 
 
 def _whole(outcome: InspectionOutcome, replay: FilesReplay) -> InspectionOutcome:
-    """The outcome. Raises StopNotFoundError if all is sound, and the replay was to end elsewhere."""
+    """Return the outcome. Raises StopNotFoundError if there is no fault and the stop was not found."""
     if outcome.fault is None:
         replay.finish()
     return outcome

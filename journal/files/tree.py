@@ -1,11 +1,10 @@
-"""A tree of files on this machine, and the three operations on it.
+"""A local tree of files, and the three operations on it.
 
-Rules of this file: it changes files below one root and nothing else. Every part of a path is opened without
-following links, so neither a path nor a link that somebody put there leads out of the root. It knows no
-journal. Not for several threads.
+A tree changes files below one root only. Every part of a path is opened without following links, so neither a
+path nor a link leads out of the root. Not for concurrent use by several threads.
 
-A tree is a cache of what its journal says: nothing is fsynced. Consecutive writes to a file may be put
-together (`gather_bytes`), for replays; then `flush` before anyone reads.
+A tree is a cache of its journal: nothing is fsynced. For replays, consecutive writes to a file can be
+gathered (`gather_bytes`); call `flush` before the files are read.
 """
 
 import errno
@@ -26,7 +25,7 @@ _NOT_A_PLAIN_PATH = (errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
 
 
 class _Held:
-    """Writes to one file that lie one behind the other: `parts` belong from `begin` to `end`."""
+    """Gathered consecutive writes to one file: `parts` fill the range from `begin` to `end`."""
 
     __slots__ = ("begin", "end", "parts")
 
@@ -38,9 +37,9 @@ class _Held:
 class FileTree:
     """The files below `root`, which must exist. A context manager that closes it.
 
-    gather_bytes: so much memory of consecutive writes is held before they are written; 0 for none. Operations
-    raise FileConflictError for a path that goes through a file or a link, or names a directory, and OSError;
-    in both cases the file may have been made or grown.
+    gather_bytes: the memory for consecutive writes that are gathered before they are written; 0 for none.
+    Operations raise FileConflictError for a path that leads through a file or a link, or names a directory,
+    and OSError. In both cases the file may have been created or extended.
     """
 
     def __init__(self, root: Path, *, gather_bytes: int = 0) -> None:
@@ -50,7 +49,7 @@ class FileTree:
         self._gather_bytes = gather_bytes
         self._gathered = 0
         self._held: dict[str, _Held] = {}
-        """Path -> what is held for it. Keys are in no other file's way: one write each."""
+        """Path -> the gathered writes to it."""
 
     def __enter__(self) -> "FileTree":
         return self
@@ -59,7 +58,7 @@ class FileTree:
         self.close()
 
     def close(self) -> None:
-        """Close all files. What is held and was not flushed is dropped."""
+        """Close all files. Gathered writes that were not flushed are dropped."""
         self._held.clear()
         while self._open:
             os.close(self._open.popitem()[1])
@@ -68,7 +67,7 @@ class FileTree:
             self._root = -1
 
     def apply(self, op: FileOp) -> None:
-        """Do it."""
+        """Apply an operation."""
         if isinstance(op, FileWrite):
             self.write(op.path, op.offset, op.data)
             return
@@ -81,7 +80,9 @@ class FileTree:
             self._remove(op.path)
 
     def write(self, path: str, offset: int, data: bytes) -> None:
-        """A `FileWrite`, without one being made: replays are nearly nothing else."""
+        """Do the same as `apply(FileWrite(..))`, without the object: most operations of a replay are
+        writes.
+        """
         if not self._gather_bytes:
             self._write(path, offset, data)
             return
@@ -98,12 +99,14 @@ class FileTree:
             self.flush()
 
     def flush(self) -> None:
-        """Write everything that is held."""
+        """Write all gathered writes."""
         for path in list(self._held):
             self._flush(path)
 
     def size(self, path: str) -> int:
-        """Bytes in the file, 0 if it is not there. Raises FileConflictError if something else is."""
+        """Return the size of a file, 0 if it is missing. Raises FileConflictError if it is not a
+        regular file.
+        """
         try:
             found = os.lstat(self.root / path)
         except FileNotFoundError:
@@ -111,21 +114,21 @@ class FileTree:
         except NotADirectoryError:
             raise FileConflictError(path, "a part of it is a file") from None
         if not stat.S_ISREG(found.st_mode):
-            raise FileConflictError(path, "it is no plain file")
+            raise FileConflictError(path, "it is not a regular file")
         return found.st_size
 
     def exists(self, path: str) -> bool:
         return (self.root / path).is_file()
 
     def paths(self) -> Iterator[str]:
-        """All files, in the order of their names."""
+        """Yield the paths of all files, ordered by name."""
         for folder, folders, files in os.walk(self.root):
             folders.sort()
             for name in sorted(files):
                 yield str(Path(folder, name).relative_to(self.root))
 
     def check(self, op: FileOp) -> None:
-        """Raise FileConflictError for an operation that does not fit what is there; change nothing."""
+        """Raise FileConflictError if an operation conflicts with the existing files. Changes nothing."""
         if isinstance(op, FileRemove):
             return
         self.size(op.path)
@@ -135,7 +138,7 @@ class FileTree:
             except (FileNotFoundError, NotADirectoryError):
                 continue
             if not stat.S_ISDIR(found.st_mode):
-                raise FileConflictError(op.path, f"{parent} is no directory")
+                raise FileConflictError(op.path, f"{parent} is not a directory")
 
     # --- one file -------------------------------------------------------------------------------------------
 
@@ -178,7 +181,7 @@ class FileTree:
                 os.close(folder)
 
     def _file(self, path: str) -> int:
-        """An open file, made if it is not there."""
+        """Return the descriptor of an open file, which is created if missing."""
         file = self._open.get(path)
         if file is not None:
             self._open.move_to_end(path)
@@ -199,7 +202,7 @@ class FileTree:
         return file
 
     def _folders(self, parts: list[str], *, make: bool) -> list[int]:
-        """The root and the directories of a path, open. FileNotFoundError unless they are to be made."""
+        """Open the root and the directories of a path. Raises FileNotFoundError unless `make`."""
         folders = [self._root]
         try:
             for part in parts:
@@ -219,7 +222,7 @@ class FileTree:
 
 
 def _raise_conflict(path: str, error: OSError) -> None:
-    """Raise FileConflictError if that is what the operating system means."""
+    """Raise FileConflictError for an OSError that means a conflict."""
     if error.errno in _NOT_A_PLAIN_PATH:
         rule = f"it is a directory, or leads through a file or a link: {error.strerror}"
         raise FileConflictError(path, rule) from error
@@ -227,10 +230,10 @@ def _raise_conflict(path: str, error: OSError) -> None:
 
 @contextmanager
 def _as_long_as_files_can_be(path: str, length: int) -> Iterator[None]:
-    """A length that this file system has no file of is a fault of the journal: FileConflictError."""
+    """Raise FileConflictError for a length above the limit of this file system."""
     try:
         yield
     except OSError as error:
         if error.errno != errno.EFBIG:
             raise
-        raise FileConflictError(path, f"files have fewer than {length:,} bytes here") from error
+        raise FileConflictError(path, f"this file system has no files of {length:,} bytes") from error

@@ -1,12 +1,11 @@
-"""Trimming a chain of files: letting the history before a moment go, for ever.
+"""Trim a chain of files: delete the history before a moment.
 
-Rules of this file: which segments need not be there once nobody wants to go back beyond a moment, and the two
-phases of taking them away (`ChainWriter.release`). The *stretch* in which the moment lies stays whole, with
-the snapshot that begins it; what lies below that segment, on the chain or beside it, goes. So whatever moment
-is given, everything from it on stays restorable, and so does a little before it.
+The stretch that holds the moment is kept whole, with the snapshot that begins it. All segments below it are
+deleted, whether they are part of the chain or not, in two phases (`ChainWriter.release`). So every moment
+from the given one on can still be restored, and some time before it.
 
-Only what is committed decides (R10), as the chain's present line of history has it. A directory in which
-other chains lie is refused: it is a worker's of a region, whose manifest says what its cuts need.
+The plan uses committed records of the chain's current line of history only (R10). A directory with other
+chains is rejected: it belongs to a worker of a region, whose manifest determines what its checkpoints need.
 """
 
 from dataclasses import dataclass
@@ -26,10 +25,11 @@ from journal.writer import ChainWriter
 
 @dataclass(frozen=True, slots=True)
 class TrimPlan:
-    """What a trimming takes away, or would: segments below `floor`, (epoch, base).
+    """The plan or the result of a trim: delete all segments below `floor`, an (epoch, base).
 
-    keeps_from: the logical offset from which on everything stays restorable. segments: (name, bytes of the
-    longest copy). released: whether the chain says so already, and only the deletion is not complete.
+    keeps_from: the logical offset from which on everything can still be restored.
+    segments: the segments to delete: (name, bytes of the longest copy).
+    released: whether the chain has already released them, and only the deletion is incomplete.
     """
 
     chain: str
@@ -44,18 +44,18 @@ class TrimPlan:
 
 
 async def plan_trim(store: StorePort, directory: str, chain: str, before: ReplayStop) -> TrimPlan:
-    """What may go when nobody goes back beyond that moment. Claims nothing, changes nothing.
+    """Return the plan for a trim to a moment. Takes no claim and changes nothing.
 
     Raises NotFoundError, LocalProtocolError for a directory with other chains, HistoryTrimmedError for a
-    moment that is not held any more, StopNotFoundError for a cut that is none, and what looking and reading
-    raise.
+    moment that the chain no longer holds, StopNotFoundError for an unknown checkpoint, and the errors of
+    finding and reading a chain.
     """
     view = await store.look(directory)
     _refuse_others(directory, chain, [name for objects in view.answers.values() for name in objects])
     head = await look_committed(store, directory, chain)
     state = await stretch_at(store, directory, chain, before)
     if before.names_a_cut and not await has_cut(store, directory, state, before):
-        raise StopNotFoundError(f"{directory} has not {before}: nothing is let go")
+        raise StopNotFoundError(f"{directory} does not hold {before}; nothing was trimmed")
     floor, base = _lowest(state)
     seen = [one for one in segments_seen(chain, view.answers) if one.name.order < floor]
     return TrimPlan(
@@ -70,10 +70,10 @@ async def plan_trim(store: StorePort, directory: str, chain: str, before: Replay
 async def trim(
     store: StorePort, directory: str, writer: ChainWriter, chain: str, before: ReplayStop
 ) -> TrimPlan:
-    """Let go of what `plan_trim` says, by who writes the chain; what goes is deleted in the background.
+    """Trim the chain of `writer` to a moment. The segments are deleted in the background.
 
-    The plan is made while the claim is held, so that nobody goes back below the floor meanwhile. Raises as
-    `plan_trim` and `ChainWriter.release`.
+    The plan is made under the claim, so that no other writer can roll back below the floor meanwhile. Raises
+    the errors of `plan_trim` and of `ChainWriter.release`.
     """
     plan = await plan_trim(store, directory, chain, before)
     if plan.segments and not plan.released:
@@ -86,8 +86,10 @@ async def trim(
 async def trim_stopped(
     store: StorePort, directory: str, claim: ClaimPort, chain: str, before: ReplayStop
 ) -> tuple[TrimPlan, ChainWriter]:
-    """The same, of a chain that nobody writes, under a claim of its own: takes the chain over, which fences a
-    writer that is alive after all. The deletion goes on as long as the claim is held; close the writer after.
+    """Trim a chain that has no active writer, under `claim`.
+
+    Takes the chain over, which fences a writer that is still alive. The deletion continues as long as the
+    claim is held. The caller must close the returned writer.
     """
     generation = claim.store.record.generation
     state = await take_over(claim, chain, generation=generation)
@@ -108,10 +110,10 @@ def _lowest(state: ChainState) -> tuple[Floor, int]:
 
 
 def _refuse_others(directory: str, chain: str, names: list[str]) -> None:
-    """Raise LocalProtocolError if chains of somebody else lie in the directory."""
+    """Raise LocalProtocolError if the directory holds other chains."""
     others = {parsed.chain for name in names if (parsed := parse_segment_name(name)) is not None} - {chain}
     if others:
         raise LocalProtocolError(
             f"{directory} has other chains besides {chain}: {', '.join(sorted(others))}",
-            remedy="of a region, `dos region trim` knows what may go",
+            remedy="for a directory of a region, use `dos region trim`",
         )

@@ -135,7 +135,7 @@ async def test_a_reader_without_a_checkpoint_says_what_it_cannot_show() -> None:
     state = await look_chain(store, WORKER, output_chain(SINK))
     there = sum(len(data) for data in store.servers[0].objects[WORKER].values())
     assert (state.unproved, state.claimed) == (there - state.bytes, 5)
-    words = f"{state.unproved} more bytes of chain out-x are there and cannot be proved committed now,"
+    words = f"{state.unproved} more bytes of chain out-x are stored and cannot be proved committed now,"
     assert state.unproved_text.startswith(words)
     assert "a take-over at epoch 5 did not complete" in state.unproved_text
     with pytest.raises(StopNotFoundError, match="a take-over at epoch 5 did not complete"):

@@ -118,8 +118,8 @@ async def test_each_cut_of_a_directory_is_found_by_its_number_and_step_also_belo
             await restore(tmp_path / f"{at}", store, DIRECTORY, CHAIN, at=at)
             assert files(tmp_path / f"{at}") == held[cut]
     for at, why in (
-        (AtCheckpoint(13), "has not cut 13; the one before is"),
-        (AtStep(15), "not a cut of step 15"),
+        (AtCheckpoint(13), "does not hold checkpoint 13; the one before"),
+        (AtStep(15), "not hold the checkpoint of step 15"),
     ):
         with pytest.raises(StopNotFoundError, match=why):
             await restore(tmp_path / "into", store, DIRECTORY, CHAIN, at=at)
@@ -231,7 +231,9 @@ async def test_an_operator_that_does_not_know_that_it_is_superseded_changes_no_f
         path = (await directories.rebuild())["own"].path
         assert not old.files.path.exists()
         for change in (lambda: old.files.append("log", b"!"), lambda: old.files.append("other", b"!")):
-            with pytest.raises(OperatorFailure, match=r"changed by other means|could not follow its journal"):
+            with pytest.raises(
+                OperatorFailure, match=r"changed by other means|cannot apply a recorded change"
+            ):
                 change()
         assert files(path) == {"log": b"of the cut"}
         await directories.aclose()

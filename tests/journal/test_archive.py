@@ -121,7 +121,7 @@ def test_old_segments_come_from_the_bucket_and_new_ones_from_the_servers(s3: Fak
     async def alone() -> None:
         await restore(tmp_path / "alone", store, DIRECTORY, at=offsets[5])
 
-    with pytest.raises(HistoryTrimmedError, match="name its archive"):
+    with pytest.raises(HistoryTrimmedError, match="add the archive to the URL"):
         trio.run(alone)
     trio.run(mixed, tmp_path / "early", offsets[5])
     assert files(tmp_path / "early")["log"] == lines(6)

@@ -88,9 +88,9 @@ def test_a_chain_is_archived_and_read_by_every_command_with_no_server_alive(
     ("arguments", "words"),
     [
         (["verify", "s3://archives"], "names no archived chain"),
-        (["verify", "s3://Archives/a/b"], "no name of a bucket"),
+        (["verify", "s3://Archives/a/b"], "is not a valid bucket name"),
         (["verify", "s3://archives/a/b?endpiont=http://h"], "only endpoint is known"),
-        (["verify", "s3://archives/a/b?endpoint=nowhere"], "no endpoint"),
+        (["verify", "s3://archives/a/b?endpoint=nowhere"], "invalid endpoint"),
         (["verify", "s3://archives/ledger/files"], "has no archive of chain files in ledger"),
         (["archive", "s3://archives/a/b", "s3://archives/c"], "is an archive already"),
         (["archive", "dos://127.0.0.1:1/a/b", "dos://127.0.0.1:2"], "begins with s3://"),

@@ -311,9 +311,9 @@ async def test_a_closed_writer_appends_nothing(bench: Bench) -> None:
 async def test_the_writers_own_records_are_not_the_callers_to_append(bench: Bench) -> None:
     writer = await bench.write(1, "a")
     for op in (Op.SEGMENT_START, Op.SNAPSHOT_BEGIN, Op.SNAPSHOT_END):
-        with pytest.raises(LocalProtocolError, match="the writer's own"):
+        with pytest.raises(LocalProtocolError, match="is appended by the writer only"):
             writer.append(Record(op))
-    with pytest.raises(LocalProtocolError, match="not yet at"):
+    with pytest.raises(LocalProtocolError, match="is beyond the end of chain"):
         await writer.wait_synced(Position(1, writer.end.size + 1, 0))
 
 

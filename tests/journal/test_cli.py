@@ -331,7 +331,7 @@ def test_grep_shows_the_records_in_which_something_is_found(
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [(["("], "is no regular expression"), (["--op", "APPEND", "x"], "there are TRUNCATE, WRITE, REMOVE")],
+    [(["("], "is not a regular expression"), (["--op", "APPEND", "x"], "there are TRUNCATE, WRITE, REMOVE")],
 )
 def test_grep_says_what_is_wrong_with_what_it_is_asked(arguments: list[str], words: str) -> None:
     done = journal("grep", *arguments, V0)
@@ -364,7 +364,7 @@ def test_what_is_not_there_is_said_with_what_is(store_url: str, tmp_path: Path) 
         assert missed.returncode == 2
         assert f"{unique} has no object and no chain stat; it has state" in missed.stderr
         nowhere = journal(verb, f"{store_url}/no{unique}/state")
-        assert (nowhere.returncode, f"there is nothing in directory no{unique}" in nowhere.stderr) == (
+        assert (nowhere.returncode, f"directory no{unique} holds no objects" in nowhere.stderr) == (
             2,
             True,
         )

@@ -86,7 +86,7 @@ def test_what_is_on_the_disk_of_a_server_that_is_down_is_read_and_nothing_is_cha
     ("arguments", "words"),
     [
         (("files", "ledger/other"), "no chain other"),
-        (("files", "nobody/files"), "there is nothing in directory nobody"),
+        (("files", "nobody/files"), "directory nobody holds no objects"),
         (("follow", "ledger/files"), "does not grow"),
         (("trim", "ledger/files", "--before", "0"), "no chain of a store that runs"),
         (("verify", "ledger/nothing"), "no object and no chain nothing"),
@@ -116,7 +116,7 @@ def test_history_that_is_gone_and_that_nobody_trimmed_is_said_and_the_exit_code_
     done = dos("journal", "verify", "--history", target)
     assert (done.exit_code, done.stdout.startswith("sound as far as it is there: ")) == (1, True), done.stdout
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("not verified: ")]
-    assert "no start of a segment says that it was trimmed" in line, line
+    assert "no segment start says that it was trimmed" in line, line
     found = json.loads(dos("journal", "verify", "--history", "--json", target).stdout)
     assert (found["sound"], found["missing"]) == (False, line.removeprefix("not verified: "))
     for command in ("dump", "timeline"):

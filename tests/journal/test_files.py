@@ -238,9 +238,9 @@ async def test_a_change_that_was_recorded_and_not_applied_is_there_after_the_nex
         await directory.append("log", b"one ")
         with monkeypatch.context() as patch:
             patch.setattr(FileTree, "apply", full)
-            with pytest.raises(LocalFilesError, match=r"log could not follow.*No space"):
+            with pytest.raises(LocalFilesError, match=r"cannot apply a recorded change to log.*No space"):
                 await directory.append("log", b"two")
-        with pytest.raises(ClosedError, match="behind its journal"):
+        with pytest.raises(ClosedError, match="behind their journal"):
             await directory.append("log", b"three")
     assert files(tmp_path / "live") == {"log": b"one "}
     async with opened(store, tmp_path / "live", 2):
@@ -388,7 +388,7 @@ async def test_a_restore_writes_over_nothing(tmp_path: Path) -> None:
         await directory.wait_synced()
     before = files(tmp_path)
     for into in (tmp_path / "live", tmp_path / "live" / "log"):
-        with pytest.raises(FileExistsError, match="does not exist, or is empty"):
+        with pytest.raises(FileExistsError, match="does not exist or is empty"):
             await restore(into, store, DIRECTORY)
     assert files(tmp_path) == before
 
@@ -404,7 +404,7 @@ async def test_a_moment_below_what_is_left_is_said_to_be_gone(tmp_path: Path) ->
     low = min(name for name in store.servers[0].objects[DIRECTORY])
     for server in store.servers:
         del server.objects[DIRECTORY][low]
-    with pytest.raises(HistoryTrimmedError, match="what lies below is gone"):
+    with pytest.raises(HistoryTrimmedError, match="the history below is missing"):
         await restore(tmp_path / "into", store, DIRECTORY, at=100)
     await restore(tmp_path / "late", store, DIRECTORY, at=early)
     assert not (tmp_path / "into").exists()

@@ -171,7 +171,7 @@ async def test_what_was_trimmed_is_said_to_be_so_and_what_is_written_now_cannot_
             await restore(tmp_path / "into", store, DIRECTORY, at=100)
         writer = directory.writer
         assert isinstance(writer, ChainWriter)
-        with pytest.raises(LocalProtocolError, match="is above"):
+        with pytest.raises(LocalProtocolError, match="cannot release chain"):
             await writer.release((9, 0))
     for server in store.servers:
         names = server.objects[DIRECTORY]
@@ -216,7 +216,9 @@ async def test_files_are_restored_as_of_a_cut_or_its_step_also_below_snapshots(t
             held[number] = files(tmp_path / "live")
         await directory.append("log", b"behind the last cut")
         await directory.wait_synced()
-        with pytest.raises(LocalProtocolError, match="cut 30 at step 300 after cut 30 at 300"):
+        with pytest.raises(
+            LocalProtocolError, match="checkpoint 30 at step 300 must come after checkpoint 30"
+        ):
             await directory.cut(30, 300)
     for number in (1, 7, 16, 29, 30):
         for at in (AtCheckpoint(number), AtStep(10 * number)):
@@ -224,15 +226,15 @@ async def test_files_are_restored_as_of_a_cut_or_its_step_also_below_snapshots(t
             await restore(into, store, DIRECTORY, at=at)
             assert files(into) == held[number]
     for at, words in [
-        (AtCheckpoint(31), "has not cut 31; the one before is cut 30"),
-        (AtStep(45), "has not a cut of step 45; the one before is cut"),
-        (AtCheckpoint(0), "has not cut 0; the one before is no cut"),
+        (AtCheckpoint(31), "does not hold checkpoint 31; the one before is checkpoint 30"),
+        (AtStep(45), "does not hold the checkpoint of step 45; the one before is checkpoint"),
+        (AtCheckpoint(0), "does not hold checkpoint 0; the one before is no checkpoint"),
     ]:
         with pytest.raises(StopNotFoundError, match=words):
             await restore(tmp_path / "into", store, DIRECTORY, at=at)
     assert not (tmp_path / "into").exists()
     async with opened(store, tmp_path / "live", 2, **SMALL) as directory:
-        with pytest.raises(LocalProtocolError, match="after cut 30"):
+        with pytest.raises(LocalProtocolError, match="after checkpoint 30"):
             await directory.cut(30)
 
 
@@ -245,7 +247,9 @@ async def test_a_step_is_not_looked_for_where_cuts_say_none(tmp_path: Path) -> N
         directory.writer.append(Record(Op.CUT, ints=(12,)))
         await directory.wait_synced()
     await restore(tmp_path / "at", store, DIRECTORY, at=AtCheckpoint(12))
-    with pytest.raises(StopNotFoundError, match="the one before is cut 12, which says no step: name it as"):
+    with pytest.raises(
+        StopNotFoundError, match="the one before is checkpoint 12, which says no step: name it as"
+    ):
         await restore(tmp_path / "into", store, DIRECTORY, at=AtStep(40))
 
 
@@ -309,7 +313,7 @@ def test_a_local_journal_has_its_cuts_by_the_same_names(tmp_path: Path) -> None:
             await one.append("log", b"second")
         old = Directory.open_local(tmp_path / "old", LocalJournal(tmp_path / "old.journal", version=0))
         async with old:
-            with pytest.raises(LocalProtocolError, match="version 0 has no cuts"):
+            with pytest.raises(LocalProtocolError, match="version 0 has no checkpoints"):
                 await old.cut(1)
 
     trio.run(write)
@@ -317,7 +321,7 @@ def test_a_local_journal_has_its_cuts_by_the_same_names(tmp_path: Path) -> None:
         shown = dos("journal", "cat", "--at", at, tmp_path / "a.journal", "log")
         assert (shown.exit_code, shown.stdout) == (0, "first")
     missed = dos("journal", "cat", "--at", "checkpoint:2", tmp_path / "a.journal", "log")
-    assert (missed.exit_code, "has not cut 2" in missed.stderr) == (2, True)
+    assert (missed.exit_code, "does not hold checkpoint 2" in missed.stderr) == (2, True)
 
 
 @pytest.mark.trio
@@ -330,7 +334,7 @@ async def test_nothing_is_let_go_before_a_cut_that_is_none(tmp_path: Path) -> No
             await directory.truncate("log", 40 - number)
             await directory.cut(number, 10 * number)
         for none in (AtCheckpoint(31), AtCheckpoint(99), AtStep(45)):
-            with pytest.raises(StopNotFoundError, match="nothing is let go"):
+            with pytest.raises(StopNotFoundError, match="nothing was trimmed"):
                 await directory.trim(store, DIRECTORY, before=none)
         await restore(tmp_path / "first", store, DIRECTORY, at=AtCheckpoint(1))
         assert (await directory.trim(store, DIRECTORY, before=AtStep(290))).segments

@@ -38,7 +38,7 @@ def test_version_0_is_what_the_original_writes(tmp_path: Path) -> None:
     with LocalJournal(tmp_path / "j", 0) as journal:
         journal.append(Record(Op.WRITE, tag=1, ints=(0,), strings=(b"/w/tcp-control", b"localhost\n")))
         journal.append(Record(Op.TRUNCATE, tag=2, ints=(0,), strings=(b"/w/addresses",)))
-        with pytest.raises(LocalProtocolError, match="version 0 knows truncate, write and remove"):
+        with pytest.raises(LocalProtocolError, match="version 0 has only TRUNCATE, WRITE and REMOVE"):
             journal.append(Record(Op.MARK, ints=(1,)))
     expected = (
         b"\0\0\0\x3c\0\1\1\2" + (1).to_bytes(8) + (0).to_bytes(8) + (14).to_bytes(8) + (10).to_bytes(8)

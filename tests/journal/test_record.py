@@ -69,17 +69,17 @@ def test_the_version_shows_in_the_first_bytes() -> None:
 @pytest.mark.parametrize(
     ("record", "version", "words"),
     [
-        (Record(Op.MARK, ints=(1,)), 0, "version 0 knows truncate, write and remove, not MARK"),
+        (Record(Op.MARK, ints=(1,)), 0, "version 0 has only TRUNCATE, WRITE and REMOVE, not MARK"),
         (Record(Op.REMOVE, strings=(b"a",), flags=1), 0, "version 0 has no flags"),
-        (Record(Op.REMOVE), 0, "REMOVE takes 0 ints and 1 strings, not 0 and 0"),
-        (Record(Op.WRITE, ints=(1,), strings=(b"a",)), 1, "WRITE takes 1 ints and 2 strings"),
+        (Record(Op.REMOVE), 0, "REMOVE has 0 ints and 1 strings, got 0 and 0"),
+        (Record(Op.WRITE, ints=(1,), strings=(b"a",)), 1, "WRITE has 1 ints and 2 strings"),
         (Record(Op.MARK, ints=(2**64,)), 1, "0 to 2\\^64-1"),
         (Record(Op.MARK, ints=(-1,)), 1, "0 to 2\\^64-1"),
         (Record(Op.MARK, tag=2**64), 1, "0 to 2\\^64-1"),
         (Record(Op.MARK, ints=(0,) * 256), 1, "at most 255 ints"),
         (Record(Op.MARK, strings=(b"",) * 256), 1, "at most 255 ints and 255 strings"),
-        (Record(Op.MARK, flags=0x100), 1, "flags of version 1 lie within 0x00ff"),
-        (Record(Op.MARK, flags=0x10000), 1, "flags of version 1 lie within 0x00ff"),
+        (Record(Op.MARK, flags=0x100), 1, "flags of version 1 are within 0x00ff"),
+        (Record(Op.MARK, flags=0x10000), 1, "flags of version 1 are within 0x00ff"),
         (Record(Op.MARK), 2, "records have version 0 or 1, not 2"),
     ],
 )

@@ -61,7 +61,7 @@ def test_a_full_or_broken_disk_is_logged_and_stops_nothing(
         mirror.close()
         scratch.keep_only("J", set())
     assert not scratch.covers(SPAN)
-    assert "going on without it" in caplog.text
+    assert "continuing without it" in caplog.text
     (tmp_path / NAME).symlink_to("/dev/full")
     mirror = Scratch(tmp_path).mirror(NAME)
     mirror.write(DATA)
