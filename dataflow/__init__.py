@@ -1,10 +1,9 @@
-"""Dataflow: graphs of sources, operators and sinks, and the workers that run them with exactly-once state
-and output.
+"""Graphs of sources, operators and sinks, and the workers that run them with exactly-once state and output.
 
     from dataflow import FileSink, FileSource, Graph
 
-The names below are imported on first use: a program that only produces rows needs few of them, and so does a
-Python process of Spark's that words an error; all of them take a second.
+The names below are imported on first use. All of them take a second, and a program that only produces rows,
+or a Python process of Spark that formats an error, needs few of them.
 """
 
 from typing import TYPE_CHECKING
@@ -144,7 +143,7 @@ MODULES = {
     "dataflow.state.key_states": ("KeyState",),
     "dataflow.state.migration": ("Migration",),
 }
-"""Module -> its names that are the package's too."""
+"""Module -> its names here; the same as above, at run time."""
 
 if not TYPE_CHECKING:
     __getattr__, __dir__ = lazy_names(globals(), MODULES)

@@ -1,7 +1,7 @@
-"""The handle of an application of several parts: what the handle of one region is, for all of them.
+"""The handle of an application of several parts: the handle of a region, for all parts together.
 
-Rules of this file: it asks the parts and joins what they say; it decides nothing for them. A part that fails
-ends by itself: the others go on, until they have read what it had put out.
+It forwards calls to the parts and combines their results. A part that fails ends alone: the others continue
+until they have read everything that it had published.
 """
 
 import time
@@ -13,10 +13,10 @@ from checkpoint.coordinator.listeners import RegionListener
 
 
 class Application:
-    """Several parts that run at once. Every method may be called from any thread.
+    """Several parts that run concurrently. Every method may be called from any thread.
 
-    `parts`: by name, to ask or tell one of them alone. A listener hears of all; each report has the name of
-    its part.
+    `parts`: handle of each part by name, to control one alone. A listener gets the events of all parts; each
+    report has the name of its part.
     """
 
     def __init__(
@@ -32,28 +32,28 @@ class Application:
 
     @property
     def status(self) -> dict[str, RegionStatus]:
-        """A snapshot of each part."""
+        """A snapshot of the status of each part."""
         return {name: _status(part) for name, part in self.parts.items()}
 
     @property
     def isActive(self) -> bool:  # noqa: N802  # Spark's name
-        """Whether any part has not ended yet."""
+        """Whether any part has not ended."""
         return any(not status.state.is_end for status in self.status.values())
 
     @property
     def lastProgress(self) -> dict[str, dict[str, Any] | None]:  # noqa: N802  # Spark's name
-        """The report of each part's last committed cut."""
+        """The report of each part's last committed checkpoint."""
         return {name: part.lastProgress for name, part in self.parts.items()}
 
     @property
     def recentProgress(self) -> dict[str, list[dict[str, Any]]]:  # noqa: N802  # Spark's name
-        """The reports of each part's last cuts, oldest first."""
+        """The reports of each part's last checkpoints, oldest first."""
         return {name: part.recentProgress for name, part in self.parts.items()}
 
     def awaitTermination(self, timeout: float | None = None) -> bool:  # noqa: N802  # Spark's name
-        """Wait until every part has ended, at most `timeout` seconds. Returns whether they have.
+        """Wait until every part has ended, at most `timeout` seconds. Return whether all have.
 
-        Raises what `exception()` gives as soon as a part is FAILED or FENCED; the others run on then.
+        Raises the error of `exception()` as soon as a part is FAILED or FENCED; the other parts continue.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
@@ -69,7 +69,7 @@ class Application:
             running[0].wait(_POLL_S if left is None else min(left, _POLL_S))
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until every part has ended, well or not; False at the time-out."""
+        """Wait until every part has ended, successfully or not. Return False on timeout."""
         deadline = None if timeout is None else time.monotonic() + timeout
         for part in self.parts.values():
             left = None if deadline is None else max(deadline - time.monotonic(), 0)
@@ -78,19 +78,21 @@ class Application:
         return True
 
     def exception(self) -> Exception | None:
-        """Why the first part that FAILED, or is FENCED, did so; None if none is."""
+        """Return why the first FAILED or FENCED part ended so; None if there is none."""
         return next((error for part in self.parts.values() if (error := part.exception())), None)
 
     def stop(self) -> None:
-        """Stop every part, those first that others read: each takes a last cut. A later `run` goes on from
-        there.
+        """Stop every part, upstream parts first.
+
+        Each takes a final checkpoint, from which a later `run` continues.
         """
         for part in self.parts.values():
             part.stop()
 
     def checkpoint(self, timeout: float | None = None) -> dict[str, int]:
-        """Commit a cut in every consistent region that has not ended; their numbers. Raises
-        RegionFailedError when one had none in `timeout` s.
+        """Commit a checkpoint in every consistent region that has not ended; return their numbers.
+
+        Raises RegionFailedError for a region without a new checkpoint within `timeout` seconds.
         """
         return {
             name: part.checkpoint(timeout)
@@ -99,12 +101,12 @@ class Application:
         }
 
     def addListener(self, listener: RegionListener) -> None:  # noqa: N802  # Spark's name
-        """Tell this listener what happens in every part, from now on."""
+        """Send the events of every part to this listener from now on."""
         for part in self.parts.values():
             part.addListener(listener)
 
     def removeListener(self, listener: RegionListener) -> None:  # noqa: N802  # Spark's name
-        """Tell it no more."""
+        """Send no more events to this listener."""
         for part in self.parts.values():
             part.removeListener(listener)
 
@@ -119,7 +121,7 @@ _POLL_S = 0.2
 
 
 def _status(part: Any) -> RegionStatus:
-    """A control's is a method, a handle's an attribute."""
+    """Return the status of a part: a method of a control, an attribute of a handle."""
     found = part.status
     status: RegionStatus = found() if callable(found) else found
     return status

@@ -1,12 +1,11 @@
 """Producers for plain threads: scripts, notebooks, Spark tasks.
 
-Rules of this file: every call is handed to the trio thread of a `dos_client.blocking` store and waited for;
-nothing is decided here. Names and errors are those of `dataflow.producing`. What `dos_client.blocking` says
-of threads, and of calls that are interrupted, is so here.
+    with open_store("dos://h1,h2,h3") as store:
+        with open_producer(store, "shop", "orders", "till-7", schema) as producer:
+            producer.wait_recorded(producer.send(rows))
 
-    with open_store("dos://h1,h2,h3") as store, open_producer(store, "shop", "orders", "till-7", schema) as
-    producer:
-        producer.wait_recorded(producer.send(rows))
+Every call runs on the trio thread of a `dos_client.blocking` store, and the caller waits for it. Names and
+errors are those of `dataflow.producing`. Threads and interrupted calls behave as in `dos_client.blocking`.
 """
 
 from collections.abc import Iterator
@@ -23,7 +22,7 @@ from dos_client.blocking import BlockingStore, Portal
 
 
 class BlockingProducer:
-    """See `Producer`."""
+    """A `Producer` with blocking methods."""
 
     def __init__(self, portal: Portal, producer: Producer) -> None:
         self._portal = portal
@@ -44,12 +43,12 @@ class BlockingProducer:
 def open_producer(
     store: BlockingStore, application: str, handle: str, producer: str, schema: "str | pa.Schema"
 ) -> Iterator[BlockingProducer]:
-    """`producing.open_producer`, from a thread."""
+    """Open a producer as `producing.open_producer` does, from a thread."""
     manager = producing.open_producer(store.store, application, handle, producer, schema)
     with store.portal.hold(manager) as held:
         yield BlockingProducer(store.portal, held)
 
 
 def close_input(store: BlockingStore, application: str, handle: str) -> InputEnds:
-    """`close_input` of `checkpoint.chains.input_log`, from a thread."""
+    """Close an input as `close_input` of `checkpoint.chains.input_log` does, from a thread."""
     return store.portal.call(input_log.close_input, store.store, application, handle)

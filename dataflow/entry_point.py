@@ -1,4 +1,4 @@
-"""Lines over TCP into an input handle: each is recorded in the store before it is acknowledged.
+r"""Lines over TCP into an input handle: each line is recorded in the store before it is acknowledged.
 
     async with open_store("dos://h1,h2,h3") as store:
         await serve_lines(store, "shop", "lines", "entry-1", port=7777)
@@ -6,15 +6,14 @@
     $ printf 'first\nsecond\n' | nc 127.0.0.1 7777
     2
 
-A line ends with \n, and gets the time at which it came. What comes back is how many lines of this
-connection are on stable storage of a quorum, as decimal text and \n, each time that there are more. A
-client that was not told of a line sends it again, on another connection: so a line may be there twice, and
-none that was acknowledged is lost.
+A line ends with \n and gets its time of arrival. The answer is the number of lines of this connection that
+are on stable storage of a quorum, as decimal text and \n, each time that it grows. A client resends a line
+that was not acknowledged, on another connection. So a line may be recorded twice, and no acknowledged line is
+lost.
 
-Rules of this file: sockets and lines. One producer writes what comes on all connections; lines that come
-while others are on their way go together. Times never go back, also when the entry point is started again:
-the last one is in the mark of each batch. So `event_time(..., lateness=timedelta(0))` is a promise that it
-keeps.
+One producer writes the lines of all connections; lines that arrive during a write are sent together. Times
+never decrease, even after a restart: the mark of each batch has the last one. So `event_time(...,
+lateness=timedelta(0))` always holds.
 """
 
 import struct
@@ -35,7 +34,7 @@ from dos_client import Store
 from dos_protocol.addresses import is_loopback
 
 ENTRY_SCHEMA: Final = "at timestamp, line string"
-"""What an `InputSource` of such a handle is given."""
+"""The schema for the `InputSource` of such a handle."""
 
 _mark = struct.Struct(">Q")
 """The time of the last line, in microseconds since 1970."""
@@ -47,26 +46,26 @@ def _wall_us() -> int:
 
 @dataclass(slots=True)
 class _Connection:
-    """One client. `recorded` of its lines are on stable storage."""
+    """One client. `recorded`: how many of its lines are on stable storage."""
 
     stream: trio.SocketStream
     recorded: int = 0
     _changed: trio.Event = field(default_factory=trio.Event)
 
     async def wait_recorded(self, count: int) -> None:
-        """Until so many are, and it was told."""
+        """Wait until `count` lines are recorded and the client was answered."""
         while self.recorded < count:
             await self._changed.wait()
 
     async def note(self, count: int) -> None:
-        """So many more are: tell it."""
+        """Add newly recorded lines and send the new count to the client."""
         self.recorded += count
         await self.tell(f"{self.recorded}\n")
         self._changed.set()
         self._changed = trio.Event()
 
     async def tell(self, text: str) -> None:
-        """A client that reads nothing, or is gone, holds nobody up for long."""
+        """Send text to the client. A client that reads nothing, or is gone, delays others only briefly."""
         with trio.move_on_after(limits.entry_tell_s):
             try:
                 await self.stream.send_all(text.encode())
@@ -76,7 +75,7 @@ class _Connection:
 
 @dataclass(frozen=True, slots=True)
 class _Lines:
-    """What came on a connection at once, and when."""
+    """Lines that arrived together on a connection, and their time of arrival."""
 
     connection: _Connection
     lines: list[str]
@@ -96,20 +95,20 @@ async def serve_lines(
     recorded: Callable[[int], None] = lambda _: None,
     task_status: "trio.TaskStatus[int]" = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Take lines until cancelled; `task_status` gets the port. Read them by `InputSource(handle,
-    ENTRY_SCHEMA)`.
+    """Accept lines until cancelled. Read them with `InputSource(handle, ENTRY_SCHEMA)`.
 
-    application: the name that `run` has. producer: a name for this entry point; of one name, the one that
-    was started last serves. insecure: listen where others than this machine can reach it, without
-    encryption or tokens. recorded: is told how many lines are on stable storage now that were not before.
+    application: the name given to `run`. producer: the name of this entry point; of several with one name,
+    the one started last serves. insecure: allow an address that other machines can reach, without encryption
+    or tokens.
+    recorded: called with the number of lines that are newly on stable storage. task_status: gets the port.
 
     Raises SchemaError for such an address without `insecure`; FencedError when another entry point took the
-    name; what `open_producer` raises. What was not acknowledged then may be recorded or not.
+    name; and what `open_producer` raises. Lines that were not acknowledged then may be recorded or not.
     """
     if not insecure and not is_loopback(host):
         raise SchemaError(
-            f"an entry point at {host!r} takes lines from anybody who reaches it; say insecure=True, or use"
-            " 127.0.0.1"
+            f"an entry point at {host!r} accepts lines from any client that can reach it; pass"
+            " insecure=True, or use 127.0.0.1"
         )
     async with open_producer(store, application, handle, producer, ENTRY_SCHEMA) as writer:
         to_record, lines = trio.open_memory_channel[_Lines](limits.entry_chunks_waiting)
@@ -124,7 +123,7 @@ async def serve_lines(
 async def _serve(
     stream: trio.SocketStream, *, to_record: "trio.MemorySendChannel[_Lines]", clock: Callable[[], int]
 ) -> None:
-    """One connection, until its client has sent all, and a little longer."""
+    """Serve one connection until its client has sent everything and got its last answer."""
     connection = _Connection(stream)
     count = 0
     rest = b""
@@ -140,7 +139,7 @@ async def _serve(
                 await connection.tell(text)
                 return
     except UnicodeDecodeError as error:
-        await connection.tell(f"error: after line {count} came one that is not UTF-8: {error.reason}\n")
+        await connection.tell(f"error: a line after line {count} is not UTF-8: {error.reason}\n")
         return
     except trio.BrokenResourceError:
         return
@@ -151,7 +150,10 @@ async def _serve(
 async def _record(
     writer: Producer, chunks: "trio.MemoryReceiveChannel[_Lines]", recorded: Callable[[int], None]
 ) -> None:
-    """What waits goes together; then it is told. Times do not go back, whatever the clock does."""
+    """Record the waiting chunks as one batch, then answer their clients.
+
+    Times never decrease, even if the clock does.
+    """
     mark = writer.last.mark
     last = _mark.unpack(mark)[0] if len(mark) == _mark.size else 0
     async for first in chunks:
@@ -166,7 +168,7 @@ async def _record(
             last = max(last, chunk.at_us)
             rows += [{"at": last, "line": line} for line in chunk.lines]
         number = await writer.send(_batch(rows, writer.schema), mark=_mark.pack(last))
-        await writer.wait_recorded(number)
+        await writer.wait_recorded(number)  # before the answers: acknowledged lines are never lost
         recorded(len(rows))
         counts: Counter[int] = Counter()
         connections = {id(chunk.connection): chunk.connection for chunk in taken}

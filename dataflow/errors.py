@@ -1,9 +1,7 @@
-"""What can go wrong in a dataflow, named by who must act. Words: lower case, rule broken, values seen,
-remedy.
+"""Errors of a dataflow. Messages: lower case, the violated rule, the values, the remedy.
 
-Base classes come from `dos_protocol.errors`. A user's own exception never travels as itself: it is wrapped
-in `OperatorError`, which keeps the original traceback as text, because the driver may not have the user's
-classes.
+Base classes are in `dos_protocol.errors`. A user's own exception is wrapped in `OperatorError`, which keeps
+the original traceback as text, because the driver may not have the user's classes.
 """
 
 from collections.abc import Iterable
@@ -13,13 +11,13 @@ from dos_protocol.errors import DosError
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """ " (did you mean 'x'?)", if one of these is near to what was written; else nothing."""
+    """Return " (did you mean 'x'?)" if a known name is similar to `name`, otherwise ""."""
     found = get_close_matches(name, list(known), n=1)
     return f" (did you mean {found[0]!r}?)" if found else ""
 
 
 class GraphError(DosError):
-    """The graph breaks rules; nothing was started. `problems` lists all of them, not only the first."""
+    """The graph violates rules; nothing was started. `problems` lists all of them."""
 
     def __init__(self, graph: str, problems: tuple[str, ...]) -> None:
         listed = "; ".join(problems)
@@ -28,34 +26,36 @@ class GraphError(DosError):
 
 
 class SchemaError(DosError):
-    """A schema that cannot be read, or that an operator cannot work on. Nothing was started."""
+    """A schema cannot be parsed, or an operator cannot work on it. Nothing was started."""
 
 
 class DeliveryError(DosError):
-    """A sink cannot give what its region promises (`consistent(delivery=...)`). Nothing was started."""
+    """A sink does not support the delivery of its region (`consistent(delivery=...)`).
+
+    Nothing was started.
+    """
 
 
 class OperatorFailure(DosError):  # noqa: N818 - the paper's word for what an operator reports
-    """For user functions to raise: what they find is not right now, and may be if the region goes back.
+    """Raised by a user function for a problem that a reset of the region may solve.
 
-    Say, a service that they ask is away, or a cache of theirs has gone bad. The region resets to its last
-    committed cut, which spends one of `max_consecutive_reset_attempts`; any other exception stops it for a
-    person. (Consistent regions, "Resetting to a consistent state": an operator detects and reports an error.)
+    For example, a service that it calls is unavailable, or a cache of it is corrupt. The region resets to its
+    last committed checkpoint, which counts as one of `max_consecutive_reset_attempts`. Any other exception
+    stops the region. (Consistent regions, "Resetting to a consistent state": an operator detects and reports
+    an error.)
     """
 
 
 class DirectoryError(DosError):
-    """An operator used its directory where or when it may not. Nothing was changed; the operator is to be
-    mended.
-    """
+    """An operator used its directory where or when it may not. Nothing was changed; correct the operator."""
 
 
 class OperatorError(DosError):
-    """A user function raised, or returned what its schema does not allow. The region stops and needs a
-    person; if `wants_reset` (it raised OperatorFailure), the region resets.
+    """A user function raised, or returned what its schema does not allow.
 
-    operator: the name the user gave; position: where in the input (source, split, byte) or which step;
-    traceback_text: the original traceback.
+    The region stops and needs a person; if `wants_reset` (the function raised OperatorFailure), it resets.
+    operator: its name. position: where in the input (source, split, byte), or which step. traceback_text: the
+    original traceback.
     """
 
     def __init__(
@@ -91,8 +91,9 @@ def _operator_error(
 
 
 class InputChangedError(DosError):
-    """An input is not what was read from it before: it was cut short, or its first bytes are others. Nothing
-    was read past the position. A file that only grew is accepted.
+    """An input differs from what was read before: it was truncated, or its first bytes changed.
+
+    Nothing was read after the position. A file that only grew is accepted.
     """
 
     remedy = "put the file back as it was, or start the region under a new name"
@@ -106,27 +107,27 @@ class InputChangedError(DosError):
 
 
 class InputGoneError(InputChangedError):
-    """A file in a watched directory is not there any more, and it is not known that all of it was read."""
+    """A file in a watched directory is missing, and it is not known whether all of it was read."""
 
     remedy = (
-        "put it back under its name; where files are taken away once a cut holds them, write"
+        "restore it under its name; if files are removed after a checkpoint covers them, write"
         ' DirectorySource(..., gone="forget")'
     )
 
     def __init__(self, path: str, position: int) -> None:
-        DosError.__init__(self, f"input {path!r}, read up to byte {position}, is not there any more")
+        DosError.__init__(self, f"input {path!r}, read up to byte {position}, does not exist any more")
         self.path, self.position = path, position
         self.expected, self.found = "the file", "none"
 
 
 class InputListChangedError(DosError):
-    """The list of input files no longer begins with those that were read to their end."""
+    """The list of input files no longer begins with the files that were read to their end."""
 
     remedy = "give the same files in the same order (more may follow), or start the region under a new name"
 
 
 class InputEncodingError(DosError):
-    """Input bytes that are not UTF-8, while the source was told `errors="strict"`."""
+    """Input bytes are not UTF-8, and the source has `errors="strict"`."""
 
     remedy = 'repair the file, or read it with FileSource(..., errors="replace")'
 
@@ -137,37 +138,38 @@ class InputEncodingError(DosError):
 
 
 class LineTooLongError(DosError):
-    """A line longer than `line_bytes_max`: it would have to fit in memory whole."""
+    """A line is longer than `line_bytes_max`: it would have to fit into memory as a whole."""
 
 
 class InputReadError(DosError):
-    """The operating system refused to read an input; `__cause__` has its error."""
+    """The operating system failed to read an input; `__cause__` has its error."""
 
     remedy = "every worker must be able to read every input file under this path"
 
 
 class SinkOwnedError(DosError):
-    """The place where a sink's rows go holds what another run, region or program wrote. Nothing in it was
-    touched.
-    """
+    """The target of a sink holds data of another run, region or program. It was not changed."""
 
     remedy = "choose another directory, or remove that one if its content is not needed"
 
 
 class SinkFencedError(DosError):
-    """A worker of a later incarnation has written this output. This one is left over, and touched nothing."""
+    """A worker of a later incarnation has written this output.
 
-    remedy = "none is needed: this worker ends, the later one goes on"
+    This worker is obsolete and changed nothing.
+    """
+
+    remedy = "none is needed: this worker ends, the later one continues"
 
 
 class SinkWriteError(DosError):
-    """The operating system refused to write, sync or cut an output file; `__cause__` has its error."""
+    """The operating system failed to write, sync or truncate an output file; `__cause__` has its error."""
 
     remedy = "check space and permissions of the output directory, then run the region again: it resumes"
 
 
 class NoOutputError(DosError):
-    """Nobody has written an output log of that region and sink."""
+    """The store has no output log of that region and sink."""
 
     remedy = "see `dos ls` for what is in the store; only a LogSink keeps its output there"
 
@@ -176,11 +178,11 @@ class NoOutputError(DosError):
 
 
 class SpecError(DosError):
-    """A worker was handed a specification that it cannot run."""
+    """A worker got a specification that it cannot run."""
 
 
 class PeerLostError(DosError):
-    """The link to another worker broke, or could not be made. The region resets."""
+    """The link to another worker broke, or could not be opened. The region resets."""
 
     def __init__(self, peer: int, why: str, *, remedy: str = "") -> None:
         super().__init__(f"worker {peer} is lost: {why}", remedy=remedy)
@@ -188,7 +190,7 @@ class PeerLostError(DosError):
 
 
 class CircuitStoppedError(DosError):
-    """The circuit of this worker met an error of its own; the process ends and another attempt begins."""
+    """The circuit of this worker had an internal error. The process ends and another attempt begins."""
 
 
 __all__ = [

@@ -1,6 +1,7 @@
-"""Every limit of the package, unit last in the name, the reason beside it. Relations are checked at import.
+"""All limits of the package, with the reason beside each. The unit is the last word of the name.
 
-What a user may choose per region is a field of `WorkerLimits`; its defaults live here.
+Relations between limits are checked at import. What a user may configure per region is a field of
+`WorkerLimits`, whose defaults are here.
 """
 
 from dataclasses import dataclass, field
@@ -17,57 +18,62 @@ columns_max: Final = 1_000
 exchanges_max: Final = 256
 operator_threads_max: Final = 256
 slices_per_thread: Final = 4
-"""Of a batch, where a user function runs on threads: a slow row holds up a small part of it."""
+"""Slices of a batch if a user function runs on threads: a slow row delays only a small part of the batch."""
 
 # --- steps --------------------------------------------------------------------------------------------------
 step_bytes_max: Final = 2 * MIB
-"""Source bytes of one step of one worker. Merging equal words pays more the larger a step is, and a cut
-waits for the steps under way: from 2 to 8 MiB the word count gets no faster, and a cut takes 0.4 to 1.6 s.
+"""Source bytes of one step of one worker.
+
+Merging equal words saves more the larger a step is, but a checkpoint
+waits for the steps in progress: from 2 to 8 MiB the word count gets no faster, and a checkpoint takes 1.6 s
+instead of 0.4 s.
 """
 step_ms_max: Final = 250
-"""A step also ends when its user functions took this long, so that cuts come in time with slow functions."""
+"""A step also ends when its user functions took this long, so that slow functions do not delay checkpoints.
+"""
 batch_bytes_max: Final = 1 * MIB
 batch_bytes_min: Final = 4 * KIB
-"""A batch is what one call of a user function sees. Its size follows the time the last one took, between
-these.
+"""A batch is the input of one call of a user function. Its size follows the duration of the previous call,
+within these limits.
 """
 batch_ms_aim: Final = 50
 steps_ahead: Final = 2
-"""How many steps sources run ahead of the consumer, so that exchange and compute overlap."""
+"""How many steps sources run ahead of the consumer, so that exchange and computation overlap."""
 
 # --- sources ------------------------------------------------------------------------------------------------
 line_bytes_max: Final = 16 * MIB
-"""A longer line is an error: one line is held in memory whole."""
+"""A longer line is an error: a line is held in memory as a whole."""
 verify_read_bytes: Final = 1 * MIB
 directory_files_max: Final = 50_000
-"""Files of a watched directory that one worker reads: each cut holds the position of every one, in some 100
-bytes and its path, and a cut is one record of at most 16 MiB.
+"""Files of a watched directory that one worker reads.
+
+A checkpoint holds the position of each, about 100 bytes and its path, and is one record of at most 16 MiB.
 """
 
 feed_split_bytes_max: Final = 4 * MIB
 feed_bytes_max: Final = 64 * MIB
-"""What is read ahead of one split, and of one source, whose input lies in the store."""
+"""Prefetched bytes of one split, and of one source, whose input is in the store."""
 
 entry_line_bytes_max: Final = 1 * MIB
-"""A longer line at an entry point is refused: whoever connects could fill the memory with it."""
+"""A longer line at an entry point is refused: any client could otherwise fill the memory."""
 entry_chunks_waiting: Final = 64
-"""What came on connections of an entry point and waits to be sent to the store, in pieces of what one read
-gave: clients wait behind that.
+"""Chunks received from connections of an entry point that wait to be sent to the store, each the result of
+one read. Clients are blocked beyond that.
 """
 entry_tell_s: Final = 5.0
-"""A client that does not take its answer for so long holds the others up no longer."""
+"""A client that does not read its answer for this long no longer delays other clients."""
 entry_last_answer_s: Final = 60.0
-"""How long a connection stays open for its last answer, when its client has sent all."""
+"""How long a connection stays open for its last answer after its client has sent everything."""
 
 # --- exchange -----------------------------------------------------------------------------------------------
 key_sample_rows: Final = 2_048
 key_sample_distinct_max: Final = 0.95
-"""Of so many rows of a batch not more are different: then there are some 20,000 keys or fewer, and a batch
-has each of them several times.
+"""Up to this fraction of distinct keys among the sampled rows, each distinct key of a batch is hashed once:
+there are about 20,000 keys or fewer then, and a batch has each of them several times.
 """
 frame_rows_max: Final = 1 << 20
 frame_bytes_aim: Final = 8 * MIB
-"""Batches larger than this are cut into several DATA frames, so that a link's buffers stay small."""
+"""Larger batches are divided into several DATA frames, so that the buffers of a link stay small."""
 
 # --- state --------------------------------------------------------------------------------------------------
 state_rows_max: Final = 1 << 31
@@ -76,75 +82,81 @@ state_rows_max: Final = 1 << 31
 held_values_max: Final = 4_096
 held_values_min: Final = 16
 held_bytes_max: Final = 8 * MIB
-"""Values of a state on disk that are in memory as objects. A write touches a page of 4 KiB for each of them.
+"""Values of a state on disk that are in memory as objects.
+
+A write touches a page of 4 KiB for each of them.
 """
 disk_map_bytes_min: Final = 16 * MIB
-"""How much of a state on disk is mapped at first; doubled whenever it is full."""
+"""Initial size of the memory map of a state on disk; doubled when it is full."""
 snapshot_piece_rows: Final = 64 * 1024
-"""Rows of a keyed state that become a block of a snapshot at a time."""
+"""Rows of a keyed state in one block of a snapshot."""
 snapshot_memory_bytes_max: Final = 32 * MIB
-"""A snapshot of a worker's state that waits to be sent lies in the scratch directory from this size on."""
+"""From this size on, a snapshot that waits to be sent is in the scratch directory instead of memory."""
 
 directory_bytes_ahead: Final = 16 * MIB
-"""Changes of an operator's files that were handed over and are not in their chain yet: the operator waits at
-more. One write has no more than that.
+"""Changes of an operator's files that were handed over and are not in their chain yet. The operator blocks
+beyond that. One write has at most this size.
 """
 directory_batch_bytes: Final = 256 * KIB
-"""Changes of an operator's files are handed over when they are so many, and at the end of its methods:
-one by one, two threads would wake each other for each.
+"""Changes of an operator's files are handed over in batches of this size, and at the end of its methods.
+
+One by one, two threads would wake each other for each change.
 """
 directory_record_bytes: Final = 64
-"""What a change counts besides its data and its file's name."""
+"""The bytes counted for a change in addition to its data and file name."""
 
 broadcast_rows_max: Final = 1_000_000
-"""Keys of one control table, which every worker holds whole, as Python objects."""
+"""Keys of one broadcast table, which every worker holds completely, as Python objects."""
 
 # --- sinks --------------------------------------------------------------------------------------------------
 sink_lock_wait_s: Final = 60.0
-"""How long a new writer of an output file waits for the process that still holds it (a worker being killed).
-"""
+"""How long a new writer of an output file waits for the process that holds it (a worker being killed)."""
 
 parquet_group_bytes: Final = 16 * MIB
-"""Rows of a Parquet sink wait in memory until so many bytes make a row group: small ones are slow to read."""
+"""Rows of a Parquet sink are kept in memory until they fill a row group of this size: small ones are slow to
+read.
+"""
 sql_staged_bytes: Final = 4 * MIB
-"""Rows of a SQL sink wait in memory until so many bytes make a row of the table in which they are staged."""
+"""Rows of a SQL sink are kept in memory until they fill one row of this size in the staging table."""
 sql_insert_rows: Final = 1_000
 """Rows that one statement of a SQL sink inserts."""
 sql_lock_wait_s: Final = 60.0
-"""How long a writer of an SQLite file waits for the others."""
+"""How long a writer of an SQLite file waits for other writers."""
 
 # --- worker runtime -----------------------------------------------------------------------------------------
 state_blocks_ahead: Final = 4
-"""State blocks handed to the circuit and not yet taken by it, when a state is loaded."""
+"""State blocks sent to the circuit and not yet restored by it."""
 store_poll_s: Final = 0.1
-"""How soon sources notice that the store waits, or goes on."""
+"""The delay after which sources notice that the store blocks or continues."""
 peer_dial_s: Final = 10.0
 peer_wait_s: Final = 30.0
-"""How long a peer that is one incarnation ahead waits for us to get the same order."""
+"""How long a peer that is one incarnation ahead waits for this worker to get the same order."""
 orphan_exit_s: Final = 10.0
 orphan_exit_code: Final = 70
-"""A worker whose coordinator is gone and whose circuit does not come back ends like this (EX_SOFTWARE)."""
+"""The exit code of a worker whose coordinator is gone and whose circuit does not end (EX_SOFTWARE)."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerLimits:
-    """What one worker may use of time and memory. Every worker of a region gets the same."""
+    """Limits of time and memory for one worker. Every worker of a region has the same."""
 
     step_bytes_max: int = step_bytes_max
     step_ms_max: int = step_ms_max
     batch_bytes_max: int = batch_bytes_max
     steps_ahead: int = steps_ahead
     snapshot_bytes_min: int = field(default_factory=lambda: checkpoint_limits.snapshot_bytes_min)
-    """A worker's chain takes no snapshot before so much was appended behind the last one. What it replaces is
-    deleted when the cuts before it are released: so about so much of each chain is kept, and read again.
+    """A chain gets a snapshot only after this many bytes were appended since the previous one.
+
+    What a snapshot replaces is deleted when the checkpoints before it are released; so about this much of
+    each chain is kept and read on restore.
     """
 
     def __post_init__(self) -> None:
         for name in ("step_bytes_max", "step_ms_max", "batch_bytes_max", "steps_ahead", "snapshot_bytes_min"):
             if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be above zero, not {getattr(self, name)}")
+                raise ValueError(f"{name} must be greater than 0, got {getattr(self, name)}")
         if self.steps_ahead > steps_ahead:
-            raise ValueError(f"steps_ahead is at most {steps_ahead}, not {self.steps_ahead}")
+            raise ValueError(f"steps_ahead must be at most {steps_ahead}, got {self.steps_ahead}")
 
 
 assert held_values_min <= held_values_max

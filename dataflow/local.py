@@ -1,10 +1,10 @@
-"""A region on this machine without Spark: workers as plain subprocesses, for tests and for small jobs.
+"""Run a region on this machine without Spark: workers as subprocesses, for tests and small jobs.
 
     control = run_local(graph, name="wordcount", workers=2, store="dos://127.0.0.1:9999")
     control.wait()
 
-Rules of this file: processes only. What a worker is told travels by pickle through its standard input, as a
-Spark task's closure does: the function of the user must get there somehow. Nothing else of ours is pickled.
+A worker's specification is pickled to its standard input, like the closure of a Spark task: the user's
+functions must reach the process. Nothing else is pickled.
 """
 
 import importlib
@@ -52,16 +52,21 @@ def run_local(
     listeners: Sequence[RegionListener] = (),
     **options: Any,
 ) -> RegionControl | Application:
-    """Run the graph as region `name` on subprocesses of this one. Returns at once; `wait`, `stop`, `status`
-    it.
+    """Run the graph as region `name` on subprocesses.
 
-    store: URL of an initialised store. scratch: directory for the workers' local caches, None for none;
-    and for states on disk, None for that of temporary files.
-    logs: directory for what workers print, None for the terminal. standby: processes of each region that
-    have imported everything and wait to take the place of a worker that is lost (some 120 MB each).
-    options: further fields of `RegionSpec`, such as checkpoint_interval_s=1.0. listeners: told what
-    happens, as the listeners of a streaming query. Same store and name resumes the last cut. Raises
-    GraphError before anything is started.
+    Returns at once; use `wait`, `stop` and `status` of the result.
+
+    store: URL of an initialized store.
+    workers: number of workers. token: the store's token.
+    scratch: directory for local caches of the workers and for state on disk; None: no caches, and state on
+    disk in the directory for temporary files.
+    logs: directory for the output of the workers, None for the terminal.
+    standby: processes of each region that have imported everything and wait to replace a lost worker (about
+    120 MB each).
+    listeners: called with events, like the listeners of a streaming query.
+    options: further fields of `RegionSpec`, such as checkpoint_interval_s=1.0.
+
+    The same store and name resume from the last checkpoint. Raises GraphError before anything is started.
     """
     parts = parts_of(graph, name)
     made = [
@@ -105,7 +110,7 @@ def _prepared(
     listeners: Sequence[RegionListener],
     options: Mapping[str, Any],
 ) -> "tuple[RegionControl, ProcessLauncher]":
-    """A part that listens, and what will start its workers."""
+    """Return a part that listens, and the launcher of its workers."""
     plan = part.graph.plan()
     spec = RegionSpec(
         name=part.name,
@@ -147,10 +152,10 @@ def _prepared(
 
 
 class ProcessLauncher:
-    """Starts, ends and watches worker processes: `checkpoint`'s Launcher. No method blocks.
+    """Starts, kills and watches worker processes: `checkpoint`'s Launcher. No method blocks.
 
-    Each attempt has a thread that waits for the one before it, starts the process (or takes one that stands
-    by), and reports its end once.
+    Each attempt has a thread that waits for the previous attempt, starts the process or takes a standby one,
+    and reports its end once.
     """
 
     def __init__(
@@ -169,10 +174,10 @@ class ProcessLauncher:
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._threads: dict[int, threading.Thread] = {}
         self._cancelled: set[int] = set()
-        """Workers whose present attempt is to end, perhaps before its process is there."""
+        """Workers whose current attempt must end, perhaps before its process exists."""
 
     def start(self, worker: int, attempt: int) -> None:
-        """Start an attempt, after the end of the one before."""
+        """Start an attempt after the previous one has ended."""
         with self._lock:
             self._cancelled.discard(worker)
             before = self._threads.get(worker)
@@ -183,7 +188,7 @@ class ProcessLauncher:
         thread.start()
 
     def cancel(self, worker: int) -> None:
-        """Kill the worker's present process."""
+        """Kill the worker's current process."""
         with self._lock:
             self._cancelled.add(worker)
             process = self._processes.get(worker)
@@ -196,8 +201,8 @@ class ProcessLauncher:
         try:
             error = self._run(worker, attempt)
         except Exception as problem:
-            logger.exception("worker %d, attempt %d cannot be started", worker, attempt)
-            error = f"it cannot be started: {problem}"
+            logger.exception("cannot start worker %d, attempt %d", worker, attempt)
+            error = f"its process cannot be started: {problem}"
         self._ended(worker, attempt, error)
 
     def _run(self, worker: int, attempt: int) -> str | None:
@@ -214,7 +219,7 @@ class ProcessLauncher:
             process.stdin.write(told)
             process.stdin.close()
         except BrokenPipeError:
-            logger.warning("worker %d, attempt %d ended before it was told what to do", worker, attempt)
+            logger.warning("worker %d, attempt %d ended before it got its specification", worker, attempt)
         code = process.wait()
         with self._lock:
             del self._processes[worker]
@@ -224,7 +229,7 @@ class ProcessLauncher:
         return f"its process {process.pid} ended with {how}{_tail(log)}"
 
     def _begin(self, log: Path | None) -> "subprocess.Popen[bytes]":
-        """A process that waits for its first line and its specification."""
+        """Start a process that waits for its first line and its specification."""
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         with log.open("ab") if log else open(os.devnull, "ab") as output:  # noqa: PTH123 - a null device
             return subprocess.Popen(
@@ -250,7 +255,7 @@ def _tail(log: Path | None) -> str:
 
 
 def dumps(spec: WorkerSpec) -> bytes:
-    """Pickled by value if a library for that is there (so that functions of a script work), else by
+    """Pickle by value if a library for it is installed, so that functions of a script work; otherwise by
     reference.
     """
     for name in ("cloudpickle", "pyspark.cloudpickle"):
@@ -264,16 +269,17 @@ def dumps(spec: WorkerSpec) -> bytes:
 
 
 def main() -> int:
-    """The worker's process. At standard input: the path of its log as a line of JSON, its specification.
+    """Run a worker process. Standard input: the path of its log as a line of JSON, then its specification.
 
-    Its summary goes out as one line of JSON. It ends at once when it is told nothing: nobody needed it.
+    Prints its summary as one line of JSON. Ends at once if standard input is closed: a standby that is not
+    needed.
     """
     first = sys.stdin.buffer.readline()
     if not first:
         return 0
     _print_to(json.loads(first))
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    spec = pickle.loads(sys.stdin.buffer.read())  # noqa: S301 - from the parent process, which chose our code too
+    spec = pickle.loads(sys.stdin.buffer.read())  # noqa: S301 - from the parent process
     try:
         summary = run_worker(spec)
     except Exception:
@@ -284,7 +290,7 @@ def main() -> int:
 
 
 def _print_to(log: str) -> None:
-    """From now on what is printed goes to the end of this file."""
+    """Redirect standard output and standard error to the end of this file."""
     if log:
         with Path(log).open("ab") as output:
             os.dup2(output.fileno(), 1)

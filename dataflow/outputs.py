@@ -1,11 +1,13 @@
-"""Reading what a region has put out: the output logs of a sink, of all its workers, step by step.
+"""Read the output of a region: the output logs of a sink from all its workers, step by step.
 
     table = collect_output("dos://h1,h2,h3", "wordcount", "counts")
 
-Rules of this file: it claims nothing and shows only what is committed: of a log with publish="step" what a
-quorum holds, of one with publish="checkpoint" what the last committed cut covers. What that cut covers is
-shown in any case, also while a worker's directory is claimed by an attempt that never opened its log. A step
-is shown when all workers' parts of it are there.
+It makes no claims and returns only committed output:
+
+1. Of a log with publish="step": what a quorum holds.
+2. Of a log with publish="checkpoint": what the last committed checkpoint covers. This is readable even
+   while a worker's directory is claimed by an attempt that never opened its log.
+3. A step is returned when the parts of all workers are available.
 """
 
 from collections.abc import AsyncGenerator
@@ -34,8 +36,10 @@ from journal import ChainState, Op, Position, look_chain, read_records
 
 @dataclass(frozen=True, slots=True)
 class StepRows:
-    """The output of one step. `parts`: worker -> its rows, None for none; `inputs`: source -> split -> how
-    far it had been read when the step ended: output up to here is what input up to there gave.
+    """The output of one step. `parts`: worker -> its rows, None for none.
+
+    `inputs`: source -> split -> how far it had been read at the end of the step. The output up to this step
+    is the result of the input up to these positions.
     """
 
     step: int
@@ -54,12 +58,13 @@ class StepRows:
 async def read_output(
     store: Store, region: str, sink: str, *, after_step: int = 0
 ) -> AsyncGenerator[StepRows]:
-    """The steps above `after_step` that are committed now, in order. Ends with the last one that every worker
+    """Yield the currently committed steps above `after_step`, in order, up to the last one that every worker
     has.
 
-    Raises NoOutputError if the region has no such log, CorruptDataError, and what reading raises. What was
-    given before an error stands: logs are checked segment by segment, so a step counts once the next came or
-    the iteration ended.
+    Raises NoOutputError if the region has no such log, CorruptDataError, and read errors. Steps yielded
+    before an
+    error remain valid: logs are checked segment by segment, so a step counts when the next one was yielded or
+    the iteration has ended.
     """
     cut = await _last_cut(store, region)
     workers = await _workers(store, region, cut)
@@ -79,8 +84,10 @@ async def read_output(
 
 
 def collect_output(url: str, region: str, sink: str, *, token: bytes = b"") -> pa.Table | None:
-    """All rows that the sink has shown, in the order of steps; None if there are none. For scripts and
-    notebooks: blocks, and holds them all in memory. Raises as `open_store` and `read_output` do.
+    """Return all published rows of the sink in the order of steps; None if there are none.
+
+    For scripts and notebooks: blocks, and holds all rows in memory. Raises as `open_store` and `read_output`
+    do.
     """
 
     async def collect() -> list[pa.Table]:
@@ -115,7 +122,7 @@ async def _workers(store: Store, region: str, cut: Cut | None) -> list[int]:
 async def _one_log(
     store: Store, region: str, worker: int, sink: str, cut: Cut | None, after_step: int
 ) -> AsyncGenerator[Output]:
-    """The committed output of one worker above a step, in order."""
+    """Yield the committed output of one worker above a step, in order."""
     directory, chain_name = worker_directory(region, worker), output_chain(sink)
     in_cut = _end_in(cut, worker, sink)
     chain = await look_chain(store, directory, chain_name, proved=in_cut)
@@ -136,7 +143,7 @@ def _end_in(cut: Cut | None, worker: int, sink: str) -> Position | None:
 
 
 async def _shown(store: Store, directory: str, chain: ChainState, in_cut: Position | None) -> ChainState:
-    """The part of the chain that readers see, as its first record has it."""
+    """Return the visible part of the chain, according to the publish mode in its first record."""
     async with aclosing(read_records(store, chain, directory=directory)) as records:
         async for end, record in records:
             if record.op is Op.OUTPUT:

@@ -1,15 +1,15 @@
-"""Writing to an input handle: a producer, from trio. `dataflow.blocking` has it for plain threads.
+"""Producers: write rows to an input handle, from trio. `dataflow.blocking` is for plain threads.
 
     async with open_producer(store, "shop", "orders", "till-7", "item string, price bigint") as producer:
         for batch in batches_after(producer.last.mark):
             number = await producer.send(batch.rows, mark=batch.place)
         await producer.wait_recorded(number)
 
-Rules of this file: rows to parts. What is recorded, and what counts, is `checkpoint.chains.input_log`'s.
+This module converts rows to parts; `checkpoint.chains.input_log` records them.
 
-Exactly once, from where the rows come from: give each batch a `mark` that says where the next one begins
-there. A producer that is started again asks `last` and goes on behind its mark. Or number the batches: a
-number that was recorded before is discarded.
+Exactly once, from the origin of the rows: give each batch a `mark` that says where the next one begins there.
+A restarted producer reads `last` and continues after its mark. Alternatively, number the batches: a number
+that was recorded before is discarded.
 """
 
 import math
@@ -29,8 +29,10 @@ Rows: TypeAlias = "pa.Table | pa.RecordBatch | Iterable[Mapping[str, Any]]"
 
 
 class InputEnd(NamedTuple):
-    """Where an input ends: its last batch (0: none), the mark that came with it, and the position just past
-    it, which is what outputs name (`StepRows.inputs`).
+    """The end of an input.
+
+    batch: the number of its last batch, 0 for none. mark: the mark of that batch. position: just after it, as
+    in the outputs (`StepRows.inputs`).
     """
 
     batch: int
@@ -39,8 +41,9 @@ class InputEnd(NamedTuple):
 
 
 class Producer:
-    """Writes batches of rows, in order. Made by `open_producer`; one `send` at a time, any number of
-    waits.
+    """A writer of batches of rows, in order. `open_producer` creates it.
+
+    One `send` at a time, any number of waits.
     """
 
     def __init__(self, log: InputLog, schema: pa.Schema) -> None:
@@ -49,19 +52,22 @@ class Producer:
 
     @property
     def last(self) -> InputEnd:
-        """The last batch that was sent. When the producer was just opened, all of it is recorded."""
+        """The last batch that was sent. Right after opening, all of it is recorded."""
         return InputEnd(self._log.last, self._log.last_mark, self._log.last_end)
 
     async def send(self, rows: Rows, *, batch: int | None = None, mark: bytes = b"") -> int:
-        """Send a batch, of any size; its number. Returns when there is room for more: `wait_recorded` says
-        when it is safe. All of it will be read, or nothing.
+        """Send a batch of any size and return its number.
 
-        rows: a table, a record batch, or dicts, with the columns of the schema. batch: its number; without
-        it the next one. One that was sent before is discarded, whatever it holds.
+        Returns when there is room for more; `wait_recorded` tells when the batch is safe. Readers get all of
+        it or nothing.
 
-        Raises SchemaError for rows that do not fit, LocalProtocolError for a number that leaves a hole
-        (nothing was sent then), FencedError when this producer was opened again elsewhere, or the handle
-        closed. Cancelled, the batch counts or not: `last` tells.
+        rows: a table, a record batch, or dicts, with the columns of the schema. batch: its number, by default
+        the next one. A number that was sent before is discarded, whatever its rows. mark: returned by `last`.
+
+        Raises SchemaError for rows that do not fit; LocalProtocolError for a number that leaves a gap, with
+        nothing sent; FencedError when this producer was opened again elsewhere or the handle was closed.
+        After a cancellation
+        the batch may count or not: check `last`.
         """
         number = self._log.last + 1 if batch is None else batch
         if number <= self._log.last:
@@ -71,11 +77,10 @@ class Producer:
         return number
 
     async def wait_recorded(self, batch: int | None = None) -> int:
-        """Wait until a batch (None: the last one) is recorded: on stable storage of a quorum. A position up
-        to which everything is.
+        """Wait until a batch (None: the last one) is recorded: on stable storage of a quorum.
 
-        Raises FencedError when it can no more be known here: open the producer again, and ask `last`. Waits
-        for ever without a quorum.
+        Returns a position up to which everything is recorded. Raises FencedError when that can no longer be
+        known here: open the producer again and check `last`. Waits forever without a quorum.
         """
         return await self._log.recorded(self._log.last if batch is None else batch)
 
@@ -84,14 +89,16 @@ class Producer:
 async def open_producer(
     store: Store, application: str, handle: str, producer: str, schema: "str | pa.Schema"
 ) -> AsyncIterator[Producer]:
-    """Be the producer of that name of an input handle, for as long as the `with` block lasts. Any number of
-    producers write to a handle at one time, each under its own name; of one name the one opened last.
+    """Open the producer of that name for an input handle, for the duration of the `with` block.
 
-    application: the name that `run` has. schema: as the `InputSource` has it. Leaving waits for nothing:
+    Any number of producers may write to a handle concurrently, each under its own name. Of several with one
+    name, the one opened last writes.
+
+    application: the name given to `run`. schema: as in the `InputSource`. Leaving the block does not wait:
     what was sent and not waited for may be lost.
 
-    Raises InputClosedError, BadNameError, SchemaError; NotEnoughAnswersError when a producer is new and a
-    member of the store is away. Waits while fewer than a quorum are there.
+    Raises InputClosedError, BadNameError, SchemaError; NotEnoughAnswersError when the producer is new and a
+    member of the store is unavailable. Waits while there is no quorum.
     """
     columns = parse_schema(schema)
     async with await InputLog.open(store, application, handle, producer) as log:
@@ -116,7 +123,7 @@ def _table(rows: Rows, schema: pa.Schema) -> pa.Table:
         unknown = sorted({str(name) for row in listed for name in row} - set(schema.names))
         if unknown:
             raise SchemaError(
-                f"rows have columns {', '.join(unknown)}, and the schema is {schema_text(schema)}"
+                f"rows have columns {', '.join(unknown)}, which are not in the schema {schema_text(schema)}"
             )
         return pa.Table.from_pylist(listed, schema)
     except (pa.ArrowException, KeyError, TypeError, AttributeError) as error:

@@ -1,11 +1,11 @@
-"""Schemas as users write them: a DDL string ("word string, n bigint", as Spark's), a `pa.Schema`, or Spark's
-StructType, which is told by what it can do: nothing here needs Spark.
+"""Parse schemas: a DDL string ("word string, n bigint", as in Spark), a `pa.Schema`, or Spark's StructType.
 
-Rules of this file: text to Arrow and back, nothing else. The names of types are Spark's, so that one string
-serves `DataFrame`s and graphs. `schema_text` is the canonical form that goes into a graph's fingerprint.
+Text to Arrow and back. Type names are Spark's, so one string serves DataFrames and graphs. A StructType is
+recognized by its methods, so this module does not need Spark. `schema_text` is the canonical form in a
+graph's fingerprint.
 
-Envelope columns (`_time`, `_id`, `_weight`, `_hash`, `_deleted`) are carried by operators beside the user's
-columns and are refused in a user's schema.
+Operators carry envelope columns (`_time`, `_id`, `_weight`, `_hash`, `_deleted`) beside the user's columns; a
+user's schema must not contain them.
 """
 
 import re
@@ -50,7 +50,7 @@ _TOKEN: Final = re.compile(r"\s*(?:(`(?:[^`]|``)+`)|([A-Za-z_][A-Za-z0-9_]*|\d+)
 
 
 def parse_schema(schema: "str | pa.Schema") -> pa.Schema:
-    """The Arrow schema behind a DDL string or a StructType, or the given one, checked. Raises SchemaError."""
+    """Return the Arrow schema of a DDL string, a StructType or a `pa.Schema`. Raises SchemaError."""
     if isinstance(schema, pa.Schema):
         return check_schema(schema)
     if hasattr(schema, "simpleString"):
@@ -64,7 +64,7 @@ def parse_schema(schema: "str | pa.Schema") -> pa.Schema:
 
 
 def _ddl_of(schema: Any) -> str:
-    """Of Spark's StructType. Raises SchemaError for another of its types."""
+    """Return the DDL of Spark's StructType. Raises SchemaError for another type."""
     if not hasattr(schema, "fields"):
         raise SchemaError(
             f"a schema is a StructType or a string such as 'n bigint', not {schema.simpleString()}"
@@ -73,30 +73,30 @@ def _ddl_of(schema: Any) -> str:
 
 
 def check_schema(schema: pa.Schema) -> pa.Schema:
-    """The same schema if its columns are well named and told apart. Raises SchemaError."""
+    """Return the schema if its column names are valid and unique. Raises SchemaError."""
     names = schema.names
     if not names:
-        raise SchemaError("a schema has at least one column; write for example 'word string'")
+        raise SchemaError("a schema needs at least one column; write for example 'word string'")
     if len(names) > limits.columns_max:
-        raise SchemaError(f"a schema has at most {limits.columns_max} columns, not {len(names)}")
+        raise SchemaError(f"a schema has at most {limits.columns_max} columns, got {len(names)}")
     for name in names:
         if not name:
-            raise SchemaError("a column has a name; one of this schema is empty")
+            raise SchemaError("a column needs a name; one in this schema is empty")
         if name in RESERVED_COLUMNS:
             raise SchemaError(f"column {name!r} is reserved for the envelope; choose another name")
     if len(set(names)) != len(names):
         twice = sorted({name for name in names if names.count(name) > 1})
-        raise SchemaError(f"each column has a name of its own; these are there twice: {', '.join(twice)}")
+        raise SchemaError(f"column names must be unique; duplicates: {', '.join(twice)}")
     return schema
 
 
 def schema_text(schema: pa.Schema) -> str:
-    """The canonical DDL string: `parse_schema(schema_text(s))` has the same names and types."""
+    """Return the canonical DDL string: `parse_schema(schema_text(s))` has the same names and types."""
     return ", ".join(f"{_name_text(field.name)} {type_text(field.type)}" for field in schema)
 
 
 def type_text(kind: pa.DataType) -> str:
-    """Spark's name of a type; Arrow's own name where Spark has none."""
+    """Return Spark's name of a type, Arrow's name if Spark has none."""
     for known, name in _NAMES:
         if kind.equals(known):
             return name
@@ -121,7 +121,7 @@ def _quoted(name: str) -> str:
 
 
 class _Parser:
-    """Recursive descent over: `name [:] type [NOT NULL]`, separated by commas."""
+    """A recursive descent parser of `name [:] type [NOT NULL]`, separated by commas."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -137,7 +137,7 @@ class _Parser:
         while at < len(text):
             match = _TOKEN.match(text, at)
             if match is None:
-                raise SchemaError(f"schema {text!r} cannot be read at character {at}: {text[at:][:20]!r}")
+                raise SchemaError(f"schema {text!r} cannot be parsed at character {at}: {text[at:][:20]!r}")
             tokens.append(match.group(1) or match.group(2) or match.group(3))
             at = match.end()
         return tokens
@@ -153,7 +153,7 @@ class _Parser:
     def _expect(self, token: str) -> None:
         found = self._take()
         if found != token:
-            raise self._error(f"{token!r} was expected where {found or 'its end'!r} stands")
+            raise self._error(f"expected {token!r}, found {found or 'its end'!r}")
 
     def _error(self, what: str) -> SchemaError:
         return SchemaError(
@@ -166,13 +166,13 @@ class _Parser:
             self._take()
             fields.append(self._field())
         if self._peek() != end:
-            raise self._error(f"{self._peek()!r} stands where a comma or the end was expected")
+            raise self._error(f"expected a comma or the end, found {self._peek()!r}")
         return fields
 
     def _field(self) -> pa.Field:
         name = self._take()
         if not name or name in "(),:<>":
-            raise self._error(f"a column name was expected, not {name or 'its end'!r}")
+            raise self._error(f"expected a column name, found {name or 'its end'!r}")
         if name.startswith("`"):
             name = name[1:-1].replace("``", "`")
         if self._peek() == ":":
@@ -215,7 +215,7 @@ class _Parser:
     def _number(self) -> int:
         token = self._take()
         if not token.isdigit():
-            raise self._error(f"a number was expected, not {token!r}")
+            raise self._error(f"expected a number, found {token!r}")
         return int(token)
 
     def _array(self) -> pa.DataType:

@@ -1,5 +1,4 @@
-"""The pure half of the dataflow: checks of a graph, its stages, the order of steps and their recorded
-divisions.
+"""The pure half of the dataflow: graph checks, stages, and the order of steps and their recorded divisions.
 
-No trio, os, socket, time, random, threading: time comes in as an argument.
+It uses no trio, os, socket, time, random or threading; time is an argument.
 """

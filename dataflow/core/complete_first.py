@@ -1,9 +1,7 @@
-"""Which sources wait until a control table is complete. Pure.
+"""Decide which sources wait until a broadcast table is complete. Pure: operator names to source names.
 
-Rules of this file: names of operators to names of sources; what is read when is the worker's.
-
-A table with `complete_first` is complete when all sources that it is made from are at their end on all
-workers. Until then nothing is read of the sources whose rows reach an operator that reads the table.
+A table with `complete_first` is complete when all sources that it is computed from are at their end on all
+workers. Until then the sources whose rows reach a reader of the table are not read.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -14,15 +12,18 @@ from dataflow.core.plan import NodePlan
 
 @dataclass(frozen=True, slots=True)
 class PendingTables:
-    """The tables of a graph that are to be complete first."""
+    """Which sources wait for which tables, in one graph."""
 
     made_from: Mapping[str, frozenset[str]]
-    """What brings the rows of a table to the workers (its `broadcast`) -> the sources that they come from."""
+    """The `broadcast` operator of a table -> the sources that its rows come from."""
     held: Mapping[str, frozenset[str]]
-    """Source -> the broadcasts of the tables that it waits for; sources that wait for none are left out."""
+    """Source -> the `broadcast` operators of the tables that it waits for.
+
+    Sources that wait for none are left out.
+    """
 
     def problems(self) -> list[str]:
-        """Tables that would wait for themselves, each as one line."""
+        """Return one line for each source that would wait for itself."""
         found = []
         for source in self.held:
             reached: set[str] = set()
@@ -34,17 +35,15 @@ class PendingTables:
             if source in reached:
                 tables = ", ".join(repr(table.removesuffix(".rows")) for table in sorted(self.held[source]))
                 found.append(
-                    f"source {source!r} waits until control table {tables} is complete (complete_first=True),"
-                    f" and that waits for source {source!r}: neither would ever begin; leave complete_first"
-                    " out, or make the table from a source of its own"
+                    f"source {source!r} waits until broadcast table {tables} is complete"
+                    f" (complete_first=True), and the table waits for source {source!r}: a deadlock; leave"
+                    " out complete_first, or compute the table from a separate source"
                 )
         return found
 
 
 def find_waiting(nodes: Sequence[NodePlan], first: Collection[str]) -> PendingTables:
-    """first: the control tables that are to be complete first. `nodes` in an order in which inputs come
-    first.
-    """
+    """Return which sources wait. first: tables with complete_first. `nodes`: inputs precede consumers."""
     above: dict[str, frozenset[str]] = {}
     by_name = {node.name: node for node in nodes}
     for node in nodes:

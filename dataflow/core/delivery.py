@@ -1,14 +1,15 @@
-"""How often the sinks of a region show a row, when workers fail.
+"""How often the sinks of a region publish a row when workers fail.
 
-Rules of this file: words. What a sink makes of them is the sink's (`SinkSpec.delivers`); which steps are
-given again, `worker/circuit_incarnation.py`'s.
+    exactly-once    a row is published when it can no longer be rolled back, or a reset rolls it back
+    at-least-once   a row is published when its step ends, and again if a reset replays the step
+    at-most-once    a row is published when it is durable that it was read; a reset does not replay it
 
-    exactly-once    a row is shown when it can no longer be taken back, or is taken back by a reset
-    at-least-once   a row is shown as soon as its step is over, and again when a reset gives it again
-    at-most-once    a row is shown when it is durable that it was read; a reset gives none again that was
+This module only defines the names. Each sink implements them (`SinkSpec.delivers`).
+`worker/circuit_incarnation.py` decides which steps are replayed.
 
-In all three the state of a cut and the positions of its sources belong together. With at-most-once a reset
-goes on behind what was read: rows that no cut covers are in no state then, and perhaps in no sink.
+In all three, the state of a checkpoint and the positions of its sources are consistent. With at-most-once, a
+reset continues after the last input that was read: rows after the last checkpoint are then missing from the
+state, and perhaps from the sinks.
 """
 
 from typing import Final, Literal, TypeAlias

@@ -1,7 +1,4 @@
-"""Which operators may give other rows when they are run again.
-
-Rules of this file: operators as (name, kind, inputs, control tables), and which of them say it of themselves.
-"""
+"""Find the operators that may return other rows when they run again. Pure."""
 
 from collections.abc import Iterable, Sequence
 
@@ -10,8 +7,8 @@ from dataflow.core.regions import consumers_of
 
 
 def not_deterministic(nodes: Sequence[NodeSpec], starts: Iterable[int]) -> dict[int, str]:
-    """The operators `starts` and all that is made from what they give, each with the name of one of them that
-    it is made from.
+    """Return the operators `starts` and everything downstream of them -> the name of one of `starts` above
+    it.
     """
     consumers = consumers_of(nodes)
     todo = [(index, nodes[index].name) for index in starts]

@@ -1,13 +1,12 @@
-"""Where the boxes and lines of a graph are drawn: columns from left to right, bands from top to bottom.
+"""Layout of a graph drawing: columns from left to right, bands from top to bottom.
 
-Rules of this file: names, sizes and coordinates; no colours, no text. Sizes are pixels, y grows downwards.
+Only names, sizes and coordinates; no colors and no text. Sizes are pixels; y grows downward.
 
-Theory (layered drawing, after Sugiyama, Tagawa and Toda 1981). A box stands in the column behind the last of
-those it takes from; one that takes from nobody stands just before the first that takes from it. Within a
-column boxes are ordered by the mean place of their neighbours, so that few lines cross. A line that passes a
-column gets a place of its own there, as if it were a flat box, and bends only in the gaps between columns,
-where no box is: so lines never run through boxes. Each band has a range of heights of its own. What closes a
-cycle leads back above all bands.
+The method is layered drawing after Sugiyama, Tagawa and Toda (1981). A box is in the column after the last of
+its inputs; a box without inputs is just before its first consumer. Within a column, boxes are sorted by the
+mean position of their neighbors, so that few lines cross. A line that passes a column gets a slot of its own
+there, as if it were a flat box, and bends only in the gaps between columns; so lines never cross boxes. Each
+band has its own range of y. An edge that closes a cycle returns above all bands.
 """
 
 from collections import defaultdict
@@ -20,22 +19,22 @@ Point: TypeAlias = tuple[float, float]
 Edge: TypeAlias = tuple[str, str]
 
 GAP: Final = 56.0
-"""Between columns; lines bend here."""
+"""Space between columns; lines bend here."""
 SPACE: Final = 18.0
-"""Between boxes of a column."""
+"""Space between the boxes of a column."""
 MARGIN: Final = 24.0
 BAND_PAD: Final = 16.0
 BAND_TITLE: Final = 22.0
 BAND_SPACE: Final = 20.0
 PASSING: Final = 8.0
-"""The height that a line takes in a column that it passes."""
+"""The height of a line's slot in a column that it passes."""
 RETURN_SPACE: Final = 14.0
 _SWEEPS: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What is to be placed. `band`: the number of its band, from 0."""
+    """A box to place. `band`: the number of its band, from 0."""
 
     name: str
     width: float
@@ -59,8 +58,10 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """From box to box. Each odd leg (the first, the third) lies in a gap, the others pass a column; one that
-    `returns` has corners only.
+    """A line between two boxes.
+
+    Its odd legs (the first, the third) are in gaps, the others pass a column. A line that `returns` has
+    corners only.
     """
 
     source: str
@@ -71,7 +72,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """The whole picture. `bands` are the frames, by number."""
+    """The finished layout. `bands`: band number -> frame."""
 
     boxes: dict[str, Box]
     lines: list[Line]
@@ -82,7 +83,7 @@ class Drawing:
 
 @dataclass(slots=True)
 class _Item:
-    """A box, or (without a name) where a line passes a column."""
+    """A box or, with an empty name, the slot where a line passes a column."""
 
     name: str
     column: int
@@ -105,7 +106,7 @@ def arrange(
     *,
     band_widths: Mapping[int, float] | None = None,
 ) -> Drawing:
-    """Place everything. `edges` form no cycle, `returns` may. band_widths: bands are at least so wide."""
+    """Place everything. `edges` are acyclic, `returns` need not be. band_widths: minimum band widths."""
     columns_of = _columns_of(shapes, edges)
     items = {s.name: _Item(s.name, columns_of[s.name], s.band, s.height, [], []) for s in shapes}
     chains = {edge: _chain(items[edge[0]], items[edge[1]]) for edge in edges}
@@ -143,7 +144,7 @@ def arrange(
 
 
 def without_cycle(edges: Sequence[Edge], more: Sequence[Edge]) -> tuple[list[Edge], list[Edge]]:
-    """`edges` with those of `more` that close no cycle, and those that would."""
+    """Return `edges` with those of `more` that close no cycle, and the rest of `more`."""
     kept, others = list(edges), []
     for source, target in more:
         after: dict[str, list[str]] = defaultdict(list)
@@ -212,7 +213,7 @@ def _wanted(item: _Item, *, forward: bool) -> float:
 
 
 def _stack(columns: Mapping[int, list[_Item]], top: float) -> dict[int, tuple[float, float]]:
-    """Give every item its y; the range of each band."""
+    """Set the y of every item and return the range of each band."""
     ranges: dict[int, tuple[float, float]] = {}
     for band in sorted({item.band for items in columns.values() for item in items}):
         first = top + BAND_TITLE + BAND_PAD

@@ -1,11 +1,8 @@
-"""How far the divisions of steps are durable at all workers: what output by step may be shown.
-
-Rules of this file: numbers of steps.
-"""
+"""How far input divisions are durable on all workers: which output may be published by step. Pure."""
 
 
 class DurableSteps:
-    """Every number only rises: durable stays durable. `peers`: how many other workers there are."""
+    """The durable steps of all workers. Numbers never decrease. `peers`: the number of other workers."""
 
     def __init__(self, peers: int) -> None:
         self._peers = peers
@@ -14,20 +11,20 @@ class DurableSteps:
         self._told: dict[int, int] = {}
 
     def floor(self, step: int) -> None:
-        """All workers' divisions up to this step were found durable when the incarnation began."""
+        """Note that all workers' divisions up to this step were durable when the incarnation began."""
         self._floor = max(self._floor, step)
 
     def own(self, step: int) -> None:
-        """Our own divisions up to this step are durable."""
+        """Note that this worker's divisions are durable up to this step."""
         self._own = max(self._own, step)
 
     def of_peer(self, peer: int, step: int) -> None:
-        """A peer's divisions up to this step are durable."""
+        """Note that a peer's divisions are durable up to this step."""
         self._told[peer] = max(self._told.get(peer, 0), step)
 
     @property
     def everywhere(self) -> int:
-        """Up to here, at all workers."""
+        """The step up to which the divisions of all workers are durable."""
         if len(self._told) < self._peers:
-            return self._floor
+            return self._floor  # of some peer nothing beyond the floor is known
         return max(self._floor, min([self._own, *self._told.values()]))

@@ -1,9 +1,9 @@
-"""What is taken of the frames that peers send in one incarnation, and what is told to them.
+"""Frames from and to the peers of a worker in one incarnation. Pure: frames and numbers; no links.
 
-Rules of this file: frames, numbers of peers and of incarnations; no links. A frame of another sender, region
-or incarnation than its link's ends the link. The first frame of a link is RESET: nothing sent in an earlier
-incarnation counts. EOF says that the sender's sources are exhausted, DURABLE(n) that its division of step n
-is synced on the quorum; they tell the circuit nothing.
+1. A frame whose sender, region or incarnation differs from that of its link ends the link.
+2. The first frame of a link is RESET: nothing sent in an earlier incarnation counts.
+3. EOF means that the sender's sources are exhausted. DURABLE(n) means that its input division of step n is
+   synced on the quorum. Neither is passed to the circuit.
 """
 
 from checkpoint import ChannelFrame, FrameType, job_digest
@@ -11,7 +11,7 @@ from checkpoint.errors import ChannelFrameError
 
 
 class IncomingFrames:
-    """See the module."""
+    """The checks of incoming frames, and the frames without payload that this worker sends."""
 
     def __init__(self, region: str, worker: int, workers: int, incarnation: int) -> None:
         self.incarnation = incarnation
@@ -23,7 +23,10 @@ class IncomingFrames:
         self._links: set[int] = set()
 
     def admits(self, peer: int, incarnation: int) -> bool:
-        """Whether a link of that worker, dialled in that incarnation, is taken: one of each peer."""
+        """Whether to accept a link of that worker, dialled in that incarnation.
+
+        Accepts one link of each peer.
+        """
         if incarnation != self.incarnation or peer in self._links or peer == self._worker:
             return False
         if not 0 <= peer < self._workers:
@@ -32,10 +35,10 @@ class IncomingFrames:
         return True
 
     def take(self, peer: int, frame: ChannelFrame) -> ChannelFrame | None:
-        """What the circuit is to see of it, None: nothing. Raises ChannelFrameError."""
+        """Return the frame if it is for the circuit, otherwise None. Raises ChannelFrameError."""
         stated = (frame.sender, frame.job, frame.sender_epoch)
         if stated != (peer, self._job, self.incarnation):
-            raise ChannelFrameError(f"worker {peer} sends frames of sender, job, incarnation {stated}")
+            raise ChannelFrameError(f"worker {peer} sent a frame with (sender, job, incarnation) {stated}")
         if frame.type in (FrameType.DURABLE, FrameType.EOF, FrameType.RESET):
             return None
         if frame.type is FrameType.STEP_END:
@@ -43,5 +46,5 @@ class IncomingFrames:
         return frame
 
     def marker(self, kind: FrameType, step: int) -> ChannelFrame:
-        """A frame of ours without content."""
+        """Return a frame of this worker without payload."""
         return ChannelFrame(kind, self._worker, self._job, self.incarnation, step)

@@ -1,22 +1,22 @@
-"""Checks of a graph before anything starts, and its cut into stages.
+"""Check a graph before anything starts, and divide it into stages.
 
-Rules of this file: it sees operators as (name, kind, inputs) and knows no function, no schema and no data.
+Pure: it sees operators as (name, kind, inputs); no functions, schemas or data.
 
-Theory. All workers run the same circuit on disjoint shards. A *stage* is what a worker can run of one step
-without waiting for another worker: stage 0 turns input into what is sent, stage k+1 begins where an exchange
-(`key_by`) of stage k ends. A worker runs stage k+1 of step n when all senders have ended step n on the
+All workers run the same circuit on disjoint shards. A *stage* is what a worker can run of one step without
+waiting for another worker. Stage 0 turns input into what is sent; stage k+1 begins where an exchange
+(`key_by`) of stage k ends. A worker runs stage k+1 of step n after all senders have ended step n on the
 exchanges into it.
 
-Whether a step ends with a cut is known only when its barriers are in, that is from stage 1 on. So everything
-with an effect (state, sinks) is placed in stage 1 or later, also in a graph without an exchange: then
-channel 0 carries barriers and nothing else. Where such an operator stands before the first exchange (a sort
-before a key_by), one more channel carries barriers, after those of the exchanges. Sources may thus run ahead,
-and nothing that would have to be taken back happens in stage 0.
+Whether a step ends with a checkpoint is known only after its barriers have arrived, that is from stage 1 on.
+So everything with an effect (state, sinks) is placed in stage 1 or later. In a graph without an exchange,
+channel 0 then carries only barriers. If such an operator is before the first exchange (a sort before a
+key_by), one more channel carries barriers, numbered after the exchanges. So sources may run ahead, and stage
+0 does nothing that would have to be rolled back.
 
-A control table is no data port: what comes to it in a step is in force from the next step on, so an operator
-that reads it may be above the operators that it comes from, and the graph still runs stage by stage. Its rows
-go to all workers (`broadcast`). With one, sources do not run ahead (`CircuitPlan.steps_ahead_max`): each step
-begins when the one before is over.
+A broadcast table is not a data port: rows that reach it in a step take effect in the next step. So an
+operator that reads the table may be upstream of it, and the graph still runs stage by stage. Its rows go to
+all workers (`broadcast`). With such a table, sources do not run ahead (`CircuitPlan.steps_ahead_max`):
+each step begins after the previous one has ended.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ from dos_protocol.names import is_name
 
 
 class OperatorKind(StrEnum):
-    """What an operator is. The texts are part of fingerprints: they never change."""
+    """The kinds of operators. Their values are part of fingerprints and never change."""
 
     SOURCE = "source"
     MAP = "map"
@@ -56,15 +56,15 @@ class OperatorKind(StrEnum):
 
 
 class OperatorKindRule(NamedTuple):
-    """What every operator of a kind has in common."""
+    """What all operators of a kind have in common."""
 
     inputs_min: int
     inputs_max: int
     has_output: bool = True
     has_effect: bool = False
-    """Keeps state or writes out: never in stage 0."""
+    """It keeps state or writes output: never in stage 0."""
     needs_key: bool = False
-    """Its input must be a `key_by`."""
+    """Its inputs must be `key_by` operators."""
 
 
 KIND_RULES: Final[dict[OperatorKind, OperatorKindRule]] = {
@@ -93,7 +93,7 @@ KIND_RULES: Final[dict[OperatorKind, OperatorKindRule]] = {
 }
 assert set(KIND_RULES) == set(OperatorKind)
 EXCHANGES: Final = frozenset({OperatorKind.KEY_BY, OperatorKind.BROADCAST})
-"""What sends rows to other workers: its output is a stage later than its input."""
+"""Kinds that send rows to other workers: their output is one stage after their input."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,23 +104,21 @@ class NodeSpec:
     kind: OperatorKind
     inputs: tuple[int, ...] = ()
     unknown_inputs: tuple[str, ...] = ()
-    """Names that the user referred to and that no operator has."""
+    """Input names that no operator has."""
     broadcast_tables: tuple[int, ...] = ()
-    """Control tables that it reads."""
+    """Indices of the broadcast tables that it reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodePlan:
-    """One operator and where it runs. `stage` is where it takes its input; an exchange gives its output one
-    later.
-    """
+    """One operator and its stage, that of its input. The output of an exchange is one stage later."""
 
     name: str
     kind: OperatorKind
     inputs: tuple[str, ...]
     stage: int
     exchange: int | None = None
-    """Index of the channel, for a `key_by` or a `broadcast`."""
+    """The channel of a `key_by` or a `broadcast`."""
     broadcast_tables: tuple[str, ...] = ()
 
     @property
@@ -130,7 +128,7 @@ class NodePlan:
 
 @dataclass(frozen=True, slots=True)
 class StagePlan:
-    """What runs between two alignments. `nodes` are in an order in which every input comes first."""
+    """The operators that run between two alignments. `nodes` are ordered so that inputs precede consumers."""
 
     index: int
     nodes: tuple[NodePlan, ...]
@@ -142,8 +140,9 @@ class StagePlan:
 
 @dataclass(frozen=True, slots=True)
 class CircuitPlan:
-    """The graph as workers run it. `channels` is at least 1: channel 0 carries barriers even without an
-    exchange.
+    """The graph as workers run it.
+
+    `channels` is at least 1: barriers need a channel even without an exchange.
     """
 
     nodes: tuple[NodePlan, ...]
@@ -155,15 +154,15 @@ class CircuitPlan:
 
     @property
     def steps_ahead_max(self) -> int:
-        """How many steps sources may be ahead of the last stage."""
+        """The maximum number of steps that sources may be ahead of the last stage."""
         return 1 if any(node.broadcast_tables for node in self.nodes) else limits.steps_ahead
 
 
 def find_problems(nodes: Sequence[NodeSpec]) -> list[str]:
-    """Every rule the graph breaks, each as one line: rule, names seen, remedy. Empty: it can run."""
+    """Return one line for each violated rule: the rule, the names, the remedy. Empty: the graph can run."""
     if not nodes:
         return [
-            "a graph has at least one source and one sink, this one is empty; begin with graph.source(...)"
+            "a graph needs at least one source and one sink, this one is empty; begin with graph.source(...)"
         ]
     if len(nodes) > limits.operators_max:
         return [f"a graph has at most {limits.operators_max} operators, this one has {len(nodes)}; split it"]
@@ -172,12 +171,12 @@ def find_problems(nodes: Sequence[NodeSpec]) -> list[str]:
     if cycle:
         problems.append(
             f"data ports may not form a cycle, and these do: {' -> '.join(cycle)}; let one of them take "
-            "another input, or close the cycle with a control table (graph.broadcast_table)"
+            "another input, or close the cycle with a broadcast table (graph.broadcast_table)"
         )
     problems += _end_problems(nodes)
     if sum(node.kind in EXCHANGES for node in nodes) > limits.exchanges_max:
         problems.append(
-            f"a graph has at most {limits.exchanges_max} key_by operators and control tables; merge some"
+            f"a graph has at most {limits.exchanges_max} key_by operators and broadcast tables; merge some"
         )
     return problems
 
@@ -193,8 +192,7 @@ def _name_problems(nodes: Sequence[NodeSpec]) -> list[str]:
     for index, node in enumerate(nodes):
         if not node.name:
             problems.append(
-                f"every operator needs a name, and {_shown(nodes, index)} has none; state is found again "
-                "by name"
+                f"every operator needs a name, and {_shown(nodes, index)} has none; state is restored by name"
             )
         elif not is_name(node.name):
             problems.append(
@@ -202,7 +200,7 @@ def _name_problems(nodes: Sequence[NodeSpec]) -> list[str]:
             )
         elif node.name in seen:
             problems.append(
-                f"operator name {node.name!r} is given twice (a {nodes[seen[node.name]].kind.value} and a "
+                f"operator name {node.name!r} is used twice (a {nodes[seen[node.name]].kind.value} and a "
                 f"{node.kind.value}); rename one"
             )
         seen.setdefault(node.name, index)
@@ -239,27 +237,28 @@ def _input_problems(nodes: Sequence[NodeSpec]) -> list[str]:
 def _end_problems(nodes: Sequence[NodeSpec]) -> list[str]:
     used = {source for node in nodes for source in node.inputs}
     problems = [
-        f"the output of {node.kind.value} {_shown(nodes, index)} goes nowhere; give it a sink or remove it"
+        f"the output of {node.kind.value} {_shown(nodes, index)} is not used; add a sink or remove it"
         for index, node in enumerate(nodes)
         if KIND_RULES[node.kind].has_output and index not in used
     ]
     read = {table for node in nodes for table in node.broadcast_tables}
     problems += [
-        f"control table {_shown(nodes, index)} is read by no operator; give it to one as broadcast=..., or"
+        f"broadcast table {_shown(nodes, index)} is read by no operator; pass it to one as broadcast=..., or"
         " remove it"
         for index, node in enumerate(nodes)
         if node.kind is OperatorKind.CONTROL and index not in read
     ]
     if not any(node.kind is OperatorKind.SOURCE for node in nodes):
         problems.append(
-            "a graph has at least one source, and this one has none; begin with graph.source(...)"
+            "a graph needs at least one source, and this one has none; begin with graph.source(...)"
         )
     return problems
 
 
 def _cycle(nodes: Sequence[NodeSpec]) -> list[str]:
-    """Names along one cycle, the first repeated at the end; empty if there is none. Iterative: graphs may be
-    deep.
+    """Return the names along one cycle, the first repeated at the end; empty if there is none.
+
+    Iterative, because graphs may be deeper than the recursion limit.
     """
     WHITE, GREY, BLACK = 0, 1, 2  # noqa: N806 - the colours of the textbook
     colour = [WHITE] * len(nodes)
@@ -284,9 +283,7 @@ def _cycle(nodes: Sequence[NodeSpec]) -> list[str]:
 
 
 def in_order(nodes: Sequence[NodeSpec]) -> list[int]:
-    """Indices so that every input comes before its consumer; otherwise as the user wrote them. Needs no
-    cycle.
-    """
+    """Return indices such that inputs precede consumers, otherwise in the user's order. Requires no cycle."""
     order: list[int] = []
     done = [False] * len(nodes)
     for start in range(len(nodes)):
@@ -306,7 +303,7 @@ def in_order(nodes: Sequence[NodeSpec]) -> list[int]:
 
 
 def make_plan(nodes: Sequence[NodeSpec]) -> CircuitPlan:
-    """Stages of a graph in which `find_problems` found none."""
+    """Return the plan of a graph in which `find_problems` found none."""
     assert not find_problems(nodes), "plan of a graph that was not checked"
     plans: dict[int, NodePlan] = {}
     exchanges = 0
@@ -322,8 +319,8 @@ def make_plan(nodes: Sequence[NodeSpec]) -> CircuitPlan:
         broadcast_tables = tuple(nodes[table].name for table in spec.broadcast_tables)
         plans[index] = NodePlan(spec.name, spec.kind, inputs, stage, exchange, broadcast_tables)
     ordered = tuple(plans.values())
-    # Without an exchange out of stage 0 (there is none, or a sort stands before the first) a channel of its
-    # own brings the barriers to stage 1.
+    # If no exchange leaves stage 0 (there is none, or a sort is before the first), a separate channel carries
+    # the barriers to stage 1.
     crossed = any(node.exchange is not None and node.stage == 0 for node in ordered)
     barriers = None if crossed else exchanges
     channels = exchanges + (not crossed)

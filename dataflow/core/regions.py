@@ -1,15 +1,16 @@
-"""Which operators belong to which consistent region, from what the user said about a few of them.
+"""Assign operators to consistent regions from the annotations of a few of them.
 
-Rules of this file: it sees operators as (name, kind, inputs) and annotations; it starts nothing.
+Pure: it sees operators as (name, kind, inputs) and annotations; it starts nothing.
 
-Theory (consistent-regions, "Selecting a consistent region"). `@consistent` on an operator makes it the start
-of a region, which takes in all that can be reached from it. `@autonomous` takes an operator and what can be
-reached from it out again. What is reached both ways is in the region: consistent takes precedence, so an
-autonomous operator stops a path, not those beside it. Regions that meet in an operator are one region, and
-must have been given the same settings. Operators nobody put into a region are outside any. A control table
-reaches the operators that read it.
-
-A graph without annotations is one region with the settings of `run`.
+1. `@consistent` on an operator makes it the start of a region, which includes everything reachable from it
+   (consistent-regions, "Selecting a consistent region").
+2. `@autonomous` removes an operator and everything reachable from it.
+3. An operator that is reachable both ways is in the region: consistent takes precedence. So an autonomous
+   operator ends a path, but does not affect parallel paths.
+4. Regions that share an operator are one region and must have the same settings.
+5. All other operators are outside of any region.
+6. A broadcast table reaches the operators that read it.
+7. A graph without annotations is one region with the settings of `run`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,17 +27,17 @@ TRIGGERS: Final = ("periodic", "operator")
 Target = TypeVar("Target")
 
 ANNOTATION: Final = "__dos_region__"
-"""The attribute by which a decorated function or class carries its annotation."""
+"""The attribute in which a decorated function or class carries its annotation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Consistent:
-    """An operator starts a consistent region. Times are seconds.
+    """The annotation that an operator starts a consistent region. Times are seconds.
 
-    trigger: "periodic", a cut each `period`; "operator", when the start operator says so (after a file, for
-    one). period: None takes the `checkpoint_interval` of `run`. delivery: how often sinks show a row when
-    workers fail (`core/delivery.py`); None is exactly-once, and at-least-once of sinks that can do no better.
-    The others are as in the paper, "Configuring a consistent region".
+    trigger: "periodic" takes a checkpoint every `period`; "operator" when the start operator requests it, for
+    example after a file. period: None means the `checkpoint_interval` of `run`. delivery: how often sinks
+    publish a row when workers fail (`core/delivery.py`); None is exactly-once, or at-least-once for sinks
+    that support no more. The others are as in the paper, "Configuring a consistent region".
     """
 
     trigger: Trigger = "periodic"
@@ -48,10 +49,10 @@ class Consistent:
 
     def __post_init__(self) -> None:
         if self.trigger not in TRIGGERS:
-            raise ValueError(f"trigger is {' or '.join(map(repr, TRIGGERS))}, not {self.trigger!r}")
+            raise ValueError(f"trigger is {' or '.join(map(repr, TRIGGERS))}, got {self.trigger!r}")
         if self.delivery not in (None, *DELIVERIES):
             known = " or ".join(map(repr, DELIVERIES))
-            raise ValueError(f"delivery is {known}, not {self.delivery!r}")
+            raise ValueError(f"delivery is {known}, got {self.delivery!r}")
         if self.trigger == "operator" and self.period is not None:
             raise ValueError("a period is for trigger='periodic'; leave it out where an operator triggers")
         for name in ("period", "drain_timeout", "reset_timeout"):
@@ -63,27 +64,28 @@ class Consistent:
             raise ValueError(f"max_consecutive_reset_attempts is 0 or more, not {given}")
 
     def __call__(self, target: Target) -> Target:
-        """As a decorator, of a user function or a class of operators."""
+        """Annotate a user function or an operator class; used as a decorator."""
         setattr(target, ANNOTATION, self)
         return target
 
     def __str__(self) -> str:
-        when = "when its start operator says so"
+        when = "when its start operator requests it"
         if self.trigger == "periodic":
-            when = "as often as `run` says" if self.period is None else f"every {self.period:g} s"
+            when = "at the interval of `run`" if self.period is None else f"every {self.period:g} s"
         attempts = self.max_consecutive_reset_attempts
         return (
-            f"a cut {when}; drain within {self.drain_timeout:g} s, reset within {self.reset_timeout:g} s,"
-            f" at most {attempts} resets in a row{f', delivery {self.delivery}' if self.delivery else ''}"
+            f"checkpoint {when}; drain within {self.drain_timeout:g} s, reset within"
+            f" {self.reset_timeout:g} s, max {attempts} resets in a row"
+            f"{f', delivery {self.delivery}' if self.delivery else ''}"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Autonomous:
-    """An operator, and what is reached from it, is in no region. Has no settings."""
+    """The annotation that an operator and everything reachable from it is in no region. No settings."""
 
     def __call__(self, target: Target) -> Target:
-        """As a decorator."""
+        """Annotate a user function or an operator class; used as a decorator."""
         setattr(target, ANNOTATION, self)
         return target
 
@@ -104,8 +106,9 @@ def consistent(
     max_consecutive_reset_attempts: int = reset_attempts_max,
     delivery: Delivery | None = None,
 ) -> Consistent:
-    """Start a consistent region at an operator. See `Consistent`; raises ValueError for a setting out of its
-    range.
+    """Start a consistent region at an operator, with the settings of `Consistent`.
+
+    Raises ValueError for a setting out of range.
 
         logs = graph.source("logs", FileSource(["a.txt"])).annotate(consistent(period=5))
 
@@ -126,7 +129,7 @@ def consistent(
 
 
 def region_options(settings: Consistent) -> dict[str, Any]:
-    """The settings as fields of `checkpoint.core.region.RegionSpec`."""
+    """Return the settings as fields of `checkpoint.core.region.RegionSpec`."""
     options: dict[str, Any] = {
         "trigger": settings.trigger,
         "drain_timeout_s": settings.drain_timeout,
@@ -140,8 +143,10 @@ def region_options(settings: Consistent) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """One consistent region. `members` are in an order in which inputs come first; `starts` those with
-    `@consistent` and the sources; `ends` those whose output goes nowhere, or leaves the region.
+    """One consistent region.
+
+    `members`: its operators, inputs before consumers. `starts`: its sources, and the operators with
+    `@consistent`. `ends`: the operators whose output is not used or leaves the region.
     """
 
     members: tuple[str, ...]
@@ -152,7 +157,7 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Every operator is in one region, or outside. `problems`: rules broken, each as one line."""
+    """The assignment of each operator to one region or none. `problems`: a line for each violated rule."""
 
     regions: tuple[Region, ...]
     outside: tuple[str, ...]
@@ -160,7 +165,7 @@ class Choice:
 
 
 def choose_regions(nodes: Sequence[NodeSpec], annotations: Mapping[int, Annotation]) -> Choice:
-    """The regions of a graph in which `find_problems` found none. Operators are indices into `nodes`."""
+    """Return the regions of a graph in which `find_problems` found none. Keys are indices into `nodes`."""
     order = in_order(nodes)
     starts = [index for index in order if isinstance(annotations.get(index), Consistent)]
     if not starts:
@@ -188,7 +193,7 @@ def choose_regions(nodes: Sequence[NodeSpec], annotations: Mapping[int, Annotati
 
 
 def consumers_of(nodes: Sequence[NodeSpec]) -> list[list[int]]:
-    """For each operator those that get its rows, or read the control table that it is."""
+    """Return for each operator the operators that get its rows or read the broadcast table that it is."""
     consumers: list[list[int]] = [[] for _ in nodes]
     for index, node in enumerate(nodes):
         for source in (*node.inputs, *node.broadcast_tables):
@@ -197,7 +202,7 @@ def consumers_of(nodes: Sequence[NodeSpec]) -> list[list[int]]:
 
 
 def _reached(start: int, consumers: Sequence[Sequence[int]], stops: Callable[[int], bool]) -> set[int]:
-    """The start and what data from it comes to, without going through an autonomous operator."""
+    """Return `start` and everything reachable from it without passing an autonomous operator."""
     found, todo = {start}, [start]
     while todo:
         for index in consumers[todo.pop()]:
@@ -208,7 +213,7 @@ def _reached(start: int, consumers: Sequence[Sequence[int]], stops: Callable[[in
 
 
 def _merged(reached: Sequence[tuple[int, set[int]]]) -> list[tuple[list[int], set[int]]]:
-    """Sets that have an operator in common are one; in the order of their first start."""
+    """Merge sets that share an operator. The result is sorted by first start."""
     groups: list[tuple[list[int], set[int]]] = []
     for start, members in reached:
         meeting = [group for group in groups if group[1] & members]
@@ -248,14 +253,14 @@ def _disagreements(nodes: Sequence[NodeSpec], given: Mapping[int, Any]) -> list[
         ]
         if differing:
             problems.append(
-                f"operators {nodes[first].name!r} and {nodes[other].name!r} start one region, since what they"
-                f" reach meets, and ask for {', '.join(differing)}; give both the same settings"
+                f"operators {nodes[first].name!r} and {nodes[other].name!r} start one region, because their"
+                f" paths meet, but differ in {', '.join(differing)}; give both the same settings"
             )
     return problems
 
 
 def _entered(nodes: Sequence[NodeSpec], groups: Sequence[tuple[list[int], set[int]]]) -> list[str]:
-    """What comes into a region from outside can not be had again after a reset."""
+    """Return a problem for each input from outside: it could not be replayed after a reset."""
     return [
         _entry(nodes[index], nodes[source].name)
         for _, members in groups
@@ -268,6 +273,6 @@ def _entered(nodes: Sequence[NodeSpec], groups: Sequence[tuple[list[int], set[in
 def _entry(node: NodeSpec, source: str) -> str:
     return (
         f"{node.kind.value} {node.name!r} is in a consistent region and takes input from {source!r}, which is"
-        " not: nobody could give it again after a reset; annotate"
+        " not, so a reset could not replay that input; annotate"
         f" {source!r} as consistent, or {node.name!r} as autonomous"
     )

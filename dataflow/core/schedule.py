@@ -1,21 +1,20 @@
-"""What a worker does next: which stage of which step, or nothing until something arrives.
+"""Decide what a worker does next: a stage of a step, or nothing until something arrives.
 
-Rules of this file: numbers of steps and cuts; no rows, no threads, no clock. It is made anew for each
-incarnation.
+Pure: numbers of steps and checkpoints; no rows, no threads, no clock. A new one is made for each incarnation.
 
-Theory. Three things move on their own: sources (stage 0 *produces* step p), later stages (stage k has *done*
-step d_k), and what has arrived on the channels. The order is
+Three things advance independently: sources (stage 0 *produces* step p), later stages (stage k has *done* step
+d_k), and the frames that have arrived on the channels. Always
 
     p >= d_1 >= d_2 >= ... >= d_last        and        p <= d_last + steps_ahead
 
-Of all that could run, the highest stage runs first: what is furthest along leaves memory first, and a worker
-that waits for its peers never holds them up. A step is produced when there is something to read, when the
-recorded divisions say so, when a peer has ended that step (it waits for ours), or when a cut is asked for:
-an idle region makes no steps.
-
-A cut is asked for in the next STEP_END that this worker sends, once. The alignment of stage 1 says at which
-step it happens; that may be an earlier one, because a peer asked first. After the final cut nothing is
-produced any more.
+1. Of all stages that can run, the highest runs first. So rows leave memory as early as possible, and a worker
+   that waits for its peers never delays them.
+2. A step is produced if there is input, if recorded divisions require it, if a peer has ended that step (it
+   waits for this worker), or if a checkpoint is requested. An idle region makes no steps.
+3. A requested checkpoint is attached to the next STEP_END that this worker sends, once. The alignment of
+stage
+   1 determines the step of the checkpoint; it may be an earlier one, because a peer sent the request first.
+4. After the final checkpoint nothing is produced.
 """
 
 from collections.abc import Callable
@@ -26,14 +25,14 @@ from dataflow.core.plan import CircuitPlan
 
 
 class Produce(NamedTuple):
-    """Run stage 0 of this step: read (or replay), send, end it with these marks."""
+    """Run stage 0 of this step: read or replay input, send the results, end the step."""
 
     step: int
     replay: bool
 
 
 class RunStage(NamedTuple):
-    """Run a later stage of this step; its channels are complete."""
+    """Run a later stage of this step. Its channels are complete."""
 
     stage: int
     step: int
@@ -49,7 +48,7 @@ Action: TypeAlias = Produce | RunStage | Wait
 
 
 class Barrier(NamedTuple):
-    """What a STEP_END carries: the cut asked for, 0 none."""
+    """The checkpoint request that a STEP_END carries; 0 for none."""
 
     cut: int = 0
     final: bool = False
@@ -60,9 +59,9 @@ NO_CUT = Barrier()
 
 @dataclass(slots=True)
 class Schedule:
-    """One incarnation of one worker. The owner reports what happens and asks `next_action`.
+    """The schedule of one worker in one incarnation. The owner reports what happens and calls `next_action`.
 
-    Invariant: what is said in the theory above about p and d.
+    Invariant: the inequalities in the module docstring.
     """
 
     plan: CircuitPlan
@@ -72,15 +71,15 @@ class Schedule:
     steps_ahead: int
     produced: int = field(init=False)
     done: list[int] = field(init=False)
-    """done[k] is the last step that stage k has run, for k >= 1; done[0] is `produced`'s twin."""
+    """done[k] is the last step that stage k has run, for k >= 1; done[0] equals `produced`."""
     wanted: Barrier = NO_CUT
-    """Asked for by the coordinator and not yet sent with a STEP_END of ours."""
+    """Requested by the coordinator and not yet sent with a STEP_END of this worker."""
     paused: bool = False
-    """No step is begun for input: only for a peer's, for a cut, or to replay."""
+    """No step is begun for input, only for a peer, for a checkpoint or to replay."""
     ended: bool = False
-    """The final cut has been taken: nothing follows."""
+    """The final checkpoint has been taken: nothing follows."""
     cuts: dict[int, Barrier] = field(default_factory=dict)
-    """Step -> its cut, from stage 1 until the last stage has run it."""
+    """Step -> its checkpoint, from stage 1 until the last stage has run it."""
 
     def __post_init__(self) -> None:
         self.produced = self.first_step - 1
@@ -88,21 +87,25 @@ class Schedule:
 
     @property
     def consumed(self) -> int:
-        """The last step that is through all stages here. (A sink is in stage 1 or later: there are two.)"""
+        """The last step that has passed all stages here.
+
+        There are at least two: sinks are in stage 1 or later.
+        """
         return self.done[-1]
 
     def request_cut(self, cut: int, *, final: bool) -> None:
-        """The coordinator asks. A number not above the last cut is an old request."""
+        """Take a request of the coordinator. A number not above the last checkpoint is obsolete."""
         if cut > self.last_cut and cut > self.wanted.cut:
             self.wanted = Barrier(cut, final)
 
     def next_action(
         self, is_complete: Callable[[int, int], bool], *, input_waits: bool, room: bool, peers_at: int
     ) -> Action:
-        """What to do now.
+        """Return what to do now.
 
         is_complete: whether all senders have ended a step on a channel. input_waits: a source has more to
-        read. room: the store takes more bytes. peers_at: the highest step that any peer has ended.
+        read.
+        room: the store accepts more data. peers_at: the highest step that any peer has ended.
         """
         for stage in range(len(self.plan.stages) - 1, 0, -1):
             step = self.done[stage] + 1
@@ -113,13 +116,13 @@ class Schedule:
 
     @property
     def replaying(self) -> bool:
-        """Whether recorded steps are still to be made."""
+        """Whether recorded steps remain to be replayed."""
         return self.produced < self.replay_until
 
     def _maybe_produce(self, *, input_waits: bool, room: bool, peers_at: int) -> Action:
         step = self.produced + 1
         if self.ended:
-            return Wait("the final cut is taken")
+            return Wait("the final checkpoint is taken")
         if self.produced - self.consumed >= self.steps_ahead:
             return Wait(f"step {self.consumed + 1} is not complete")
         if self.replaying:
@@ -131,31 +134,31 @@ class Schedule:
         return Wait("the store has no room" if input_waits else "there is no input")
 
     def step_produced(self) -> Barrier:
-        """Stage 0 of the next step is run; returns what its STEP_ENDs carry."""
+        """Note that stage 0 of the next step has run; return what its STEP_ENDs carry."""
         self.produced += 1
         self.done[0] = self.produced
         barrier, self.wanted = self.wanted, NO_CUT
         return barrier
 
     def step_aligned(self, step: int, barrier: Barrier) -> None:
-        """Stage 1 is about to run the step, and this is what its channels say about a cut."""
+        """Note that stage 1 is about to run the step, with the checkpoint request of its channels."""
         if barrier.cut:
             self.cuts[step] = barrier
             self.last_cut = max(self.last_cut, barrier.cut)
             if self.wanted.cut <= barrier.cut:
-                self.wanted = NO_CUT  # a peer asked before us: it happens here
+                self.wanted = NO_CUT  # a peer's request came first: the checkpoint is here
             self.ended = self.ended or barrier.final
 
     def cut_at(self, step: int) -> Barrier:
-        """The cut at the end of a step that stage 1 has aligned."""
+        """Return the checkpoint at the end of a step that stage 1 has aligned."""
         return self.cuts.get(step, NO_CUT)
 
     def stage_done(self, stage: int, step: int) -> bool:
-        """A later stage has run the step. True if that was the last one: the step is over here."""
+        """Note that a later stage has run the step. Return True if it was the last stage."""
         assert self.done[stage] == step - 1, "stages run steps in order"
         self.done[stage] = step
         return stage == len(self.plan.stages) - 1
 
     def forget(self, step: int) -> Barrier:
-        """The step is over; returns its cut, to be voted for."""
+        """Forget a step that has ended; return its checkpoint, to vote for."""
         return self.cuts.pop(step, NO_CUT)

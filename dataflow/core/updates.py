@@ -1,8 +1,8 @@
-"""Which streams carry updates: rows that replace an earlier row of the same key.
+"""Find the streams that carry updates: rows that replace an earlier row of the same key.
 
-A running `count` or `aggregate` gives a row for a key in each step in which the key came. How many rows that
-is depends on the size of the steps; only the last row of a key is a result. An operator that treats every row
-as a fact of its own (a sum, a window, a join) would give results that depend on the size of steps.
+A running `count` or `aggregate` emits a row for a key in each step in which the key occurs. The number of
+these rows depends on the size of the steps; only the last row of a key is a result. An operator that treats
+every row as a separate fact (a sum, a window, a join) would return results that depend on the step size.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,14 +13,14 @@ from dataflow.core.plan import KIND_RULES, NodeSpec, OperatorKind
 
 
 class OnUpdates(Enum):
-    """What an operator does with a stream of updates."""
+    """How an operator handles a stream of updates."""
 
     PASSES = auto()
     """Its output carries updates if an input does."""
     TAKES = auto()
-    """Updates are right here, and end here."""
+    """It handles updates correctly and emits none."""
     REFUSES = auto()
-    """Each row counts as one: with updates the results would depend on the size of steps."""
+    """It treats each row as a separate fact: with updates the results would depend on the step size."""
 
 
 ON_UPDATES: Final[dict[OperatorKind, OnUpdates]] = {
@@ -52,7 +52,9 @@ MAKES_UPDATES: Final = frozenset({OperatorKind.COUNT, OperatorKind.AGGREGATE})
 
 
 def sources_of_updates(nodes: Sequence[NodeSpec], reads: Mapping[int, int]) -> dict[int, int]:
-    """Operator -> the operator whose updates its output carries; operators that give rows are left out.
+    """Return operator -> the operator whose updates its output carries.
+
+    Operators without updates are left out.
 
     reads: a source -> the sink of the same graph whose output it reads.
     """
@@ -71,7 +73,7 @@ def sources_of_updates(nodes: Sequence[NodeSpec], reads: Mapping[int, int]) -> d
 
 
 def update_problems(nodes: Sequence[NodeSpec], reads: Mapping[int, int]) -> list[str]:
-    """Operators that would be wrong on the updates that reach them, one line each."""
+    """Return one line for each operator that would be wrong on the updates that reach it."""
     origin = sources_of_updates(nodes, reads)
     problems = []
     for node in nodes:
@@ -81,16 +83,16 @@ def update_problems(nodes: Sequence[NodeSpec], reads: Mapping[int, int]) -> list
         maker = nodes[found]
         problems.append(
             f"{node.kind.value} {node.name!r} takes each row as a new one, and {maker.kind.value}"
-            f" {maker.name!r} above it gives updates: a new row for a key in each step, which replaces the"
-            " one before, so the result would depend on the size of steps; give"
-            f" {maker.name!r} a window (Tumbling, Sliding or CountWindow), which gives each result once, or"
+            f" {maker.name!r} above it emits updates: a new row for a key in each step, which replaces the"
+            " previous one, so the result would depend on the step size; give"
+            f" {maker.name!r} a window (Tumbling, Sliding or CountWindow), which emits each result once, or"
             f" compute {node.name!r} from the rows before {maker.name!r}"
         )
     return problems
 
 
 def carries_updates(nodes: Sequence[NodeSpec], reads: Mapping[int, int]) -> frozenset[str]:
-    """Names of the operators whose output carries updates."""
+    """Return the names of the operators whose output carries updates."""
     return frozenset(
         nodes[index].name
         for index in sources_of_updates(nodes, reads)

@@ -1,16 +1,17 @@
-"""Building a graph: sources, operators and sinks, each named by the user, checked as a whole before anything
-starts.
+"""Build a graph of named sources, operators and sinks.
+
+`Graph.plan` checks it as a whole before anything starts.
 
     graph = Graph("wordcount")
     lines = graph.source("lines", FileSource(["a.txt", "b.txt"]))
     words = lines.flat_map("words", lambda row: row["line"].split(), schema="word string")
     words.key_by("by_word", "word").count("counts").sink("out", FileSink("out"))
 
-Rules of this file: it only records what the user says, `core/plan.py` judges it, `plan()` brings both
-together. Most of it is said on streams: `stream.py`, and for keyed ones `keyed.py`. The graph is sent to
-every worker as it is; each makes the same plan of it.
+This module only records what the user calls; `core/plan.py` checks it, and `plan()` combines the two. Most
+methods are on streams: `stream.py`, and `keyed.py` for keyed streams. The graph is sent to every worker, and
+each worker makes the same plan from it.
 
-A name is how state is found again after a restart: rename an operator and its state is another's.
+State is found by operator name after a restart: renaming an operator disconnects it from its state.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -47,7 +48,7 @@ from dataflow.sources.base import SourceSpec
 
 
 class Graph:
-    """A dataflow under construction. `name` is for people; the region has a name of its own.
+    """A dataflow under construction. `name` is a display name; the region has its own name.
 
     Example:
 
@@ -67,7 +68,7 @@ class Graph:
         return f"<Graph {self.name!r}: {' '.join(node.name or '?' for node in self._nodes)}>"
 
     def source(self, name: str, source: SourceSpec) -> "Stream":
-        """A stream of what `source` reads.
+        """Add a source and return the stream of its rows.
 
         Example:
 
@@ -76,7 +77,7 @@ class Graph:
         return self._add(name, source, ())
 
     def stream(self, name: str) -> "Stream":
-        """The output of the operator `name`, which may be given later.
+        """Return the output of the operator `name`, which may be added later.
 
         Example:
 
@@ -86,7 +87,7 @@ class Graph:
         return Stream(self, name)
 
     def sink(self, name: str, sink: SinkSpec, *streams: "Stream") -> None:
-        """Write a stream out. The same as `stream.sink(name, sink)`.
+        """Write a stream to a sink. The same as `stream.sink(name, sink)`.
 
         Example:
 
@@ -95,7 +96,7 @@ class Graph:
         self._add(name, sink, streams)
 
     def union(self, name: str, *streams: "Stream") -> "Stream":
-        """Several streams of one schema as one. The same as `first.union(name, *others)`.
+        """Merge several streams of the same schema. The same as `first.union(name, *others)`.
 
         Example:
 
@@ -104,8 +105,7 @@ class Graph:
         return self._add(name, UnionSpec(), streams)
 
     def apply(self, name: str, operator: UserOperator, /, **inputs: "Stream") -> "Stream":
-        """What an operator of your own gives that has several inputs, by the names that it gives them
-        (`UserOperator.needs`).
+        """Add an operator of your own that has several named inputs (`UserOperator.needs`).
 
             class Tagged(UserOperator):
                 needs = {"orders": "item string", "prices": "item string"}
@@ -116,8 +116,9 @@ class Graph:
 
             graph.apply("tagged", Tagged(), orders=by_item, prices=prices.key_by("prices_by_item", "item"))
 
-        Either all of them are keyed, by columns of the same types, and all rows of a key come to one copy; or
-        none is. With one input without a name: `stream.apply`. Raises SchemaError, GraphError.
+        Either all inputs are keyed, by columns of the same types, or none is. If they are keyed, all rows of
+        a key reach the same instance. For an operator with one unnamed input use `stream.apply`. Raises
+        SchemaError and GraphError.
         """
         spec = apply_spec(operator, tuple(inputs))
         return self._add(name, spec, [inputs[one] for one in inputs_of(operator)])
@@ -125,7 +126,7 @@ class Graph:
     def broadcast_table(
         self, name: str, stream: "Stream", *keys: str, complete_first: bool = False
     ) -> "BroadcastTable":
-        """The last row of each key of a stream, whole on every worker, for operators that take `broadcast=`:
+        """Keep the last row of each key of a stream as a broadcast table, complete on every worker.
 
             newest = graph.broadcast_table("newest", prices, "item")
 
@@ -134,14 +135,15 @@ class Graph:
 
             orders.map("priced", priced, broadcast=newest)
 
-        A user function gets it as its second argument, a read-only mapping: from the value of the key column
-        (a tuple, where there are several) to a dict of the other columns. A row whose other columns are all
-        null takes its key out. What comes in a step is in force from the next step on, everywhere; so the
-        stream may be made from what the table's readers give. Each step begins when the one before is over.
+        An operator with `broadcast=` passes the table to its function as the second argument: a read-only
+        mapping from the value of the key column (a tuple if there are several) to a dict of the other
+        columns. A row whose other columns are all null deletes its key. Rows that arrive in a step take
+        effect in the next step, on all workers; so the stream may be computed from the output of operators
+        that read the table. With a broadcast table each step begins after the previous one has ended.
 
-        complete_first: for a table from bounded sources. Nothing is read of the sources whose rows reach a
-        reader of the table until those of the table are read to their end, and all of it is in force on all
-        workers. A source that never ends holds the others up for ever.
+        complete_first: for a table from bounded sources. The sources whose rows reach a reader of the table
+        are not read until the sources of the table are read to their end and the whole table is in effect on
+        all workers. A source of the table that never ends blocks them forever.
         """
         rows = self._add(f"{name}.rows", BroadcastSpec(), (stream,))
         self._add(name, BroadcastStateSpec(keys, complete_first), (rows,))
@@ -149,7 +151,7 @@ class Graph:
 
     @classmethod
     def of(cls, name: str, nodes: Iterable[Node], annotations: "Mapping[str, Annotation]") -> "Graph":
-        """A graph of these operators.
+        """Return a graph of the given operators.
 
         Example:
 
@@ -162,7 +164,8 @@ class Graph:
         return graph
 
     def nodes(self) -> tuple[list[Node], list[NodeSpec]]:
-        """The operators in the order in which they were given, and as the checks see them.
+        """Return the operators in the order in which they were added, and the same as the plan checks see
+        them.
 
         Example:
 
@@ -171,8 +174,10 @@ class Graph:
         return list(self._nodes), self._node_specs()
 
     def annotate(self, name: str, annotation: Annotation) -> None:
-        """Say of the operator `name`, which may be given later, that it starts a consistent region, or is
-        autonomous. The same as `stream.annotate(annotation)`; also for a sink, which is no stream.
+        """Declare that the operator `name` starts a consistent region or is autonomous.
+
+        The operator may be added later. The same as `stream.annotate(annotation)`, and also usable for a
+        sink.
 
             graph.annotate("lines", consistent(period=5))
         """
@@ -185,7 +190,7 @@ class Graph:
             raise GraphError(self.name, (problem,))
 
     def explain(self) -> None:
-        """Print the regions of this graph, with their operators. Raises GraphError as `plan` does.
+        """Print the regions of this graph and their operators. Raises GraphError as `plan` does.
 
         Example:
 
@@ -195,16 +200,18 @@ class Graph:
         print(explain(self.name, plan.plan, plan.choice, sink_deliveries(plan.choice, plan.specs)))
 
     def plot(self, path: "str | Path") -> None:
-        """Write a picture of this graph, SVG or PNG: operators, regions, exchanges, side outputs, control
-        tables. It needs matplotlib: `pip install 'dos-journal[plots]'`. Raises GraphError as `plan` does,
-        ValueError for another kind of file or without that library, OSError.
+        """Write a drawing of this graph as SVG or PNG: operators, regions, exchanges, side outputs, broadcast
+        tables.
+
+        It needs matplotlib: `pip install 'dos-journal[plots]'`. Raises GraphError as `plan` does, ValueError
+        for another file type or without matplotlib, and OSError.
 
             graph.plot("shop.svg")
         """
         plot(self.plan(), Path(path))
 
     def plan(self) -> GraphPlan:
-        """Check everything and plan it. Raises GraphError with all problems found; starts nothing.
+        """Check the graph and return its plan. Starts nothing. Raises GraphError with all problems found.
 
         Example:
 
@@ -252,12 +259,12 @@ class Graph:
         return made
 
     def _annotated(self, specs: Sequence[NodeSpec]) -> dict[int, Annotation]:
-        """Index -> what was said of the operator: by name, or on its class or function."""
+        """Index -> the annotation of the operator: given by name, or carried by its class or function."""
         unknown = [name for name in self._annotations if all(spec.name != name for spec in specs)]
         if unknown:
             known = ", ".join(sorted(repr(spec.name) for spec in specs))
             problem = (
-                f"annotated is {', '.join(map(repr, unknown))}, which no operator is named; known are {known}"
+                f"annotations name unknown operators: {', '.join(map(repr, unknown))}; known are {known}"
             )
             raise GraphError(self.name, (problem,))
         found = {}

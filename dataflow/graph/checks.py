@@ -1,6 +1,6 @@
-"""Checks of a graph that need the descriptions of its operators, beside their names and inputs.
+"""Checks of a graph that need the descriptions of its operators, not only names and inputs.
 
-Rules of this file: operators and their inputs to words; nothing runs.
+They map operators and inputs to problem texts; nothing runs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,14 +24,16 @@ from dataflow.sources.log import LogSource
 
 
 def time_problems(nodes: Sequence[NodeSpec], specs: Sequence[OperatorSpec]) -> list[str]:
-    """Who waits for event time must get it: an `event_time` on every way to it from a source. And it gets the
-    right one: lateness is promised for each split of a source, so an `event_time` must know the split of each
-    row, which nobody knows behind an exchange or an operator with state.
+    """Check that operators that need event time get it, and that it is correct.
+
+    Every path from a source to such an operator needs an `event_time`. Lateness is promised for each split of
+    a source, so an `event_time` must know the split of each row, which is lost after an exchange or an
+    operator with state.
     """
     without: dict[int, str | None] = {}
-    """Operator -> a source from which its input comes without event time, if there is one."""
+    """Operator -> a source from which its input arrives without event time, if there is one."""
     mixed: dict[int, str | None] = {}
-    """Operator -> what mixes the rows of splits above its output, if anything does."""
+    """Operator -> the operator above its output that mixes rows of several splits, if there is one."""
     problems = []
     for index in in_order(nodes):
         node = nodes[index]
@@ -40,9 +42,9 @@ def time_problems(nodes: Sequence[NodeSpec], specs: Sequence[OperatorSpec]) -> l
         mixed[index] = above or (node.name if mixes else None)
         if node.kind is OperatorKind.EVENT_TIME and above is not None:
             problems.append(
-                f"event_time {node.name!r} is behind {above!r}, where the rows of several splits are mixed,"
-                " and lateness is promised for each split; put event_time between the source and it, or let"
-                " a region of its own read the rows from a LogSink"
+                f"event_time {node.name!r} is below {above!r}, which mixes the rows of several splits,"
+                " and lateness is promised for each split; put event_time between the source and it, or read"
+                " the rows from a LogSink in a separate region"
             )
         found = next((name for above in node.inputs if (name := without[above])), None)
         if node.kind is OperatorKind.SOURCE:
@@ -52,14 +54,14 @@ def time_problems(nodes: Sequence[NodeSpec], specs: Sequence[OperatorSpec]) -> l
         without[index] = found
         if specs[index].needs_time and found is not None:
             problems.append(
-                f"{node.kind.value} {node.name!r} waits for event time, and none comes to it from source"
+                f"{node.kind.value} {node.name!r} needs event time, and gets none from source"
                 f" {found!r}; put stream.event_time(name, column, lateness=...) between them"
             )
     return problems
 
 
 def reads_of_sinks(nodes: Sequence[NodeSpec], specs: Sequence[OperatorSpec]) -> dict[int, int]:
-    """Source -> the sink of the same graph whose output log it reads."""
+    """Return source -> the sink of the same graph whose output log it reads."""
     sinks = {node.name: index for index, node in enumerate(nodes) if node.kind is OperatorKind.SINK}
     return {
         index: sinks[spec.sink]
@@ -71,8 +73,9 @@ def reads_of_sinks(nodes: Sequence[NodeSpec], specs: Sequence[OperatorSpec]) -> 
 def shared_key_problems(
     nodes: Sequence[NodeSpec], specs: Sequence[OperatorSpec], schemas: Mapping[str, pa.Schema | None]
 ) -> list[str]:
-    """Of an operator of the user's with several inputs all are keyed alike, or none: or rows that belong
-    together would be on different workers.
+    """Check that all inputs of a user operator are keyed alike, or none is.
+
+    Otherwise rows that belong together would be on different workers.
     """
     problems = []
     for node in nodes:
@@ -90,7 +93,7 @@ def shared_key_problems(
         if keys and apart:
             keyed = ", ".join(repr(nodes[one].name) for one in node.inputs if nodes[one].name not in apart)
             problems.append(
-                f"{who} has inputs by key ({keyed}) and inputs that are not ({', '.join(map(repr, apart))}),"
+                f"{who} has keyed inputs ({keyed}) and inputs without keys ({', '.join(map(repr, apart))}),"
                 " so rows that belong together would be on different workers; put a key_by before each of"
                 " them, or before none"
             )
@@ -103,29 +106,29 @@ def shared_key_problems(
 
 
 def region_problems(choice: Choice, specs: Mapping[str, OperatorSpec]) -> list[str]:
-    """What cannot be in the region it is in, or outside of any."""
+    """Return problems of operators that do not fit their region, or that need one."""
     return _delivery_problems(choice, specs) + _directory_problems(choice, specs)
 
 
 def _directory_problems(choice: Choice, specs: Mapping[str, OperatorSpec]) -> list[str]:
-    """Files are cut and restored with a region, and recorded in a chain that has the operator's name."""
+    """Check operators with files: a region restores them, and their chain carries the operator's name."""
     problems = []
     for name in (name for name, spec in specs.items() if spec.keeps_files):
         if name in choice.outside:
             problems.append(
-                f"operator {name!r} keeps files and is outside of any consistent region: there are no cuts"
-                " with which they could be restored; annotate it as consistent(...)"
+                f"operator {name!r} keeps files and is outside of any consistent region, where no checkpoint"
+                " could restore them; annotate it as consistent(...)"
             )
         if len(name) > directory_name_bytes_max:
             problems.append(
                 f"operator {name!r} keeps files, and its name has {len(name)} characters, more than"
-                f" {directory_name_bytes_max}: their chain has it in its name; rename it"
+                f" {directory_name_bytes_max} (the name is part of a chain name); rename it"
             )
     return problems
 
 
 def _delivery_problems(choice: Choice, specs: Mapping[str, OperatorSpec]) -> list[str]:
-    """A region promises no more of its sinks than they can give."""
+    """Check that each sink supports the delivery of its region."""
     problems = []
     for region in choice.regions:
         for name in region.members:
@@ -142,9 +145,7 @@ def _delivery_problems(choice: Choice, specs: Mapping[str, OperatorSpec]) -> lis
 
 
 def complete_first_problems(plan: GraphPlan) -> list[str]:
-    """A table that is to be complete first waits for no source that waits for it, and a failure loses none of
-    its rows.
-    """
+    """Check that no table with complete_first waits for itself, and that a failure loses none of its rows."""
     problems = plan.waiting.problems()
     for name, spec in plan.specs.items():
         if not isinstance(spec, BroadcastStateSpec) or not spec.complete_first:
@@ -155,14 +156,14 @@ def complete_first_problems(plan: GraphPlan) -> list[str]:
                 "outside of any consistent region" if region is None else 'in a region with "at-most-once"'
             )
             problems.append(
-                f"control table {name!r} is to be complete first and is {where}, where a failure loses rows"
-                " of it; leave complete_first out, or choose another delivery or region"
+                f"broadcast table {name!r} with complete_first is {where}, where a failure loses rows of it;"
+                " leave out complete_first, or choose another delivery or region"
             )
     return problems
 
 
 def sink_deliveries(choice: Choice, specs: Mapping[str, OperatorSpec]) -> dict[str, Delivery]:
-    """What each sink of a graph without such problems gives."""
+    """Return sink -> its delivery, for a graph without such problems."""
     found: dict[str, Delivery] = {}
     for name, spec in specs.items():
         if isinstance(spec, SinkSpec):
@@ -172,12 +173,12 @@ def sink_deliveries(choice: Choice, specs: Mapping[str, OperatorSpec]) -> dict[s
 
 
 def shown_by_step_problems(nodes: Sequence[NodeSpec], specs: Sequence[OperatorSpec]) -> list[str]:
-    """What was shown by step must be made again as it was."""
+    """Check that output published by step is deterministic: a replay must return the same rows."""
     starts = [index for index, spec in enumerate(specs) if not spec.deterministic]
     unsure = not_deterministic(nodes, starts)
     return [
-        f"sink {nodes[index].name!r} shows its output by step, and {unsure[index]!r} above it is not"
-        " deterministic: after a failure it would make other rows than were shown; use"
+        f"sink {nodes[index].name!r} publishes by step, and {unsure[index]!r} above it is not"
+        " deterministic: after a failure it could return other rows than were published; use"
         ' LogSink(publish="checkpoint")'
         for index, spec in enumerate(specs)
         if index in unsure and isinstance(spec, LogSink) and spec.publish is Publish.STEP

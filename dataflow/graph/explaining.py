@@ -1,7 +1,6 @@
-"""What a graph is, in words: its consistent regions, their operators, what is outside.
+"""A text description of a graph: its consistent regions, their operators, and what is outside.
 
-Rules of this file: text only, a line an operator; what is told was decided in `core/regions.py` and
-`core/plan.py`.
+One line for each operator. `core/regions.py` and `core/plan.py` make the decisions that are printed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,7 @@ from dataflow.core.regions import Choice
 
 
 def explain(name: str, plan: CircuitPlan, choice: Choice, sinks: Mapping[str, str]) -> str:
-    """Several lines, without a newline at the end. sinks: sink -> its delivery."""
+    """Return several lines, without a newline at the end. sinks: sink -> its delivery."""
     lines = [
         f"graph {name!r}: {_count(len(choice.regions), 'consistent region')}, {len(choice.outside)} outside"
     ]
@@ -27,7 +26,7 @@ def explain(name: str, plan: CircuitPlan, choice: Choice, sinks: Mapping[str, st
     if choice.outside:
         lines += [
             "",
-            "outside of any region: without cuts; after a failure it begins anew, at the present",
+            "outside of any region: no checkpoints; after a failure it starts again at the current input",
         ]
         lines += [_line(plan.node(member), width, sinks) for member in choice.outside]
     return "\n".join(lines)
@@ -47,6 +46,6 @@ def _line(
 ) -> str:
     roles = [role for role, names in (("start", starts), ("end", ends)) if node.name in names]
     inputs = f" from {', '.join(node.inputs)}" if node.inputs else ""
-    table = f", steered by {', '.join(node.broadcast_tables)}" if node.broadcast_tables else ""
+    table = f", reads table {', '.join(node.broadcast_tables)}" if node.broadcast_tables else ""
     shown = f", {sinks[node.name]}" if node.name in sinks else ""
     return f"  {'+'.join(roles):<9}  {node.name:<{width}}  {node.kind.value}{inputs}{table}{shown}"

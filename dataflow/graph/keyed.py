@@ -1,6 +1,6 @@
-"""What a keyed stream can do: the operators that keep something per key.
+"""The methods of a keyed stream: operators that keep state for each key.
 
-Rules of this file: methods that users call, one operator each; what it does is in `operators/`.
+Each method adds one operator; the operators themselves are in `operators/`.
 """
 
 from abc import ABC, abstractmethod
@@ -47,7 +47,7 @@ class KeyedOperators(ABC):
     def _with(self, other: "KeyedStream", name: str, spec: OperatorSpec) -> "Stream": ...
 
     def count(self, name: str) -> "Stream":
-        """How often each key came: (key columns, count bigint), once a step for each key that came in it.
+        """Count the rows of each key: (key columns, count bigint), once a step for each key in it.
 
         Example:
 
@@ -58,17 +58,18 @@ class KeyedOperators(ABC):
     def aggregate(
         self, name: str, window: Window | CountWindow | None = None, /, **aggregates: Aggregate
     ) -> "Stream":
-        """What is computed of the rows of each key (`dataflow.operators.aggregate_functions`).
+        """Compute aggregates of the rows of each key (`dataflow.operators.aggregate_functions`).
 
             by_item.aggregate("sold", orders=Count(), income=Sum("price"))
             by_item.aggregate("hourly", Tumbling("at", timedelta(hours=1)), orders=Count())
             by_item.aggregate("smooth", CountWindow("at", 3, slide=1), mean=Mean("price"))
 
-        Without a window, of all its rows so far, once a step for each key that came in it: (key columns, a
-        column for each aggregate, by its name). With one, of the rows in each window, once, when the window
-        is over: (key columns, window_start, window_end, aggregates). With a CountWindow, of so many rows of
-        the key in the order of event time, once the last of them is passed: (key columns, window_number,
-        aggregates). Rows that come too late are on the side output "late".
+        Without a window: over all rows so far, once a step for each key in it: (key columns, a column for
+        each aggregate, by its name). With a window: over its rows, once, when it closes: (key columns,
+        window_start, window_end, aggregates). With a CountWindow: over that many rows of the key in
+        event-time order, once the
+        last of them has passed: (key columns, window_number, aggregates). Late rows go to the side output
+        "late".
         """
         if window is None:
             return self._then(name, AggregateSpec(self._keys(), tuple(aggregates.items())))
@@ -77,11 +78,14 @@ class KeyedOperators(ABC):
         return self._then(name, WindowSpec(self._keys(), window, tuple(aggregates.items())))
 
     def dedup(self, name: str, window: Tumbling | None = None, /) -> "Stream":
-        """The first row of each key, as soon as it comes; with a window, of each key in each window, and the
-        key is forgotten when the window is over. Rows behind that are on the side output "late".
+        """Emit the first row of each key when it arrives.
 
-        Of rows that share a key and differ otherwise, the first to come goes on, and which that is depends on
-        the order of arrival: take as key all that tells rows apart.
+        With a window: the first row of each key in each window; the key is forgotten when the window closes,
+        and later rows go to the side output "late".
+
+        If rows with the same key differ otherwise, the first to arrive is emitted, which depends on the order
+        of
+        arrival: use all columns that distinguish rows as the key.
 
             by_item.dedup("items")
             by_item.dedup("items_of_a_day", Tumbling("at", timedelta(days=1)))
@@ -99,10 +103,11 @@ class KeyedOperators(ABC):
         within: timedelta,
         suffix: str = "_right",
     ) -> "Stream":
-        """All pairs of a row of this stream and one of `right` with the same key whose times, in these
-        columns, are less than `within` apart: the columns of this one, then those of the other without its
-        key; `suffix` is appended to names that both have. Rows that come behind the event time of their
-        stream are on the side outputs "late" and "late_right".
+        """Join with `right`: all pairs of rows with the same key whose times are less than `within` apart.
+
+        times: the time columns of both streams. The result has the columns of this stream, then those of the
+        other without its key; `suffix` is appended to names that both have. Late rows go to the side outputs
+        "late" and "late_right".
 
             by_item.join(
                 "near",
@@ -116,9 +121,10 @@ class KeyedOperators(ABC):
         return self._with(right, name, spec)
 
     def top_k(self, name: str, window: Tumbling, k: int, *, by: str) -> "Stream":
-        """Of each key in each window the `k` rows that are largest in column `by`, largest first, when the
-        window is over; those that are equal in it in the order of all columns, nulls last. Rows that come
-        behind that are on the side output "late".
+        """Emit the `k` rows with the largest `by` of each key in each window, when the window closes.
+
+        The largest is first. Equal rows are in the order of all columns, nulls last. Late rows go to the side
+        output "late".
 
             by_item.top_k("dearest", Tumbling("at", timedelta(days=1)), 3, by="price")
         """
@@ -139,16 +145,19 @@ class KeyedOperators(ABC):
         state_on: Place = "memory",
         side_outputs: "Mapping[str, str | pa.Schema] | None" = None,
     ) -> "Stream":
-        """Functions that keep something for each key: `on_row(row, state)` for each row, in the order of
-        event time; `on_timer(key, time, state)` when event time has passed `state.timer`, which either may
-        set. Both return or yield rows of `schema`.
+        """Call functions that keep state for each key.
 
-        `state.value` is a dict with the columns of the schema `state`, None at first, and forgotten when it
-        is None again and no timer is set. `state.timer` is a datetime or None. Late rows are on the side
-        output "late". state_version, migrations: when the schema `state` changes (`Migration`).
-        side_outputs: side outputs, name -> columns, for which both functions get `emit(port, row)` as their
-        last argument. ttl: how long a value is kept in event time, from the last call for its key on.
-        state_on: "memory"; or "disk", for more values than fit into it, on the local disk of each worker.
+        `on_row(row, state)` is called for each row, in event-time order; `on_timer(key, time, state)` after
+        the watermark has passed `state.timer`, which both may set. Both return or yield rows of `schema`.
+
+        `state.value` is a dict with the columns of the schema `state`, initially None. The state is deleted
+        when it is None again and no timer is set. `state.timer` is a datetime or None. Late rows go to the
+        side output "late".
+
+        state_version, migrations: for changes of the schema `state` (`Migration`).
+        side_outputs: side outputs, name -> columns; both functions get `emit(port, row)` as last argument.
+        ttl: how long a value is kept after the last call for its key, in event time.
+        state_on: "memory"; or "disk", the local disk of each worker, for values that do not fit into memory.
 
             def on_row(row, state):
                 state.value = {"n": (state.value["n"] if state.value else 0) + 1}
@@ -191,9 +200,10 @@ class KeyedOperators(ABC):
         ttl: timedelta | None = None,
         state_on: Place = "memory",
     ) -> "Stream":
-        """A function written for Spark's `applyInPandasWithState`, as it is: called with (key, DataFrames,
-        GroupState) for each row, in the order of event time, and when a timeout has passed. docs/state.md
-        says what is not supported. The other arguments are those of `map_state`.
+        """Call a function written for Spark's `applyInPandasWithState`, unchanged.
+
+        It is called with (key, DataFrames, GroupState) for each row, in event-time order, and after a
+        timeout. docs/state.md lists what is not supported. The other arguments are those of `map_state`.
 
             def numbered(key, frames, state):
                 n = (state.get[0] if state.exists else 0) + sum(map(len, frames))
@@ -235,12 +245,13 @@ class KeyedOperators(ABC):
         ttl: timedelta | None = None,
         state_on: Place = "memory",
     ) -> "Stream":
-        """A `StatefulProcessor` written for Spark's `transformWithState`, or with takes="pandas" for
-        `transformWithStateInPandas`, as it is: `handleInputRows` is called for each row, in the order of
-        event time, `handleExpiredTimer` when a timer has passed. docs/state.md says what is not supported.
-        The other arguments are those of `map_state`.
+        """Run a `StatefulProcessor` written for Spark's `transformWithState`, unchanged.
 
-            class Numbered:  # made from StatefulProcessor, where there is Spark
+        With takes="pandas" it is one for `transformWithStateInPandas`. `handleInputRows` is called for each
+        row, in event-time order, `handleExpiredTimer` after a timer has passed. docs/state.md lists what is
+        not supported. The other arguments are those of `map_state`.
+
+            class Numbered:  # a StatefulProcessor, where Spark is installed
                 def init(self, handle):
                     self.n = handle.getValueState("n", "n bigint")
 

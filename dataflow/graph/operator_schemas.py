@@ -1,6 +1,6 @@
-"""The columns of every operator of a graph, from those of its sources down.
+"""Derive the columns of every operator of a graph from those of its sources.
 
-Rules of this file: descriptions to schemas; nothing runs. All operators that do not fit are told at once.
+It maps descriptions to schemas; nothing runs. All operators that do not fit are reported together.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from dataflow.operators.side_output import SideOutputSpec
 def find_schemas(
     graph: str, nodes: Sequence[NodeSpec], specs: Sequence[OperatorSpec]
 ) -> dict[str, pa.Schema | None]:
-    """Operator -> columns of its output, None for a sink. Raises GraphError with all that does not fit."""
+    """Return operator -> columns of its output, None for a sink. Raises GraphError with all problems."""
     schemas: dict[str, pa.Schema | None] = {}
     problems: list[str] = []
     for index in in_order(nodes):
@@ -24,7 +24,7 @@ def find_schemas(
         inputs = [schemas.get(nodes[source].name) for source in node.inputs]
         schemas[node.name] = None
         if None in inputs:
-            continue  # its input has a problem already told
+            continue  # the problem of its input is already reported
         try:
             if isinstance(spec, SideOutputSpec):
                 inputs = [_of_side(spec, nodes, specs, node.inputs[0], schemas)]
@@ -44,7 +44,7 @@ def _of_side(
     source: int,
     schemas: Mapping[str, pa.Schema | None],
 ) -> pa.Schema:
-    """The columns of a side output of the operator `source`."""
+    """Return the columns of a side output of the operator `source`."""
     node = nodes[source]
     found = [schemas[nodes[above].name] for above in node.inputs]
     ports = specs[source].side_output_schemas([schema for schema in found if schema is not None])

@@ -1,15 +1,13 @@
-"""The parts of an application: a graph that is not one region, taken apart into graphs that run by
-themselves.
+"""The parts of an application: divide a graph that is not one region into graphs that run separately.
 
-Rules of this file: graphs in, graphs out; nothing is started. Which operators belong together was decided in
-`core/regions.py`.
+Graphs in, graphs out; nothing is started. `core/regions.py` decides which operators belong together.
 
-A part is a consistent region, or operators outside of any that are connected. Each has a name,
-APPLICATION.OPERATOR by its first operator, and with it a coordinator, a manifest and workers of its own:
-what befalls one does not reset another. No edge joins two parts. What leaves a region for operators outside
-goes through an output log in the store: the region gets a sink for it, the other part a source with the
-operator's name. It shows what committed cuts cover, so a reset of the region gives nothing twice. Users join
-two regions the same way, by `LogSink` and `LogSource`.
+A part is a consistent region, or connected operators outside of any. Its name is APPLICATION.OPERATOR, after
+its first operator. It has its own coordinator, manifest and workers, so a failure of one part does not reset
+another. No edge connects two parts: output of a region for operators outside goes through an output log in
+the store. The region gets a sink for it, and the other part a source with the operator's name. The log shows
+only what committed checkpoints cover, so a reset of the region repeats nothing. Users connect two regions in
+the same way, with `LogSink` and `LogSource`.
 """
 
 import logging
@@ -33,14 +31,12 @@ from dos_protocol.errors import DosError
 logger = logging.getLogger("dos.dataflow")
 
 BRIDGE_SUFFIX = ".leaves"
-"""The sink at which OPERATOR's output leaves its region is named OPERATOR.leaves."""
+"""The sink through which OPERATOR's output leaves its region is named OPERATOR.leaves."""
 
 
 @dataclass(frozen=True, slots=True)
 class GraphPart:
-    """Something that runs by itself. `settings`: of a consistent region; None for operators outside of
-    any.
-    """
+    """A part that runs separately. `settings`: of a consistent region; None for operators outside of any."""
 
     name: str
     graph: Graph
@@ -50,13 +46,14 @@ class GraphPart:
 
 
 def part_options(part: GraphPart) -> dict[str, Any]:
-    """How a part is run, as fields of `checkpoint.core.region.RegionSpec`."""
+    """Return the options of a part as fields of `checkpoint.core.region.RegionSpec`."""
     return {"without_cuts": True} if part.settings is None else region_options(part.graph.plan().the_region())
 
 
 def check_sinks(part: GraphPart, store_id: bytes) -> None:
-    """Raise SinkOwnedError if the place of a sink holds output of another run, before any worker starts. A
-    place that the driver cannot read is left to the workers, which check it too.
+    """Raise SinkOwnedError, before any worker starts, if the target of a sink holds output of another run.
+
+    Targets that the driver cannot read are left to the workers, which check them too.
     """
     for node in part.graph.nodes()[0]:
         if isinstance(node.spec, SinkSpec):
@@ -65,14 +62,13 @@ def check_sinks(part: GraphPart, store_id: bytes) -> None:
             except DosError:
                 raise
             except Exception as error:
-                logger.info("sink %r: its place cannot be read on the driver: %s", node.name, error)
+                logger.info("sink %r: the driver cannot read its target: %s", node.name, error)
 
 
 def parts_of(graph: Graph, application: str) -> list[GraphPart]:
-    """The parts that `application` is made of, regions first. A graph that is one region as a whole is one
-    part of that name.
+    """Return the parts of `application`, regions first. A graph that is one region is one part of that name.
 
-    Raises GraphError, as `Graph.plan` does and for what cannot run apart; BadNameError.
+    Raises GraphError, as `Graph.plan` does and for graphs that cannot be divided; BadNameError.
     """
     plan = graph.plan()
     regions, outside = plan.choice.regions, plan.choice.outside
@@ -133,7 +129,7 @@ def _part(
 
 
 def _left(nodes: Sequence[Node], specs: Sequence[NodeSpec], members: Sequence[str]) -> list[str]:
-    """The members whose output goes to operators outside."""
+    """Return the members whose output goes to operators outside."""
     found = {
         nodes[source].name
         for index, spec in enumerate(specs)
@@ -145,7 +141,7 @@ def _left(nodes: Sequence[Node], specs: Sequence[NodeSpec], members: Sequence[st
 
 
 def _connected(specs: Sequence[NodeSpec], outside: Sequence[str]) -> list[tuple[str, ...]]:
-    """Operators outside of any region, those that are connected together; each in the order of `outside`."""
+    """Return the connected groups of operators outside of any region, each in the order of `outside`."""
     group = {name: name for name in outside}
 
     def root(name: str) -> str:
@@ -162,7 +158,7 @@ def _connected(specs: Sequence[NodeSpec], outside: Sequence[str]) -> list[tuple[
 
 
 def _check_logs(graph: str, nodes: Sequence[Node], owner: Mapping[str, str]) -> None:
-    """A log that is read is another region's, and exists."""
+    """Check that every log that is read exists and belongs to another region."""
     sinks = {node.name: node.spec for node in nodes if isinstance(node.spec, LogSink)}
     problems = []
     for node in nodes:
@@ -172,7 +168,7 @@ def _check_logs(graph: str, nodes: Sequence[Node], owner: Mapping[str, str]) -> 
         if source.sink not in sinks:
             problems.append(
                 f"source {node.name!r} reads the log of sink {source.sink!r}, and no LogSink of this graph"
-                " is named so; name it right, or say whose it is with region=..."
+                " has that name; correct the name, or pass region=... for a log of another graph"
             )
         elif owner[source.sink] == owner[node.name]:
             problems.append(
@@ -180,13 +176,13 @@ def _check_logs(graph: str, nodes: Sequence[Node], owner: Mapping[str, str]) -> 
                 " would wait for itself; annotate both as consistent(...), so that they are two regions"
             )
         elif source.region not in (None, owner[source.sink]):
-            problems.append(f"source {node.name!r}: sink {source.sink!r} is of {owner[source.sink]!r}")
+            problems.append(f"source {node.name!r}: sink {source.sink!r} belongs to {owner[source.sink]!r}")
     if problems:
         raise GraphError(graph, tuple(problems))
 
 
 def _check_outside(graph: str, nodes: Sequence[Node], outside: Sequence[str]) -> None:
-    """What an operator outside of any region cannot do."""
+    """Check that sources and sinks outside of any region support that."""
     problems = []
     for node in nodes:
         if node.name in outside and isinstance(node.spec, SourceSpec) and not node.spec.runs_outside:
@@ -196,20 +192,20 @@ def _check_outside(graph: str, nodes: Sequence[Node], outside: Sequence[str]) ->
             )
         if node.name in outside and isinstance(node.spec, SinkSpec) and not node.spec.runs_outside:
             problems.append(
-                f"sink {node.name!r} is outside of any consistent region, and shows its output at cuts,"
-                " of which there are none; annotate it as consistent(...), or use a CallSink"
+                f"sink {node.name!r} is outside of any consistent region, and publishes its output at"
+                " checkpoints, which it has none of; annotate it as consistent(...), or use a CallSink"
             )
     if problems:
         raise GraphError(graph, tuple(problems))
 
 
 def _edge_problems(specs: Sequence[NodeSpec], owner: Mapping[str, str]) -> Iterator[str]:
-    """What a log between two parts cannot carry, and names that would mean two things."""
+    """Yield problems of edges that a log between two parts cannot replace, and of ambiguous names."""
     for spec in specs:
         name, mine = spec.name, owner[spec.name]
         for table in (specs[index].name for index in spec.broadcast_tables):
             if owner[table] != mine:
-                yield f"{name!r} reads control table {table!r}, which is not in the same region"
+                yield f"{name!r} reads broadcast table {table!r}, which is not in the same region"
         for above, kind in ((specs[index].name, specs[index].kind) for index in spec.inputs):
             by_key = KIND_RULES[spec.kind].needs_key or (
                 spec.kind is OperatorKind.APPLY and kind is OperatorKind.KEY_BY
@@ -217,9 +213,9 @@ def _edge_problems(specs: Sequence[NodeSpec], owner: Mapping[str, str]) -> Itera
             if owner[above] != mine and by_key:
                 yield f"{name!r} needs rows by key, and {above!r} is in another region; put a key_by between"
         if name.endswith(BRIDGE_SUFFIX):
-            yield f"operator {name!r}: names that end with {BRIDGE_SUFFIX!r} are taken; rename it"
+            yield f"operator {name!r}: names that end with {BRIDGE_SUFFIX!r} are reserved; rename it"
         if mine.endswith(".in"):
-            yield f"{name!r} gives its region its name, and 'in' is that of inputs; rename it"
+            yield f"{name!r} names its region, but '.in' at the end is reserved for inputs; rename it"
 
 
 def _check_circles(graph: str, parts: Sequence[GraphPart]) -> None:
@@ -229,5 +225,5 @@ def _check_circles(graph: str, parts: Sequence[GraphPart]) -> None:
             del reads[name]
     if reads:
         listed = ", ".join(sorted(reads))
-        problem = f"regions {listed} read each other's output in a circle, so none could ever end; break it"
+        problem = f"regions {listed} read each other's output in a cycle, so none could ever end; break it"
         raise GraphError(graph, (problem,))

@@ -1,4 +1,4 @@
-"""A graph that passed every check, as workers run it. Made by `Graph.plan`."""
+"""A graph that passed every check, as workers run it. `Graph.plan` creates it."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +17,7 @@ from dataflow.sources.base import SourceSpec
 
 @dataclass(frozen=True, slots=True)
 class GraphPlan:
-    """A graph that passed every check: what workers run and what the manifest carries."""
+    """A checked graph: what workers run and what the manifest stores."""
 
     name: str
     plan: CircuitPlan
@@ -28,18 +28,21 @@ class GraphPlan:
     """Name -> canonical description, for the fingerprint."""
     fingerprint: str
     older_operators: dict[str, tuple[str, ...]]
-    """Name -> earlier descriptions whose state it takes over, by its migrations."""
+    """Name -> earlier descriptions whose state it can restore, through its migrations."""
     choice: Choice
-    """Which operators are in which region."""
+    """The region of each operator."""
     updates: frozenset[str]
     """Operators whose output carries updates: only the last row of a key is a result."""
     lags: dict[str, tuple[int, ...]]
-    """Operator -> how far the times that it works with may be behind the watermark of each input, in
-    microseconds: its own watermark is held back by that.
+    """Operator -> for each input, how far its times may be behind the watermark, in microseconds.
+
+    The operator's watermark is held back by that.
     """
 
     def stored(self) -> dict[str, Any]:
-        """What a `RegionSpec` says of the graph: which state it writes, and which it takes."""
+        """Return the fields of a `RegionSpec` about the graph: the state that it writes and that it can
+        restore.
+        """
         return {
             "operators": self.operators,
             "graph_fingerprint": self.fingerprint,
@@ -47,30 +50,31 @@ class GraphPlan:
         }
 
     def the_region(self) -> Consistent:
-        """The settings of the one region that this graph is. Raises GraphError if it is something else: more
-        than one region, or operators outside, do not run yet.
+        """Return the settings of the graph's only region.
+
+        Raises GraphError for several regions, or operators outside of any: divide the graph with
+        `dataflow.graph.parts`.
         """
         regions, outside = self.choice.regions, self.choice.outside
         if len(regions) != 1 or outside:
             apart = f", with {', '.join(map(repr, outside))} outside" if outside else ""
             count = f"{len(regions)} consistent region{'' if len(regions) == 1 else 's'}"
             problem = (
-                f"it has {count}{apart}, and is to be one region;"
-                " `dataflow.graph.parts.parts_of` takes it apart"
+                f"it has {count}{apart}, expected one region; divide it with `dataflow.graph.parts.parts_of`"
             )
             raise GraphError(self.name, (problem,))
         sources = {name: spec for name, spec in self.specs.items() if isinstance(spec, SourceSpec)}
         if self.triggers_cuts and not any(spec.can_trigger for spec in sources.values()):
             problem = (
-                "trigger='operator' needs a source that asks for cuts, as FileSource does after each file,"
-                f" and {', '.join(map(repr, sources))} never will; use trigger='periodic'"
+                "trigger='operator' needs a source that requests checkpoints, as FileSource does after"
+                f" each file, and {', '.join(map(repr, sources))} never does; use trigger='periodic'"
             )
             raise GraphError(self.name, (problem,))
         return regions[0].settings
 
     @property
     def waiting(self) -> PendingTables:
-        """Which sources wait until a control table is complete."""
+        """Which sources wait until a broadcast table is complete."""
         tables = self.specs.items()
         first = [
             name for name, spec in tables if isinstance(spec, BroadcastStateSpec) and spec.complete_first
@@ -79,21 +83,24 @@ class GraphPlan:
 
     @property
     def delivery(self) -> Delivery | None:
-        """What the one region that this graph is promises of its sinks. None: their best; and outside."""
+        """The delivery of the graph's only region.
+
+        None: each sink's default, and for operators outside of regions.
+        """
         return self.choice.regions[0].settings.delivery if len(self.choice.regions) == 1 else None
 
     @property
     def triggers_cuts(self) -> bool:
-        """Whether start operators ask for cuts, rather than time."""
+        """Whether start operators trigger checkpoints, instead of a period."""
         return any(region.settings.trigger == "operator" for region in self.choice.regions)
 
     @property
     def has_event_time(self) -> bool:
-        """Whether punctuations travel through it."""
+        """Whether watermarks flow through it."""
         return any(node.kind is OperatorKind.EVENT_TIME for node in self.plan.nodes)
 
     def inputs_of(self, name: str) -> tuple[pa.Schema, ...]:
-        """Columns of each input, in order."""
+        """Return the columns of each input, in order."""
         schemas = [self.schemas[source] for source in self.plan.node(name).inputs]
         return tuple(schema for schema in schemas if schema is not None)
 

@@ -1,7 +1,7 @@
-"""A graph as a picture: its operators, their regions, exchanges, side outputs and control tables.
+"""Draw a graph: its operators, regions, exchanges, side outputs and broadcast tables.
 
-Rules of this file: a plan to boxes, words and lines; where things stand is decided in `core/drawing.py`, how
-pictures are made in `journal/pictures.py`. An SVG tells an operator's schema when it is pointed at.
+It converts a plan to boxes, texts and lines. `core/drawing.py` computes the layout, `journal/pictures.py`
+writes the picture. In an SVG, an operator's schema is shown as a tooltip.
 """
 
 from itertools import pairwise
@@ -17,7 +17,7 @@ from dataflow.schema import schema_text
 from journal.pictures import INK, LETTERS_PX, PALE, PAPER, SMALL_PX, Picture, drawn, points, printable
 
 _CHARACTER: Final = 7.3
-"""Width of one character of the letters, which are all of one width."""
+"""Width of one character in pixels; the font is monospaced."""
 _TEXT_MAX: Final = 30
 _HEIGHT: Final = 46.0
 _ARROW: Final = 8.0
@@ -40,7 +40,7 @@ _LINES: Final[dict[str, dict[str, Any]]] = {
 
 
 def plot(plan: GraphPlan, path: Path) -> None:
-    """Write the picture, SVG or PNG. Raises what `drawn` raises."""
+    """Write the picture as SVG or PNG. Raises what `drawn` raises."""
     drawing = drawing_of(plan)
     width, height = round(drawing.width), round(drawing.height)
     with drawn(path, f"graph {plan.name}", width, height) as picture:
@@ -58,7 +58,7 @@ def plot(plan: GraphPlan, path: Path) -> None:
 
 
 def drawing_of(plan: GraphPlan) -> Drawing:
-    """Where everything stands. A region is a band, and so is what is outside of any."""
+    """Return the layout. A region is a band, and so is what is outside of any region."""
     nodes = plan.plan.nodes
     bands = {name: number for number, (_, members) in enumerate(_bands(plan).values()) for name in members}
     shapes = []
@@ -73,13 +73,13 @@ def drawing_of(plan: GraphPlan) -> Drawing:
 
 
 def _bands(plan: GraphPlan) -> dict[int, tuple[str, tuple[str, ...]]]:
-    """Number -> title and operators."""
+    """Return number -> title and operators."""
     found = {}
     for number, region in enumerate(plan.choice.regions):
         when = str(region.settings).partition(";")[0]
         found[number] = (f"region {number + 1}: {when}", tuple(region.members))
     if plan.choice.outside:
-        found[len(found)] = ("outside of any region: no cuts", tuple(plan.choice.outside))
+        found[len(found)] = ("outside of any region: no checkpoints", tuple(plan.choice.outside))
     return found
 
 
@@ -102,7 +102,7 @@ def _class_of(node: NodePlan) -> str:
 def _operator(canvas: "_Canvas", plan: GraphPlan, node: NodePlan, box: Box) -> None:
     schema = plan.schemas[node.name]
     kind = _kind_text(plan, node)
-    told = f"{node.name}\n{kind}" + (f"\ngives {schema_text(schema)}" if schema is not None else "")
+    told = f"{node.name}\n{kind}" + (f"\noutput: {schema_text(schema)}" if schema is not None else "")
     canvas.box(_class_of(node), box, corner=4 if node.exchange is not None else 10, told=told)
     canvas.text(box.x + 12, box.y + 20, _short(node.name))
     canvas.text(box.x + 12, box.y + 36, _short(kind), pale=True)
@@ -117,7 +117,7 @@ def _kind_of(plan: GraphPlan, line: Line, *, steers: bool) -> str:
 
 
 class _Canvas:
-    """Takes boxes, words and lines in pixels; y grows downwards. What comes later lies above."""
+    """A canvas in pixels; y grows downward. Later elements are drawn above earlier ones."""
 
     def __init__(self, picture: Picture, width: int, height: int) -> None:
         self._picture = picture
@@ -140,7 +140,7 @@ class _Canvas:
         self._axes.text(x, y, printable(words), size=points(size), color=colour, zorder=self._next())
 
     def line(self, kind: str, line: Line) -> None:
-        """With a head at its end; one that returns has corners, the others bend between columns."""
+        """Draw a line with an arrow head. A returning line has corners, others bend between columns."""
         from matplotlib.patches import PathPatch, Polygon
         from matplotlib.path import Path as Way
 
@@ -162,7 +162,7 @@ class _Canvas:
 
 
 _Way: TypeAlias = list[tuple[Point, int]]
-"""Points, each with what leads there: 1 begins, 2 is a straight line, 4 a point of a curve."""
+"""Points with the code of the segment that leads there: 1 move, 2 straight line, 4 curve."""
 
 
 def _curves(line: Line) -> _Way:

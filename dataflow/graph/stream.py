@@ -1,7 +1,7 @@
-"""What users hold while they build a graph: the output of an operator, and the methods that add the next one.
+"""Streams: the output of an operator, with one method for each operator that can follow it.
 
-Rules of this file: one operator for each method; what it does is in `operators/`, what all of them together
-make of a graph is `graph/builder.py`'s. The methods that only a keyed stream has are in `keyed.py`.
+Each method adds one operator. The operators themselves are in `operators/`. `graph/builder.py` checks and
+plans the graph. Methods that only a keyed stream has are in `keyed.py`.
 """
 
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Node:
-    """One operator as recorded. Inputs are nodes, or the names of operators given later (`Graph.stream`)."""
+    """One recorded operator. Inputs are nodes, or names of operators added later (`Graph.stream`)."""
 
     name: str
     spec: OperatorSpec
@@ -42,7 +42,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class BroadcastTable:
-    """What `Graph.broadcast` gives; operators take it as `broadcast=`."""
+    """A broadcast table, returned by `graph.broadcast` and accepted by operators as `broadcast=`."""
 
     graph: "Graph"
     name: str
@@ -50,7 +50,7 @@ class BroadcastTable:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """The output of an operator. Every method adds one operator by name and returns its output."""
+    """The output of an operator. Every method adds one named operator and returns its output."""
 
     graph: "Graph"
     node: Node | str
@@ -67,33 +67,36 @@ class Stream:
         broadcast: "BroadcastTable | None" = None,
         side_outputs: "Mapping[str, str | pa.Schema] | None" = None,
     ) -> "Stream":
-        """One row for each row. `schema` of the result; without it that of the input.
+        """Return one row for each row. `schema` describes the result; by default it is that of the input.
 
             orders.map("reduced", lambda row: {**row, "price": row["price"] * 0.9})
             lines.map("lengths", lambda batch: pc.utf8_length(batch["line"]), schema="n int", takes="batch")
 
-        takes="row": the function gets a dict of the columns and returns a dict, a tuple or (one column) a
-        value. takes="batch": it gets a `pa.RecordBatch` and returns one of as many rows (or a table, a dict
-        of arrays, an array). takes="pandas": the same with a DataFrame, whose columns are Arrow-backed.
+        takes="row": the function gets a dict of the columns and returns a dict, a tuple or, for one column, a
+        value. takes="batch": it gets a `pa.RecordBatch` and returns one with the same number of rows (or a
+        table, a dict of arrays, an array). takes="pandas": the same with a DataFrame, whose columns are
+        Arrow-backed.
 
-        deterministic=False: it may give other rows for the same input (it asks a clock, a service, chance).
-        State and output stay exactly-once; only nothing below it may be shown by step.
+        deterministic=False: the function may return other rows for the same input, because it reads a clock,
+        calls a service or uses random numbers. State and output stay exactly-once, but no sink below it may
+        publish by step.
 
-        threads: how many threads call the function at once, for one that waits for something, or lets go of
-        the interpreter. Its results keep the order of the rows. It must be safe to call from several threads.
+        threads: how many threads call the function at once, for a function that waits or releases the GIL. It
+        must be thread-safe. The results keep the order of the rows.
 
-        control: a table that the function gets as its second argument (`Graph.broadcast`).
+        control: a broadcast table that the function gets as its second argument (`graph.broadcast`).
 
-        side_outputs: side outputs, name -> columns; `stream.side_output(name, port)` takes one. The function
-        gets, as its last argument, `emit(port, row)`, which puts a row there, or a batch or table of them.
+        side_outputs: side outputs, name -> columns; `stream.side_output(name, port)` returns one as a stream.
+        The function gets `emit(port, row)` as its last argument, which writes a row, a batch or a table to a
+        side output.
 
             def checked(row, emit):
                 if row["price"] < 0:
                     emit("odd", (row["item"],))
                 return row
 
-            odd = orders.map("checked", checked, side_outputs={"odd": "item string"}).side_output("odd",
-            "odd")
+            checked_orders = orders.map("checked", checked, side_outputs={"odd": "item string"})
+            odd = checked_orders.side_output("odd", "odd")
         """
         columns = None if schema is None else parse_schema(schema)
         spec = MapSpec(
@@ -119,7 +122,7 @@ class Stream:
         broadcast: "BroadcastTable | None" = None,
         side_outputs: "Mapping[str, str | pa.Schema] | None" = None,
     ) -> "Stream":
-        """Any number of rows for each row: the function returns or yields them. As `map` otherwise.
+        """Return any number of rows for each row: the function returns or yields them. Otherwise as `map`.
 
         Example:
 
@@ -148,8 +151,9 @@ class Stream:
         broadcast: "BroadcastTable | None" = None,
         side_outputs: "Mapping[str, str | pa.Schema] | None" = None,
     ) -> "Stream":
-        """Only rows for which the function says yes; a batch function returns a boolean array. As `map`
-        otherwise.
+        """Keep the rows for which the function returns True. A batch function returns a boolean array.
+
+        The other arguments are those of `map`.
 
             orders.filter("dear", lambda row: row["price"] > 10)
             orders.filter("tea", lambda batch: pc.equal(batch["item"], "tea"), takes="batch")
@@ -167,7 +171,7 @@ class Stream:
         )
 
     def union(self, name: str, *others: "Stream") -> "Stream":
-        """This stream and others of the same schema as one.
+        """Merge this stream with others of the same schema.
 
         Example:
 
@@ -176,11 +180,11 @@ class Stream:
         return self.graph.union(name, self, *others)
 
     def key_by(self, name: str, *columns: str, on_null: OnNullKey = "group") -> "KeyedStream":
-        """Rows with the same values in `columns` meet on one worker.
+        """Route rows with the same values in `columns` to the same worker.
 
-        on_null: what becomes of rows in which one of these is null. "group": null is a key like any other and
-        equal to itself, as in SQL's GROUP BY; a join matches nothing on it, as SQL's does. "error": the
-        region stops. "drop": they are dropped and counted. "side": they are on the side output "null".
+        on_null: how rows with a null in one of these columns are handled. "group": null is an ordinary key
+        that equals itself, as in SQL's GROUP BY; a join does not match on it, as in SQL. "error": the region
+        stops. "drop": the rows are dropped and counted. "side": the rows go to the side output "null".
 
             orders.key_by("by_item_and_time", "item", "at").count("counts")
             orders.key_by("by_known_item", "item", on_null="drop").count("known")
@@ -198,16 +202,17 @@ class Stream:
         idle_after: timedelta | None = None,
         on_null: OnNullTime = "error",
     ) -> "Stream":
-        """The same rows; `column`, a timestamp, is their event time, and from here on it moves. The watermark
-        is the least over all splits (files, producers, ...) that are not read to their end.
+        """Declare the timestamp `column` as the event time of the rows, and generate watermarks from it.
 
-        lateness: a promise, that no row is more than this behind the latest one before it in its split.
-        punctuation: a column of timestamps, null in most rows; where it is not, it promises that all later
-        rows of its split have larger times. A row that breaks the promise is late.
-        idle_after: a split that gives nothing for so long, though all of it was read, does not count until
-        it gives rows again; these may be late. None: a silent split holds event time back.
-        on_null: what becomes of rows in which `column` is null. "error": the region stops. "drop": they are
-        dropped and counted. "side": they are on the side output "null".
+        The watermark is the minimum over all splits (files, producers, ...) that are not read to their end.
+
+        lateness: the maximum delay. No row is more than this behind the latest row before it in its split.
+        punctuation: a column of timestamps, null in most rows. A non-null value promises that all later rows
+        of its split have larger times. A row that breaks either promise is late.
+        idle_after: a split that has been read completely and yields no rows for this long is ignored until it
+        yields rows again, which may be late. None: an idle split holds the watermark back.
+        on_null: how rows with a null in `column` are handled. "error": the region stops. "drop": they are
+        dropped and counted. "side": they go to the side output "null".
 
             sent = graph.source("sent", InputSource("sent", "at timestamp, all_before timestamp"))
             sent.event_time("by_promise", "at", lateness=timedelta(minutes=1))
@@ -216,16 +221,19 @@ class Stream:
         return self._then(name, EventTimeSpec(column, lateness, punctuation, idle_after, on_null))
 
     def sort(self, name: str, time: str) -> "Stream":
-        """The same rows in the order of their event time, those of one time in the order of all columns, as
-        far as event time is. Each worker gives its own in order. Late rows are on the side output "late".
+        """Emit rows in event-time order as the watermark passes them; equal times in the order of all
+        columns.
+
+        Each worker orders its own rows. Late rows go to the side output "late".
 
             orders.sort("in_order", "at")
         """
         return self._then(name, SortSpec(time))
 
     def apply(self, name: str, operator: UserOperator) -> "Stream":
-        """What an operator of your own gives (`UserOperator`). On a keyed stream, all rows of a key come to
-        one copy of it. One that has several inputs: `graph.apply`.
+        """Add an operator of your own (`UserOperator`).
+
+        On a keyed stream, all rows of a key reach the same instance. For several inputs use `graph.apply`.
 
             class Loud(UserOperator):
                 needs = schema = "line string"
@@ -238,8 +246,10 @@ class Stream:
         return self._then(name, apply_spec(operator))
 
     def side_output(self, name: str, port: str) -> "Stream":
-        """A side output of the operator before: "late", the rows that came too late for it; "null", those
-        without a key or time, where on_null="side"; or one that a user function or operator declares.
+        """Return a side output of the operator that made this stream.
+
+        Ports: "late" for rows that arrived too late; "null" for rows without a key or time if on_null="side";
+        or a port that a user function or operator declares.
 
             in_order = orders.sort("in_order", "at")
             in_order.side_output("late", "late").sink("late_out", CallSink(print))
@@ -247,7 +257,7 @@ class Stream:
         return self._then(name, SideOutputSpec(port))
 
     def sink(self, name: str, sink: SinkSpec) -> None:
-        """Write the stream out.
+        """Write the stream to a sink.
 
         Example:
 
@@ -256,7 +266,7 @@ class Stream:
         self._then(name, sink)
 
     def annotate(self, annotation: Annotation) -> "Stream":
-        """Say that the operator whose output this is starts a consistent region, or is autonomous.
+        """Declare that the operator that made this stream starts a consistent region or is autonomous.
 
         Example:
 
@@ -266,7 +276,7 @@ class Stream:
         return self
 
     def __getattr__(self, name: str) -> NoReturn:
-        """Only for names that are not there. A keyed method on a stream whose keys an operator gave up."""
+        """Raise AttributeError with a remedy if a keyed method is called on a stream that is not keyed."""
         if name.startswith("_") or not hasattr(KeyedOperators, name):
             raise AttributeError(f"a stream has no method {name!r}")
         made = self.node if isinstance(self.node, str) else self.node.name
@@ -279,7 +289,7 @@ class Stream:
         if broadcast is None:
             return None
         if not isinstance(broadcast, BroadcastTable) or broadcast.graph is not self.graph:
-            problem = f"control is a table that graph.broadcast_table of this graph gave, not {broadcast!r}"
+            problem = f"broadcast= takes a table from graph.broadcast_table of this graph, not {broadcast!r}"
             raise GraphError(self.graph.name, (problem,))
         return broadcast.name
 
@@ -288,7 +298,7 @@ class Stream:
 
 
 class KeyedStream(Stream, KeyedOperators):
-    """A stream whose rows of one key are on one worker: what keyed operators need."""
+    """A stream whose rows of one key are all on one worker, as keyed operators require."""
 
     __slots__ = ()
 

@@ -1,9 +1,9 @@
-"""How far the time columns of each stream may be behind its watermark, from the operators above it.
+"""How far the time columns of a stream may be behind its watermark, computed from the operators above it.
 
-A window gives its result when its last microsecond has passed: `window_end` is above the watermark then, and
-`window_start` is behind by the size of the window. The same holds for pairs of a join, and for rows that a
-`top_k` held back. Whoever takes such a column as its time holds its watermark back by the lag
-(`CircuitTime.inputs`), or the rows would be late there. An `event_time` begins anew.
+A window emits its result when its last microsecond has passed: `window_end` is above the watermark then, and
+`window_start` is behind it by the size of the window. The same holds for the pairs of a join and for rows
+that a `top_k` held. An operator that uses such a column as its time holds its watermark back by this lag
+(`CircuitTime.inputs`); otherwise these rows would be late there. An `event_time` starts over without lag.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from dataflow.operators.window_assignment import START, STOP
 from dataflow.operators.windows import WindowSpec
 
 Lags: TypeAlias = Mapping[str, int]
-"""Column -> microseconds; "" is any other column."""
+"""Column -> microseconds; "" stands for any other column."""
 
 _KEEPS: Final = frozenset(
     {
@@ -33,11 +33,11 @@ _KEEPS: Final = frozenset(
         OperatorKind.WINDOW_DEDUP,
     }
 )
-"""What gives rows on as they are, in the step in which they came."""
+"""Operators that pass rows on unchanged, in the step in which they arrived."""
 
 
 def find_lags(nodes: Sequence[NodeSpec], specs: Sequence[OperatorSpec]) -> dict[str, tuple[int, ...]]:
-    """Operator -> for each input, by how much its watermark is held back there."""
+    """Return operator -> for each input, by how much its watermark is held back there, in microseconds."""
     given: dict[int, Lags] = {}
     held: dict[str, tuple[int, ...]] = {}
     for index in in_order(nodes):
@@ -45,7 +45,7 @@ def find_lags(nodes: Sequence[NodeSpec], specs: Sequence[OperatorSpec]) -> dict[
         inputs = [given.get(above, {}) for above in node.inputs]
         times = _times(spec, len(inputs))
         back = [_lag(lags, time) if time else 0 for lags, time in zip(inputs, times, strict=True)]
-        if node.kind is OperatorKind.APPLY and spec.needs_time:  # which columns it looks at is not known
+        if node.kind is OperatorKind.APPLY and spec.needs_time:  # the columns that it uses are unknown
             back = [_worst([lags]) for lags in inputs]
         held[node.name] = tuple(back)
         given[index] = _output(node, spec, inputs)
@@ -53,7 +53,7 @@ def find_lags(nodes: Sequence[NodeSpec], specs: Sequence[OperatorSpec]) -> dict[
 
 
 def _times(spec: OperatorSpec, inputs: int) -> tuple[str, ...]:
-    """The column of each input that the operator takes as the time."""
+    """Return the time column of each input, "" for none."""
     if isinstance(spec, JoinSpec):
         return spec.times
     if isinstance(spec, (SortSpec, MapStateSpec)):

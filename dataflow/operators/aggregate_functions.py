@@ -1,12 +1,12 @@
-"""What can be made of the rows of a key or of a window: Count, Sum, Min, Max, Mean, ApproxDistinct.
+"""Aggregates of the rows of a key or a window: Count, Sum, Min, Max, Mean, ApproxDistinct.
 
     orders.key_by("by_item", "item").aggregate("sold", orders=Count(), income=Sum("price"))
 
-Rules of this file: what users write, and the types that come out. How it is computed is `accumulators.py`'s.
+This module has what users write, and the result types; `accumulators.py` computes them.
 
-All of them give the same result whatever the order of the rows, also of doubles (replication-transparency,
-algorithm 3: windows are updated as rows arrive). As in SQL, nulls are left out, and of nothing but nulls all
-but the counts are null. A NaN makes a sum and a mean NaN, and is larger than all other numbers.
+All results are independent of the order of the rows, also for doubles (replication-transparency, algorithm 3:
+windows are updated as rows arrive). As in SQL, nulls are ignored; over nulls only, all results but counts are
+null. A NaN makes a sum and a mean NaN, and is larger than all other numbers.
 """
 
 from abc import ABC, abstractmethod
@@ -34,17 +34,17 @@ PRECISION_MAX: Final = 20
 
 
 class Aggregate(ABC):
-    """What all of them are. They are immutable and travel with the graph."""
+    """The base of all aggregates. They are immutable and travel with the graph."""
 
     column: str | None
 
     @abstractmethod
     def result_type(self, column: pa.DataType | None) -> pa.DataType:
-        """Of the result, for a column of that type. Raises SchemaError."""
+        """Return the type of the result for a column of that type. Raises SchemaError."""
 
     @abstractmethod
     def open(self, name: str, column: pa.DataType | None) -> Accumulator:
-        """What computes it; `name` is that of the result."""
+        """Return the accumulator; `name` is the name of the result."""
 
     def __str__(self) -> str:
         return f"{type(self).__name__}({self.column or ''})"
@@ -52,7 +52,7 @@ class Aggregate(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Count(Aggregate):
-    """How many rows there are, or in how many of them the column is not null: bigint.
+    """The number of rows, or of rows in which the column is not null: bigint.
 
     Example:
 
@@ -75,9 +75,10 @@ class Count(Aggregate):
 
 @dataclass(frozen=True, slots=True)
 class Sum(Aggregate):
-    """The sum of a column: bigint of integers, double of doubles, rounded once at the end; of decimal(p, s)
-    exactly, decimal(p + 10, s) with at most 38 digits. A sum that does not fit stops the region, doubles
-    excepted.
+    """The sum of a column: bigint for integers, double for doubles, rounded once at the end.
+
+    For decimal(p, s) it is exact, of type decimal(p + 10, s) with at most 38 digits. A sum that does not fit
+    its type stops the region, except for doubles.
 
         by_item.aggregate("sold", income=Sum("price"))
     """
@@ -116,10 +117,9 @@ class Mean(Aggregate):
 
 @dataclass(frozen=True, slots=True)
 class Min(Aggregate):
-    """The least value of a column of numbers, decimals, dates, timestamps, booleans or text (by
-    its UTF-8 bytes).
+    """The smallest value of a column of numbers, decimals, dates, timestamps, booleans or text.
 
-    Example:
+    Text is compared by its UTF-8 bytes.
 
         by_item.aggregate("first", since=Min("at"))
     """
@@ -135,10 +135,9 @@ class Min(Aggregate):
 
 @dataclass(frozen=True, slots=True)
 class Max(Aggregate):
-    """The largest value of a column of numbers, decimals, dates, timestamps, booleans or text (by
-    its UTF-8 bytes).
+    """The largest value of a column of numbers, decimals, dates, timestamps, booleans or text.
 
-    Example:
+    Text is compared by its UTF-8 bytes.
 
         by_item.aggregate("last", until=Max("at"))
     """
@@ -154,9 +153,11 @@ class Max(Aggregate):
 
 @dataclass(frozen=True, slots=True)
 class ApproxDistinct(Aggregate):
-    """About how many different values a column has: bigint. Exact up to 2^precision values (4,096); above
-    that with a standard error of 1 / sqrt(2^precision) (1.6 %) and the same for the same values. Takes 8
-    bytes a value up to there. Apache DataSketches' theta sketch.
+    """The approximate number of distinct values of a column: bigint.
+
+    Exact up to 2^precision values (4,096), using 8 bytes a value. Above that the standard error is
+    1 / sqrt(2^precision) (1.6 %), and the result depends only on the set of values. It is the theta sketch of
+    Apache DataSketches.
 
         by_item.aggregate("different", prices=ApproxDistinct("price", precision=14))
     """
@@ -166,7 +167,7 @@ class ApproxDistinct(Aggregate):
 
     def __post_init__(self) -> None:
         if not PRECISION_MIN <= self.precision <= PRECISION_MAX:
-            raise SchemaError(f"precision is {PRECISION_MIN} to {PRECISION_MAX}, not {self.precision}")
+            raise SchemaError(f"precision is {PRECISION_MIN} to {PRECISION_MAX}, got {self.precision}")
 
     def result_type(self, column: pa.DataType | None) -> pa.DataType:
         try:
@@ -187,7 +188,7 @@ def _wrong(aggregate: Aggregate, column: pa.DataType | None, wanted: str) -> Sch
     found = "nothing" if column is None else type_text(column)
     return SchemaError(
         f"{type(aggregate).__name__} takes {wanted}, and column {aggregate.column!r} is {found};"
-        " map it before"
+        " convert it in a map before"
     )
 
 
@@ -216,33 +217,32 @@ def _extreme(name: str, column: pa.DataType, *, largest: bool) -> Accumulator:
 
 
 def check_are_aggregates(given: Mapping[str, object]) -> None:
-    """Raises SchemaError for something else."""
+    """Raise SchemaError for anything that is no aggregate."""
     for name, one in given.items():
         if not isinstance(one, Aggregate):
             raise SchemaError(f"an aggregate is Count(), Sum('column') or the like, and {name!r} is {one!r}")
 
 
 def check_aggregates(aggregates: Mapping[str, Aggregate], keys: Sequence[str], columns: pa.Schema) -> None:
-    """Raises SchemaError for what does not fit the columns."""
+    """Raise SchemaError for aggregates that do not fit the columns."""
     if not aggregates:
-        raise SchemaError("an aggregate computes something; write for example orders=Count()")
+        raise SchemaError("aggregate needs at least one result; write for example orders=Count()")
     for name, aggregate in aggregates.items():
         if name in keys:
-            raise SchemaError(f"the result {name!r} is named like a key column; choose another name")
+            raise SchemaError(f"the result {name!r} has the name of a key column; choose another name")
         if aggregate.column is not None and aggregate.column not in columns.names:
             raise SchemaError(
-                f"{aggregate} of {name!r} takes a column that is not there; the columns are"
-                f" {', '.join(columns.names)}"
+                f"{aggregate} of {name!r} uses an unknown column; the columns are {', '.join(columns.names)}"
             )
 
 
 def result_fields(aggregates: Mapping[str, Aggregate], columns: pa.Schema) -> list[pa.Field]:
-    """The columns that come out. Raises SchemaError."""
+    """Return the result columns. Raises SchemaError."""
     return [pa.field(name, one.result_type(_type_of(one, columns))) for name, one in aggregates.items()]
 
 
 def open_all(aggregates: Mapping[str, Aggregate], columns: pa.Schema) -> list[Accumulator]:
-    """What computes them, in order."""
+    """Return the accumulators of the aggregates, in order."""
     return [one.open(name, _type_of(one, columns)) for name, one in aggregates.items()]
 
 

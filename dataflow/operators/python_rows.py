@@ -1,8 +1,8 @@
-"""Batches as rows of Python values, for functions of rows: what `RecordBatch.to_pylist` gives, sooner.
+"""Batches as rows of Python values, for functions of rows: like `RecordBatch.to_pylist`, but faster.
 
-Rules of this file: the same values, of the same types; whatever is not known to be the same is left to
-pyarrow. Times are what it is slow at, 5 microseconds each in the zone UTC: numpy makes gaps to an epoch, and
-an epoch with a zone and a gap are a time with that zone, a hundred times faster.
+Values and types are the same; columns for which that is not certain are left to pyarrow. pyarrow is slow at
+times, 5 microseconds each in UTC. numpy converts them to timedeltas from an epoch, and adding these to an
+epoch with that zone is a hundred times faster.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ _END_S: Final = int((datetime(9999, 12, 31) - datetime(1970, 1, 1)).total_second
 
 
 def rows_of(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    """Its rows, each a dict by column name."""
+    """Return the rows, each a dict by column name."""
     names = batch.schema.names
     if not names or len(set(names)) != len(names):
         rows: list[dict[str, Any]] = batch.to_pylist()
@@ -33,8 +33,10 @@ def rows_of(batch: pa.RecordBatch) -> list[dict[str, Any]]:
 
 @lru_cache(maxsize=256)
 def _dicts(names: tuple[str, ...]) -> Callable[..., list[dict[str, Any]]]:
-    """Columns to dicts. Made as code, as those of dataclasses are: a display of dicts with the names written
-    out takes a quarter of the time of `dict(zip(names, row))`.
+    """Return a function from columns to dicts.
+
+    It is generated code, as in dataclasses: dict displays with literal names take a quarter of the time of
+    `dict(zip(names, row))`.
     """
     cells = [f"cell{index}" for index in range(len(names))]
     columns = [f"column{index}" for index in range(len(names))]
@@ -57,7 +59,7 @@ def _values(column: pa.Array) -> list[Any]:
 
 
 def _times(column: pa.Array) -> list[Any] | None:
-    """None: not known to be the same."""
+    """Return the values of a column of times, None if they might differ from pyarrow's."""
     if not len(column) or column.null_count:
         return None
     numbers, per_s = column.view(pa.int64()), _SECOND[column.type.unit]

@@ -1,10 +1,10 @@
-"""Rows, keys and times as functions written for Spark know them, and back.
+"""Convert rows, keys and times to the form that functions written for Spark expect, and back.
 
-Rules of this file: values only; no state, and no Spark: its types are told by what they can do.
+Values only; no state, and no Spark: its types are recognized by their methods.
 
-Spark gives its Python functions timestamps without a zone, in that of the session or machine. Here they are
-UTC: in DataFrames without the zone, as pandas reads such times anyhow; in rows with it, because
-`datetime.timestamp()` takes a time without one for that of the machine.
+Spark passes timestamps to Python functions without a zone, in that of the session or machine. Here they are
+UTC: without a zone in DataFrames, as pandas reads such times anyway; with it in rows, because
+`datetime.timestamp()` interprets a time without a zone in that of the machine.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,13 +21,13 @@ _MS: Final = timedelta(milliseconds=1)
 
 
 class Row(tuple[Any, ...]):
-    """A row as Spark's: its values by position, by name in brackets, and as attributes."""
+    """A row like Spark's: values by position, by name in brackets, and as attributes."""
 
     __fields__: tuple[str, ...]
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "Row":
-        """A row of these columns."""
+        """Return a row of these columns."""
         row = cls(values.values())
         row.__fields__ = tuple(values)
         return row
@@ -41,12 +41,14 @@ class Row(tuple[Any, ...]):
         return tuple.__getitem__(self, self.__fields__.index(name))
 
     def asDict(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Column -> value."""
+        """Return column -> value."""
         return dict(zip(self.__fields__, self, strict=True))
 
 
 def plain(value: Any) -> Any:
-    """A value as Spark gives it to a function, and as it may be kept: no zone, no type of numpy or pandas."""
+    """Return a value as Spark passes it to a function, and as it may be stored: without zone, numpy or pandas
+    types.
+    """
     if hasattr(value, "to_pydatetime"):
         value = value.to_pydatetime()
     elif hasattr(value, "to_pytimedelta"):
@@ -59,7 +61,7 @@ def plain(value: Any) -> Any:
 
 
 class Tuples:
-    """Tuples of these columns, as functions give and get them, and as they are kept."""
+    """Converts tuples of these columns between the form of user functions and the stored form."""
 
     def __init__(self, columns: pa.Schema, *, naive: bool) -> None:
         """naive: the function gets times without their zone."""
@@ -67,7 +69,7 @@ class Tuples:
         self._naive = naive
 
     def to_keep(self, values: Iterable[Any]) -> dict[str, Any]:
-        """As it also comes back from a cut. Raises ValueError for another number of values."""
+        """Return the stored form. Raises ValueError for a wrong number of values."""
         given = tuple(map(plain, values))
         names = self._columns.names
         if len(given) != len(names):
@@ -79,23 +81,23 @@ class Tuples:
         }
 
     def given(self, kept: Mapping[str, Any]) -> tuple[Any, ...]:
-        """As the function gets it."""
+        """Return the form for the function."""
         return tuple(map(plain, kept.values()) if self._naive else kept.values())
 
 
 def millis(time: datetime) -> int:
-    """Whole milliseconds since 1970, rounded down; a time without a zone is UTC."""
+    """Return whole milliseconds since 1970, rounded down. A time without a zone is UTC."""
     return micros_of_time(time) // 1_000
 
 
 def time_of(ms: int, column: pa.DataType) -> datetime:
-    """The other way, as values of that timestamp column are."""
+    """Return the time of milliseconds since 1970, in the form of that timestamp column."""
     time = _EPOCH + ms * _MS
     return time if column.tz is not None else time.replace(tzinfo=None)
 
 
 class Frames:
-    """One row to a DataFrame, as Spark makes it of these columns: of numpy's types, times without zone."""
+    """Converts a row to a DataFrame as Spark does for these columns: numpy types, times without a zone."""
 
     def __init__(self, columns: pa.Schema) -> None:
         naive = [
@@ -107,28 +109,28 @@ class Frames:
         self._columns = pa.schema(naive)
 
     def of(self, row: Mapping[str, Any]) -> Any:
-        """A DataFrame of this row."""
+        """Return a DataFrame with this row."""
         values = {name: plain(value) for name, value in row.items()}
         batch = pa.RecordBatch.from_pylist([values], self._columns)
         return batch.to_pandas(coerce_temporal_nanoseconds=True)
 
 
 def rows_of_frames(frames: Iterable[Any] | None, schema: pa.Schema) -> Iterator[dict[str, Any]]:
-    """The rows of DataFrames that a function returned or yields. Raises UserFault."""
+    """Yield the rows of DataFrames that a function returned or yields. Raises UserFault."""
     for frame in frames or ():
         names = [str(name) for name in getattr(frame, "columns", ())]
         if set(names) != set(schema.names):
             found = ", ".join(names) if names else type(frame).__name__
-            raise UserFault(f"it gives DataFrames of {', '.join(schema.names)}, and gave {found}")
+            raise UserFault(f"it must return DataFrames of {', '.join(schema.names)}, and returned {found}")
         try:
             table = pa.Table.from_pandas(frame[schema.names], schema, preserve_index=False, safe=False)
         except (pa.ArrowException, TypeError, ValueError) as error:
-            raise UserFault(f"a DataFrame does not become {schema.names}: {error}") from error
+            raise UserFault(f"a DataFrame cannot be converted to {schema.names}: {error}") from error
         yield from table.to_pylist()
 
 
 def rows_of_rows(rows: Iterable[Any] | None, names: Sequence[str]) -> Iterator[Any]:
-    """Rows that a function returned or yields; those with names, by name."""
+    """Yield rows that a function returned or yields; rows with field names as dicts."""
     for row in rows or ():
         fields = getattr(row, "__fields__", None)
         if fields is not None and set(fields) == set(names):

@@ -1,8 +1,7 @@
-"""What is read ahead of a source that lies in the store: pieces, by split, between the link thread and the
-circuit.
+"""The buffer of one prefetched source: pieces by split, between the link thread and the circuit thread.
 
-Rules of this file: a lock and queues; it reads nothing and decides no order. The link thread puts pieces in
-and waits for room; the circuit takes them out, and never waits.
+Only a lock and queues; it reads nothing and decides no order. The link thread adds pieces and waits for room;
+the circuit thread takes them and never waits.
 """
 
 import threading
@@ -15,8 +14,10 @@ from dataflow.core.event_time import SourceTime
 
 
 class PrefetchBuffer:
-    """One source of one incarnation. woken: called (by the link thread) when there may be something to do
-    for the circuit; roomy: called (by the circuit) when there is room again.
+    """The prefetched input of one source in one incarnation.
+
+    woken: called by the link thread when the circuit may have work. roomy: called by the circuit thread when
+    there is room again.
     """
 
     def __init__(
@@ -30,19 +31,17 @@ class PrefetchBuffer:
         self._total = 0
         self._count = 0
         self._wanted: dict[str, int] = {}
-        """Split -> position: a replay cannot go on before all up to there is here."""
+        """Split -> position: a replay needs all input up to there before it can continue."""
         self._complete = False
         self._known: set[str] | None = None
-        """Splits of this worker that are not known to be at their end; None: they were not listed yet."""
+        """Splits of this worker that may still have input; None: not listed yet."""
         self._caught_up: set[str] = set()
-        """Those of them of which nothing more was there when they were asked last."""
+        """Those of them that had nothing more when they were polled last."""
 
     # --- the link thread ------------------------------------------------------------------------------------
 
     def has_room(self, split: str) -> bool:
-        """Whether more of this split may be put in. One piece may always be there, and what a replay
-        wants.
-        """
+        """Whether to add more of this split. One piece, and all that a replay needs, is always allowed."""
         with self._lock:
             waiting = self._pieces.get(split)
             if not waiting or waiting[-1].end < self._wanted.get(split, 0):
@@ -50,7 +49,7 @@ class PrefetchBuffer:
             return self._bytes[split] < limits.feed_split_bytes_max and self._total < limits.feed_bytes_max
 
     def put(self, piece: InputPiece) -> None:
-        """Add a piece behind those of its split."""
+        """Append a piece of a split."""
         with self._lock:
             self._pieces.setdefault(piece.split, deque()).append(piece)
             self._bytes[piece.split] = self._bytes.get(piece.split, 0) + len(piece.data)
@@ -59,22 +58,22 @@ class PrefetchBuffer:
         self._woken()
 
     def known(self, splits: Iterable[str]) -> None:
-        """The splits were listed, and these are new. Before anything of them is put in."""
+        """Add listed splits. Call it before any piece of them is added."""
         with self._lock:
             self._known = {*(self._known or ()), *splits}
 
     def polled(self, split: str, *, caught_up: bool) -> None:
-        """A split was asked for more: whether all that is there is put in."""
+        """Note that a split was polled, and whether all its current input is in the buffer."""
         with self._lock:
             (self._caught_up.add if caught_up else self._caught_up.discard)(split)
 
     def at_end(self, split: str) -> None:
-        """All of a split is put in, and no more will come."""
+        """Note that all of a split is in the buffer and no more will follow."""
         with self._lock:
             (self._known or set()).discard(split)
 
     def complete(self) -> None:
-        """Nothing more will come: all splits are at their end."""
+        """Note that all splits are at their end."""
         with self._lock:
             self._complete = True
         self._woken()
@@ -82,7 +81,7 @@ class PrefetchBuffer:
     # --- the circuit ----------------------------------------------------------------------------------------
 
     def splits(self) -> list[str]:
-        """Those that have something, in the order of their names."""
+        """Return the names of the splits with pieces, sorted."""
         with self._lock:
             return sorted(split for split, pieces in self._pieces.items() if pieces)
 
@@ -94,12 +93,12 @@ class PrefetchBuffer:
 
     @property
     def is_over(self) -> bool:
-        """Whether everything was taken, and nothing more will come."""
+        """Whether everything was taken and nothing more will follow."""
         with self._lock:
             return self._complete and not self._count
 
     def time_now(self) -> SourceTime:
-        """Which splits hold event time back: also those of which nothing was recorded yet."""
+        """Return which splits hold the watermark back, including those without any recorded row."""
         with self._lock:
             waiting = {split for split, pieces in self._pieces.items() if pieces}
             known = self._known or set()
@@ -109,7 +108,10 @@ class PrefetchBuffer:
             return SourceTime(over, self._known is not None, behind=behind, caught_up=quiet)
 
     def reaches(self, split: str, position: int) -> bool:
-        """Whether all of a split up to a position is here. If not, it is fetched without regard to room."""
+        """Whether the buffer has all of a split up to a position.
+
+        If not, it is fetched regardless of room.
+        """
         with self._lock:
             waiting = self._pieces.get(split)
             if waiting and waiting[-1].end >= position:
@@ -119,7 +121,7 @@ class PrefetchBuffer:
         return False
 
     def take(self, split: str) -> InputPiece | None:
-        """The next piece of a split, None if there is none at the moment."""
+        """Return the next piece of a split, None if there is none currently."""
         with self._lock:
             waiting = self._pieces.get(split)
             if not waiting:

@@ -1,7 +1,9 @@
 """Counts, sums and extremes, one per slot, updated by whole batches.
 
-Rules of this file: arrays to arrays; no keys, no windows. A result is the same whatever the order of the
-updates: counts and integers are exact, doubles are summed exactly (`exact_sum.py`) and rounded when read.
+Pure: arrays to arrays; no keys, no windows.
+
+A result does not depend on the order of the updates: counts and integers are exact, doubles are summed
+exactly (`exact_sum.py`) and rounded when read.
 """
 
 from abc import abstractmethod
@@ -24,27 +26,27 @@ class Accumulator(SlotValues):
 
     @abstractmethod
     def update(self, slots: Slots, column: pa.Array | None) -> None:
-        """Row i belongs to slots[i]; `column` None: the aggregate is of no column."""
+        """Add rows: row i belongs to slots[i]. `column` is None if the aggregate has no column."""
 
     @abstractmethod
     def results(self, slots: Slots) -> pa.Array:
-        """The results of these slots. Raises UserFault where there is none."""
+        """Return the results of these slots. Raises UserFault for a result that does not fit its type."""
 
     @property
     @abstractmethod
     def bytes_held(self) -> int:
-        """Memory of all slots."""
+        """The memory of all slots in bytes."""
 
 
 def present(slots: Slots, column: pa.Array) -> tuple[Slots, pa.Array]:
-    """Without the rows in which the column is null."""
+    """Return slots and column without the rows in which the column is null."""
     if not column.null_count:
         return slots, column
     return slots[column.is_valid().to_numpy(zero_copy_only=False)], column.drop_null()
 
 
 class SlotNumbers:
-    """A `SlotArray` that knows how many slots there are."""
+    """A `SlotArray` that knows the number of slots."""
 
     def __init__(self, dtype: Any, fill: Any = 0) -> None:
         self._array = SlotArray(dtype, fill)
@@ -70,7 +72,7 @@ class SlotNumbers:
 
 
 class CountAccumulator(Accumulator):
-    """How many rows, or how many values that are not null."""
+    """The number of rows, or of values that are not null."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -113,7 +115,7 @@ _SEEN_BELOW: Final = 4
 
 
 class SumAccumulator(Accumulator):
-    """Sum or mean of integers or doubles; `_seen` remembers NaN and infinities, which are no sums."""
+    """Sum or mean of integers or doubles. `_seen` records NaN and infinities, which cannot be summed."""
 
     def __init__(self, name: str, kind: pa.DataType, *, mean: bool = False) -> None:
         self._name = name
@@ -198,7 +200,10 @@ class SumAccumulator(Accumulator):
 
 
 class ExtremeAccumulator(Accumulator):
-    """The least or the largest value. NaN is above all others: a least value is NaN if nothing else came."""
+    """The smallest or largest value.
+
+    NaN sorts above all numbers: a minimum is NaN if nothing else occurred.
+    """
 
     def __init__(self, name: str, kind: pa.DataType, *, largest: bool) -> None:
         self._name = name
@@ -222,7 +227,7 @@ class ExtremeAccumulator(Accumulator):
         slots, column = present(slots, column)
         values = column.cast(self._plain).to_numpy()
         if pa.types.is_floating(self._plain):
-            values = values + values.dtype.type(0)  # -0.0 and 0.0 are one value
+            values = values + values.dtype.type(0)  # make -0.0 equal to 0.0
         with np.errstate(invalid="ignore"):  # of NaN
             self._take.at(self._best.values, slots, values)
         self._any.values[slots] = True
@@ -255,7 +260,7 @@ class ExtremeAccumulator(Accumulator):
 
 
 def _plain_type(kind: pa.DataType) -> pa.DataType:
-    """The number behind a value, in its order."""
+    """Return the number type that represents a value in its order."""
     if pa.types.is_boolean(kind):
         return pa.uint8()
     if pa.types.is_date32(kind):

@@ -1,10 +1,8 @@
-"""Growing columns of keys, held as plain buffers so that ten million keys are ten million values and no
-objects.
+"""Growing columns of keys in plain buffers: ten million keys are ten million values, not objects.
 
-Rules of this file: append, take, compare; no hashes and no meaning. Null is a key like any other and equal to
-itself, as in GROUP BY. `HeapColumn` keeps strings and binaries as one heap of bytes and one array of ends;
-`FixedColumn` keeps anything of a fixed width as the bytes of its values. Both hand out Arrow arrays that
-share or copy those buffers.
+They append, take and compare values; they know no hashes. Null is an ordinary key that equals itself, as in
+GROUP BY. `HeapColumn` stores strings and binaries as a heap of bytes and an array of ends; `FixedColumn`
+stores fixed-width types as the bytes of the values. Both return Arrow arrays that share or copy the buffers.
 """
 
 from typing import Any, TypeAlias
@@ -23,7 +21,10 @@ _FIRST_BYTES = 16 * 1024
 
 
 def grown(array: npt.NDArray[Any], needed: int) -> npt.NDArray[Any]:
-    """The same array, or a copy with room for `needed`, at least doubled: appends cost a constant each."""
+    """Return the array, or a copy with room for `needed`.
+
+    The size at least doubles, so appends are amortized O(1).
+    """
     if needed <= len(array):
         return array
     larger = np.empty(max(needed, 2 * len(array)), array.dtype)
@@ -32,7 +33,7 @@ def grown(array: npt.NDArray[Any], needed: int) -> npt.NDArray[Any]:
 
 
 class _Nulls:
-    """Which values of a growing column are null. No memory and no work before the first null."""
+    """The nulls of a growing column. It costs no memory and no time before the first null."""
 
     def __init__(self) -> None:
         self._null: npt.NDArray[np.bool_] | None = None
@@ -42,7 +43,7 @@ class _Nulls:
         return 0 if self._null is None else self._null.nbytes
 
     def append(self, values: pa.Array, rows: int) -> None:
-        """These values are added behind `rows` others."""
+        """Note values that follow `rows` others."""
         if self._null is None:
             if not values.null_count:
                 return
@@ -53,18 +54,18 @@ class _Nulls:
         self._null[rows : rows + len(values)] = _null_mask(values)
 
     def mask(self, slots: Slots) -> npt.NDArray[np.bool_] | None:
-        """Which of these slots hold null; None if none of the column does."""
+        """Return which of these slots are null; None if the column has no null."""
         return None if self._null is None else self._null[slots]
 
     def put_into(self, values: pa.Array, slots: Slots) -> pa.Array:
-        """The values of these slots, null where they were."""
+        """Return the values of these slots with nulls restored."""
         mask = self.mask(slots)
         if mask is None or not mask.any():
             return values
         return pc.if_else(pa.array(mask), pa.scalar(None, values.type), values)
 
     def equal(self, same: npt.NDArray[np.bool_], slots: Slots, values: pa.Array) -> npt.NDArray[np.bool_]:
-        """`same`, which compares what lies under nulls too, put right where either side is null."""
+        """Correct `same`, which also compared the bytes under nulls, where either side is null."""
         mask = self.mask(slots)
         if mask is None:
             return same if not values.null_count else same & ~_null_mask(values)
@@ -78,8 +79,9 @@ def _null_mask(values: pa.Array) -> npt.NDArray[np.bool_]:
 
 
 class HeapColumn:
-    """A growing column of strings or binaries. Invariant: `ends[i] <= ends[i + 1]`, value i is
-    heap[ends[i]:ends[i+1]].
+    """A growing column of strings or binaries.
+
+    Invariant: `ends[i] <= ends[i + 1]`; value i is heap[ends[i]:ends[i+1]].
     """
 
     def __init__(self, kind: pa.DataType) -> None:
@@ -98,7 +100,7 @@ class HeapColumn:
         return self._heap.nbytes + self._ends.nbytes + self._nulls.bytes_held
 
     def append(self, values: pa.Array) -> None:
-        """Add values at the end. Those handed out before stay valid."""
+        """Append values. Arrays returned before stay valid."""
         count = len(values)
         if not count:
             return
@@ -115,11 +117,11 @@ class HeapColumn:
         self._rows += count
 
     def take(self, slots: Slots) -> pa.Array:
-        """The values at these slots, in the column's own type."""
+        """Return the values at these slots, in the column's own type."""
         return self._nulls.put_into(self._raw(slots), slots)
 
     def equal(self, slots: Slots, values: pa.Array) -> npt.NDArray[np.bool_]:
-        """Whether the value at slots[i] is values[i]."""
+        """Return whether the value at slots[i] is values[i]."""
         same = pc.equal(self._raw(slots), values)
         if same.null_count:
             same = same.fill_null(fill_value=False)
@@ -134,7 +136,7 @@ class HeapColumn:
 
 
 class FixedColumn:
-    """A growing column of integers, booleans, dates and the like: one 1, 2, 4, 8 or 16 byte value a row."""
+    """A growing column of integers, booleans, dates and the like: a value of 1, 2, 4, 8 or 16 bytes a row."""
 
     def __init__(self, kind: pa.DataType) -> None:
         self._kind = kind
@@ -152,7 +154,7 @@ class FixedColumn:
         return self._values.nbytes + self._nulls.bytes_held
 
     def append(self, values: pa.Array) -> None:
-        """Add values at the end."""
+        """Append values."""
         self._nulls.append(values, self._rows)
         raw = self._raw(values)
         self._values = grown(self._values, self._rows + len(raw))
@@ -160,7 +162,7 @@ class FixedColumn:
         self._rows += len(raw)
 
     def take(self, slots: Slots) -> pa.Array:
-        """The values at these slots."""
+        """Return the values at these slots."""
         raw = self._values[slots]
         if self._boolean:
             found = pa.array(raw.view(np.uint8).astype(np.bool_))
@@ -170,7 +172,7 @@ class FixedColumn:
         return self._nulls.put_into(found, slots)
 
     def equal(self, slots: Slots, values: pa.Array) -> npt.NDArray[np.bool_]:
-        """Whether the value at slots[i] is values[i], byte for byte."""
+        """Return whether the value at slots[i] is values[i], byte for byte."""
         same: npt.NDArray[np.bool_] = self._values[slots] == self._raw(values)
         return self._nulls.equal(same, slots, values)
 
@@ -193,7 +195,7 @@ KeyColumn: TypeAlias = HeapColumn | FixedColumn
 
 
 def is_key_type(kind: pa.DataType) -> bool:
-    """Whether a column of this type can be (part of) a key: equality must be plain equality of bytes."""
+    """Whether a column of this type can be (part of) a key: equality must be equality of bytes."""
     types = pa.types
     return bool(
         types.is_string(kind)
@@ -207,7 +209,7 @@ def is_key_type(kind: pa.DataType) -> bool:
 
 
 def key_column(kind: pa.DataType) -> KeyColumn:
-    """An empty column for keys of this type. Raises SchemaError for a type that cannot be a key."""
+    """Return an empty column for keys of this type. Raises SchemaError for a type that cannot be a key."""
     if not is_key_type(kind):
         raise SchemaError(
             f"{kind} cannot be a key; use string, binary, boolean, an integer, date, timestamp or decimal"

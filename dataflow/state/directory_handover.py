@@ -1,8 +1,7 @@
-"""What the two threads of a worker share of one directory of an operator, besides messages.
+"""The state that both threads of a worker share for one directory of an operator, in addition to messages.
 
-Rules of this file: one condition, two numbers, no message. The circuit's thread takes room before it hands a
-change over, and waits for it; the link thread gives it back when the change is in the chain. Who waits is let
-go when the incarnation ends.
+The circuit thread reserves room before it hands over a change, and waits for it. The link thread releases the
+room when the change is in the chain. All waiting callers are released when the incarnation ends.
 """
 
 import threading
@@ -12,38 +11,41 @@ from dos_protocol.errors import ClosedError
 
 
 class Handover:
-    """See the top of this file. `path`: where the files are in this incarnation."""
+    """The budget of one directory. `path`: its files in this incarnation."""
 
     def __init__(self, path: Path, bytes_max: int) -> None:
         self.path = path
         self.snapshot_due = False
-        """Written by the link thread: the next cut had better come with a copy of all files."""
+        """Set by the link thread: the next checkpoint should have a copy of all files."""
         self._bytes_max = bytes_max
         self._changed = threading.Condition()
         self._under_way = 0
         self.closed = False
-        """Written by the link thread: the incarnation is over, what the circuit meets then is no fault."""
+        """Set by the link thread: the incarnation has ended, and errors of the circuit after that are no
+        failures.
+        """
 
     def take(self, size: int) -> None:
-        """Wait until so many bytes more may be under way: always when none are. Raises ClosedError when
-        nobody takes them any more.
+        """Reserve `size` bytes; block until they fit. They always fit if nothing else is in progress.
+
+        Raises ClosedError after the end of the incarnation.
         """
         with self._changed:
             self._changed.wait_for(
                 lambda: self.closed or not self._under_way or self._under_way + size <= self._bytes_max
             )
             if self.closed:
-                raise ClosedError(f"the files at {self.path} are of an incarnation that is over")
+                raise ClosedError(f"the files at {self.path} belong to an incarnation that has ended")
             self._under_way += size
 
     def give(self, size: int) -> None:
-        """So many are in the chain."""
+        """Release `size` bytes that are in the chain."""
         with self._changed:
             self._under_way -= size
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Nothing is taken any more."""
+        """Release all callers; nothing is accepted any more."""
         with self._changed:
             self.closed = True
             self._changed.notify_all()

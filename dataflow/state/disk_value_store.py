@@ -1,19 +1,18 @@
-"""What user functions keep for each key, on the local disk: LMDB as scratch space (decision 0130).
+"""The values that user functions keep for each key, on the local disk: LMDB as scratch space (decision 0130).
 
-Rules of this file: places in a file for slots, and what of it is in memory. What bytes a value has is
-`value_bytes.py`'s.
+This module maps slots to places in a file, and decides what is in memory. `value_bytes.py` encodes values.
 
-Theory. The journal is the truth: what lies here is thrown away at each reset, and filled from its blocks. So
-nothing is ever synced, and the file has no name: it is unlinked as soon as it is open, and the disk is free
-again when the process ends, however it ends.
+The journal is authoritative: the file is discarded at each reset and filled from the journal's blocks. So
+nothing is synced, and the file has no name: it is unlinked as soon as it is open, and its space is freed when
+the process ends in any way.
 
-A slot that has a value has a *place*, a number that is the key in LMDB; places are given in order, so that
-new values fill whole pages. Values that were read or changed since the last write are *held* as objects:
-each is decoded once and those that changed are encoded together. When more are held than
-`held_values_max` or `held_bytes_max` allow, the changed ones are written in one transaction, and all are
-let go. The map is page cache: the machine takes it back when it needs memory.
+A slot with a value has a *place*, a number that is its key in LMDB. Places are assigned in order, so new
+values fill whole pages. Values that were read or changed since the last write are *held* as objects: each is
+decoded once, and changed ones are encoded together. When more are held than `held_values_max` or
+`held_bytes_max` allow, the changed ones are written in one transaction and all are dropped. The memory map is
+page cache, which the operating system reclaims if necessary.
 
-A disk that is full or fails is told as `scratch.py` says.
+Errors of a full or failing disk are reported as in `scratch.py`.
 """
 
 import os
@@ -41,19 +40,20 @@ if TYPE_CHECKING:
 
 _NOWHERE: Final = -1
 _key: Callable[[int], bytes] = struct.Struct("=Q").pack
-"""LMDB's integer keys are numbers of the machine's own byte order."""
+"""LMDB's integer keys are in native byte order."""
 
 
 class DiskValueStore:
-    """See the top of this file and `ValueStore`. Nothing is opened before the first value is written.
+    """`ValueStore` in an LMDB file, which is created with the first value.
 
-    Raises UserFault from all that reads or writes; what is held is then void.
+    All methods that read or write raise UserFault; the held values are invalid then.
     """
 
     def __init__(self, columns: pa.Schema, scratch: str = "") -> None:
-        """scratch: a directory, made if it is not there; '' for the system's own for temporary files.
+        """scratch: a directory, created if it does not exist; '' for the system's directory for temporary
+        files.
 
-        Raises SchemaError for columns that cannot be kept as bytes, and without the library.
+        Raises SchemaError for columns that cannot be stored as bytes, and if lmdb is not installed.
         """
         try:
             import lmdb  # only graphs that use it need it
@@ -73,7 +73,7 @@ class DiskValueStore:
         """Slot -> its value."""
         self._changed: set[int] = set()
         self._gone: list[Slots] = []
-        """Places that are free, and still in the file."""
+        """Places that are free but still in the file."""
         self._held_max = limits.held_values_min
 
     # --- slots ----------------------------------------------------------------------------------------------
@@ -197,14 +197,14 @@ class DiskValueStore:
 
 
 class _File:
-    """An LMDB database without a name. Raises OSError and lmdb.Error; what was written before stays."""
+    """An unnamed LMDB database. Raises OSError and lmdb.Error; earlier writes stay."""
 
     def __init__(self, library: Any, directory: Path) -> None:
         self._library = library
         made, path = tempfile.mkstemp(prefix="dos-state-", dir=directory)
         os.close(made)
         try:
-            # Nobody else opens it, so it needs no lock; and what lies side by side is not read together.
+            # No other process opens it, so no lock; neighbors are rarely read together, so no readahead.
             self._env: lmdb.Environment = library.open(
                 path,
                 subdir=False,
@@ -227,15 +227,15 @@ class _File:
         return int((info["last_pgno"] + 1) * self._env.stat()["psize"])
 
     def get(self, place: int) -> bytes:
-        """What was written there."""
+        """Return the bytes at a place."""
         if self._reader is None:
             self._reader = self._env.begin(db=self._db)
         found = self._reader.get(_key(place))
-        assert isinstance(found, bytes), f"place {place} is taken, and nothing lies there"
+        assert isinstance(found, bytes), f"place {place} has no value"
         return found
 
     def write(self, gone: Slots, places: Slots, rows: Sequence[bytes]) -> None:
-        """Forget some places, and put these rows into these; all of it or nothing."""
+        """Delete the places `gone` and write `rows` to `places`, in one transaction."""
         self._let_go()
         items = sorted(zip(places.tolist(), rows, strict=True))
         while True:
@@ -249,7 +249,7 @@ class _File:
                 self._env.set_mapsize(2 * self._env.info()["map_size"])
 
     def _let_go(self) -> None:
-        """Pages that a reader may see are not used again."""
+        """End the read transaction: pages that it can see are not reused."""
         if self._reader is not None:
             self._reader.abort()
             self._reader = None
@@ -260,6 +260,6 @@ class _File:
 
 
 def _pieces(slots: Slots) -> Iterator[Slots]:
-    """At least one."""
+    """Yield pieces of the slots, at least one."""
     for begin in range(0, max(len(slots), 1), limits.held_values_max):
         yield slots[begin : begin + limits.held_values_max]

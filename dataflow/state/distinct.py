@@ -1,9 +1,9 @@
-"""About how many different values there are, by Apache DataSketches' theta sketch.
+"""Approximate distinct counts with the theta sketch of Apache DataSketches. It maps hashes to sketches.
 
-Rules of this file: hashes to sketches. A theta sketch keeps the k least hashes it saw, and the next one above
-them (theta): so it is a function of the set of values, whatever their order and however often each came.
-That is why it is used here and not HyperLogLog, whose better estimator depends on the order. What is stored
-is the library's own compact form, which its releases in C++, Java and Python read.
+A theta sketch keeps the k smallest hashes it saw, and the next one above them (theta). So it is a function of
+the set of values, whatever their order and however often each occurred. HyperLogLog is not used because its
+better estimator depends on the order. The stored form is the library's compact form, which its releases in
+C++, Java and Python can read.
 """
 
 from collections.abc import Sequence
@@ -18,10 +18,10 @@ from dataflow.state.columns import Slots
 
 
 class DistinctAccumulator(Accumulator):
-    """A compact sketch per slot. Hashes of the step wait, each once, until the sketches are asked for."""
+    """A compact sketch per slot. Hashes are buffered and added, each once, when the sketches are needed."""
 
     def __init__(self, name: str, precision: int) -> None:
-        import datasketches  # only graphs that use it need it
+        import datasketches  # imported here: only graphs that use it need it
 
         self._library = datasketches
         self._name = name

@@ -1,16 +1,16 @@
-"""Exact sums, one per slot: of integers and of doubles, the same whatever the order of the rows.
+"""Exact sums of integers and doubles, one per slot, independent of the order of the rows. Arrays to arrays.
 
-Rules of this file: arrays to arrays. What is summed for whom is `accumulators.py`'s.
-
-Theory. Adding doubles rounds each time, so the result depends on the order; replicas and replays may see
-another one. Here a sum is an integer in units of 2^-1152 (for integers: of 1), as *limbs* of 32 bits in
-64-bit numbers: a double is its 53-bit fraction, shifted, thus parts of three limbs. Limbs are added on their
-own and overflow nothing for 2^30 rows; then, and before a sum is read, carries are moved up. Only limbs that
-some value touched are held: values of everyday size touch four or five, so a sum takes some 40 bytes. A
-sum is rounded once, when it is read: it is the double nearest to the true sum, as of `math.fsum`.
+Adding doubles rounds each time, so the result depends on the order, which may differ for replicas and
+replays. Here a sum is an integer in units of 2^-1152 (for integers: of 1), as *limbs* of 32 bits in 64-bit
+numbers. A double is its 53-bit fraction, shifted, so it has parts in three limbs. Limbs are added
+independently and do not overflow for 2^30 rows; then, and before a sum is read, carries are propagated. Only
+limbs that a value
+touched are stored: values of everyday size touch four or five, so a sum takes about 40 bytes. A sum is
+rounded
+once, when it is read: to the double nearest to the true sum, as by `math.fsum`.
 
 A *canonical* sum has a sign and limbs in [0, 2^32). A stored sum is a list of 64-bit numbers: the index of
-the first limb, then limbs, all in [0, 2^32) but the last, which carries the sign.
+the first limb, then the limbs, all in [0, 2^32) except the last, which carries the sign.
 """
 
 from typing import Any, Final, TypeAlias
@@ -28,7 +28,10 @@ _BITS: Final = 32
 _MASK: Final = (1 << _BITS) - 1
 _FRACTION_BITS: Final = 53
 _UNIT_EXPONENT: Final = -1152
-"""Of the lowest limb of doubles. The smallest double is 2^-1074, as a fraction of 53 bits 2^-1126."""
+"""The exponent of the lowest limb of doubles.
+
+The smallest double is 2^-1074; the lowest bit of its fraction of 53 bits is 2^-1126.
+"""
 assert _UNIT_EXPONENT % _BITS == 0
 assert _UNIT_EXPONENT <= -1074 - _FRACTION_BITS + 1
 _rows_before_carry: Final = 1 << 28
@@ -37,7 +40,7 @@ STORED_TYPE: Final = pa.list_(pa.int64())
 
 
 class ExactSums:
-    """One sum per slot, 0 at first. `of_doubles`: finite doubles are added, otherwise integers."""
+    """One sum per slot, initially 0. `of_doubles`: finite doubles are added, otherwise integers."""
 
     def __init__(self, *, of_doubles: bool) -> None:
         self._of_doubles = of_doubles
@@ -50,16 +53,16 @@ class ExactSums:
         return sum(limb.nbytes for limb in self._limbs.values())
 
     def reach(self, slots: int) -> None:
-        """Have room for so many slots."""
+        """Make room for `slots` slots."""
         self._slots = max(slots, self._slots)
 
     def clear(self, slots: Slots) -> None:
-        """These sums are 0 again."""
+        """Set these sums to 0."""
         for index in self._limbs:
             self._limb(index)[slots] = 0
 
     def keep(self, slots: Slots) -> None:
-        """Slot i has now what slot slots[i] had; there are no others."""
+        """Move the sum of slot slots[i] to slot i; drop all other slots."""
         self._limbs = {index: self._limb(index)[slots] for index in self._limbs}
         self._slots = len(slots)
 
@@ -77,7 +80,7 @@ class ExactSums:
 
     def _add_integers(self, slots: Slots, values: npt.NDArray[Any]) -> None:
         negative = values < 0
-        size = np.abs(values).astype(np.uint64)  # of the lowest int64, abs is itself: as uint64, 2^63
+        size = np.abs(values).astype(np.uint64)  # abs of the lowest int64 is itself, and as uint64 2^63
         self._add_parts(0, slots, [size & np.uint64(_MASK), size >> np.uint64(_BITS)], negative)
 
     def _add_doubles(self, slots: Slots, values: npt.NDArray[np.float64]) -> None:
@@ -132,7 +135,9 @@ class ExactSums:
     # --- reading --------------------------------------------------------------------------------------------
 
     def _carried(self, slots: Slots) -> tuple[int, Limbs]:
-        """First limb, and the limbs of these slots with carries moved up: the last one has the sign."""
+        """Return the index of the first limb, and the limbs with carries propagated: the last one has the
+        sign.
+        """
         if not self._limbs:
             return 0, np.zeros((len(slots), 1), np.int64)
         first, last = min(self._limbs), max(self._limbs)
@@ -142,23 +147,23 @@ class ExactSums:
         return first, _carry_up(limbs)
 
     def _canonical(self, slots: Slots) -> tuple[int, Limbs, npt.NDArray[np.bool_]]:
-        """First limb, limbs in [0, 2^32), and which sums are below 0."""
+        """Return the index of the first limb, the limbs in [0, 2^32), and which sums are negative."""
         first, limbs = self._carried(slots)
         negative = limbs[:, -1] < 0
         limbs[negative] *= -1
         return first, _carry_up(limbs), negative
 
     def as_doubles(self, slots: Slots) -> npt.NDArray[np.float64]:
-        """The double nearest to each sum; infinite where there is none."""
+        """Return the double nearest to each sum; infinite if it is out of range."""
         first, limbs, negative = self._canonical(slots)
         padded = np.pad(limbs, ((0, 0), (2, 0))).astype(np.uint64)
         rows = np.arange(len(slots))
         filled = padded != 0
         top_at = padded.shape[1] - 1 - np.argmax(filled[:, ::-1], axis=1)
-        top_at = np.maximum(top_at, 2)  # of a zero: any
+        top_at = np.maximum(top_at, 2)  # for a zero any will do
         top, middle, low = (padded[rows, top_at - back] for back in range(3))
         below = np.cumsum(filled, axis=1)[rows, top_at - 2] - (low != 0) > 0
-        # 64 bits from the highest one on; what is cut off is told by the last bit, so the rounding is right.
+        # 64 bits from the highest one on; the last is sticky for all bits below, so rounding is correct.
         free = (_BITS - np.frexp(top.astype(np.float64))[1]).astype(np.uint64)
         bits = ((top << np.uint64(_BITS) | middle) << free) | (low >> (np.uint64(_BITS) - free))
         cut_off = below | (((low << free) & np.uint64(_MASK)) != 0)
@@ -170,7 +175,7 @@ class ExactSums:
         return np.where(negative, -values, values) + 0.0
 
     def as_integers(self, slots: Slots) -> tuple[Limbs, npt.NDArray[np.bool_]]:
-        """Sums of integers, and which of them fit 64 bits (the others are nonsense)."""
+        """Return the sums of integers, and which of them fit 64 bits (the others are meaningless)."""
         first, limbs, negative = self._canonical(slots)
         assert first in (0, 1)
         wide = np.pad(limbs, ((0, 0), (first, 2))).astype(np.uint64)
@@ -183,14 +188,14 @@ class ExactSums:
     # --- storing --------------------------------------------------------------------------------------------
 
     def store(self, slots: Slots) -> pa.Array:
-        """The sums of these slots as they are stored."""
+        """Return the sums of these slots in stored form."""
         first, limbs = self._carried(slots)
         lists = np.concatenate([np.full((len(slots), 1), first), limbs], axis=1)
         ends = np.arange(len(slots) + 1, dtype=np.int32) * lists.shape[1]
         return pa.ListArray.from_arrays(pa.array(ends), pa.array(lists.ravel()))
 
     def load(self, slots: Slots, stored: pa.Array) -> None:
-        """Put stored sums into slots whose sum is 0. Where null is stored it stays 0."""
+        """Load stored sums into slots whose sum is 0. A null leaves it 0."""
         lengths = stored.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
         values = stored.flatten().to_numpy(zero_copy_only=False)
         begins = np.cumsum(lengths) - lengths

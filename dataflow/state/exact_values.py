@@ -1,10 +1,10 @@
-"""Sums of decimals and extremes of text and decimals, one per slot: exact, as Python values.
+"""Exact sums of decimals, and extremes of text and decimals, one per slot, as Python values.
 
-Rules of this file: arrays to arrays. Numbers of a fixed width are `accumulators.py`'s.
+Arrays to arrays. `accumulators.py` handles numbers of a fixed width.
 
-A sum of decimals is a whole number of units of the column's scale, of any size: additions are exact, so their
-order does not matter, and one that is too large on the way may fit again. Text is compared by its UTF-8
-bytes, as Arrow and `COLLATE "C"` do.
+A sum of decimals is a whole number of units of the column's scale, of any size. Additions are exact, so their
+order does not matter, and an intermediate sum that is too large may fit again later. Text is compared by its
+UTF-8 bytes, as in Arrow and `COLLATE "C"`.
 """
 
 from collections.abc import Sequence
@@ -23,11 +23,11 @@ from dataflow.state.columns import Slots
 DECIMAL_DIGITS: Final = 38
 _EXACT: Final = Context(prec=DECIMAL_DIGITS + 1)
 _CELL_BYTES: Final = 64
-"""Of a Python value and its reference, about."""
+"""The approximate size of a Python value and its reference."""
 
 
 class DecimalSumAccumulator(Accumulator):
-    """The sum of a column of decimals, of `kind`, the type of the result; null where no value came."""
+    """The sum of a column of decimals; `kind` is the type of the result. Null where no value occurred."""
 
     def __init__(self, name: str, kind: pa.Decimal128Type) -> None:
         self._name = name
@@ -67,7 +67,7 @@ class DecimalSumAccumulator(Accumulator):
         self._sums.keep(slots)
 
     def store(self, slots: Slots) -> list[pa.Array]:
-        """As text: a sum on its way to a result may be larger than any decimal type."""
+        """Return the sums as text: an intermediate sum may be larger than any decimal type."""
         units = self._sums.values[slots]
         return [pa.array([None if one is None else str(one) for one in units], pa.string())]
 
@@ -81,7 +81,7 @@ class DecimalSumAccumulator(Accumulator):
 
 
 def _units(column: pa.Array) -> list[int]:
-    """Decimals without nulls as whole numbers of their last digit: the two 64-bit halves that Arrow holds."""
+    """Return decimals without nulls as whole numbers of their last digit, from Arrow's two 64-bit halves."""
     halves: npt.NDArray[Any] = np.frombuffer(column.buffers()[1], "<i8").reshape(-1, 2)
     halves = halves[column.offset : column.offset + len(column)]
     low = halves[:, 0].view(np.uint64).tolist()
@@ -89,7 +89,7 @@ def _units(column: pa.Array) -> list[int]:
 
 
 class ValueExtremeAccumulator(Accumulator):
-    """The least or the largest of a column of text or of decimals."""
+    """The smallest or largest value of a column of text or decimals."""
 
     def __init__(self, name: str, kind: pa.DataType, *, largest: bool) -> None:
         self._name = name

@@ -1,14 +1,19 @@
-"""The index of a keyed operator: which slot a key has. Vectorised: no Python object per key, no loop per row.
+"""The index of a keyed operator: key to slot. Vectorized: no Python object per key, no loop per row.
 
-Rules of this file: keys to slots, nothing about what stands in a slot. Slots are numbered from 0 in order of
-first appearance and never move or go away; what an operator keeps per key is an array indexed by slot.
+It knows nothing of the content of slots. Slots are numbered from 0 in order of first appearance, and never
+move or disappear; what an operator keeps per key is an array indexed by slot.
 
-Theory. An open addressing table over the low bits of `_hash` (the high bits choose the worker, so here they
-say little), at most half full, linear probing. A whole batch probes at once: each round looks at one cell
-for every row not yet placed. A cell that holds a row's hash is compared with the row's key itself, so two
-keys of one hash get two slots. Rows whose cell is empty write their number into it; who is read back has won
-the cell and is a new key; losers look at the same cell again (it may hold their own key now). Each round
-places the winners, so the rounds end; with the table half full nearly all rows are placed in the first two.
+It is an open addressing table over the low bits of `_hash` (the high bits choose the worker, so they say
+little here), at most half full, with linear probing. A whole batch probes at once:
+
+1. Each round looks at one cell for every row that is not placed yet.
+2. If the cell holds the row's hash, the row's key is compared with it; two keys with one hash get two slots.
+3. Rows whose cell is empty write their number into it. The row that is read back has won the cell and is a
+new
+   key; the others look at the same cell again, which may hold their own key now.
+
+Each round places the winners, so the rounds end. With the table half full, nearly all rows are placed in the
+first two.
 
 Measured against a Python dict from key to slot, with 456,000 words: 0.2 instead of 0.7 microseconds a row,
 and a third of the memory.
@@ -32,7 +37,7 @@ _FIRST_CELLS: Final = 4096
 
 
 class KeyIndex:
-    """Keys of one operator on one worker. Invariant: `2 * len(self) <= cells`, so probing ends."""
+    """The keys of one operator on one worker. Invariant: `2 * len(self) <= cells`, so probing ends."""
 
     def __init__(self, kinds: Sequence[pa.DataType]) -> None:
         self._kinds = tuple(kinds)
@@ -47,21 +52,21 @@ class KeyIndex:
 
     @property
     def bytes_held(self) -> int:
-        """Memory of the index, without what operators keep per slot."""
+        """The memory of the index in bytes, without what operators keep per slot."""
         own = self._hashes.nbytes + self._cell_slots.nbytes + self._cell_hashes.nbytes
         return own + sum(column.bytes_held for column in self._columns)
 
     def hashes(self, slots: Slots) -> Hashes:
-        """`_hash` of the keys in these slots."""
+        """Return `_hash` of the keys in these slots."""
         hashes: Hashes = self._hashes[slots]
         return hashes
 
     def keys(self, slots: Slots) -> list[pa.Array]:
-        """The key columns of these slots, in the order of the slots given."""
+        """Return the key columns of these slots, in the order of `slots`."""
         return [column.take(slots) for column in self._columns]
 
     def find_or_add(self, keys: Sequence[pa.Array], hashes: Hashes) -> Slots:
-        """The slot of each row's key; new keys get the next ones. A batch may hold a key twice."""
+        """Return the slot of each row's key; new keys get the next slots. A batch may contain a key twice."""
         count = len(hashes)
         self._reserve(count)
         slots: Slots = np.empty(count, np.int64)
@@ -77,8 +82,9 @@ class KeyIndex:
     def _probe(
         self, keys: Sequence[pa.Array], hashes: Hashes, rows: Slots, cells: Slots, slots: Slots
     ) -> tuple[Slots, Slots]:
-        """One round over `rows`, each at its cell: place what can be placed, return the others and where they
-        look.
+        """Run one round over `rows`, each at its cell.
+
+        Return the rows that are not placed, and their next cells.
         """
         found = self._cell_slots[cells]
         empty = found == _EMPTY
@@ -92,7 +98,7 @@ class KeyIndex:
         cells = cells + again  # the next cell, for those that met another key
         vacant = np.flatnonzero(empty)
         if len(vacant):
-            cells[vacant] -= 1  # a loser looks at the same cell again
+            cells[vacant] -= 1  # a row that lost looks at the same cell again
             again[self._settle(keys, hashes, rows, cells, vacant, slots)] = False
         return rows[again], cells[again] & (len(self._cell_slots) - 1)
 
@@ -105,7 +111,7 @@ class KeyIndex:
         vacant: Slots,
         slots: Slots,
     ) -> Slots:
-        """Give the empty cells to one row each, as new keys; returns which of `rows` (as indices) won."""
+        """Give each empty cell to one row, as a new key. Return which of `rows` (as indices) won."""
         wanted = cells[vacant]
         self._cell_slots[wanted] = vacant
         winners = vacant[self._cell_slots[wanted] == vacant]
@@ -143,7 +149,7 @@ class KeyIndex:
         self._rebuild(cells)
 
     def _rebuild(self, cells: int) -> None:
-        """A larger table of the same keys: they are all different, so no key is compared."""
+        """Build a larger table of the same keys. They are all different, so no key is compared."""
         self._cell_slots = np.full(cells, _EMPTY, np.int64)
         self._cell_hashes = np.zeros(cells, np.uint64)
         slots: Slots = np.arange(self._rows)
@@ -157,21 +163,21 @@ class KeyIndex:
 
 
 def in_pieces(slots: Slots, hashes: Hashes) -> Iterator[Slots]:
-    """These slots in the order of their hashes, so many at a time as a block of a snapshot holds."""
+    """Yield these slots in hash order, in pieces of the size of a snapshot block."""
     ordered = slots[np.argsort(hashes)]
     for begin in range(0, len(ordered), limits.snapshot_piece_rows):
         yield ordered[begin : begin + limits.snapshot_piece_rows]
 
 
 class SlotArray:
-    """One number per slot, growing with the index; new slots begin at `fill`."""
+    """One number per slot, growing with the index; new slots start with `fill`."""
 
     def __init__(self, dtype: Any, fill: Any = 0) -> None:
         self._fill = fill
         self.values: npt.NDArray[Any] = np.full(_FIRST_CELLS // 2, fill, dtype)
 
     def reach(self, slots: int) -> npt.NDArray[Any]:
-        """The array, with room for so many slots."""
+        """Return the array with room for `slots` slots."""
         before = len(self.values)
         if slots > before:
             self.values = grown(self.values, slots)

@@ -1,11 +1,11 @@
-"""What user functions keep for each key, in slots: a value of the declared columns, and a timer.
+"""The state that user functions keep for each key, in slots: a value of the declared columns, and a timer.
 
-Rules of this file: values and their columns; when a function is called is the operator's, where the values
-lie is `state/value_store.py`'s. Timers and times of calls are in memory in any case.
+This module handles values and their columns. The operator decides when a function is called;
+`state/value_store.py` decides where values are stored. Timers and call times are always in memory.
 
-Time to live. With it, each slot also has the event time of the last call that left a value, and the value is
-there for calls before that time + ttl. Calls come in the order of event time, so what a function finds
-follows from the rows alone; when an expired value is thrown away has no effect but on memory and cuts.
+Time to live: each slot also has the event time of the last call that left a value. The value is visible to
+calls before that time + ttl. Calls happen in event-time order, so what a function finds depends on the rows
+alone; the moment at which an expired value is deleted affects only memory and the size of checkpoints.
 """
 
 from collections.abc import Sequence
@@ -27,31 +27,31 @@ TIMER: Final = "_timer"
 IS_SET: Final = "_is_set"
 CALLED: Final = "_called"
 NONE: Final = END
-"""No timer; not called."""
+"""No timer; no call."""
 
 
 @dataclass(slots=True)
 class KeyState:
-    """What a function keeps for one key. It may be changed during the call, and is kept after it."""
+    """The state of one key during a call of a user function. Changes are kept after the call."""
 
     value: dict[str, Any] | None = None
     """A value for each column of the state; None: nothing is kept."""
     timer: Any = None
-    """When `on_timer` is to be called: a datetime as those of the time column, or None. One for each key."""
+    """When to call `on_timer`: a datetime like those of the time column, or None. One for each key."""
     at_end: bool = False
     """Whether all sources are at their end: `on_timer` is not called again for this key."""
 
 
 class KeyStates(SlotValues):
-    """What a `KeyState` has, per slot; timers and times of calls are microseconds."""
+    """The fields of `KeyState` by slot. Timers and call times are microseconds."""
 
     def __init__(
         self, history: StateHistory, ttl: int | None = None, values: ValueStore | None = None
     ) -> None:
-        """ttl: in microseconds, or None. values: where they lie, in memory if it is not said."""
+        """ttl: in microseconds, or None. values: where values are stored, by default in memory."""
         self._history = history
         self.check = history.check
-        """Raises UserFault for what is no value."""
+        """Raises UserFault for an invalid value."""
         self._schema = history.columns
         self._ttl = ttl
         self._values = MemoryValueStore(history.columns) if values is None else values
@@ -60,7 +60,7 @@ class KeyStates(SlotValues):
         self._called = SlotNumbers(np.int64, NONE)
         """With a time to live: when a call last left a value."""
         self._undated = False
-        """Whether values were restored of which no call is known: from before there was a time to live."""
+        """Whether values without a call time were restored, from a version without a time to live."""
 
     def fields(self) -> list[pa.Field]:
         numbers = [TIMER] if self._ttl is None else [TIMER, CALLED]
@@ -98,26 +98,29 @@ class KeyStates(SlotValues):
         self._values.load(slots[is_set], [column.take(rows) for column in columns[:width]])
 
     def settle(self) -> None:
-        """A punctuation's calls are over. Raises UserFault if what they left cannot be kept."""
+        """Note that the calls of a punctuation are over.
+
+        Raises UserFault if their values cannot be stored.
+        """
         self._values.settle()
 
     def empty(self, slots: Slots) -> Slots:
-        """Those of these slots in which nothing is kept."""
+        """Return those of the slots that keep neither value nor timer."""
         found: Slots = slots[~self._values.has(slots) & (self.timers.values[slots] == NONE)]
         return found
 
     def counters(self) -> dict[str, int]:
-        """Numbers for people."""
+        """Return numbers for display."""
         return self._values.counters()
 
     def close(self) -> None:
-        """Let go of files."""
+        """Close all files."""
         self._values.close()
 
     # --- time to live ---------------------------------------------------------------------------------------
 
     def begin(self, slot: int, time: int) -> KeyState:
-        """What a call for event time `time` finds."""
+        """Return the state for a call at event time `time`."""
         if self._ttl is not None:
             called = int(self._called.values[slot])
             if called != NONE and called + self._ttl <= time:
@@ -125,13 +128,13 @@ class KeyStates(SlotValues):
         return KeyState(self._values.get(slot))
 
     def end(self, slot: int, time: int, state: KeyState) -> None:
-        """The call is over, and left this."""
+        """Store the state that a call at event time `time` left."""
         self._values.put(slot, state.value)
         if self._ttl is not None:
             self._called.values[slot] = NONE if state.value is None else time
 
     def expire(self, watermark: Watermark) -> Slots:
-        """Forget the values that no call after `watermark` would find; their slots."""
+        """Delete the values that no call after `watermark` would find; return their slots."""
         if self._ttl is None:
             return np.empty(0, np.int64)
         called = self._called.values[: self._slots]
@@ -142,7 +145,10 @@ class KeyStates(SlotValues):
         return over
 
     def date(self, watermark: Watermark) -> Slots:
-        """Values from before there was a time to live count as left at `watermark`; their slots."""
+        """Set the call time of values stored without one (before a time to live was set) to `watermark`.
+
+        Return their slots.
+        """
         if not self._undated:
             return np.empty(0, np.int64)
         self._undated = False
@@ -154,8 +160,9 @@ class KeyStates(SlotValues):
     # --- older blocks ---------------------------------------------------------------------------------------
 
     def upgrade(self, block: pa.RecordBatch) -> pa.RecordBatch:
-        """A block of another version as one of this; or of the time before there was a time to live, or with
-        one that is not asked for any more. Raises UserFault.
+        """Convert a block of another version to this one. Raises UserFault.
+
+        Also converts blocks written without a time to live, or with one that is no longer configured.
         """
         version = state_version_of(block.schema)
         before = self._history.columns_of(version)

@@ -1,13 +1,16 @@
-"""The state of a keyed operator: keys in slots, values per slot, and what of it the next cut takes.
+"""The state of a keyed operator: keys in slots, values per slot, and what the next checkpoint contains.
 
-Rules of this file: which slots live, changed, and are known to the journal; what the values are is the
-business of `SlotValues`. It is the one place where keyed state becomes blocks
-(`checkpoint.chains.state_blocks`) and comes back.
+This module tracks which slots are live, changed and stored; `SlotValues` holds the values. Only here keyed
+state is converted to blocks (`checkpoint.chains.state_blocks`) and restored from them.
 
-A slot is *live* from `find_or_add` to `remove`; *changed* since the last cut; *stored* if blocks that were
-handed over hold it. A cut takes the changed slots that live, and tombstones of those that are stored and no
-longer live: a key that came and went between two cuts leaves no trace. Slots of the `KeyIndex` never go
-away by themselves, so when most of them are dead, a new index is made of the others.
+    slot is     when
+    live        from `find_or_add` to `remove`
+    changed     since the last checkpoint
+    stored      a block that was handed over contains it
+
+A checkpoint contains the changed slots that are live, and tombstones of stored slots that are no longer live.
+A key that appears and is removed between two checkpoints leaves no trace. Slots of a `KeyIndex` are never
+freed, so when most of them are dead, a new index is built from the others.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,39 +28,39 @@ from dataflow.worker.partitioning import hashes_of
 Upgrade: TypeAlias = Callable[[pa.RecordBatch], pa.RecordBatch]
 
 _dead_min: Final = 4096
-"""A new index pays when so many slots are dead, and more than live."""
+"""A new index pays off when this many slots, and most of them, are dead."""
 
 
 class SlotValues(Protocol):
-    """What an operator keeps for each slot."""
+    """The values of an operator by slot."""
 
     def fields(self) -> list[pa.Field]:
-        """The columns in which it is stored."""
+        """Return the columns in which the values are stored."""
         ...
 
     def reach(self, slots: int) -> None:
-        """Have room for so many; new slots are as cleared."""
+        """Make room for `slots` slots; new slots are cleared."""
         ...
 
     def clear(self, slots: Slots) -> None:
-        """Forget the values of these slots."""
+        """Delete the values of these slots."""
         ...
 
     def keep(self, slots: Slots) -> None:
-        """Slot i takes over what slot slots[i] had; there are no others."""
+        """Move the values of slot slots[i] to slot i; drop all other slots."""
         ...
 
     def store(self, slots: Slots) -> list[pa.Array]:
-        """The columns of these slots."""
+        """Return the columns of these slots."""
         ...
 
     def load(self, slots: Slots, columns: Sequence[pa.Array]) -> None:
-        """What `store` gave, into cleared slots."""
+        """Load columns from `store` into cleared slots."""
         ...
 
 
 class KeyedTable:
-    """See the top of this file."""
+    """The keyed state of one operator on one worker."""
 
     def __init__(
         self,
@@ -67,10 +70,10 @@ class KeyedTable:
         version: int = 1,
         upgrade: Upgrade | None = None,
     ) -> None:
-        """version: of the values, as their user declares it. upgrade: makes blocks of another version, or
-        with other columns, ones of this.
+        """version: of the values, as the user declares it. upgrade: converts blocks of another version, or
+        with other columns, to this one.
 
-        Raises UnsupportedKeyTypeError, and ValueError for columns of one name.
+        Raises UnsupportedKeyTypeError, and ValueError for duplicate column names.
         """
         self._values = tuple(values)
         self._keys = keys
@@ -78,7 +81,7 @@ class KeyedTable:
         fields = pa.schema([field for one in values for field in one.fields()])
         self._blocks = block_schema(keys, fields, state_version=version)
         self.upgraded = False
-        """Whether other blocks than those of today were restored: better replaced by a snapshot soon."""
+        """Whether blocks of another form were restored, so that a snapshot should follow soon."""
         self._clear_index()
 
     def _clear_index(self) -> None:
@@ -104,7 +107,7 @@ class KeyedTable:
 
     @property
     def bytes_held(self) -> int:
-        """Of the index, without values."""
+        """The memory of the index in bytes, without values."""
         return self._index.bytes_held
 
     def _of(self, array: SlotArray) -> npt.NDArray[Any]:
@@ -114,10 +117,10 @@ class KeyedTable:
     # --- in a step ------------------------------------------------------------------------------------------
 
     def find_or_add(self, keys: Sequence[pa.Array], hashes: Hashes, apart: Slots | None = None) -> Slots:
-        """The slot of each row's key, live from now on, touched in this step.
+        """Return the slot of each row's key. It is live and touched in this step.
 
-        hashes: `_hash` of each row, which the blocks carry. apart: numbers that tell the keys of one `_hash`
-        apart (the window, for one): without them such keys would all look at the same cell of the index.
+        hashes: `_hash` of each row, stored in the blocks. apart: numbers that distinguish keys with the same
+        `_hash`, such as the window. Without them such keys would all probe the same cell of the index.
         """
         spread = hashes if apart is None else hashes ^ _mixed(apart)
         slots = self._index.find_or_add(keys, spread)
@@ -130,13 +133,13 @@ class KeyedTable:
         return slots
 
     def take_touched(self) -> Slots:
-        """The slots of the step, each once, in the order in which they first came."""
+        """Return the slots of the step, each once, in the order of their first occurrence."""
         if not self._touched:
             return np.empty(0, np.int64)
         came = np.concatenate(self._touched)
         self._touched = []
         first = self._of(self._place_of)
-        # One array serves as the mark and as the place: writing backwards leaves the first place of each.
+        # Writing backwards leaves, for each slot, the place of its first occurrence.
         places = np.arange(self._place, self._place + len(came))
         first[came[::-1]] = places[::-1]
         self._place += len(came)
@@ -144,25 +147,25 @@ class KeyedTable:
         return touched
 
     def live(self) -> Slots:
-        """All live slots."""
+        """Return all live slots."""
         slots: Slots = np.flatnonzero(self._of(self._live))
         return slots
 
     def keys(self, slots: Slots) -> list[pa.Array]:
-        """The key columns of these slots."""
+        """Return the key columns of these slots."""
         return self._index.keys(slots)
 
     def hashes(self, slots: Slots) -> Hashes:
-        """`_hash` of these slots."""
+        """Return `_hash` of these slots."""
         hashes: Hashes = self._of(self._hashes)[slots]
         return hashes
 
     def change(self, slots: Slots) -> None:
-        """Their values changed without `find_or_add`."""
+        """Note that the values of these slots changed without `find_or_add`."""
         self._of(self._changed)[slots] = True
 
     def remove(self, slots: Slots) -> None:
-        """These keys go away. Slots that were handed out are void after this, also those of other keys."""
+        """Remove these keys. All slots returned before are invalid afterwards, even those of other keys."""
         self._of(self._live)[slots] = False
         self._of(self._changed)[slots] = True
         for one in self._values:
@@ -191,10 +194,10 @@ class KeyedTable:
         for one in self._values:
             one.keep(kept[came_from])
 
-    # --- cuts -----------------------------------------------------------------------------------------------
+    # --- checkpoints ----------------------------------------------------------------------------------------
 
     def checkpoint(self) -> pa.RecordBatch:
-        """What changed since the last cut, sorted by `_hash`; from here on it counts as handed over."""
+        """Return what changed since the last checkpoint, sorted by `_hash`, and mark it as stored."""
         live, stored, changed = self._of(self._live), self._of(self._stored), self._of(self._changed)
         slots = np.flatnonzero(changed & (live | stored))
         block = self._block(slots, ~live[slots])
@@ -205,13 +208,13 @@ class KeyedTable:
         return block
 
     def snapshot(self) -> pa.RecordBatch:
-        """All live keys, sorted by `_hash`."""
+        """Return all live keys, sorted by `_hash`."""
         self.upgraded = False
         slots = self.live()
         return self._block(slots, np.zeros(len(slots), np.bool_))
 
     def snapshot_pieces(self) -> Iterator[pa.RecordBatch]:
-        """The same in several blocks, each made when it is asked for: nothing may change meanwhile."""
+        """Yield the snapshot in several blocks, each built on demand. Nothing may change meanwhile."""
         slots = self.live()
         for piece in in_pieces(slots, self.hashes(slots)):
             yield self._block(piece, np.zeros(len(piece), np.bool_))
@@ -223,7 +226,7 @@ class KeyedTable:
         return make_block(self._blocks, self._index.keys(slots), hashes, values, deleted)
 
     def restore(self, block: pa.RecordBatch, apart: Slots | None = None) -> None:
-        """Take one stored block on top of what is there. Later blocks win. `apart` as in `find_or_add`."""
+        """Apply one stored block to the current content. Later blocks win. `apart` as in `find_or_add`."""
         if self._upgrade is not None and not block.schema.equals(self._blocks, check_metadata=True):
             block = self._upgrade(block)
             self.upgraded = True
@@ -243,7 +246,7 @@ class KeyedTable:
 
 
 def _mixed(numbers: Slots) -> Hashes:
-    """Numbers next to each other, far from each other (the finalizer of splitmix64)."""
+    """Spread consecutive numbers over all 64 bits (the finalizer of splitmix64)."""
     mixed = numbers.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     return np.asarray((mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB))

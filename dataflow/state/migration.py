@@ -1,12 +1,11 @@
-"""The declared state of an operator through its versions: its columns, and how a value of an older version
-becomes one of the next.
+"""The declared state of an operator through its versions: columns, and migrations from version to version.
 
-Rules of this file: schemas and values of one key; blocks are `key_states.py`'s, which cuts fit a graph is
-`checkpoint/core/fingerprint.py`'s.
+It handles schemas and the value of one key. `key_states.py` handles blocks;
+`checkpoint/core/fingerprint.py` decides which checkpoints fit a graph.
 
-A state begins as version 1. Who changes its columns, or what they mean, counts `state_version` up and says
-for each older version that may still lie in a cut how its values become those of the next one. Pickle is no
-way to keep a state: no other release, and no other tool, could be trusted to read it.
+A state starts as version 1. To change its columns or their meaning, increment `state_version` and give a
+migration for each older version that may still be in a checkpoint. Pickled objects are refused as state,
+because no other release and no other tool could read them reliably.
 """
 
 import re
@@ -23,15 +22,17 @@ from dataflow.operators.results import FAULTS, say
 from dataflow.schema import parse_schema
 
 Value: TypeAlias = dict[str, Any]
-"""A value of a declared state: column -> what it holds."""
+"""A value of a declared state: column -> content."""
 
 _pickled: Final = re.compile(r"\b(cloudpickle|dill|pickle|object|udt)\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """From `version` of a state, which had the columns `state`, to the next: `function(value)` takes a dict
-    with the old columns and returns one with the new. It depends on nothing else: it may be called again.
+    """A migration from `version` of a state, with the columns `state`, to the next version.
+
+    `function(value)` takes a dict with the old columns and returns one with the new columns. It must depend
+    on nothing else, because it may be called again.
 
         Migration(1, "seconds bigint", lambda old: {"millis": old["seconds"] * 1000})
     """
@@ -42,7 +43,7 @@ class Migration:
 
 
 def parse_state(state: "str | pa.Schema") -> pa.Schema:
-    """The columns of a declared state. Raises SchemaError, for pickle by name."""
+    """Return the columns of a declared state. Raises SchemaError, with a remedy for pickle."""
     named = state if isinstance(state, str) else getattr(state, "__name__", "")
     try:
         columns = parse_schema(state)
@@ -58,18 +59,18 @@ def parse_state(state: "str | pa.Schema") -> pa.Schema:
 
 def _refused(what: str) -> SchemaError:
     return SchemaError(
-        f"a state is kept in Arrow columns, never as pickle or objects, and {what} was declared: they could"
-        " be read by no other version of the code; write for example 'pages bigint, tags array<string>'"
+        f"a state is kept in Arrow columns, never as pickle or objects, and {what} was declared, which no"
+        " other version of the code could read; write for example 'pages bigint, tags array<string>'"
     )
 
 
 def columns_text(columns: pa.Schema) -> str:
-    """As it stands in an operator's description. It never changes, or no cut would fit any more."""
+    """Return the columns as in an operator's description. Never change it: old checkpoints would not fit."""
     return ", ".join(f"{field.name} {field.type}" for field in columns)
 
 
 class StateHistory:
-    """A declared state: its columns today and before. Raises SchemaError for a history with gaps."""
+    """A declared state: its current and earlier columns. Raises SchemaError for gaps between versions."""
 
     def __init__(
         self, state: "str | pa.Schema", version: int = 1, migrations: Sequence[Migration] = ()
@@ -93,18 +94,18 @@ class StateHistory:
 
     @property
     def versions(self) -> list[int]:
-        """The versions that can be read, the present one last."""
+        """The versions that can be read, the current one last."""
         return sorted(self._columns)
 
     def columns_of(self, version: int) -> pa.Schema:
-        """Raises UserFault for a version that cannot be read."""
+        """Return the columns of a version. Raises UserFault if it cannot be read."""
         found = self._columns.get(version)
         if found is None:
             held = f"it holds a state of version {version}, and this is version {self.version} of"
             raise UserFault(
                 f"{held} state ({columns_text(self.columns)}), which has"
                 f" migrations from {', '.join(map(str, self.versions[:-1])) or 'none'}",
-                remedy=f"give it the Migration({version}, ...) again, as long as a retained cut needs it"
+                remedy=f"add Migration({version}, ...) again, as long as a retained checkpoint needs it"
                 if version < self.version
                 else f"run the graph that knows version {version}",
             )
@@ -112,11 +113,11 @@ class StateHistory:
 
     @property
     def check(self) -> Callable[[Any], None]:
-        """Raises UserFault for what is no value of today."""
+        """A function that raises UserFault for an invalid value of the current version."""
         return self._checks[self.version].check
 
     def migrated(self, version: int, value: Value) -> Value:
-        """A value of an older version as one of today. Raises UserFault."""
+        """Convert a value of an older version to the current one. Raises UserFault."""
         for step in range(version, self.version):
             try:
                 made = self._steps[step].function(dict(value))
@@ -131,7 +132,7 @@ class StateHistory:
 
 
 class ValueCheck:
-    """What a value of a state of these columns is."""
+    """The check of values of a state with these columns."""
 
     def __init__(self, columns: pa.Schema) -> None:
         self._names = frozenset(columns.names)
@@ -139,12 +140,12 @@ class ValueCheck:
         self._surely_fits = _made_quick(columns)
 
     def check(self, value: Any) -> None:
-        """Raises UserFault for what is none."""
+        """Raise UserFault if the value does not fit."""
         try:
             if self._surely_fits(value):
                 return
         except KeyError:
-            pass  # told below, with the names
+            pass  # reported below, with the names
         if not isinstance(value, dict) or value.keys() != self._names:
             names = ", ".join(self._columns.names)
             raise UserFault(f"a state is a dict of {names}, or None, not {value!r:.80}")
@@ -153,9 +154,11 @@ class ValueCheck:
 
 
 def _made_quick(columns: pa.Schema) -> Callable[[Any], bool]:
-    """Whether a value fits, where that is quickly told: it is asked after each call of a user's function, and
-    Arrow takes many times as long to say so. Made as code, as the methods of dataclasses are: a function
-    called for each column takes three times as long. Raises KeyError for a dict with other names.
+    """Return a function that quickly tells whether a value surely fits.
+
+    It runs after each call of a user function, and Arrow takes many times as long. It is generated code, like
+    the methods of dataclasses, because a function call for each column takes three times as long. The
+    function raises KeyError for a dict with other names.
     """
     terms = [f"type(value) is dict and len(value) == {len(columns)}"]
     terms += [_quick_term(f"value[{field.name!r}]", field.type) for field in columns]

@@ -1,12 +1,11 @@
-"""The directory of an operator: files of its own, drained, cut and restored with its worker.
+"""The directory of an operator: its own files, which are drained, checkpointed and restored with its worker.
 
-Rules of this file: circuit thread only, no store and no waiting of its own. A change is checked, handed to
-the `ChangeLog` as a record, and then made to the files. When they can be changed is told here; what becomes
-of the records is the log's.
+It runs on the circuit thread and uses no store. A change is checked, handed to the `ChangeLog` as a record,
+and then applied to the files. This module decides when files may be changed; the log handles the records.
 
-The files are a cache of what their chain says: whenever a worker stands at a cut, they are made anew from it,
-in a place of its own for each incarnation. So one that was superseded and does not know it changes no file of
-the one that goes on. Decision 0160.
+The files are a cache of their chain: when a worker is restored to a checkpoint, they are rebuilt from the
+chain, in a separate directory for each incarnation. So a superseded worker that is not aware of it cannot
+change the files of its successor (decision 0160).
 """
 
 import shutil
@@ -22,97 +21,103 @@ from journal import FileOp, FileTruncate, FileWrite, LocalFilesError, Record
 from journal.files.changing import ChangingFiles
 
 UNCHANGED_IN: Final = ("", "checkpoint")
-"""Between the methods of an operator, and in this one, its files are not changed: a cut takes them as they
-were behind `drain`.
+"""Methods in which files may not be changed ('': between methods): a checkpoint contains the files as they
+were after `drain`.
 """
 
 
 class ChangeLog(Protocol):
-    """Where the changes of one directory go, in order."""
+    """The log for the changes of one directory, in order."""
 
     @property
     def snapshot_due(self) -> bool:
-        """Whether the next cut had better come with a copy of all files."""
+        """Whether the next checkpoint should have a copy of all files."""
         ...
 
     def record(self, record: Record) -> None:
-        """Take a change; wait while too many are under way. Raises ClosedError when nobody takes them."""
+        """Take a change. Block while too many are in progress.
+
+        Raises ClosedError after the end of the incarnation.
+        """
         ...
 
     def flush(self) -> None:
-        """The operator's method is over: nothing is held back any more. Waits and raises as `record`."""
+        """Send all held changes at the end of an operator's method. Blocks and raises as `record`."""
         ...
 
     def cut(self, cut: int, step: int, sizes: Mapping[str, int], copy: Path | None) -> None:
-        """The cut, at the end of that step, lies here; `sizes` are the files as of now. copy: where they lie,
-        for who removes it.
+        """Note the checkpoint at the end of that step.
+
+        `sizes`: the current files. copy: a copy that the log deletes.
         """
         ...
 
 
 class OperatorDirectory:
-    """What `ctx.directory()` gives an operator. See `UserOperator.keeps_files`.
+    r"""The result of `ctx.directory()` for an operator. See `UserOperator.keeps_files`.
 
         def open(self, ctx):
             self.files = ctx.directory()
 
         def process(self, batch):
             for line in batch.column("line").to_pylist():
-                self.files.append("log.txt", line.encode() + b"\\n")
+                self.files.append("log.txt", line.encode() + b"\n")
 
-    `path` is where the files are: read them as files (`(files.path / "log.txt").read_bytes()`). It is another
-    path after each failure, so it is to be asked for and not kept. Changes go through the methods below; what
-    is changed otherwise is gone after the next failure, or stops the operator. Names are relative to `path`,
-    their parts divided by "/".
+    `path` is the directory: read files there (`(files.path / "log.txt").read_bytes()`). The path changes
+    after each failure, so do not keep it. Change files only with the methods below: other changes are lost
+    after the next failure, or stop the operator. Names are relative to `path`, with "/" as separator.
 
-    All methods block, and work in `open`, `reset`, `process`, `on_punctuation` and `drain`, on the
-    operator's own thread; elsewhere they raise DirectoryError. They raise UnsafePathError and
-    FileConflictError for a name that cannot be, and LocalProtocolError for a length, an offset or a write (of
-    more than 16 MiB) that cannot be: then nothing was changed. OperatorFailure: the disk did not take it, or
-    the file was changed by other means; the region goes back to its last cut. ClosedError: another
-    incarnation has begun.
+    All methods block. They work in `open`, `reset`, `process`, `on_punctuation` and `drain`, on the
+    operator's own thread; elsewhere they raise DirectoryError. Other errors, after which nothing was changed:
+    UnsafePathError and FileConflictError for an invalid name; LocalProtocolError for an invalid length or
+    offset, or a write of more than 16 MiB. OperatorFailure: the disk failed, or the file was changed by other
+    means; the region resets to its last checkpoint. ClosedError: another incarnation has begun.
     """
 
     def __init__(self, path: Path, log: ChangeLog, scratch: str = "") -> None:
-        """path: the files as of the cut. scratch: where they lie, for what is said of a full disk."""
+        """path: the files of the checkpoint. scratch: their scratch directory, for messages about a full
+        disk.
+        """
         self._files = ChangingFiles(path)
         self._log = log
         self._scratch = scratch
         self._thread = threading.get_ident()
         self.method = ""
-        """The method of the operator that runs, '' between them."""
+        """The operator's method that runs, '' between methods."""
 
     @property
     def path(self) -> Path:
-        """Where the files are."""
+        """The directory of the files."""
         return self._files.path
 
     def append(self, name: str, data: bytes) -> None:
-        """Add to the end of a file, which is made if it is not there."""
+        """Append to a file, which is created if it does not exist."""
         self._change(self._files.appending(name, bytes(data)))
 
     def write_at(self, name: str, offset: int, data: bytes) -> None:
-        """Write over what is at `offset`, and on past the end; a hole before it reads as zeros."""
+        """Overwrite from `offset` on, also past the end. A hole before it reads as zeros."""
         self._change(FileWrite(name, offset, bytes(data)))
 
     def truncate(self, name: str, length: int = 0) -> None:
-        """Make the file that long: cut off, or filled with zeros; made if it is not there."""
+        """Truncate the file to this length or extend it with zeros. Creates it if it does not exist."""
         self._change(FileTruncate(name, length))
 
     def remove(self, name: str) -> None:
-        """Remove a file. Raises FileNotFoundError, with nothing changed, if it is not there."""
+        """Remove a file. Raises FileNotFoundError, with nothing changed, if it does not exist."""
         self._change(self._files.removing(name))
 
     def rename(self, old: str, new: str) -> None:
-        """Give a file another name, over a file that has it. Raises FileNotFoundError. Recorded as writes of
-        its content and a removal; a cut never lies between those.
+        """Rename a file, replacing an existing one. Raises FileNotFoundError.
+
+        It is recorded as writes of its content and a removal; a checkpoint never falls between these.
         """
         for change in self._files.renaming(old, new):
             self._change(change)
 
     def cut(self, cut: int, step: int) -> None:
-        """The cut at the end of that step takes the files as they are now. Raises UserFault if the disk
-        fails, or failed before.
+        """Take the current files into the checkpoint at the end of that step.
+
+        Raises UserFault if the disk failed.
         """
         if self._files.broken is not None:
             raise UserFault(str(self._files.broken)) from OperatorFailure(str(self._files.broken))
@@ -125,28 +130,29 @@ class OperatorDirectory:
         self._log.cut(cut, step, sizes, copy)
 
     def method_over(self) -> None:
-        """The method of the operator that ran has come back. Raises ClosedError."""
+        """Note that the operator's method has returned. Raises ClosedError."""
         self.method = ""
         self._log.flush()
 
     def close(self) -> None:
-        """Nothing is changed any more."""
+        """Refuse all further changes."""
         self._files.close()
         self.method = ""
 
     def _change(self, op: FileOp) -> None:
         if threading.get_ident() != self._thread:
             raise DirectoryError(
-                f"{op.path!r} is to be changed on another thread than the operator's own",
-                remedy="hand what is to be written to process or drain, and write it there",
+                f"{op.path!r} cannot be changed on another thread than the operator's own",
+                remedy="pass the data to process or drain, and write it there",
             )
         if self.method in UNCHANGED_IN:
             where = f"in {self.method}()" if self.method else "outside of the operator's methods"
             raise DirectoryError(
-                f"{op.path!r} is to be changed {where}; files are changed in open, reset, process,"
+                f"{op.path!r} cannot be changed {where}; files may be changed in open, reset, process,"
                 " on_punctuation and drain"
             )
         record = self._files.recorded(op)
+        # The record first: a change that is not in the log must not be in the files.
         try:
             self._files.check_untouched(op.path)
             self._log.record(record)

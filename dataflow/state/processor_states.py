@@ -1,6 +1,7 @@
-"""What a `StatefulProcessor` keeps for the key of a call, as Spark names it: values, lists, maps, timers.
+"""The state variables of a `StatefulProcessor` for the key of a call, with Spark's names: values, lists,
+maps, timers.
 
-Rules of this file: one key at a time, in plain values. Which key, and when, is `operators/processor.py`'s.
+One key at a time, as plain values. `operators/processor.py` decides which key and when.
 
 Each state variable is one column of the operator's state: a struct; a list of structs; a list of structs of
 `key` and `value`. The timers are a list of milliseconds.
@@ -21,7 +22,7 @@ _V = TypeVar("_V", bound="_Variable")
 
 
 class _Variable:
-    """`held`: as it is stored, None for nothing."""
+    """A state variable. `held`: its stored form, None for nothing."""
 
     kind: pa.DataType
 
@@ -29,16 +30,16 @@ class _Variable:
         self.held: Any = None
 
     def exists(self) -> bool:
-        """Whether anything is kept."""
+        """Whether it has a value."""
         return bool(self.held)
 
     def clear(self) -> None:
-        """Keep nothing."""
+        """Delete the value."""
         self.held = None
 
 
 class ValueState(_Variable):
-    """One value."""
+    """A state variable with one value."""
 
     def __init__(self, columns: pa.Schema, *, naive: bool = False) -> None:
         super().__init__()
@@ -46,16 +47,16 @@ class ValueState(_Variable):
         self.kind = pa.struct(list(columns))
 
     def get(self) -> tuple[Any, ...] | None:
-        """What is kept, or None."""
+        """Return the value, or None."""
         return None if self.held is None else self._tuples.given(self.held)
 
     def update(self, newValue: tuple[Any, ...]) -> None:  # noqa: N803 - these are Spark's names
-        """Keep this."""
+        """Set the value."""
         self.held = self._tuples.to_keep(newValue)
 
 
 class ListState(_Variable):
-    """A list of values."""
+    """A state variable with a list of values."""
 
     def __init__(self, columns: pa.Schema, *, naive: bool = False) -> None:
         super().__init__()
@@ -63,24 +64,24 @@ class ListState(_Variable):
         self.kind = pa.list_(pa.struct(list(columns)))
 
     def get(self) -> Iterator[tuple[Any, ...]]:
-        """Its values in their order."""
+        """Return an iterator over the values, in order."""
         return iter([self._tuples.given(one) for one in self.held or ()])
 
     def put(self, newState: Iterable[tuple[Any, ...]]) -> None:  # noqa: N803
-        """Keep these and no others."""
+        """Replace all values."""
         self.held = [self._tuples.to_keep(one) for one in newState]
 
     def appendValue(self, newState: tuple[Any, ...]) -> None:  # noqa: N802,N803
-        """One more."""
+        """Append one value."""
         self.appendList([newState])
 
     def appendList(self, newState: Iterable[tuple[Any, ...]]) -> None:  # noqa: N802,N803
-        """Some more."""
+        """Append values."""
         self.held = [*(self.held or ()), *(self._tuples.to_keep(one) for one in newState)]
 
 
 class MapState(_Variable):
-    """Values by keys of the user's, in the order in which those came."""
+    """A state variable with values by user key, in order of insertion."""
 
     def __init__(self, keys: pa.Schema, values: pa.Schema, *, naive: bool = False) -> None:
         super().__init__()
@@ -93,44 +94,44 @@ class MapState(_Variable):
         return next((at for at, one in enumerate(self.held or ()) if one["key"] == wanted), None)
 
     def getValue(self, key: tuple[Any, ...]) -> tuple[Any, ...] | None:  # noqa: N802
-        """The value of a key, or None."""
+        """Return the value of a key, or None."""
         at = self._at(key)
         return None if at is None else self._values.given(self.held[at]["value"])
 
     def containsKey(self, key: tuple[Any, ...]) -> bool:  # noqa: N802
-        """Whether it has a value."""
+        """Whether the key has a value."""
         return self._at(key) is not None
 
     def updateValue(self, key: tuple[Any, ...], value: tuple[Any, ...]) -> None:  # noqa: N802
-        """Its value from now on."""
+        """Set the value of a key."""
         at = self._at(key)
         entry = {"key": self._keys.to_keep(key), "value": self._values.to_keep(value)}
         held = list(self.held or ())
         self.held = [*held, entry] if at is None else [*held[:at], entry, *held[at + 1 :]]
 
     def removeKey(self, key: tuple[Any, ...]) -> None:  # noqa: N802
-        """It has no value any more."""
+        """Delete the value of a key."""
         at = self._at(key)
         if at is not None:
             self.held = [*self.held[:at], *self.held[at + 1 :]]
 
     def iterator(self) -> Iterator[tuple[tuple[Any, ...], tuple[Any, ...]]]:
-        """Keys with their values."""
+        """Return an iterator over keys and values."""
         return iter(
             [(self._keys.given(one["key"]), self._values.given(one["value"])) for one in self.held or ()]
         )
 
     def keys(self) -> Iterator[tuple[Any, ...]]:
-        """Its keys."""
+        """Return an iterator over the keys."""
         return iter([key for key, _ in self.iterator()])
 
     def values(self) -> Iterator[tuple[Any, ...]]:
-        """Their values."""
+        """Return an iterator over the values."""
         return iter([value for _, value in self.iterator()])
 
 
 class ProcessorHandle:
-    """What `init` gets: Spark's `StatefulProcessorHandle`, with event time only."""
+    """The argument of `init`: Spark's `StatefulProcessorHandle`, with event time only."""
 
     def __init__(self, *, timers: bool, naive: bool = False) -> None:
         self._naive = naive
@@ -138,16 +139,16 @@ class ProcessorHandle:
         self._with_timers = timers
         self._timers: list[int] = []
         self.open = True
-        """Whether `init` runs: state variables are made in it alone."""
+        """Whether `init` runs; state variables may be created only there."""
         self.fired: int | None = None
-        """The time of the timer for which this call is."""
+        """The time of the timer for which this call is made."""
 
     def getValueState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> ValueState:  # noqa: N802,N803
-        """A state variable of one value."""
+        """Create a state variable with one value."""
         return self._new(stateName, ValueState(parse_schema(schema), naive=self._naive), ttlDurationMs)
 
     def getListState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> ListState:  # noqa: N802,N803
-        """A state variable that is a list."""
+        """Create a state variable with a list."""
         return self._new(stateName, ListState(parse_schema(schema), naive=self._naive), ttlDurationMs)
 
     def getMapState(  # noqa: N802
@@ -157,7 +158,7 @@ class ProcessorHandle:
         valueSchema: Any,  # noqa: N803
         ttlDurationMs: int | None = None,  # noqa: N803
     ) -> MapState:
-        """A state variable that is a map."""
+        """Create a state variable with a map."""
         made = MapState(parse_schema(userKeySchema), parse_schema(valueSchema), naive=self._naive)
         return self._new(stateName, made, ttlDurationMs)
 
@@ -165,68 +166,67 @@ class ProcessorHandle:
         if ttl is not None:
             refuse(
                 f"ttlDurationMs of state {name!r}",
-                "it is processing time; give the operator ttl=timedelta(...)",
+                "it is processing time; pass ttl=timedelta(...) to the operator",
             )
         if not self.open or name in self._variables or name == TIMERS:
             raise SchemaError(
-                f"state variables are made in init, each of a name of its own, and not {name!r} now"
+                f"state variables are made in init, with unique names; cannot make {name!r} now"
             )
         self._variables[name] = variable
         return variable
 
     def registerTimer(self, expiryTimestampMs: int) -> None:  # noqa: N802,N803
-        """Be called when event time has passed this. Raises ValueError for a timer that would fire again and
-        again.
+        """Set a timer, which fires after the watermark has passed this time.
+
+        Raises ValueError for a timer that would fire again and again.
         """
         if not self._with_timers:
             raise ValueError("registerTimer needs timeMode 'eventTime', not 'none'")
         if self.fired is not None and expiryTimestampMs <= self.fired:
-            raise ValueError(
-                f"timer {expiryTimestampMs} ms is not behind the one that fired, {self.fired} ms"
-            )
+            raise ValueError(f"timer {expiryTimestampMs} ms is not after the one that fired, {self.fired} ms")
         self._timers = sorted({*self._timers, int(expiryTimestampMs)})
 
     def deleteTimer(self, expiryTimestampMs: int) -> None:  # noqa: N802,N803
-        """Not to be called then."""
+        """Delete a timer."""
         self._timers = [one for one in self._timers if one != expiryTimestampMs]
 
     def listTimers(self) -> Iterator[int]:  # noqa: N802
-        """All that are set."""
+        """Return an iterator over the times of all timers."""
         return iter(list(self._timers))
 
     def deleteIfExists(self, stateName: str) -> None:  # noqa: N802,N803
-        """Refused."""
+        """Not supported: raises."""
         refuse(
             f"deleteIfExists({stateName!r})",
-            "leave the variable out, count state_version up and give a Migration",
+            "leave out the variable, increment state_version and add a Migration",
         )
 
     # --- for the operator -----------------------------------------------------------------------------------
 
     @property
     def first_timer(self) -> int | None:
-        """The next to come."""
+        """The time of the next timer, None for none."""
         return self._timers[0] if self._timers else None
 
     def columns(self) -> pa.Schema:
-        """The columns of the operator's state. Raises SchemaError if there are none."""
+        """Return the columns of the operator's state. Raises SchemaError if there are none."""
         found = [pa.field(name, variable.kind) for name, variable in self._variables.items()]
         if self._with_timers:
             found.append(pa.field(TIMERS, pa.list_(pa.int64())))
         if not found:
             raise SchemaError(
-                "a processor keeps something: its init makes a state variable, or timeMode is 'eventTime'"
+                "a processor needs state: make a state variable in init, or use timeMode 'eventTime'"
             )
         return pa.schema(found)
 
     def load(self, value: Mapping[str, Any] | None) -> None:
-        """Stand at a key."""
+        """Load the state of a key."""
         for name, variable in self._variables.items():
             variable.held = None if value is None else value[name]
         self._timers = [] if value is None or not self._with_timers else list(value[TIMERS] or ())
 
     def store(self) -> dict[str, Any] | None:
-        """What is kept for it; None for nothing."""
+        """Return the state of the key; None for nothing."""
         value: dict[str, Any] = {name: variable.held for name, variable in self._variables.items()}
         if self._with_timers:
             value[TIMERS] = self._timers

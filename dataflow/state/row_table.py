@@ -1,11 +1,12 @@
-"""Rows that wait for event time, as state: each under a number, until it is taken.
+"""State of rows that wait for event time: each has a number and is kept until it is taken.
 
-Rules of this file: rows in and out, and their blocks; what they wait for is the operator's business.
+Rows in and out, and their blocks; the operator decides what they wait for.
 
-A row's key in the blocks is its number (`_row`), which grows with the order of arrival; `_hash` is that of
-the exchange for a keyed operator, so that a shard's rows are a slice, and that of the number otherwise. Rows
-lie in chunks, with the least time of each: a punctuation touches only chunks that have rows for it. After a
-restore their order is not that of arrival: an operator puts what it gives into an order of its own.
+A row's key in the blocks is its number (`_row`), which grows in order of arrival. `_hash` is that of the
+exchange for a keyed operator, so that the rows of a shard are a slice; otherwise that of the number. Rows are
+in chunks with their minimum time, so a punctuation touches only chunks with rows for it. After a restore
+their order is
+not that of arrival: an operator sorts its output itself.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,7 +34,7 @@ _RELEASE: Final = "_release"
 
 @dataclass(slots=True)
 class Rows:
-    """Some rows: what they are, when they are taken, their hashes and numbers. Arrays of one length."""
+    """Some rows with the times at which they are taken, their hashes and numbers. Arrays of equal length."""
 
     batch: pa.RecordBatch
     times: npt.NDArray[np.int64]
@@ -44,7 +45,7 @@ class Rows:
         return len(self.numbers)
 
     def take(self, rows: Slots) -> "Rows":
-        """These rows of them."""
+        """Return these rows."""
         batch = self.batch.take(pa.array(rows))
         return Rows(batch, self.times[rows], self.hashes[rows], self.numbers[rows])
 
@@ -57,7 +58,7 @@ class _Chunk:
 
 
 def joined(parts: Sequence[Rows], columns: pa.Schema) -> Rows:
-    """All of them as one."""
+    """Return all parts as one."""
     if len(parts) == 1:
         return parts[0]
     table = pa.Table.from_batches([part.batch for part in parts], columns).combine_chunks()
@@ -71,14 +72,14 @@ def joined(parts: Sequence[Rows], columns: pa.Schema) -> Rows:
 
 
 def check_stored(columns: pa.Schema) -> None:
-    """Raises SchemaError for columns that cannot wait here."""
+    """Raise SchemaError for column names that this state uses itself."""
     bad = [name for name in columns.names if name in (ROW, _RELEASE)]
     if bad:
-        raise SchemaError(f"column {bad[0]!r} is named like one of the state of this operator; rename it")
+        raise SchemaError(f"column {bad[0]!r} has a name that this operator's state uses; rename it")
 
 
 class RowTable(StateTable):
-    """See the top of this file."""
+    """The waiting rows of one operator on one worker."""
 
     def __init__(self, columns: pa.Schema) -> None:
         self._columns = columns
@@ -89,10 +90,10 @@ class RowTable(StateTable):
         self.reset()
 
     def reset(self) -> None:
-        """No rows wait."""
+        """Delete all rows."""
         self._chunks: list[_Chunk] = []
         self._gone: list[tuple[Hashes, Slots]] = []
-        """Rows that blocks hold and that were taken since the last cut."""
+        """Rows that are in stored blocks and were taken since the last checkpoint."""
         self._next = 0
 
     def __len__(self) -> int:
@@ -103,7 +104,7 @@ class RowTable(StateTable):
         return sum(chunk.rows.batch.nbytes + 24 * len(chunk.rows) for chunk in self._chunks)
 
     def add(self, batch: pa.RecordBatch, times: npt.NDArray[np.int64], hashes: Hashes | None = None) -> Rows:
-        """These rows wait until their times are reached. Gives them back with their numbers."""
+        """Add rows that wait until their times are reached. Return them with their numbers."""
         numbers: Slots = np.arange(self._next, self._next + len(times))
         self._next += len(times)
         given = hash_keys([pa.array(numbers)]) if hashes is None else hashes
@@ -113,11 +114,11 @@ class RowTable(StateTable):
         return rows
 
     def all(self) -> Rows:
-        """All rows that wait."""
+        """Return all waiting rows."""
         return joined([chunk.rows for chunk in self._chunks], self._columns)
 
     def take(self, watermark: Watermark) -> Rows:
-        """The rows whose times are reached; they wait no more."""
+        """Remove and return the rows whose time is at or below the watermark."""
         taken = []
         kept = []
         for chunk in self._chunks:
@@ -135,7 +136,7 @@ class RowTable(StateTable):
         return joined(taken, self._columns)
 
     def keep_only(self, numbers: Slots) -> None:
-        """All other rows wait no more."""
+        """Remove all rows except these."""
         kept = []
         for chunk in self._chunks:
             stays = np.isin(chunk.rows.numbers, numbers)
@@ -147,7 +148,7 @@ class RowTable(StateTable):
                 kept.append(_Chunk(rest, int(rest.times.min()), chunk.stored))
         self._chunks = kept
 
-    # --- cuts -----------------------------------------------------------------------------------------------
+    # --- checkpoints ----------------------------------------------------------------------------------------
 
     def checkpoint(self) -> pa.RecordBatch:
         new = joined([chunk.rows for chunk in self._chunks if not chunk.stored], self._columns)
@@ -193,20 +194,21 @@ class RowTable(StateTable):
 
 
 def check_order(columns: pa.Schema) -> None:
-    """Raises SchemaError if rows of these columns have no order."""
+    """Raise SchemaError if rows of these columns have no order."""
     for field in columns:
         try:
             pc.sort_indices(pa.array([], field.type))
         except pa.ArrowNotImplementedError:
             raise SchemaError(
-                f"rows of one time are ordered by all columns, and {field.name!r} of type {field.type} has"
-                " no order; leave it out with a map before"
+                f"rows of equal time are ordered by all columns, and {field.name!r} of type {field.type} has"
+                " no order; remove it in a map before"
             ) from None
 
 
 def in_order(batch: pa.RecordBatch, times: npt.NDArray[np.int64]) -> Slots:
-    """The rows by time, those of one time by all columns: an order that follows from the rows alone
-    (replication-transparency IV-C).
+    """Return the order by time, and by all columns for equal times.
+
+    It depends on the rows alone (replication-transparency IV-C).
     """
     names = [str(index) for index in range(batch.num_columns + 1)]
     table = pa.Table.from_arrays([pa.array(times), *batch.columns], names=names)

@@ -1,7 +1,7 @@
-"""The worker's local disk, for what need not last: where it is, and what is said when it fails.
+"""The worker's local disk for temporary data: its location, and the error when it fails.
 
-Rules of this file: no data. A disk that is full or fails is for a person to mend, and no reason to lose a
-region: it is told as `OperatorFailure`, and the region goes back to its last cut.
+A full or failing disk needs a person, but must not stop the region: it is reported as `OperatorFailure`, and
+the region resets to its last checkpoint.
 """
 
 import shutil
@@ -15,7 +15,10 @@ from dataflow.operators.base import UserFault
 
 
 def scratch_directory(scratch: str) -> Path:
-    """This directory, made if it is not there; for '' the system's for temporary files. Raises OSError."""
+    """Return this directory, created if it does not exist; for '' the system's for temporary files.
+
+    Raises OSError.
+    """
     directory = Path(scratch or tempfile.gettempdir())
     directory.mkdir(parents=True, exist_ok=True)
     return directory
@@ -23,17 +26,17 @@ def scratch_directory(scratch: str) -> Path:
 
 @contextmanager
 def of_scratch(scratch: str, what: str, *errors: type[Exception]) -> Iterator[None]:
-    """Tell OSError and these as UserFault: `what` could not be done."""
+    """Convert OSError and `errors` to UserFault with the message `what`."""
     expected: tuple[type[Exception], ...] = (OSError, *errors)
     try:
         yield
     except expected as error:
-        # The library says EIO where a full disk took a part of what it wrote: so say how much is free.
+        # LMDB reports EIO if a full disk accepted a part of a write, so the message has the free space.
         told = f"{what} in {_named(scratch or tempfile.gettempdir())}: {error}"
         raise UserFault(
             told,
             remedy="make space on that disk, or start the region with scratch= on a larger one; nothing is"
-            " lost: the region goes back to its last cut",
+            " lost: the region resets to its last checkpoint",
         ) from OperatorFailure(told)
 
 

@@ -1,14 +1,18 @@
-"""A value of a declared state as bytes, and back: what a store on disk holds for one key.
+"""Encode and decode values of a declared state as bytes, for a state on disk.
 
-Rules of this file: columns to bytes, no store, no keys.
+Columns to bytes; no store, no keys.
 
-A value is one msgpack array of *cells*, a cell for each declared column. What msgpack knows (numbers,
-strings, bytes, and lists and structs of them) is its own cell. Dates, times and timestamps are the integer
-that Arrow keeps. Everything else (decimals, maps, lists of times) is an Arrow record batch of one row without
-its schema: right for all types, and slow. Nothing is pickled.
+A value is one msgpack array with a *cell* for each declared column:
 
-Many values become bytes at a time, through Arrow arrays, and each alone comes back: writes wait for each
-other, reads do not. What comes back is what Arrow would give (`to_pylist`), as it is after a restore.
+    type                                                  cell
+    numbers, strings, bytes, lists and structs of them    the msgpack value
+    dates, times, timestamps                              the integer that Arrow keeps
+    all others (decimals, maps, lists of times)           a record batch of one row, without its schema
+
+The last form is correct for all types, but slow. Nothing is pickled.
+
+Values are encoded in groups, through Arrow arrays, because writes are batched; they are decoded one by one. A
+decoded value is what Arrow returns (`to_pylist`), as after a restore.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +29,7 @@ Cell: TypeAlias = Any
 
 
 class ValueBytes:
-    """For states of these columns. Raises SchemaError for a column that cannot be kept as bytes."""
+    """The codec for states of these columns. Raises SchemaError for a column that cannot be encoded."""
 
     def __init__(self, columns: pa.Schema) -> None:
         self._names: list[str] = columns.names
@@ -34,12 +38,12 @@ class ValueBytes:
         self._decode = msgspec.msgpack.Decoder(list).decode
 
     def of_columns(self, columns: Sequence[pa.Array]) -> list[bytes]:
-        """The bytes of each row."""
+        """Return the bytes of each row."""
         cells = [kind.of_array(column) for kind, column in zip(self._cells, columns, strict=True)]
         return [self._encode(row) for row in zip(*cells, strict=True)]
 
     def of_values(self, values: Sequence[Mapping[str, Any]]) -> list[bytes]:
-        """The bytes of each value; each fits the columns."""
+        """Return the bytes of each value. All must fit the columns."""
         return self.of_columns(
             [
                 pa.array([value[name] for value in values], kind.type)
@@ -48,7 +52,7 @@ class ValueBytes:
         )
 
     def value(self, data: bytes) -> Value:
-        """One value back."""
+        """Return the value of these bytes."""
         cells = self._decode(data)
         found = {}
         for name, kind, cell in zip(self._names, self._cells, cells, strict=True):
@@ -56,14 +60,14 @@ class ValueBytes:
         return found
 
     def columns(self, rows: Sequence[bytes | None]) -> list[pa.Array]:
-        """The columns of so many values back, null where there is none."""
+        """Return the columns of the decoded values, null where there is none."""
         nothing = [None] * len(self._names)
         cells = [nothing if data is None else self._decode(data) for data in rows]
         return [kind.to_array([row[index] for row in cells]) for index, kind in enumerate(self._cells)]
 
 
 class _AsItIs:
-    """Cells of what msgpack knows."""
+    """Cells of types that msgpack knows."""
 
     def __init__(self, kind: pa.DataType) -> None:
         self.type = kind
@@ -78,7 +82,7 @@ class _AsItIs:
 
 
 class _AsInteger(_AsItIs):
-    """Cells of times: the integers behind them."""
+    """Cells of times: their integers."""
 
     def __init__(self, kind: pa.DataType) -> None:
         super().__init__(kind)
@@ -99,7 +103,7 @@ class _AsInteger(_AsItIs):
 
 
 class _AsBatch(_AsItIs):
-    """Cells of everything else: Arrow batches of one row."""
+    """Cells of all other types: Arrow batches of one row."""
 
     def __init__(self, kind: pa.DataType) -> None:
         super().__init__(kind)

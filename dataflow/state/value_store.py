@@ -1,7 +1,7 @@
-"""Where what user functions keep for each key lies: the interface, and the values that lie in memory.
+"""Storage of the values that user functions keep for each key: the interface, and values in memory.
 
-Rules of this file: values by slot, no timers, no times. The other place is `state/disk_value_store.py`; an
-operator cannot tell which one it has, but for how much memory it takes and how long.
+Values are stored by slot, without timers or times. The other implementation is `state/disk_value_store.py`;
+to an operator they differ only in memory use and speed.
 """
 
 from collections.abc import Sequence
@@ -21,62 +21,65 @@ PLACES: Final[tuple[str, ...]] = get_args(Place)
 
 
 def check_place(place: Any) -> None:
-    """Raises SchemaError for what is no place to keep a state."""
+    """Raise SchemaError if `place` is not "memory" or "disk"."""
     if place not in PLACES:
         near = nearest(place, PLACES) if isinstance(place, str) else ""
         raise SchemaError(f"state_on is {' or '.join(map(repr, PLACES))}, not {place!r:.80}{near}")
 
 
 class ValueStore(Protocol):
-    """A value for each slot, or None. What `get` gave may be changed in place until it is `put` back."""
+    """A value, or None, for each slot.
+
+    A value returned by `get` may be changed in place until it is `put` back.
+    """
 
     def reach(self, slots: int) -> None:
-        """Have room for so many; new slots have none."""
+        """Make room for `slots` slots; new slots have no value."""
         ...
 
     def clear(self, slots: Slots) -> None:
-        """Forget the values of these slots."""
+        """Delete the values of these slots."""
         ...
 
     def keep(self, slots: Slots) -> None:
-        """Slot i takes over what slot slots[i] had; there are no others."""
+        """Move the value of slot slots[i] to slot i; drop all other slots."""
         ...
 
     def has(self, slots: Slots) -> npt.NDArray[np.bool_]:
-        """Which of them have a value."""
+        """Return which of the slots have a value."""
         ...
 
     def get(self, slot: int) -> Value | None:
-        """The value of a slot."""
+        """Return the value of a slot."""
         ...
 
     def put(self, slot: int, value: Value | None) -> None:
-        """Its value from now on, which fits the columns."""
+        """Set the value of a slot. It must fit the columns."""
         ...
 
     def settle(self) -> None:
-        """A punctuation's calls are over."""
+        """Note that the calls of a punctuation are over."""
         ...
 
     def store(self, slots: Slots) -> list[pa.Array]:
-        """The columns of these slots, null where there is no value."""
+        """Return the columns of these slots, null where there is no value."""
         ...
 
     def load(self, slots: Slots, columns: Sequence[pa.Array]) -> None:
-        """What `store` gave, into slots without a value; each of these gets one."""
+        """Load columns from `store` into slots without a value. Each slot gets one."""
         ...
 
     def counters(self) -> dict[str, int]:
-        """Numbers for people."""
+        """Return numbers for display."""
         ...
 
     def close(self) -> None:
-        """Let go of files."""
+        """Close all files."""
         ...
 
 
 class MemoryValueStore:
-    """Python objects in a list."""
+    """Values as Python objects in a list."""
 
     def __init__(self, columns: pa.Schema) -> None:
         self._columns = columns
@@ -102,7 +105,7 @@ class MemoryValueStore:
         self._values[slot] = value
 
     def settle(self) -> None:
-        """Nothing waits."""
+        """Nothing is pending."""
 
     def store(self, slots: Slots) -> list[pa.Array]:
         return columns_of([self._values[slot] for slot in slots.tolist()], self._columns)
@@ -121,7 +124,7 @@ class MemoryValueStore:
 
 
 def columns_of(values: Sequence[Value | None], columns: pa.Schema) -> list[pa.Array]:
-    """Values as Arrow columns, null where there is none."""
+    """Return values as Arrow columns, null where there is no value."""
     nothing = dict.fromkeys(columns.names)
     rows = [nothing if value is None else value for value in values]
     return [pa.array(list(map(itemgetter(field.name), rows)), field.type) for field in columns]

@@ -1,9 +1,9 @@
-"""A graph in this process: no Spark, no store, no files. For tests of dataflows, yours and ours.
+"""Run a graph in this process, without Spark, store or files: for tests of dataflows.
 
     trial = Trial(graph, workers=2)
     trial.step({"orders": [{"item": "tea", "price": 3}]}, checkpoint=True)
     trial.step({"orders": [{"item": "tea", "price": 4}]})
-    trial.crash()                                   # back to the cut; its second step is gone
+    trial.crash()                                   # back to the checkpoint; the second step is lost
     trial.step({"orders": [{"item": "tea", "price": 4}]})
     assert trial.rows("sold")[-1] == {"item": "tea", "count": 2}
 
@@ -12,7 +12,7 @@
 
     assert_crash_safe(graph, {"orders": [{"item": "tea", "price": 3}, CRASH, {"item": "tea", "price": 4}]})
 
-Rules of this file: runs of a `Trial` (`trial.py`), with crashes and without, and what they must agree in.
+This module runs a `Trial` (`trial.py`) with and without crashes, and compares the results.
 """
 
 from collections import Counter
@@ -30,7 +30,7 @@ class _Crash(Enum):
 
 
 CRASH: Final = _Crash.CRASH
-"""Between the rows of a source: here all workers die."""
+"""A marker among the rows of a source: all workers crash here."""
 MarkedRows: TypeAlias = "Sequence[Mapping[str, Any] | Literal[_Crash.CRASH]]"
 
 
@@ -43,24 +43,27 @@ def assert_crash_safe(
     steps_per_checkpoint: int = 2,
     splits: int = 1,
 ) -> Trial:
-    """Run the graph with crashes, and without, and compare what its sinks got; then all sources end.
+    """Run the graph with and without crashes, and compare the output of its sinks.
+
+    All sources end at the end.
 
         assert_crash_safe(graph, {"orders": [{"item": "tea"}, CRASH, {"item": "tea"}]})
         assert_crash_safe(graph, {"orders": orders})    # with a crash at each row, one after the other
         assert_crash_safe(graph, {"orders": orders}, splits=3)    # the same, in three orders of reading
 
-    Where a source has CRASH, all workers die when the rows before it were processed, once each, and go on
-    from the last cut. Without any, there is a run for each row of each source, with a crash before it, and
-    one behind the last; so a few rows do. Steps take `rows_per_step` rows of each source, each as a batch
-    of its own, dealt to the workers in turn.
+    At each CRASH all workers crash after the rows before it were processed, once, and continue from the last
+    checkpoint. Without any CRASH there is a run for each row of each source, with a crash before it, and one
+    after the last row; so a few rows suffice. A step reads `rows_per_step` rows of each source, each as a
+    separate batch, dealt to the workers in turn.
 
-    splits: the rows of each source are dealt to so many splits in turn, as if they lay in so many files. The
-    splits are read in turns, from the first to the last, and from the last to the first; what sinks get must
-    be the same each time. So a graph in which event time loses rows of the splits that are read later fails.
+    splits: the rows of each source are dealt to this many splits in turn, as if they were in that many files.
+    The splits are read in turns, from the first to the last, and from the last to the first; the sinks must
+    get the same rows each time. So a graph fails in which event time loses rows of splits that are read
+    later.
 
-    Returns the trial without a crash, for further asserts. Raises AssertionError, which names the crash, the
-    sink, and rows that are missing or too many (in whatever order), or the operator and the files that are
-    others; GraphError; OperatorError.
+    Returns the trial without a crash, for further assertions. Raises GraphError; OperatorError;
+    AssertionError, which names the crash, the sink, and missing or extra rows (in any order), or the operator
+    and the files that differ.
     """
     rows = {name: [row for row in given if row is not CRASH] for name, given in inputs.items()}
     marked = {
@@ -87,11 +90,9 @@ def assert_crash_safe(
 def _orders(
     rows: Mapping[str, Sequence[Mapping[str, Any]]], splits: int
 ) -> dict[str, dict[str, list[tuple[str, Mapping[str, Any]]]]]:
-    """Order of reading, in words -> source -> (split, row) as they are read; the split is "" if there is one
-    only.
-    """
+    """Return order of reading, as text -> source -> (split, row) as they are read. A single split is ""."""
     if splits < 1:
-        raise ValueError(f"a source has one split or more, not {splits}")
+        raise ValueError(f"splits must be at least 1, got {splits}")
     if splits == 1:
         return {"in turns": {name: [("", row) for row in given] for name, given in rows.items()}}
     dealt = {
@@ -109,7 +110,7 @@ def _crashing(
     crashes: set[tuple[str, int]],
     sizes: tuple[int, int, int],
 ) -> Trial:
-    """The run in which workers die before row n of a source, for each (source, n)."""
+    """Run the graph; all workers crash before row n of a source, for each (source, n)."""
     workers, rows_per_step, steps_per_checkpoint = sizes
     splits = {name: sorted({split for split, _ in given} - {""}) for name, given in rows.items()}
     trial = Trial(graph, workers=workers, splits={name: found for name, found in splits.items() if found})
@@ -137,7 +138,7 @@ def _crashing(
 
 
 def _given(taken: Sequence[tuple[str, Mapping[str, Any]]]) -> Any:
-    """What a step of a trial is given for these rows."""
+    """Return the input of a trial's step for these rows."""
     if not taken or not taken[0][0]:
         return [[row] for _, row in taken]
     found: dict[str, list[Mapping[str, Any]]] = {}
@@ -168,7 +169,7 @@ def _compare(expected: Trial, found: Trial, what: str) -> None:
             ]
             raise AssertionError(
                 f"{what}, sink {sink!r} got other rows than without; {'; '.join(said)}."
-                " Is all that an operator keeps in its state, and nothing it gives left to a clock or chance?"
+                " Does an operator keep data outside of its state, or depend on a clock or random numbers?"
             )
 
 

@@ -1,7 +1,7 @@
-"""The directories of operators in a trial (`testing.py`): the real files and records, and lists for chains.
+"""The directories of operators in a trial (`testing.py`): real files and records, with lists as chains.
 
-Rules of this file: what a region keeps in its store is kept here in memory, and cut back at a crash; the
-files themselves are made anew in a directory of each life's own, as on a worker. They go when the trial goes.
+What a region stores is kept in memory and truncated at a crash. The files are rebuilt in a separate directory
+for each incarnation, as on a worker. They are deleted with the trial.
 """
 
 import shutil
@@ -21,13 +21,13 @@ from journal.files.rebuilding import Rebuilding
 
 @dataclass
 class KeptChanges:
-    """The chain of one directory: `dataflow.state.operator_directory.ChangeLog`."""
+    """The chain of one directory (`dataflow.state.operator_directory.ChangeLog`)."""
 
     records: list[Record] = field(default_factory=list)
     cut_at: int = 0
-    """So many of the records are in the cut that was taken last."""
+    """The number of records in the checkpoint that was taken last."""
     committed: int = 0
-    """So many are in the cut that counts."""
+    """The number of records in the committed checkpoint."""
     snapshot_due: bool = False
 
     def record(self, record: Record) -> None:
@@ -44,12 +44,12 @@ class KeptChanges:
         self.cut_at = len(self.records)
 
     def crash(self) -> None:
-        """What no cut that counts holds is gone."""
+        """Discard what no committed checkpoint holds."""
         del self.records[self.committed :]
 
 
 class TrialDirectories:
-    """Of all workers."""
+    """The directories of all workers."""
 
     def __init__(self) -> None:
         self._logs: dict[tuple[int, str], KeptChanges] = {}
@@ -58,14 +58,14 @@ class TrialDirectories:
         self._lives = 0
 
     def begin_incarnation(self) -> None:
-        """All workers stand at the cut that counts: what they wrote after it is gone."""
+        """Begin an incarnation at the committed checkpoint; later changes are discarded."""
         self._lives += 1
         self._open.clear()
         for log in self._logs.values():
             log.crash()
 
     def hand_to(self, circuit: Circuit, plan: GraphPlan, worker: int) -> None:
-        """Make the files of a worker's operators, and hand them over."""
+        """Rebuild the files of a worker's operators and hand them over."""
         for name, spec in plan.specs.items():
             if spec.keeps_files:
                 log = self._logs.setdefault((worker, name), KeptChanges())
@@ -83,21 +83,21 @@ class TrialDirectories:
         return self._root
 
     def ask_for_snapshots(self, *, due: bool) -> None:
-        """Whether the next cut comes with all files."""
+        """Set whether the next checkpoint includes all files."""
         for log in self._logs.values():
             log.snapshot_due = due
 
     def commit(self) -> None:
-        """The cut that was taken counts."""
+        """Commit the checkpoint that was taken last."""
         for log in self._logs.values():
             log.committed = log.cut_at
 
     def operators(self) -> list[str]:
-        """Those that keep files."""
+        """Return the operators with files."""
         return sorted({name for _, name in self._logs})
 
     def files(self, operator: str, worker: int) -> dict[str, bytes]:
-        """What is there, as plain reading sees it. Raises KeyError."""
+        """Return the files as plain reading sees them. Raises KeyError."""
         root = self._open[worker, operator].path
         return {
             str(path.relative_to(root)): path.read_bytes()

@@ -1,6 +1,7 @@
-"""Stand-ins for what reads and writes in a trial (`testing.py`): sources that are fed, sinks that keep.
+"""Stand-ins for sources and sinks in a trial (`testing.py`): sources that are fed, sinks that keep their
+rows.
 
-Rules of this file: no file, no store; between them stands the real circuit.
+They use no files and no store; between them runs the real circuit.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ from dataflow.sources.base import Division, Positions, SourceBatch, SourceReader
 
 
 def stand_in(spec: OperatorSpec, schema: pa.Schema | None) -> OperatorSpec:
-    """What a trial runs for it: itself, unless it is a source or a sink."""
+    """Return what a trial runs for an operator: itself, unless it is a source or a sink."""
     if isinstance(spec, SourceSpec):
         return TrialSource(schema)
     return TrialSink() if isinstance(spec, SinkSpec) else spec
@@ -36,12 +37,12 @@ class TrialSource(SourceSpec):
 
 
 class TrialReader(SourceReader):
-    """Reads nothing by itself: the trial feeds its circuit."""
+    """A source that reads nothing: the trial feeds its circuit."""
 
     exhausted = False
 
     def reset_to(self, positions: Mapping[str, SplitPosition]) -> None:
-        """There is no position to stand at."""
+        """There are no positions."""
 
     def read(self, bytes_max: int) -> SourceBatch | None:
         del bytes_max
@@ -78,7 +79,7 @@ class TrialWriter(SinkWriter):
         return ()
 
     def take(self) -> list[pa.RecordBatch]:
-        """What came since the last call."""
+        """Return the batches since the last call."""
         batches, self.batches = self.batches, []
         return batches
 
@@ -89,4 +90,4 @@ class TrialWriter(SinkWriter):
         """Nothing is written."""
 
     def reset_to(self, prepared: Any | None) -> None:
-        """A crash opens new ones."""
+        """A crash opens new writers."""

@@ -1,4 +1,4 @@
-"""Does a sink show each row once, whatever happens? For sinks of your own, and ours.
+"""Check that a sink publishes each row exactly once, in all cases of failure. For your own sinks, and ours.
 
     def fresh(name):
         folder = tmp_path / name
@@ -7,10 +7,9 @@
 
     check_sink(fresh)
 
-Rules of this file: it does to a sink what a region does, with crashes at each point, and looks at what is
-visible after each act. Rows have an `id`; those that no committed cut covers come again after a crash, with
-the same ids and in other batches. There is no region: the sink's `open`, `process`, `prepare`, `sync`,
-`publish` and `reset_to` are called as the runtime calls them.
+It calls a sink's methods as the runtime does, without a region, with crashes at each point, and checks what
+is visible after each act. Rows have an `id`. Rows that no committed checkpoint covers come again after a
+crash, with the same ids and in other batches.
 """
 
 import random
@@ -34,7 +33,9 @@ from dos_protocol.errors import DosError
 Delivery: TypeAlias = Literal["exactly-once", "at-least-once", "at-most-once"]
 Early: TypeAlias = Literal["never", "taken back", "stays"]
 Fresh: TypeAlias = "Callable[[str], tuple[SinkSpec, Callable[[], Iterable[int]]]]"
-"""name of a story -> a sink at an empty place, and a function that gives the ids a reader sees there now."""
+"""name of a story -> a sink with an empty target, and a function that returns the ids that a reader sees
+there.
+"""
 
 _CUT: Final = "prepare sync commit"
 _DONE: Final = f"rows {_CUT} publish"
@@ -59,7 +60,7 @@ STORIES: Final[Mapping[str, str]] = {
     "one that is left over shows late": f"rows {_CUT} kill rows zombies {_DONE}",
     "one that is left over begins late": f"{_DONE} crash rows stale prepare sync stale commit",
 }
-"""What is done to a sink, in acts; each ends with rows, a cut, and its news."""
+"""What is done to a sink, as acts. Each ends with rows, a checkpoint and its publication."""
 
 _rows_each_max: Final = 3
 _acts_max: Final = 40
@@ -67,7 +68,7 @@ _ZOMBIES: Final = ("kill", "zombies", "stale")
 
 
 class SinkCheckError(AssertionError):
-    """The sink lost, doubled or showed what it should not. `problems` says it for each story."""
+    """The sink lost or doubled rows, or made rows visible too early. `problems`: one text for each story."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         super().__init__("\n".join([f"{len(problems)} stories went wrong", *problems]))
@@ -75,7 +76,7 @@ class SinkCheckError(AssertionError):
 
 
 def default_row(number: int) -> dict[str, Any]:
-    """The row with that id, for the schema `id bigint, text string`."""
+    """Return the row with that id, for the schema `id bigint, text string`."""
     return {"id": number, "text": f"row {number}"}
 
 
@@ -91,19 +92,21 @@ def check_sink(
     schema: str = "id bigint, text string",
     row: Callable[[int], Mapping[str, Any]] = default_row,
 ) -> int:
-    """Tell the sink all `STORIES`, then `runs` made up from `seed`; how many were told.
+    """Run the sink through all `STORIES`, then `runs` random ones from `seed`; return how many were run.
 
-    delivery: "exactly-once" (each row is seen once), "at-least-once" (none is lost), "at-most-once" (none
-    is doubled). early: what becomes of rows that are seen before their cut is committed, and then are not:
-    "never" (they are not seen), "taken back", "stays" (until they come again). zombies: False for a sink
-    that waits until its predecessor has ended, as one that locks a file does. row: id -> row, for another
-    schema; `visible` gives back ids. Raises SinkCheckError with what was lost or doubled, and after which
-    acts; SchemaError if the sink takes no such rows.
+    delivery: "exactly-once" (each row is visible once), "at-least-once" (none is lost), "at-most-once" (none
+    is doubled). early: what happens to rows that are visible before their checkpoint is committed, and whose
+    checkpoint fails: "never" (there are none), "taken back", "stays" (until they come again). zombies: False
+    for a sink that waits for the end of its predecessor, such as one that locks a file. row: id -> row, for
+    another schema; `visible` returns ids.
+
+    Raises SinkCheckError with what was lost or doubled, and after which acts; SchemaError if the sink does
+    not accept such rows.
     """
     if delivery not in get_args(Delivery):
-        raise SchemaError(f"delivery is one of {', '.join(get_args(Delivery))}, not {delivery!r}")
+        raise SchemaError(f"delivery is one of {', '.join(get_args(Delivery))}, got {delivery!r}")
     if early not in get_args(Early):
-        raise SchemaError(f"early is one of {', '.join(get_args(Early))}, not {early!r}")
+        raise SchemaError(f"early is one of {', '.join(get_args(Early))}, got {early!r}")
     columns = parse_schema(schema)
     told = {name: acts.split() for name, acts in STORIES.items()}
     for number in range(seed, seed + runs):
@@ -122,9 +125,10 @@ def check_sink(
 
 
 def check_refuses_other_run(fresh: Fresh) -> None:
-    """Check that a sink refuses a place where another run has written, instead of adding rows to its rows: in
-    `check_place`, which the driver calls before any worker starts, and again when a worker opens the place;
-    that what was there stays as it is; and that the run that wrote it goes on. Raises SinkCheckError.
+    """Check that a sink refuses a target with data of another run, in `check_place` and when a worker opens
+    it.
+
+    The existing data must not change, and its run must be able to continue. Raises SinkCheckError.
     """
     columns = parse_schema("id bigint, text string")
     sink, visible = fresh("another run wrote here")
@@ -171,9 +175,7 @@ def _made_up(rng: random.Random) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """What a coordinator knows of a cut: for each worker how many rows were before it, and what was
-    prepared.
-    """
+    """A checkpoint in the coordinator: for each worker its number of rows and its prepared data."""
 
     number: int
     rows: tuple[int, ...]
@@ -186,12 +188,12 @@ class _Side:
 
     writer: SinkWriter
     given: int
-    """Rows, since the beginning of time."""
+    """The number of rows since the beginning."""
 
 
 @dataclass(slots=True)
 class _Story:
-    """One sink, and what is done to it. Row k of worker w has the id k * workers + w."""
+    """One sink and the acts on it. Row k of worker w has the id k * workers + w."""
 
     fresh: Fresh
     name: str
@@ -204,19 +206,19 @@ class _Story:
     sides: list[_Side] = field(default_factory=list)
     left_over: list[tuple[SinkWriter, int]] = field(default_factory=list)
     began: _Cut | None = None
-    """The cut with which the present incarnation began."""
+    """The checkpoint from which the current incarnation started."""
     committed: _Cut | None = None
     asked: _Cut | None = None
     synced: bool = False
     told: int = 0
-    """The rows of this cut must be visible."""
+    """The rows of this checkpoint must be visible."""
     told_rows: tuple[int, ...] = ()
     calls: int = 0
     store: bytes = field(default_factory=lambda: uuid4().bytes)
-    """So that stories told of one place one after the other are of different regions."""
+    """Unique, so that stories on one target are of different regions."""
 
     def tell(self, acts: Sequence[str]) -> str:
-        """What went wrong, and when; "" nothing."""
+        """Run the acts. Return what went wrong and when; "" for nothing."""
         sink, visible = self.fresh(self.name)
         sink.check_input(self.schema)
         done: list[str] = []
@@ -265,7 +267,7 @@ class _Story:
             self._stale(sink)
 
     def _rows(self) -> None:
-        """Each worker gets some, in one batch or several: a replay is cut otherwise."""
+        """Give each worker rows in one batch or several: a replay has other batches."""
         for worker, side in enumerate(self.sides):
             for _ in range(1 + self.calls % 2):
                 self.calls += 1
@@ -299,9 +301,7 @@ class _Story:
         self.sides = []
 
     def _open(self, sink: SinkSpec) -> None:
-        """A new incarnation stands at the last committed cut. Numbers between belong to some that came to
-        nothing.
-        """
+        """Open an incarnation at the last committed checkpoint; skip a number, as failed incarnations do."""
         self.incarnation += 2
         self.asked, self.synced, self.sides, self.began = None, False, [], self.committed
         for worker in range(self.workers):
@@ -325,9 +325,7 @@ class _Story:
         self._publish(everybody=True)
 
     def _zombies(self) -> None:
-        """Writers of earlier incarnations, taken for dead, do what they were about to do: all of it had been
-        decided before they were replaced. That they fail is fine.
-        """
+        """Let writers of superseded incarnations finish what they had decided to do. They may fail."""
         for writer, cut in self.left_over:
             with suppress(DosError):
                 _in_thread(writer.sync)
@@ -335,9 +333,7 @@ class _Story:
                     writer.publish(cut)
 
     def _stale(self, sink: SinkSpec) -> None:
-        """Workers that were ordered to the cut with which the present incarnation began, by one before it,
-        get there only now.
-        """
+        """Open workers of a superseded incarnation late, at the checkpoint where the current one began."""
         for worker in range(self.workers):
             with suppress(DosError):
                 writer = self._side(sink, worker, self.incarnation - 1).writer
@@ -345,7 +341,7 @@ class _Story:
                     if self.began is not None:
                         writer.publish(self.began.number)
 
-    # --- what is seen ---------------------------------------------------------------------------------------
+    # --- what is visible ------------------------------------------------------------------------------------
 
     def _wrong_with(self, seen: Counter[int]) -> str:
         doubled = sorted(number for number, count in seen.items() if count > 1)
@@ -353,11 +349,11 @@ class _Story:
             return f"doubled: {_some(doubled)}"
         missing = sorted(self._ids(self.told_rows) - seen.keys())
         if missing and self.delivery != "at-most-once":
-            return f"lost: {_some(missing)}, though cut {self.told} was published"
+            return f"lost: {_some(missing)}, though checkpoint {self.told} was published"
         rows = self.committed.rows if self.committed else ()
         unasked = sorted(seen.keys() - self._ids(rows))
         if unasked and self.early == "never":
-            return f"shown too early: {_some(unasked)}, and no committed cut covers them"
+            return f"visible too early: {_some(unasked)}, and no committed checkpoint covers them"
         given = self._ids(tuple(side.given for side in self.sides)) | self._ids(rows)
         if self.early == "stays":
             return ""
@@ -370,7 +366,7 @@ class _Story:
 
 
 def _through_json(prepared: Any) -> Any:
-    """As it is in the manifest."""
+    """Return it as it comes back from the manifest."""
     return msgspec.json.decode(msgspec.json.encode(prepared))
 
 
@@ -380,13 +376,13 @@ def _some(numbers: Sequence[int]) -> str:
 
 
 def _in_thread(function: Callable[[], None]) -> None:
-    """As the runtime does it: `sync` is never called by the thread that gives rows."""
+    """Call the function in a thread, as the runtime calls `sync`: never on the thread that passes rows."""
     raised: list[BaseException] = []
 
     def run() -> None:
         try:
             function()
-        except BaseException as error:  # raised again by whoever waits
+        except BaseException as error:  # raised again after the join
             raised.append(error)
 
     thread = threading.Thread(target=run)

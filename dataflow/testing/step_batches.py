@@ -1,7 +1,4 @@
-"""What a step of a trial is given (`testing.py`), as batches.
-
-Rules of this file: values of users to batches; nothing runs.
-"""
+"""Convert the input of a trial's step (`testing.py`) to batches."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
@@ -15,7 +12,7 @@ Rows: TypeAlias = "Sequence[Mapping[str, Any]] | pa.RecordBatch | pa.Table"
 
 
 def batches_of(given: Any) -> list[Rows]:
-    """Rows, or several batches of rows, as a list of batches."""
+    """Return one batch of rows, or several, as a list of batches."""
     if isinstance(given, (pa.RecordBatch, pa.Table)):
         return [given]
     several = list(given)
@@ -25,7 +22,7 @@ def batches_of(given: Any) -> list[Rows]:
 
 
 def batch_of(rows: Rows, schema: pa.Schema) -> pa.RecordBatch:
-    """The rows as a batch. Raises SchemaError for other columns."""
+    """Return the rows as a batch. Raises SchemaError for other columns."""
     if isinstance(rows, pa.Table):
         rows = rows.combine_chunks()
         found = rows.to_batches()
@@ -33,5 +30,5 @@ def batch_of(rows: Rows, schema: pa.Schema) -> pa.RecordBatch:
     if not isinstance(rows, pa.RecordBatch):
         rows = pa.RecordBatch.from_pylist(list(rows), schema)
     if not rows.schema.equals(schema):
-        raise SchemaError(f"the source gives {schema.names}, and a step was given {rows.schema.names}")
+        raise SchemaError(f"the source has columns {schema.names}, and the step got {rows.schema.names}")
     return rows

@@ -1,8 +1,8 @@
-"""The workers of a graph in this process: `dataflow.testing` has it for tests.
+"""The workers of a graph in this process, for `dataflow.testing`.
 
-Rules of this file: the circuits of all workers are the real ones, so are their exchanges and the bytes of
-their state; what is left out is links, journals, sources and sinks. Every source gives what `step` is given
-for it, every sink keeps what it gets.
+The circuits of all workers, their exchanges and the bytes of their state are real. Links, journals, sources
+and
+sinks are not: every source yields the rows given to `step`, and every sink keeps its rows.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -31,12 +31,13 @@ class Trial:
     def __init__(
         self, graph: Graph, *, workers: int = 1, splits: Mapping[str, Sequence[str]] | None = None
     ) -> None:
-        """splits: of a source, the names of its splits, which are dealt to the workers in turn. Each has a
-        watermark of its own, and holds event time back until `step` has it in `done`. A source without: its
-        rows on one worker are one split.
+        """splits: source -> names of its splits, which are dealt to the workers in turn.
+
+        Each split has its own watermark, and holds event time back until `step` has it in `done`. For other
+        sources, the rows on one worker are one split.
         """
         if workers < 1:
-            raise ValueError(f"a graph runs on one worker or more, not {workers}")
+            raise ValueError(f"workers must be at least 1, got {workers}")
         self._take(graph.plan())
         self._splits = {name: tuple(names) for name, names in (splits or {}).items()}
         self._check_sources(self._splits)
@@ -44,7 +45,7 @@ class Trial:
         """Source -> splits that are not read to their end."""
         self._checkpoint_left = {name: set(left) for name, left in self._left.items()}
         self._waiting: list[tuple[int, str, SourceBatch]] = []
-        """Worker, source, rows: of sources that wait until a control table is complete."""
+        """(worker, source, rows) of sources that wait until a broadcast table is complete."""
         self._checkpoint_waiting = list(self._waiting)
         self._checkpoint_times: list[dict[str, Positions]] = [{} for _ in range(workers)]
         self._workers = workers
@@ -69,14 +70,15 @@ class Trial:
         end: bool = False,
         done: Mapping[str, Collection[str]] | None = None,
     ) -> None:
-        """Run one step with the given rows of each source, and checkpoint at its end if `checkpoint`.
+        """Run one step with the given rows of each source, with a checkpoint at its end if requested.
 
-        A source's rows are one batch, read by worker 0; or a list of batches, dealt to the workers in turn;
-        or, where the source has splits, the rows of each split that is read. done: splits that give nothing
-        after this step. Rows of a source that waits for a control table with `complete_first` are kept, and
-        given in the first step after the one in which the sources of the table ended.
-        snapshot: the checkpoint contains all of the state, as a journal has it when it forgets what came
-        before. end: no source gives anything after this step.
+        inputs: a source's rows are one batch, read by worker 0; or a list of batches, dealt to the workers in
+        turn; or, if the source has splits, the rows of each split that is read. Rows of a source that waits
+        for a broadcast table with `complete_first` are kept, and fed in the first step after the one in which
+        the sources of the table ended.
+        done: splits that yield no rows after this step.
+        snapshot: the checkpoint contains the whole state, as a journal does after it dropped earlier blocks.
+        end: no source yields rows after this step.
         """
         self._check_sources(inputs)
         self._step += 1
@@ -97,7 +99,7 @@ class Trial:
         self._one_step(checkpoint=checkpoint, snapshot=snapshot, end=end)
 
     def _give(self, worker: int, name: str, rows: SourceBatch) -> None:
-        """Feed the rows, or keep them while their source waits for a control table."""
+        """Feed the rows, or keep them while their source waits for a broadcast table."""
         if name in self._circuits[worker].time.held:
             self._waiting.append((worker, name, rows))
         else:
@@ -130,7 +132,7 @@ class Trial:
 
     def _feed_splits(self, name: str, given: Any) -> None:
         if not isinstance(given, Mapping):
-            raise SchemaError(f"source {name!r} has splits: give a step its rows as {{split: rows}}")
+            raise SchemaError(f"source {name!r} has splits: pass its rows as {{split: rows}}")
         for split, rows in given.items():
             if split not in self._left[name]:
                 raise SchemaError(f"source {name!r} has no split {split!r}, or it was done before")
@@ -147,9 +149,10 @@ class Trial:
         self._plan = replace(plan, specs=specs)
 
     def go_on_with(self, graph: Graph) -> int:
-        """The same as `crash`, and what goes on is another graph: the same with mended functions, or with a
-        state of a newer version. Raises FingerprintMismatchError for one that the cut does not fit, as a
-        region does, and goes on as before.
+        """Crash, and continue with another graph, with corrected functions or a newer version of a state.
+
+        Raises FingerprintMismatchError if the checkpoint does not fit it, as a region does, and changes
+        nothing then.
         """
         plan = graph.plan()
         stored, older = self._checkpoint_operators, plan.older_operators
@@ -159,8 +162,11 @@ class Trial:
         return self.crash()
 
     def crash(self) -> int:
-        """All workers die and stand at the last cut again, or at the beginning; what sinks got after it is
-        gone. Returns how many steps the cut holds: the next `step` is the one after them.
+        """Crash all workers and restore the last checkpoint, or the beginning.
+
+        Later rows of the sinks are discarded.
+
+        Returns the number of steps in the checkpoint: the next `step` follows them.
         """
         for circuit in self._circuits:
             circuit.close()
@@ -179,32 +185,32 @@ class Trial:
 
     @property
     def sinks(self) -> list[str]:
-        """Their names."""
+        """The names of the sinks."""
         return list(self._kept)
 
     def table(self, sink: str) -> pa.Table:
-        """What a sink got, in the order of steps, workers and rows."""
+        """Return the rows of a sink in the order of steps, workers and rows."""
         batches = [batch for _, batch in self._kept[sink]]
         return pa.Table.from_batches(batches, self._plan.inputs_of(sink)[0])
 
     def rows(self, sink: str) -> list[dict[str, Any]]:
-        """The same as dicts."""
+        """Return the rows of a sink as dicts."""
         rows: list[dict[str, Any]] = self.table(sink).to_pylist()
         return rows
 
     def files(self, operator: str, worker: int = 0) -> dict[str, bytes]:
-        """The files of an operator that keeps some, on one worker: name -> content."""
+        """Return the files of an operator on one worker: name -> content."""
         try:
             return self._directories.files(operator, worker)
         except KeyError:
             kept = ", ".join(map(repr, self._directories.operators())) or "none"
             raise SchemaError(
-                f"operator {operator!r} keeps no files on worker {worker}; of {self._workers} workers, keep"
+                f"operator {operator!r} keeps no files on worker {worker} of {self._workers}; operators with"
                 f" files: {kept}"
             ) from None
 
     def counters(self) -> list[dict[str, dict[str, int]]]:
-        """Of each worker: operator -> counter -> value, since it was opened."""
+        """Return for each worker operator -> counter -> value, since it was opened."""
         return [circuit.counters() for circuit in self._circuits]
 
     # --- what the runtime does ------------------------------------------------------------------------------
@@ -253,7 +259,7 @@ class Trial:
                     circuit.take_checkpoint(stage, into)
 
     def _time_of(self, worker: int, *, end: bool) -> StepTime:
-        # Workers are dealt rows of sources without splits as they come: who got none holds nobody up.
+        # Rows of sources without splits are dealt as they come; a worker without rows delays no other.
         now = dict.fromkeys(self._schemas, ONE_SPLIT._replace(at_end=end))
         for name, splits in self._splits.items():
             left = [split for split in splits[worker :: self._workers] if split in self._left[name]]

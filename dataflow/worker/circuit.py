@@ -1,10 +1,11 @@
-"""The circuit: one worker's copy of the graph, run stage by stage. Single-threaded; knows no links, no
-journal, no clock. When a stage may run is decided by `core/schedule.py`, what happens to its output by
-`worker.py`.
+"""The circuit: one worker's copy of the graph, run stage by stage.
 
-Within a stage rows go from operator to operator as they come; what waits for the end of the step (union,
-count, exchange, sink) does so in the order of the plan. So the result of a step depends on its rows and
-their order alone, not on how they were cut into batches: a replay with other batches gives the same.
+It is single-threaded and has no access to links, journals or clocks. `core/schedule.py` decides when a stage
+runs; `worker/circuit_incarnation.py` handles its output.
+
+Within a stage, a row passes from operator to operator as it arrives. Operators that wait for the end of the
+step (union, count, exchange, sink) run then, in the order of the plan. So the result of a step depends only
+on its rows and their order, not on their batches: a replay with other batches gives the same result.
 """
 
 import traceback
@@ -36,10 +37,10 @@ from dataflow.worker.partitioning import Broadcaster, Partitioner
 
 @dataclass(slots=True)
 class Checkpoint:
-    """What the cut `cut` at the end of `step` takes from this worker: changes of state by operator, and what
-    each sink prepared.
+    """What this worker contributes to checkpoint `cut` at the end of `step`: state changes and prepared
+    output.
 
-    `snapshot`: all of the state as of this cut goes there, if that was asked for.
+    `snapshot` receives the whole state as of this checkpoint, if a snapshot was requested.
     """
 
     cut: int = 0
@@ -50,7 +51,7 @@ class Checkpoint:
 
 
 Sends: TypeAlias = dict[int, list[list[pa.RecordBatch]]]
-"""What a stage gives: for each channel, for each worker, the batches to send."""
+"""Output of a stage: channel -> for each worker, the batches to send."""
 
 
 class _Input(NamedTuple):
@@ -60,7 +61,7 @@ class _Input(NamedTuple):
 
 
 class Circuit:
-    """See the top of this file. After a failed call it is in pieces: close it, make another."""
+    """One worker's copy of the graph. After a call has raised, close it and create another."""
 
     def __init__(
         self,
@@ -87,7 +88,7 @@ class Circuit:
         self._wire: dict[int, pa.Schema] = {}
         self._consumers: dict[str, list[tuple[NodePlan, int]]] = defaultdict(list)
         self._sides: dict[str, dict[str, list[NodePlan]]] = {}
-        """Operator -> port of a side output -> who takes it."""
+        """Operator -> port of a side output -> its consumers."""
         self._exchanges: dict[int, NodePlan] = {}
         self._rows_in = self._rows_out = 0
         self._taken: Counter[str] = Counter()
@@ -101,7 +102,7 @@ class Circuit:
             self._sides[node.name] = {port: [] for port in ports}
             for index, name in enumerate(node.inputs):
                 self._consumers[name].append((node, index))
-        # Control tables first: those who read them get them when they are opened.
+        # Broadcast tables first: their readers get them on open.
         for node in sorted(graph.plan.nodes, key=lambda node: node.kind is not OperatorKind.CONTROL):
             if node.exchange is not None:
                 self._open_exchange(node, layout)
@@ -126,10 +127,10 @@ class Circuit:
         for name, reader in self.sources.items():
             reader.reached = self.time.reached_by(name)
         self._held: dict[int, dict[str, list[_Input]]] = {}
-        """Step -> operator -> rows that wait for a later stage."""
+        """Step -> operator -> rows for a later stage."""
         self._to_send: dict[str, list[pa.RecordBatch]] = defaultdict(list)
         self._unions: dict[str, list[_Input]] = defaultdict(list)
-        """Union -> its rows, which wait for the end of the step."""
+        """Union -> its rows, kept until the end of the step."""
 
     def _open(self, node: NodePlan, context: OperatorContext) -> None:
         operator = self.graph.specs[node.name].open(context)
@@ -161,16 +162,16 @@ class Circuit:
     # --- between steps --------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Let go of files."""
+        """Close all operators and their files."""
         for operator in self._operators.values():
             operator.close()
 
     def wire_schema(self, channel: int) -> pa.Schema:
-        """Columns of the batches on a channel."""
+        """Return the columns of the batches on a channel."""
         return self._wire[channel]
 
     def counters(self) -> dict[str, dict[str, int]]:
-        """Operator -> counter -> value: rows in and out in this incarnation, and what the operator counts."""
+        """Return operator -> counter -> value: rows in and out, and what the operator counts itself."""
         found = {}
         for name in self.graph.specs:
             own = self._operators[name].counters() if name in self._operators else {}
@@ -180,22 +181,22 @@ class Circuit:
         return found
 
     def take_rows_in(self) -> int:
-        """Rows that sources gave since the last call."""
+        """Return the number of rows from sources since the last call."""
         rows, self._rows_in = self._rows_in, 0
         return rows
 
     def take_rows_out(self) -> int:
-        """Rows that sinks took since the last call."""
+        """Return the number of rows written to sinks since the last call."""
         rows, self._rows_out = self._rows_out, 0
         return rows
 
     def hand_directory(self, name: str, directory: OperatorDirectory) -> None:
-        """The files of an operator that keeps some, as of the cut. Before `restored`."""
+        """Give an operator its directory, with the files of the checkpoint. Call it before `restored`."""
         self._directories[name] = directory
         self._operators[name].take_directory(directory)
 
     def restored(self) -> None:
-        """All of the state is in: operators may begin, those above first. Raises OperatorError."""
+        """Start the operators, upstream first, after all state is restored. Raises OperatorError."""
         for node in self.graph.plan.nodes:
             if node.name in self._operators:
                 try:
@@ -206,7 +207,7 @@ class Circuit:
     # --- one stage of one step ------------------------------------------------------------------------------
 
     def feed(self, step: int, source: str, batch: SourceBatch) -> None:
-        """Stage 0: rows of a source, as they are read."""
+        """Stage 0: process rows of a source as they are read."""
         reader = self.sources[source]
         self._rows_in += batch.batch.num_rows
         origin = BatchOrigin(f"source {source!r}", reader, batch, exact=True, name=source)
@@ -214,7 +215,7 @@ class Circuit:
         self.time.fed(source, batch)
 
     def end_sources(self, step: int, now: StepTime | None = None) -> Sends:
-        """Stage 0: all rows of the step are fed; and how far event time is at each source."""
+        """Stage 0: end the step after all its rows were fed. `now`: the event time of each source."""
         self.time.sources(step, StepTime({}) if now is None else now)
         return self._finish(_Run(step, self.graph.plan.stages[0]), cut=False)
 
@@ -227,8 +228,10 @@ class Circuit:
         cut: bool,
         watermarks: Mapping[int, Sequence[Watermark]] | None = None,
     ) -> Sends:
-        """A later stage: what all senders sent on its channels, in the order (sender, seq). `cut`: drain at
-        the end. `watermarks`: how far event time is, as each sender says.
+        """Run a later stage of a step and return what it sends.
+
+        `received`: channel -> (sender, batch), in the order (sender, seq). `cut`: also drain all operators.
+        `watermarks`: channel -> the watermarks of all senders.
         """
         run = _Run(step, self.graph.plan.stages[index])
         self.time.heard(step, watermarks or {})
@@ -247,20 +250,18 @@ class Circuit:
 
     @property
     def wants_snapshot(self) -> bool:
-        """Whether the next cut had better be followed by all of the state."""
+        """Whether an operator asks for a full snapshot with the next checkpoint."""
         return any(operator.wants_snapshot for operator in self._operators.values())
 
     def restore(self, table: str, block: pa.RecordBatch, cut: int) -> None:
-        """Take one stored block of a table of `stateful`. Raises OperatorError."""
+        """Restore one stored block of a table in `stateful`. Raises OperatorError."""
         try:
             self.stateful[table].restore(block)
         except UserFault as fault:
-            raise _operator_error(table.partition("~")[0], f"the state of cut {cut}", fault) from fault
+            raise _operator_error(table.partition("~")[0], f"the state of checkpoint {cut}", fault) from fault
 
     def take_checkpoint(self, index: int, into: Checkpoint) -> None:
-        """After `run_stage(..., cut=True)`: what the operators of this stage hand over for the cut; with
-        those of stage 1, also what event time was in stage 0.
-        """
+        """Collect the checkpoint data of this stage after a run with `cut=True`; stage 1 includes stage 0."""
         stages = self.graph.plan.stages
         for node in (*(stages[0].nodes if index == 1 else ()), *stages[index].nodes):
             if node.name not in self._operators:
@@ -271,7 +272,7 @@ class Circuit:
                     if into.snapshot is not None:
                         into.snapshot.add(node.name + suffix, table.snapshot_pieces())
                 except UserFault as fault:
-                    raise _operator_error(node.name, "a cut", fault) from fault
+                    raise _operator_error(node.name, "a checkpoint", fault) from fault
             if node.name in self._directories:
                 self._cut_directory(node.name, into)
             if node.name in self.sinks:
@@ -281,7 +282,7 @@ class Circuit:
         try:
             self._directories[name].cut(into.cut, into.step)
         except UserFault as fault:
-            raise _operator_error(name, "a cut", fault) from fault
+            raise _operator_error(name, "a checkpoint", fault) from fault
 
     def _deliver(self, run: "_Run", node: NodePlan, batches: Iterable[tuple[int, pa.RecordBatch]]) -> None:
         schema = self.graph.schemas[node.name]
@@ -290,7 +291,7 @@ class Circuit:
             self._given[node.name] += batch.num_rows
             origin = BatchOrigin(f"step {run.step}, rows of {node.name!r} from worker {sender}")
             for consumer, index in self._consumers[node.name]:
-                keyed = KIND_RULES[consumer.kind].needs_key  # it works with `_hash`, and perhaps `_weight`
+                keyed = KIND_RULES[consumer.kind].needs_key  # it reads `_hash`, and `_weight` if present
                 bare = batch if keyed else batch.select(schema.names)
                 self._route(run, consumer, _Input(index, bare, origin))
 
@@ -307,7 +308,7 @@ class Circuit:
 
     def _route(self, run: "_Run", consumer: NodePlan, given: _Input) -> None:
         if not given.batch.num_rows:
-            return  # no operator, and so no function of a user's, ever sees an empty batch
+            return  # operators and user functions never get an empty batch
         if consumer.stage == run.stage.index:
             self._push(run, consumer, given)
         else:
@@ -354,7 +355,7 @@ class Circuit:
     def _end_step(self, run: "_Run", node: NodePlan, *, cut: bool) -> None:
         operator = self._operators[node.name]
         origin = BatchOrigin(f"the end of step {run.step}")
-        # In the order of the inputs, so that it does not depend on how the step was cut into batches.
+        # In input order: the result must not depend on how the step was divided into batches.
         for given in sorted(self._unions.pop(node.name, ()), key=lambda given: given.port):
             self._emit(run, node.name, given.batch, given.origin.coarse())
         try:

@@ -1,7 +1,7 @@
-"""One incarnation of a worker's circuit: from standing at a cut to running steps. Circuit thread only.
+"""One incarnation of a worker's circuit, from its position at a checkpoint to running steps.
 
-Rules of this file: it turns the schedule's decisions into calls of the circuit, and their results into
-messages. It is made for one incarnation and thrown away with it; an error leaves it unusable.
+It turns the decisions of `core/schedule.py` into calls of the circuit, and their results into messages for
+the link thread. It runs on the circuit thread only. After an error it cannot be used again.
 """
 
 import logging
@@ -52,7 +52,7 @@ NO_DIRECTORIES: Final[Mapping[str, Handover]] = MappingProxyType({})
 
 
 class CircuitIncarnation:
-    """See the top of this file. Order of calls: `load`*, `start`, then `advance` while it returns True."""
+    """An incarnation of the circuit. Order of calls: `load`*, `loaded`, `start`, `advance` in a loop."""
 
     def __init__(
         self,
@@ -65,7 +65,10 @@ class CircuitIncarnation:
         post: Post,
         clock: Clock | None = None,
     ) -> None:
-        """Stand at the cut, without state. Raises InputChangedError, CorruptDataError and others."""
+        """Position sources and sinks at the checkpoint, without state.
+
+        Raises InputChangedError, CorruptDataError.
+        """
         self.number = order.incarnation
         self._me = identity
         self._shared = shared
@@ -82,13 +85,13 @@ class CircuitIncarnation:
         self._once_at_most = graph.delivery == "at-most-once"
         self._handovers: tuple[Handover, ...] = ()
         self._durable = order.step
-        """Divisions up to here are durable at all workers."""
+        """Input divisions up to this step are durable on all workers."""
         self._pause_to_tell = 0
-        """The order to pause that is not answered yet."""
+        """The number of the pause order that is not answered yet, 0 for none."""
         self._waiting: dict[str, int] = {}
-        """Sources that want a cut, and the step at whose end."""
+        """Source that waits for a checkpoint -> the step at whose end it wants it."""
         self._waits_since: dict[int, float] = {}
-        """Step -> when its last stage that ran here was over: since then it waits to be aligned."""
+        """Step -> when its last stage ended here. From then on it waits for the frames of its peers."""
         self._aligned = {
             channel: Alignment[Item](identity.workers, first_step=first, last_cut=order.cut)
             for channel in range(graph.plan.channels)
@@ -113,13 +116,11 @@ class CircuitIncarnation:
 
     @property
     def is_over(self) -> bool:
-        """Whether the links know that nothing of this incarnation counts any more, and have let go of what
-        its operators wait for.
-        """
+        """Whether the link thread has abandoned this incarnation and released operators that wait for it."""
         return any(handover.closed for handover in self._handovers)
 
     def close(self) -> None:
-        """Let go of files; nothing is made durable."""
+        """Close all files. Nothing is made durable."""
         self._circuit.close()
 
     # --- standing -----------------------------------------------------------------------------------------
@@ -134,68 +135,68 @@ class CircuitIncarnation:
         for name, writer in self._circuit.sinks.items():
             writer.reset_to(None if part is None else part.sinks.get(name))
             if order.cut:
-                writer.publish(order.cut)  # perhaps nobody lived to see its commit
+                writer.publish(order.cut)  # the worker may have died between commit and publish
         self._shared.step = order.step
         self._shared.exhausted = False
 
     def load(self, block: LoadStateBlock) -> None:
-        """Take one stored block. Raises CorruptDataError, and OperatorError if a migration fails."""
+        """Restore one stored block. Raises CorruptDataError, and OperatorError if a migration fails."""
         if block.operator not in self._circuit.stateful:
-            return  # the fingerprint agrees, so this is an operator that once was stateful and is not now
-        where = f"the state of operator {block.operator!r} in cut {block.cut}"
+            return  # the fingerprint agrees: an earlier version of this operator had state, this one has none
+        where = f"the state of operator {block.operator!r} in checkpoint {block.cut}"
         self._circuit.restore(block.operator, decode_block(block.data, where=where), block.cut)
 
     def loaded(self, directories: Mapping[str, Handover] = NO_DIRECTORIES) -> None:
-        """All stored blocks were taken, and these are the files of operators. Raises OperatorError."""
+        """Take the operators' files after all blocks are restored, and start them. Raises OperatorError."""
         self._handovers = tuple(directories.values())
         for name, handover in directories.items():
             log = PostedChanges(self.number, name, handover, self._post)
             self._circuit.hand_directory(name, OperatorDirectory(handover.path, log, self._me.scratch))
         self._circuit.restored()
-        self._shared.operators = self._circuit.counters()  # it may be the final cut, and no step follow
+        self._shared.operators = self._circuit.counters()  # no step may follow to report them
 
     def start(self, order: Started) -> None:
-        """All workers stand."""
+        """Run steps: all workers are at the checkpoint. Recorded steps are replayed first."""
         self._divisions = {division.step: division for division in order.divisions}
         if self._divisions:
             self._schedule.replay_until = max(self._divisions)
             if self._once_at_most:
-                logger.warning("what %d steps had read is not given again", len(self._divisions))
+                logger.warning("at-most-once: input of %d recorded steps is skipped", len(self._divisions))
         self._note_exhausted()
 
-    # --- what comes from outside --------------------------------------------------------------------------
+    # --- messages -----------------------------------------------------------------------------------------
 
     def request_cut(self, order: CutRequested) -> None:
         self._schedule.request_cut(order.cut, final=order.final)
 
     def pause(self, order: PauseRequested) -> None:
-        """Between two steps: the next one takes no input, or does again."""
+        """Stop taking input from the next step on, or resume if `order.pause` is 0."""
         self._schedule.paused = order.pause > 0
         self._pause_to_tell = order.pause
         self._tell_paused()
 
     def _tell_paused(self) -> None:
-        """Once recorded steps are replayed: those come whether the region is paused or not."""
+        """Answer the pause order. Recorded steps are replayed first: they take their input even if paused."""
         if self._pause_to_tell and not self._schedule.replaying:
             self._post(PausedAt(self.number, self._pause_to_tell, self._schedule.produced))
             self._pause_to_tell = 0
 
     def divisions_durable(self, order: DivisionsDurable) -> None:
-        """What those steps give may be shown."""
+        """Note that the output of the steps up to `order.step` may become visible."""
         self._durable = max(self._durable, order.step)
 
     def committed(self, order: PublishCut) -> None:
-        """Sinks show what they prepared for the cut."""
+        """Publish what the sinks prepared for the checkpoint."""
         for writer in self._circuit.sinks.values():
             writer.publish(order.cut)
 
     def arrived(self, frame: ChannelFrame) -> None:
-        """A frame of a peer. Raises StepOrderError."""
+        """Take a frame from a peer. Raises StepOrderError."""
         if frame.type not in (FrameType.DATA, FrameType.PUNCTUATION, FrameType.STEP_END):
-            return  # RESET, DURABLE and EOF tell a consumer nothing that it acts on yet
+            return  # RESET, DURABLE and EOF are handled on the link thread
         alignment = self._aligned.get(frame.channel)
         if alignment is None:
-            raise StepOrderError(f"sender {frame.sender} sends on channel {frame.channel}: there is none")
+            raise StepOrderError(f"worker {frame.sender} sent on unknown channel {frame.channel}")
         if frame.type is FrameType.DATA:
             alignment.data(frame.sender, frame.step, frame.seq, (frame.sender, frame.payload))
         elif frame.type is FrameType.PUNCTUATION:
@@ -207,7 +208,10 @@ class CircuitIncarnation:
     # --- running ------------------------------------------------------------------------------------------
 
     def advance(self) -> bool:
-        """Do the next thing, if there is one. Raises OperatorError and whatever else stops the circuit."""
+        """Do the next piece of work; return False if there is none.
+
+        Raises OperatorError, and what ends the circuit.
+        """
         action = self._schedule.next_action(
             self._is_complete,
             input_waits=self._input_waits(),
@@ -222,24 +226,24 @@ class CircuitIncarnation:
         elif isinstance(action, RunStage):
             self._run_stage(action)
         else:
-            self._note_exhausted()  # an input may have been closed while nothing came
+            self._note_exhausted()  # an idle input may have been closed meanwhile
             return False
         self._shared.busy_s += self._clock.seconds() - begin
         return True
 
     def _input_waits(self) -> bool:
-        # a split that falls idle is no input, but as good a reason for a step
+        # A split that becomes idle has no rows, but a step must tell the other workers of it.
         return self._reading.has_input() or self._reading.idle_in() == 0
 
     def wakes_in(self) -> float | None:
-        """Seconds after which `advance` is to be called though no message came, None: never."""
+        """Return the seconds after which to call `advance` even without a message; None for never."""
         waits = [reader.wakes_in for reader in self._circuit.sources.values() if not reader.has_input]
         waits.append(self._reading.idle_in())
         return min((wait for wait in waits if wait is not None), default=None)
 
     def _is_complete(self, channel: int, step: int) -> bool:
         if self._once_at_most and step > self._durable:
-            return False  # a reset would read its rows again, and they would be shown twice
+            return False  # a reset would read its rows again and publish them twice
         alignment = self._aligned[channel]
         return alignment.step == step and not alignment.missing()
 
@@ -274,19 +278,19 @@ class CircuitIncarnation:
             self._waiting.setdefault(name, step)
 
     def _cut_taken(self, step: int) -> None:
-        """Sources that waited for a cut at the end of this step, or before, go on."""
+        """Resume the sources that waited for a checkpoint at the end of this step or of an earlier one."""
         for name in [name for name, waits in self._waiting.items() if waits <= step]:
             del self._waiting[name]
             self._circuit.sources[name].cut_taken()
 
     def _note_exhausted(self) -> None:
-        """Whether the final cut may come: all was read, and every step of ours is through all stages here.
+        """Report exhaustion when all input is read and every step of this worker has passed all stages here.
 
-        The second half matters. Two workers: ours has read its last rows in step 3, the other, exhausted
-        since step 1, has ended step 2 only. If a final cut is asked for now, the other flags its next
-        STEP_END, that of step 3 or even of 2 if it is slow: our rows of step 3 would be lost. But a step is
-        through only when all have ended it; so when all say exhausted, all have ended every step that holds
-        rows.
+        The second condition prevents loss. Suppose this worker read its last rows in step 3, and the other
+        worker, exhausted since step 1, has ended only step 2. A final checkpoint requested now could be
+        attached to the other's STEP_END of step 3 or even 2, and the rows of step 3 would be lost. A step
+        passes all stages only
+        after all workers have ended it: once all report exhaustion, all have ended every step with rows.
         """
         through = self._schedule.produced == self._schedule.consumed and not self._divisions
         if through and all(reader.exhausted for reader in self._circuit.sources.values()):

@@ -1,15 +1,15 @@
-"""The circuit thread's loop: takes messages, keeps the present incarnation going, says what stopped it.
+"""The circuit thread's loop: it handles messages, runs the current incarnation and reports why it stopped.
 
-Rules of this file: user code runs on this thread and only here. Nothing here waits for a network or a store;
-inputs and outputs are files, everything else is a message. What an incarnation does with its steps is
-`worker/circuit_incarnation.py`'s.
+User code runs on this thread and only on this thread. Nothing here waits for a network or a store: inputs
+and outputs are files, everything else is a message. `worker/circuit_incarnation.py` executes the steps.
 
 States:
 
-    IDLE       no incarnation, or this one has failed: what belongs to it is dropped until the next
-    `RestoreCircuit` LOADING    sources and sinks stand at the cut; state blocks come in STANDING   loaded;
-    what
-    peers send early is kept RUNNING    steps
+    state      meaning
+    IDLE       there is no incarnation, or it failed; its messages are dropped until a `RestoreCircuit`
+    LOADING    sources and sinks are positioned at the checkpoint; state blocks arrive
+    STANDING   the state is loaded; frames that peers send early are kept
+    RUNNING    steps run
 """
 
 import logging
@@ -48,11 +48,11 @@ from dos_protocol.errors import CorruptDataError
 logger = logging.getLogger("dos.dataflow")
 
 _FOR_A_PERSON = (InputChangedError, InputListChangedError, SinkOwnedError, CorruptDataError)
-"""The cut does not fit what is found here: trying again finds the same."""
+"""The checkpoint does not match what the worker finds. A retry would find the same, so the region stops."""
 
 
 class LoopState(Enum):
-    """See the top of this file."""
+    """The state of a `CircuitLoop`; the module docstring has the table."""
 
     IDLE = auto()
     LOADING = auto()
@@ -61,7 +61,7 @@ class LoopState(Enum):
 
 
 class CircuitLoop:
-    """Runs until the link thread says that it has ended."""
+    """The message loop of one worker process. It runs until the link thread ends."""
 
     def __init__(
         self,
@@ -84,11 +84,11 @@ class CircuitLoop:
         self._state = LoopState.IDLE
         self._run: CircuitIncarnation | None = None
         self._waiting = False
-        """The incarnation can do nothing until a message comes."""
+        """The incarnation has nothing to do until a message arrives."""
         self.incarnations = 0
 
     def run(self) -> LinksEnded:
-        """Until the process is to end; returns why."""
+        """Handle messages until the link thread ends; return its last message, which has the reason."""
         try:
             while True:
                 message = self._next_message()
@@ -100,11 +100,11 @@ class CircuitLoop:
 
     @property
     def busy(self) -> bool:
-        """There may be work to do without a message."""
+        """Whether there may be work to do without a message."""
         return self._state is LoopState.RUNNING and not self._waiting
 
     def _next_message(self) -> ToCircuit | None:
-        """A message if there is one; None if there is work to do meanwhile; else wait for one."""
+        """Return a message, None if there is work to do instead; otherwise wait for a message."""
         if self.busy:
             return self._inbox.take_nowait()
         timeout_s = self._run.wakes_in() if self._run and self._state is LoopState.RUNNING else None
@@ -115,7 +115,10 @@ class CircuitLoop:
         self._waiting = not self._run.advance()
 
     def turn(self, message: ToCircuit | None) -> None:
-        """Take a message, or (None) do a piece of work; an error ends the incarnation, and is told."""
+        """Handle a message or, for None, do one piece of work.
+
+        Report an error, which ends the incarnation.
+        """
         self._waiting = False
         number = self._shared.incarnation if self._run is None else self._run.number
         if isinstance(message, RestoreCircuit):
@@ -126,13 +129,13 @@ class CircuitLoop:
             else:
                 self._handle(message)
         except Exception as error:
-            told = self._run is not None and self._run.is_over  # why it is over, the links have said
+            told = self._run is not None and self._run.is_over  # the links have reported the cause
             self.drop()
             if not told:
                 self._post(_failure(number, error))
 
     def drop(self) -> None:
-        """Let go of the incarnation, if there is one."""
+        """End the incarnation, if there is one, and close its files."""
         self._state = LoopState.IDLE
         self._waiting = False
         if self._run is not None:

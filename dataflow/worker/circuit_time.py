@@ -1,13 +1,14 @@
-"""Event time in one worker's circuit: the mark of every operator at the end of each step under way.
+"""Event time in one worker's circuit: the watermark of every operator at the end of each step in progress.
 
-Rules of this file: marks by step and name; no rows. What marks are is `core/event_time.py`'s, what an
-operator does with them its own. Without an `event_time` in the graph nothing happens here, nothing is sent.
+Watermarks by step and operator name; no rows. `core/event_time.py` defines watermarks; operators decide what
+to do with them. Without an `event_time` in the graph nothing is computed and nothing is sent.
 
-Theory (docs/decisions/0120, 0190). A step is the interval of punctuations: marks move at the end of a step
-only. An `event_time` runs in stage 0, and rows reach it with the name of their split. Its mark is the least
-over the splits that count; which do is known to the sources alone, and changes with time, so the mark is
-recorded with the step's division, and a replay takes it from there. Marks of exchanges come in with the
-step's markers, one from each sender. So a replay of the same steps sees the same marks.
+1. Watermarks advance only at the end of a step (docs/decisions/0120, 0190).
+2. An `event_time` runs in stage 0, and gets rows with the name of their split. Its watermark is the minimum
+   over the splits that count. Only the sources know these splits, and they change over time; so the watermark
+   is recorded with the input division of the step, and a replay reads it from there.
+3. The watermark of an exchange arrives with the step's markers, one from each sender. So a replay of the same
+   steps sees the same watermarks.
 """
 
 from collections import defaultdict
@@ -24,7 +25,7 @@ from dataflow.operators.nulls import NullRule
 from dataflow.sources.base import Positions, SourceBatch
 
 ONE_SPLIT: Final = SourceTime(caught_up_holds=False)
-"""Of a source of which nothing is known: its event time is that of the latest row."""
+"""For a source without any information: its event time is that of its latest row."""
 
 
 class StepTime(NamedTuple):
@@ -34,24 +35,24 @@ class StepTime(NamedTuple):
     idle: frozenset[str] = frozenset()
     """Sources of which nothing was ever read."""
     recorded: Division | None = None
-    """Of a step that is replayed."""
+    """The recorded division of a replayed step."""
 
     def watermark_of(self, source: str) -> Watermark:
-        """The mark of a source; that of its rows is known to an `event_time` alone."""
+        """Return the watermark of a source. Only an `event_time` knows the times of its rows."""
         return END if self.sources[source].at_end else IDLE if source in self.idle else UNKNOWN
 
 
 class CircuitTime:
-    """See the top of this file. `operators`: those of the circuit, by name."""
+    """The watermarks of one worker. `operators`: the operators of the circuit by name."""
 
     def __init__(self, graph: GraphPlan, operators: Mapping[str, Operator]) -> None:
         self._waiting = graph.waiting
         self._incomplete = set(self._waiting.made_from)
         self._told_complete: set[str] = set()
         self._at_end: dict[int, frozenset[str]] = {}
-        """Step -> the sources that are at their end here."""
+        """Step -> the sources that are at their end on this worker."""
         self.flows = graph.has_event_time or bool(self._incomplete)
-        """Whether marks are sent and heard at all."""
+        """Whether watermarks are sent and received at all."""
         self._operators = operators
         self._lags = graph.lags
         self._timing = {
@@ -64,7 +65,10 @@ class CircuitTime:
             for node in graph.plan.nodes
             if isinstance(one := operators.get(node.name), NullRule)
         ]
-        """What may be ahead of the checkpoint, with its stage: it remembers each step."""
+        """Stage and operator of each counter of nulls.
+
+        Stage 0 may be ahead of a checkpoint, so each step is remembered.
+        """
         self._sources = {name: _sources_above(graph, name) for name in self._timing}
         """An `event_time` -> the sources whose rows it gets."""
         self._exchanges = {node.exchange: node.name for node in graph.plan.nodes if node.exchange is not None}
@@ -73,32 +77,30 @@ class CircuitTime:
         self._to_send: dict[int, dict[int, Watermark]] = defaultdict(dict)
         self._now: dict[int, StepTime] = {}
         self._fed: dict[tuple[str, str], bool] = {}
-        """Source and split that gave rows in this step -> whether the last of them ended a unit."""
+        """(source, split) with rows in this step -> whether the last of them ended a unit."""
 
     # --- splits ---------------------------------------------------------------------------------------------
 
     @property
     def idle_after_s(self) -> float | None:
-        """The shortest time after which a silent split does not count, None: it always does."""
+        """The shortest time in seconds after which a silent split is ignored, None for never."""
         given = [one.idle_after_s for one in self._timing.values() if one.idle_after_s is not None]
         return min(given, default=None)
 
     def reached_by(self, source: str) -> "Callable[[str], Watermark] | None":
-        """The watermark of a split of this source, for whoever reads it; None: no event time is taken from
-        it.
-        """
+        """Return a function from a split of this source to its watermark; None if no event time uses it."""
         timing = [one for name, one in self._timing.items() if source in self._sources[name]]
         if not timing:
             return None
         return lambda split: min(one.splits.reached(source, split) for one in timing)
 
     def coming(self, name: str, source: str, split: str) -> None:
-        """The rows that the operator `name` is given next are of this split."""
+        """Note that the next rows for the operator `name` are of this split."""
         if (timing := self._timing.get(name)) is not None:
             timing.rows_of = source, split
 
     def fed(self, source: str, batch: SourceBatch) -> None:
-        """A batch of a source went through stage 0; a union holds its rows until the end of the step."""
+        """Note that a batch of a source passed stage 0. A union holds its rows until the end of the step."""
         if self.flows:
             self._fed[source, batch.split] = batch.ends_unit
             if batch.ends_unit:
@@ -110,8 +112,10 @@ class CircuitTime:
                 timing.splits.unit_ended(source, split)
 
     def positions(self) -> dict[str, Positions]:
-        """What a checkpoint holds of the splits: `event_time` -> SOURCE/SPLIT -> its watermark as position,
-        and as digest that of the unit which is being read; both counted from UNKNOWN, so never negative.
+        """Return the splits' watermarks for a checkpoint: `event_time` -> SOURCE/SPLIT -> position.
+
+        The position is the watermark; the digest is the watermark of the unit that is being read. Both are
+        counted from UNKNOWN, so they are never negative.
         """
         return {
             name: {
@@ -122,8 +126,10 @@ class CircuitTime:
         }
 
     def restore(self, positions: Mapping[str, Mapping[str, SplitPosition]]) -> None:
-        """Stand where a checkpoint says. One of an older version knows nothing of splits: event time stays
-        where it was until each has given a row.
+        """Restore `positions` of a checkpoint.
+
+        A checkpoint of an older version has no splits: the watermark stays where it was until each has
+        yielded a row.
         """
         for name, timing in self._timing.items():
             stored = positions.get(name, {}).items()
@@ -131,10 +137,10 @@ class CircuitTime:
                 {split: (at.position + UNKNOWN, at.digest + UNKNOWN) for split, at in stored}
             )
 
-    # --- marks ----------------------------------------------------------------------------------------------
+    # --- watermarks -----------------------------------------------------------------------------------------
 
     def sources(self, step: int, now: StepTime) -> None:
-        """The step has all its rows: how far each source is."""
+        """Note how far each source is, after the step has all its rows."""
         if not self.flows:
             return
         self._now[step] = now
@@ -143,7 +149,7 @@ class CircuitTime:
             self._watermarks[step][name] = now.watermark_of(name)
 
     def heard(self, step: int, watermarks: Mapping[int, Sequence[Watermark]]) -> None:
-        """What all senders said of the channels of a stage."""
+        """Take the watermarks of all senders on the channels of a stage."""
         for channel, said in watermarks.items():
             if channel in self._exchanges:
                 name = self._exchanges[channel]
@@ -152,7 +158,7 @@ class CircuitTime:
                     self._incomplete.discard(name)
 
     def inputs(self, step: int, node: NodePlan) -> list[Watermark]:
-        """The marks of an operator's inputs."""
+        """Return the watermarks of an operator's inputs."""
         watermarks = [self._watermarks[step].get(name, UNKNOWN) for name in node.inputs]
         return [
             held_back(watermark, lag)
@@ -160,7 +166,7 @@ class CircuitTime:
         ]
 
     def passed(self, step: int, node: NodePlan) -> None:
-        """The operator has seen all rows of the step: how far its output is."""
+        """Compute the output watermark of an operator that has seen all rows of the step."""
         if not self.flows:
             return
         if node.name in self._timing:
@@ -179,7 +185,7 @@ class CircuitTime:
             self._watermarks[step][node.name] = self._operators[node.name].passes_on(watermark)
 
     def _least(self, step: int, name: str) -> Watermark:
-        """The mark of an `event_time`: as the division has it, or as the splits are now."""
+        """Return the watermark of an `event_time`, from the recorded division or from the current splits."""
         now, timing = self._now.get(step, StepTime({})), self._timing[name]
         for (source, split), ends_unit in self._fed.items():
             if ends_unit and source in self._sources[name]:
@@ -191,7 +197,7 @@ class CircuitTime:
         return together(timing.splits.of_source(*state, timing.idle_after_s) for state in states)
 
     def _as_before_0190(self, now: StepTime, name: str) -> Watermark:
-        """The rule when divisions did not hold the mark: the largest of all splits."""
+        """Return the watermark for divisions that do not contain it: the largest of all splits."""
         timing = self._timing[name]
         given = together(map(now.watermark_of, self._sources[name]))
         newest = [timing.splits.newest(source) for source in self._sources[name]]
@@ -199,11 +205,11 @@ class CircuitTime:
         return given if given == END or own == UNKNOWN else own
 
     def division(self, step: int) -> Sources:
-        """What the division of a step says of event time: an `event_time` -> its mark."""
+        """Return what the division of a step records: `event_time` -> its watermark."""
         return {name: {"": (0, 0, self._watermarks[step][name])} for name in self._timing}
 
     def to_send(self, step: int, channel: int) -> Watermark:
-        """The mark that ends a step on a channel, once."""
+        """Return the watermark that ends a step on a channel, and forget it."""
         waiting = self._to_send[step]
         watermark = waiting.pop(channel, IDLE)
         if not waiting:
@@ -211,7 +217,7 @@ class CircuitTime:
         return watermark
 
     def stage_over(self, step: int, stage: int) -> None:
-        """A stage has run; what nobody asks for any more goes."""
+        """Note that a stage has run; drop what is no longer needed."""
         for own, operator in self._counting:
             if stage == own:
                 operator.remember(step)
@@ -225,29 +231,32 @@ class CircuitTime:
             self._at_end.pop(step, None)
 
     def cut_at(self, step: int) -> None:
-        """The state as of the end of this step is asked for next."""
+        """Prepare the state as of the end of this step for a checkpoint."""
         for _, operator in self._counting:
             operator.look_at(step)
 
-    # --- control tables that are to be complete first ------------------------------------------------------
+    # --- broadcast tables with complete_first --------------------------------------------------------------
 
     @property
     def held(self) -> Collection[str]:
-        """The sources of which nothing is to be read yet. It changes between steps only, in the same step on
-        all workers.
+        """The sources that must not be read yet.
+
+        Changes only between steps, in the same step on all workers.
         """
         return [name for name, tables in self._waiting.held.items() if tables & self._incomplete]
 
     def has_end_to_tell(self, exhausted: Collection[str]) -> bool:
-        """Whether others wait for a step of this worker, which says that the sources of a table are at their
-        end.
+        """Whether other workers need a step of this one, which announces that the sources of a table are at
+        their end.
         """
         untold = self._incomplete - self._told_complete
         return any(self._waiting.made_from[table] <= frozenset(exhausted) for table in untold)
 
     def _completeness(self, step: int, broadcast: str) -> Watermark:
-        """What goes to all workers behind the rows of such a table, in the place of an event time, which no
-        table has. Not the mark of its input: a source that is idle does not hold that back.
+        """Return END if the table is complete here, otherwise UNKNOWN. It is sent instead of an event time.
+
+        A table has no event time. The watermark of its input is not used, because an idle source does not
+        hold that back.
         """
         if not self._waiting.made_from[broadcast] <= self._at_end[step]:
             return UNKNOWN

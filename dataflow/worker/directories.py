@@ -1,12 +1,12 @@
-"""The directories of a worker's operators in one incarnation: made at a cut, recorded, durable before a vote.
+"""The directories of a worker's operators in one incarnation: restored, recorded, and durable before a vote.
 
-Rules of this file: `PostedChanges` is for the circuit's thread, all else is trio, without user code. Changes
-come as messages, in the order in which they were made, and with them where cuts lie; so a position belongs to
-exactly the changes before it, however far the circuit has gone on meanwhile.
+`PostedChanges` runs on the circuit thread; everything else is trio, without user code. Changes arrive as
+messages in the order in which they were made, and checkpoints among them. So a position covers exactly the
+changes before the checkpoint, however far the circuit has continued.
 
-On this machine the files lie in `directories/REGION.wNNNN.STORE/INCARNATION/OPERATOR` of the scratch
-directory, so that nobody else's are there, whoever is given the same scratch. What other incarnations left is
-removed: nothing is ever read of it.
+On the worker's machine the files are in `directories/REGION.wNNNN.STORE/INCARNATION/OPERATOR` of the scratch
+directory, so several workers and regions can share one scratch directory. Files of other incarnations are
+removed and never read.
 """
 
 import logging
@@ -36,7 +36,7 @@ logger = logging.getLogger("dos.dataflow")
 
 
 class PostedChanges:
-    """The log of one directory, on the circuit's thread: `dataflow.state.operator_directory.ChangeLog`."""
+    """A `dataflow.state.operator_directory.ChangeLog`, on the circuit thread, for one directory."""
 
     def __init__(self, incarnation: int, operator: str, handover: Handover, post: Post) -> None:
         self._incarnation = incarnation
@@ -71,17 +71,20 @@ class PostedChanges:
 
 
 class DirectoriesAtCut(NamedTuple):
-    """What a vote says of all directories."""
+    """The positions and floors of all directories at a checkpoint, for the vote."""
 
     positions: dict[str, Position]
     floors: dict[str, Floor]
 
 
 class Directories:
-    """See the top of this file. `open`, run `record_all` in a task, `rebuild`; `aclose` in any case."""
+    """All operator directories of a worker.
+
+    Call `open`, run `record_all` in a task, `rebuild`; always `aclose`.
+    """
 
     def __init__(self, graph: GraphPlan, name: str, incarnation: int, scratch_dir: str) -> None:
-        """name: of the worker's directory in the store."""
+        """name: the worker's directory in the store."""
         self._name = name
         self._operators = [name for name, spec in graph.specs.items() if spec.keeps_files]
         self._incarnation = incarnation
@@ -105,13 +108,15 @@ class Directories:
         scratch: Scratch | None,
         rolling: Rolling,
     ) -> None:
-        """Stand at the cut of which `part` is this worker's; None: the beginning. Raises ManifestError for a
-        cut that says nothing of an operator's files, and what `DirectoryStore.open` raises.
+        """Open every chain at the checkpoint that `part` belongs to; None: at the beginning.
+
+        Raises ManifestError if the checkpoint has no position for an operator, and what `DirectoryStore.open`
+        raises.
         """
         self._name = f"{self._name}.{claim.store.record.store_id.hex()}"
         for name in self._operators:
             if part is not None and name not in part.directories:
-                raise ManifestError(f"the cut has no position of the files of operator {name!r}")
+                raise ManifestError(f"the checkpoint has no position for the files of operator {name!r}")
             self._stores[name] = await DirectoryStore.open(
                 claim,
                 name,
@@ -122,7 +127,7 @@ class Directories:
             )
 
     async def rebuild(self) -> dict[str, Handover]:
-        """Make the files; for each operator what it is handed. Raises as `DirectoryStore.rebuild`."""
+        """Write the files and return operator -> handover. Raises as `DirectoryStore.rebuild`."""
         if not self._operators:
             return {}
         root = await runtime().in_thread(self._place)
@@ -134,7 +139,7 @@ class Directories:
         return dict(self._handovers)
 
     def _place(self) -> Path:
-        """An empty directory of this incarnation alone. Raises OSError."""
+        """Return an empty directory for this incarnation only. Raises OSError."""
         if not self._scratch_dir:
             made = Path(tempfile.mkdtemp(prefix="dos-directories-"))
             weakref.finalize(self, shutil.rmtree, made, ignore_errors=True)
@@ -149,11 +154,11 @@ class Directories:
     # --- from the circuit ---------------------------------------------------------------------------------
 
     def take(self, message: FilesChanged | DirectoryCut) -> None:
-        """A change was handed over, or a cut lies here. Never blocks."""
+        """Queue a change or a checkpoint. Never blocks."""
         self._to_record.send_nowait(message)
 
     async def record_all(self) -> None:
-        """Append what the circuit hands over, in order. Raises FencedError."""
+        """Append the queued changes, in order. Raises FencedError."""
         async for message in self._changes:
             store, handover = self._stores[message.operator], self._handovers[message.operator]
             if isinstance(message, FilesChanged):
@@ -178,7 +183,7 @@ class Directories:
     # --- a vote -------------------------------------------------------------------------------------------
 
     async def synced(self, cut: int) -> DirectoriesAtCut:
-        """Wait until all changes before the cut are synced on the quorum. Raises FencedError."""
+        """Wait until all changes before the checkpoint are synced on the quorum. Raises FencedError."""
         while len(self._cuts.get(cut, {})) < len(self._operators):
             await self._cut_came.wait()
         found = self._cuts.pop(cut, {})
@@ -190,7 +195,7 @@ class Directories:
         )
 
     async def aclose(self) -> None:
-        """Let go who waits for room, and stop appending."""
+        """Release callers that wait for room, and stop appending."""
         for handover in self._handovers.values():
             handover.close()
         for store in self._stores.values():
@@ -198,5 +203,5 @@ class Directories:
 
 
 def _not_removed(_: object, path: str, why: object) -> None:
-    """One that was superseded may still be writing there; the next incarnation tries again."""
-    logger.warning("could not remove what an earlier incarnation left at %s: %s", path, why)
+    """Log a failed removal. A superseded attempt may still write there; the next incarnation tries again."""
+    logger.warning("could not remove files of an earlier incarnation at %s: %s", path, why)

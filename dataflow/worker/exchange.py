@@ -1,9 +1,9 @@
 """The links between this worker and its peers in one incarnation.
 
-Rules of this file: links, and who broke. What is taken of frames is `core/incoming_frames.py`'s. A pair of
-workers has two links, each dialled by its sender: so one slow receiver holds up nothing that comes from it.
-Queues have no bound of their own: a sender is at most `steps_ahead` steps before its consumer, and the
-consumer cannot go on without its peers.
+It handles links and lost peers; `core/incoming_frames.py` interprets frames. A pair of workers has two
+links, each dialled by its sender, so a slow receiver does not block frames in the other direction. The queues
+need no limit of their own: a sender is at most `steps_ahead` steps ahead of its consumer, which cannot
+advance without its peers.
 """
 
 import logging
@@ -28,9 +28,7 @@ Frames = tuple[ChannelFrame, ...]
 
 
 class Exchange:
-    """See the top of this file. `lost` is called with a PeerLostError; after that the exchange is to be
-    ended.
-    """
+    """The links of one incarnation. `lost` is called with a PeerLostError; call `end` after that."""
 
     def __init__(
         self,
@@ -50,16 +48,16 @@ class Exchange:
         self._heard = IncomingFrames(spec.region, spec.worker, spec.workers, incarnation)
         self._over = trio.Event()
         self.on_durable: Callable[[int, int], None] | None = None
-        """Called when a peer says that its divisions up to a step are durable."""
+        """Called as `on_durable(peer, step)` when the divisions of a peer are durable up to a step."""
 
     def end(self) -> None:
-        """Hear nothing more."""
+        """Receive nothing more."""
         self._over.set()
 
     # --- out ----------------------------------------------------------------------------------------------
 
     async def dial_all(self, nursery: trio.Nursery, peers: Sequence[Peer], *, step: int) -> None:
-        """A link to every peer; senders run in `nursery`. Raises PeerLostError (perhaps in a group)."""
+        """Open a link to every peer; senders run in `nursery`. Raises PeerLostError, perhaps in a group."""
         async with trio.open_nursery() as dialling:
             for worker, peer in enumerate(peers):
                 if worker != self._spec.worker:
@@ -106,17 +104,17 @@ class Exchange:
             self._outgoing[worker].send_nowait(batch)
 
     def tell(self, kind: FrameType, step: int) -> None:
-        """Queue a frame without content for every peer."""
+        """Queue a frame without payload for every peer."""
         for outgoing in self._outgoing.values():
             outgoing.send_nowait((self._heard.marker(kind, step),))
 
     # --- in -----------------------------------------------------------------------------------------------
 
     async def hear(self, link: Link) -> None:
-        """Everything a peer sends, on the link that it dialled, until the exchange is ended."""
+        """Receive everything that a peer sends on the link that it dialled, until the exchange ends."""
         peer = link.hello.worker
         if not self._heard.admits(peer, link.hello.incarnation):
-            logger.warning("refused a second or strange exchange link of worker %d", peer)
+            logger.warning("refused an exchange link of worker %d: duplicate or unexpected", peer)
             return
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._until_over, nursery.cancel_scope)
@@ -133,7 +131,7 @@ class Exchange:
 
     def _take(self, peer: int, frame: ChannelFrame) -> None:
         if self._over.is_set():
-            return  # frames that were here already when the exchange was ended
+            return  # received before the exchange ended, read after it
         shown = self._heard.take(peer, frame)
         if frame.type is FrameType.DURABLE and self.on_durable is not None:
             self.on_durable(peer, frame.step)

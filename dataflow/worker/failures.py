@@ -1,7 +1,4 @@
-"""What a worker tells the coordinator of an error that ended an incarnation.
-
-Rules of this file: errors in, reports out, by the kinds of `FailureKind`.
-"""
+"""Map an error that ended an incarnation to the report for the coordinator, by `FailureKind`."""
 
 from typing import Final, NamedTuple
 
@@ -12,11 +9,11 @@ from dos_protocol.errors import DosError, FencedError
 from journal import EpochUsedTwiceError
 
 _FOR_A_PERSON: Final = (ManifestError, InputChangedError, EpochUsedTwiceError)
-"""Trying again finds the same, so the region ends."""
+"""A retry would find the same, so the region ends."""
 
 
 class Failure(NamedTuple):
-    """The fields of a FAILED. After kind internal the process ends; after the others it awaits RESTORE."""
+    """The fields of a FAILED message. After kind "internal" the process ends; otherwise it awaits RESTORE."""
 
     kind: FailureKind
     message: str
@@ -25,7 +22,7 @@ class Failure(NamedTuple):
 
 
 def failure_of(error: Exception) -> Failure:
-    """The report of what ended an incarnation on the links' side."""
+    """Return the report for an error that ended an incarnation on the link side."""
     if isinstance(error, FencedError):
         return Failure("fenced", str(error), epoch_held=error.epoch_held)
     if isinstance(error, PeerLostError):
@@ -36,7 +33,7 @@ def failure_of(error: Exception) -> Failure:
 
 
 def first_error(error: BaseException) -> Exception:
-    """The first plain error in a group, or the error itself. A lost peer says less than what lost it."""
+    """Return the first error of a group that is no PeerLostError; it tells more than the loss of a peer."""
     found = list(_flat(error))
     plain = [one for one in found if not isinstance(one, PeerLostError)]
     return (plain or found)[0]

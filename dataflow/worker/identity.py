@@ -1,27 +1,28 @@
-"""Who runs, and by what clock."""
+"""The identity of a worker, and its clock."""
 
 import time
 from typing import NamedTuple
 
 
 class Clock:
-    """What a circuit is told of time. The simulator has one of its own."""
+    """The clock that a circuit uses. The simulator replaces it."""
 
     @staticmethod
     def seconds() -> float:
-        """For measuring how long things take."""
+        """Return seconds of a monotonic clock, to measure durations."""
         return time.perf_counter()
 
     @staticmethod
     def wall_ms() -> int:
+        """Return milliseconds since the epoch."""
         return time.time_ns() // 1_000_000
 
 
 class Identity(NamedTuple):
-    """Who runs."""
+    """Region, worker and number of workers of a running circuit."""
 
     region: str
     worker: int
     workers: int
     scratch: str = ""
-    """A directory for what need not last; '': the one for temporary files."""
+    """A directory for data that need not survive; '': the directory for temporary files."""

@@ -1,9 +1,10 @@
-"""The two chains of a worker in one incarnation: opened at the cut, appended to, synced before a vote.
+"""The two chains of a worker in one incarnation: opened at the checkpoint, appended to, synced before a vote.
 
-Rules of this file: the order of what must be durable before what; no trio, no links, no user code. A restore
-opens the state chain at the cut ordered and the steps chain at its head. A division is recorded before the
-frames of its step are sent. A vote says that outputs, state and the step's division are on stable storage or
-on the quorum.
+This module defines which data must be durable before which; it has no trio, no links and no user code.
+
+1. A restore opens the state chain at the ordered checkpoint, and the steps chain at its head.
+2. An input division is recorded before the frames of its step are sent.
+3. A vote means that outputs, state and the division of the step are on stable storage or on the quorum.
 """
 
 from collections.abc import AsyncGenerator
@@ -18,7 +19,7 @@ from journal.ports import ClaimPort
 
 
 class Journals:
-    """See the module. Make it with `open`; `aclose` it before the claim."""
+    """The state chain and the steps chain of a worker. Use `open`; call `aclose` before closing the claim."""
 
     def __init__(self, claim: ClaimPort, order: Restore, state: StateStore, steps: StepsLog) -> None:
         self._claim = claim
@@ -37,7 +38,10 @@ class Journals:
         scratch: Scratch | None = None,
         rolling: Rolling | None = None,
     ) -> "Journals":
-        """Stand at the cut ordered. Raises what `StateStore.open` and `StepsLog.open` raise."""
+        """Open both chains for the ordered checkpoint.
+
+        Raises what `StateStore.open` and `StepsLog.open` raise.
+        """
         at = None if order.restore is None else order.restore.workers[order.worker].state
         state = await StateStore.open(
             claim, version=order.cut, at=at, generation=generation, scratch=scratch, rolling=rolling
@@ -63,7 +67,7 @@ class Journals:
 
     @property
     def last_step(self) -> int:
-        """The highest step whose division is on record here."""
+        """The highest step whose input division is recorded here."""
         return self._steps.last_step
 
     @property
@@ -71,42 +75,46 @@ class Journals:
         return self._state.snapshot_due
 
     def blocks(self) -> AsyncGenerator[tuple[int, str, bytes], None]:
-        """The state of the cut, as `StateStore.blocks` gives it."""
+        """Return the state blocks of the checkpoint, as `StateStore.blocks` does."""
         return self._state.blocks()
 
     def divisions(self, until: int) -> tuple[Division, ...]:
-        """Of the steps to be replayed exactly."""
+        """Return the divisions of the steps to replay exactly."""
         return tuple(self._steps.divisions(self._after, until))
 
     def record(self, ended: StageEnded) -> None:
-        """Before the frames of this stage are sent."""
+        """Record the division of a stage. Call it before the frames of the stage are sent."""
         if ended.sources is not None:
             self._steps.record(ended.step, ended.time_ms, ended.sources)
 
     async def division_synced(self, step: int) -> None:
-        """Wait until the divisions up to that step are synced on the quorum. Raises FencedError."""
+        """Wait until the divisions up to `step` are synced on the quorum. Raises FencedError."""
         await self._steps.synced(step)
 
     async def prepare(self, taken: CutTaken) -> WorkerCut:
-        """Make what a cut took durable; what to vote with, once the sinks are synced as well."""
+        """Make the data of a checkpoint durable and return the vote, which is valid once the sinks are synced
+        too.
+        """
         state = await self._state.commit(taken.barrier.cut, taken.blocks)
         steps = await self._steps.synced(taken.step)
         floors = {STATE_CHAIN: self._state.floor, STEPS_CHAIN: self._steps.floor}
         return WorkerCut(state=state, steps=steps, sources=taken.sources, sinks=taken.sinks, floors=floors)
 
     async def voted(self, taken: CutTaken) -> None:
-        """The vote is out: a snapshot that was taken with the cut may follow."""
+        """Append the snapshot of the checkpoint, if any. It follows the vote so as not to delay it."""
         if taken.snapshot is not None:
             await self._state.snapshot(taken.snapshot)
 
     async def released(self, order: Committed) -> None:
-        """What only released cuts need goes, in the background; the release is acknowledged (R14)."""
+        """Delete in the background what only released checkpoints need. The release is acknowledged (R14)."""
         self._release(order)
         await self._steps.forget(order.steps_kept_after)
 
     def _release(self, order: Restore | Committed) -> None:
-        """Both chains stand in this incarnation, their starts acknowledged: what lies below the floors is
-        needed by no cut that is retained, nor by anything that follows one.
+        """Collect objects below the floors.
+
+        Both chains are open in this incarnation and their starts are acknowledged. No retained checkpoint
+        needs what lies below the floors, nor does anything that follows one.
         """
         self._claim.collect(below(order.floors))
 
@@ -117,14 +125,14 @@ class Journals:
 
 
 class NoJournals(Journals):
-    """Of a worker without cuts: it keeps nothing, and comes back to nothing."""
+    """The journals of a worker without checkpoints: it records nothing and restores nothing."""
 
     replayed_bytes = 0
     last_step = 0
     snapshot_due = False
 
     def __init__(self) -> None:
-        """Nothing to hold."""
+        """There is nothing to hold."""
 
     async def blocks(self) -> AsyncGenerator[tuple[int, str, bytes], None]:
         nothing: tuple[tuple[int, str, bytes], ...] = ()
@@ -136,18 +144,18 @@ class NoJournals(Journals):
         return ()
 
     def record(self, ended: StageEnded) -> None:
-        """It is read once, and never again."""
+        """Record nothing: the input is read once and never again."""
 
     async def division_synced(self, step: int) -> None:
-        """Nobody waits for it."""
+        """Return at once."""
 
     async def released(self, order: Committed) -> None:
-        """Nothing to let go."""
+        """There is nothing to delete."""
 
     async def aclose(self) -> None:
-        """Nothing to stop."""
+        """There is nothing to stop."""
 
 
 def after_step(order: Restore) -> int:
-    """The step of the cut that is restored."""
+    """Return the step of the checkpoint to restore, 0 for the beginning."""
     return 0 if order.restore is None else order.restore.step

@@ -1,11 +1,16 @@
-"""One incarnation of a worker on the link thread: its claim, its chains, its votes.
+"""One incarnation of a worker on the link thread: its claim, its chains and its votes.
 
-Rules of this file: trio only, no user code, nothing that takes long on the processor. Order of a restore:
-claim the directory with epoch = incarnation; open the chains (`worker/journals.py`); give the circuit its
-state and dial every peer; only then say RESTORED. Input is read ahead meanwhile. Whatever fails ends the
-incarnation here, and is told once.
+It runs on trio and executes no user code and no long computations.
 
-Votes are made one after the other, while the circuit runs the next steps.
+Order of a restore:
+
+1. Claim the worker's directory with epoch = incarnation.
+2. Open the chains (`worker/journals.py`).
+3. Send the state to the circuit and dial every peer.
+4. Send RESTORED, only after all of this.
+
+Input is prefetched from the beginning. Any failure ends the incarnation and is reported once. Votes are
+prepared one after the other while the circuit runs the next steps.
 """
 
 import logging
@@ -59,7 +64,7 @@ logger = logging.getLogger("dos.dataflow")
 
 
 class LinkIncarnation:
-    """See the top of this file. `run` it in a task; `end` it before the next one begins."""
+    """One incarnation on the link thread. Run `run` in a task; await `end` before the next one begins."""
 
     def __init__(
         self,
@@ -106,7 +111,7 @@ class LinkIncarnation:
     # --- from outside -------------------------------------------------------------------------------------
 
     def deliver(self, message: ToLinks) -> None:
-        """A message of the circuit. On the trio thread; never blocks."""
+        """Take a message of the circuit. Call it on the trio thread; never blocks."""
         if isinstance(message, BlockLoaded):
             self._block_room.release()
         elif isinstance(message, StateLoaded):
@@ -121,38 +126,39 @@ class LinkIncarnation:
             self._to_serve.send_nowait(message)
 
     def start(self, order: Start) -> None:
-        """All workers stand: the circuit runs, recorded steps first."""
+        """Start the circuit: all workers are at the checkpoint. Recorded steps are replayed first."""
         assert self._journals is not None, "START before RESTORED"
         self._outputs.replays_until(order.replay_until_step)
         self._inbox.put(Started(self.number, self._journals.divisions(order.replay_until_step)))
 
     def committed(self, order: Committed) -> None:
-        """A cut is committed, and others are released by it."""
+        """Note that a checkpoint is committed and that it released older ones."""
         self._to_serve.send_nowait(order)
 
     async def hear(self, link: Link) -> None:
-        """A peer has dialled in this incarnation."""
+        """Serve a link that a peer has dialled in this incarnation."""
         await self._exchange.hear(link)
 
     def fail(self, error: Exception) -> None:
-        """End the incarnation with this error; only the first counts."""
+        """End the incarnation with this error. Only the first error counts."""
         if self._failure is None and not self._ending:
             self._failure = error
             self._scope.cancel()
 
     async def end(self) -> None:
-        """Stop everything of this incarnation and wait until it has stopped."""
+        """Stop all tasks of this incarnation and wait for their end."""
         self._ending = True
         self._scope.cancel()
         await self._over.wait()
 
-    # --- the life -----------------------------------------------------------------------------------------
+    # --- the incarnation ----------------------------------------------------------------------------------
 
     async def run(self) -> Exception | None:
-        """Until it fails or is ended; what it failed with, None if it was ended.
+        """Run until the incarnation fails or is ended. Return its error, None if it was ended.
 
-        Also None if it was ended while it failed: the next incarnation has begun, and that did not fail.
-        (Peers that reset before us close their links; that must not end the new incarnation as well.)
+        Also returns None if it failed while it was being ended: the next incarnation has begun, and this
+        error is not one of it. (Peers that reset earlier close their links; that must not end the new
+        incarnation.)
         """
         try:
             with self._scope:
@@ -174,7 +180,7 @@ class LinkIncarnation:
         self._inbox.put(RestoreCircuit(self.number, after, order.cut, part, order.layout, store_id, buffers))
         directory = worker_directory(self._spec.region, self._spec.worker)
         async with trio.open_nursery() as reading:
-            for feed in feeds.values():  # it only reads, and what is read is there when the steps begin
+            for feed in feeds.values():  # before the claim: reading needs none, and steps find their input
                 reading.start_soon(feed.run)
             async with await self._store.claim(directory, self.number, randomness.fresh_id()) as claim:
                 self.claim = claim
@@ -182,7 +188,7 @@ class LinkIncarnation:
                 await self._work(claim, laps)
 
     async def _work(self, claim: Claim, laps: PhaseTimer) -> None:
-        """With the claim: from its chains to steps."""
+        """With the claim held: open the chains, restore the state, then serve steps and votes."""
         order, after = self._order, after_step(self._order)
         async with AsyncExitStack() as stack, trio.open_nursery() as nursery:
             await stack.enter_async_context(aclosing(self._outputs))
@@ -190,6 +196,7 @@ class LinkIncarnation:
             journals = await self._open_chains(claim, stack)
             laps.end("open", trio.current_time())
             nursery.start_soon(self._directories.record_all)
+            # RESTORED promises both: the state is loaded, and every peer can be reached.
             async with trio.open_nursery() as standing:
                 standing.start_soon(self._load, journals)
                 await self._exchange.dial_all(nursery, order.peers, step=after)
@@ -209,7 +216,7 @@ class LinkIncarnation:
             nursery.start_soon(self._watch, claim)
 
     async def _open_chains(self, claim: Claim, stack: AsyncExitStack) -> Journals:
-        """All of them at one time: each stands on its own. What was opened is closed by the stack."""
+        """Open all chains concurrently; they are independent. `stack` closes what was opened."""
         order, spec = self._order, self._spec
         part = None if order.restore is None else order.restore.workers[spec.worker]
         scratch = Scratch(spec.scratch_dir) if spec.scratch_dir else None
@@ -228,7 +235,7 @@ class LinkIncarnation:
             )
             if not spec.without_cuts:
                 rolling = Rolling(snapshot_bytes_min=spec.limits.snapshot_bytes_min)
-                # First: when the journals stand, what lies below any chain's floor is deleted.
+                # Before the journals: opening them deletes what lies below the floor of any chain.
                 await self._directories.open(
                     claim, part, generation=generation, scratch=scratch, rolling=rolling
                 )
@@ -265,7 +272,7 @@ class LinkIncarnation:
         await self._loaded.wait()
 
     async def _serve(self, journals: Journals) -> None:
-        """What the circuit hands over, in order: record, then send."""
+        """Handle the circuit's messages in order. Record an input division before sending its frames."""
         async for message in self._from_circuit:
             if isinstance(message, Published):
                 await self._published(message)
@@ -288,8 +295,10 @@ class LinkIncarnation:
                 self._exchange.tell(FrameType.EOF, message.step)
 
     async def _publish(self) -> None:
-        """Until a replay makes other output than was shown. Our links stay open then, as for a circuit that
-        cannot go on: if they closed, peers would report us as lost before this is heard.
+        """Publish output until a replay yields other output than was published before.
+
+        The links stay open then, as after an error of the circuit: if they closed, peers could report this
+        worker as lost before the coordinator gets this report.
         """
         try:
             await self._outputs.publish_all()
@@ -310,10 +319,11 @@ class LinkIncarnation:
         begin = trio.current_time()
         async with trio.open_nursery() as nursery:
             for writer in taken.writers:
-                nursery.start_soon(runtime().in_thread, writer.sync)
+                nursery.start_soon(runtime().in_thread, writer.sync)  # fsync may block
             positions = await journals.prepare(taken)
             outputs = await self._outputs.synced(taken.step)
             files = await self._directories.synced(taken.barrier.cut)
+        # All that the checkpoint refers to is durable here, and only now may the vote be sent.
         positions = msgspec.structs.replace(
             positions,
             sinks={**positions.sinks, **outputs},
@@ -329,7 +339,7 @@ class LinkIncarnation:
         self._shared.snapshot_due = journals.snapshot_due
 
     async def _watch(self, claim: Claim) -> None:
-        """Sources stop while the store takes nothing, and go on by themselves."""
+        """Stop the sources while the store accepts no data, and resume them automatically."""
         while True:
             room = not claim.waiting
             if room != self._shared.room:
@@ -343,12 +353,12 @@ class LinkIncarnation:
 
     @property
     def waiting_reason(self) -> str:
-        """Which members of the store are away, and why; '' when it does not wait."""
+        """Return the unavailable members of the store, with the reasons; '' if it does not wait."""
         return self.claim.status().waiting if self.claim is not None and self.claim.waiting else ""
 
     @property
     def lag_bytes(self) -> int:
-        """Appended to the chains and not yet synced on the quorum."""
+        """Return the bytes that are appended to the chains but not yet synced on the quorum."""
         if self.claim is None:
             return 0
         return sum(max(0, one.size - one.synced) for one in self.claim.targets.values())

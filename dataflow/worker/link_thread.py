@@ -1,7 +1,4 @@
-"""The link thread of a worker: where its links run, while the process's main thread runs the circuit.
-
-Rules of this file: one thread, and what crosses into it.
-"""
+"""The link thread of a worker: it runs the links while the main thread runs the circuit."""
 
 import logging
 import os
@@ -19,7 +16,7 @@ logger = logging.getLogger("dos.dataflow")
 
 
 class LinkThread:
-    """See the top of this file. `start` it, `post` messages to it, `join` it."""
+    """The thread that runs `Links`. `start` it, `post` messages to it, `join` it."""
 
     def __init__(self, spec: WorkerSpec, *, inbox: Inbox, shared: Shared) -> None:
         self._inbox = inbox
@@ -35,7 +32,10 @@ class LinkThread:
         self._thread.join()
 
     def post(self, message: ToLinks) -> None:
-        """From the circuit thread; never blocks. Dropped if its incarnation or the thread is over."""
+        """Send a message from the circuit thread. Never blocks.
+
+        Dropped if its incarnation or the thread has ended.
+        """
         assert self._token is not None, "a message before the first order"
         try:
             self._token.run_sync_soon(self._links.deliver, message)
@@ -45,7 +45,7 @@ class LinkThread:
     def _run(self) -> None:
         try:
             ended = trio.run(self._main)
-        except BaseException as error:  # of trio itself: the main thread must hear of it all the same
+        except BaseException as error:  # from trio itself: the main thread must end too
             self._inbox.put(LinksEnded(f"{type(error).__name__}: {error}", error))
             raise
         if isinstance(ended.error, OrphanedError):
@@ -56,8 +56,10 @@ class LinkThread:
         return await self._links.run()
 
     def _end_process_later(self) -> None:
-        """Nobody is left to end us, and user code may never come back: the process must not outlive its
-        region.
+        """Kill the process if the circuit does not end in time.
+
+        The coordinator is gone, so nothing else would end it, and user code may never return. The process
+        must not outlive its region.
         """
         if not self._shared.over.wait(limits.orphan_exit_s):
             logger.critical("the circuit did not end within %g s: ending the process", limits.orphan_exit_s)

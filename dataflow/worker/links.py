@@ -1,9 +1,8 @@
-"""The links of a worker: the control link, the exchange listener, the store, and one `LinkIncarnation` after
-the other.
+"""The links of a worker: control link, exchange listener, store, and one `LinkIncarnation` after the other.
 
-Rules of this file: it takes the coordinator's orders in the order in which they come, and ends one
-incarnation before it begins the next. Everything here is trio; the circuit is elsewhere, reached by messages
-only. Which thread this runs on is `worker/link_thread.py`'s.
+Orders of the coordinator are executed in the order in which they arrive; an incarnation is ended before the
+next one begins. Everything here runs on trio. The circuit is reached by messages only.
+`worker/link_thread.py` provides the thread.
 """
 
 import logging
@@ -37,7 +36,10 @@ logger = logging.getLogger("dos.dataflow")
 
 
 class Links:
-    """See the top of this file. `run` it; `deliver` what the circuit says, in that trio run."""
+    """The link side of one worker.
+
+    Run `run`; call `deliver` in the same trio run for messages of the circuit.
+    """
 
     def __init__(self, spec: WorkerSpec, *, inbox: Inbox, shared: Shared) -> None:
         self._spec = spec
@@ -49,7 +51,7 @@ class Links:
         self._control: Participant | None = None
 
     def deliver(self, message: ToLinks) -> None:
-        """What the circuit says; never blocks. Dropped if its incarnation is over."""
+        """Take a message of the circuit. Never blocks. Drops a message of an earlier incarnation."""
         incarnation, nursery = self._incarnation, self._nursery
         if incarnation is None or nursery is None or message.incarnation != incarnation.number:
             return
@@ -61,7 +63,10 @@ class Links:
     # --- the run ------------------------------------------------------------------------------------------
 
     async def run(self) -> LinksEnded:
-        """Until the coordinator ends this worker, or nothing can follow. The circuit is told of it too."""
+        """Run until the coordinator ends this worker or an error does.
+
+        The result is also sent to the circuit.
+        """
         try:
             ended = LinksEnded(await self._run())
         except Exception as error:
@@ -106,7 +111,7 @@ class Links:
             if isinstance(order, Restore):
                 await self._begin(order, control, store, nursery)
             elif self._incarnation is None or order.incarnation != self._incarnation.number:
-                logger.warning("an order of incarnation %d: no such life here", order.incarnation)
+                logger.warning("ignored an order for incarnation %d: not current", order.incarnation)
             elif isinstance(order, Start):
                 self._incarnation.start(order)
             elif isinstance(order, RequestCut):
@@ -120,8 +125,9 @@ class Links:
                 self._inbox.put(PauseRequested(order.incarnation, order.pause))
 
     async def _begin(self, order: Restore, control: Participant, store: Store, nursery: trio.Nursery) -> None:
-        """End the life before, begin the next. The circuit hears of it at once, and stops reading for the old
-        one.
+        """End the current incarnation and begin the next.
+
+        The shared number is set first, so that the circuit stops reading input for the old incarnation.
         """
         self._shared.incarnation = order.incarnation
         if self._incarnation is not None:
@@ -141,14 +147,14 @@ class Links:
         failure = await incarnation.run()
         if failure is None or isinstance(failure, StaleIncarnationError):
             return
-        with suppress(StaleIncarnationError):  # a newer order has come: nobody asks any more
+        with suppress(StaleIncarnationError):  # a newer order has arrived; the report is obsolete
             await self._report(failure, control)
 
     async def _report_circuit(self, report: CircuitFailed) -> None:
-        """The circuit cannot go on. Our links stay open until the coordinator says what follows.
+        """Report that the circuit cannot continue. The links stay open until the coordinator decides.
 
-        If they closed, peers would report a lost worker, perhaps before this report arrives: the region would
-        reset, meet the same row again, and in the end not say what was wrong with it.
+        If they closed, peers would report a lost worker, perhaps before this report arrives. The region would
+        then reset, fail on the same row again, and finally not report the actual error.
         """
         assert self._control is not None
         with suppress(StaleIncarnationError):
@@ -163,7 +169,7 @@ class Links:
                 raise CircuitStoppedError(report.message)
 
     async def _report(self, error: Exception, control: Participant) -> None:
-        """Tell the coordinator what ended an incarnation; end the process if nothing can follow."""
+        """Report the error that ended an incarnation. Raises it if it is internal, which ends the process."""
         logger.warning("worker %d, incarnation %d: %s", self._spec.worker, self._shared.incarnation, error)
         kind, message, peer, epoch_held = failure_of(error)
         await control.failed(kind, message=message, peer=peer, epoch_held=epoch_held)
@@ -171,10 +177,13 @@ class Links:
             raise error
 
     async def _accepted(self, link: Link) -> None:
-        """A peer has dialled. It may be ahead of us by one order, so wait for its incarnation."""
+        """Serve a link that a peer dialled.
+
+        Wait for its incarnation: the peer may have got its order earlier.
+        """
         wanted = link.hello.incarnation
         if link.hello.role != "exchange":
-            logger.warning("refused a %s link: this is a worker", link.hello.role)
+            logger.warning("refused a link of role %r: not an exchange link", link.hello.role)
             return
         with trio.move_on_after(limits.peer_wait_s):
             while self._incarnation is None or self._incarnation.number < wanted:
@@ -182,7 +191,7 @@ class Links:
         if self._incarnation is not None and self._incarnation.number == wanted:
             await self._incarnation.hear(link)
         else:
-            logger.info("refused an exchange link of incarnation %d", wanted)
+            logger.info("refused an exchange link of incarnation %d, which does not run here", wanted)
 
     def _sample(self) -> Counters:
         shared, incarnation = self._shared, self._incarnation

@@ -1,11 +1,11 @@
-"""What the two threads of a worker say to each other, and the few numbers they share.
+"""Messages between the two threads of a worker, and the few numbers that they share.
 
-Rules of this file: frozen values, one thread-safe inbox, one bag of plain attributes. No logic.
+Only frozen values, one thread-safe inbox and one bag of plain attributes; no logic.
 
-The *circuit thread* (the process's main thread) runs operators and user code and nothing else. The *link
-thread* runs trio: control, heartbeats, exchange, store. Each message carries the incarnation it belongs to;
-both sides drop what belongs to another. So a slow user function delays no heartbeat, and a reset never waits
-for one.
+The *circuit thread* (the main thread of the process) runs operators and user code and nothing else. The *link
+thread* runs trio: control link, heartbeats, exchange, store. Each message carries its incarnation; both
+threads drop messages of another one. So a slow user function delays no heartbeat, and a reset never waits
+for it.
 """
 
 import queue
@@ -28,22 +28,22 @@ from journal import Record
 
 @dataclass(frozen=True, slots=True)
 class RestoreCircuit:
-    """A new incarnation: forget everything; sources and sinks go where `part` says (None: the beginning)."""
+    """Begin a new incarnation. Sources and sinks go to the positions in `part`; None: to the beginning."""
 
     incarnation: int
     step: int
-    """The step of the cut, 0 for the beginning; the next one follows it."""
+    """The step of the checkpoint, 0 for the beginning. The first step to run is the next one."""
     cut: int
     part: WorkerCut | None
     layout: Layout
     store_id: bytes
     feeds: Mapping[str, PrefetchBuffer] = field(default_factory=dict)
-    """What is read ahead for each source that lies in the store."""
+    """Prefetch buffers of the sources that are in the store."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadStateBlock:
-    """One stored block of an operator's state, oldest first."""
+    """One stored block of an operator's state. Blocks arrive oldest first."""
 
     incarnation: int
     cut: int
@@ -53,7 +53,7 @@ class LoadStateBlock:
 
 @dataclass(frozen=True, slots=True)
 class StateComplete:
-    """All blocks are sent; answer with `StateLoaded`. `directories`: operator -> its files."""
+    """All blocks are sent; the answer is `StateLoaded`. `directories`: operator -> its files."""
 
     incarnation: int
     directories: Mapping[str, Handover] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class StateComplete:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """All workers stand: run. `divisions` are those of the steps to be replayed exactly."""
+    """All workers are at the checkpoint: run. `divisions` belong to the steps to replay exactly."""
 
     incarnation: int
     divisions: tuple[Division, ...]
@@ -69,7 +69,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class CutRequested:
-    """Ask for this cut with the next STEP_END."""
+    """Attach this checkpoint to the next STEP_END."""
 
     incarnation: int
     cut: int
@@ -78,7 +78,7 @@ class CutRequested:
 
 @dataclass(frozen=True, slots=True)
 class PublishCut:
-    """Sinks publish."""
+    """A checkpoint is committed: sinks publish."""
 
     incarnation: int
     cut: int
@@ -87,7 +87,7 @@ class PublishCut:
 
 @dataclass(frozen=True, slots=True)
 class PauseRequested:
-    """Take no input any more, and answer with `PausedAt`; with `pause` 0 go on."""
+    """Stop taking input and answer with `PausedAt`; `pause` 0 means resume."""
 
     incarnation: int
     pause: int
@@ -95,7 +95,7 @@ class PauseRequested:
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A frame of a peer."""
+    """A frame from a peer."""
 
     incarnation: int
     frame: ChannelFrame
@@ -103,7 +103,7 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class DivisionsDurable:
-    """Up to this step the divisions of all workers are: what it gives may be shown."""
+    """The input divisions of all workers are durable up to this step; its output may become visible."""
 
     incarnation: int
     step: int
@@ -111,12 +111,12 @@ class DivisionsDurable:
 
 @dataclass(frozen=True, slots=True)
 class Woken:
-    """One of the shared numbers changed."""
+    """A shared number has changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinksEnded:
-    """The link thread is over: the process ends. `error` is None after an orderly STOP."""
+    """The link thread has ended, so the process ends. `error` is None after an orderly STOP."""
 
     reason: str
     error: BaseException | None = None
@@ -141,29 +141,28 @@ ToCircuit: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class BlockLoaded:
-    """One state block is taken: the next may come (so that few are in memory)."""
+    """One state block is restored; the next may be sent. This bounds the blocks in memory."""
 
     incarnation: int
 
 
 @dataclass(frozen=True, slots=True)
 class StateLoaded:
-    """Sources, sinks and operators stand at the cut."""
+    """Sources, sinks and operators are at the checkpoint."""
 
     incarnation: int
 
 
 @dataclass(frozen=True, slots=True)
 class StageEnded:
-    """A stage of a step is run: what to send, per peer and in order. For stage 0 also the division."""
+    """A stage of a step has run. `frames`: per peer, in order. Stage 0 adds the input division."""
 
     incarnation: int
     step: int
     frames: Mapping[int, tuple[ChannelFrame, ...]]
     time_ms: int = 0
     sources: Sources | None = None
-    """To be recorded before the frames are sent; None for a later stage, and for a step replayed as recorded.
-    """
+    """The input division, to record before the frames are sent. None for a later stage or a replayed step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +176,7 @@ class PausedAt:
 
 @dataclass(frozen=True, slots=True)
 class SourceWaits:
-    """A source wants a cut at the end of this step, and gives nothing more until one was taken."""
+    """A source wants a checkpoint at the end of this step and yields no rows until it was taken."""
 
     incarnation: int
     step: int
@@ -185,8 +184,10 @@ class SourceWaits:
 
 @dataclass(frozen=True, slots=True)
 class OutputMade:
-    """A step is through, and a sink that keeps its output in the store was given this in it. One comes for
-    each such sink and step, in order, also without rows; those of a cut's step come before its `CutTaken`.
+    """The output of one step for one sink that writes to the store.
+
+    One is sent for each such sink and step, in order, even without rows; for a step with a checkpoint before
+    its `CutTaken`.
     """
 
     incarnation: int
@@ -196,12 +197,15 @@ class OutputMade:
     digest: int
     data: bytes
     inputs: dict[str, dict[str, SplitPosition]]
-    """How far the sources were read at the end of the step."""
+    """The positions of the sources at the end of the step."""
 
 
 @dataclass(frozen=True, slots=True)
 class FilesChanged:
-    """Changes of an operator's files, in order. `size`: what they take of the room of its `Handover`."""
+    """Changes of an operator's files, in order.
+
+    `size`: the bytes they occupy in the budget of its `Handover`.
+    """
 
     incarnation: int
     operator: str
@@ -211,8 +215,9 @@ class FilesChanged:
 
 @dataclass(frozen=True, slots=True)
 class DirectoryCut:
-    """A cut, at the end of that step, lies behind the changes sent so far. sizes: of all files; copy: where
-    they are, if a snapshot of them is due.
+    """A checkpoint, at the end of `step`, follows the changes sent so far.
+
+    sizes: of all files. copy: where they are copied to, if a snapshot of them is due.
     """
 
     incarnation: int
@@ -225,7 +230,7 @@ class DirectoryCut:
 
 @dataclass(frozen=True, slots=True)
 class CutTaken:
-    """A step with a cut is through: make it durable, then vote."""
+    """A step with a checkpoint has ended: make its data durable, then vote."""
 
     incarnation: int
     step: int
@@ -240,7 +245,7 @@ class CutTaken:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """The sinks have published a cut."""
+    """The sinks have published a checkpoint."""
 
     incarnation: int
     cut: int
@@ -249,7 +254,7 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class CircuitFailed:
-    """The circuit cannot go on in this incarnation."""
+    """The circuit failed and cannot continue in this incarnation."""
 
     incarnation: int
     kind: FailureKind
@@ -276,7 +281,7 @@ Post: TypeAlias = Callable[[ToLinks], None]
 
 
 class Inbox:
-    """Messages to the circuit thread, in order. `put` from any thread."""
+    """An ordered queue of messages to the circuit thread. `put` may be called from any thread."""
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[ToCircuit] = queue.SimpleQueue()
@@ -285,14 +290,14 @@ class Inbox:
         self._queue.put(message)
 
     def take(self, timeout_s: float | None = None) -> ToCircuit | None:
-        """The next message; waits for one, at most so long."""
+        """Return the next message. Wait at most `timeout_s` seconds for it, then return None."""
         try:
             return self._queue.get(timeout=timeout_s)
         except queue.Empty:
             return None
 
     def take_nowait(self) -> ToCircuit | None:
-        """The next message if there is one."""
+        """Return the next message, None if there is none."""
         try:
             return self._queue.get_nowait()
         except queue.Empty:
@@ -301,16 +306,16 @@ class Inbox:
 
 @dataclass(slots=True)
 class Shared:
-    """Numbers that one thread writes and the other reads; each is one assignment, none needs a lock."""
+    """Numbers that one thread writes and the other reads. Each write is one assignment and needs no lock."""
 
     # written by the link thread
     incarnation: int = 0
     room: bool = True
-    """Whether the store takes more: sources stop otherwise."""
+    """Whether the store accepts more data. Sources stop reading otherwise."""
     peers_at: int = 0
-    """The highest step that any peer has ended: our sources end that step too."""
+    """The highest step that any peer has ended. Stage 0 ends that step here too."""
     pausing: bool = False
-    """No input is wanted: a source that is reading comes back soon."""
+    """A pause is requested: reading returns soon."""
     snapshot_due: bool = False
     # written by the circuit thread
     step: int = 0
@@ -322,4 +327,4 @@ class Shared:
     cuts: int = 0
     operators: dict[str, dict[str, int]] = field(default_factory=dict)
     over: threading.Event = field(default_factory=threading.Event)
-    """The circuit thread is done with everything."""
+    """Set after the circuit thread has ended."""

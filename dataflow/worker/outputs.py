@@ -1,10 +1,10 @@
-"""The output logs of one worker in one incarnation: when the output of a step is appended, and where each log
-ends at a cut.
+"""The output logs of one worker in one incarnation: when a step's output is appended, and each log's
+position.
 
-Rules of this file: trio only; what becomes of a step's output is decided in `checkpoint.core.outputs`. A sink
-with publish="step" waits here until the division of the step is durable at all workers: each tells the
-others with DURABLE(n), which means that its division of step n, and of all before, is synced on the quorum.
-In a region that shows rows at most once the circuit waits for that, and with it all sinks.
+It runs on trio only. `checkpoint.core.outputs` decides whether output is appended or discarded. A sink with
+publish="step" waits until the input division of the step is durable on all workers. Each worker announces
+that with DURABLE(n): its divisions up to step n are synced on the quorum. In an at-most-once region the
+circuit waits for this, and so do all sinks.
 """
 
 import math
@@ -27,12 +27,12 @@ from journal.ports import ClaimPort
 
 
 class Outputs:
-    """See the top of this file. `open` it, run `publish_all` and `announce` in tasks."""
+    """The output logs of a worker. Call `open`, then run `publish_all` and `announce` in tasks."""
 
     def __init__(
         self, graph: GraphPlan, exchange: Exchange, peers: int, durable: Callable[[int], None]
     ) -> None:
-        """durable: is told, in a region that shows rows at most once, up to which step divisions are."""
+        """durable: called in an at-most-once region with the step up to which all divisions are durable."""
         self._sinks = {name: spec for name, spec in graph.specs.items() if isinstance(spec, LogSink)}
         self._exchange = exchange
         self._logs: dict[str, OutputLog] = {}
@@ -59,7 +59,7 @@ class Outputs:
         generation: int,
         scratch: Scratch | None,
     ) -> None:
-        """Open every log where it goes on. Raises what `OutputLog.open` raises; `aclose` then as well."""
+        """Open every log at its position. Raises what `OutputLog.open` raises; call `aclose` then too."""
         for name, spec in self._sinks.items():
             at = None if part is None else _position(name, part.sinks.get(name))
             log = await OutputLog.open(
@@ -82,21 +82,21 @@ class Outputs:
     # --- from the circuit and the peers -------------------------------------------------------------------
 
     def take(self, message: OutputMade) -> None:
-        """The circuit has made the output of a step. Never blocks."""
+        """Queue the output of a step. Never blocks."""
         self._to_publish.send_nowait(message)
 
     def replays_until(self, step: int) -> None:
-        """Divisions up to this step are durable at all workers: the coordinator found so."""
+        """Note the coordinator's finding that divisions up to this step are durable on all workers."""
         self._durable.floor(step)
         self._wake()
 
     def recorded(self, step: int) -> None:
-        """Our own division of the step is in the steps log, not yet synced."""
+        """Note that this worker's division of the step is in the steps log, but not yet synced."""
         self._recorded = max(self._recorded, step)
         self._wake()
 
     def heard(self, peer: int, step: int) -> None:
-        """A peer said DURABLE(step)."""
+        """Note a peer's DURABLE(step)."""
         self._durable.of_peer(peer, step)
         self._wake()
 
@@ -111,7 +111,7 @@ class Outputs:
     # --- tasks --------------------------------------------------------------------------------------------
 
     async def announce(self, division_synced: Callable[[int], Awaitable[None]]) -> None:
-        """Tell the peers how far our divisions are durable, if a sink waits for that, or all do."""
+        """Announce to the peers how far this worker's divisions are durable, if anything waits for that."""
         by_step = any(spec.publish is Publish.STEP for spec in self._sinks.values())
         if not by_step and not self._tells_circuit:
             return
@@ -126,11 +126,12 @@ class Outputs:
             self._wake()
 
     async def publish_all(self) -> None:
-        """Append what the circuit makes, in order; a step that may not be seen yet holds up those behind."""
+        """Append the queued output in order. A step that may not be visible yet delays the steps after it."""
         async for made in self._made:
             log = self._logs[made.sink]
             if log.judge(made.step, made.digest) is OutputDecision.APPEND:
                 if self._sinks[made.sink].publish is Publish.STEP:
+                    # Visible at once, so it must be the same after a reset: all inputs are durable first.
                     while self._durable.everywhere < made.step:
                         await self._changed.wait()
                 await log.append(made.sink, made.step, made.rows, made.digest, made.data, _ends(made.inputs))
@@ -138,7 +139,7 @@ class Outputs:
             self._wake()
 
     async def synced(self, step: int) -> dict[str, Any]:
-        """Wait until the output up to a step is synced on the quorum; sink -> what the cut carries of it."""
+        """Wait until the output up to a step is synced on the quorum; return sink -> its position."""
         found = {}
         for name, log in self._logs.items():
             while self._handled[name] < step:

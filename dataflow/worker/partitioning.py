@@ -1,13 +1,12 @@
-"""The exchange: which worker a row belongs to, what is merged before it is sent, and the bytes of a batch on
-a link.
+"""The exchange: which worker a row belongs to, what is merged before it is sent, and the bytes of a batch.
 
-Rules of this file: batches to batches and bytes; links and frames belong to the worker's runtime. The hash
-of a key is `checkpoint.key_hash`' (xxh3-64 of its canonical bytes), the same that state blocks carry; the
-worker is the layout's.
+Batches to batches and bytes; the worker handles links and frames. The hash of a key is that of
+`checkpoint.key_hash` (xxh3-64 of its canonical bytes), which state blocks also carry. The layout maps it to a
+worker.
 
-Merging: when all consumers of a keyed stream accept weights, rows that are equal in the columns they need
-become one row whose `_weight` is their sum. A word count sends a quarter of its rows, and every later
-operator sees a quarter.
+Merging: if all consumers of a keyed stream accept weights, rows that are equal in the columns they need
+become one row whose `_weight` is the sum. A word count sends a quarter of its rows, and every later operator
+processes a quarter.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,13 +27,13 @@ Weights = npt.NDArray[np.int64]
 
 
 def hashes_of(batch: pa.RecordBatch) -> Hashes:
-    """The `_hash` column as numbers."""
+    """Return the `_hash` column as numbers."""
     hashes: Hashes = batch.column(HASH_COLUMN).to_numpy()
     return hashes
 
 
 def weights_of(batch: pa.RecordBatch) -> Weights | None:
-    """The `_weight` column, None if each row counts once."""
+    """Return the `_weight` column, None if each row counts once."""
     if batch.schema.get_field_index(WEIGHT_COLUMN) < 0:
         return None
     weights: Weights = batch.column(WEIGHT_COLUMN).to_numpy()
@@ -42,14 +41,12 @@ def weights_of(batch: pa.RecordBatch) -> Weights | None:
 
 
 class Partitioner:
-    """Turns the batches of a step into what each worker gets. One for each `key_by` on each worker."""
+    """The division of a step's batches among the workers, for one `key_by` on one worker."""
 
     def __init__(
         self, keys: Sequence[str], layout: Layout, workers: int, merge_columns: Sequence[str] | None
     ) -> None:
-        """`merge_columns`: the columns that consumers need, all of which accept weights; None: rows go as
-        they are.
-        """
+        """merge_columns: the columns that consumers need, if all accept weights; None: do not merge rows."""
         self._keys = tuple(keys)
         self._merge = None if merge_columns is None else tuple(merge_columns)
         self._workers = workers
@@ -58,7 +55,7 @@ class Partitioner:
         self._owners = np.array(owners, np.int64)
 
     def partition(self, batches: Sequence[pa.RecordBatch]) -> list[list[pa.RecordBatch]]:
-        """For each worker its batches, in an order that depends only on the rows."""
+        """Return the batches of each worker, in an order that depends only on the rows."""
         if not batches:
             return [[] for _ in range(self._workers)]
         if self._merge is not None:
@@ -83,8 +80,9 @@ class Partitioner:
 
 
 def key_hashes(columns: Sequence[pa.Array]) -> Hashes:
-    """`hash_keys`; where keys repeat, each is hashed once: to find the equal ones takes a quarter of hashing
-    them, and twice as long where there are few.
+    """Return `hash_keys` of the columns; repeated keys are hashed once.
+
+    Finding equal keys takes a quarter of the time of hashing them, but doubles the time if few keys repeat.
     """
     if len(columns) > 1 or len(columns[0]) < 2 * limits.key_sample_rows:
         return hash_keys(columns)
@@ -97,20 +95,18 @@ def key_hashes(columns: Sequence[pa.Array]) -> Hashes:
 
 
 class Broadcaster:
-    """Gives every worker all rows. One for each control table on each worker."""
+    """Sends all rows to every worker, for one broadcast table on one worker."""
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
 
     def partition(self, batches: Sequence[pa.RecordBatch]) -> list[list[pa.RecordBatch]]:
-        """For each worker its batches."""
+        """Return the batches of each worker."""
         return [list(batches) for _ in range(self._workers)]
 
 
 def merge_rows(batches: Sequence[pa.RecordBatch], columns: Sequence[str]) -> pa.RecordBatch:
-    """Equal rows as one, in order of first appearance, with `_weight` the sum of theirs (1 each where there
-    is none).
-    """
+    """Merge equal rows, in order of first appearance; `_weight` is the sum of theirs, 1 each by default."""
     table = pa.Table.from_batches([batch.select(columns) for batch in batches])
     weights = _all_weights(batches)
     if len(columns) == 1:
@@ -161,7 +157,7 @@ def _one_array(column: pa.ChunkedArray) -> pa.Array:
 
 
 def frames_of(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """The batch in slices that fit a DATA frame well: links keep their buffers small."""
+    """Yield slices of the batch that fit a DATA frame well, so that links have small buffers."""
     rows = batch.num_rows
     pieces = max(1, -(-batch.nbytes // limits.frame_bytes_aim), -(-rows // limits.frame_rows_max))
     size = max(1, -(-rows // pieces))
@@ -170,7 +166,7 @@ def frames_of(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def encode_batch(batch: pa.RecordBatch) -> memoryview:
-    """One Arrow IPC stream: schema, batch, end. The payload of a DATA frame."""
+    """Return the payload of a DATA frame: an Arrow IPC stream of schema, batch and end."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
@@ -178,15 +174,16 @@ def encode_batch(batch: pa.RecordBatch) -> memoryview:
 
 
 def decode_batch(payload: bytes | bytearray | memoryview, schema: pa.Schema) -> pa.RecordBatch:
-    """The batch of a DATA frame, which must have this schema. Raises ValueError: the frame's digest was
-    right, so the other end runs another graph or has a bug.
+    """Return the batch in the payload of a DATA frame, which must have this schema.
+
+    Raises ValueError. The frame's digest was correct, so the sender runs another graph or has a bug.
     """
     try:
         with pa.ipc.open_stream(payload) as reader:
             batch = reader.read_next_batch()
     except (pa.ArrowException, StopIteration, OSError) as error:
-        raise ValueError(f"a DATA frame holds no Arrow batch: {error}") from error
+        raise ValueError(f"a DATA frame contains no Arrow batch: {error}") from error
     if not batch.schema.equals(schema):
-        raise ValueError(f"a DATA frame has the columns {batch.schema.names}, here they are {schema.names}")
+        raise ValueError(f"a DATA frame has the columns {batch.schema.names}, expected {schema.names}")
     batch.validate()
     return batch

@@ -1,7 +1,7 @@
-"""Reading ahead for sources whose input lies in the store. Link thread, trio.
+"""Prefetch the input of sources whose data is in the store. It runs on the link thread, on trio.
 
-Rules of this file: which splits are this worker's, from where they are read, and when there is no more. What
-is committed, and counts, is decided below; when rows are taken, above.
+It decides which splits belong to this worker, where reading starts, and when it ends. The readers below it
+decide what is committed; the circuit decides when rows are taken.
 """
 
 import logging
@@ -22,12 +22,13 @@ T = TypeVar("T")
 logger = logging.getLogger("dos.dataflow")
 
 _AWAY = (QuorumUnavailableError, BrokenConnectionError)
-"""Too few members are there at the moment: what is asked for is waited for."""
+"""Too few members are available: the request is retried."""
 
 
 class Prefetcher:
-    """One source of one incarnation: the buffer, and who fills it. Make it on the trio thread; `run` it in a
-    task.
+    """The buffer of one source in one incarnation, and the tasks that fill it.
+
+    Create it on the trio thread and run `run` in a task.
     """
 
     def __init__(
@@ -43,8 +44,8 @@ class Prefetcher:
         woken: Callable[[], None],
         at_present: bool = False,
     ) -> None:
-        """positions: where a cut says. at_present: splits that are there already are read from their present
-        end: what was read before may be in it, and is not to be read twice.
+        """positions: where the checkpoint continues. at_present: existing splits are read from their current
+        end, because earlier input may have been processed already and must not be processed twice.
         """
         self._name = name
         self._source = source
@@ -63,15 +64,16 @@ class Prefetcher:
         self._ends: dict[str, int] | None = None
         self._skip: Mapping[str, Follower] = {}
         self._reached: dict[str, int] = {}
-        """Split -> the position up to which it was put into the buffer."""
+        """Split -> the position up to which the buffer was filled."""
 
     def _wake(self) -> None:
         self._room.set()
         self._room = trio.Event()
 
     async def run(self) -> None:
-        """Until every split is at its end. Raises CorruptDataError and what else reading raises, but waits
-        while too few members are there.
+        """Run until every split is at its end.
+
+        Raises CorruptDataError and other read errors, but waits while too few members are available.
         """
         async with trio.open_nursery() as nursery:
             if self._present:
@@ -80,7 +82,7 @@ class Prefetcher:
         self.buffer.complete()
 
     async def _find_all(self, nursery: trio.Nursery) -> None:
-        """Begin to follow every split of ours as it comes, until it is known that no more will come."""
+        """Follow every split of this worker as it appears, until no more can appear."""
         known: set[str] = set()
         while True:
             ends = await _patiently(self._origin.ends)

@@ -1,11 +1,11 @@
-"""A worker: one process that runs one copy of the circuit. `run_worker` is the whole of it, for Spark and
-others.
+"""A worker: one process that runs one copy of the circuit.
 
-    main thread    `worker_circuit.CircuitLoop`: operators and user code, nothing else
-    second thread  `worker_thread.LinkThread`: trio; control, heartbeats, exchange, store; never user code
+    thread         class                          runs
+    main thread    `worker_circuit.CircuitLoop`   operators and user code, nothing else
+    link thread    `worker_thread.LinkThread`     trio: control link, heartbeats, exchange, store
 
-The two speak by messages (`worker/messages.py`). Heartbeats go on while a user function takes its time; a
-reset waits for it only here, not at the peers.
+The two threads exchange messages (`worker/messages.py`). So a slow user function delays no heartbeat, and a
+reset waits for that function on this worker only, not on its peers.
 """
 
 import logging
@@ -22,11 +22,11 @@ logger = logging.getLogger("dos.dataflow")
 
 
 def run_worker(spec: WorkerSpec) -> WorkerSummary:
-    """Join the region and work until its coordinator says STOP. Blocks; call it on the process's main thread.
+    """Join the region and run until its coordinator sends STOP. Blocks; call it on the process's main thread.
 
-    Returns how it ended in an orderly way. Raises GraphError (before anything is dialled), OrphanedError
-    when the coordinator is gone for `orphan_timeout_s`, and whatever else ended it: then the launcher starts
-    another attempt. Nothing of what it held need survive: the next attempt restores from the store.
+    Returns a summary after an orderly end. Raises GraphError before it connects to anything, OrphanedError if
+    the coordinator is unreachable for `orphan_timeout_s`, and any other error that ended the worker; then the
+    launcher starts another attempt. No local data needs to survive: the next attempt restores from the store.
     """
     plan = spec.graph.plan()
     inbox, shared = Inbox(), Shared()
@@ -40,7 +40,7 @@ def run_worker(spec: WorkerSpec) -> WorkerSummary:
         post=links.post,
     )
     threads_before = pa.cpu_count()
-    pa.set_cpu_count(1)  # one worker is one core; the process may be used again for something else
+    pa.set_cpu_count(1)  # one worker uses one core; restored below, because Spark reuses the process
     links.start()
     try:
         ended = loop.run()

@@ -1,6 +1,7 @@
-"""What a worker is told when it starts, and what it says when it ends. Both travel by pickle inside the
-task's closure or the launcher's pipe, never on a wire of ours; the closure must unpickle the user's
-functions anyway.
+"""The specification of a worker at its start, and its summary at its end.
+
+Both are pickled into the closure of a Spark task or sent over the launcher's pipe. They never travel in our
+own protocol; the closure must unpickle the user's functions in any case.
 """
 
 from dataclasses import dataclass, field
@@ -13,8 +14,9 @@ from dataflow.graph.builder import Graph
 from dataflow.limits import WorkerLimits
 
 ADVERTISE_HOST: Final = "DOS_ADVERTISE_HOST"
-"""In this variable of its environment an executor may say at which address other hosts reach it. Without it,
-a worker advertises the local address of its link to the coordinator.
+"""Environment variable of an executor: the address at which other hosts reach it.
+
+By default a worker advertises the local address of its link to the coordinator.
 """
 
 
@@ -32,15 +34,19 @@ class WorkerSpec:
     store_url: str
     token: bytes = field(default=b"", repr=False)
     scratch_dir: str = ""
-    """A local cache of the chains; '' for none. It may be wiped at any time. Also where states on disk lie,
-    and the files of operators while they run; for '' in the directory for temporary files.
+    """A directory for a local cache of the chains, which may be deleted at any time; '': no cache.
+
+    Also for state on disk and for the files of operators while they run; for '' these are in the directory
+    for temporary files.
     """
     without_cuts: bool = False
-    """It runs operators outside of any consistent region: nothing is recorded, nothing is restored."""
+    """It runs operators outside of any consistent region: nothing is recorded or restored."""
     application: str = ""
-    """Whose input handles these are; '': the region's own name."""
+    """The application whose input handles it reads; '': the region's own name."""
     listen_host: str = "127.0.0.1"
-    """Where peers may reach us; `advertise_host` is what they are told ('': the address of the control link).
+    """The address to listen on for peers.
+
+    `advertise_host` is the one they dial; '': that of the control link.
     """
     advertise_host: str = ""
     port_range: tuple[int, int] | None = None
@@ -50,10 +56,10 @@ class WorkerSpec:
 
     def __post_init__(self) -> None:
         if not 0 <= self.worker < self.workers:
-            raise SpecError(f"worker {self.worker} of {self.workers}; indices begin at 0")
+            raise SpecError(f"worker {self.worker} of {self.workers}: indices start at 0")
 
     def participant(self) -> ParticipantSpec:
-        """The part that the control link needs."""
+        """Return the part that the control link needs."""
         return ParticipantSpec(
             job=self.region,
             worker=self.worker,
@@ -65,13 +71,13 @@ class WorkerSpec:
         )
 
     def ports(self) -> tuple[int, ...]:
-        """Ports to try for the exchange listener."""
+        """Return the ports to try for the exchange listener, in order; 0 for any port."""
         return (0,) if self.port_range is None else tuple(range(self.port_range[0], self.port_range[1] + 1))
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSummary:
-    """How a worker ended in an orderly way."""
+    """The result of a worker that ended in an orderly way."""
 
     worker: int
     attempt: int
@@ -83,4 +89,4 @@ class WorkerSummary:
     rows_out: int
     bytes_in: int
     cuts: int
-    """Cuts that it took part in."""
+    """Checkpoints that it took part in."""

@@ -1,7 +1,8 @@
-"""What a worker sends at the end of a stage: frames for its peers, and its own share, which stays. Circuit
-thread only.
+"""Build what a worker sends at the end of a stage: frames for its peers, and its own share, which stays
+local.
 
-Rules of this file: batches and marks to frames, in order; nothing is decided, and no link is known.
+It runs on the circuit thread. It converts batches and watermarks to frames, in order; it makes no decisions
+and knows no links.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,11 +19,13 @@ from dataflow.worker.identity import Identity
 from dataflow.worker.partitioning import encode_batch, frames_of
 
 Item: TypeAlias = "tuple[int, pa.RecordBatch | bytes | bytearray | memoryview | Watermark]"
-"""(sender, batch): one's own as it is, a peer's as it came, decoded when its step runs; or (sender, mark)."""
+"""(sender, batch) or (sender, watermark). The worker's own batch is kept as it is; a peer's is decoded later,
+when its step runs.
+"""
 
 
 class StageOutput:
-    """Of one incarnation. `aligned`: where its own share goes, by channel."""
+    """The output of one incarnation. `aligned`: channel -> the alignment that gets the worker's own share."""
 
     def __init__(
         self,
@@ -42,7 +45,7 @@ class StageOutput:
     def end_step(
         self, stage: int, step: int, sends: Sends, barrier: Barrier
     ) -> Mapping[int, tuple[ChannelFrame, ...]]:
-        """End the step on the channels of a stage: one's own share at once, frames for the peers."""
+        """End the step on the channels of a stage: keep the own share, return the frames by peer."""
         frames: dict[int, list[ChannelFrame]] = {
             w: [] for w in range(self._me.workers) if w != self._me.worker
         }

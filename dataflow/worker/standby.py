@@ -1,11 +1,9 @@
-"""Processes that stand by: they have imported everything, and wait at their standard input for a worker's
-specification.
+"""Standby processes: they have imported everything and wait for a worker's specification on standard input.
 
-Rules of this file: when they are started, who takes one, and their end. What a process of a worker is, and
-what it is told, is `local.py`'s.
+This module starts, hands out and ends them. `local.py` defines the worker process and its input.
 
-A new worker's process spends most of its time before it can join on imports. One that stands by has them
-behind it. It is started when the region runs, or runs again, so that it never takes the processor from
+A new worker process spends most of its time before joining on imports. A standby process has them done. It is
+started when the region is running, or running again after a reset, so that it takes no processor time from
 workers that are starting.
 """
 
@@ -23,10 +21,10 @@ Process = subprocess.Popen[bytes]
 
 
 class Standby(RegionListener):
-    """At most `count` processes that stand by. Every method may be called from any thread.
+    """At most `count` standby processes. Every method may be called from any thread.
 
-    `begin` starts a process that ends by itself when its standard input ends without a word: so none
-    outlives this process, however it ends.
+    `begin` starts a process that ends when its standard input ends without data, so none outlives this
+    process.
     """
 
     def __init__(self, begin: Callable[[], Process], count: int) -> None:
@@ -37,33 +35,33 @@ class Standby(RegionListener):
         self._over = False
 
     def take(self) -> Process | None:
-        """One that lives, if there is one: it is the caller's now."""
+        """Return a live standby process, which then belongs to the caller; None if there is none."""
         with self._lock:
             while self._waiting:
                 process = self._waiting.pop(0)
                 if process.poll() is None:
                     return process
                 _let_go(process)
-                logger.warning("a process that stood by ended with exit code %s", process.returncode)
+                logger.warning("a standby process ended with exit code %s", process.returncode)
         return None
 
     def fill(self) -> None:
-        """Start as many as are missing."""
+        """Start the missing processes."""
         with self._lock:
             while not self._over and len(self._waiting) < self._count:
                 try:
                     self._waiting.append(self._begin())
-                except OSError as error:  # it costs time at the next reset, and nothing else
-                    logger.warning("no process stands by: %s", error)
+                except OSError as error:  # only makes the next reset slower
+                    logger.warning("cannot start a standby process: %s", error)
                     return
 
     def end(self) -> None:
-        """Let all of them end, and start no more."""
+        """End all processes, and start no more."""
         with self._lock:
             self._over = True
             processes, self._waiting = self._waiting, []
         for process in processes:
-            process.kill()  # perhaps it still imports
+            process.kill()  # closing its input is not enough while it imports
             process.wait()
             _let_go(process)
 

@@ -1,9 +1,8 @@
-"""The input of one step: read until the step is full, or read again what a recorded division says. Circuit
-thread only.
+"""The input of one step: read until the step is full, or reread exactly what a recorded division contains.
 
-Rules of this file: sources to circuit; which step, and whether it takes input at all, is decided by the
-schedule. How much one call reads follows the time the last one took, so that user functions see batches
-that take them some tens of milliseconds.
+It runs on the circuit thread and moves rows from sources to the circuit. The schedule decides which step runs
+and whether it takes input. The size of a read follows the duration of the previous one, so that user
+functions get batches that take them tens of milliseconds.
 """
 
 from collections.abc import Container
@@ -22,12 +21,13 @@ from dataflow.worker.messages import Shared
 
 _batch_growth: Final = 4
 _AT_ITS_END: Final = ""
-"""The key under which a division says, where event time flows, that the source was at its end."""
+"""The key in a division that marks, where event time flows, that the source was at its end."""
 
 
 class StepInput:
-    """Of one incarnation of a worker. See the top of this file. `replay` and `fill` raise OperatorError, and
-    what sources and operators raise.
+    """The input of one incarnation of a worker.
+
+    `replay` and `fill` raise OperatorError, and what sources and operators raise.
     """
 
     def __init__(
@@ -40,17 +40,17 @@ class StepInput:
         self._incarnation = incarnation
         self._batch_bytes = limits.batch_bytes_min * 16
         self._quiet_since: dict[tuple[str, str], float] = {}
-        """Source and split of which nothing waited at the end of the last step, and since when."""
+        """(source, split) without waiting input at the end of the last step -> since when."""
         self._counted_idle: set[tuple[str, str]] = set()
-        """Those of them that did not count then."""
+        """Those of them that were counted as idle in that step."""
 
     def can_replay(self, recorded: Division) -> bool:
-        """Whether all sources have at hand what the division says."""
+        """Whether all sources can read the recorded division now."""
         ready = [reader.can_replay(_parts(recorded, name)) for name, reader in self._circuit.sources.items()]
         return all(ready)
 
     def replay(self, step: int, recorded: Division, *, dropped: bool = False) -> None:
-        """Feed exactly what the division says; dropped: read it, and feed nothing."""
+        """Feed exactly the recorded division. dropped: read it without feeding it."""
         for name, reader in self._circuit.sources.items():
             for batch in reader.replay(_parts(recorded, name)):
                 self._shared.bytes_in += batch.bytes_read
@@ -58,9 +58,10 @@ class StepInput:
                     self._circuit.feed(step, name, batch)
 
     def take_division(self, recorded: Division | None) -> tuple[Sources, StepTime]:
-        """What the step took, and how far event time is at each source: whether it is at its end, as the
-        recorded division says, or as it is now. It must be recorded: a handle may be closed between two
-        steps.
+        """Return what the step read, and the event time of each source.
+
+        Whether a source is at its end comes from the recorded division; without one, from the source itself.
+        It must be recorded, because an input may be closed between two steps.
         """
         taken: Sources = {}
         now: dict[str, SourceTime] = {}
@@ -76,7 +77,7 @@ class StepInput:
         return taken, StepTime(now, idle, recorded)
 
     def _timed(self, name: str, now: SourceTime, read: Container[str]) -> SourceTime:
-        """The same, with how long its silent splits were silent. read: those that the step read."""
+        """Add to `now` how long each silent split has been silent. `read`: the splits that the step read."""
         idle_after_s = self._circuit.time.idle_after_s
         if idle_after_s is None:
             return now
@@ -93,8 +94,9 @@ class StepInput:
         return now._replace(caught_up=caught_up)
 
     def idle_in(self) -> float | None:
-        """Seconds until a split has been silent for so long that it counts no more: a step says so to all
-        workers. None: there is none.
+        """Return the seconds until the next silent split counts as idle, None if there is none.
+
+        A step must run then, to announce it to all workers.
         """
         idle_after_s = self._circuit.time.idle_after_s
         since = [at for key, at in self._quiet_since.items() if key not in self._counted_idle]
@@ -103,20 +105,21 @@ class StepInput:
         return max(0.0, min(since) + idle_after_s - self._clock.seconds())
 
     def has_input(self) -> bool:
-        """Whether there may be something to read now, or a step must tell others that nothing will come."""
+        """Whether there may be input now, or a step must announce that no more will follow."""
         if any(reader.has_input for _, reader in self._readable()):
             return True
         exhausted = [name for name, reader in self._circuit.sources.items() if reader.exhausted]
         return self._circuit.time.has_end_to_tell(exhausted)
 
     def _readable(self) -> list[tuple[str, SourceReader]]:
-        """The sources, without those that wait for a control table."""
+        """Return the sources that do not wait for a broadcast table."""
         held = self._circuit.time.held
         return [(name, reader) for name, reader in self._circuit.sources.items() if name not in held]
 
     def fill(self, step: int) -> None:
-        """Read until the step is full, late, ended by a peer, or no input is wanted any more; one batch at
-        least, if there is input.
+        """Read until the step is full, its time is over, a peer has ended it, or input is no longer wanted.
+
+        Reads at least one batch if there is input.
         """
         left = self._limits.step_bytes_max
         deadline = self._clock.seconds() + self._limits.step_ms_max / 1000
@@ -146,7 +149,7 @@ class StepInput:
         self._circuit.feed(step, name, batch)
         took_ms = (self._clock.seconds() - begin) * 1000
         if 2 * batch.bytes_read < bytes_max and took_ms < limits.batch_ms_aim:
-            return batch.bytes_read  # too little to tell how long a whole batch takes
+            return batch.bytes_read  # too little to estimate the duration of a whole batch
         aim = self._batch_bytes * limits.batch_ms_aim / max(took_ms, 0.001)
         aim = min(aim, self._batch_bytes * _batch_growth, self._limits.batch_bytes_max)
         self._batch_bytes = max(int(aim), limits.batch_bytes_min)
@@ -154,6 +157,6 @@ class StepInput:
 
 
 def _parts(recorded: Division, name: str) -> dict[str, SplitDivision]:
-    """What a step took of one source."""
+    """Return what a step read of one source."""
     parts = recorded.sources.get(name, {})
     return {split: SplitDivision(*part) for split, part in parts.items() if split != _AT_ITS_END}

@@ -166,17 +166,17 @@ def test_a_sum_of_integers_that_does_not_fit_stops_and_names_the_operator() -> N
 @pytest.mark.parametrize(
     ("aggregates", "words"),
     [
-        ({}, "an aggregate computes something"),
+        ({}, "aggregate needs at least one result"),
         (
             {"total": Sum("m")},
-            r"Sum(m) of 'total' takes a column that is not there; the columns are key, n, x",
+            r"Sum(m) of 'total' uses an unknown column; the columns are key, n, x",
         ),
         (
             {"total": Sum("who")},
             "Sum takes a column of integers, decimals or doubles, and column 'who' is string",
         ),
         ({"mean": Mean("day")}, "Mean takes a column of integers or doubles, and column 'day' is date"),
-        ({"key": Count()}, "the result 'key' is named like a key column"),
+        ({"key": Count()}, "the result 'key' has the name of a key column"),
         ({"_hash": Count()}, "_hash"),
     ],
 )
@@ -195,7 +195,7 @@ def test_an_aggregate_is_one_of_ours_and_stands_behind_a_key_by() -> None:
     rows = graph.source("rows", InputSource("rows", SCHEMA))
     with pytest.raises(SchemaError, match=r"an aggregate is Count\(\), .* and 'total' is 'sum'"):
         rows.key_by("by_key", "key").aggregate("made", total="sum")  # type: ignore[arg-type]
-    with pytest.raises(SchemaError, match="precision is 5 to 20, not 40"):
+    with pytest.raises(SchemaError, match="precision is 5 to 20, got 40"):
         ApproxDistinct("who", precision=40)
     graph = Graph("of lists")
     rows = graph.source("rows", InputSource("rows", SCHEMA))

@@ -325,7 +325,7 @@ def _of(**declared: Any) -> UserOperator:
         (UserOperator(), r"UserOperator has no process\(self, batch\); define it"),
         (
             _of(on_punctuation=lambda self, ts: None),
-            " waits for event time, and none comes to it",
+            " needs event time, and gets none",
         ),
     ],
 )

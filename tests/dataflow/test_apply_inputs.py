@@ -260,7 +260,7 @@ def test_what_is_no_stream_is_told() -> None:
         ({"needs": {"left": "n string", "right": ""}}, "input 'left': it needs column 'n' as string, but"),
         ({"needs": {"left": "n number", "right": ""}}, "input 'left': needs: schema 'n number'"),
         ({"schema": None}, "Own has several inputs and declares no output columns"),
-        ({"on_punctuation_of": lambda self, name, ts: None}, "waits for event time, and none comes to it"),
+        ({"on_punctuation_of": lambda self, name, ts: None}, "needs event time, and gets none"),
     ],
 )
 def test_what_does_not_fit_is_told_by_operator_input_and_column(declared: dict[str, Any], words: str) -> None:
@@ -277,7 +277,7 @@ def test_inputs_are_keyed_alike_or_not_at_all() -> None:
     a, b = two(graph)
     a.key_by("by_n", "n")
     graph.apply("own", Says(), left=graph.stream("by_n"), right=b).sink("out", CallSink(print))
-    with pytest.raises(GraphError, match=r"apply 'own' has inputs by key \('by_n'\) and .*\('b'\), so"):
+    with pytest.raises(GraphError, match=r"apply 'own' has keyed inputs \('by_n'\) and .*\('b'\), so"):
         graph.plan()
     graph = Graph("g")
     a, b = two(graph, "n bigint, s string")

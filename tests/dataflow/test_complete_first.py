@@ -198,7 +198,7 @@ def test_tables_that_would_wait_for_themselves_are_refused() -> None:
     a.map("read", with_table, broadcast=table).sink("out", FileSink("out"))
     b.sink("rest", FileSink("rest"))
     said = problem_of(graph)
-    assert "source 'a' waits until control table 'table' is complete (complete_first=True), and that" in said
+    assert "source 'a' waits until broadcast table 'table' is complete (complete_first=True), and the" in said
     assert "source 'b'" not in said
     graph, a, b = two()
     first = graph.broadcast_table("first", graph.stream("a_read"), "line", complete_first=True)
@@ -206,8 +206,8 @@ def test_tables_that_would_wait_for_themselves_are_refused() -> None:
     a.map("a_read", with_table, broadcast=second)
     b.map("b_read", with_table, broadcast=first)
     said = problem_of(graph)
-    assert "source 'a' waits until control table 'second' is complete" in said
-    assert "source 'b' waits until control table 'first' is complete" in said
+    assert "source 'a' waits until broadcast table 'second' is complete" in said
+    assert "source 'b' waits until broadcast table 'first' is complete" in said
 
 
 def test_a_table_may_wait_for_another() -> None:
@@ -228,4 +228,4 @@ def test_where_a_failure_loses_rows_no_table_can_be_complete() -> None:
     b.map("read", with_table, broadcast=table).sink("out", CallSink(print))
     for stream in (a, b):
         stream.annotate(consistent(delivery="at-most-once"))
-    assert "control table 'table' is to be complete first and is in a region with" in problem_of(graph)
+    assert "broadcast table 'table' with complete_first is in a region with" in problem_of(graph)

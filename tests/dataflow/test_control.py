@@ -181,14 +181,14 @@ def test_a_cycle_of_data_ports_is_refused_and_says_what_closes_one() -> None:
     graph, lines = sensors()
     both = lines.union("both", graph.stream("same"))
     both.map("same", lambda row: row).sink("out", FileSink("out"))
-    assert "close the cycle with a control table (graph.broadcast_table)" in problem_of(graph)
+    assert "close the cycle with a broadcast table (graph.broadcast_table)" in problem_of(graph)
 
 
 def test_a_table_that_nobody_reads_is_refused() -> None:
     graph, lines = sensors()
     graph.broadcast_table("limits", lines, "line")
     lines.sink("out", FileSink("out"))
-    assert "control table 'limits' is read by no operator" in problem_of(graph)
+    assert "broadcast table 'limits' is read by no operator" in problem_of(graph)
 
 
 @pytest.mark.parametrize("keys", [(), ("nope",), ("line", "line")])
@@ -203,7 +203,7 @@ def test_a_table_of_another_graph_is_refused() -> None:
     graph, lines = sensors()
     other, others = sensors()
     with pytest.raises(
-        GraphError, match=r"control is a table that graph\.broadcast_table of this graph gave"
+        GraphError, match=r"broadcast= takes a table from graph\.broadcast_table of this graph"
     ):
         lines.map("map", lambda row, _: row, broadcast=other.broadcast_table("limits", others, "line"))
     assert "the output of source 'lines'" in problem_of(graph)

@@ -150,7 +150,7 @@ def test_the_test_kit_compares_files_and_finds_those_written_behind_the_director
 
 def test_a_trial_says_which_operators_keep_files() -> None:
     with pytest.raises(
-        SchemaError, match=r"'rows' keeps no files on worker 0; of 1 workers, keep files: 'own'"
+        SchemaError, match=r"'rows' keeps no files on worker 0 of 1; operators with files: 'own'"
     ):
         Trial(filing()).files("rows")
 
@@ -215,11 +215,11 @@ def test_files_are_changed_where_a_cut_follows(where: str) -> None:
     [
         (
             "checkpoint",
-            r"checkpoint: DirectoryError: 'log' is to be changed in checkpoint\(\); files are changed",
+            r"checkpoint: DirectoryError: 'log' cannot be changed in checkpoint\(\); files may be",
         ),
         (
             "thread",
-            "process: DirectoryError: 'log' is to be changed on another thread than the operator's own",
+            "process: DirectoryError: 'log' cannot be changed on another thread than the operator's own",
         ),
     ],
 )
@@ -231,7 +231,7 @@ def test_files_are_not_changed_elsewhere(where: str, text: str) -> None:
 
 def test_closing_changes_no_files_and_says_so() -> None:
     trial = Trial(filing(Misused("close")))
-    with pytest.raises(Exception, match="is to be changed outside of the operator's methods"):
+    with pytest.raises(Exception, match="cannot be changed outside of the operator's methods"):
         trial.crash()
 
 
@@ -320,7 +320,7 @@ def test_a_disk_that_fails_takes_the_region_back_also_where_the_operator_goes_on
     assert told.value.wants_reset
     trial = Trial(filing(GoesOn()))
     with pytest.raises(
-        OperatorError, match="failed at a cut: cannot apply a recorded change to full"
+        OperatorError, match="failed at a checkpoint: cannot apply a recorded change to full"
     ) as told:
         trial.step({"rows": [full]}, checkpoint=True)
     assert told.value.wants_reset

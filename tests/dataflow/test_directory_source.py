@@ -141,8 +141,8 @@ def test_it_ends_when_its_end_is_there_and_all_is_read(tmp_path: Path) -> None:
         (lambda path: path.write_text("li"), "expected at least 10 bytes, found 2"),
         (lambda path: path.write_text("LINE\nline\nmore\n"), "expected 10 bytes with digest"),
         (lambda path: replace(path, "LINE\nline\nmore\n"), "expected 10 bytes with digest"),
-        (lambda path: path.unlink(), "read up to byte 10, is not there any more"),
-        (lambda path: path.rename(path.with_name("_old")), "is not there any more"),
+        (lambda path: path.unlink(), "read up to byte 10, does not exist any more"),
+        (lambda path: path.rename(path.with_name("_old")), "does not exist any more"),
     ],
 )
 def test_a_file_that_is_not_what_was_read_is_refused_by_name(

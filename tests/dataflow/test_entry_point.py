@@ -138,7 +138,7 @@ async def test_lines_that_cannot_be_taken_are_refused_by_number(monkeypatch: pyt
         said = await sent(port, b"x" * 101)
         assert said == ["error: line 1 has more than 100 bytes"]
         said = await sent(port, b"\xff\n")
-        assert said == ["error: after line 0 came one that is not UTF-8: invalid start byte"]
+        assert said == ["error: a line after line 0 is not UTF-8: invalid start byte"]
         assert await recorded(store) == []
         assert (await sent(port, b"good\n"))[-1] == "1"
 
@@ -157,7 +157,7 @@ async def test_of_one_name_the_entry_point_that_was_started_last_serves() -> Non
 @pytest.mark.trio
 async def test_an_address_that_others_reach_is_refused() -> None:
     async with memory_store() as servers, open_store(servers.url) as store:
-        with pytest.raises(SchemaError, match=r"an entry point at '0\.0\.0\.0' takes lines from anybody"):
+        with pytest.raises(SchemaError, match=r"an entry point at '0\.0\.0\.0' accepts lines from any"):
             await serve_lines(store, "app", "lines", "entry", host="0.0.0.0")
         async with entry_point(store, host="0.0.0.0", insecure=True) as port:
             assert await sent(port, b"one\n") == ["1"]

@@ -143,10 +143,10 @@ def test_blocks_of_several_versions_lie_side_by_side_until_all_is_written_anew()
     trial.go_on_with(graph_of(3))
     with pytest.raises(OperatorError) as caught:
         trial.go_on_with(graph_of(3, migrations=[MIGRATIONS[2]]))
-    assert "operator 'counts' failed at the state of cut 2: it holds a state of version 1" in str(
+    assert "operator 'counts' failed at the state of checkpoint 2: it holds a state of version 1" in str(
         caught.value
     )
-    assert "Migration(1, ...) again, as long as a retained cut needs it" in caught.value.remedy
+    assert "Migration(1, ...) again, as long as a retained checkpoint needs it" in caught.value.remedy
 
 
 def _file_graph(paths: list[Path], out: Path, version: int) -> Graph:

@@ -121,9 +121,7 @@ def test_what_cannot_be_shown_by_step_is_refused_before_anything_starts(tmp_path
     graph = Graph("g")
     lines = graph.source("lines", FileSource(tmp_path / "a"))
     lines.map("asked", lambda row: row["line"], deterministic=False).sink("shown", LogSink(publish="step"))
-    with pytest.raises(
-        GraphError, match="sink 'shown' shows its output by step, and 'asked' above it is not"
-    ):
+    with pytest.raises(GraphError, match="sink 'shown' publishes by step, and 'asked' above it is not"):
         graph.plan()
     lists = Graph("g")
     wide = lists.source("lines", FileSource(tmp_path / "a"))

@@ -66,7 +66,7 @@ def test_what_cannot_run_outside_of_a_region_is_refused_with_a_reason(tmp_path: 
     graph.source("lines", FileSource(tmp_path / "a")).sink("out", FileSink(tmp_path / "out"))
     said = refusal(graph)
     assert "source 'lines' is outside of any consistent region, and after a failure it would be read" in said
-    assert "sink 'out' is outside of any consistent region, and shows its output at cuts" in said
+    assert "sink 'out' is outside of any consistent region, and publishes its output at checkpoints" in said
 
 
 class GivesOn(UserOperator):
@@ -92,14 +92,14 @@ def test_logs_that_cannot_be_read_are_refused_with_a_reason() -> None:
     region_of(graph, "a", InputSource("x", WORDS)).sink("a_out", LogSink())
     region_of(graph, "b", LogSource("nothing", WORDS)).sink("b_out", LogSink())
     said = refusal(graph)
-    assert "source 'b' reads the log of sink 'nothing', and no LogSink of this graph is named so" in said
+    assert "source 'b' reads the log of sink 'nothing', and no LogSink of this graph has that name" in said
     alone = Graph("g")
     alone.source("a", LogSource("a_out", WORDS)).sink("a_out", LogSink())
     assert "in the same region: it would wait for itself" in refusal(alone)
     circle = Graph("g")
     region_of(circle, "a", LogSource("b_out", WORDS)).sink("a_out", LogSink())
     region_of(circle, "b", LogSource("a_out", WORDS)).sink("b_out", LogSink())
-    assert "regions app.a, app.b read each other's output in a circle" in refusal(circle)
+    assert "regions app.a, app.b read each other's output in a cycle" in refusal(circle)
 
 
 def test_edges_and_names_that_a_log_cannot_carry_are_refused() -> None:
@@ -114,8 +114,8 @@ def test_edges_and_names_that_a_log_cannot_carry_are_refused() -> None:
     region_of(named, "in", InputSource("x", WORDS)).sink("a.leaves", LogSink())
     region_of(named, "b", InputSource("y", WORDS)).sink("c", LogSink())
     said = refusal(named)
-    assert "names that end with '.leaves' are taken" in said
-    assert "'in' is that of inputs" in said
+    assert "names that end with '.leaves' are reserved" in said
+    assert "'.in' at the end is reserved for inputs" in said
 
 
 def test_the_shop_of_the_examples_is_two_regions_and_a_board() -> None:

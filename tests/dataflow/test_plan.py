@@ -80,7 +80,7 @@ def test_a_name_given_twice_is_refused_with_both_kinds() -> None:
     said = problems_of(
         node("x", OperatorKind.SOURCE), node("x", OperatorKind.MAP, 0), node("out", OperatorKind.SINK, 1)
     )
-    assert "'x' is given twice (a source and a map)" in said
+    assert "'x' is used twice (a source and a map)" in said
 
 
 def test_a_name_outside_the_grammar_is_refused() -> None:
@@ -98,7 +98,7 @@ def test_a_stream_that_goes_nowhere_is_refused() -> None:
     said = problems_of(
         node("lines", OperatorKind.SOURCE), node("m", OperatorKind.MAP, 0), node("out", OperatorKind.SINK, 0)
     )
-    assert "the output of map 'm' goes nowhere" in said
+    assert "the output of map 'm' is not used" in said
 
 
 def test_an_input_that_nobody_gives_is_refused_with_the_names_that_are_known() -> None:

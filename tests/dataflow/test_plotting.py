@@ -151,7 +151,7 @@ def test_a_graph_with_everything_is_drawn_whole(tmp_path: Path) -> None:
     texts = [one.text or "" for one in root.iter(f"{SVG}text")]
     titles = [
         *(f"region {n + 1}: {str(one.settings).partition(';')[0]}" for n, one in enumerate(choice.regions)),
-        "outside of any region: no cuts",
+        "outside of any region: no checkpoints",
     ]
     assert texts[: len(titles)] == titles
     lines_of = zip(texts[len(titles) :: 2], texts[len(titles) + 1 :: 2], strict=True)

@@ -144,13 +144,13 @@ def test_a_graph_explains_itself(tmp_path: Path, capsys: pytest.CaptureFixture[s
         == """\
 graph 'calls': 1 consistent region, 2 outside
 
-region 1 (NAME.records): a cut every 30 s; drain within 180 s, reset within 180 s, at most 5 resets in a row
+region 1 (NAME.records): checkpoint every 30 s; drain within 180 s, reset within 180 s, max 5 resets in a row
   start+end  records    source
              by_number  key_by from records
              calls      count from by_number
   end        bills      sink from calls, exactly-once
 
-outside of any region: without cuts; after a failure it begins anew, at the present
+outside of any region: no checkpoints; after a failure it starts again at the current input
              shown      map from records
              board      sink from shown, at-most-once
 """
@@ -175,11 +175,11 @@ def test_annotations_are_given_by_name_by_stream_or_on_the_function(tmp_path: Pa
     )
     graph.annotate("lines", consistent())
     with pytest.raises(
-        GraphError, match=r"'lines' is annotated as a cut as often as `run` says.* and as autonomous"
+        GraphError, match=r"'lines' is annotated as checkpoint at the interval of `run`.* and as autonomous"
     ):
         graph.annotate("lines", autonomous)
     graph.annotate("nobody", autonomous)
-    with pytest.raises(GraphError, match="annotated is 'nobody', which no operator is named"):
+    with pytest.raises(GraphError, match="annotations name unknown operators: 'nobody'"):
         graph.plan()
     with pytest.raises(GraphError, match=r"an annotation is consistent\(...\) or autonomous, not 5"):
         graph.annotate("lines", 5)  # type: ignore[arg-type]
@@ -223,5 +223,5 @@ def test_operators_trigger_cuts_where_a_source_can(tmp_path: Path, monkeypatch: 
     graph.annotate("lines", consistent(trigger="operator"))
     assert graph.plan().the_region().trigger == "operator"
     monkeypatch.setattr(FileSource, "can_trigger", False)
-    with pytest.raises(GraphError, match=r"needs a source that asks for cuts.* and 'lines' never will"):
+    with pytest.raises(GraphError, match=r"a source that requests checkpoints.* and 'lines' never does"):
         graph.plan().the_region()

@@ -96,4 +96,4 @@ def test_after_the_final_cut_nothing_is_produced() -> None:
     one.stage_done(1, 1)
     one.stage_done(2, 1)
     assert one.forget(1) == Barrier(3, final=True)
-    assert following(one, peers_at=9) == Wait("the final cut is taken")
+    assert following(one, peers_at=9) == Wait("the final checkpoint is taken")

@@ -63,16 +63,16 @@ def test_the_ddl_of_spark_is_understood() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "column name was expected"),
+        ("", "expected a column name"),
         ("word", "is no type"),
         ("word strin", "'strin' is no type"),
-        ("word string,", "column name was expected"),
+        ("word string,", "expected a column name"),
         ("word string n bigint", "comma or the end"),
-        ("a int, a int", "there twice: a"),
+        ("a int, a int", "duplicates: a"),
         ("_hash bigint", "reserved"),
         ("d decimal(50,2)", "outside 1..38"),
-        ("w string; drop", "cannot be read at character 8"),
-        ("a array<int", "'>' was expected"),
+        ("w string; drop", "cannot be parsed at character 8"),
+        ("a array<int", "expected '>'"),
     ],
 )
 def test_a_bad_schema_is_refused_with_the_place_and_an_example(text: str, words: str) -> None:

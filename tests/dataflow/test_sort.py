@@ -63,5 +63,5 @@ def test_columns_without_an_order_are_refused() -> None:
     rows = graph.source("rows", InputSource("rows", "at timestamp, tags array<string>"))
     timed = rows.event_time("timed", "at", lateness=timedelta(0))
     timed.sort("sorted", "at").sink("out", CallSink(print))
-    with pytest.raises(GraphError, match="sort 'sorted': rows of one time are ordered by all columns, and"):
+    with pytest.raises(GraphError, match="sort 'sorted': rows of equal time are ordered by all columns, and"):
         graph.plan()

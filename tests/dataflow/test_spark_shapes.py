@@ -222,7 +222,7 @@ def calls(method: str, *arguments: Any) -> Any:
         ({"function": calls("setTimeoutTimestamp", 5), "timeout": "NoTimeout"}, "needs timeoutConf"),
         ({"function": calls("update", (1, 2))}, "a state is a tuple of n, not of 2 values"),
         ({"function": calls("update", ("x",))}, "state 'n' is int64, and was set to str 'x'"),
-        ({"function": lambda *_: [pd.DataFrame({"n": [1]})]}, "DataFrames of key, n, and gave n"),
+        ({"function": lambda *_: [pd.DataFrame({"n": [1]})]}, "DataFrames of key, n, and returned n"),
         ({"function": lambda key, frames, state: [state.get]}, "the key has no state yet"),
     ],
 )  # fmt: skip

@@ -167,8 +167,8 @@ class LosesTheSecondBatch(Output):
     ("made", "said"),
     [
         (ShowsAgain, "doubled: "),
-        (ShowsAtPrepare, "shown too early: "),
-        (ShowsAtClose, "shown too early: "),
+        (ShowsAtPrepare, "visible too early: "),
+        (ShowsAtClose, "visible too early: "),
         (ForgetsUntilCommit, "'a crash between commit and its news': lost: "),
         (Overwrites, "lost: "),
         (LosesTheSecondBatch, "'nothing goes wrong': lost: "),
@@ -200,7 +200,7 @@ _prepare = Transactions.prepare
     ("method", "fault", "said"),
     [
         ("prepare", only_the_newest, "'two cuts are committed, and no news came': lost: "),
-        ("to_show", all_that_is_pending, "'the next cut is prepared before the news': shown too early"),
+        ("to_show", all_that_is_pending, "'the next cut is prepared before the news': visible too early"),
         ("left_over", everybodys, "'one that is left over begins late': "),
     ],
 )
@@ -234,7 +234,7 @@ def test_the_file_sink_shows_rows_early_and_takes_them_back(tmp_path: Path) -> N
     assert check_sink(files(tmp_path / "a"), early="taken back", zombies=False, runs=5)
     with pytest.raises(SinkCheckError, match="not taken back"):
         check_sink(files(tmp_path / "b", truncate=False), early="taken back", zombies=False, runs=0)
-    with pytest.raises(SinkCheckError, match="shown too early"):
+    with pytest.raises(SinkCheckError, match="visible too early"):
         check_sink(files(tmp_path / "c"), zombies=False, runs=0)
 
 

@@ -78,7 +78,7 @@ def test_an_operator_that_would_be_wrong_on_updates_names_itself_and_who_makes_t
         stream = stream.union("both", stream)
     REFUSING[kind](stream).sink("out", CallSink(print))
     with pytest.raises(
-        GraphError, match=f"{kind.value} 'refuses' takes .* aggregate 'running' above it gives updates"
+        GraphError, match=f"{kind.value} 'refuses' takes .* aggregate 'running' above it emits updates"
     ) as raised:
         graph.plan()
     assert "give 'running' a window" in str(raised.value), "the remedy"

@@ -212,7 +212,7 @@ def test_who_waits_for_event_time_must_get_it() -> None:
     timed = graph.source("more", InputSource("more", SCHEMA)).event_time("timed", "at", lateness=timedelta(1))
     both = timed.union("both", rows).key_by("by_key", "key")
     both.aggregate("made", Tumbling("at", timedelta(1)), n=Count()).sink("out", CallSink(print))
-    with pytest.raises(GraphError, match=r"window 'made' waits for event time, .* from source 'rows'; put"):
+    with pytest.raises(GraphError, match=r"window 'made' needs event time, .* from source 'rows'; put"):
         graph.plan()
 
 

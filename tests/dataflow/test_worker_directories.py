@@ -189,7 +189,7 @@ async def test_a_cut_that_says_nothing_of_a_directory_is_refused_by_the_operator
             pass
     error = first_error(told.value)
     assert isinstance(error, ManifestError)
-    assert "no position of the files of operator 'own'" in str(error)
+    assert "no position for the files of operator 'own'" in str(error)
 
 
 @pytest.mark.trio
@@ -213,7 +213,7 @@ async def test_an_operator_that_is_superseded_is_let_go_when_it_waits_for_room(t
         outer.start_soon(trio.to_thread.run_sync, write)
         await wait_all_tasks_blocked(0.01)
         assert not failed
-    assert "of an incarnation that is over" in str(failed[0])
+    assert "to an incarnation that has ended" in str(failed[0])
 
 
 @pytest.mark.trio
