@@ -44,13 +44,14 @@ CutNumber = Annotated[
 
 @app.command()
 def ls(url: StoreUrl, name: RegionName, as_json: AsJson = False, token_file: TokenFile = None) -> None:
-    """List the committed checkpoints of a region, oldest first: step, time, size of the workers' state, phases.
+    """List the committed checkpoints of a region, oldest first: step, time, size of the workers' state,
+    phases.
 
-    A checkpoint is retained, and can be restored, or released: the region keeps its last ones (`retain`) and those
-    that are pinned (`dos region savepoint`), and what only others needed is deleted. A long manifest begins anew
-    with those retained; earlier ones are not listed then. "state" is how much each worker ever wrote to its
-    state chain up to the checkpoint. A last line says when a later checkpoint may be committed that a take-over, which did
-    not complete, keeps from being proved ("unproved" in JSON, "" otherwise).
+    A checkpoint is retained, and can be restored, or released: the region keeps its last ones (`retain`) and
+    those that are pinned (`dos region savepoint`), and what only others needed is deleted. A long manifest
+    begins anew with those retained; earlier ones are not listed then. "state" is how much each worker ever
+    wrote to its state chain up to the checkpoint. A last line says when a later checkpoint may be committed
+    that a take-over, which did not complete, keeps from being proved ("unproved" in JSON, "" otherwise).
 
     Example: dos checkpoint ls dos://h1,h2,h3 wordcount
 
@@ -120,7 +121,8 @@ def show(
     as_json: AsJson = False,
     token_file: TokenFile = None,
 ) -> None:
-    """Show one checkpoint in full: positions of each worker, of each source's splits, sinks, layout, operators.
+    """Show one checkpoint in full: positions of each worker, of each source's splits, sinks, layout,
+    operators.
 
     Example: dos checkpoint show dos://h1,h2,h3 wordcount
 
@@ -137,7 +139,8 @@ def show(
         print_json(found)
         return
     print(
-        f"checkpoint {found['checkpoint']} of region {name}: step {found['step']}, incarnation {found['incarnation']},"
+        f"checkpoint {found['checkpoint']} of region {name}: step {found['step']}, incarnation"
+        f" {found['incarnation']},"
         f" {clock_text(found['timeMs'])}{', by ' + found['driver'] if found['driver'] else ''}"
     )
     note = _note(found) or "not final"
@@ -216,10 +219,11 @@ def diff(
     as_json: AsJson = False,
     token_file: TokenFile = None,
 ) -> None:
-    """Show what lies between two checkpoints: how far each split advanced, what was written, how many keys changed.
+    """Show what lies between two checkpoints: how far each split advanced, what was written, how many keys
+    changed.
 
-    Counting keys reads all state blocks from each worker's last snapshot on, for which both checkpoints must be
-    retained; --no-keys does without, and without pyarrow. A number is negative when the region went back
+    Counting keys reads all state blocks from each worker's last snapshot on, for which both checkpoints must
+    be retained; --no-keys does without, and without pyarrow. A number is negative when the region went back
     between the two.
 
     Example: dos checkpoint diff dos://h1,h2,h3 wordcount

@@ -35,8 +35,8 @@ from dos_client.cli.support import AsJson, TokenFile, fail, fill_help, print_jso
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Ask a running region for its status, a checkpoint, a reset, a pause or its end, from wherever its store is"
-    " reached."
+    help="Ask a running region for its status, a checkpoint, a reset, a pause or its end, from any machine"
+    " that reaches its store."
     "\n\nExample: dos region status dos://h1,h2,h3 wordcount",
 )
 
@@ -140,8 +140,8 @@ def reset(
     as_json: AsJson = False,
     token_file: TokenFile = None,
 ) -> None:
-    """Have the region go back to its last committed checkpoint, as after the loss of a worker, and wait until it
-    runs.
+    """Have the region go back to its last committed checkpoint, as after the loss of a worker, and wait until
+    it runs.
 
     Spends none of the region's reset attempts. What was read since that checkpoint is read again.
 
@@ -172,8 +172,8 @@ def pause(
     as_json: AsJson = False,
     token_file: TokenFile = None,
 ) -> None:
-    """Have the region take no input, and wait until all that it took is in a checkpoint. Workers stay, and hold what
-    they have; `dos region resume` lets them go on. A region that is started anew is not paused.
+    """Have the region take no input, and wait until all that it took is in a checkpoint. Workers stay, and
+    hold what they have; `dos region resume` lets them go on. A region that is started anew is not paused.
 
     Example: dos region pause dos://h1,h2,h3 wordcount
 
@@ -215,7 +215,8 @@ def stop(
     as_json: AsJson = False,
     token_file: TokenFile = None,
 ) -> None:
-    """Stop the region: a last checkpoint, then its workers end. The next `run` of that name goes on from the checkpoint.
+    """Stop the region: a last checkpoint, then its workers end. The next `run` of that name goes on from the
+    checkpoint.
 
     Example: dos region stop dos://h1,h2,h3 wordcount
 
@@ -281,7 +282,8 @@ def _print_last_cut(view: ManifestView) -> None:
         return
     by = f" by {last.driver}" if last.driver else ""
     print(
-        f"region {view.region}: last checkpoint {last.cut}{' (final)' if last.final else ''} at step {last.step},"
+        f"region {view.region}: last checkpoint {last.cut}{' (final)' if last.final else ''} at step"
+        f" {last.step},"
         f" {ago_text(last.wall_time_ms, _now_ms())} ({clock_text(last.wall_time_ms)}){by},"
         f" incarnation {last.incarnation}; claimed with epoch {view.epoch}"
     )
@@ -347,9 +349,9 @@ def _print_status(answer: Answer) -> None:
     if progress:
         rate = progress["inputRowsPerSecond"]
         print(
-            f"checkpoint {progress['checkpoint']}: {progress['numInputRows']} rows in, {progress['numOutputRows']} out"
-            f"{'' if rate is None else f', {rate:.0f} rows/s in'}; {1000 * progress['checkpointSeconds']:.0f} ms:"
-            f" {seconds_text(progress['phaseSeconds'])}"
+            f"checkpoint {progress['checkpoint']}: {progress['numInputRows']} rows in,"
+            f" {progress['numOutputRows']} out{'' if rate is None else f', {rate:.0f} rows/s in'};"
+            f" {1000 * progress['checkpointSeconds']:.0f} ms: {seconds_text(progress['phaseSeconds'])}"
         )
     for one in found.get("resets", [])[-3:]:
         how = f"in {one['seconds']:.1f} s, incarnation {one['incarnation']}: {one['reason']}"

@@ -3,6 +3,7 @@
 Arguments in, text or JSON out. The rules of savepoints are in `core/savepoints.py`.
 """
 
+import functools
 from typing import Annotated, Any
 
 import trio
@@ -83,41 +84,56 @@ def savepoint(
         which = f"savepoint {savepoint_name} of checkpoint {result.get('checkpoint')}"
         return f"{which} is {'dropped' if drop else 'created'}"
 
-    async def ask(store: Store) -> Reply:
-        await read_manifest(store, name)
-        try:
-            return await RequestClient(store, name).ask(
-                "unpin" if drop else "pin",
-                patience_s=timeout,
-                wait_s=wait,
-                accepted=accepted(as_json),
-                name=savepoint_name,
-                cut=checkpoint,
-            )
-        except NoAnswerError as silence:
-            fail(f"{silence}. If the region does not run, pass --stopped", NEGATIVE)
-
-    async def stand_in(store: Store) -> int:
-        await read_manifest(store, name)
-        try:
-            with trio.fail_after(wait):
-                return await savepoint_stopped(
-                    StoreHost(store), name, savepoint_name, checkpoint, on=not drop
-                )
-        except (SavepointRefusedError, RegionFencedError, FencedError) as error:
-            fail(str(error), NEGATIVE)
-        except trio.TooSlowError:
-            fail(
-                f"not done within {wait:g} s, but it may have been done since: `dos checkpoint ls` lists the"
-                " savepoints, `dos store status` the members that are unavailable",
-                NEGATIVE,
-            )
-
     if not stopped:
-        end(in_store(url, token_file, ask), as_json, text)
+        work = functools.partial(_ask, name, savepoint_name, checkpoint, drop, timeout, wait, as_json)
+        end(in_store(url, token_file, work), as_json, text)
         return
+    stand_in = functools.partial(_stand_in, name, savepoint_name, checkpoint, drop, wait)
     done = in_store(url, token_file, stand_in)
     if as_json:
         print_json({"name": name, "savepoint": savepoint_name, "checkpoint": done, "stopped": True})
     else:
         print(text({"checkpoint": done}))
+
+
+async def _ask(
+    name: str,
+    savepoint_name: str,
+    checkpoint: int,
+    drop: bool,
+    timeout_s: float,
+    wait_s: float,
+    as_json: bool,
+    store: Store,
+) -> Reply:
+    """Send the request to the driver of a running region. Stored requests are named pin and unpin."""
+    await read_manifest(store, name)
+    try:
+        return await RequestClient(store, name).ask(
+            "unpin" if drop else "pin",
+            patience_s=timeout_s,
+            wait_s=wait_s,
+            accepted=accepted(as_json),
+            name=savepoint_name,
+            cut=checkpoint,
+        )
+    except NoAnswerError as silence:
+        fail(f"{silence}. If the region does not run, pass --stopped", NEGATIVE)
+
+
+async def _stand_in(
+    name: str, savepoint_name: str, checkpoint: int, drop: bool, wait_s: float, store: Store
+) -> int:
+    """Act as the driver of a stopped region; return the number of the savepoint's checkpoint."""
+    await read_manifest(store, name)
+    try:
+        with trio.fail_after(wait_s):
+            return await savepoint_stopped(StoreHost(store), name, savepoint_name, checkpoint, on=not drop)
+    except (SavepointRefusedError, RegionFencedError, FencedError) as error:
+        fail(str(error), NEGATIVE)
+    except trio.TooSlowError:
+        fail(
+            f"not done within {wait_s:g} s, but it may have been done since: `dos checkpoint ls` lists the"
+            " savepoints, `dos store status` the members that are unavailable",
+            NEGATIVE,
+        )

@@ -1,7 +1,7 @@
 """What the commands on regions share: arguments with completion, the store, tables.
 
-Exit codes are those of every `dos` command: 0 done; 1 a negative answer (no such region or checkpoint, refused,
-nobody answered); 2 usage; 3 the store cannot be reached, or too few of its members.
+Exit codes are those of every `dos` command: 0 done; 1 a negative answer (no such region or checkpoint,
+refused, nobody answered); 2 usage; 3 the store cannot be reached, or too few of its members.
 """
 
 import functools
@@ -118,7 +118,8 @@ def cut_of(view: ManifestView, number: int | None, *, back: int = 0) -> Cut:
     if number is None:
         if len(numbers) <= back:
             fail(
-                f"the manifest of region {view.region} shows {len(numbers)} checkpoints, {back + 1} are needed",
+                f"the manifest of region {view.region} shows {len(numbers)} checkpoints, {back + 1}"
+                " are needed",
                 NEGATIVE,
             )
         return view.cuts[-1 - back]
@@ -154,7 +155,9 @@ def seconds_text(phases: dict[str, float]) -> str:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, title: str = "") -> None:
-    """A table as wide as the terminal; without one, no cell is truncated. Columns named `#...` are numbers."""
+    """A table as wide as the terminal; without one, no cell is truncated. Columns named `#...` are
+    numbers.
+    """
     table = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left", pad_edge=False)
     for column in columns:
         number = column.startswith("#")

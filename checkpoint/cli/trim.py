@@ -1,7 +1,8 @@
 """`dos region trim`: what no retained checkpoint of a region needs, and taking it away.
 
-Rules of this file: arguments in, text or JSON out. What is garbage is said by `checkpoint/maintenance/trimming.py`; while
-a region runs it is deleted by its own workers, which hold the claims, when a checkpoint tells them the floors.
+Rules of this file: arguments in, text or JSON out. What is garbage is said by
+`checkpoint/maintenance/trimming.py`; while a region runs it is deleted by its own workers, which hold the
+claims, when a checkpoint tells them the floors.
 """
 
 from typing import Annotated, Any
@@ -42,11 +43,14 @@ def trim(
     as_json: AsJson = False,
     token_file: TokenFile = None,
 ) -> None:
-    """Show what the region's journals hold that no retained and no savepoint's checkpoint needs; with --apply, delete it.
+    """Show what the region's journals hold that no retained and no savepoint's checkpoint needs; with
+    --apply, delete it.
 
-    A region that runs does this by itself, with every checkpoint; there --apply asks it for a checkpoint, which tells its
-    workers, and waits until they have deleted. Only segments go that the manifest proves to be needed by
-    nothing: never above the floor of the oldest retained or savepoint's checkpoint. Space comes back segment by segment.
+    A region that runs does this by itself, with every checkpoint; there --apply asks it for a checkpoint,
+    which tells its workers, and waits until they have deleted. Only segments go that the manifest proves to
+    be needed by
+    nothing: never above the floor of the oldest retained or savepoint's checkpoint. Space comes back segment
+    by segment.
 
     Example: dos region trim dos://h1,h2,h3 wordcount
 

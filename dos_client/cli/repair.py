@@ -81,7 +81,7 @@ def repair(
 
     A copy is only ever lengthened, or replaced when the other members prove that nothing acknowledged is
     in it; everything else is refused, with the reason. The server keeps an old copy aside, as a file
-    `.broken.OBJECT.N` in its data directory. Exit code 0 when nothing is left to mend, 1 when something is,
+    `.broken.OBJECT.N` in its data directory. Exit code 0 when nothing is left to repair, 1 when something is,
     3 when too few members are there.
 
     Example: dos store repair dos://127.0.0.1:9001,127.0.0.1:9002,127.0.0.1:9003 --dry-run
@@ -160,7 +160,7 @@ def recover(
 
 
 def _repair_text(now: RepairProgress) -> str:
-    return f"{now.directories_done} of {now.directories} directories, {now.repaired} copies mended"
+    return f"{now.directories_done} of {now.directories} directories, {now.repaired} copies repaired"
 
 
 def repair_json(report: RepairReport) -> dict[str, Any]:
@@ -199,7 +199,7 @@ def _print_repairs(report: RepairReport) -> None:
     print(
         f"{report.objects} objects in {report.directories} directories on"
         f" {report.members - len(report.away)} of {report.members} members:"
-        f" {repaired} copies mended, {left} left to mend"
+        f" {repaired} copies repaired, {left} left to repair"
     )
 
 

@@ -44,7 +44,8 @@ At = Annotated[
         metavar="X",
         autocompletion=complete_moment,
         help="As of when: a logical offset (4096), a time (time:2026-11-22T03:00, local unless it says "
-        "otherwise), how long ago (-90s, -10m, -1h, -2d), or a cut (checkpoint:7, or step:41 for the cut of that "
+        "otherwise), how long ago (-90s, -10m, -1h, -2d), or a cut (checkpoint:7, or step:41 for the"
+        " cut of that "
         "step). Default: the journal's end.",
         show_default=False,
     ),
@@ -177,7 +178,8 @@ def diff(
         typer.Argument(
             metavar="X",
             autocompletion=complete_moment,
-            help="A moment, as --at of other commands: 4096, time:2026-11-22T03:00, -1h, checkpoint:7, step:41.",
+            help="A moment, as --at of other commands: 4096, time:2026-11-22T03:00, -1h, checkpoint:7,"
+            " step:41.",
         ),
     ],
     after: Annotated[
