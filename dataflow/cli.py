@@ -8,39 +8,35 @@ codes are those of every `dos` command: 0 done, also when stopped by SIGTERM or 
 import re
 import signal
 import socket
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Final
 
 import trio
 import typer
 
 from checkpoint.chains.input_log import close_input
-from checkpoint.cli.support import StoreUrl
+from checkpoint.cli.arguments import Application, Handle, check_input_names
 from checkpoint.cli.sweep import sweep
-from checkpoint.core.inputs import check_input_name
 from checkpoint.errors import InputClosedError
 from dataflow.entry_point import serve_lines
-from dataflow.worker.failures import first_error
-from dos_client import BadUrlError, Store, open_store, parse_url
-from dos_client.cli.support import (
-    NEGATIVE,
+from dos_client import Store
+from dos_client.cli.kit import (
     REFUSED,
     AsJson,
+    StoreUrl,
     TokenFile,
     fail,
     fill_help,
-    print_json,
-    read_token,
-    run,
+    in_store,
+    print_result,
+    warn,
 )
 from dos_protocol.addresses import address_text, is_loopback, parse_listen
-from dos_protocol.errors import BadNameError, FencedError
-from dos_protocol.names import check_name
+from dos_protocol.errors import FencedError
 
+_NEGATIVE_ANSWERS: Final = (FencedError, InputClosedError)
 _PATIENCE_S: Final = 3.0
 """Whoever waits for the store is told so after this."""
 
@@ -51,12 +47,6 @@ app = typer.Typer(
     " its writers."
     "\n\nExample: dos input serve dos://h1,h2,h3 shop lines --listen 127.0.0.1:7777",
 )
-Application = Annotated[
-    str, typer.Argument(help="The application's name, as `run` is given it.", metavar="APPLICATION")
-]
-Handle = Annotated[
-    str, typer.Argument(help="The input, as InputSource(HANDLE, ENTRY_SCHEMA) names it.", metavar="HANDLE")
-]
 
 
 @dataclass(slots=True)
@@ -130,12 +120,10 @@ def serve(
             entry, partial(_announce, host, application, handle, producer, as_json=as_json), listen
         )
 
-    _check_names(application, handle, producer)
-    _in_store(url, token_file, work)
-    if as_json:
-        print_json({"stopped": True, "lines": counted.lines})
-    else:
-        print(f"dos: stopped; lines recorded: {counted.lines}", flush=True)
+    check_input_names(application, handle, producer)
+    in_store(url, token_file, work, negative=_NEGATIVE_ANSWERS)
+    text = f"dos: stopped; lines recorded: {counted.lines}"
+    print_result({"stopped": True, "lines": counted.lines}, text, as_json=as_json)
 
 
 @app.command()
@@ -153,48 +141,16 @@ def close(
 
     Exit codes: 0 closed, also when it was already; 2 usage; 3 the store cannot be reached.
     """
-    _check_names(application, handle)
-    _in_store(url, token_file, lambda store: close_input(store, application, handle))
-    if as_json:
-        print_json({"application": application, "handle": handle, "closed": True})
-    else:
-        print(f"dos: input {handle} of {application} is closed", flush=True)
+    check_input_names(application, handle)
+    in_store(
+        url, token_file, lambda store: close_input(store, application, handle), negative=_NEGATIVE_ANSWERS
+    )
+    found = {"application": application, "handle": handle, "closed": True}
+    print_result(found, f"dos: input {handle} of {application} is closed", as_json=as_json)
 
 
 def _own_name() -> str:
     return "entry-" + re.sub(r"[^A-Za-z0-9-]+", "-", socket.gethostname())
-
-
-def _check_names(application: str, *others: str) -> None:
-    try:
-        check_name(application)
-        for name in others:
-            check_input_name("an input or entry point", name)
-    except BadNameError as error:
-        fail(str(error), REFUSED)
-
-
-def _in_store(url: str, token_file: Path | None, work: Callable[[Store], Awaitable[object]]) -> None:
-    try:
-        if parse_url(url).directory is not None:
-            fail(f"{url} names a directory: give the store alone, and the application after it", REFUSED)
-    except BadUrlError as error:
-        fail(str(error), REFUSED)
-
-    async def opened() -> None:
-        try:
-            async with open_store(url, token=read_token(token_file), client="dos") as store:
-                await work(store)
-        except ExceptionGroup as group:
-            raise first_error(group) from None
-
-    async def told() -> None:
-        try:
-            await opened()
-        except (FencedError, InputClosedError) as error:
-            fail(str(error), NEGATIVE)
-
-    run(told)
 
 
 async def _until_signal(
@@ -223,16 +179,15 @@ async def _say_that_it_waits(started: trio.Event) -> None:
     with trio.move_on_after(_PATIENCE_S):
         await started.wait()
         return
-    print("dos: waiting for the store; `dos store status` says who is away", file=sys.stderr, flush=True)
+    warn("waiting for the store; `dos store status` lists the members that are unavailable")
 
 
 def _announce(host: str, application: str, handle: str, producer: str, port: int, *, as_json: bool) -> None:
     """One line, once it listens; programs that start an entry point wait for it."""
     address = address_text(host, port)
-    if as_json:
-        print_json({"address": address, "application": application, "handle": handle, "name": producer})
-    else:
-        print(f"dos: lines to {address} go to input {handle} of {application}, from {producer}", flush=True)
+    found = {"address": address, "application": application, "handle": handle, "name": producer}
+    text = f"dos: lines to {address} go to input {handle} of {application}, from {producer}"
+    print_result(found, text, as_json=as_json)
 
 
 app.command()(sweep)

@@ -41,12 +41,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 _OURS = ("checkpoint", "dataflow", "dos_client", "dos_protocol", "dos_server", "journal")
 
-LENT: dict[str, tuple[str, str, str, str]] = {
-    "journal": ("journal.inspecting", "offline", "dos_server.offline.reading", "DataDirectory"),
-}
-"""name -> (module, attribute of it, module that lends it, its name there): what a command uses of a package
-that its own may not import."""
-
 
 class _NotLoaded(typer_core.TyperCommand):
     """Stands for a command in listings, where only its name and its line are wanted."""
@@ -63,9 +57,9 @@ def load_command(name: str) -> Any:
             raise
         print(f"dos: {name} needs {error.name}: pip install 'dos-journal[spark]'", file=sys.stderr)
         raise SystemExit(2) from None
-    if name in LENT:
-        borrower, attribute, lender, lent = LENT[name]
-        setattr(importlib.import_module(borrower), attribute, getattr(importlib.import_module(lender), lent))
+    if name == "journal":  # it also reads data directories, and `journal` may not import `dos_server`
+        opener = importlib.import_module("dos_server.offline.reading").DataDirectory
+        importlib.import_module("journal.inspecting").read_data_directories_with(opener)
     app = getattr(module, "app", None)
     if not isinstance(app, typer.Typer):
         single = typer.Typer(add_completion=False)

@@ -15,20 +15,10 @@ from typing import Annotated
 import trio
 import typer
 
+from dos_client.cli.kit import NEGATIVE, NOTHING_FOUND, REFUSED, AsJson, TokenFile, fail, read_token, warn
+from dos_client.cli.progress import bar_of
 from journal.archive.cli import archive
-from journal.cli_support import (
-    FAULT,
-    NOTHING_FOUND,
-    USAGE,
-    AsJson,
-    Target,
-    TokenFile,
-    journal_file,
-    progress_of,
-    refuse,
-    refusing,
-    token_of,
-)
+from journal.cli_arguments import Target, journal_errors, journal_file
 from journal.core import rendering
 from journal.core.inspection import Located
 from journal.core.rendering import fault_text
@@ -107,7 +97,7 @@ def dump(
     that was asked for is missing, 2 usage or no such journal, 3 the store cannot be reached.
     """
     if as_json and v0_style:
-        refuse("--json and --v0-style are two ways to show the same: say one of them", USAGE)
+        fail("--json and --v0-style are two ways to show the same: say one of them", REFUSED)
     render = rendering.as_original if v0_style else _render(as_json=as_json, full=full)
     _show(target, dumper(sys.stdout.write, render, begin=begin, end=end), token_file, history=history)
 
@@ -147,7 +137,7 @@ def grep(
     history that was asked for is missing, 2 usage or no such journal, 3 the store cannot be reached, 4
     nothing was found.
     """
-    with refusing():
+    with journal_errors():
         search = RecordFilter(pattern, _operation(op))
     show = dumper(sys.stdout.write, _render(as_json=as_json, full=full), wanted=search)
     _show(target, show, token_file, history=history)
@@ -182,10 +172,9 @@ def verify(
     store cannot be reached.
     """
     outcome = _inspect(target, accept, token_file, history=history)
-    sys.stdout.write((verdict_json(outcome) if as_json else verdict_text(outcome)) + "\n")
-    sys.stdout.flush()
+    print(verdict_json(outcome) if as_json else verdict_text(outcome), flush=True)
     if outcome.fault is not None or outcome.not_verified:
-        raise typer.Exit(FAULT)
+        raise typer.Exit(NEGATIVE)
 
 
 @app.command()
@@ -214,12 +203,11 @@ def follow(
     render = _render(as_json=as_json, full=full)
 
     def show(located: Located) -> None:
-        sys.stdout.write(render(located) + "\n")
-        sys.stdout.flush()
+        print(render(located), flush=True)
 
-    with refusing():
+    with journal_errors():
         if is_url(target):
-            trio.run(follow_chain, target, token_of(token_file), begin, show)
+            trio.run(follow_chain, target, read_token(token_file), begin, show)
         else:
             trio.run(follow_file, journal_file(target), begin, show)
 
@@ -259,12 +247,12 @@ def timeline(
     missing, 2 usage or no such journal, 3 the store cannot be reached.
     """
     if plot is not None:
-        with refusing():
+        with journal_errors():
             check_drawable(plot)
     found = Timeline()
     outcome = _inspect(target, timeline_of(found), token_file, history=history)
     if plot is not None:
-        with refusing():
+        with journal_errors():
             draw_timeline(found, target, plot)
         _say_fault(outcome)
         return
@@ -272,7 +260,7 @@ def timeline(
     text = (
         timeline_json(found, lines=lines) if as_json else timeline_text(found, lines=lines, columns=columns)
     )
-    sys.stdout.write(text + "\n")
+    print(text)
     _say_fault(outcome)
 
 
@@ -303,11 +291,10 @@ def status(
     Exit codes: 0 done, 1 a fault was found, 2 usage or no such chain, 3 the store cannot be reached.
     """
     if not is_url(url):
-        refuse(f"{url} is no chain: a recovery reads a journal file whole; `dos journal verify` does", USAGE)
-    with refusing(), progress_of(url, quiet=False) as progress:
-        found = trio.run(chain_status, url, token_of(token_file), progress)
-    sys.stdout.write((status_json(found) if as_json else found.as_text()) + "\n")
-    sys.stdout.flush()
+        fail(f"{url} is no chain: a recovery reads a journal file whole; `dos journal verify` does", REFUSED)
+    with journal_errors(), bar_of(url) as progress:
+        found = trio.run(chain_status, url, read_token(token_file), progress)
+    print(status_json(found) if as_json else found.as_text(), flush=True)
 
 
 def _render(*, as_json: bool, full: bool) -> Callable[[Located], str]:
@@ -336,26 +323,26 @@ def _say_fault(outcome: InspectionOutcome) -> None:
     """Say what is wrong, or was not shown. Data that are wrong or not there end the command."""
     sys.stdout.flush()
     for text in outcome.not_verified:
-        sys.stderr.write(f"dos journal: {text}\n")
+        warn(text)
     if outcome.fault is not None:
         sys.stderr.write(f"fault in {outcome.target}\n{fault_text(outcome.fault, outcome.base)}\n")
     if outcome.fault is not None or outcome.missing:
-        raise typer.Exit(FAULT)
+        raise typer.Exit(NEGATIVE)
 
 
 def _inspect(
     target: str, consume: Consumer, token_file: Path | None, *, history: bool, quiet: bool = False
 ) -> InspectionOutcome:
     """Read the target, with progress on a terminal. Ends the command if it cannot be read at all."""
-    with refusing(), progress_of(target, quiet=quiet) as progress:
+    with journal_errors(), bar_of(target, quiet=quiet) as progress:
         if not is_url(target):
             return inspect_file(journal_file(target), consume, progress)
         read = functools.partial(
-            inspect_url, target, token_of(token_file), consume, progress, history=history
+            inspect_url, target, read_token(token_file), consume, progress, history=history
         )
         outcome = trio.run(read)
     if outcome.gone:
-        sys.stderr.write(f"dos journal: {outcome.gone}\n")
+        warn(outcome.gone)
     return outcome
 
 

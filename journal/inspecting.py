@@ -83,10 +83,16 @@ class InspectionOutcome:
 DAMAGE: Final = CorruptDataError, LostBytesError, CorruptError, PoisonedError, DamagedMembersError
 """Errors that say that the data are wrong, or not all there. All others only keep us from seeing them."""
 _NAMES_TOLD_MAX: Final = 10
-offline: Callable[[Path], AbstractContextManager[StorePort]] | None = None
-"""What opens the data directory of a server that does not run. The command lends it, because nothing here may
-know a server's files. Raises LocalProtocolError beside a running server.
-"""
+OpenDataDirectory = Callable[[Path], AbstractContextManager[StorePort]]
+"""Opens the data directory of a server that does not run. Raises LocalProtocolError if the server runs."""
+_data_directory_openers: list[OpenDataDirectory] = []
+
+
+def read_data_directories_with(opener: OpenDataDirectory) -> None:
+    """Set the function that opens data directories. It is passed in because `journal` may not import
+    `dos_server`, which knows their files.
+    """
+    _data_directory_openers[:] = [opener]
 
 
 class InDataDirectory(NamedTuple):
@@ -163,9 +169,9 @@ async def found_in_store(url: str, token: bytes) -> AsyncIterator[tuple[StorePor
     name; None if there is no such object: then the name is that of a chain. Of an archive, the same.
     """
     if (place := in_data_directory(url)) is not None:
-        if offline is None:
+        if not _data_directory_openers:
             raise LocalProtocolError(f"{place.root} is a data directory: `dos journal` reads these")
-        with offline(place.root) as disk:
+        with _data_directory_openers[0](place.root) as disk:
             view = await disk.look(place.directory)
             _refuse_unknown(view, place.directory, place.name)
             found = [objects[place.name].synced for objects in view.answers.values() if place.name in objects]

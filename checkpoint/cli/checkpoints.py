@@ -1,6 +1,6 @@
 """`dos checkpoint`: the committed checkpoints of a region, from its manifest. Claims nothing, asks no driver.
 
-Rules of this file: arguments in, text or JSON out. Exit codes are in `support`.
+Rules of this file: arguments in, text or JSON out. Exit codes are in `dos_client.cli.kit`.
 """
 
 from collections.abc import Awaitable, Callable
@@ -9,21 +9,21 @@ from typing import Annotated, Any
 import typer
 
 from checkpoint.chains.manifest_reading import read_manifest
-from checkpoint.cli.support import (
-    RegionName,
-    StoreUrl,
-    clock_text,
-    complete_cut,
-    count_text,
-    cut_of,
-    in_store,
-    print_table,
-    seconds_text,
-)
+from checkpoint.cli.arguments import RegionName, checkpoint_of, complete_checkpoint, in_store
 from checkpoint.core.cut_views import cut_diff, cut_full, cut_row
 from checkpoint.core.manifest import Cut
 from dos_client import Store
-from dos_client.cli.support import AsJson, TokenFile, fill_help, print_json
+from dos_client.cli.kit import (
+    AsJson,
+    StoreUrl,
+    TokenFile,
+    clock_text,
+    count_text,
+    fill_help,
+    print_json,
+    print_table,
+    seconds_text,
+)
 from dos_protocol.errors import DosError
 
 app = typer.Typer(
@@ -36,7 +36,7 @@ CutNumber = Annotated[
     int | None,
     typer.Argument(
         help="Number of a checkpoint; the last one unless given.",
-        autocompletion=complete_cut,
+        autocompletion=complete_checkpoint,
         metavar="CHECKPOINT",
     ),
 ]
@@ -132,7 +132,7 @@ def show(
     """
 
     async def work(store: Store) -> Cut:
-        return cut_of(await read_manifest(store, name), cut)
+        return checkpoint_of(await read_manifest(store, name), cut)
 
     found = cut_full(in_store(url, token_file, work))
     if as_json:
@@ -201,7 +201,7 @@ def diff(
         int | None,
         typer.Argument(
             help="The checkpoint to begin from; the last but one unless given.",
-            autocompletion=complete_cut,
+            autocompletion=complete_checkpoint,
             metavar="CHECKPOINT",
         ),
     ] = None,
@@ -209,7 +209,7 @@ def diff(
         int | None,
         typer.Argument(
             help="The checkpoint to compare with; the last one unless given.",
-            autocompletion=complete_cut,
+            autocompletion=complete_checkpoint,
             metavar="CHECKPOINT",
         ),
     ] = None,
@@ -235,8 +235,8 @@ def diff(
 
     async def work(store: Store) -> dict[str, Any]:
         view = await read_manifest(store, name)
-        before = cut_of(view, first, back=1 if first is None else 0)
-        after = cut_of(view, second)
+        before = checkpoint_of(view, first, back=1 if first is None else 0)
+        after = checkpoint_of(view, second)
         found = cut_diff(before, after)
         changed = _state_reader() if keys else None
         if changed is not None:  # the blocks of the checkpoint that was released may be gone

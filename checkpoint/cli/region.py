@@ -12,25 +12,28 @@ import typer
 from checkpoint import limits
 from checkpoint.chains.manifest_reading import ManifestView, read_manifest
 from checkpoint.cli import savepoints, trim
-from checkpoint.cli.requests import Incarnation, Timeout, Wait, accepted, end
-from checkpoint.cli.support import (
-    NEGATIVE,
-    RegionName,
-    StoreUrl,
-    ago_text,
-    clock_text,
-    count_text,
-    in_store,
-    print_table,
-    seconds_text,
-)
+from checkpoint.cli.arguments import RegionName, Timeout, in_store
+from checkpoint.cli.requests import add_request_commands
 from checkpoint.core.cut_views import cut_row
 from checkpoint.core.dropped import dropped_text
 from checkpoint.core.request_records import Answer
 from checkpoint.errors import NoAnswerError
 from checkpoint.requests.client import Reply, RequestClient
 from dos_client import Store
-from dos_client.cli.support import AsJson, TokenFile, fail, fill_help, print_json
+from dos_client.cli.kit import (
+    NEGATIVE,
+    AsJson,
+    StoreUrl,
+    TokenFile,
+    ago_text,
+    clock_text,
+    count_text,
+    fail,
+    fill_help,
+    print_json,
+    print_table,
+    seconds_text,
+)
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -86,170 +89,6 @@ def status(
         fail(f"{silence}. {_hint(view)}", NEGATIVE)
     if reply is not None and reply.answer.verdict != "done":
         fail(f"{reply.answer.verdict}: {reply.answer.reason}", NEGATIVE)
-
-
-@app.command()
-def checkpoint(
-    url: StoreUrl,
-    name: RegionName,
-    incarnation: Incarnation = 0,
-    timeout: Timeout = limits.request_patience_s,
-    wait: Wait = limits.drain_timeout_s,
-    as_json: AsJson = False,
-    token_file: TokenFile = None,
-) -> None:
-    """Have a checkpoint committed now, and wait until it is. All that was read before the request is in it.
-
-    Example: dos region checkpoint dos://h1,h2,h3 wordcount
-
-    Exit codes: 0 committed, and the manifest shows it; 1 refused, or not done in time; 2 usage; 3 the store
-    cannot be reached.
-    """
-
-    async def work(store: Store) -> tuple[Reply, bool]:
-        await read_manifest(store, name)
-        asking = RequestClient(store, name)
-        reply = await asking.ask(
-            "checkpoint",
-            incarnation=incarnation,
-            patience_s=timeout,
-            wait_s=wait,
-            accepted=accepted(as_json),
-        )
-        wanted = reply.answer.result.get("checkpoint", 0)
-        shown = (await read_manifest(store, name)).last
-        return reply, shown is not None and shown.cut >= wanted
-
-    reply, is_there = in_store(url, token_file, work)
-    end(
-        reply,
-        as_json,
-        lambda done: f"checkpoint {done.get('checkpoint')} at step {done.get('step')} is committed",
-    )
-    if not is_there:
-        fail("the driver says so, and the manifest does not show that checkpoint", NEGATIVE)
-
-
-@app.command()
-def reset(
-    url: StoreUrl,
-    name: RegionName,
-    incarnation: Incarnation = 0,
-    timeout: Timeout = limits.request_patience_s,
-    wait: Wait = limits.reset_timeout_s,
-    as_json: AsJson = False,
-    token_file: TokenFile = None,
-) -> None:
-    """Have the region go back to its last committed checkpoint, as after the loss of a worker, and wait until
-    it runs.
-
-    Spends none of the region's reset attempts. What was read since that checkpoint is read again.
-
-    Example: dos region reset dos://h1,h2,h3 wordcount
-
-    Example: dos region reset dos://h1,h2,h3 wordcount --incarnation 7
-
-    Exit codes: 0 done, 1 refused, or not done in time, 2 usage, 3 the store cannot be reached.
-    """
-    reply = _asked(url, token_file, name, "reset", incarnation, timeout, wait, as_json=as_json)
-    end(
-        reply,
-        as_json,
-        lambda done: (
-            f"back at checkpoint {done.get('checkpoint')} in {done.get('seconds', 0.0):.1f} s,"
-            f" {count_text(done.get('bytes', 0))} replayed; incarnation {done.get('incarnation')}"
-        ),
-    )
-
-
-@app.command()
-def pause(
-    url: StoreUrl,
-    name: RegionName,
-    incarnation: Incarnation = 0,
-    timeout: Timeout = limits.request_patience_s,
-    wait: Wait = limits.drain_timeout_s,
-    as_json: AsJson = False,
-    token_file: TokenFile = None,
-) -> None:
-    """Have the region take no input, and wait until all that it took is in a checkpoint. Workers stay, and
-    hold what they have; `dos region resume` lets them go on. A region that is started anew is not paused.
-
-    Example: dos region pause dos://h1,h2,h3 wordcount
-
-    Exit codes: 0 it is PAUSED, 1 refused, or not done in time, 2 usage, 3 the store cannot be reached.
-    """
-    reply = _asked(url, token_file, name, "pause", incarnation, timeout, wait, as_json=as_json)
-    end(
-        reply, as_json, lambda done: f"PAUSED at checkpoint {done.get('checkpoint')}, step {done.get('step')}"
-    )
-
-
-@app.command()
-def resume(
-    url: StoreUrl,
-    name: RegionName,
-    incarnation: Incarnation = 0,
-    timeout: Timeout = limits.request_patience_s,
-    wait: Wait = limits.request_patience_s,
-    as_json: AsJson = False,
-    token_file: TokenFile = None,
-) -> None:
-    """Have a region that was paused go on.
-
-    Example: dos region resume dos://h1,h2,h3 wordcount
-
-    Exit codes: 0 it goes on, 1 refused, or not done in time, 2 usage, 3 the store cannot be reached.
-    """
-    reply = _asked(url, token_file, name, "resume", incarnation, timeout, wait, as_json=as_json)
-    end(reply, as_json, lambda done: f"goes on from checkpoint {done.get('checkpoint')}: {done.get('state')}")
-
-
-@app.command()
-def stop(
-    url: StoreUrl,
-    name: RegionName,
-    incarnation: Incarnation = 0,
-    timeout: Timeout = limits.request_patience_s,
-    wait: Wait = limits.stop_cut_timeout_s + 2 * limits.stop_grace_s + limits.last_answers_s,
-    as_json: AsJson = False,
-    token_file: TokenFile = None,
-) -> None:
-    """Stop the region: a last checkpoint, then its workers end. The next `run` of that name goes on from the
-    checkpoint.
-
-    Example: dos region stop dos://h1,h2,h3 wordcount
-
-    Exit codes: 0 it has ended, 1 refused, or not done in time, 2 usage, 3 the store cannot be reached.
-    """
-    reply = _asked(url, token_file, name, "stop", incarnation, timeout, wait, as_json=as_json)
-    end(
-        reply,
-        as_json,
-        lambda done: (
-            f"{done.get('state')}: {done.get('reason')}; the last checkpoint is {done.get('lastCheckpoint')}"
-        ),
-    )
-
-
-def _asked(
-    url: str,
-    token_file: Any,
-    name: str,
-    what: str,
-    incarnation: int,
-    timeout: float,
-    wait: float,
-    *,
-    as_json: bool,
-) -> Reply:
-    async def work(store: Store) -> Reply:
-        await read_manifest(store, name)  # a name that is none is told as such
-        return await RequestClient(store, name).ask(
-            what, incarnation=incarnation, patience_s=timeout, wait_s=wait, accepted=accepted(as_json)
-        )
-
-    return in_store(url, token_file, work)
 
 
 def _status_json(view: ManifestView, reply: Reply | None, silence: str) -> dict[str, Any]:
@@ -358,6 +197,7 @@ def _print_status(answer: Answer) -> None:
         print(f"reset to checkpoint {one['checkpoint']} {how}")
 
 
+add_request_commands(app)
 app.command()(savepoints.savepoint)
 app.command()(trim.trim)
 fill_help(app)

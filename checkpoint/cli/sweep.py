@@ -10,30 +10,30 @@ from typing import Annotated, Any, Final
 import typer
 
 from checkpoint import limits
-from checkpoint.cli.support import NEGATIVE, StoreUrl, ago_text, count_text, in_store, print_table
-from checkpoint.core.inputs import check_input_name
+from checkpoint.cli.arguments import Application, Handle, check_input_names, in_store
 from checkpoint.core.staged import StagedState, parse_staged
 from checkpoint.maintenance.sweeping import StagedObject, Sweep
 from checkpoint.runtime import wall_time_ms
 from dos_client import Store
-from dos_client.cli.support import REFUSED, AsJson, TokenFile, fail, print_json
-from dos_protocol.errors import BadNameError
-from dos_protocol.names import check_name
+from dos_client.cli.kit import (
+    NEGATIVE,
+    AsJson,
+    StoreUrl,
+    TokenFile,
+    ago_text,
+    count_text,
+    fail,
+    print_json,
+    print_table,
+)
 
 _AGE_S_MAX: Final = 10 * 366 * 86_400
 
 
 def sweep(
     url: StoreUrl,
-    application: Annotated[
-        str,
-        typer.Argument(
-            help="The application's name, as it stands at the end of the sink's URL.", metavar="APPLICATION"
-        ),
-    ],
-    handle: Annotated[
-        str, typer.Argument(help="The input, as the sink's option `input` names it.", metavar="HANDLE")
-    ],
+    application: Application,
+    handle: Handle,
     apply: Annotated[bool, typer.Option("--apply", help="Delete it. Without, it is only shown.")] = False,
     older_than: Annotated[
         float | None,
@@ -73,7 +73,7 @@ def sweep(
     Exit codes: 0 shown, or deleted on all members that are there; 1 no such input, or something was left, for
     a writer is at work or a member was not done in time; 2 usage; 3 the store cannot be reached.
     """
-    _check_names(application, handle)
+    check_input_names(application, handle)
 
     async def work(store: Store) -> tuple[list[StagedObject], list[StagedObject] | None]:
         sweeping = Sweep(store, application, handle, older_than)
@@ -95,14 +95,6 @@ def sweep(
             " is at work there, or a member is slow",
             NEGATIVE,
         )
-
-
-def _check_names(application: str, handle: str) -> None:
-    try:
-        check_name(application)
-        check_input_name("an input handle", handle)
-    except BadNameError as error:
-        fail(str(error), REFUSED)
 
 
 def _swept(found: Sequence[StagedObject]) -> int:

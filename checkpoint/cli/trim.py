@@ -12,15 +12,24 @@ import typer
 
 from checkpoint import limits
 from checkpoint.chains.manifest_reading import ManifestView, read_manifest
-from checkpoint.cli.requests import Timeout, accepted
-from checkpoint.cli.support import NEGATIVE, RegionName, StoreUrl, count_text, in_store, print_table
+from checkpoint.cli.arguments import RegionName, Timeout, in_store
+from checkpoint.cli.requests import accepted, fail_unless_done
 from checkpoint.coordinator.manifest_host import StoreHost
-from checkpoint.core.request_records import Answer
 from checkpoint.errors import NoAnswerError
 from checkpoint.maintenance.trimming import UnneededObject, collect_stopped, garbage_of, needed
 from checkpoint.requests.client import RequestClient
 from dos_client import Store
-from dos_client.cli.support import AsJson, TokenFile, fail, print_json
+from dos_client.cli.kit import (
+    NEGATIVE,
+    REFUSED,
+    AsJson,
+    StoreUrl,
+    TokenFile,
+    count_text,
+    fail,
+    print_json,
+    print_table,
+)
 from dos_protocol.errors import FencedError
 
 
@@ -60,7 +69,7 @@ def trim(
     done in time; 2 usage; 3 the store cannot be reached.
     """
     if stopped and not apply:
-        fail("--stopped says how to delete: give --apply with it", 2)
+        fail("--stopped says how to delete: give --apply with it", REFUSED)
 
     async def work(store: Store) -> tuple[ManifestView, list[UnneededObject], list[UnneededObject] | None]:
         view = await read_manifest(store, name)
@@ -102,9 +111,7 @@ async def _have_a_cut(store: Store, name: str, timeout: float, wait: float, *, a
         )
     except NoAnswerError as silence:
         fail(f"{silence}. If the region does not run, say --stopped", NEGATIVE)
-    answer: Answer = reply.answer
-    if answer.verdict != "done":
-        fail(f"{answer.verdict} by {answer.driver}: {answer.reason}", NEGATIVE)
+    fail_unless_done(reply.answer)
 
 
 async def _take_the_place(store: Store, name: str, wait: float) -> None:

@@ -11,8 +11,7 @@ from typing import Annotated, Final
 import trio
 import typer
 
-from dos_client.cli.progress import ProgressShown
-from dos_client.cli.support import (
+from dos_client.cli.kit import (
     REFUSED,
     AsJson,
     TokenFile,
@@ -24,6 +23,7 @@ from dos_client.cli.support import (
     read_token,
     run,
 )
+from dos_client.cli.progress import ProgressShown
 from dos_client.live_store import Store
 from dos_client.urls import DosUrl
 from dos_protocol.limits import payload_bytes_max

@@ -2,21 +2,19 @@
 and others.
 
 Rules of this file: arguments in, text or JSON out. A URL with one server speaks to that server alone; one
-with several speaks to the store they are. Exit codes are in `support`.
+with several speaks to the store they are. Exit codes are in `kit`.
 """
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
 import trio
 import typer
 
-from dos_client.cli import repair as cli_repair
-from dos_client.cli import status as cli_status
 from dos_client.cli.get import get
-from dos_client.cli.rm import rm
-from dos_client.cli.support import (
+from dos_client.cli.kit import (
     NEGATIVE,
     REFUSED,
     UNREACHABLE,
@@ -29,10 +27,15 @@ from dos_client.cli.support import (
     opened,
     parsed_url,
     print_json,
+    print_result,
     read_token,
     run,
     tool_writer_id,
 )
+from dos_client.cli.repair import recover, repair, verify
+from dos_client.cli.rm import rm
+from dos_client.cli.status import status
+from dos_client.cli.store import add, init, replace
 from dos_client.live_store import Store
 from dos_client.sessions.connection import open_connection
 from dos_client.urls import DosUrl
@@ -44,10 +47,18 @@ from dos_protocol.names import id_text
 from dos_protocol.vocabulary import ObjectInfo, StatResult
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help="Objects on DOS servers.")
-assert cli_repair.store_app is cli_status.store_app  # each adds its commands to the one group
-app.add_typer(cli_repair.store_app, name="store")
+store_app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Make a store of several servers, show it, change its members, compare and mend the copies.\n\n"
+    "Example: dos store init dos://127.0.0.1:9001,127.0.0.1:9002,127.0.0.1:9003",
+)
+app.add_typer(store_app, name="store")
 app.command()(get)
 app.command()(rm)
+_OF_STORE: tuple[Callable[..., None], ...] = (add, init, replace, verify, repair, recover, status)
+for _command in _OF_STORE:
+    store_app.command()(_command)
 
 
 @app.command()
@@ -139,10 +150,7 @@ def append(
 
     with source:
         result = run(work)
-    if as_json:
-        print_json(result)
-    else:
-        print(f"{result['appended']} bytes appended, {result['size']} durable")
+    print_result(result, f"{result['appended']} bytes appended, {result['size']} durable", as_json=as_json)
 
 
 def _open_file(name: str) -> BinaryIO:
@@ -243,10 +251,8 @@ def stat(
             ]
 
     rows = run(work)
-    if as_json:
-        print_json(rows)
-    for row in rows if not as_json else []:
-        print("  ".join(f"{key}={value}" for key, value in row.items()))
+    text = "\n".join("  ".join(f"{key}={value}" for key, value in row.items()) for row in rows)
+    print_result(rows, text, as_json=as_json)
 
 
 def _hex(result: StatResult) -> str:
@@ -321,5 +327,5 @@ def ping(
         raise typer.Exit(UNREACHABLE if failed == len(rows) else NEGATIVE)
 
 
-for _group in (app, cli_repair.store_app):
+for _group in (app, store_app):
     fill_help(_group)

@@ -1,6 +1,6 @@
 """`dos store verify | repair | recover`: commands of `store`'s group.
 
-Rules of this file: arguments in, text or JSON out. Exit codes are in `support`.
+Rules of this file: arguments in, text or JSON out. Exit codes are in `kit`.
 """
 
 import sys
@@ -8,9 +8,18 @@ from typing import Annotated, Any
 
 import typer
 
+from dos_client.cli.kit import (
+    NEGATIVE,
+    AsJson,
+    StoreUrl,
+    TokenFile,
+    count_text,
+    print_json,
+    read_token,
+    run,
+)
 from dos_client.cli.progress import ProgressShown
-from dos_client.cli.store import StoreUrl, filling_shown, record_json, store_app
-from dos_client.cli.support import NEGATIVE, AsJson, TokenFile, count_text, print_json, read_token, run
+from dos_client.cli.store import filling_shown, record_json
 from dos_client.core.comparing import CopyState
 from dos_client.membership.recovering import Recovered, recover_store
 from dos_client.repair.repairing import RepairOutcome, RepairProgress, RepairReport, repair_store
@@ -18,8 +27,6 @@ from dos_client.repair.verifying import CopyDifference, VerifyProgress, VerifyRe
 from dos_client.store import open_store
 from dos_client.urls import parse_url
 from dos_protocol.names import has_one_writer, id_text
-
-__all__ = ["store_app"]
 
 Directories = Annotated[
     list[str] | None,
@@ -31,7 +38,6 @@ ReadAll = Annotated[
 ]
 
 
-@store_app.command()
 def verify(
     url: StoreUrl,
     directories: Directories = None,
@@ -68,7 +74,6 @@ def verify(
         raise typer.Exit(NEGATIVE)
 
 
-@store_app.command()
 def repair(
     url: StoreUrl,
     directories: Directories = None,
@@ -108,7 +113,6 @@ def repair(
         raise typer.Exit(NEGATIVE)
 
 
-@store_app.command()
 def recover(
     url: StoreUrl,
     new: Annotated[

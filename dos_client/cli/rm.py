@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import trio
 import typer
 
-from dos_client.cli.support import (
+from dos_client.cli.kit import (
     NEGATIVE,
     REFUSED,
     AsJson,
@@ -17,7 +17,7 @@ from dos_client.cli.support import (
     Url,
     fail,
     parsed_url,
-    print_json,
+    print_result,
     read_token,
     run,
     tool_writer_id,
@@ -64,10 +64,8 @@ def rm(
             return {"deleted": f"{directory}/{name}", "synced": info.synced, "digest": f"{info.digest:016x}"}
 
     result = run(work)
-    if as_json:
-        print_json(result)
-    else:
-        print(f"{result['deleted']} is deleted, it had {result['synced']} bytes")
+    text = f"{result['deleted']} is deleted, it had {result['synced']} bytes"
+    print_result(result, text, as_json=as_json)
 
 
 async def _look(connection: Connection, directory: str, name: str, *, take_over: bool) -> ObjectInfo:

@@ -1,6 +1,6 @@
 """`dos store status`.
 
-Rules of this file: arguments in, text or JSON out. Exit codes are in `support`.
+Rules of this file: arguments in, text or JSON out. Exit codes are in `kit`.
 """
 
 import sys
@@ -9,24 +9,23 @@ from typing import Annotated, Any
 
 import typer
 
-from dos_client.cli.store import StoreUrl, record_json, store_app
-from dos_client.cli.support import (
+from dos_client.cli.kit import (
     NEGATIVE,
     UNREACHABLE,
     AsJson,
+    StoreUrl,
     TokenFile,
     count_text,
     print_json,
     read_token,
     run,
 )
+from dos_client.cli.store import record_json
 from dos_client.core.describing import MemberView
 from dos_client.core.override_log import Override
 from dos_client.membership.status import MemberHolding, StoreStatus, store_status
 from dos_client.urls import parse_url
 from dos_protocol.names import id_text
-
-__all__ = ["store_app"]
 
 Quick = Annotated[
     bool, typer.Option("--quick", help="Do not look through the directories: no lag, no damage, in no time.")
@@ -36,7 +35,6 @@ Log = Annotated[
 ]
 
 
-@store_app.command()
 def status(
     url: StoreUrl,
     quick: Quick = False,

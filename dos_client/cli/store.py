@@ -1,6 +1,6 @@
 """`dos store init | add | replace`; the other commands of the group are in `status` and `repairing`.
 
-Rules of this file: arguments in, text or JSON out. Exit codes are in `support`.
+Rules of this file: arguments in, text or JSON out. Exit codes are in `kit`.
 """
 
 from collections.abc import Callable
@@ -8,28 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
+from dos_client.cli.kit import AsJson, StoreUrl, TokenFile, print_result, read_token, run
 from dos_client.cli.progress import ProgressShown
-from dos_client.cli.support import (
-    AsJson,
-    TokenFile,
-    print_json,
-    read_token,
-    run,
-)
 from dos_client.membership.filling import ReplaceProgress
 from dos_client.membership.founding import init_store
 from dos_client.membership.replacing import add_member, replace_member
 from dos_protocol.names import id_text
 from dos_protocol.store_record import StoreRecord
-
-StoreUrl = Annotated[str, typer.Argument(help="dos://HOST:PORT,HOST2:PORT,HOST3:PORT", metavar="URL")]
-
-store_app = typer.Typer(
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    help="Make a store of several servers, show it, change its members, compare and mend the copies.\n\n"
-    "Example: dos store init dos://127.0.0.1:9001,127.0.0.1:9002,127.0.0.1:9003",
-)
 
 
 def record_json(record: StoreRecord) -> dict[str, Any]:
@@ -45,7 +30,6 @@ def record_json(record: StoreRecord) -> dict[str, Any]:
     }
 
 
-@store_app.command()
 def add(
     url: StoreUrl,
     new: Annotated[str, typer.Argument(help="Server to add: host:port, empty, in no store.")],
@@ -70,10 +54,8 @@ def add(
             )
 
     record = run(work)
-    if as_json:
-        print_json(record_json(record))
-    else:
-        print(f"{new} is in: {len(record.members)} members, generation {record.generation}")
+    text = f"{new} is in: {len(record.members)} members, generation {record.generation}"
+    print_result(record_json(record), text, as_json=as_json)
 
 
 def filling_shown(shown: ProgressShown) -> Callable[[ReplaceProgress], None]:
@@ -88,7 +70,6 @@ def filling_shown(shown: ProgressShown) -> Callable[[ReplaceProgress], None]:
     return tell
 
 
-@store_app.command()
 def init(
     url: StoreUrl,
     ack_quorum: Annotated[
@@ -109,16 +90,13 @@ def init(
         )
 
     record = run(work)
-    if as_json:
-        print_json(record_json(record))
-    else:
-        print(
-            f"store {id_text(record.store_id)} of {len(record.members)} servers, acknowledged by"
-            f" {record.ack_quorum}, generation {record.generation}"
-        )
+    text = (
+        f"store {id_text(record.store_id)} of {len(record.members)} servers, acknowledged by"
+        f" {record.ack_quorum}, generation {record.generation}"
+    )
+    print_result(record_json(record), text, as_json=as_json)
 
 
-@store_app.command()
 def replace(
     url: StoreUrl,
     old: Annotated[str, typer.Argument(help="Member to replace: host:port, or its identity in hex.")],
@@ -160,7 +138,5 @@ def replace(
             )
 
     record = run(work)
-    if as_json:
-        print_json(record_json(record))
-    else:
-        print(f"{new} is in, in the place of {old}: generation {record.generation}")
+    text = f"{new} is in, in the place of {old}: generation {record.generation}"
+    print_result(record_json(record), text, as_json=as_json)

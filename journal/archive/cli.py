@@ -3,18 +3,18 @@
 Rules of this file: arguments, what is printed, exit codes. The work is in `archiving.py`.
 """
 
-import json
-import sys
 from dataclasses import asdict
 from typing import Annotated
 
 import trio
 import typer
 
+from dos_client.cli.kit import AsJson, TokenFile, print_result, read_token
+from dos_client.cli.progress import bar_of
 from journal.archive.archiving import Archived, Progress, archive_chain
 from journal.archive.bucket import SCHEME, Bucket, parse_s3_url
 from journal.archive.reading import in_thread
-from journal.cli_support import AsJson, TokenFile, progress_of, refusing, token_of
+from journal.cli_arguments import journal_errors
 from journal.inspecting import chain_in_store, in_data_directory
 
 
@@ -50,11 +50,9 @@ def archive(
     Exit codes: 0 done, 1 a fault was found, in the chain or the bucket, 2 usage, no such chain, bucket or
     permission, 3 the store or the bucket's service cannot be reached.
     """
-    with refusing(), progress_of(url, quiet=False) as progress:
-        done = trio.run(_archive, url, bucket, endpoint, token_of(token_file), dry_run, progress)
-    told = json.dumps({**asdict(done), "dry_run": dry_run}) if as_json else _words(done, dry_run=dry_run)
-    sys.stdout.write(told + "\n")
-    sys.stdout.flush()
+    with journal_errors(), bar_of(url) as progress:
+        done = trio.run(_archive, url, bucket, endpoint, read_token(token_file), dry_run, progress)
+    print_result({**asdict(done), "dry_run": dry_run}, _words(done, dry_run=dry_run), as_json=as_json)
 
 
 async def _archive(

@@ -3,7 +3,6 @@
 Rules of this file: arguments, what is printed, exit codes. Where records come from is `sources.py`'s.
 """
 
-import json
 import sys
 import tempfile
 from collections.abc import Callable
@@ -15,16 +14,18 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from journal.cli_support import (
-    FAULT,
+from dos_client.cli.kit import (
+    NEGATIVE,
     AsJson,
-    Target,
     TokenFile,
-    progress_of,
-    refuse,
-    refusing,
-    token_of,
+    fail,
+    print_json,
+    print_result,
+    read_token,
+    warn,
 )
+from dos_client.cli.progress import bar_of
+from journal.cli_arguments import Target, journal_errors
 from journal.core.errors import FileConflictError, TornRecordError, UnsafePathError
 from journal.core.file_ops import Paths
 from journal.core.rendering import fault_text
@@ -87,7 +88,7 @@ def replay(
     Exit codes: 0 done, 1 a fault was found and nothing was made, 2 usage or no such journal, 3 the store
     cannot be reached.
     """
-    with refusing():
+    with journal_errors():
         check_target(into)
         with Rebuilding(into, stop=_stop(at), only=only, paths=_paths(strip)) as rebuilding:
             _read(target, rebuilding.replay, token_file)
@@ -119,7 +120,7 @@ def files(
     Exit codes: 0 done, 1 a fault was found, 2 usage or no such journal, 3 the store cannot be reached.
     """
     sizes = FileSizes()
-    with refusing():
+    with journal_errors():
         taken = FilesReplay(sizes, stop=_stop(at), paths=_paths(strip))
         _read(target, taken, token_file)
     listed = sorted(sizes.sizes.items())
@@ -134,7 +135,6 @@ def files(
             ]
         ),
     )
-    sys.stdout.flush()
 
 
 def cat(
@@ -157,7 +157,7 @@ def cat(
     """
     with (
         tempfile.TemporaryDirectory(prefix="dos-journal-") as folder,
-        refusing(),
+        journal_errors(),
         Rebuilding(Path(folder, "files"), stop=_stop(at), only=name, paths=_paths(strip)) as rebuilding,
     ):
         _read(target, rebuilding.replay, token_file)
@@ -205,7 +205,7 @@ def diff(
     """
     with (
         tempfile.TemporaryDirectory(prefix="dos-journal-") as folder,
-        refusing(),
+        journal_errors(),
     ):
         roots = []
         for name, at in (("before", before), ("after", after)):
@@ -215,10 +215,9 @@ def diff(
                 roots.append(rebuilding.target)
         changes = changes_between(*roots)
         if as_json:
-            sys.stdout.write(json.dumps([asdict(change) for change in changes]) + "\n")
-        else:
-            sys.stdout.writelines(f"{_change_text(change)}\n" for change in changes)
-        sys.stdout.flush()
+            print_json([asdict(change) for change in changes])
+        for change in changes if not as_json else []:
+            print(_change_text(change))
 
 
 class _TakesAges(TyperCommand):
@@ -260,17 +259,17 @@ def _paths(strip: bool) -> Paths:
 def _read(target: str, taken: FilesReplay, token_file: Path | None) -> None:
     """Have it take the target's records. A fault ends the command, unless it is a record that was cut off."""
     try:
-        with progress_of(target, quiet=False) as progress:
-            outcome = replay_target(target, taken, token_of(token_file), progress)
+        with bar_of(target) as progress:
+            outcome = replay_target(target, taken, read_token(token_file), progress)
     except (*DAMAGE, UnsafePathError, FileConflictError) as error:
-        refuse(f"{target}: {error}", FAULT)
+        fail(f"{target}: {error}", NEGATIVE)
     if outcome is None or outcome.fault is None or taken.has_all:
         return
     words = fault_text(outcome.fault, outcome.base)
     if isinstance(outcome.fault, TornRecordError):
-        sys.stderr.write(f"dos journal: the last record of {target} is cut off and left out\n{words}\n")
+        warn(f"the last record of {target} is cut off and left out\n{words}")
         return
-    refuse(f"{target} is damaged: --at {taken.end} takes all that is good before\n{words}", FAULT)
+    fail(f"{target} is damaged: --at {taken.end} takes all that is good before\n{words}", NEGATIVE)
 
 
 def _as_of(taken: FilesReplay) -> str:
@@ -286,4 +285,4 @@ def _report(
 ) -> None:
     replayed = {"end": taken.end, "records": taken.records, "wall_ms": taken.wall_ms, "as_of": _as_of(taken)}
     told = {**told, **replayed}
-    sys.stdout.write((json.dumps(told) if as_json else words(told)) + "\n")
+    print_result(told, words(told), as_json=as_json)

@@ -4,26 +4,17 @@ Rules of this file: arguments, what is printed, exit codes. What may go is `trim
 """
 
 import functools
-import json
-import sys
 from typing import Annotated, Any
 
 import trio
 import typer
 
 from dos_client import randomness
+from dos_client.cli.kit import REFUSED, UNREACHABLE, AsJson, TokenFile, fail, print_result, read_token
 from dos_client.live_store import Store
 from dos_protocol.errors import LocalProtocolError
 from journal.archive.bucket import SCHEME as S3_SCHEME
-from journal.cli_support import (
-    UNREACHABLE,
-    USAGE,
-    AsJson,
-    TokenFile,
-    refuse,
-    refusing,
-    token_of,
-)
+from journal.cli_arguments import journal_errors
 from journal.core.errors import HistoryTrimmedError
 from journal.core.file_ops import ReplayStop
 from journal.core.segment import parse_segment_name
@@ -72,17 +63,18 @@ def trim(
     no such chain, 3 the store cannot be reached, or some members had not deleted in a minute.
     """
     if apply != stopped:
-        refuse("say --apply and --stopped together: only who writes a directory may delete there", USAGE)
-    with refusing():
-        work = functools.partial(_work, url, stop_at(moment_here(before)), token_of(token_file), apply=apply)
+        fail("say --apply and --stopped together: only who writes a directory may delete there", REFUSED)
+    with journal_errors():
+        work = functools.partial(
+            _work, url, stop_at(moment_here(before)), read_token(token_file), apply=apply
+        )
         try:
             plan, clean = trio.run(work)
         except HistoryTrimmedError as error:
-            refuse(str(error), USAGE)
-    sys.stdout.write((_json(plan, apply) if as_json else _text(plan, apply)) + "\n")
-    sys.stdout.flush()
+            fail(str(error), REFUSED)
+    print_result(_json(plan, apply), _text(plan, apply), as_json=as_json)
     if not clean:
-        refuse("released; some members have not deleted all of it yet, and do when they are met", UNREACHABLE)
+        fail("released; some members have not deleted all of it yet, and do when they are met", UNREACHABLE)
 
 
 async def _work(url: str, before: ReplayStop, token: bytes, *, apply: bool) -> tuple[TrimPlan, bool]:
@@ -107,15 +99,14 @@ async def _work(url: str, before: ReplayStop, token: bytes, *, apply: bool) -> t
                 await writer.aclose()
 
 
-def _json(plan: TrimPlan, applied: bool) -> str:
-    told: dict[str, Any] = {
+def _json(plan: TrimPlan, applied: bool) -> dict[str, Any]:
+    return {
         "chain": plan.chain,
         "keepsFrom": plan.keeps_from,
         "bytes": plan.bytes,
         "segments": [{"name": name, "bytes": size} for name, size in plan.segments],
         "applied": applied,
     }
-    return json.dumps(told)
 
 
 def _text(plan: TrimPlan, applied: bool) -> str:

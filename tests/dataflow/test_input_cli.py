@@ -85,8 +85,8 @@ def test_lines_are_taken_until_a_signal_and_none_when_the_input_is_closed(shared
             2,
             "--listen takes HOST:PORT with a port",
         ),
-        (("serve", "dos://h", "shop", "li.nes"), 2, "an input or entry point is named by letters, digits"),
-        (("close", "dos://h/shop", "shop", "lines"), 2, "names a directory: give the store alone"),
+        (("serve", "dos://h", "shop", "li.nes"), 2, "an input handle is named by letters, digits"),
+        (("close", "dos://h/shop", "shop", "lines"), 2, "names a directory; pass the servers alone"),
     ],
 )
 def test_what_cannot_be_done_is_told_with_words_and_an_exit_code(

@@ -254,7 +254,7 @@ def test_cuts_are_listed_shown_and_compared_with_the_keys_that_changed(store: st
         "its record is there still"
     )
 
-    assert "has no cut 9999: it shows 1 to" in dos("checkpoint", "show", store, "cuts", 9999, code=1)
+    assert "has no checkpoint 9999: it shows 1 to" in dos("checkpoint", "show", store, "cuts", 9999, code=1)
     assert "no region 'nobody'" in dos("checkpoint", "ls", store, "nobody", code=1)
     assert "names a directory" in dos("checkpoint", "ls", f"{store}/cuts", "cuts", code=2)
 
@@ -290,7 +290,7 @@ def test_a_region_with_real_workers_is_reset_and_stopped_from_outside(
         assert operators[0]["name"] == "lines"
         assert "back at checkpoint" in dos("region", "reset", store, "outside")
         assert "is committed" in dos("region", "checkpoint", store, "outside")
-        assert "STOPPED: stopped; the last cut is" in dos("region", "stop", store, "outside")
+        assert "STOPPED: stopped; the last checkpoint is" in dos("region", "stop", store, "outside")
         assert control.awaitTermination(WAIT_S)
         assert control.status().state is RegionState.STOPPED
     assert "stop requested by" in caplog.text

@@ -270,7 +270,7 @@ def test_a_servers_data_directory_is_refused_with_what_to_name_instead(tmp_path:
     for arguments in (["files"], ["verify"], ["timeline"]):
         done = journal(*arguments, tmp_path)
         assert (done.returncode, done.stdout) == (2, "")
-        assert "is a server's data directory: name its server" in done.stderr
+        assert "is a server's data directory: name the server" in done.stderr
     (tmp_path / "some").write_bytes(b"\xd0\x58" + bytes(90))  # an object's file in there
     done = journal("verify", tmp_path / "some")
     assert done.returncode == 1

@@ -274,22 +274,22 @@ def test_the_command_shows_and_deletes_and_says_what_it_refuses(
     trio.run(lambda: init_store(one_server.url))
     trio.run(write)
     url = f"{one_server.url}/ledger/files"
-    shown = dos("journal", "trim", "--before", "cut:35", url, "--json")
+    shown = dos("journal", "trim", "--before", "checkpoint:35", url, "--json")
     assert shown.exit_code == 0, shown.stderr
     plan = json.loads(shown.stdout)
     assert plan["segments"]
     assert not plan["applied"]
-    alone = dos("journal", "trim", "--before", "cut:35", "--apply", url)
+    alone = dos("journal", "trim", "--before", "checkpoint:35", "--apply", url)
     assert (alone.exit_code, "say --apply and --stopped together" in alone.stderr) == (2, True)
-    early = dos("journal", "cat", "--at", "cut:2", url, "log")
+    early = dos("journal", "cat", "--at", "checkpoint:2", url, "log")
     assert early.stdout_bytes == bytes([2]) * 0 + bytes([1]) * 40
-    done = dos("journal", "trim", "--before", "cut:35", "--apply", "--stopped", url)
+    done = dos("journal", "trim", "--before", "checkpoint:35", "--apply", "--stopped", url)
     assert done.exit_code == 0, done.stderr
     assert f"deleted {len(plan['segments'])} segments" in done.stdout
-    again = json.loads(dos("journal", "trim", "--before", "cut:35", url, "--json").stdout)
+    again = json.loads(dos("journal", "trim", "--before", "checkpoint:35", url, "--json").stdout)
     assert again["segments"] == []
-    assert dos("journal", "files", "--at", "cut:35", url).exit_code == 0
-    gone = dos("journal", "cat", "--at", "cut:2", url, "log")
+    assert dos("journal", "files", "--at", "checkpoint:35", url).exit_code == 0
+    gone = dos("journal", "cat", "--at", "checkpoint:2", url, "log")
     assert (gone.exit_code, "was trimmed" in gone.stderr) == (2, True)
     assert dos("journal", "verify", url).exit_code == 0
     for target, words in [("s3://b/p/ledger/files", "trim"), (f"{one_server.url}/nobody/files", "no chain")]:
@@ -313,10 +313,10 @@ def test_a_local_journal_has_its_cuts_by_the_same_names(tmp_path: Path) -> None:
                 await old.cut(1)
 
     trio.run(write)
-    for at in ("cut:1", "step:5"):
+    for at in ("checkpoint:1", "step:5"):
         shown = dos("journal", "cat", "--at", at, tmp_path / "a.journal", "log")
         assert (shown.exit_code, shown.stdout) == (0, "first")
-    missed = dos("journal", "cat", "--at", "cut:2", tmp_path / "a.journal", "log")
+    missed = dos("journal", "cat", "--at", "checkpoint:2", tmp_path / "a.journal", "log")
     assert (missed.exit_code, "has not cut 2" in missed.stderr) == (2, True)
 
 

@@ -97,7 +97,7 @@ async def offline(disk: Disk, root: Path, *, history: bool) -> Verdict:
     for path, data in disk.items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_bytes(data)
-    inspecting.offline = DataDirectory
+    inspecting.read_data_directories_with(DataDirectory)
     return await judged(str(root / "ledger" / "files"), history=history)
 
 
