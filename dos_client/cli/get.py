@@ -1,6 +1,4 @@
-"""`dos get`.
-
-Rules of this file: arguments in, an object's bytes out. What is committed is `committed`'s matter."""
+"""`dos get`: write an object's committed bytes. Which bytes are committed is decided by `Store`."""
 
 import base64
 import sys
@@ -33,24 +31,29 @@ _SHOWN_AFTER_S: Final = 2.0
 
 def get(
     url: Url,
-    offset: Annotated[int, typer.Option(min=0, help="First byte.")] = 0,
-    max_bytes: Annotated[int | None, typer.Option("--max", min=0, help="At most so many bytes.")] = None,
+    offset: Annotated[int, typer.Option(min=0, help="Offset of the first byte.")] = 0,
+    max_bytes: Annotated[int | None, typer.Option("--max", min=0, help="Maximum number of bytes.")] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on as the object grows, for ever; it may come later.")
+        bool,
+        typer.Option(
+            "--follow",
+            "-f",
+            help="Continue as the object grows, until interrupted. It need not exist yet.",
+        ),
     ] = False,
     any_member: Annotated[
         bool,
         typer.Option(
-            "--any-member", help="What one member holds durably, committed or not: to look, not to rely on."
+            "--any-member", help="Read what one member holds durably, committed or not. Only for inspection."
         ),
     ] = False,
     as_json: AsJson = False,
     token_file: TokenFile = None,
 ) -> None:
-    """Write an object's bytes to standard output: those that a quorum of the store holds, each checked
-    against its digest. They are never taken back. (Of one server alone: those that are durable on it.)
+    """Write an object's committed bytes to standard output: the bytes that a quorum of the store holds,
+    verified by digest. Committed bytes are never taken back. From one server alone, write its durable bytes.
 
-    With --json: lines with offset, bytes and data (base64).
+    --json prints lines with offset, bytes (the number of bytes) and data (base64).
 
     Example: dos get dos://127.0.0.1/app.w0000/greetings --offset 100 --max 20
 
@@ -58,7 +61,7 @@ def get(
     """
     parsed = parsed_url(url, needs="object")
     if follow and any_member:
-        fail("--follow gives committed bytes only: leave out --any-member", REFUSED)
+        fail("--follow reads committed bytes only; leave out --any-member", REFUSED)
 
     async def work() -> None:
         async with opened(parsed, read_token(token_file)) as store:
@@ -83,7 +86,7 @@ def _write_json(at: int, data: bytes) -> None:
 
 
 class _Progress(ExitStack):
-    """On standard error, of what takes longer than a moment and does not go to the same terminal."""
+    """Progress on standard error once a read takes over two seconds, unless the bytes go to a terminal."""
 
     def __init__(self, offset: int, *, wanted: bool) -> None:
         super().__init__()

@@ -177,7 +177,7 @@ def test_copies_that_contradict_each_other_are_not_appended_to(three: list[Threa
 def test_a_store_from_making_to_replacing(three: list[ThreadServer], tmp_path: Path) -> None:
     # EVIDENCE-OF: P-5
     url = url_of(three)
-    assert "no store record is confirmed" in refused(3, "store", "status", url)
+    assert "no store record could be confirmed" in refused(3, "store", "status", url)
     assert "make one: dos store init" in refused(3, "ls", url)
     assert b"of 3 servers, acknowledged by 2, generation 1" in answered("store", "init", url)
     assert json.loads(answered("store", "init", url, "--json"))["generation"] == 1
@@ -195,7 +195,7 @@ def test_a_store_from_making_to_replacing(three: list[ThreadServer], tmp_path: P
         done = dos("store", "replace", url, three[2].location, new.location)
         assert done.code == 0, done
         assert (
-            f"{new.location} is in, in the place of {three[2].location}: generation 3" in done.stdout.decode()
+            f"{new.location} has replaced {three[2].location}: generation 3" in done.stdout.decode()
         )
         assert "finishing, " in done.stderr
         assert b"usable" in answered("store", "status", url_of([three[0], new]))
@@ -282,7 +282,7 @@ def test_a_store_that_lost_too_much_goes_on_by_a_persons_word(three: list[Thread
     assert "--accept-loss" in words
     shown = answered("store", "recover", url, "--accept-loss").decode()
     assert "notes: claimed at epoch 1048577, above 1" in shown
-    assert f"the store goes on with {three[0].location}: generation 1048577, acknowledged by 1 of 1" in shown
+    assert f"the store continues with {three[0].location}: generation 1048577, acknowledged by 1 of 1" in shown
     assert (
         json.loads(answered("store", "status", three[0].url, "--json"))["overrides"][-1]["finished"] is True
     )
@@ -299,7 +299,7 @@ def test_a_directory_with_a_writer_is_not_taken_over_unasked(three: list[ThreadS
             await writer.wait_synced(writer.append(b"theirs "))
 
     trio.run(write)
-    assert "say --take-over if you mean that" in refused(2, "append", f"{url}/app/x", stdin=b"mine")
+    assert "pass --take-over to confirm" in refused(2, "append", f"{url}/app/x", stdin=b"mine")
     answered("append", f"{url}/app/x", "--take-over", stdin=b"mine")
     assert answered("get", f"{url}/app/x") == b"theirs mine"
 
