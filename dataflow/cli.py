@@ -1,8 +1,6 @@
-"""`dos input`: lines over TCP into an input handle, the end of one, and what its writers left over.
+"""`dos input`: receive lines over TCP as an input of an application, close an input, sweep staged rows.
 
-Rules of this file: arguments in, text or JSON out. What an entry point promises is `entry_point.py`'s. Exit
-codes are those of every `dos` command: 0 done, also when stopped by SIGTERM or SIGINT; 1 a negative answer
-(another has taken the name, the handle is closed); 2 usage, or refused; 3 the store cannot be reached.
+`entry_point.py` says what an entry point guarantees; `dos input sweep` is in `checkpoint/cli/sweep.py`.
 """
 
 import re
@@ -38,13 +36,13 @@ from dos_protocol.errors import FencedError
 
 _NEGATIVE_ANSWERS: Final = (FencedError, InputClosedError)
 _PATIENCE_S: Final = 3.0
-"""Whoever waits for the store is told so after this."""
+"""After this time without the store, one line on standard error says that the command waits for it."""
 
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Take lines over TCP into an input of an application, say that no more will come, or clear up behind"
-    " its writers."
+    help="Receive lines over TCP as an input of an application, close an input, or delete rows that its"
+    " writers staged and never recorded."
     "\n\nExample: dos input serve dos://h1,h2,h3 shop lines --listen 127.0.0.1:7777",
 )
 
@@ -63,36 +61,37 @@ def serve(
     application: Application,
     handle: Handle,
     listen: Annotated[
-        str, typer.Option(help="HOST:PORT to listen on; port 0 takes a free one.")
+        str, typer.Option(help="HOST:PORT to listen on; port 0 picks a free port.")
     ] = "127.0.0.1:7777",
     name: Annotated[
         str,
         typer.Option(
-            help="This entry point's name; of one name the one started last serves, the other ends when a"
-            " line comes. Without it: entry-HOSTNAME.",
+            help="Name of this entry point. If two have the same name, the one started last serves, and the"
+            " other ends at its next line. Default: entry-HOSTNAME.",
             metavar="NAME",
         ),
     ] = "",
     insecure: Annotated[
         bool,
         typer.Option(
-            "--insecure", help="Allow an address other machines can reach. Anybody who reaches it may write."
+            "--insecure",
+            help="Allow an address that other machines can reach. Every client that reaches it may write.",
         ),
     ] = False,
     as_json: AsJson = False,
     token_file: TokenFile = None,
 ) -> None:
-    """Take lines over TCP until SIGTERM or SIGINT: each is on stable storage of a quorum before it is
-    acknowledged, and gets the time at which it came.
+    """Receive lines over TCP until SIGTERM or SIGINT. Each line is recorded with its arrival time, and is on
+    stable storage of a quorum before it is acknowledged.
 
-    What comes back is how many lines of the connection are recorded. Send again, on another connection, what
-    was not acknowledged. The region need not run meanwhile.
+    The reply is the number of lines of the connection that are recorded. After a lost connection, send the
+    lines that were not acknowledged again. The region need not run meanwhile.
 
     Example: dos input serve dos://h1,h2,h3 shop lines
 
-    Then, elsewhere: printf 'tea 3\\nrice 7\\n' | nc -N 127.0.0.1 7777
+    Then, on any machine: printf 'tea 3\\nrice 7\\n' | nc -N 127.0.0.1 7777
 
-    Exit codes: 0 stopped by a signal, 1 another entry point has taken the name or the handle is closed, 2
+    Exit codes: 0 stopped by a signal, 1 another entry point has taken the name or the input is closed, 2
     usage or the address is refused, 3 the store cannot be reached.
     """
     try:
@@ -100,7 +99,7 @@ def serve(
     except ValueError as error:
         fail(str(error), REFUSED)
     if not insecure and not is_loopback(host):
-        fail(f"{host} can be reached from other machines: say --insecure, or listen on 127.0.0.1", REFUSED)
+        fail(f"{host} can be reached from other machines: pass --insecure, or listen on 127.0.0.1", REFUSED)
     producer = name or _own_name()
     counted = _Counted()
 
@@ -134,8 +133,8 @@ def close(
     as_json: AsJson = False,
     token_file: TokenFile = None,
 ) -> None:
-    """Say that no more rows will come, for ever: what was recorded is still read, then the input is at its
-    end, and nobody can write to it.
+    """Close an input permanently: rows that were recorded are still read, then the input ends. No writer can
+    write to it any more.
 
     Example: dos input close dos://h1,h2,h3 shop lines
 
@@ -183,7 +182,7 @@ async def _say_that_it_waits(started: trio.Event) -> None:
 
 
 def _announce(host: str, application: str, handle: str, producer: str, port: int, *, as_json: bool) -> None:
-    """One line, once it listens; programs that start an entry point wait for it."""
+    """Print one line once the port listens; programs that start an entry point wait for this line."""
     address = address_text(host, port)
     found = {"address": address, "application": application, "handle": handle, "name": producer}
     text = f"dos: lines to {address} go to input {handle} of {application}, from {producer}"

@@ -58,7 +58,7 @@ def load_command(name: str) -> Any:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] in _OURS:
             raise
-        print(f"dos: {name} needs {error.name}; pip install 'dos-journal[spark]'", file=sys.stderr)
+        print(f"dos: {name} needs {error.name}: pip install 'dos-journal[spark]'", file=sys.stderr)
         raise SystemExit(2) from None
     if name == "journal":  # it also reads data directories, and `journal` may not import `dos_server`
         opener = importlib.import_module("dos_server.offline.reading").DataDirectory

@@ -1,7 +1,8 @@
-"""`dos region`: ask a running region for something, through its store.
+"""`dos region`: the group of commands, and `dos region status`.
 
-Rules of this file: arguments in, text or JSON out. What asking means is in `checkpoint/requests/client.py`,
-whom the region's driver listens to in `core/request_handling.py`. Exit codes are in `support`.
+A command writes a request into the region's store and reads the answers (`requests/client.py`), so it needs
+neither Spark nor a connection to the driver. Commands that only send a request are rows of a table
+(`requests.py`); `savepoint` and `trim` are in files of their names.
 """
 
 import time
@@ -38,7 +39,7 @@ from dos_client.cli.kit import (
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Ask a running region for its status, a checkpoint, a reset, a pause or its end, from any machine"
+    help="Control a running region: its status, a checkpoint, a reset, a pause or its end, from any machine"
     " that reaches its store."
     "\n\nExample: dos region status dos://h1,h2,h3 wordcount",
 )
@@ -49,23 +50,23 @@ def status(
     url: StoreUrl,
     name: RegionName,
     ask: Annotated[
-        bool, typer.Option(help="Ask the driver; --no-ask shows the manifest alone, and writes nothing.")
+        bool, typer.Option(help="Ask the driver; --no-ask shows the manifest only, and writes nothing.")
     ] = True,
     timeout: Timeout = limits.request_patience_s,
     as_json: AsJson = False,
     token_file: TokenFile = None,
 ) -> None:
-    """Show how a region is: what its driver says, and the last checkpoint that its manifest shows.
+    """Show the status of a region as its driver reports it, and the last checkpoint in its manifest.
 
-    Asking writes a small request into the store, and the driver an answer. When no driver answers, the
-    manifest still tells which checkpoint was committed last, when and by which driver.
+    The request and the driver's answer are small records in the store. If no driver answers, the manifest
+    still shows which checkpoint was committed last, when and by which driver.
 
     Example: dos region status dos://h1,h2,h3 wordcount
 
     Example: dos region status dos://h1,h2,h3 wordcount --no-ask --json
 
-    Exit codes: 0 a driver answered (or --no-ask), 1 no such region, or nobody answered, 2 usage, 3 the
-    store cannot be reached.
+    Exit codes: 0 a driver answered (or --no-ask), 1 no such region, or no answer, 2 usage, 3 the store
+    cannot be reached.
     """
 
     async def work(store: Store) -> tuple[ManifestView, Reply | None, str]:
@@ -116,7 +117,7 @@ def _print_manifest(view: ManifestView) -> None:
 def _print_last_cut(view: ManifestView) -> None:
     last = view.last
     if last is None:
-        none = "no checkpoint is shown" if view.unproved else "no checkpoint committed yet"
+        none = "no checkpoint is proved committed" if view.unproved else "no checkpoint committed yet"
         print(f"region {view.region}: {none}; claimed with epoch {view.epoch}")
         return
     by = f" by {last.driver}" if last.driver else ""
@@ -133,23 +134,23 @@ def _now_ms() -> int:
 
 
 def _hint(view: ManifestView) -> str:
-    """What it may mean that nobody answers."""
+    """Return what a missing answer may mean, and what to do."""
     last = view.last
     if last is not None and last.final:
-        return "Its last checkpoint is final: all input was read, and no driver need run"
+        return "Its last checkpoint is final: all input was read, and no driver needs to run"
     if last is not None and _now_ms() - last.wall_time_ms < 1000 * limits.request_patience_s:
         return (
-            "Its last checkpoint is fresh, so a driver may be at work: one that takes no requests"
-            " (answer_requests=False), is held up, or has just ended"
+            "Its last checkpoint is recent, so a driver may be running that accepts no requests"
+            " (answer_requests=False), is delayed, or has just ended"
         )
-    return "Start it again with `run`: it goes on from its last checkpoint; or look at the driver's log"
+    return "Start it again with `run`: it continues from its last checkpoint; or check the driver's log"
 
 
 def _print_status(answer: Answer) -> None:
     found = answer.result
     reason = f" ({found['reason']})" if found.get("reason") else ""
     print(
-        f"{found.get('state')}{reason}, says driver {answer.driver}: incarnation {answer.incarnation},"
+        f"{found.get('state')}{reason}, reported by driver {answer.driver}: incarnation {answer.incarnation},"
         f" {found.get('checkpointsCommitted')} checkpoints, {found.get('resetAttempts')} reset attempts spent"
     )
     if lost := dropped_text(found.get("rowsDropped", {})):

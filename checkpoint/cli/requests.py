@@ -39,8 +39,7 @@ class RequestCommand:
 REQUESTS: Final = (
     RequestCommand(
         "checkpoint",
-        """Have a checkpoint committed now, and wait until it is. All that was read before the request is in
-        it.
+        """Commit a checkpoint now, and wait for it. It contains everything read before the request.
 
         Example: dos region checkpoint dos://h1,h2,h3 wordcount
 
@@ -53,10 +52,11 @@ REQUESTS: Final = (
     ),
     RequestCommand(
         "reset",
-        """Have the region go back to its last committed checkpoint, as after the loss of a worker, and wait
-        until it runs.
+        """Reset the region to its last committed checkpoint, as after the loss of a worker, and wait until it
+        runs.
 
-        Spends none of the region's reset attempts. What was read since that checkpoint is read again.
+        The reset does not count as one of the region's reset attempts. Input read since that checkpoint is
+        read again.
 
         Example: dos region reset dos://h1,h2,h3 wordcount
 
@@ -72,36 +72,37 @@ REQUESTS: Final = (
     ),
     RequestCommand(
         "pause",
-        """Have the region take no input, and wait until all that it took is in a checkpoint. Workers stay,
-        and hold what they have; `dos region resume` lets them go on. A region that is started anew is not
-        paused.
+        """Pause the region: it reads no more input. Wait until everything it has read is in a checkpoint.
+
+        The workers keep running and keep their state; `dos region resume` continues. A region that is
+        started again is not paused.
 
         Example: dos region pause dos://h1,h2,h3 wordcount
 
-        Exit codes: 0 it is PAUSED, 1 refused, or not done in time, 2 usage, 3 the store cannot be reached.
+        Exit codes: 0 paused, 1 refused, or not done in time, 2 usage, 3 the store cannot be reached.
         """,
         limits.drain_timeout_s,
         lambda done: f"PAUSED at checkpoint {done.get('checkpoint')}, step {done.get('step')}",
     ),
     RequestCommand(
         "resume",
-        """Have a region that was paused go on.
+        """Resume a paused region.
 
         Example: dos region resume dos://h1,h2,h3 wordcount
 
-        Exit codes: 0 it goes on, 1 refused, or not done in time, 2 usage, 3 the store cannot be reached.
+        Exit codes: 0 resumed, 1 refused, or not done in time, 2 usage, 3 the store cannot be reached.
         """,
         limits.request_patience_s,
-        lambda done: f"goes on from checkpoint {done.get('checkpoint')}: {done.get('state')}",
+        lambda done: f"resumed from checkpoint {done.get('checkpoint')}: {done.get('state')}",
     ),
     RequestCommand(
         "stop",
-        """Stop the region: a last checkpoint, then its workers end. The next `run` of that name goes on from
-        the checkpoint.
+        """Stop the region: it commits a last checkpoint, then its workers end. The next `run` of that name
+        continues from the checkpoint.
 
         Example: dos region stop dos://h1,h2,h3 wordcount
 
-        Exit codes: 0 it has ended, 1 refused, or not done in time, 2 usage, 3 the store cannot be reached.
+        Exit codes: 0 stopped, 1 refused, or not done in time, 2 usage, 3 the store cannot be reached.
         """,
         limits.stop_cut_timeout_s + 2 * limits.stop_grace_s + limits.last_answers_s,
         lambda done: (
@@ -140,7 +141,7 @@ def _command_of(row: RequestCommand) -> Callable[..., None]:
         reply, in_manifest = in_store(url, token_file, work)
         end(reply, as_json, row.text)
         if not in_manifest:
-            fail("the driver says so, and the manifest does not show that checkpoint", NEGATIVE)
+            fail("the driver reports that checkpoint, but the manifest does not show it", NEGATIVE)
 
     command.__doc__ = row.help
     return command

@@ -1,7 +1,6 @@
-"""`dos input sweep`: rows that Spark's writers put down in the store and never recorded.
+"""`dos input sweep`: show and delete rows that Spark's writers staged in the store and never recorded.
 
-Rules of this file: arguments in, text or JSON out. What is garbage is decided in `core/staged.py`, how it
-goes in `sweeping.py`.
+`core/staged.py` decides which rows are garbage; `maintenance/sweeping.py` deletes them.
 """
 
 from collections.abc import Sequence
@@ -34,44 +33,46 @@ def sweep(
     url: StoreUrl,
     application: Application,
     handle: Handle,
-    apply: Annotated[bool, typer.Option("--apply", help="Delete it. Without, it is only shown.")] = False,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Delete the garbage; otherwise only list it.")
+    ] = False,
     older_than: Annotated[
         float | None,
         typer.Option(
             "--undecided-older-than",
             min=0,
             max=_AGE_S_MAX,
-            help="Give up, too, what is not recorded and was begun so long ago, by the clocks of its"
-            " writer and of this machine. A query or write that is alive after all is fenced, and fails by"
-            " name.",
+            help="Also delete undecided rows that were begun longer ago than this, by the clocks of their"
+            " writer and of this machine. A query or write that is still running is fenced, and fails with"
+            " an error that says so.",
             metavar="SECONDS",
         ),
     ] = None,
     wait: Annotated[
         float,
         typer.Option(
-            min=1, max=86_400, help="Seconds to wait for the deletion in a directory.", metavar="SECONDS"
+            min=1, max=86_400, help="Seconds to wait for the deletion in each directory.", metavar="SECONDS"
         ),
     ] = limits.trim_wait_s,
     as_json: AsJson = False,
     token_file: TokenFile = None,
 ) -> None:
-    """Show the rows that Spark's writers put down for an input and that wait to be recorded, or to go; with
-    --apply, delete what nobody will record any more.
+    """List the rows that Spark's writers have staged for an input; with --apply, delete those that cannot be
+    recorded any more.
 
-    A query does this by itself, with its commits. This is for one that was killed and never begins again.
-    Its rows go at once where its batch, or a later one, is recorded, or the input is closed. What is
-    undecided may be committed yet by a driver that lives, or by the query that is started again: it is kept,
-    with all that lies beside it, unless --undecided-older-than gives it up. Nothing that was recorded is
-    touched. A query that finds its rows gone fails, and writes them again when it is started again; a batch
-    write that does fails and recorded nothing.
+    A query deletes such rows automatically, with its commits. This command is for a query that was killed and
+    is never started again. Staged rows are garbage if their batch or a later one is recorded, or if the input
+    is closed. Undecided rows may still be committed, by a driver that runs or by the query when it is started
+    again: they are kept, with everything in their directory, unless --undecided-older-than gives them up.
+    Recorded rows are never deleted. A query that finds its rows deleted fails, and writes them again when it
+    is started again; a batch write fails without having recorded anything.
 
     Example: dos input sweep dos://h1,h2,h3 shop orders
 
     Example: dos input sweep dos://h1,h2,h3 shop orders --undecided-older-than 604800 --apply
 
-    Exit codes: 0 shown, or deleted on all members that are there; 1 no such input, or something was left, for
-    a writer is at work or a member was not done in time; 2 usage; 3 the store cannot be reached.
+    Exit codes: 0 listed, or deleted on all available members; 1 no such input, or some rows are left because
+    a writer is running or a member was not done in time; 2 usage; 3 the store cannot be reached.
     """
     check_input_names(application, handle)
 
@@ -91,8 +92,8 @@ def sweep(
         _print(found, left)
     if left:
         fail(
-            f"{len(left)} of {_swept(found)} are there still, in {left[0].directory} to begin with: a writer"
-            " is at work there, or a member is slow",
+            f"{len(left)} of {_swept(found)} objects are not deleted yet, the first in {left[0].directory}:"
+            " a writer is running there, or a member is slow",
             NEGATIVE,
         )
 
@@ -138,7 +139,7 @@ def _print(found: Sequence[StagedObject], left: Sequence[StagedObject] | None) -
                 one.copies,
                 "" if one.since_ms is None else ago_text(one.since_ms, now),
                 one.staged_state,
-                "garbage" if one.swept else "stays",
+                "garbage" if one.swept else "kept",
             )
             for one in found
         ],
@@ -154,8 +155,8 @@ def _print(found: Sequence[StagedObject], left: Sequence[StagedObject] | None) -
         print(f"deleted {count} objects, {held} on all members")
     if undecided := sum(one.staged_state is StagedState.OPEN for one in found):
         print(
-            f"{undecided} undecided: a writer may record them yet; --undecided-older-than SECONDS gives up"
-            " those that are older"
+            f"{undecided} undecided: a writer may still record them; --undecided-older-than SECONDS also"
+            " deletes those that are older"
         )
 
 

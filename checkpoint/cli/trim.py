@@ -1,8 +1,7 @@
-"""`dos region trim`: what no retained checkpoint of a region needs, and taking it away.
+"""`dos region trim`: show and delete the objects that no retained checkpoint of a region needs.
 
-Rules of this file: arguments in, text or JSON out. What is garbage is said by
-`checkpoint/maintenance/trimming.py`; while a region runs it is deleted by its own workers, which hold the
-claims, when a checkpoint tells them the floors.
+`maintenance/trimming.py` decides which objects those are. While the region runs, only its workers can delete
+them, because they hold the claims; a checkpoint tells them the floors. So --apply requests a checkpoint.
 """
 
 from typing import Annotated, Any
@@ -36,13 +35,15 @@ from dos_protocol.errors import FencedError
 def trim(
     url: StoreUrl,
     name: RegionName,
-    apply: Annotated[bool, typer.Option("--apply", help="Delete it. Without, it is only shown.")] = False,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Delete the objects; otherwise only list them.")
+    ] = False,
     stopped: Annotated[
         bool,
         typer.Option(
             "--stopped",
-            help="The region does not run: take its place for a moment. A driver that is alive after all is"
-            " fenced, and ends.",
+            help="The region does not run: act as its driver for a moment. A driver that still runs is fenced"
+            " and ends.",
         ),
     ] = False,
     timeout: Timeout = limits.request_patience_s,
@@ -52,24 +53,23 @@ def trim(
     as_json: AsJson = False,
     token_file: TokenFile = None,
 ) -> None:
-    """Show what the region's journals hold that no retained and no savepoint's checkpoint needs; with
-    --apply, delete it.
+    """List the segments of the region's journals that neither a retained checkpoint nor a savepoint needs;
+    with --apply, delete them.
 
-    A region that runs does this by itself, with every checkpoint; there --apply asks it for a checkpoint,
-    which tells its workers, and waits until they have deleted. Only segments go that the manifest proves to
-    be needed by
-    nothing: never above the floor of the oldest retained or savepoint's checkpoint. Space comes back segment
-    by segment.
+    A running region deletes them automatically, with every checkpoint. --apply then requests a checkpoint and
+    waits until the workers have deleted the segments. A segment is deleted only if the manifest proves that
+    nothing needs it: it lies below the floor of the oldest checkpoint that is retained or held by a
+    savepoint. Whole segments are deleted.
 
     Example: dos region trim dos://h1,h2,h3 wordcount
 
     Example: dos region trim dos://h1,h2,h3 wordcount --apply --stopped
 
-    Exit codes: 0 shown, or deleted on all members that are there; 1 no such region, nobody answered, or not
-    done in time; 2 usage; 3 the store cannot be reached.
+    Exit codes: 0 listed, or deleted on all available members; 1 no such region, no answer, or not done in
+    time; 2 usage; 3 the store cannot be reached.
     """
     if stopped and not apply:
-        fail("--stopped says how to delete: give --apply with it", REFUSED)
+        fail("--stopped needs --apply", REFUSED)
 
     async def work(store: Store) -> tuple[ManifestView, list[UnneededObject], list[UnneededObject] | None]:
         view = await read_manifest(store, name)
@@ -88,13 +88,16 @@ def trim(
     else:
         _print(view, garbage, left)
     if left:
-        fail(f"{len(left)} of {len(garbage)} are there still: a member may be away, or slow", NEGATIVE)
+        fail(
+            f"{len(left)} of {len(garbage)} objects are not deleted yet: a member may be unavailable or slow",
+            NEGATIVE,
+        )
 
 
 async def _left(
     store: Store, view: ManifestView, garbage: list[UnneededObject], wait: float
 ) -> list[UnneededObject]:
-    """What of the garbage is there still, once none is or the time is up."""
+    """Wait at most `wait` seconds until the garbage is deleted. Return the part that is left."""
     deadline = trio.current_time() + wait
     left = garbage
     while left and trio.current_time() < deadline:
@@ -110,7 +113,7 @@ async def _have_a_cut(store: Store, name: str, timeout: float, wait: float, *, a
             "checkpoint", patience_s=timeout, wait_s=wait, accepted=accepted(as_json)
         )
     except NoAnswerError as silence:
-        fail(f"{silence}. If the region does not run, say --stopped", NEGATIVE)
+        fail(f"{silence}. If the region does not run, pass --stopped", NEGATIVE)
     fail_unless_done(reply.answer)
 
 
@@ -118,7 +121,7 @@ async def _take_the_place(store: Store, name: str, wait: float) -> None:
     try:
         await collect_stopped(StoreHost(store), name, wait_s=wait)
     except FencedError as error:
-        fail(f"a newer driver has taken the region over: {error}", NEGATIVE)
+        fail(f"a newer driver has taken over the region: {error}", NEGATIVE)
 
 
 def _json(

@@ -258,7 +258,7 @@ def finding_text(one: CopyDifference) -> str:
         "damaged": f"is damaged, as its server reports; the other copies hold {wanted}",
     }[one.verdict.value]
     if one.verdict is CopyState.DIFFERS and has_one_writer(one.name):
-        what += "; its epoch was granted twice: a member's disk went back to an older state; replace that member"
+        what += "; its epoch was granted twice: a member's disk went back to an older state; replace it"
     return f"{one.directory}/{one.name} on {one.address} {what}{' (being written)' if one.live else ''}"
 
 

@@ -78,7 +78,7 @@ def test_lines_are_taken_until_a_signal_and_none_when_the_input_is_closed(shared
         (
             ("serve", "dos://h", "shop", "lines", "--listen", "0.0.0.0:1"),
             2,
-            "say --insecure, or listen on 127.",
+            "pass --insecure, or listen on 127.",
         ),
         (
             ("serve", "dos://h", "shop", "lines", "--listen", "7777"),

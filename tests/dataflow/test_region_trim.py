@@ -122,7 +122,7 @@ def test_what_workers_that_died_did_not_delete_is_shown_and_deleted_and_the_regi
     again = json.loads(dos("region", "trim", region.url, "words", "--json").stdout)
     assert again["garbage"] == shown["garbage"], "it was a dry run"
     silent = dos("region", "trim", region.url, "words", "--apply", "--timeout", 1)
-    assert (silent.exit_code, "say --stopped" in silent.stderr) == (1, True)
+    assert (silent.exit_code, "pass --stopped" in silent.stderr) == (1, True)
     before = region.pinned(pinned)
     done = dos("region", "trim", region.url, "words", "--apply", "--stopped", "--json")
     assert done.exit_code == 0, done.stderr
@@ -151,7 +151,7 @@ def test_the_last_cut_of_a_stopped_region_is_pinned_and_the_region_goes_on_from_
     last = region.cuts()["checkpoints"][-1]
 
     silent = dos("region", "savepoint", region.url, "words", "end", "--timeout", 1)
-    assert (silent.exit_code, "say --stopped" in silent.stderr) == (1, True)
+    assert (silent.exit_code, "pass --stopped" in silent.stderr) == (1, True)
     done = dos("region", "savepoint", region.url, "words", "end", "--stopped", "--json")
     assert (done.exit_code, json.loads(done.stdout)["checkpoint"]) == (0, last["checkpoint"]), done.stderr
     again = dos("region", "savepoint", region.url, "words", "end", "--stopped")
@@ -184,6 +184,6 @@ def test_trimming_refuses_what_it_cannot_mean(one_server: ServerProcess) -> None
     trio.run(lambda: init_store(one_server.url))
     assert dos("region", "trim", one_server.url, "nobody").exit_code == 1
     done = dos("region", "trim", one_server.url, "nobody", "--stopped")
-    assert (done.exit_code, "give --apply with it" in done.stderr) == (2, True)
+    assert (done.exit_code, "--stopped needs --apply" in done.stderr) == (2, True)
     done = dos("region", "savepoint", one_server.url, "nobody", "a b")
     assert (done.exit_code, "a pin's name" in done.stderr) == (2, True)
