@@ -89,8 +89,9 @@ _data_directory_openers: list[OpenDataDirectory] = []
 
 
 def read_data_directories_with(opener: OpenDataDirectory) -> None:
-    """Set the function that opens data directories. It is passed in because `journal` may not import
-    `dos_server`, which knows their files.
+    """Set the function that opens data directories.
+
+    It is passed in because `journal` does not import `dos_server`, which knows their format.
     """
     _data_directory_openers[:] = [opener]
 

@@ -234,7 +234,7 @@ def test_a_torn_tail_is_left_out_and_said_a_flipped_bit_makes_nothing(three: Pat
     three.write_bytes(whole[:-3])
     torn = journal("replay", three, "--into", tmp_path / "torn")
     assert torn.returncode == 0
-    assert "is cut off and left out" in torn.stderr
+    assert "is cut off and was left out" in torn.stderr
     assert files(tmp_path / "torn") == {"log": b"321"}
     flipped = bytearray(whole)
     flipped[-20] ^= 1
