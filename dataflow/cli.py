@@ -159,7 +159,7 @@ async def _until_signal(
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_stop_at, signals, nursery.cancel_scope)
             started = trio.Event()
-            nursery.start_soon(_say_that_it_waits, started)
+            nursery.start_soon(_warn_if_waiting, started)
             try:
                 port = await nursery.start(entry)
             except OSError as error:
@@ -174,7 +174,7 @@ async def _stop_at(signals: AsyncIterator[int], scope: trio.CancelScope) -> None
     scope.cancel()
 
 
-async def _say_that_it_waits(started: trio.Event) -> None:
+async def _warn_if_waiting(started: trio.Event) -> None:
     with trio.move_on_after(_PATIENCE_S):
         await started.wait()
         return

@@ -62,7 +62,7 @@ def load_command(name: str) -> Any:
         raise SystemExit(2) from None
     if name == "journal":  # it also reads data directories, and `journal` may not import `dos_server`
         opener = importlib.import_module("dos_server.offline.reading").DataDirectory
-        importlib.import_module("journal.inspecting").read_data_directories_with(opener)
+        importlib.import_module("journal.data_directories").read_data_directories_with(opener)
     app = getattr(module, "app", None)
     if not isinstance(app, typer.Typer):
         single = typer.Typer(add_completion=False)

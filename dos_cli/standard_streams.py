@@ -64,8 +64,8 @@ def _full(error: OSError) -> str:
     return f"cannot write standard output: {error.strerror}"
 
 
-def _end(words: str) -> NoReturn:
-    print(f"dos: {words}", file=sys.stderr)
+def _end(text: str) -> NoReturn:
+    print(f"dos: {text}", file=sys.stderr)
     raise SystemExit(CANNOT_WRITE) from None
 
 

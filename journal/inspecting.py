@@ -15,10 +15,10 @@ is raised.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import AbstractContextManager, AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from dos_client.errors import BadUrlError, DamagedMembersError
 from dos_client.store import Store, connect, open_store
@@ -42,6 +42,7 @@ from journal.core.inspection import Inspector, Located, Tally
 from journal.core.record_layout import VERSION_1
 from journal.core.replay import SpanReplay, Step
 from journal.core.segment import parse_segment_name
+from journal.data_directories import in_data_directory, open_data_directory
 from journal.files.history import stretch_below
 from journal.limits import file_read_bytes, read_bytes_max
 from journal.ports import DirectoryViewPort, StorePort
@@ -83,33 +84,6 @@ class InspectionOutcome:
 DAMAGE: Final = CorruptDataError, LostBytesError, CorruptError, PoisonedError, DamagedMembersError
 """Errors that say that the data are wrong, or not all there. All others only keep us from seeing them."""
 _NAMES_TOLD_MAX: Final = 10
-OpenDataDirectory = Callable[[Path], AbstractContextManager[StorePort]]
-"""Opens the data directory of a server that does not run. Raises LocalProtocolError if the server runs."""
-_data_directory_openers: list[OpenDataDirectory] = []
-
-
-def read_data_directories_with(opener: OpenDataDirectory) -> None:
-    """Set the function that opens data directories.
-
-    It is passed in because `journal` does not import `dos_server`, which knows their format.
-    """
-    _data_directory_openers[:] = [opener]
-
-
-class InDataDirectory(NamedTuple):
-    """DATA/DIRECTORY/NAME: an object, or a chain, in a server's data directory."""
-
-    root: Path
-    directory: str
-    name: str
-
-
-def in_data_directory(target: str) -> InDataDirectory | None:
-    """What of a data directory the target names, if it does."""
-    path = Path(target)
-    if len(path.parts) < 3 or path.exists() or not (path.parents[1] / "identity").is_file():
-        return None
-    return InDataDirectory(path.parents[1], path.parent.name, path.name)
 
 
 def is_url(target: str) -> bool:
@@ -170,9 +144,7 @@ async def found_in_store(url: str, token: bytes) -> AsyncIterator[tuple[StorePor
     name; None if there is no such object: then the name is that of a chain. Of an archive, the same.
     """
     if (place := in_data_directory(url)) is not None:
-        if not _data_directory_openers:
-            raise LocalProtocolError(f"{place.root} is a data directory: `dos journal` reads these")
-        with _data_directory_openers[0](place.root) as disk:
+        with open_data_directory(place.root) as disk:
             view = await disk.look(place.directory)
             _refuse_unknown(view, place.directory, place.name)
             found = [objects[place.name].synced for objects in view.answers.values() if place.name in objects]

@@ -33,7 +33,7 @@ app = typer.Typer(
     help="Show and compare the committed checkpoints of a region.\n\n"
     "Example: dos checkpoint ls dos://h1,h2,h3 wordcount",
 )
-CutNumber = Annotated[
+CheckpointNumber = Annotated[
     int | None,
     typer.Argument(
         help="Number of a checkpoint. Default: the last one.",
@@ -107,20 +107,20 @@ def _print_list(found: dict[str, Any]) -> None:
 
 
 def _note(row: dict[str, Any]) -> str:
-    words = ["final"] if row["final"] else []
+    notes = ["final"] if row["final"] else []
     if "retained" in row:
-        words.append("retained" if row["retained"] else "released")
-    words += [f"savepoint {savepoint}" for savepoint in row.get("savepoints", [])]
+        notes.append("retained" if row["retained"] else "released")
+    notes += [f"savepoint {savepoint}" for savepoint in row.get("savepoints", [])]
     if row["rolledBackTo"]:
-        words.append(f"back to {row['rolledBackTo']}")
-    return ", ".join(words)
+        notes.append(f"back to {row['rolledBackTo']}")
+    return ", ".join(notes)
 
 
 @app.command()
 def show(
     url: StoreUrl,
     name: RegionName,
-    cut: CutNumber = None,
+    cut: CheckpointNumber = None,
     as_json: AsJson = False,
     token_file: TokenFile = None,
 ) -> None:

@@ -113,7 +113,7 @@ def _json(
                 "producer": one.producer,
                 "directory": one.directory,
                 "object": one.name,
-                "batch": None if (told := parse_staged(one.name)) is None else told.number,
+                "batch": None if (unit := parse_staged(one.name)) is None else unit.number,
                 "bytes": one.bytes,
                 "copies": one.copies,
                 "sinceMs": one.since_ms,
@@ -161,7 +161,7 @@ def _print(found: Sequence[StagedObject], left: Sequence[StagedObject] | None) -
 
 
 def _unit(name: str) -> str:
-    told = parse_staged(name)
-    if told is None:
+    unit = parse_staged(name)
+    if unit is None:
         return name
-    return f"write {told.key}" if told.number is None else f"batch {told.number}"
+    return f"write {unit.key}" if unit.number is None else f"batch {unit.number}"

@@ -77,9 +77,9 @@ def trim(
         if not apply:
             return view, garbage, None
         if stopped:
-            await _take_the_place(store, name, wait)
+            await _stand_in(store, name, wait)
         else:
-            await _have_a_cut(store, name, timeout, wait, as_json=as_json)
+            await _request_checkpoint(store, name, timeout, wait, as_json=as_json)
         return view, garbage, await _left(store, view, garbage, wait)
 
     view, garbage, left = in_store(url, token_file, work)
@@ -107,7 +107,7 @@ async def _left(
     return left
 
 
-async def _have_a_cut(store: Store, name: str, timeout: float, wait: float, *, as_json: bool) -> None:
+async def _request_checkpoint(store: Store, name: str, timeout: float, wait: float, *, as_json: bool) -> None:
     try:
         reply = await RequestClient(store, name).ask(
             "checkpoint", patience_s=timeout, wait_s=wait, accepted=accepted(as_json)
@@ -117,7 +117,7 @@ async def _have_a_cut(store: Store, name: str, timeout: float, wait: float, *, a
     fail_unless_done(reply.answer)
 
 
-async def _take_the_place(store: Store, name: str, wait: float) -> None:
+async def _stand_in(store: Store, name: str, wait: float) -> None:
     try:
         await collect_stopped(StoreHost(store), name, wait_s=wait)
     except FencedError as error:

@@ -269,12 +269,12 @@ def _print_report(report: VerifyReport) -> None:
         print(f"{address} was not compared: {error}")
     found = len(report.differences)
     live = len(report.findings) - found
-    words = "all equal" if not report.findings and not report.away else f"{found} differences"
+    summary = "all equal" if not report.findings and not report.away else f"{found} differences"
     moving = f", {live} copies behind a live writer" if live else ""
     print(
         f"{report.objects} objects in {report.directories} directories,"
         f" {count_text(report.bytes_compared)} on {report.members - len(report.away)} of {report.members}"
-        f" members: {words}{moving}"
+        f" members: {summary}{moving}"
     )
     if found:
         warn("repair them with: dos store repair URL")

@@ -12,7 +12,8 @@ from journal.archive.archiving import Archived, Progress, archive_chain
 from journal.archive.bucket import SCHEME, Bucket, parse_s3_url
 from journal.archive.reading import in_thread
 from journal.cli_arguments import journal_errors
-from journal.inspecting import chain_in_store, in_data_directory
+from journal.data_directories import in_data_directory
+from journal.inspecting import chain_in_store
 
 
 def archive(

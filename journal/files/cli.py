@@ -101,7 +101,9 @@ def replay(
         rebuilding.replay,
         as_json,
         {"into": str(into), "files": len(made), "bytes": sum(path.stat().st_size for path in made)},
-        lambda told: f"{told['files']} files, {told['bytes']:,} bytes in {into}, as of {told['as_of']}",
+        lambda result: (
+            f"{result['files']} files, {result['bytes']:,} bytes in {into}, as of {result['as_of']}"
+        ),
     )
 
 
@@ -129,10 +131,10 @@ def files(
         taken,
         as_json,
         {"files": [{"path": path, "bytes": size} for path, size in listed]},
-        lambda told: "".join(
+        lambda result: "".join(
             [
                 *(f"{size:>14,} {_printable(path)}\n" for path, size in listed),
-                f"{len(listed)} files as of {told['as_of']}",
+                f"{len(listed)} files as of {result['as_of']}",
             ]
         ),
     )
@@ -270,11 +272,11 @@ def _read(target: str, taken: FilesReplay, token_file: Path | None) -> None:
         fail(f"{target}: {error}", NEGATIVE)
     if outcome is None or outcome.fault is None or taken.has_all:
         return
-    words = fault_text(outcome.fault, outcome.base)
+    text = fault_text(outcome.fault, outcome.base)
     if isinstance(outcome.fault, TornRecordError):
-        warn(f"the last record of {target} is cut off and was left out\n{words}")
+        warn(f"the last record of {target} is cut off and was left out\n{text}")
         return
-    fail(f"{target} is damaged; --at {taken.end} restores the state before the damage\n{words}", NEGATIVE)
+    fail(f"{target} is damaged; --at {taken.end} restores the state before the damage\n{text}", NEGATIVE)
 
 
 def _as_of(taken: FilesReplay) -> str:
@@ -286,8 +288,8 @@ def _as_of(taken: FilesReplay) -> str:
 
 
 def _report(
-    taken: FilesReplay, as_json: bool, told: dict[str, Any], words: Callable[[dict[str, Any]], str]
+    taken: FilesReplay, as_json: bool, result: dict[str, Any], text: Callable[[dict[str, Any]], str]
 ) -> None:
     replayed = {"end": taken.end, "records": taken.records, "wall_ms": taken.wall_ms, "as_of": _as_of(taken)}
-    told = {**told, **replayed}
-    print_result(told, words(told), as_json=as_json)
+    result = {**result, **replayed}
+    print_result(result, text(result), as_json=as_json)

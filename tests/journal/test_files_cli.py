@@ -386,7 +386,7 @@ def test_an_age_is_a_moment_of_a_difference_and_no_option(three: Path) -> None:
 
 def test_a_moment_before_the_first_mark_is_said_so(three: Path) -> None:
     assert (
-        "as of offset 0, before the first mark of the time" in journal("files", three, "--at", "-9d").stdout
+        "as of offset 0, before the first time mark" in journal("files", three, "--at", "-9d").stdout
     )
 
 
