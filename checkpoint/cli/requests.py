@@ -28,42 +28,31 @@ class RequestCommand:
 
     name: str
     help: str
+    done: str
+    """The meaning of exit code 0."""
     wait_s: float
-    """Default of --wait: seconds from the first answer to the last."""
+    """Default of --wait: seconds from the first answer to the final one."""
     text: Callable[[Result], str]
-    """What to print of the result of a request that was done."""
+    """Returns the text to print for the result of a request that was done."""
     in_manifest: bool = False
-    """Also requires that the manifest shows the checkpoint of the result: the driver's word is not enough."""
+    """Whether the manifest must also show the checkpoint of the result: an answer alone is not enough."""
 
 
 REQUESTS: Final = (
     RequestCommand(
         "checkpoint",
-        """Commit a checkpoint now, and wait for it. It contains everything read before the request.
-
-        Example: dos region checkpoint dos://h1,h2,h3 wordcount
-
-        Exit codes: 0 committed, and the manifest shows it; 1 refused, or not done in time; 2 usage; 3 the
-        store cannot be reached.
-        """,
+        "Commit a checkpoint now, and wait for it. It contains everything read before the request.",
+        "committed, and the manifest shows it",
         limits.drain_timeout_s,
         lambda done: f"checkpoint {done.get('checkpoint')} at step {done.get('step')} is committed",
         in_manifest=True,
     ),
     RequestCommand(
         "reset",
-        """Reset the region to its last committed checkpoint, as after the loss of a worker, and wait until it
-        runs.
-
-        The reset does not count as one of the region's reset attempts. Input read since that checkpoint is
-        read again.
-
-        Example: dos region reset dos://h1,h2,h3 wordcount
-
-        Example: dos region reset dos://h1,h2,h3 wordcount --incarnation 7
-
-        Exit codes: 0 done, 1 refused, or not done in time, 2 usage, 3 the store cannot be reached.
-        """,
+        "Reset the region to its last committed checkpoint, as after the loss of a worker, and wait until it"
+        " runs.\n\nThe reset does not count as one of the region's reset attempts. Input read since that"
+        " checkpoint is read again.",
+        "done",
         limits.reset_timeout_s,
         lambda done: (
             f"back at checkpoint {done.get('checkpoint')} in {done.get('seconds', 0.0):.1f} s,"
@@ -72,38 +61,25 @@ REQUESTS: Final = (
     ),
     RequestCommand(
         "pause",
-        """Pause the region: it reads no more input. Wait until everything it has read is in a checkpoint.
-
-        The workers keep running and keep their state; `dos region resume` continues. A region that is
-        started again is not paused.
-
-        Example: dos region pause dos://h1,h2,h3 wordcount
-
-        Exit codes: 0 paused, 1 refused, or not done in time, 2 usage, 3 the store cannot be reached.
-        """,
+        "Pause the region: it reads no more input. Wait until everything it has read is in a checkpoint."
+        "\n\nThe workers keep running and keep their state; `dos region resume` continues. A region that is"
+        " started again is not paused.",
+        "paused",
         limits.drain_timeout_s,
         lambda done: f"PAUSED at checkpoint {done.get('checkpoint')}, step {done.get('step')}",
     ),
     RequestCommand(
         "resume",
-        """Resume a paused region.
-
-        Example: dos region resume dos://h1,h2,h3 wordcount
-
-        Exit codes: 0 resumed, 1 refused, or not done in time, 2 usage, 3 the store cannot be reached.
-        """,
+        "Resume a paused region.",
+        "resumed",
         limits.request_patience_s,
         lambda done: f"resumed from checkpoint {done.get('checkpoint')}: {done.get('state')}",
     ),
     RequestCommand(
         "stop",
-        """Stop the region: it commits a last checkpoint, then its workers end. The next `run` of that name
-        continues from the checkpoint.
-
-        Example: dos region stop dos://h1,h2,h3 wordcount
-
-        Exit codes: 0 stopped, 1 refused, or not done in time, 2 usage, 3 the store cannot be reached.
-        """,
+        "Stop the region: it commits a last checkpoint, then its workers end. The next `run` of that name"
+        " continues from the checkpoint.",
+        "stopped",
         limits.stop_cut_timeout_s + 2 * limits.stop_grace_s + limits.last_answers_s,
         lambda done: (
             f"{done.get('state')}: {done.get('reason')}; the last checkpoint is {done.get('lastCheckpoint')}"
@@ -143,7 +119,10 @@ def _command_of(row: RequestCommand) -> Callable[..., None]:
         if not in_manifest:
             fail("the driver reports that checkpoint, but the manifest does not show it", NEGATIVE)
 
-    command.__doc__ = row.help
+    command.__doc__ = (
+        f"{row.help}\n\nExample: dos region {row.name} dos://h1,h2,h3 wordcount\n\nExit codes: 0 {row.done};"
+        " 1 refused, or not done in time; 2 usage; 3 the store cannot be reached."
+    )
     return command
 
 

@@ -3,7 +3,7 @@
 import base64
 import sys
 from collections.abc import AsyncGenerator
-from contextlib import ExitStack, aclosing
+from contextlib import aclosing
 from typing import Annotated, Final
 
 import trio
@@ -27,6 +27,7 @@ from dos_client.urls import DosUrl
 from dos_protocol.limits import payload_bytes_max
 
 _SHOWN_AFTER_S: Final = 2.0
+"""A read that takes less time shows no progress."""
 
 
 def get(
@@ -67,11 +68,12 @@ def get(
         async with opened(parsed, read_token(token_file)) as store:
             end = None if max_bytes is None else offset + max_bytes
             pieces = _pieces(store, parsed, offset, end, follow, any_member)
-            with _Progress(offset, wanted=not follow and not as_json) as progress:
+            quiet = follow or as_json or sys.stdout.isatty()
+            with ProgressShown(quiet=quiet, after_s=_SHOWN_AFTER_S) as progress:
                 async with aclosing(pieces):
                     async for at, data in pieces:
                         await trio.to_thread.run_sync(_write_json if as_json else _write, at, data)
-                        progress.tell(at + len(data))
+                        progress.tell("read", at + len(data) - offset)
 
     run(work)
 
@@ -83,23 +85,6 @@ def _write(_: int, data: bytes) -> None:
 
 def _write_json(at: int, data: bytes) -> None:
     print_json({"offset": at, "bytes": len(data), "data": base64.b64encode(data).decode()})
-
-
-class _Progress(ExitStack):
-    """Progress on standard error once a read takes over two seconds, unless the bytes go to a terminal."""
-
-    def __init__(self, offset: int, *, wanted: bool) -> None:
-        super().__init__()
-        self._offset = offset
-        self._wanted = wanted and not sys.stdout.isatty()
-        self._since = trio.current_time()
-        self._shown: ProgressShown | None = None
-
-    def tell(self, at: int) -> None:
-        if self._wanted and self._shown is None and trio.current_time() - self._since > _SHOWN_AFTER_S:
-            self._shown = self.enter_context(ProgressShown(quiet=False))
-        if self._shown is not None:
-            self._shown.tell("read", at - self._offset)
 
 
 async def _pieces(

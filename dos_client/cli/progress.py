@@ -24,11 +24,13 @@ LINE_PAUSE_S = 1.0
 class ProgressShown:
     """Shows progress while it is entered. `quiet` shows nothing; `lines=False` shows nothing off a terminal.
 
-    The bar is removed when the work ends. Lines are timed by trio's clock, so they need a trio run.
+    The bar is removed when the work ends. Lines are timed by trio's clock, so they need a trio run; so does
+    `after_s`, the seconds without any progress at the beginning.
     """
 
-    def __init__(self, *, quiet: bool, lines: bool = True) -> None:
+    def __init__(self, *, quiet: bool, lines: bool = True, after_s: float = 0.0) -> None:
         self._quiet = quiet or not lines
+        self._from_s = trio.current_time() + after_s if after_s else 0.0
         self._last = (-LINE_PAUSE_S, "")
         self._console = Console(stderr=True)
         self._bar: Progress | None = None
@@ -46,7 +48,10 @@ class ProgressShown:
 
     def tell(self, text: str, done: int, total: int = 0, phase: str = "") -> None:
         """Show the text, with bytes done and in all (0: not known). A new phase is shown at once."""
+        if self._from_s and trio.current_time() < self._from_s:
+            return
         if self._bar is not None:
+            self._bar.start()  # does nothing to a bar that is started
             self._bar.update(self._task, description=text, total=total or None, completed=done)
         elif not self._quiet and (
             trio.current_time() - self._last[0] > LINE_PAUSE_S or phase != self._last[1]
@@ -57,7 +62,7 @@ class ProgressShown:
             self._console.print(f"{text}{so_far}", highlight=False, soft_wrap=True)
 
     def __enter__(self) -> Self:
-        if self._bar is not None:
+        if self._bar is not None and not self._from_s:
             self._bar.start()
         return self
 
