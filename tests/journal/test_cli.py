@@ -331,7 +331,10 @@ def test_grep_shows_the_records_in_which_something_is_found(
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [(["("], "is no regular expression"), (["--op", "APPEND", "x"], "the operations are TRUNCATE, WRITE, REMOVE")],
+    [
+        (["("], "is no regular expression"),
+        (["--op", "APPEND", "x"], "the operations are TRUNCATE, WRITE, REMOVE"),
+    ],
 )
 def test_grep_says_what_is_wrong_with_what_it_is_asked(arguments: list[str], words: str) -> None:
     done = journal("grep", *arguments, V0)
