@@ -1,62 +1,50 @@
-"""`dos input`: lines over TCP into an input handle, the end of one, and what its writers left over.
+"""`dos input`: receive lines over TCP as an input of an application, close an input, sweep staged rows.
 
-Rules of this file: arguments in, text or JSON out. What an entry point promises is `entry_point.py`'s. Exit
-codes are those of every `dos` command: 0 done, also when stopped by SIGTERM or SIGINT; 1 a negative answer
-(another has taken the name, the handle is closed); 2 usage, or refused; 3 the store cannot be reached.
+`entry_point.py` says what an entry point guarantees; `dos input sweep` is in `checkpoint/cli/sweep.py`.
 """
 
 import re
 import signal
 import socket
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Final
 
 import trio
 import typer
 
-from checkpoint import check_input_name
 from checkpoint.chains.input_log import close_input
-from checkpoint.cli.support import StoreUrl
+from checkpoint.cli.arguments import Application, Handle, check_input_names
 from checkpoint.cli.sweep import sweep
 from checkpoint.errors import InputClosedError
 from dataflow.entry_point import serve_lines
-from dataflow.worker.failures import first_error
-from dos_client import BadUrlError, Store, open_store, parse_url
-from dos_client.cli.support import (
-    NEGATIVE,
+from dos_client import Store
+from dos_client.cli.kit import (
     REFUSED,
     AsJson,
+    StoreUrl,
     TokenFile,
     fail,
     fill_help,
-    print_json,
-    read_token,
-    run,
+    in_store,
+    print_result,
+    warn,
 )
 from dos_protocol.addresses import address_text, is_loopback, parse_listen
-from dos_protocol.errors import BadNameError, FencedError
-from dos_protocol.names import check_name
+from dos_protocol.errors import FencedError
 
+_NEGATIVE_ANSWERS: Final = (FencedError, InputClosedError)
 _PATIENCE_S: Final = 3.0
-"""Whoever waits for the store is told so after this."""
+"""After this time without the store, one line on standard error says that the command waits for it."""
 
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Take lines over TCP into an input of an application, say that no more will come, or clear up behind"
-    " its writers."
+    help="Receive lines over TCP as an input of an application, close an input, or delete rows that its"
+    " writers staged and never recorded."
     "\n\nExample: dos input serve dos://h1,h2,h3 shop lines --listen 127.0.0.1:7777",
 )
-Application = Annotated[
-    str, typer.Argument(help="The application's name, as `run` is given it.", metavar="APPLICATION")
-]
-Handle = Annotated[
-    str, typer.Argument(help="The input, as InputSource(HANDLE, ENTRY_SCHEMA) names it.", metavar="HANDLE")
-]
 
 
 @dataclass(slots=True)
@@ -73,36 +61,37 @@ def serve(
     application: Application,
     handle: Handle,
     listen: Annotated[
-        str, typer.Option(help="HOST:PORT to listen on; port 0 takes a free one.")
+        str, typer.Option(help="HOST:PORT to listen on; port 0 picks a free port.")
     ] = "127.0.0.1:7777",
     name: Annotated[
         str,
         typer.Option(
-            help="This entry point's name; of one name the one started last serves, the other ends when a"
-            " line comes. Without it: entry-HOSTNAME.",
+            help="Name of this entry point. If two have the same name, the one started last serves, and the"
+            " other ends at its next line. Default: entry-HOSTNAME.",
             metavar="NAME",
         ),
     ] = "",
     insecure: Annotated[
         bool,
         typer.Option(
-            "--insecure", help="Allow an address other machines can reach. Anybody who reaches it may write."
+            "--insecure",
+            help="Allow an address that other machines can reach. Every client that reaches it may write.",
         ),
     ] = False,
     as_json: AsJson = False,
     token_file: TokenFile = None,
 ) -> None:
-    """Take lines over TCP until SIGTERM or SIGINT: each is on stable storage of a quorum before it is
-    acknowledged, and gets the time at which it came.
+    """Receive lines over TCP until SIGTERM or SIGINT. Each line is recorded with its arrival time, and is on
+    stable storage of a quorum before it is acknowledged.
 
-    What comes back is how many lines of the connection are recorded. Send again, on another connection, what
-    was not acknowledged. The region need not run meanwhile.
+    The reply is the number of lines of the connection that are recorded. After a lost connection, send the
+    lines that were not acknowledged again. The region need not run meanwhile.
 
     Example: dos input serve dos://h1,h2,h3 shop lines
 
-    Then, elsewhere: printf 'tea 3\\nrice 7\\n' | nc -N 127.0.0.1 7777
+    Then, on any machine: printf 'tea 3\\nrice 7\\n' | nc -N 127.0.0.1 7777
 
-    Exit codes: 0 stopped by a signal, 1 another entry point has taken the name or the handle is closed, 2
+    Exit codes: 0 stopped by a signal, 1 another entry point has taken the name or the input is closed, 2
     usage or the address is refused, 3 the store cannot be reached.
     """
     try:
@@ -110,7 +99,7 @@ def serve(
     except ValueError as error:
         fail(str(error), REFUSED)
     if not insecure and not is_loopback(host):
-        fail(f"{host} can be reached from other machines: say --insecure, or listen on 127.0.0.1", REFUSED)
+        fail(f"{host} can be reached from other machines: pass --insecure, or listen on 127.0.0.1", REFUSED)
     producer = name or _own_name()
     counted = _Counted()
 
@@ -130,12 +119,10 @@ def serve(
             entry, partial(_announce, host, application, handle, producer, as_json=as_json), listen
         )
 
-    _check_names(application, handle, producer)
-    _in_store(url, token_file, work)
-    if as_json:
-        print_json({"stopped": True, "lines": counted.lines})
-    else:
-        print(f"dos: stopped; lines recorded: {counted.lines}", flush=True)
+    check_input_names(application, handle, producer)
+    in_store(url, token_file, work, negative=_NEGATIVE_ANSWERS)
+    text = f"dos: stopped; lines recorded: {counted.lines}"
+    print_result({"stopped": True, "lines": counted.lines}, text, as_json=as_json)
 
 
 @app.command()
@@ -146,55 +133,23 @@ def close(
     as_json: AsJson = False,
     token_file: TokenFile = None,
 ) -> None:
-    """Say that no more rows will come, for ever: what was recorded is still read, then the input is at its
-    end, and nobody can write to it.
+    """Close an input permanently: rows that were recorded are still read, then the input ends. No writer can
+    write to it any more.
 
     Example: dos input close dos://h1,h2,h3 shop lines
 
     Exit codes: 0 closed, also when it was already; 2 usage; 3 the store cannot be reached.
     """
-    _check_names(application, handle)
-    _in_store(url, token_file, lambda store: close_input(store, application, handle))
-    if as_json:
-        print_json({"application": application, "handle": handle, "closed": True})
-    else:
-        print(f"dos: input {handle} of {application} is closed", flush=True)
+    check_input_names(application, handle)
+    in_store(
+        url, token_file, lambda store: close_input(store, application, handle), negative=_NEGATIVE_ANSWERS
+    )
+    found = {"application": application, "handle": handle, "closed": True}
+    print_result(found, f"dos: input {handle} of {application} is closed", as_json=as_json)
 
 
 def _own_name() -> str:
     return "entry-" + re.sub(r"[^A-Za-z0-9-]+", "-", socket.gethostname())
-
-
-def _check_names(application: str, *others: str) -> None:
-    try:
-        check_name(application)
-        for name in others:
-            check_input_name("an input or entry point", name)
-    except BadNameError as error:
-        fail(str(error), REFUSED)
-
-
-def _in_store(url: str, token_file: Path | None, work: Callable[[Store], Awaitable[object]]) -> None:
-    try:
-        if parse_url(url).directory is not None:
-            fail(f"{url} names a directory: give the store alone, and the application after it", REFUSED)
-    except BadUrlError as error:
-        fail(str(error), REFUSED)
-
-    async def opened() -> None:
-        try:
-            async with open_store(url, token=read_token(token_file), client="dos") as store:
-                await work(store)
-        except ExceptionGroup as group:
-            raise first_error(group) from None
-
-    async def told() -> None:
-        try:
-            await opened()
-        except (FencedError, InputClosedError) as error:
-            fail(str(error), NEGATIVE)
-
-    run(told)
 
 
 async def _until_signal(
@@ -204,7 +159,7 @@ async def _until_signal(
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_stop_at, signals, nursery.cancel_scope)
             started = trio.Event()
-            nursery.start_soon(_say_that_it_waits, started)
+            nursery.start_soon(_warn_if_waiting, started)
             try:
                 port = await nursery.start(entry)
             except OSError as error:
@@ -219,20 +174,19 @@ async def _stop_at(signals: AsyncIterator[int], scope: trio.CancelScope) -> None
     scope.cancel()
 
 
-async def _say_that_it_waits(started: trio.Event) -> None:
+async def _warn_if_waiting(started: trio.Event) -> None:
     with trio.move_on_after(_PATIENCE_S):
         await started.wait()
         return
-    print("dos: waiting for the store; `dos store status` says who is away", file=sys.stderr, flush=True)
+    warn("waiting for the store; `dos store status` lists the members that are unavailable")
 
 
 def _announce(host: str, application: str, handle: str, producer: str, port: int, *, as_json: bool) -> None:
-    """One line, once it listens; programs that start an entry point wait for it."""
+    """Print one line once the port listens; programs that start an entry point wait for this line."""
     address = address_text(host, port)
-    if as_json:
-        print_json({"address": address, "application": application, "handle": handle, "name": producer})
-    else:
-        print(f"dos: lines to {address} go to input {handle} of {application}, from {producer}", flush=True)
+    found = {"address": address, "application": application, "handle": handle, "name": producer}
+    text = f"dos: lines to {address} go to input {handle} of {application}, from {producer}"
+    print_result(found, text, as_json=as_json)
 
 
 app.command()(sweep)

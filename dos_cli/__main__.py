@@ -1,8 +1,14 @@
-"""Where the `dos` command begins, and `python -m dos_cli`: before anything is imported that takes time.
+"""Entry point of the `dos` command and of `python -m dos_cli`. Imports nothing slow at the top.
 
-How every command ends when it does not end by itself is decided here, once: interrupted (exit code 130), with
-an output that nobody takes (`standard_streams`), or with an error that its own code did not expect from a URL
-or a store (2). None of these shows a traceback.
+This file ends a command that did not handle its own end, without a traceback:
+
+| cause | exit code |
+|---|---|
+| an interrupt | 130 |
+| standard output cannot be written (`standard_streams`) | 0 if its reader has ended, otherwise 2 |
+| a DosError that the command did not catch | 2 |
+
+Any other exception is a bug and is raised.
 """
 
 import sys
@@ -14,7 +20,7 @@ INTERRUPTED = 130
 
 
 def main() -> None:
-    """Run the command; exits."""
+    """Run the command and exit with its code."""
     standard_streams.prepare()
     try:
         _run()
@@ -39,13 +45,16 @@ def _run() -> None:
 
 
 def _is_ours(error: Exception) -> bool:
-    """Whether it is a DosError; whoever raised one has imported the module."""
+    """Return whether it is a DosError.
+
+    The module of DosError is not imported for this: it is loaded if such an error was raised.
+    """
     errors = sys.modules.get("dos_protocol.errors")
     return errors is not None and isinstance(error, errors.DosError)
 
 
 def _end_of(group: BaseExceptionGroup[BaseException]) -> None:
-    """End as the one kind of exception in the group says; a mixture is a bug to be seen."""
+    """Exit if the group holds only interrupts or only exits. Raise a mixed group: it must not hide a bug."""
     for kind in (KeyboardInterrupt, SystemExit):
         found, others = group.split(kind)
         if found is not None and others is None:

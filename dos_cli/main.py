@@ -1,13 +1,14 @@
-"""The one command, `dos`: knows the names of all commands, and imports a package only on use.
+"""The `dos` command: the table of all commands, which imports the module of a command when it runs.
 
-Rules of this file: no package of ours is imported at the top, and no command does its work here. A command
-lives in its package's own `cli` module; this file holds the table that says where, and the line that
-`dos --help` shows for it. So `dos --help`, `dos --version` and the completion of a command's name need
-neither trio nor a server's code, and start in the time that typer takes.
+Do not import a package of this repository at the top, and do not implement a command here. `dos --help`,
+`dos --version` and the completion of command names then need neither trio nor the server, and start as fast
+as typer.
 
-Adding a command: write it in your package's `cli.py` (as a command of its `app`, or as a plain function), and
-add its row to `COMMANDS`. A test runs `--help` of every row, so a row without its command does not stay
-unnoticed.
+To add a command:
+
+1. Write it in the `cli` module of its package, as a command of its `app` or as a function of the command's
+   name. Build it from `dos_client.cli.kit`.
+2. Add its row to `COMMANDS`. Tests run `--help` of every row.
 """
 
 import importlib
@@ -22,39 +23,35 @@ from typer.main import get_command, get_group
 COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("dos_server.cli", "Serve the objects kept in a directory."),
     "fsck": ("dos_server.offline.cli", "Verify the data directory of a server that does not run."),
-    "store": ("dos_client.cli.objects", "Make a store of several servers, show it, change it, mend it."),
+    "store": ("dos_client.cli.objects", "Create a store of several servers; show, change, repair it."),
     "ls": ("dos_client.cli.objects", "List directories, or the objects of one directory."),
-    "get": ("dos_client.cli.objects", "Write an object's durable bytes to standard output."),
+    "get": ("dos_client.cli.objects", "Write an object's committed bytes to standard output."),
     "append": ("dos_client.cli.objects", "Append a file or standard input to an object."),
-    "rm": ("dos_client.cli.objects", "Delete an object of one server, for ever."),
+    "rm": ("dos_client.cli.objects", "Delete an object of one server, permanently."),
     "stat": ("dos_client.cli.objects", "Show an object's sizes and digest."),
     "ping": ("dos_client.cli.objects", "Measure the round trip to a server."),
-    "region": ("checkpoint.cli.region", "Ask a running region: status, checkpoint, reset, stop."),
+    "region": ("checkpoint.cli.region", "Control a running region: status, checkpoint, reset, stop."),
     "checkpoint": (
         "checkpoint.cli.checkpoints",
-        "Show the committed checkpoints of a region, and what lies between them.",
+        "Show and compare the committed checkpoints of a region.",
     ),
-    "input": ("dataflow.cli", "Take lines over TCP into an input of an application, close or sweep it."),
+    "input": ("dataflow.cli", "Receive lines over TCP as an input of an application; close or sweep it."),
     "journal": ("journal.cli", "Dump, search, verify or replay a journal."),
 }
-"""name -> (module that has it, what `dos --help` says of it)."""
+"""Command -> (module that defines it, its line in `dos --help`)."""
 
 _OURS = ("checkpoint", "dataflow", "dos_client", "dos_protocol", "dos_server", "journal")
 
-LENT: dict[str, tuple[str, str, str, str]] = {
-    "journal": ("journal.inspecting", "offline", "dos_server.offline.reading", "DataDirectory"),
-}
-"""name -> (module, attribute of it, module that lends it, its name there): what a command uses of a package
-that its own may not import."""
-
 
 class _NotLoaded(typer_core.TyperCommand):
-    """Stands for a command in listings, where only its name and its line are wanted."""
+    """Stands for a command in listings, which need its name and its line only."""
 
 
 def load_command(name: str) -> Any:
-    """The real command of that name, imported now. Raises KeyError for a name that is not in `COMMANDS`. Ends
-    the program if a package that the command needs is not installed.
+    """Import and return the command of that name.
+
+    Raises KeyError for a name that is not in `COMMANDS`. Ends the program with exit code 2 if a library that
+    the command needs is not installed.
     """
     try:
         module = importlib.import_module(COMMANDS[name][0])
@@ -63,9 +60,9 @@ def load_command(name: str) -> Any:
             raise
         print(f"dos: {name} needs {error.name}: pip install 'dos-journal[spark]'", file=sys.stderr)
         raise SystemExit(2) from None
-    if name in LENT:
-        borrower, attribute, lender, lent = LENT[name]
-        setattr(importlib.import_module(borrower), attribute, getattr(importlib.import_module(lender), lent))
+    if name == "journal":  # it also reads data directories, and `journal` may not import `dos_server`
+        opener = importlib.import_module("dos_server.offline.reading").DataDirectory
+        importlib.import_module("journal.data_directories").read_data_directories_with(opener)
     app = getattr(module, "app", None)
     if not isinstance(app, typer.Typer):
         single = typer.Typer(add_completion=False)
@@ -76,7 +73,7 @@ def load_command(name: str) -> Any:
 
 
 class LazyGroup(typer_core.TyperGroup):
-    """A command group that lists from the table and imports on use."""
+    """A command group that lists the table, and imports a command when it runs."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - typer's signature
         return list(COMMANDS)
@@ -119,5 +116,5 @@ def _root(
 
 
 def main() -> None:
-    """Entry point of the `dos` script. The name is given so that completion works however it was started."""
+    """Run the `dos` command. The fixed program name makes completion work for `python -m dos_cli` also."""
     app(prog_name="dos")

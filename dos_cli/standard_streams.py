@@ -1,14 +1,16 @@
-"""The three standard streams of every command: what happens when one is closed, full, or nobody reads it.
+"""The three standard streams of every command, also if one is closed or full or its reader has ended.
 
-Commands print, and know nothing of this. A stream that cannot be written ends the program where the write
-happens, with `SystemExit`, which no command takes for an error of a store or a file:
+Commands just print. A write or read that cannot succeed raises `SystemExit`, which no command mistakes for an
+error of a store or a file:
 
-- whoever reads standard output had enough (`dos get ... | head`): quietly, exit code 0;
-- standard output is full, or closed (`>&-`): in one line on standard error, exit code 2.
+| case | standard error | exit code |
+|---|---|---|
+| the reader of standard output has ended (`dos get ... | head`) | nothing | 0 |
+| standard output is full, or closed (`>&-`) | one line | 2 |
+| standard input is closed (`<&-`) and is read | one line | 2 |
 
-Reading a standard input that is closed (`<&-`) ends it in the same way. A closed stream gets a stand-in:
-without one, the next file or socket that is opened would take its number. What an encoding lacks is printed
-escaped.
+A closed stream is replaced by /dev/null, because the next file or socket would otherwise take its number.
+Characters that the encoding lacks are printed escaped.
 """
 
 import errno
@@ -22,8 +24,9 @@ _INPUT, _OUTPUT, _ERRORS = 0, 1, 2
 
 
 class _Output(io.FileIO):
-    """Standard output that ends the program instead of raising OSError. Swallows what comes after that: the
-    interpreter flushes once more when it ends.
+    """Standard output that ends the program instead of raising OSError.
+
+    It discards later writes, because the interpreter flushes once more when it ends.
     """
 
     _over = False
@@ -34,7 +37,7 @@ class _Output(io.FileIO):
         try:
             return super().write(data)
         except KeyboardInterrupt:
-            self._over = True  # it may have been written: what holds it back must not write it once more
+            self._over = True  # the data may have been written, and the buffer must not write them again
             raise
         except OSError as error:
             self._over = True
@@ -44,7 +47,7 @@ class _Output(io.FileIO):
 
 
 class _ClosedInput(io.RawIOBase):
-    """Standard input that was closed before the program began."""
+    """A standard input that was closed before the program started."""
 
     def readable(self) -> bool:
         return True
@@ -61,13 +64,13 @@ def _full(error: OSError) -> str:
     return f"cannot write standard output: {error.strerror}"
 
 
-def _end(words: str) -> NoReturn:
-    print(f"dos: {words}", file=sys.stderr)
+def _end(text: str) -> NoReturn:
+    print(f"dos: {text}", file=sys.stderr)
     raise SystemExit(CANNOT_WRITE) from None
 
 
 def prepare() -> None:
-    """Replace the streams of `sys` by those described above. Call it once, before anything is opened."""
+    """Replace the streams of `sys`. Call it once, before any file or socket is opened."""
     for number, mode in ((_INPUT, os.O_RDONLY), (_OUTPUT, os.O_RDONLY), (_ERRORS, os.O_WRONLY)):
         _occupy(number, mode)
     if sys.stdin is None:
@@ -84,7 +87,7 @@ def prepare() -> None:
 
 
 def _occupy(number: int, mode: int) -> None:
-    """Where no file has this number, open one; standard output's cannot be written, so that writes fail."""
+    """Open /dev/null with this number if it is free; for standard output read-only, so that writes fail."""
     try:
         os.fstat(number)
     except OSError:

@@ -1,8 +1,7 @@
-"""The journal commands of `dos`: dump, grep, verify, follow, timeline and status; replay, files and cat are
-in `files/cli.py`.
+"""`dos journal`: the group of commands, and dump, grep, verify, follow, timeline and status.
 
-Rules of this file: arguments and exit codes. The work is in `inspecting.py`, `dump.py` and `verify.py`; what
-all commands have in common in `cli_support.py`.
+`files/cli.py` has replay, files, cat and diff; `files/trim_cli.py` trim; `archive/cli.py` archive. A target
+is read by `inspecting.py`; exit codes are in `cli_arguments.py`.
 """
 
 import functools
@@ -15,20 +14,10 @@ from typing import Annotated
 import trio
 import typer
 
+from dos_client.cli.kit import NEGATIVE, NOTHING_FOUND, REFUSED, AsJson, TokenFile, fail, read_token, warn
+from dos_client.cli.progress import bar_of
 from journal.archive.cli import archive
-from journal.cli_support import (
-    FAULT,
-    NOTHING_FOUND,
-    USAGE,
-    AsJson,
-    Target,
-    TokenFile,
-    journal_file,
-    progress_of,
-    refuse,
-    refusing,
-    token_of,
-)
+from journal.cli_arguments import Target, journal_errors, journal_file
 from journal.core import rendering
 from journal.core.inspection import Located
 from journal.core.rendering import fault_text
@@ -49,23 +38,23 @@ from journal.verify import accept, verdict_json, verdict_text
 
 
 def complete_operation(incomplete: str) -> list[str]:
-    """For the shell: names of operations."""
+    """Return names of operations, for completion by the shell."""
     return [name for name in Op.__members__ if name.startswith(incomplete.upper())]
 
 
 History = Annotated[
     bool,
     typer.Option(
-        "--history", help="Of a chain, also what lies below its newest snapshot, as far down as it is held."
+        "--history", help="Also read a chain's records below its newest snapshot, as far as they are held."
     ),
 ]
-Full = Annotated[bool, typer.Option("--full", help="Show strings whole, however long.")]
+Full = Annotated[bool, typer.Option("--full", help="Show strings in full, however long.")]
 
 app = typer.Typer(
     name="journal",
     rich_markup_mode="markdown",
     no_args_is_help=True,
-    help="Look into journals: files, objects and chains.",
+    help="Inspect journals: files, objects and chains.",
 )
 
 
@@ -76,10 +65,13 @@ def dump(
     as_json: AsJson = False,
     v0_style: Annotated[
         bool,
-        typer.Option("--v0-style", help="The original's lines: no offset, no name, strings whole."),
+        typer.Option(
+            "--v0-style", help="Print lines as the original service did: no offset, no name, full strings."
+        ),
     ] = False,
     begin: Annotated[
-        int, typer.Option("--from", min=0, help="Logical offset of the first record shown.")
+        int,
+        typer.Option("--from", min=0, help="Show only records that begin at or after this logical offset."),
     ] = 0,
     end: Annotated[
         int | None,
@@ -88,12 +80,12 @@ def dump(
     history: History = False,
     token_file: TokenFile = None,
 ) -> None:
-    """Print a journal's records, one line each: logical offset, name, and the fields as the original showed
-    them.
+    """Print a journal's records, one line each: logical offset, name, and the fields in the format of the
+    original service.
 
-    A chain is shown as a reader may see it: committed records only, from its newest finished snapshot on, or,
-    with --history, from as far down as it is held. A segment, named as an object, is shown as members have
-    it: its end may never have been committed.
+    Of a chain, committed records are shown, from its newest finished snapshot on; with --history, from the
+    oldest record that is held. Of a segment that is named as an object, all records of the longest copy are
+    shown: the last ones may never have been committed.
 
     Examples:
 
@@ -103,11 +95,11 @@ def dump(
 
         dos journal dump --json --from 4096 dos://h1,h2,h3/wordcount.w0000/state | head
 
-    Exit codes: 0 all was shown, 1 a fault was found (on standard error, after all that is good) or history
-    that was asked for is missing, 2 usage or no such journal, 3 the store cannot be reached.
+    Exit codes: 0 all records were shown, 1 a fault was found (reported after all good records) or requested
+    history is missing, 2 usage or no such journal, 3 the store cannot be reached.
     """
     if as_json and v0_style:
-        refuse("--json and --v0-style are two ways to show the same: say one of them", USAGE)
+        fail("--json and --v0-style exclude each other; pass one of them", REFUSED)
     render = rendering.as_original if v0_style else _render(as_json=as_json, full=full)
     _show(target, dumper(sys.stdout.write, render, begin=begin, end=end), token_file, history=history)
 
@@ -116,13 +108,13 @@ def dump(
 def grep(
     pattern: Annotated[
         str,
-        typer.Argument(metavar="PATTERN", help="A regular expression, looked for in the records' strings."),
+        typer.Argument(metavar="PATTERN", help="A regular expression, searched for in the records' strings."),
     ],
     target: Target,
     op: Annotated[
         str | None,
         typer.Option(
-            help="Only records of this operation: WRITE, CUT, ..",
+            help="Show only records of this operation: WRITE, CUT, ...",
             show_default=False,
             autocompletion=complete_operation,
         ),
@@ -132,8 +124,8 @@ def grep(
     history: History = False,
     token_file: TokenFile = None,
 ) -> None:
-    """Print the records in which something is found: in paths, in data, in the JSON of cuts and divisions.
-    An empty pattern is in all.
+    """Print the records whose strings match a pattern: paths, data, the JSON of cuts and divisions. The empty
+    pattern matches every record.
 
     Examples:
 
@@ -143,11 +135,10 @@ def grep(
 
         dos journal grep --op SEGMENT_START '' dos://h1,h2,h3/ledger/files
 
-    Exit codes: 0 something was found, 1 the journal has a fault (what was found before it is shown) or
-    history that was asked for is missing, 2 usage or no such journal, 3 the store cannot be reached, 4
-    nothing was found.
+    Exit codes: 0 a record matches, 1 the journal has a fault (matches before it are shown) or requested
+    history is missing, 2 usage or no such journal, 3 the store cannot be reached, 4 no record matches.
     """
-    with refusing():
+    with journal_errors():
         search = RecordFilter(pattern, _operation(op))
     show = dumper(sys.stdout.write, _render(as_json=as_json, full=full), wanted=search)
     _show(target, show, token_file, history=history)
@@ -159,13 +150,13 @@ def grep(
 def verify(
     target: Target, history: History = False, as_json: AsJson = False, token_file: TokenFile = None
 ) -> None:
-    """Read a journal whole: every checksum, length, back pointer and digest. Says "sound", or the first
-    fault.
+    """Read a whole journal and verify every checksum, length, back pointer and digest. Print "sound", or the
+    first fault.
 
-    A fault is shown with its segment, offset, what was expected, what was found, and a hint. A chain is read
-    as a reader may see it, from its newest finished snapshot on, with --history also below; a segment named
-    as an object as members have it. A record cut off at the end of a file is a fault (kind "torn"), what
-    precedes it is good.
+    A fault is shown with its segment and offset, the expected and the found value, and a hint. Of a chain,
+    committed records are read, from its newest finished snapshot on, with --history also below it; of a
+    segment that is named as an object, the longest copy. A record that is cut off at the end of a file is a
+    fault (kind "torn"); the records before it are good.
 
     Examples:
 
@@ -175,17 +166,16 @@ def verify(
 
         dos journal verify --history dos://h1,h2,h3/ledger/files
 
-    While a take-over has not completed, what lies past the end that can be proved committed is not verified,
-    and said so. The same of history that is not there, if no segment says that it was trimmed.
+    Two parts of a chain may be reported as not verified: records past the end that can be proved committed,
+    while a take-over has not completed; and missing history, unless a segment records that it was trimmed.
 
-    Exit codes: 0 sound, 1 a fault was found or not all could be verified, 2 usage or no such journal, 3 the
+    Exit codes: 0 sound, 1 a fault was found or a part was not verified, 2 usage or no such journal, 3 the
     store cannot be reached.
     """
     outcome = _inspect(target, accept, token_file, history=history)
-    sys.stdout.write((verdict_json(outcome) if as_json else verdict_text(outcome)) + "\n")
-    sys.stdout.flush()
+    print(verdict_json(outcome) if as_json else verdict_text(outcome), flush=True)
     if outcome.fault is not None or outcome.not_verified:
-        raise typer.Exit(FAULT)
+        raise typer.Exit(NEGATIVE)
 
 
 @app.command()
@@ -193,14 +183,16 @@ def follow(
     target: Target,
     begin: Annotated[
         int | None,
-        typer.Option("--from", min=0, help="Logical offset to begin at, 0 for all. Default: the end."),
+        typer.Option(
+            "--from", min=0, help="Logical offset of the first record; 0 shows all. Default: the end."
+        ),
     ] = None,
     full: Full = False,
     as_json: AsJson = False,
     token_file: TokenFile = None,
 ) -> None:
-    """Print records as they come, of a journal file or of a chain that is never rolled back (an input, an
-    output, files, a manifest), until interrupted. Of a chain only what is committed is shown.
+    """Print records as they are appended to a journal file, or committed to a chain that is never rolled back
+    (an input, an output, files, a manifest), until interrupted.
 
     Examples:
 
@@ -214,12 +206,11 @@ def follow(
     render = _render(as_json=as_json, full=full)
 
     def show(located: Located) -> None:
-        sys.stdout.write(render(located) + "\n")
-        sys.stdout.flush()
+        print(render(located), flush=True)
 
-    with refusing():
+    with journal_errors():
         if is_url(target):
-            trio.run(follow_chain, target, token_of(token_file), begin, show)
+            trio.run(follow_chain, target, read_token(token_file), begin, show)
         else:
             trio.run(follow_file, journal_file(target), begin, show)
 
@@ -227,23 +218,28 @@ def follow(
 @app.command()
 def timeline(
     target: Target,
-    lines: Annotated[int, typer.Option(min=1, help="At most so many lines, each of the same length.")] = 24,
+    lines: Annotated[
+        int, typer.Option(min=1, help="Maximum number of lines; each covers an equal interval.")
+    ] = 24,
     plot: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE.svg|png", help="Draw it there instead.", show_default=False, dir_okay=False
+            metavar="FILE.svg|png",
+            help="Draw the chart into this file instead.",
+            show_default=False,
+            dir_okay=False,
         ),
     ] = None,
     as_json: AsJson = False,
     history: History = False,
     token_file: TokenFile = None,
 ) -> None:
-    """A chart of what was appended when: bytes, records, and the segments, resets, cuts, steps and snapshots
-    among them. A reset is a segment of another epoch: somebody took the chain over there.
+    """Show a chart of what was appended over time: bytes and records, with segments, resets, cuts, steps and
+    snapshots. A reset is a segment of another epoch: a writer took over the chain there.
 
-    A chain is read from its newest finished snapshot on; --history goes below it. Time is what records hold
-    of it (marks, steps, outputs, inputs); a journal that holds none is divided by offset. A picture, SVG or
-    PNG by its name, needs matplotlib (the extra `plots` of dos-journal).
+    A chain is read from its newest finished snapshot on, with --history also below it. Times are those in the
+    records (marks, steps, outputs, inputs); a journal without times is divided by offset. --plot writes SVG
+    or PNG, by the file's suffix, and needs matplotlib (the extra `plots` of dos-journal).
 
     Examples:
 
@@ -255,16 +251,16 @@ def timeline(
 
         dos journal timeline --history --plot ledger.png dos://h1,h2,h3/ledger/files
 
-    Exit codes: 0 done, 1 a fault was found (what is good before it is shown) or history that was asked for is
+    Exit codes: 0 done, 1 a fault was found (the good part before it is shown) or requested history is
     missing, 2 usage or no such journal, 3 the store cannot be reached.
     """
     if plot is not None:
-        with refusing():
+        with journal_errors():
             check_drawable(plot)
     found = Timeline()
     outcome = _inspect(target, timeline_of(found), token_file, history=history)
     if plot is not None:
-        with refusing():
+        with journal_errors():
             draw_timeline(found, target, plot)
         _say_fault(outcome)
         return
@@ -272,7 +268,7 @@ def timeline(
     text = (
         timeline_json(found, lines=lines) if as_json else timeline_text(found, lines=lines, columns=columns)
     )
-    sys.stdout.write(text + "\n")
+    print(text)
     _say_fault(outcome)
 
 
@@ -282,17 +278,18 @@ def status(
         str,
         typer.Argument(
             metavar="URL",
-            help="A chain: dos://HOST[,HOST2..]/DIRECTORY/CHAIN, s3://BUCKET/PREFIX/DIRECTORY/CHAIN, or, of a"
+            help="A chain: dos://HOST[,HOST2..]/DIRECTORY/CHAIN,"
+            " s3://BUCKET/PREFIX/DIRECTORY/CHAIN, or, for a"
             " server that does not run, DATA/DIRECTORY/CHAIN.",
         ),
     ],
     as_json: AsJson = False,
     token_file: TokenFile = None,
 ) -> None:
-    """How much of a chain a recovery would read and how long that takes from here, what lies below its newest
-    snapshot, and what dead writers left.
+    """Show how many bytes of a chain a recovery would read and how long that takes from this machine, what
+    lies below the newest snapshot, and what dead writers left.
 
-    The time is measured: up to 8 MiB of the chain are read.
+    The time is measured by reading up to 8 MiB of the chain.
 
     Examples:
 
@@ -303,11 +300,10 @@ def status(
     Exit codes: 0 done, 1 a fault was found, 2 usage or no such chain, 3 the store cannot be reached.
     """
     if not is_url(url):
-        refuse(f"{url} is no chain: a recovery reads a journal file whole; `dos journal verify` does", USAGE)
-    with refusing(), progress_of(url, quiet=False) as progress:
-        found = trio.run(chain_status, url, token_of(token_file), progress)
-    sys.stdout.write((status_json(found) if as_json else found.as_text()) + "\n")
-    sys.stdout.flush()
+        fail(f"{url} is not a chain; `dos journal verify` reads a journal file", REFUSED)
+    with journal_errors(), bar_of(url) as progress:
+        found = trio.run(chain_status, url, read_token(token_file), progress)
+    print(status_json(found) if as_json else found.as_text(), flush=True)
 
 
 def _render(*, as_json: bool, full: bool) -> Callable[[Located], str]:
@@ -315,47 +311,45 @@ def _render(*, as_json: bool, full: bool) -> Callable[[Located], str]:
 
 
 def _operation(name: str | None) -> Op | None:
-    """Raises ValueError, which lists the names."""
+    """Return the operation of that name. Raises ValueError, which lists the names."""
     if name is None:
         return None
     if name.upper() not in Op.__members__:
-        raise ValueError(f"{name!r} is no operation: there are {', '.join(Op.__members__)}")
+        raise ValueError(f"unknown operation {name!r}; the operations are {', '.join(Op.__members__)}")
     return Op[name.upper()]
 
 
 def _show(target: str, consume: Consumer, token_file: Path | None, *, history: bool) -> None:
-    """Have the records shown, and say what is wrong with them."""
+    """Show the records and report faults."""
     outcome = _inspect(target, consume, token_file, history=history, quiet=sys.stdout.isatty())
     if not outcome.committed_only:
-        sys.stdout.flush()
-        sys.stderr.write(f"{outcome.target}: as members have it; not all of it need be committed\n")
+        warn(f"{outcome.target} is shown as the members hold it: its end may not be committed")
     _say_fault(outcome)
 
 
 def _say_fault(outcome: InspectionOutcome) -> None:
-    """Say what is wrong, or was not shown. Data that are wrong or not there end the command."""
-    sys.stdout.flush()
+    """Report faults and parts that were not shown. A fault, or missing history, ends the command."""
     for text in outcome.not_verified:
-        sys.stderr.write(f"dos journal: {text}\n")
+        warn(text)
     if outcome.fault is not None:
-        sys.stderr.write(f"fault in {outcome.target}\n{fault_text(outcome.fault, outcome.base)}\n")
+        warn(f"fault in {outcome.target}\n{fault_text(outcome.fault, outcome.base)}")
     if outcome.fault is not None or outcome.missing:
-        raise typer.Exit(FAULT)
+        raise typer.Exit(NEGATIVE)
 
 
 def _inspect(
     target: str, consume: Consumer, token_file: Path | None, *, history: bool, quiet: bool = False
 ) -> InspectionOutcome:
-    """Read the target, with progress on a terminal. Ends the command if it cannot be read at all."""
-    with refusing(), progress_of(target, quiet=quiet) as progress:
+    """Read the target, with progress on a terminal. End the command if it cannot be read at all."""
+    with journal_errors(), bar_of(target, quiet=quiet) as progress:
         if not is_url(target):
             return inspect_file(journal_file(target), consume, progress)
         read = functools.partial(
-            inspect_url, target, token_of(token_file), consume, progress, history=history
+            inspect_url, target, read_token(token_file), consume, progress, history=history
         )
         outcome = trio.run(read)
     if outcome.gone:
-        sys.stderr.write(f"dos journal: {outcome.gone}\n")
+        warn(outcome.gone)
     return outcome
 
 

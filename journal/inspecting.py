@@ -12,10 +12,10 @@ A fault in the records ends up in the outcome; a target that does not exist or c
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import AbstractContextManager, AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from dos_client.errors import BadUrlError, DamagedMembersError
 from dos_client.store import Store, connect, open_store
@@ -39,6 +39,7 @@ from journal.core.inspection import Inspector, Located, Tally
 from journal.core.record_layout import VERSION_1
 from journal.core.replay import SpanReplay, Step
 from journal.core.segment import parse_segment_name
+from journal.data_directories import in_data_directory, open_data_directory
 from journal.files.history import stretch_below
 from journal.limits import file_read_bytes, read_bytes_max
 from journal.ports import DirectoryViewPort, StorePort
@@ -77,26 +78,6 @@ class InspectionOutcome:
 DAMAGE: Final = CorruptDataError, LostBytesError, CorruptError, PoisonedError, DamagedMembersError
 """The errors that mean that the data are damaged or incomplete. All others mean that they cannot be read."""
 _NAMES_TOLD_MAX: Final = 10
-offline: Callable[[Path], AbstractContextManager[StorePort]] | None = None
-"""Opens the data directory of a stopped server. The command sets it, because this package may not import the
-server. It raises LocalProtocolError if the server is running.
-"""
-
-
-class InDataDirectory(NamedTuple):
-    """A parsed target DATA/DIRECTORY/NAME: an object, or a chain, in a server's data directory."""
-
-    root: Path
-    directory: str
-    name: str
-
-
-def in_data_directory(target: str) -> InDataDirectory | None:
-    """Parse a target in a server's data directory. Return None for any other target."""
-    path = Path(target)
-    if len(path.parts) < 3 or path.exists() or not (path.parents[1] / "identity").is_file():
-        return None
-    return InDataDirectory(path.parents[1], path.parent.name, path.name)
 
 
 def is_url(target: str) -> bool:
@@ -157,9 +138,7 @@ async def found_in_store(url: str, token: bytes) -> AsyncIterator[tuple[StorePor
     of the object of that name. The size is None if there is no such object; then the name is that of a chain.
     """
     if (place := in_data_directory(url)) is not None:
-        if offline is None:
-            raise LocalProtocolError(f"{place.root} is a data directory; only `dos journal` reads these")
-        with offline(place.root) as disk:
+        with open_data_directory(place.root) as disk:
             view = await disk.look(place.directory)
             _refuse_unknown(view, place.directory, place.name)
             found = [objects[place.name].synced for objects in view.answers.values() if place.name in objects]

@@ -1,6 +1,6 @@
-"""`dos checkpoint`: the committed checkpoints of a region, from its manifest. Claims nothing, asks no driver.
+"""`dos checkpoint`: the committed checkpoints of a region, from its manifest.
 
-Rules of this file: arguments in, text or JSON out. Exit codes are in `support`.
+The commands only read the store: they claim nothing and ask no driver.
 """
 
 from collections.abc import Awaitable, Callable
@@ -9,34 +9,35 @@ from typing import Annotated, Any
 import typer
 
 from checkpoint.chains.manifest_reading import read_manifest
-from checkpoint.cli.support import (
-    RegionName,
-    StoreUrl,
-    clock_text,
-    complete_cut,
-    count_text,
-    cut_of,
-    in_store,
-    print_table,
-    seconds_text,
-)
+from checkpoint.cli.arguments import RegionName, checkpoint_of, complete_checkpoint, in_store
 from checkpoint.core.cut_views import cut_diff, cut_full, cut_row
 from checkpoint.core.manifest import Cut
 from dos_client import Store
-from dos_client.cli.support import AsJson, TokenFile, fill_help, print_json
+from dos_client.cli.kit import (
+    AsJson,
+    StoreUrl,
+    TokenFile,
+    clock_text,
+    count_text,
+    fill_help,
+    print_json,
+    print_table,
+    seconds_text,
+    warn,
+)
 from dos_protocol.errors import DosError
 
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Show the committed checkpoints of a region, and what lies between them.\n\n"
+    help="Show and compare the committed checkpoints of a region.\n\n"
     "Example: dos checkpoint ls dos://h1,h2,h3 wordcount",
 )
-CutNumber = Annotated[
+CheckpointNumber = Annotated[
     int | None,
     typer.Argument(
-        help="Number of a checkpoint; the last one unless given.",
-        autocompletion=complete_cut,
+        help="Number of a checkpoint. Default: the last one.",
+        autocompletion=complete_checkpoint,
         metavar="CHECKPOINT",
     ),
 ]
@@ -44,14 +45,15 @@ CutNumber = Annotated[
 
 @app.command()
 def ls(url: StoreUrl, name: RegionName, as_json: AsJson = False, token_file: TokenFile = None) -> None:
-    """List the committed checkpoints of a region, oldest first: step, time, size of the workers' state,
-    phases.
+    """List the committed checkpoints of a region, oldest first, with step, time, size of the workers' state
+    and phases.
 
-    A checkpoint is retained, and can be restored, or released: the region keeps its last ones (`retain`) and
-    those that are pinned (`dos region savepoint`), and what only others needed is deleted. A long manifest
-    begins anew with those retained; earlier ones are not listed then. "state" is how much each worker ever
-    wrote to its state chain up to the checkpoint. A last line says when a later checkpoint may be committed
-    that a take-over, which did not complete, keeps from being proved ("unproved" in JSON, "" otherwise).
+    A retained checkpoint can be restored; a released one cannot, because data that only it needed is deleted.
+    The region retains its last checkpoints (`retain`) and those of savepoints (`dos region savepoint`). A
+    long manifest is rewritten with the retained checkpoints; earlier ones are then not listed. The column
+    "state" shows how many bytes each worker has written to its state chain up to the checkpoint. A last line
+    ("unproved" in JSON) says that a later checkpoint may be committed, which cannot be proved because a
+    take-over did not complete.
 
     Example: dos checkpoint ls dos://h1,h2,h3 wordcount
 
@@ -78,7 +80,8 @@ def ls(url: StoreUrl, name: RegionName, as_json: AsJson = False, token_file: Tok
         print_json(found)
         return
     if not found["checkpoints"]:
-        print(f"region {name} {'shows no cut' if found['unproved'] else 'has committed no cut yet'}")
+        none = "no checkpoint is proved committed" if found["unproved"] else "no checkpoint committed yet"
+        print(f"region {name}: {none}")
     else:
         _print_list(found)
     if found["unproved"]:
@@ -104,24 +107,24 @@ def _print_list(found: dict[str, Any]) -> None:
 
 
 def _note(row: dict[str, Any]) -> str:
-    words = ["final"] if row["final"] else []
+    notes = ["final"] if row["final"] else []
     if "retained" in row:
-        words.append("retained" if row["retained"] else "released")
-    words += [f"savepoint {savepoint}" for savepoint in row.get("savepoints", [])]
+        notes.append("retained" if row["retained"] else "released")
+    notes += [f"savepoint {savepoint}" for savepoint in row.get("savepoints", [])]
     if row["rolledBackTo"]:
-        words.append(f"back to {row['rolledBackTo']}")
-    return ", ".join(words)
+        notes.append(f"back to {row['rolledBackTo']}")
+    return ", ".join(notes)
 
 
 @app.command()
 def show(
     url: StoreUrl,
     name: RegionName,
-    cut: CutNumber = None,
+    cut: CheckpointNumber = None,
     as_json: AsJson = False,
     token_file: TokenFile = None,
 ) -> None:
-    """Show one checkpoint in full: positions of each worker, of each source's splits, sinks, layout,
+    """Show one checkpoint in full: the positions of workers, source splits and sinks, the layout, the
     operators.
 
     Example: dos checkpoint show dos://h1,h2,h3 wordcount
@@ -132,7 +135,7 @@ def show(
     """
 
     async def work(store: Store) -> Cut:
-        return cut_of(await read_manifest(store, name), cut)
+        return checkpoint_of(await read_manifest(store, name), cut)
 
     found = cut_full(in_store(url, token_file, work))
     if as_json:
@@ -144,7 +147,7 @@ def show(
         f" {clock_text(found['timeMs'])}{', by ' + found['driver'] if found['driver'] else ''}"
     )
     note = _note(found) or "not final"
-    print(f"goes on from checkpoint {found['parent'] or '-'}; graph {found['fingerprint']}; {note}")
+    print(f"continues checkpoint {found['parent'] or '-'}; graph {found['fingerprint']}; {note}")
     _print_workers(found)
     _print_splits(found)
     sinks = [
@@ -153,13 +156,13 @@ def show(
         for sink, entry in one["sinks"].items()
         if isinstance(entry, dict)
     ]
-    print_table(("#worker", "sink", "stands at"), sinks)
+    print_table(("#worker", "sink", "position"), sinks)
     files = [
         (one["worker"], operator, f"{at['epoch']:x}:{at['size']}")
         for one in found["workers"]
         for operator, at in one["directories"].items()
     ]
-    print_table(("#worker", "directory of", "#stands at (epoch:size)"), files)
+    print_table(("#worker", "directory of", "#position (epoch:size)"), files)
     print_table(
         ("#from shard", "#to", "#worker", "operator"),
         [
@@ -167,7 +170,7 @@ def show(
             for one in found["layout"]["ranges"]
         ],
     )
-    print_table(("operator", "what it is"), list(found["operators"].items()))
+    print_table(("operator", "description"), list(found["operators"].items()))
 
 
 def _print_workers(found: dict[str, Any]) -> None:
@@ -200,31 +203,31 @@ def diff(
     first: Annotated[
         int | None,
         typer.Argument(
-            help="The checkpoint to begin from; the last but one unless given.",
-            autocompletion=complete_cut,
+            help="The earlier checkpoint. Default: the last but one.",
+            autocompletion=complete_checkpoint,
             metavar="CHECKPOINT",
         ),
     ] = None,
     second: Annotated[
         int | None,
         typer.Argument(
-            help="The checkpoint to compare with; the last one unless given.",
-            autocompletion=complete_cut,
+            help="The later checkpoint. Default: the last one.",
+            autocompletion=complete_checkpoint,
             metavar="CHECKPOINT",
         ),
     ] = None,
     keys: Annotated[
-        bool, typer.Option(help="Read the state blocks between, and count the keys that changed.")
+        bool, typer.Option(help="Read the state blocks between them, and count the keys that changed.")
     ] = True,
     as_json: AsJson = False,
     token_file: TokenFile = None,
 ) -> None:
-    """Show what lies between two checkpoints: how far each split advanced, what was written, how many keys
+    """Compare two checkpoints: how far each split advanced, how much state was written, how many keys
     changed.
 
-    Counting keys reads all state blocks from each worker's last snapshot on, for which both checkpoints must
-    be retained; --no-keys does without, and without pyarrow. A number is negative when the region went back
-    between the two.
+    Counting keys needs pyarrow, reads all state blocks from each worker's last snapshot on, and requires that
+    both checkpoints are retained; --no-keys skips it. A number is negative if the region was reset between
+    the two.
 
     Example: dos checkpoint diff dos://h1,h2,h3 wordcount
 
@@ -235,16 +238,16 @@ def diff(
 
     async def work(store: Store) -> dict[str, Any]:
         view = await read_manifest(store, name)
-        before = cut_of(view, first, back=1 if first is None else 0)
-        after = cut_of(view, second)
+        before = checkpoint_of(view, first, back=1 if first is None else 0)
+        after = checkpoint_of(view, second)
         found = cut_diff(before, after)
         changed = _state_reader() if keys else None
-        if changed is not None:  # the blocks of the checkpoint that was released may be gone
+        if changed is not None:  # the blocks of a released checkpoint may be deleted
             for cut in (before, after):
                 view.restorable(cut.cut)
         try:
             found["state"] = await changed(store, name, before, after) if changed is not None else None
-        except DosError:  # were they released while we read?
+        except DosError:  # a checkpoint may have been released meanwhile: then report that
             view = await read_manifest(store, name)
             for cut in (before, after):
                 view.restorable(cut.cut)
@@ -278,13 +281,11 @@ def _split_note(row: dict[str, Any]) -> str:
 
 
 def _state_reader() -> Callable[[Store, str, Cut, Cut], Awaitable[dict[str, Any]]] | None:
-    """What counts keys, if the library for it is installed."""
+    """Return the function that counts changed keys, or None if pyarrow is not installed."""
     try:
         from checkpoint.chains.state_diff import changed_state
     except ImportError as error:
-        typer.echo(
-            f"dos: keys are not counted: {error} (install dos-journal[spark], or say --no-keys)", err=True
-        )
+        warn(f"keys are not counted: {error}; pip install 'dos-journal[spark]', or pass --no-keys")
         return None
     return changed_state
 

@@ -1,7 +1,8 @@
-"""`dos region`: ask a running region for something, through its store.
+"""`dos region`: the group of commands, and `dos region status`.
 
-Rules of this file: arguments in, text or JSON out. What asking means is in `checkpoint/requests/client.py`,
-whom the region's driver listens to in `core/request_handling.py`. Exit codes are in `support`.
+A command writes a request into the region's store and reads the answers (`requests/client.py`), so it needs
+neither Spark nor a connection to the driver. Commands that only send a request are rows of a table
+(`requests.py`); `savepoint` and `trim` are in files of their names.
 """
 
 import time
@@ -12,30 +13,33 @@ import typer
 from checkpoint import limits
 from checkpoint.chains.manifest_reading import ManifestView, read_manifest
 from checkpoint.cli import savepoints, trim
-from checkpoint.cli.requests import Incarnation, Timeout, Wait, accepted, end
-from checkpoint.cli.support import (
-    NEGATIVE,
-    RegionName,
-    StoreUrl,
-    ago_text,
-    clock_text,
-    count_text,
-    in_store,
-    print_table,
-    seconds_text,
-)
+from checkpoint.cli.arguments import RegionName, Timeout, in_store
+from checkpoint.cli.requests import add_request_commands
 from checkpoint.core.cut_views import cut_row
 from checkpoint.core.dropped import dropped_text
 from checkpoint.core.request_records import Answer
 from checkpoint.errors import NoAnswerError
 from checkpoint.requests.client import Reply, RequestClient
 from dos_client import Store
-from dos_client.cli.support import AsJson, TokenFile, fail, fill_help, print_json
+from dos_client.cli.kit import (
+    NEGATIVE,
+    AsJson,
+    StoreUrl,
+    TokenFile,
+    ago_text,
+    clock_text,
+    count_text,
+    fail,
+    fill_help,
+    print_json,
+    print_table,
+    seconds_text,
+)
 
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Ask a running region for its status, a checkpoint, a reset, a pause or its end, from any machine"
+    help="Control a running region: its status, a checkpoint, a reset, a pause or its end, from any machine"
     " that reaches its store."
     "\n\nExample: dos region status dos://h1,h2,h3 wordcount",
 )
@@ -46,23 +50,23 @@ def status(
     url: StoreUrl,
     name: RegionName,
     ask: Annotated[
-        bool, typer.Option(help="Ask the driver; --no-ask shows the manifest alone, and writes nothing.")
+        bool, typer.Option(help="Ask the driver; --no-ask shows the manifest only, and writes nothing.")
     ] = True,
     timeout: Timeout = limits.request_patience_s,
     as_json: AsJson = False,
     token_file: TokenFile = None,
 ) -> None:
-    """Show how a region is: what its driver says, and the last checkpoint that its manifest shows.
+    """Show the status of a region as its driver reports it, and the last checkpoint in its manifest.
 
-    Asking writes a small request into the store, and the driver an answer. When no driver answers, the
-    manifest still tells which checkpoint was committed last, when and by which driver.
+    The request and the driver's answer are small records in the store. If no driver answers, the manifest
+    still shows which checkpoint was committed last, when and by which driver.
 
     Example: dos region status dos://h1,h2,h3 wordcount
 
     Example: dos region status dos://h1,h2,h3 wordcount --no-ask --json
 
-    Exit codes: 0 a driver answered (or --no-ask), 1 no such region, or nobody answered, 2 usage, 3 the
-    store cannot be reached.
+    Exit codes: 0 a driver answered (or --no-ask), 1 no such region, or no answer, 2 usage, 3 the store
+    cannot be reached.
     """
 
     async def work(store: Store) -> tuple[ManifestView, Reply | None, str]:
@@ -86,170 +90,6 @@ def status(
         fail(f"{silence}. {_hint(view)}", NEGATIVE)
     if reply is not None and reply.answer.verdict != "done":
         fail(f"{reply.answer.verdict}: {reply.answer.reason}", NEGATIVE)
-
-
-@app.command()
-def checkpoint(
-    url: StoreUrl,
-    name: RegionName,
-    incarnation: Incarnation = 0,
-    timeout: Timeout = limits.request_patience_s,
-    wait: Wait = limits.drain_timeout_s,
-    as_json: AsJson = False,
-    token_file: TokenFile = None,
-) -> None:
-    """Have a checkpoint committed now, and wait until it is. All that was read before the request is in it.
-
-    Example: dos region checkpoint dos://h1,h2,h3 wordcount
-
-    Exit codes: 0 committed, and the manifest shows it; 1 refused, or not done in time; 2 usage; 3 the store
-    cannot be reached.
-    """
-
-    async def work(store: Store) -> tuple[Reply, bool]:
-        await read_manifest(store, name)
-        asking = RequestClient(store, name)
-        reply = await asking.ask(
-            "checkpoint",
-            incarnation=incarnation,
-            patience_s=timeout,
-            wait_s=wait,
-            accepted=accepted(as_json),
-        )
-        wanted = reply.answer.result.get("checkpoint", 0)
-        shown = (await read_manifest(store, name)).last
-        return reply, shown is not None and shown.cut >= wanted
-
-    reply, is_there = in_store(url, token_file, work)
-    end(
-        reply,
-        as_json,
-        lambda done: f"checkpoint {done.get('checkpoint')} at step {done.get('step')} is committed",
-    )
-    if not is_there:
-        fail("the driver says so, and the manifest does not show that checkpoint", NEGATIVE)
-
-
-@app.command()
-def reset(
-    url: StoreUrl,
-    name: RegionName,
-    incarnation: Incarnation = 0,
-    timeout: Timeout = limits.request_patience_s,
-    wait: Wait = limits.reset_timeout_s,
-    as_json: AsJson = False,
-    token_file: TokenFile = None,
-) -> None:
-    """Have the region go back to its last committed checkpoint, as after the loss of a worker, and wait until
-    it runs.
-
-    Spends none of the region's reset attempts. What was read since that checkpoint is read again.
-
-    Example: dos region reset dos://h1,h2,h3 wordcount
-
-    Example: dos region reset dos://h1,h2,h3 wordcount --incarnation 7
-
-    Exit codes: 0 done, 1 refused, or not done in time, 2 usage, 3 the store cannot be reached.
-    """
-    reply = _asked(url, token_file, name, "reset", incarnation, timeout, wait, as_json=as_json)
-    end(
-        reply,
-        as_json,
-        lambda done: (
-            f"back at checkpoint {done.get('checkpoint')} in {done.get('seconds', 0.0):.1f} s,"
-            f" {count_text(done.get('bytes', 0))} replayed; incarnation {done.get('incarnation')}"
-        ),
-    )
-
-
-@app.command()
-def pause(
-    url: StoreUrl,
-    name: RegionName,
-    incarnation: Incarnation = 0,
-    timeout: Timeout = limits.request_patience_s,
-    wait: Wait = limits.drain_timeout_s,
-    as_json: AsJson = False,
-    token_file: TokenFile = None,
-) -> None:
-    """Have the region take no input, and wait until all that it took is in a checkpoint. Workers stay, and
-    hold what they have; `dos region resume` lets them go on. A region that is started anew is not paused.
-
-    Example: dos region pause dos://h1,h2,h3 wordcount
-
-    Exit codes: 0 it is PAUSED, 1 refused, or not done in time, 2 usage, 3 the store cannot be reached.
-    """
-    reply = _asked(url, token_file, name, "pause", incarnation, timeout, wait, as_json=as_json)
-    end(
-        reply, as_json, lambda done: f"PAUSED at checkpoint {done.get('checkpoint')}, step {done.get('step')}"
-    )
-
-
-@app.command()
-def resume(
-    url: StoreUrl,
-    name: RegionName,
-    incarnation: Incarnation = 0,
-    timeout: Timeout = limits.request_patience_s,
-    wait: Wait = limits.request_patience_s,
-    as_json: AsJson = False,
-    token_file: TokenFile = None,
-) -> None:
-    """Have a region that was paused go on.
-
-    Example: dos region resume dos://h1,h2,h3 wordcount
-
-    Exit codes: 0 it goes on, 1 refused, or not done in time, 2 usage, 3 the store cannot be reached.
-    """
-    reply = _asked(url, token_file, name, "resume", incarnation, timeout, wait, as_json=as_json)
-    end(reply, as_json, lambda done: f"goes on from checkpoint {done.get('checkpoint')}: {done.get('state')}")
-
-
-@app.command()
-def stop(
-    url: StoreUrl,
-    name: RegionName,
-    incarnation: Incarnation = 0,
-    timeout: Timeout = limits.request_patience_s,
-    wait: Wait = limits.stop_cut_timeout_s + 2 * limits.stop_grace_s + limits.last_answers_s,
-    as_json: AsJson = False,
-    token_file: TokenFile = None,
-) -> None:
-    """Stop the region: a last checkpoint, then its workers end. The next `run` of that name goes on from the
-    checkpoint.
-
-    Example: dos region stop dos://h1,h2,h3 wordcount
-
-    Exit codes: 0 it has ended, 1 refused, or not done in time, 2 usage, 3 the store cannot be reached.
-    """
-    reply = _asked(url, token_file, name, "stop", incarnation, timeout, wait, as_json=as_json)
-    end(
-        reply,
-        as_json,
-        lambda done: (
-            f"{done.get('state')}: {done.get('reason')}; the last checkpoint is {done.get('lastCheckpoint')}"
-        ),
-    )
-
-
-def _asked(
-    url: str,
-    token_file: Any,
-    name: str,
-    what: str,
-    incarnation: int,
-    timeout: float,
-    wait: float,
-    *,
-    as_json: bool,
-) -> Reply:
-    async def work(store: Store) -> Reply:
-        await read_manifest(store, name)  # a name that is none is told as such
-        return await RequestClient(store, name).ask(
-            what, incarnation=incarnation, patience_s=timeout, wait_s=wait, accepted=accepted(as_json)
-        )
-
-    return in_store(url, token_file, work)
 
 
 def _status_json(view: ManifestView, reply: Reply | None, silence: str) -> dict[str, Any]:
@@ -277,7 +117,7 @@ def _print_manifest(view: ManifestView) -> None:
 def _print_last_cut(view: ManifestView) -> None:
     last = view.last
     if last is None:
-        none = "no checkpoint is shown" if view.unproved else "no checkpoint committed yet"
+        none = "no checkpoint is proved committed" if view.unproved else "no checkpoint committed yet"
         print(f"region {view.region}: {none}; claimed with epoch {view.epoch}")
         return
     by = f" by {last.driver}" if last.driver else ""
@@ -294,23 +134,23 @@ def _now_ms() -> int:
 
 
 def _hint(view: ManifestView) -> str:
-    """What it may mean that nobody answers."""
+    """Return what a missing answer may mean, and what to do."""
     last = view.last
     if last is not None and last.final:
-        return "Its last checkpoint is final: all input was read, and no driver need run"
+        return "Its last checkpoint is final: all input was read, and no driver needs to run"
     if last is not None and _now_ms() - last.wall_time_ms < 1000 * limits.request_patience_s:
         return (
-            "Its last checkpoint is fresh, so a driver may be at work: one that takes no requests"
-            " (answer_requests=False), is held up, or has just ended"
+            "Its last checkpoint is recent, so a driver may be running that accepts no requests"
+            " (answer_requests=False), is delayed, or has just ended"
         )
-    return "Start it again with `run`: it goes on from its last checkpoint; or look at the driver's log"
+    return "Start it again with `run`: it continues from its last checkpoint; or check the driver's log"
 
 
 def _print_status(answer: Answer) -> None:
     found = answer.result
     reason = f" ({found['reason']})" if found.get("reason") else ""
     print(
-        f"{found.get('state')}{reason}, says driver {answer.driver}: incarnation {answer.incarnation},"
+        f"{found.get('state')}{reason}, reported by driver {answer.driver}: incarnation {answer.incarnation},"
         f" {found.get('checkpointsCommitted')} checkpoints, {found.get('resetAttempts')} reset attempts spent"
     )
     if lost := dropped_text(found.get("rowsDropped", {})):
@@ -358,6 +198,7 @@ def _print_status(answer: Answer) -> None:
         print(f"reset to checkpoint {one['checkpoint']} {how}")
 
 
+add_request_commands(app)
 app.command()(savepoints.savepoint)
 app.command()(trim.trim)
 fill_help(app)

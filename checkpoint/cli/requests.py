@@ -1,48 +1,138 @@
-"""What the commands that ask a region for something have in common: their options, and the last word.
+"""The commands of `dos region` that send one request and print its result, as one table.
 
-Rules of this file: text or JSON of an answer, and the exit code it makes.
+To add such a command, add a row to `REQUESTS`; the name of the command is the name of the request. What a
+request does is decided by the region's driver (`core/request_handling.py`); which answer counts, by
+`requests/client.py`.
 """
 
-from typing import Annotated, Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
 
 import typer
 
-from checkpoint.cli.support import NEGATIVE
+from checkpoint import limits
+from checkpoint.chains.manifest_reading import read_manifest
+from checkpoint.cli.arguments import Incarnation, RegionName, Timeout, Wait, in_store
 from checkpoint.core.request_records import Answer
-from checkpoint.requests.client import Reply
-from dos_client.cli.support import fail, print_json
+from checkpoint.requests.client import Reply, RequestClient
+from dos_client import Store
+from dos_client.cli.kit import NEGATIVE, AsJson, StoreUrl, TokenFile, count_text, fail, print_json, warn
 
-Timeout = Annotated[
-    float, typer.Option(min=0.1, max=86_400, help="Seconds to wait for a first answer.", metavar="SECONDS")
-]
-Wait = Annotated[
-    float,
-    typer.Option(
-        min=0.1, max=604_800, help="Seconds to wait for the end of what was accepted.", metavar="SECONDS"
+Result = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestCommand:
+    """One command. Every command takes the store, the region, --incarnation, --timeout, --wait and --json."""
+
+    name: str
+    help: str
+    done: str
+    """The meaning of exit code 0."""
+    wait_s: float
+    """Default of --wait: seconds from the first answer to the final one."""
+    text: Callable[[Result], str]
+    """Returns the text to print for the result of a request that was done."""
+    in_manifest: bool = False
+    """Whether the manifest must also show the checkpoint of the result: an answer alone is not enough."""
+
+
+REQUESTS: Final = (
+    RequestCommand(
+        "checkpoint",
+        "Commit a checkpoint now, and wait for it. It contains everything read before the request.",
+        "committed, and the manifest shows it",
+        limits.drain_timeout_s,
+        lambda done: f"checkpoint {done.get('checkpoint')} at step {done.get('step')} is committed",
+        in_manifest=True,
     ),
-]
-Incarnation = Annotated[
-    int,
-    typer.Option(
-        min=0,
-        help="Refuse unless this incarnation is running, as `status` shows it; 0: any.",
-        metavar="NUMBER",
+    RequestCommand(
+        "reset",
+        "Reset the region to its last committed checkpoint, as after the loss of a worker, and wait until it"
+        " runs.\n\nThe reset does not count as one of the region's reset attempts. Input read since that"
+        " checkpoint is read again.",
+        "done",
+        limits.reset_timeout_s,
+        lambda done: (
+            f"back at checkpoint {done.get('checkpoint')} in {done.get('seconds', 0.0):.1f} s,"
+            f" {count_text(done.get('bytes', 0))} replayed; incarnation {done.get('incarnation')}"
+        ),
     ),
-]
+    RequestCommand(
+        "pause",
+        "Pause the region: it reads no more input. Wait until everything it has read is in a checkpoint."
+        "\n\nThe workers keep running and keep their state; `dos region resume` continues. A region that is"
+        " started again is not paused.",
+        "paused",
+        limits.drain_timeout_s,
+        lambda done: f"PAUSED at checkpoint {done.get('checkpoint')}, step {done.get('step')}",
+    ),
+    RequestCommand(
+        "resume",
+        "Resume a paused region.",
+        "resumed",
+        limits.request_patience_s,
+        lambda done: f"resumed from checkpoint {done.get('checkpoint')}: {done.get('state')}",
+    ),
+    RequestCommand(
+        "stop",
+        "Stop the region: it commits a last checkpoint, then its workers end. The next `run` of that name"
+        " continues from the checkpoint.",
+        "stopped",
+        limits.stop_cut_timeout_s + 2 * limits.stop_grace_s + limits.last_answers_s,
+        lambda done: (
+            f"{done.get('state')}: {done.get('reason')}; the last checkpoint is {done.get('lastCheckpoint')}"
+        ),
+    ),
+)
 
 
-def accepted(as_json: bool) -> Any:
-    """What tells, on standard error, that a request is being carried out."""
-
-    def tell(answer: Answer) -> None:
-        if not as_json:
-            typer.echo(f"accepted by {answer.driver}: {answer.reason}", err=True)
-
-    return tell
+def add_request_commands(app: typer.Typer) -> None:
+    """Make the rows of `REQUESTS` commands of the app."""
+    for row in REQUESTS:
+        app.command(row.name)(_command_of(row))
 
 
-def end(reply: Reply, as_json: bool, text: Any) -> None:
-    """The last word, and the end of the command if that is no."""
+def _command_of(row: RequestCommand) -> Callable[..., None]:
+    def command(
+        url: StoreUrl,
+        name: RegionName,
+        incarnation: Incarnation = 0,
+        timeout: Timeout = limits.request_patience_s,
+        wait: Wait = row.wait_s,
+        as_json: AsJson = False,
+        token_file: TokenFile = None,
+    ) -> None:
+        async def work(store: Store) -> tuple[Reply, bool]:
+            await read_manifest(store, name)  # raises NoRegionError before anything is written
+            reply = await RequestClient(store, name).ask(
+                row.name, incarnation=incarnation, patience_s=timeout, wait_s=wait, accepted=accepted(as_json)
+            )
+            if not row.in_manifest:
+                return reply, True
+            last = (await read_manifest(store, name)).last
+            return reply, last is not None and last.cut >= reply.answer.result.get("checkpoint", 0)
+
+        reply, in_manifest = in_store(url, token_file, work)
+        end(reply, as_json, row.text)
+        if not in_manifest:
+            fail("the driver reports that checkpoint, but the manifest does not show it", NEGATIVE)
+
+    command.__doc__ = (
+        f"{row.help}\n\nExample: dos region {row.name} dos://h1,h2,h3 wordcount\n\nExit codes: 0 {row.done};"
+        " 1 refused, or not done in time; 2 usage; 3 the store cannot be reached."
+    )
+    return command
+
+
+def accepted(as_json: bool) -> Callable[[Answer], None]:
+    """Return a function that reports an accepted request on standard error, unless JSON is printed."""
+    return lambda answer: None if as_json else warn(f"accepted by {answer.driver}: {answer.reason}")
+
+
+def end(reply: Reply, as_json: bool, text: Callable[[Result], str]) -> None:
+    """Print the final answer. End the command if the request was not done."""
     answer = reply.answer
     if as_json:
         print_json(_answer_json(answer) | {"supersededBy": reply.superseded_by or None})
@@ -50,6 +140,11 @@ def end(reply: Reply, as_json: bool, text: Any) -> None:
         print(text(answer.result))
         if reply.superseded_by:
             print(f"since then the manifest was claimed with epoch {reply.superseded_by}")
+    fail_unless_done(answer)
+
+
+def fail_unless_done(answer: Answer) -> None:
+    """End the command with the reason if the request was not done."""
     if answer.verdict != "done":
         fail(f"{answer.verdict} by {answer.driver}: {answer.reason}", NEGATIVE)
 

@@ -11,15 +11,15 @@ import typer
 
 from checkpoint import limits
 from checkpoint.chains.manifest_reading import read_manifest
-from checkpoint.cli.requests import Timeout, Wait, accepted, end
-from checkpoint.cli.support import NEGATIVE, RegionName, StoreUrl, complete_cut, in_store
+from checkpoint.cli.arguments import RegionName, Timeout, Wait, complete_checkpoint, in_store
+from checkpoint.cli.requests import accepted, end
 from checkpoint.coordinator.manifest_host import StoreHost
 from checkpoint.core.manifest import savepoint_name_problem
 from checkpoint.errors import NoAnswerError, RegionFencedError, SavepointRefusedError
 from checkpoint.maintenance.stand_in import savepoint_stopped
 from checkpoint.requests.client import Reply, RequestClient
 from dos_client import Store
-from dos_client.cli.support import REFUSED, AsJson, TokenFile, fail, print_json
+from dos_client.cli.kit import NEGATIVE, REFUSED, AsJson, StoreUrl, TokenFile, fail, print_result
 from dos_protocol.errors import FencedError
 
 
@@ -35,7 +35,7 @@ def savepoint(
         typer.Option(
             min=0,
             help="Number of the checkpoint; 0: the last one. It must be retained: see `dos checkpoint ls`.",
-            autocompletion=complete_cut,
+            autocompletion=complete_checkpoint,
             metavar="CHECKPOINT",
         ),
     ] = 0,
@@ -90,10 +90,8 @@ def savepoint(
         return
     stand_in = functools.partial(_stand_in, name, savepoint_name, checkpoint, drop, wait)
     done = in_store(url, token_file, stand_in)
-    if as_json:
-        print_json({"name": name, "savepoint": savepoint_name, "checkpoint": done, "stopped": True})
-    else:
-        print(text({"checkpoint": done}))
+    found = {"name": name, "savepoint": savepoint_name, "checkpoint": done, "stopped": True}
+    print_result(found, text(found), as_json=as_json)
 
 
 async def _ask(

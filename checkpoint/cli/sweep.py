@@ -1,7 +1,6 @@
-"""`dos input sweep`: rows that Spark's writers put down in the store and never recorded.
+"""`dos input sweep`: show and delete rows that Spark's writers staged in the store and never recorded.
 
-Rules of this file: arguments in, text or JSON out. What is garbage is decided in `core/staged.py`, how it
-goes in `sweeping.py`.
+`core/staged.py` decides which rows are garbage; `maintenance/sweeping.py` deletes them.
 """
 
 from collections.abc import Sequence
@@ -10,70 +9,72 @@ from typing import Annotated, Any, Final
 import typer
 
 from checkpoint import limits
-from checkpoint.cli.support import NEGATIVE, StoreUrl, ago_text, count_text, in_store, print_table
-from checkpoint.core.inputs import check_input_name
+from checkpoint.cli.arguments import Application, Handle, check_input_names, in_store
 from checkpoint.core.staged import StagedState, parse_staged
 from checkpoint.maintenance.sweeping import StagedObject, Sweep
 from checkpoint.runtime import wall_time_ms
 from dos_client import Store
-from dos_client.cli.support import REFUSED, AsJson, TokenFile, fail, print_json
-from dos_protocol.errors import BadNameError
-from dos_protocol.names import check_name
+from dos_client.cli.kit import (
+    NEGATIVE,
+    AsJson,
+    StoreUrl,
+    TokenFile,
+    ago_text,
+    count_text,
+    fail,
+    print_json,
+    print_table,
+)
 
 _AGE_S_MAX: Final = 10 * 366 * 86_400
 
 
 def sweep(
     url: StoreUrl,
-    application: Annotated[
-        str,
-        typer.Argument(
-            help="The application's name, as it stands at the end of the sink's URL.", metavar="APPLICATION"
-        ),
-    ],
-    handle: Annotated[
-        str, typer.Argument(help="The input, as the sink's option `input` names it.", metavar="HANDLE")
-    ],
-    apply: Annotated[bool, typer.Option("--apply", help="Delete it. Without, it is only shown.")] = False,
+    application: Application,
+    handle: Handle,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Delete the garbage; otherwise only list it.")
+    ] = False,
     older_than: Annotated[
         float | None,
         typer.Option(
             "--undecided-older-than",
             min=0,
             max=_AGE_S_MAX,
-            help="Give up, too, what is not recorded and was begun so long ago, by the clocks of its"
-            " writer and of this machine. A query or write that is alive after all is fenced, and fails by"
-            " name.",
+            help="Also delete undecided rows that were begun longer ago than this, by the clocks of their"
+            " writer and of this machine. A query or write that is still running is fenced, and fails with"
+            " an error that says so.",
             metavar="SECONDS",
         ),
     ] = None,
     wait: Annotated[
         float,
         typer.Option(
-            min=1, max=86_400, help="Seconds to wait for the deletion in a directory.", metavar="SECONDS"
+            min=1, max=86_400, help="Seconds to wait for the deletion in each directory.", metavar="SECONDS"
         ),
     ] = limits.trim_wait_s,
     as_json: AsJson = False,
     token_file: TokenFile = None,
 ) -> None:
-    """Show the rows that Spark's writers put down for an input and that wait to be recorded, or to go; with
-    --apply, delete what nobody will record any more.
+    """List the rows that Spark's writers have staged for an input; with --apply, delete those that cannot be
+    recorded any more.
 
-    A query does this by itself, with its commits. This is for one that was killed and never begins again.
-    Its rows go at once where its batch, or a later one, is recorded, or the input is closed. What is
-    undecided may be committed yet by a driver that lives, or by the query that is started again: it is kept,
-    with all that lies beside it, unless --undecided-older-than gives it up. Nothing that was recorded is
-    touched. A query that finds its rows gone fails, and writes them again when it is started again; a batch
-    write that does fails and recorded nothing.
+    A query deletes such rows automatically, with its commits. This command is for a query that was killed and
+    is never started again. Staged rows are garbage if their batch or a later one is recorded, or if the input
+    is closed. Undecided rows may still be committed, by a driver that runs or by the query when it is started
+    again: they are kept, with everything in their directory, unless --undecided-older-than gives them up.
+    Recorded rows are never deleted. A query that finds its rows deleted fails, and writes them again when it
+    is started again; a batch write fails without having recorded anything.
 
     Example: dos input sweep dos://h1,h2,h3 shop orders
 
     Example: dos input sweep dos://h1,h2,h3 shop orders --undecided-older-than 604800 --apply
 
-    Exit codes: 0 shown, or deleted on all members that are there; 1 no such input, or something was left, for
-    a writer is at work or a member was not done in time; 2 usage; 3 the store cannot be reached.
+    Exit codes: 0 listed, or deleted on all available members; 1 no such input, or some rows are left because
+    a writer is running or a member was not done in time; 2 usage; 3 the store cannot be reached.
     """
-    _check_names(application, handle)
+    check_input_names(application, handle)
 
     async def work(store: Store) -> tuple[list[StagedObject], list[StagedObject] | None]:
         sweeping = Sweep(store, application, handle, older_than)
@@ -91,18 +92,10 @@ def sweep(
         _print(found, left)
     if left:
         fail(
-            f"{len(left)} of {_swept(found)} are there still, in {left[0].directory} to begin with: a writer"
-            " is at work there, or a member is slow",
+            f"{len(left)} of {_swept(found)} objects are not deleted yet, the first in {left[0].directory}:"
+            " a writer is running there, or a member is slow",
             NEGATIVE,
         )
-
-
-def _check_names(application: str, handle: str) -> None:
-    try:
-        check_name(application)
-        check_input_name("an input handle", handle)
-    except BadNameError as error:
-        fail(str(error), REFUSED)
 
 
 def _swept(found: Sequence[StagedObject]) -> int:
@@ -120,7 +113,7 @@ def _json(
                 "producer": one.producer,
                 "directory": one.directory,
                 "object": one.name,
-                "batch": None if (told := parse_staged(one.name)) is None else told.number,
+                "batch": None if (unit := parse_staged(one.name)) is None else unit.number,
                 "bytes": one.bytes,
                 "copies": one.copies,
                 "sinceMs": one.since_ms,
@@ -146,7 +139,7 @@ def _print(found: Sequence[StagedObject], left: Sequence[StagedObject] | None) -
                 one.copies,
                 "" if one.since_ms is None else ago_text(one.since_ms, now),
                 one.staged_state,
-                "garbage" if one.swept else "stays",
+                "garbage" if one.swept else "kept",
             )
             for one in found
         ],
@@ -162,13 +155,13 @@ def _print(found: Sequence[StagedObject], left: Sequence[StagedObject] | None) -
         print(f"deleted {count} objects, {held} on all members")
     if undecided := sum(one.staged_state is StagedState.OPEN for one in found):
         print(
-            f"{undecided} undecided: a writer may record them yet; --undecided-older-than SECONDS gives up"
-            " those that are older"
+            f"{undecided} undecided: a writer may still record them; --undecided-older-than SECONDS also"
+            " deletes those that are older"
         )
 
 
 def _unit(name: str) -> str:
-    told = parse_staged(name)
-    if told is None:
+    unit = parse_staged(name)
+    if unit is None:
         return name
-    return f"write {told.key}" if told.number is None else f"batch {told.number}"
+    return f"write {unit.key}" if unit.number is None else f"batch {unit.number}"

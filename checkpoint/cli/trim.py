@@ -1,8 +1,7 @@
-"""`dos region trim`: what no retained checkpoint of a region needs, and taking it away.
+"""`dos region trim`: show and delete the objects that no retained checkpoint of a region needs.
 
-Rules of this file: arguments in, text or JSON out. What is garbage is said by
-`checkpoint/maintenance/trimming.py`; while a region runs it is deleted by its own workers, which hold the
-claims, when a checkpoint tells them the floors.
+`maintenance/trimming.py` decides which objects those are. While the region runs, only its workers can delete
+them, because they hold the claims; a checkpoint tells them the floors. So --apply requests a checkpoint.
 """
 
 from typing import Annotated, Any
@@ -12,28 +11,39 @@ import typer
 
 from checkpoint import limits
 from checkpoint.chains.manifest_reading import ManifestView, read_manifest
-from checkpoint.cli.requests import Timeout, accepted
-from checkpoint.cli.support import NEGATIVE, RegionName, StoreUrl, count_text, in_store, print_table
+from checkpoint.cli.arguments import RegionName, Timeout, in_store
+from checkpoint.cli.requests import accepted, fail_unless_done
 from checkpoint.coordinator.manifest_host import StoreHost
-from checkpoint.core.request_records import Answer
 from checkpoint.errors import NoAnswerError
 from checkpoint.maintenance.trimming import UnneededObject, collect_stopped, garbage_of, needed
 from checkpoint.requests.client import RequestClient
 from dos_client import Store
-from dos_client.cli.support import AsJson, TokenFile, fail, print_json
+from dos_client.cli.kit import (
+    NEGATIVE,
+    REFUSED,
+    AsJson,
+    StoreUrl,
+    TokenFile,
+    count_text,
+    fail,
+    print_json,
+    print_table,
+)
 from dos_protocol.errors import FencedError
 
 
 def trim(
     url: StoreUrl,
     name: RegionName,
-    apply: Annotated[bool, typer.Option("--apply", help="Delete it. Without, it is only shown.")] = False,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Delete the objects; otherwise only list them.")
+    ] = False,
     stopped: Annotated[
         bool,
         typer.Option(
             "--stopped",
-            help="The region does not run: take its place for a moment. A driver that is alive after all is"
-            " fenced, and ends.",
+            help="The region does not run: act as its driver for a moment. A driver that still runs is fenced"
+            " and ends.",
         ),
     ] = False,
     timeout: Timeout = limits.request_patience_s,
@@ -43,24 +53,23 @@ def trim(
     as_json: AsJson = False,
     token_file: TokenFile = None,
 ) -> None:
-    """Show what the region's journals hold that no retained and no savepoint's checkpoint needs; with
-    --apply, delete it.
+    """List the segments of the region's journals that neither a retained checkpoint nor a savepoint needs;
+    with --apply, delete them.
 
-    A region that runs does this by itself, with every checkpoint; there --apply asks it for a checkpoint,
-    which tells its workers, and waits until they have deleted. Only segments go that the manifest proves to
-    be needed by
-    nothing: never above the floor of the oldest retained or savepoint's checkpoint. Space comes back segment
-    by segment.
+    A running region deletes them automatically, with every checkpoint. --apply then requests a checkpoint and
+    waits until the workers have deleted the segments. A segment is deleted only if the manifest proves that
+    nothing needs it: it lies below the floor of the oldest checkpoint that is retained or held by a
+    savepoint. Whole segments are deleted.
 
     Example: dos region trim dos://h1,h2,h3 wordcount
 
     Example: dos region trim dos://h1,h2,h3 wordcount --apply --stopped
 
-    Exit codes: 0 shown, or deleted on all members that are there; 1 no such region, nobody answered, or not
-    done in time; 2 usage; 3 the store cannot be reached.
+    Exit codes: 0 listed, or deleted on all available members; 1 no such region, no answer, or not done in
+    time; 2 usage; 3 the store cannot be reached.
     """
     if stopped and not apply:
-        fail("--stopped says how to delete: give --apply with it", 2)
+        fail("--stopped needs --apply", REFUSED)
 
     async def work(store: Store) -> tuple[ManifestView, list[UnneededObject], list[UnneededObject] | None]:
         view = await read_manifest(store, name)
@@ -68,9 +77,9 @@ def trim(
         if not apply:
             return view, garbage, None
         if stopped:
-            await _take_the_place(store, name, wait)
+            await _stand_in(store, name, wait)
         else:
-            await _have_a_cut(store, name, timeout, wait, as_json=as_json)
+            await _request_checkpoint(store, name, timeout, wait, as_json=as_json)
         return view, garbage, await _left(store, view, garbage, wait)
 
     view, garbage, left = in_store(url, token_file, work)
@@ -79,13 +88,16 @@ def trim(
     else:
         _print(view, garbage, left)
     if left:
-        fail(f"{len(left)} of {len(garbage)} are there still: a member may be away, or slow", NEGATIVE)
+        fail(
+            f"{len(left)} of {len(garbage)} objects are not deleted yet: a member may be unavailable or slow",
+            NEGATIVE,
+        )
 
 
 async def _left(
     store: Store, view: ManifestView, garbage: list[UnneededObject], wait: float
 ) -> list[UnneededObject]:
-    """What of the garbage is there still, once none is or the time is up."""
+    """Wait at most `wait` seconds until the garbage is deleted. Return the part that is left."""
     deadline = trio.current_time() + wait
     left = garbage
     while left and trio.current_time() < deadline:
@@ -95,23 +107,21 @@ async def _left(
     return left
 
 
-async def _have_a_cut(store: Store, name: str, timeout: float, wait: float, *, as_json: bool) -> None:
+async def _request_checkpoint(store: Store, name: str, timeout: float, wait: float, *, as_json: bool) -> None:
     try:
         reply = await RequestClient(store, name).ask(
             "checkpoint", patience_s=timeout, wait_s=wait, accepted=accepted(as_json)
         )
     except NoAnswerError as silence:
         fail(f"{silence}. If the region does not run, pass --stopped", NEGATIVE)
-    answer: Answer = reply.answer
-    if answer.verdict != "done":
-        fail(f"{answer.verdict} by {answer.driver}: {answer.reason}", NEGATIVE)
+    fail_unless_done(reply.answer)
 
 
-async def _take_the_place(store: Store, name: str, wait: float) -> None:
+async def _stand_in(store: Store, name: str, wait: float) -> None:
     try:
         await collect_stopped(StoreHost(store), name, wait_s=wait)
     except FencedError as error:
-        fail(f"a newer driver has taken the region over: {error}", NEGATIVE)
+        fail(f"a newer driver has taken over the region: {error}", NEGATIVE)
 
 
 def _json(

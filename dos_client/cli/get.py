@@ -1,18 +1,15 @@
-"""`dos get`.
-
-Rules of this file: arguments in, an object's bytes out. What is committed is `committed`'s matter."""
+"""`dos get`: write an object's committed bytes. Which bytes are committed is decided by `Store`."""
 
 import base64
 import sys
 from collections.abc import AsyncGenerator
-from contextlib import ExitStack, aclosing
+from contextlib import aclosing
 from typing import Annotated, Final
 
 import trio
 import typer
 
-from dos_client.cli.progress import ProgressShown
-from dos_client.cli.support import (
+from dos_client.cli.kit import (
     REFUSED,
     AsJson,
     TokenFile,
@@ -24,33 +21,40 @@ from dos_client.cli.support import (
     read_token,
     run,
 )
+from dos_client.cli.progress import ProgressShown
 from dos_client.live_store import Store
 from dos_client.urls import DosUrl
 from dos_protocol.limits import payload_bytes_max
 
 _SHOWN_AFTER_S: Final = 2.0
+"""A read that takes less time shows no progress."""
 
 
 def get(
     url: Url,
-    offset: Annotated[int, typer.Option(min=0, help="First byte.")] = 0,
-    max_bytes: Annotated[int | None, typer.Option("--max", min=0, help="At most so many bytes.")] = None,
+    offset: Annotated[int, typer.Option(min=0, help="Offset of the first byte.")] = 0,
+    max_bytes: Annotated[int | None, typer.Option("--max", min=0, help="Maximum number of bytes.")] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on as the object grows, for ever; it may come later.")
+        bool,
+        typer.Option(
+            "--follow",
+            "-f",
+            help="Continue as the object grows, until interrupted. It need not exist yet.",
+        ),
     ] = False,
     any_member: Annotated[
         bool,
         typer.Option(
-            "--any-member", help="What one member holds durably, committed or not: to look, not to rely on."
+            "--any-member", help="Read what one member holds durably, committed or not. Only for inspection."
         ),
     ] = False,
     as_json: AsJson = False,
     token_file: TokenFile = None,
 ) -> None:
-    """Write an object's bytes to standard output: those that a quorum of the store holds, each checked
-    against its digest. They are never taken back. (Of one server alone: those that are durable on it.)
+    """Write an object's committed bytes to standard output: the bytes that a quorum of the store holds,
+    verified by digest. Committed bytes are never taken back. From one server alone, write its durable bytes.
 
-    With --json: lines with offset, bytes and data (base64).
+    --json prints lines with offset, bytes (the number of bytes) and data (base64).
 
     Example: dos get dos://127.0.0.1/app.w0000/greetings --offset 100 --max 20
 
@@ -58,17 +62,18 @@ def get(
     """
     parsed = parsed_url(url, needs="object")
     if follow and any_member:
-        fail("--follow gives committed bytes only: leave out --any-member", REFUSED)
+        fail("--follow reads committed bytes only; leave out --any-member", REFUSED)
 
     async def work() -> None:
         async with opened(parsed, read_token(token_file)) as store:
             end = None if max_bytes is None else offset + max_bytes
             pieces = _pieces(store, parsed, offset, end, follow, any_member)
-            with _Progress(offset, wanted=not follow and not as_json) as progress:
+            quiet = follow or as_json or sys.stdout.isatty()
+            with ProgressShown(quiet=quiet, after_s=_SHOWN_AFTER_S) as progress:
                 async with aclosing(pieces):
                     async for at, data in pieces:
                         await trio.to_thread.run_sync(_write_json if as_json else _write, at, data)
-                        progress.tell(at + len(data))
+                        progress.tell("read", at + len(data) - offset)
 
     run(work)
 
@@ -80,23 +85,6 @@ def _write(_: int, data: bytes) -> None:
 
 def _write_json(at: int, data: bytes) -> None:
     print_json({"offset": at, "bytes": len(data), "data": base64.b64encode(data).decode()})
-
-
-class _Progress(ExitStack):
-    """On standard error, of what takes longer than a moment and does not go to the same terminal."""
-
-    def __init__(self, offset: int, *, wanted: bool) -> None:
-        super().__init__()
-        self._offset = offset
-        self._wanted = wanted and not sys.stdout.isatty()
-        self._since = trio.current_time()
-        self._shown: ProgressShown | None = None
-
-    def tell(self, at: int) -> None:
-        if self._wanted and self._shown is None and trio.current_time() - self._since > _SHOWN_AFTER_S:
-            self._shown = self.enter_context(ProgressShown(quiet=False))
-        if self._shown is not None:
-            self._shown.tell("read", at - self._offset)
 
 
 async def _pieces(

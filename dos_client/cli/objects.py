@@ -1,22 +1,19 @@
-"""`dos ls`, `append`, `stat`, `ping`; `dos get` and `rm` are in files of their names, `dos store` in `store`
-and others.
+"""`dos ls`, `append`, `stat` and `ping`, and the groups of commands: this file's app and `dos store`.
 
-Rules of this file: arguments in, text or JSON out. A URL with one server speaks to that server alone; one
-with several speaks to the store they are. Exit codes are in `support`.
+A command for objects works on one server alone if the URL names one, and on the store if it names several.
+`dos get` and `dos rm` are in `get` and `rm`, the commands of `dos store` in `store`, `status` and `repair`.
 """
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
 import trio
 import typer
 
-from dos_client.cli import repair as cli_repair
-from dos_client.cli import status as cli_status
 from dos_client.cli.get import get
-from dos_client.cli.rm import rm
-from dos_client.cli.support import (
+from dos_client.cli.kit import (
     NEGATIVE,
     REFUSED,
     UNREACHABLE,
@@ -29,10 +26,15 @@ from dos_client.cli.support import (
     opened,
     parsed_url,
     print_json,
+    print_result,
     read_token,
     run,
     tool_writer_id,
 )
+from dos_client.cli.repair import recover, repair, verify
+from dos_client.cli.rm import rm
+from dos_client.cli.status import status
+from dos_client.cli.store import add, init, replace
 from dos_client.live_store import Store
 from dos_client.sessions.connection import open_connection
 from dos_client.urls import DosUrl
@@ -44,23 +46,31 @@ from dos_protocol.names import id_text
 from dos_protocol.vocabulary import ObjectInfo, StatResult
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help="Objects on DOS servers.")
-assert cli_repair.store_app is cli_status.store_app  # each adds its commands to the one group
-app.add_typer(cli_repair.store_app, name="store")
+store_app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Create a store of several servers, show it, change its members, compare and repair the copies.\n\n"
+    "Example: dos store init dos://127.0.0.1:9001,127.0.0.1:9002,127.0.0.1:9003",
+)
+app.add_typer(store_app, name="store")
 app.command()(get)
 app.command()(rm)
+_OF_STORE: tuple[Callable[..., None], ...] = (add, init, replace, verify, repair, recover, status)
+for _command in _OF_STORE:
+    store_app.command()(_command)
 
 
 @app.command()
 def ls(
     url: Url,
-    prefix: Annotated[str, typer.Option(help="Only names that begin so.", metavar="TEXT")] = "",
+    prefix: Annotated[str, typer.Option(help="List only names that begin with TEXT.", metavar="TEXT")] = "",
     as_json: AsJson = False,
     token_file: TokenFile = None,
 ) -> None:
     """List directories, or the objects of one directory with their durable sizes.
 
-    Of several servers all directories are shown, and of each object the longest copy. Of one server, also
-    what it knows to be corrupt or poisoned there.
+    For a store, all directories of all servers are listed, and the longest copy of each object. For one
+    server, objects that it knows to be corrupt or poisoned are marked.
 
     Example: dos ls dos://127.0.0.1/app.w0000
 
@@ -74,7 +84,7 @@ def ls(
                 return [{"name": name} for name in await store.list_directories(prefix)]
             found = await (_on_one_server if store.of_one_server else _on_members)(store, parsed.directory)
             if not found and parsed.directory not in await store.list_directories(parsed.directory):
-                fail(f"no directory {parsed.directory}", NEGATIVE)
+                fail(f"directory {parsed.directory} does not exist", NEGATIVE)
             return [_entry(name, copies) for name, copies in sorted(found.items()) if name.startswith(prefix)]
 
     rows = run(work)
@@ -87,7 +97,7 @@ def ls(
 
 
 async def _on_members(store: Store, directory: str) -> dict[str, list[ObjectInfo]]:
-    """What the sound members hold of each object."""
+    """Return the copies of each object on the sound members."""
     copies: dict[str, list[ObjectInfo]] = {}
     for objects in (await store.look(directory)).answers.values():
         for name, info in objects.items():
@@ -96,7 +106,7 @@ async def _on_members(store: Store, directory: str) -> dict[str, list[ObjectInfo
 
 
 async def _on_one_server(store: Store, directory: str) -> dict[str, list[ObjectInfo]]:
-    """What the server holds, sound or not: there is nobody else to go by."""
+    """Return each object of the server, also damaged ones: there is no other copy to list."""
     (member,) = store.record.members
     return {info.name: [info] for info in (await store.reopened(member, directory)).entries}
 
@@ -115,18 +125,18 @@ def append(
     take_over: Annotated[
         bool,
         typer.Option(
-            "--take-over", help="Write although another writer claimed the directory: it is fenced."
+            "--take-over", help="Write even if another writer has claimed the directory; it is fenced."
         ),
     ] = False,
     as_json: AsJson = False,
     token_file: TokenFile = None,
 ) -> None:
-    """Append a file or standard input to an object; done when it is durable, on a quorum if the URL names a
-    store.
+    """Append a file or standard input to an object, and wait until it is durable; on a quorum if the URL
+    names a store.
 
-    A directory of a store is claimed for it. If a program claimed it before, that program would be fenced:
-    say --take-over if you mean that. On one server alone, a directory that nobody ever claimed is written
-    without a claim.
+    The command claims the directory. If a program has claimed it before, that program would be fenced, so
+    the command refuses; --take-over confirms it. On one server alone, a directory that was never claimed is
+    written without a claim.
 
     Example: echo hello | dos append dos://127.0.0.1/notes/greetings
     """
@@ -139,10 +149,7 @@ def append(
 
     with source:
         result = run(work)
-    if as_json:
-        print_json(result)
-    else:
-        print(f"{result['appended']} bytes appended, {result['size']} durable")
+    print_result(result, f"{result['appended']} bytes appended, {result['size']} durable", as_json=as_json)
 
 
 def _open_file(name: str) -> BinaryIO:
@@ -153,8 +160,11 @@ def _open_file(name: str) -> BinaryIO:
 
 
 def _some_of(source: BinaryIO) -> bytes:
-    """What there is now, nothing at the end. Unbuffered: a terminal gives a line, and an interrupted command
-    leaves behind a thread that holds no lock of a buffer."""
+    """Return the bytes that can be read now, b"" at the end.
+
+    Unbuffered: a line typed at a terminal is returned at once, and the thread that an interrupted command
+    leaves behind holds no lock of a buffer.
+    """
     data: bytes = getattr(source, "raw", source).read(payload_bytes_max)
     return data
 
@@ -181,7 +191,7 @@ async def _claim(store: Store, directory: str, *, take_over: bool) -> Claim:
     foreign = any(epoch and not is_tool(writer) for epoch, writer in view.epochs.values())
     if foreign and not take_over:
         fail(
-            f"{directory} has another writer, which would be fenced: say --take-over if you mean that",
+            f"directory {directory} has another writer, which would be fenced; pass --take-over to confirm",
             REFUSED,
         )
     return await store.claim(directory, view.epoch_seen + 1, tool_writer_id(b"append"))
@@ -192,15 +202,15 @@ def stat(
     url: Url,
     digest_at: Annotated[
         int | None,
-        typer.Option(min=0, max=u64_max - 1, help="Also the digest of the first N bytes.", metavar="N"),
+        typer.Option(min=0, max=u64_max - 1, help="Also show the digest of the first N bytes.", metavar="N"),
     ] = None,
     as_json: AsJson = False,
     token_file: TokenFile = None,
 ) -> None:
     """Show a server, a directory, or an object's sizes and digest on every member.
 
-    Equal sizes with equal digests are equal bytes: --digest-at compares what copies of different length
-    have in common.
+    Copies of equal size with equal digests hold equal bytes. --digest-at compares the first N bytes of
+    copies of different sizes.
 
     Example: dos stat dos://127.0.0.1/app.w0000/greetings
 
@@ -243,10 +253,8 @@ def stat(
             ]
 
     rows = run(work)
-    if as_json:
-        print_json(rows)
-    for row in rows if not as_json else []:
-        print("  ".join(f"{key}={value}" for key, value in row.items()))
+    text = "\n".join("  ".join(f"{key}={value}" for key, value in row.items()) for row in rows)
+    print_result(rows, text, as_json=as_json)
 
 
 def _hex(result: StatResult) -> str:
@@ -267,13 +275,13 @@ def _server(store: Store, address: str, server_id: bytes, error: str) -> dict[st
 @app.command()
 def ping(
     url: Url,
-    count: Annotated[int, typer.Option(min=1, max=1_000_000, help="Round trips to each server.")] = 3,
+    count: Annotated[int, typer.Option(min=1, max=1_000_000, help="Round trips to make to each server.")] = 3,
     as_json: AsJson = False,
     token_file: TokenFile = None,
 ) -> None:
     """Measure the round trip to each server of the URL.
 
-    Exit code 1 when some do not answer, 3 when none does.
+    Exit code 1 if some servers do not answer, 3 if none does.
 
     Example: dos ping dos://127.0.0.1
     """
@@ -314,12 +322,12 @@ def ping(
             f"{row['address']}: {row['error']}"
             if "error" in row
             else f"{row['address']}: {row['min_ms']:.2f} / {row['mean_ms']:.2f} / {row['max_ms']:.2f} ms"
-            " (least / mean / most)"
+            " (minimum / mean / maximum)"
         )
     failed = sum("error" in row for row in rows)
     if failed:
         raise typer.Exit(UNREACHABLE if failed == len(rows) else NEGATIVE)
 
 
-for _group in (app, cli_repair.store_app):
+for _group in (app, store_app):
     fill_help(_group)

@@ -1,16 +1,22 @@
-"""`dos store verify | repair | recover`: commands of `store`'s group.
+"""`dos store verify | repair | recover`: the commands that compare and repair the copies of a store."""
 
-Rules of this file: arguments in, text or JSON out. Exit codes are in `support`.
-"""
-
-import sys
 from typing import Annotated, Any
 
 import typer
 
+from dos_client.cli.kit import (
+    NEGATIVE,
+    AsJson,
+    StoreUrl,
+    TokenFile,
+    count_text,
+    print_json,
+    read_token,
+    run,
+    warn,
+)
 from dos_client.cli.progress import ProgressShown
-from dos_client.cli.store import StoreUrl, filling_shown, record_json, store_app
-from dos_client.cli.support import NEGATIVE, AsJson, TokenFile, count_text, print_json, read_token, run
+from dos_client.cli.store import filling_shown, record_json
 from dos_client.core.comparing import CopyState
 from dos_client.membership.recovering import Recovered, recover_store
 from dos_client.repair.repairing import RepairOutcome, RepairProgress, RepairReport, repair_store
@@ -19,19 +25,16 @@ from dos_client.store import open_store
 from dos_client.urls import parse_url
 from dos_protocol.names import has_one_writer, id_text
 
-__all__ = ["store_app"]
-
 Directories = Annotated[
     list[str] | None,
-    typer.Argument(help="Directories to look at; all when none is named.", metavar="DIRECTORY..."),
+    typer.Argument(help="Directories to compare; all if none is named.", metavar="DIRECTORY..."),
 ]
 ReadAll = Annotated[
     bool,
-    typer.Option("--read", help="Read every byte of every copy: finds rot that nobody has stumbled on yet."),
+    typer.Option("--read", help="Read every byte of every copy; also finds bit rot that was not read yet."),
 ]
 
 
-@store_app.command()
 def verify(
     url: StoreUrl,
     directories: Directories = None,
@@ -39,11 +42,11 @@ def verify(
     as_json: AsJson = False,
     token_file: TokenFile = None,
 ) -> None:
-    """Compare every object on all members, by digest. Changes nothing; writers go on meanwhile.
+    """Compare every object on all members, by digest. Changes nothing; writers continue meanwhile.
 
-    A copy that is behind is a prefix of the longest; while a writer is at work that is no difference. Exit
-    code 0 when all copies are equal, or only behind a live writer; 1 when copies are behind without one,
-    missing, different or damaged, or a member is not there; 3 when too few members are there to compare.
+    A copy that is behind is a prefix of the longest one. While a writer appends, that is not a difference.
+    Exit code 0 if all copies are equal, or only behind a live writer; 1 if copies are behind without one,
+    missing, different or damaged, or a member is unavailable; 3 if too few members are available to compare.
 
     Example: dos store verify dos://127.0.0.1:9001,127.0.0.1:9002,127.0.0.1:9003
     """
@@ -68,21 +71,23 @@ def verify(
         raise typer.Exit(NEGATIVE)
 
 
-@store_app.command()
 def repair(
     url: StoreUrl,
     directories: Directories = None,
     read: ReadAll = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be done; change nothing.")
+    ] = False,
     as_json: AsJson = False,
     token_file: TokenFile = None,
 ) -> None:
-    """Mend damaged, missing, short and different copies from members that agree. Writers go on meanwhile.
+    """Repair damaged, missing, short and different copies from members that agree. Writers continue
+    meanwhile.
 
-    A copy is only ever lengthened, or replaced when the other members prove that nothing acknowledged is
-    in it; everything else is refused, with the reason. The server keeps an old copy aside, as a file
-    `.broken.OBJECT.N` in its data directory. Exit code 0 when nothing is left to repair, 1 when something is,
-    3 when too few members are there.
+    A copy is lengthened, or replaced if the other members prove that this discards no acknowledged byte.
+    Every other repair is refused, with the reason. The server keeps a replaced copy as a file
+    `.broken.OBJECT.N` in its data directory. Exit code 0 if nothing is left to repair, 1 if something is, 3
+    if too few members are available.
 
     Example: dos store repair dos://127.0.0.1:9001,127.0.0.1:9002,127.0.0.1:9003 --dry-run
     """
@@ -108,31 +113,31 @@ def repair(
         raise typer.Exit(NEGATIVE)
 
 
-@store_app.command()
 def recover(
     url: StoreUrl,
     new: Annotated[
         list[str] | None,
-        typer.Option("--new", help="Empty server to fill and add, host:port; may be repeated."),
+        typer.Option("--new", help="Empty server to add and fill, as host:port; may be repeated."),
     ] = None,
     accept_loss: Annotated[
         bool,
         typer.Option(
             "--accept-loss",
-            help="Your word that the missing members are gone for good, and what only they had may be lost.",
+            help="Confirm that the missing members are gone for good; bytes only on them may be lost.",
         ),
     ] = False,
     as_json: AsJson = False,
     token_file: TokenFile = None,
 ) -> None:
-    """Go on after more members were lost than the store is made for. Without --accept-loss, only say what is
-    missing, and what is left; or with enough members there, mend what can be mended, and say what cannot.
+    """Recover a store that has lost more members than it tolerates. Without --accept-loss, report what is
+    missing and what is left; if enough members are available, repair what can be repaired and report the
+    rest.
 
-    With it, the members that are left become the store: what they have is what there is. Writers from before
-    are fenced off everywhere, damaged copies are cut to what is good, missing members that come back are
-    refused. They must not go on being used meanwhile: shut them down for good first. All of it is written
-    down in the store, see `dos store status --log`. Interrupted, run the same command again. Exit code 2
-    when refused.
+    With --accept-loss, the remaining members become the store, with the bytes that they hold. Earlier writers
+    are fenced in every directory, damaged copies are cut to their good part, and missing members that return
+    are refused. Shut the missing members down for good first: they must not be used any more. The store
+    records all of it: see `dos store status --log`. If it is interrupted, run the same command again. Exit
+    code 2 if it is refused.
 
     Example: dos store recover dos://h1,h2,h3 --accept-loss --new h4:9999 --new h5:9999
     """
@@ -154,7 +159,7 @@ def recover(
     for line in done.details:
         print(line)
     print(
-        f"the store goes on with {', '.join(one.address for one in done.record.members)}: generation"
+        f"the store continues with {', '.join(one.address for one in done.record.members)}: generation"
         f" {done.record.generation}, acknowledged by {done.record.ack_quorum} of {len(done.record.voters)}"
     )
 
@@ -164,7 +169,7 @@ def _repair_text(now: RepairProgress) -> str:
 
 
 def repair_json(report: RepairReport) -> dict[str, Any]:
-    """A report for programs."""
+    """Return the report for --json."""
     return {
         "directories": report.directories,
         "objects": report.objects,
@@ -193,7 +198,7 @@ def _print_repairs(report: RepairReport) -> None:
             f"{one.directory}/{one.name} on {one.address}, {one.verdict.value}, {one.outcome.value}{reason}"
         )
     for address, error in report.away.items():
-        print(f"{address} was not looked at: {error}")
+        print(f"{address} was not checked: {error}")
     left = sum(not one.done for one in report.repairs)
     repaired = sum(one.outcome is RepairOutcome.REPAIRED for one in report.repairs)
     print(
@@ -209,7 +214,7 @@ def _verify_text(now: VerifyProgress) -> str:
 
 
 def finding_json(one: CopyDifference) -> dict[str, Any]:
-    """A finding for programs."""
+    """Return the finding for --json."""
     known = one.expected_size >= 0
     return {
         "directory": one.directory,
@@ -226,7 +231,7 @@ def finding_json(one: CopyDifference) -> dict[str, Any]:
 
 
 def report_json(report: VerifyReport) -> dict[str, Any]:
-    """A report for programs."""
+    """Return the report for --json."""
     return {
         "equal": not report.differences and not report.away,
         "directories": report.directories,
@@ -239,23 +244,21 @@ def report_json(report: VerifyReport) -> dict[str, Any]:
 
 
 def finding_text(one: CopyDifference) -> str:
-    """A finding for people."""
+    """Return the finding as one line."""
     known = one.expected_size >= 0
     wanted = (
         f"{one.expected_size} bytes of digest {one.expected_digest:016x}"
         if known
-        else "nobody knows which is right"
+        else "unknown content: no copy is proved right"
     )
     what = {
         "behind": f"is {count_text(one.behind_bytes)} behind {wanted}",
         "missing": f"is missing, of {wanted}",
-        "differs": f"differs: {one.size} bytes of digest {one.digest:016x}, the others {wanted}",
-        "damaged": f"is damaged: its server does not vouch for it; the others have {wanted}",
+        "differs": f"differs: {one.size} bytes of digest {one.digest:016x}, the other copies {wanted}",
+        "damaged": f"is damaged, as its server reports; the other copies hold {wanted}",
     }[one.verdict.value]
     if one.verdict is CopyState.DIFFERS and has_one_writer(one.name):
-        what += (
-            "; its epoch was granted twice: a member's disk went back to an older state, find and replace it"
-        )
+        what += "; its epoch was granted twice: a member's disk went back to an older state; replace it"
     return f"{one.directory}/{one.name} on {one.address} {what}{' (being written)' if one.live else ''}"
 
 
@@ -266,12 +269,12 @@ def _print_report(report: VerifyReport) -> None:
         print(f"{address} was not compared: {error}")
     found = len(report.differences)
     live = len(report.findings) - found
-    words = "all equal" if not report.findings and not report.away else f"{found} differences"
+    summary = "all equal" if not report.findings and not report.away else f"{found} differences"
     moving = f", {live} copies behind a live writer" if live else ""
     print(
         f"{report.objects} objects in {report.directories} directories,"
         f" {count_text(report.bytes_compared)} on {report.members - len(report.away)} of {report.members}"
-        f" members: {words}{moving}"
+        f" members: {summary}{moving}"
     )
     if found:
-        print("mend them with: dos store repair URL", file=sys.stderr)
+        warn("repair them with: dos store repair URL")

@@ -1,7 +1,4 @@
-"""`dos store status`.
-
-Rules of this file: arguments in, text or JSON out. Exit codes are in `support`.
-"""
+"""`dos store status`: the store's record, its members, and what was forced on it."""
 
 import sys
 from dataclasses import asdict
@@ -9,34 +6,33 @@ from typing import Annotated, Any
 
 import typer
 
-from dos_client.cli.store import StoreUrl, record_json, store_app
-from dos_client.cli.support import (
+from dos_client.cli.kit import (
     NEGATIVE,
     UNREACHABLE,
     AsJson,
+    StoreUrl,
     TokenFile,
     count_text,
     print_json,
     read_token,
     run,
 )
+from dos_client.cli.store import record_json
 from dos_client.core.describing import MemberView
 from dos_client.core.override_log import Override
 from dos_client.membership.status import MemberHolding, StoreStatus, store_status
 from dos_client.urls import parse_url
 from dos_protocol.names import id_text
 
-__all__ = ["store_app"]
-
 Quick = Annotated[
-    bool, typer.Option("--quick", help="Do not look through the directories: no lag, no damage, in no time.")
+    bool, typer.Option("--quick", help="Do not read the directories: faster, without lag and damage.")
 ]
 Log = Annotated[
-    bool, typer.Option("--log", help="Show what people forced on the store, and when (--other-is-gone, ...).")
+    bool,
+    typer.Option("--log", help="Show what was forced on the store (--other-is-gone, ...), by whom, when."),
 ]
 
 
-@store_app.command()
 def status(
     url: StoreUrl,
     quick: Quick = False,
@@ -44,11 +40,12 @@ def status(
     as_json: AsJson = False,
     token_file: TokenFile = None,
 ) -> None:
-    """Show the store that the servers of the URL belong to, and how each member is.
+    """Show the store that the servers of the URL belong to, and the state of each member.
 
-    A member counts when it stands at its address as itself, with the record in use. "behind" is what the
-    longest copies have and it has not: while writers are at work, that moves. Exit code 0 when all members
-    are there, 1 when some are not, 3 when too few are to go on.
+    A member is available if its server answers at its address, with its identity and the current store
+    record. "behind" is the number of bytes that the longest copies hold and the member lacks; it changes
+    while writers append. Exit code 0 if all members are available, 1 if some are not, 3 if too few are for
+    the store to be usable.
 
     Example: dos store status dos://127.0.0.1:9001,127.0.0.1:9002,127.0.0.1:9003 --log
     """
@@ -60,7 +57,7 @@ def status(
     if as_json:
         print_json(status_json(found))
     elif found.record is None:
-        for line in ["no store record is confirmed", *found.problems]:
+        for line in ["no store record could be confirmed", *found.problems]:
             print(f"dos: {line}", file=sys.stderr)
     else:
         _print_status(found, log=log)
@@ -71,7 +68,7 @@ def status(
 
 
 def status_json(found: StoreStatus) -> dict[str, Any]:
-    """A status for programs."""
+    """Return the status for --json."""
     if found.record is None:
         return {"store": None, "usable": False, "problems": found.problems}
     members = [
@@ -118,9 +115,10 @@ def _member_json(view: MemberView, row: dict[str, Any], holding: MemberHolding |
 def _print_status(found: StoreStatus, *, log: bool) -> None:
     record = found.record
     assert record is not None
+    usable = "usable" if found.usable else "too few members are available"
     print(
         f"store {id_text(record.store_id)}, generation {record.generation}, acknowledged by"
-        f" {record.ack_quorum} of {len(record.voters)}: {'usable' if found.usable else 'too few members'}"
+        f" {record.ack_quorum} of {len(record.voters)}: {usable}"
     )
     for view in found.members:
         there = f"generation {view.generation}" if view.there else view.condition.value
@@ -139,7 +137,8 @@ def _print_status(found: StoreStatus, *, log: bool) -> None:
         if not overrides:
             print("  nothing was ever forced on this store")
     elif overrides:
-        print(f"  {len({one.generation for one in overrides})} times something was forced on it: see --log")
+        changes = len({one.generation for one in overrides})
+        print(f"  {changes} changes were forced on the store; --log lists them")
 
 
 def _holding_text(holding: MemberHolding | None) -> str:
@@ -155,6 +154,6 @@ def _print_override(one: Override) -> None:
     print(
         f"  {one.at} {one.by}: --{one.what}, {done}: generation {one.generation_before} to {one.generation}"
     )
-    print(f"    went on with {', '.join(one.kept)}; without {', '.join(one.lost)}")
+    print(f"    continued with {', '.join(one.kept)}; without {', '.join(one.lost)}")
     for line in one.details:
         print(f"    {line}")

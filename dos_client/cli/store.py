@@ -1,39 +1,21 @@
-"""`dos store init | add | replace`; the other commands of the group are in `status` and `repairing`.
-
-Rules of this file: arguments in, text or JSON out. Exit codes are in `support`.
-"""
+"""`dos store init | add | replace`: the commands that change the members of a store."""
 
 from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
 
+from dos_client.cli.kit import AsJson, StoreUrl, TokenFile, print_result, read_token, run
 from dos_client.cli.progress import ProgressShown
-from dos_client.cli.support import (
-    AsJson,
-    TokenFile,
-    print_json,
-    read_token,
-    run,
-)
 from dos_client.membership.filling import ReplaceProgress
 from dos_client.membership.founding import init_store
 from dos_client.membership.replacing import add_member, replace_member
 from dos_protocol.names import id_text
 from dos_protocol.store_record import StoreRecord
 
-StoreUrl = Annotated[str, typer.Argument(help="dos://HOST:PORT,HOST2:PORT,HOST3:PORT", metavar="URL")]
-
-store_app = typer.Typer(
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    help="Make a store of several servers, show it, change its members, compare and mend the copies.\n\n"
-    "Example: dos store init dos://127.0.0.1:9001,127.0.0.1:9002,127.0.0.1:9003",
-)
-
 
 def record_json(record: StoreRecord) -> dict[str, Any]:
-    """A store record for programs."""
+    """Return a store record for --json."""
     return {
         "store_id": id_text(record.store_id),
         "generation": record.generation,
@@ -45,16 +27,15 @@ def record_json(record: StoreRecord) -> dict[str, Any]:
     }
 
 
-@store_app.command()
 def add(
     url: StoreUrl,
-    new: Annotated[str, typer.Argument(help="Server to add: host:port, empty, in no store.")],
+    new: Annotated[str, typer.Argument(help="Server to add, as host:port; empty, and not in a store.")],
     as_json: AsJson = False,
     token_file: TokenFile = None,
 ) -> None:
-    """Make a store one larger by a new, empty server, and fill it. Every member is needed while that lasts.
+    """Add a new, empty server to a store, and fill it. Every member must be available until that is done.
 
-    Interrupted, run the same command again: it goes on where it was.
+    If it is interrupted, run the same command again: it continues where it stopped.
 
     Example: dos store add dos://h1,h2 h3:9999
     """
@@ -70,14 +51,12 @@ def add(
             )
 
     record = run(work)
-    if as_json:
-        print_json(record_json(record))
-    else:
-        print(f"{new} is in: {len(record.members)} members, generation {record.generation}")
+    text = f"{new} is a member: {len(record.members)} members, generation {record.generation}"
+    print_result(record_json(record), text, as_json=as_json)
 
 
 def filling_shown(shown: ProgressShown) -> Callable[[ReplaceProgress], None]:
-    """Shows how far the filling of a member is."""
+    """Return a function that shows the progress of filling a member."""
 
     def tell(now: ReplaceProgress) -> None:
         text = now.phase
@@ -88,17 +67,19 @@ def filling_shown(shown: ProgressShown) -> Callable[[ReplaceProgress], None]:
     return tell
 
 
-@store_app.command()
 def init(
     url: StoreUrl,
     ack_quorum: Annotated[
         int | None,
-        typer.Option(min=1, help="Members that must hold a byte. Default: 1 of 1, 2 of 2, 2 of 3."),
+        typer.Option(
+            min=1,
+            help="Members that must hold a byte before it is acknowledged. Default: 1 of 1, 2 of 2, 2 of 3.",
+        ),
     ] = None,
     as_json: AsJson = False,
     token_file: TokenFile = None,
 ) -> None:
-    """Make the servers of the URL a store. They must all answer and be empty; doing it twice changes nothing.
+    """Make the servers of the URL a store. All must answer and be empty. Running it again changes nothing.
 
     Example: dos store init dos://127.0.0.1:9001,127.0.0.1:9002,127.0.0.1:9003
     """
@@ -109,40 +90,37 @@ def init(
         )
 
     record = run(work)
-    if as_json:
-        print_json(record_json(record))
-    else:
-        print(
-            f"store {id_text(record.store_id)} of {len(record.members)} servers, acknowledged by"
-            f" {record.ack_quorum}, generation {record.generation}"
-        )
+    text = (
+        f"store {id_text(record.store_id)} of {len(record.members)} servers, acknowledged by"
+        f" {record.ack_quorum}, generation {record.generation}"
+    )
+    print_result(record_json(record), text, as_json=as_json)
 
 
-@store_app.command()
 def replace(
     url: StoreUrl,
-    old: Annotated[str, typer.Argument(help="Member to replace: host:port, or its identity in hex.")],
-    new: Annotated[str, typer.Argument(help="Server to put in its place: host:port, empty, in no store.")],
+    old: Annotated[str, typer.Argument(help="Member to replace, as host:port or by its identity in hex.")],
+    new: Annotated[str, typer.Argument(help="Its replacement, as host:port; empty, and not in a store.")],
     other_is_gone: Annotated[
         bool,
         typer.Option(
             "--other-is-gone",
-            help="Your word that OLD is gone for good, and that nobody goes on with it elsewhere. Needed, and"
-            " taken, only when too few members are there to agree: of two, one is dead; or one is dead"
-            " while another was being added, which is given up by it.",
+            help="Confirm that OLD is gone for good and is not used by any other store. Needed, and accepted,"
+            " only if too few members are available to agree: one of two is dead, or one is dead while"
+            " another was being added; the addition is then given up.",
         ),
     ] = False,
     as_json: AsJson = False,
     token_file: TokenFile = None,
 ) -> None:
-    """Put a new, empty server in the place of a member, and fill it. Writers go on meanwhile.
+    """Replace a member by a new, empty server, and fill it. Writers continue meanwhile.
 
-    The old member may be dead, or wiped; the new one may stand at its address. One replacement at a time.
-    Interrupted, run the same command again: it goes on where it was.
+    The old member may be dead or wiped; the new one may have its address. Only one replacement can run at a
+    time. If it is interrupted, run the same command again: it continues where it stopped.
 
-    Of two members both are needed. When one is dead, --other-is-gone goes on with the other alone: nothing
-    acknowledged is lost, because it is on both. But should somebody do the same with the dead one, there are
-    two stores that know nothing of each other. It is written down in the store, see `dos store status --log`.
+    A store of two members needs both. If one is dead, --other-is-gone continues with the other alone: no
+    acknowledged byte is lost, because both members hold it. If the same is done with the dead member, two
+    stores exist that do not know of each other. The store records it: see `dos store status --log`.
 
     Example: dos store replace dos://h1,h2,h3 h3:9999 h4:9999
     """
@@ -160,7 +138,5 @@ def replace(
             )
 
     record = run(work)
-    if as_json:
-        print_json(record_json(record))
-    else:
-        print(f"{new} is in, in the place of {old}: generation {record.generation}")
+    text = f"{new} has replaced {old}: generation {record.generation}"
+    print_result(record_json(record), text, as_json=as_json)

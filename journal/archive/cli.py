@@ -1,21 +1,19 @@
-"""`dos journal archive`.
+"""`dos journal archive`: copy the sealed segments of a chain to a bucket. The work is in `archiving.py`."""
 
-Rules of this file: arguments, what is printed, exit codes. The work is in `archiving.py`.
-"""
-
-import json
-import sys
 from dataclasses import asdict
 from typing import Annotated
 
 import trio
 import typer
 
+from dos_client.cli.kit import AsJson, TokenFile, print_result, read_token
+from dos_client.cli.progress import bar_of
 from journal.archive.archiving import Archived, Progress, archive_chain
 from journal.archive.bucket import SCHEME, Bucket, parse_s3_url
 from journal.archive.reading import in_thread
-from journal.cli_support import AsJson, TokenFile, progress_of, refusing, token_of
-from journal.inspecting import chain_in_store, in_data_directory
+from journal.cli_arguments import journal_errors
+from journal.data_directories import in_data_directory
+from journal.inspecting import chain_in_store
 
 
 def archive(
@@ -25,19 +23,22 @@ def archive(
         str | None,
         typer.Option(
             metavar="URL",
-            help="Of another service than AWS; else what boto3 is configured with (AWS_ENDPOINT_URL).",
+            help="Endpoint of a service other than AWS. Default: the configuration of boto3"
+            " (AWS_ENDPOINT_URL).",
             show_default=False,
         ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be copied, and stop.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be copied; copy nothing.")
+    ] = False,
     as_json: AsJson = False,
     token_file: TokenFile = None,
 ) -> None:
-    """Copy the sealed segments of a chain to a bucket of S3, from which it can be read with no server alive.
+    """Copy the sealed segments of a chain to an S3 bucket, from which the chain can be read without a server.
 
-    A segment counts as archived when it was read back and its length and SHA-256 were right. What is there is
-    not copied again, so an interrupted run just goes on. The newest segment, into which its writer still
-    writes, stays on the servers alone. Nothing is deleted anywhere.
+    A segment counts as archived once it was read back with the right length and SHA-256. Archived segments
+    are not copied again, so an interrupted run can be repeated. The newest segment, which its writer still
+    extends, is not copied. Nothing is deleted.
 
     Examples:
 
@@ -47,14 +48,12 @@ def archive(
 
         dos journal replay s3://backups/dos/ledger/files --at -1d --into yesterday
 
-    Exit codes: 0 done, 1 a fault was found, in the chain or the bucket, 2 usage, no such chain, bucket or
-    permission, 3 the store or the bucket's service cannot be reached.
+    Exit codes: 0 done, 1 a fault was found in the chain or the bucket, 2 usage, or no such chain or bucket,
+    or no permission, 3 the store or the bucket's service cannot be reached.
     """
-    with refusing(), progress_of(url, quiet=False) as progress:
-        done = trio.run(_archive, url, bucket, endpoint, token_of(token_file), dry_run, progress)
-    told = json.dumps({**asdict(done), "dry_run": dry_run}) if as_json else _words(done, dry_run=dry_run)
-    sys.stdout.write(told + "\n")
-    sys.stdout.flush()
+    with journal_errors(), bar_of(url) as progress:
+        done = trio.run(_archive, url, bucket, endpoint, read_token(token_file), dry_run, progress)
+    print_result({**asdict(done), "dry_run": dry_run}, _words(done, dry_run=dry_run), as_json=as_json)
 
 
 async def _archive(
@@ -67,9 +66,11 @@ async def _archive(
 ) -> Archived:
     target = parse_s3_url(bucket, endpoint)
     if url.startswith(SCHEME):
-        raise ValueError(f"{url} is an archive already: name the chain on its servers, dos://..")
+        raise ValueError(f"{url} is an archive already; pass the chain on its servers, dos://...")
     if in_data_directory(url) is not None:
-        raise ValueError(f"{url} is one disk: what a quorum had, only a store says; name dos://..")
+        raise ValueError(
+            f"{url} is one disk, and only a store knows what is committed; pass the chain as dos://..."
+        )
     async with chain_in_store(url, token) as (store, directory, state):
         opened = await in_thread(Bucket, target)
         return await archive_chain(store, directory, state.chain, opened, dry_run=dry_run, progress=progress)
@@ -79,6 +80,6 @@ def _words(done: Archived, *, dry_run: bool) -> str:
     verb = "would be copied" if dry_run else "copied and verified"
     return (
         f"{done.copied_segments} segments, {done.copied_bytes:,} bytes {verb}; "
-        f"{done.found_segments} segments, {done.found_bytes:,} bytes were there; "
-        f"the archive {'would have' if dry_run else 'has'} offsets {done.begins_at:,} to {done.end:,}"
+        f"{done.found_segments} segments, {done.found_bytes:,} bytes were archived before; "
+        f"the archive {'would hold' if dry_run else 'holds'} offsets {done.begins_at:,} to {done.end:,}"
     )

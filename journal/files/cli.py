@@ -1,9 +1,8 @@
-"""The journal commands about files: replay, files, cat and diff.
+"""`dos journal replay | files | cat | diff`: journaled files as of any moment.
 
-Rules of this file: arguments, what is printed, exit codes. Where records come from is `sources.py`'s.
+`sources.py` reads the records of the target, `moments.py` parses moments.
 """
 
-import json
 import sys
 import tempfile
 from collections.abc import Callable
@@ -15,16 +14,18 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from journal.cli_support import (
-    FAULT,
+from dos_client.cli.kit import (
+    NEGATIVE,
     AsJson,
-    Target,
     TokenFile,
-    progress_of,
-    refuse,
-    refusing,
-    token_of,
+    fail,
+    print_json,
+    print_result,
+    read_token,
+    warn,
 )
+from dos_client.cli.progress import bar_of
+from journal.cli_arguments import Target, journal_errors
 from journal.core.errors import FileConflictError, TornRecordError, UnsafePathError
 from journal.core.file_ops import Paths
 from journal.core.rendering import fault_text
@@ -43,10 +44,11 @@ At = Annotated[
     typer.Option(
         metavar="X",
         autocompletion=complete_moment,
-        help="As of when: a logical offset (4096), a time (time:2026-11-22T03:00, local unless it says "
-        "otherwise), how long ago (-90s, -10m, -1h, -2d), or a cut (checkpoint:7, or step:41 for the"
-        " cut of that "
-        "step). Default: the journal's end.",
+        help="The moment: a logical offset (4096), a time (time:2026-11-22T03:00, local"
+        " unless it has a zone), "
+        "how long ago (-90s, -10m, -1h, -2d), or a checkpoint (checkpoint:7, or step:41"
+        " for the checkpoint of "
+        "that step). Default: the journal's end.",
         show_default=False,
     ),
 ]
@@ -54,27 +56,27 @@ Strip = Annotated[
     bool,
     typer.Option(
         "--strip",
-        help="Take absolute paths, and those with '..', as below the directory, instead of refusing them.",
+        help="Accept absolute paths and paths with '..': place them below the directory.",
     ),
 ]
 
 
 def replay(
     target: Target,
-    into: Annotated[Path, typer.Option(help="Directory to make: it must not exist, or be empty.")],
+    into: Annotated[Path, typer.Option(help="Directory to create; it must not exist, or be empty.")],
     at: At = None,
     only: Annotated[
-        str | None, typer.Option(metavar="PATH", help="This file alone.", show_default=False)
+        str | None, typer.Option(metavar="PATH", help="Restore this file only.", show_default=False)
     ] = None,
     strip: Strip = False,
     as_json: AsJson = False,
     token_file: TokenFile = None,
 ) -> None:
-    """Make the files that a journal tells of, as of any moment, in a directory of their own.
+    """Restore the files of a journal, as of any moment, into a new directory.
 
-    The files are put there when all of them are made and everything read is proved; until then, and if
-    anything is wrong, nothing is there. A record that is cut off at the end of a file ends the replay before
-    it, and is said so.
+    The directory appears once all files are complete and everything read is verified; if anything is wrong,
+    nothing appears. If the last record of a journal file is cut off, the replay ends before it and reports
+    it.
 
     Examples:
 
@@ -84,10 +86,10 @@ def replay(
 
         dos journal replay dos://h1,h2,h3/ledger/files --at time:2027-01-01 --only totals --into new-year
 
-    Exit codes: 0 done, 1 a fault was found and nothing was made, 2 usage or no such journal, 3 the store
+    Exit codes: 0 done, 1 a fault was found and nothing was restored, 2 usage or no such journal, 3 the store
     cannot be reached.
     """
-    with refusing():
+    with journal_errors():
         check_target(into)
         with Rebuilding(into, stop=_stop(at), only=only, paths=_paths(strip)) as rebuilding:
             _read(target, rebuilding.replay, token_file)
@@ -99,14 +101,16 @@ def replay(
         rebuilding.replay,
         as_json,
         {"into": str(into), "files": len(made), "bytes": sum(path.stat().st_size for path in made)},
-        lambda told: f"{told['files']} files, {told['bytes']:,} bytes in {into}, as of {told['as_of']}",
+        lambda result: (
+            f"{result['files']} files, {result['bytes']:,} bytes in {into}, as of {result['as_of']}"
+        ),
     )
 
 
 def files(
     target: Target, at: At = None, strip: Strip = False, as_json: AsJson = False, token_file: TokenFile = None
 ) -> None:
-    """List the files that there are at a moment, with their lengths. Makes nothing.
+    """List the files that exist at a moment, with their lengths. Restores nothing.
 
     Examples:
 
@@ -119,7 +123,7 @@ def files(
     Exit codes: 0 done, 1 a fault was found, 2 usage or no such journal, 3 the store cannot be reached.
     """
     sizes = FileSizes()
-    with refusing():
+    with journal_errors():
         taken = FilesReplay(sizes, stop=_stop(at), paths=_paths(strip))
         _read(target, taken, token_file)
     listed = sorted(sizes.sizes.items())
@@ -127,19 +131,18 @@ def files(
         taken,
         as_json,
         {"files": [{"path": path, "bytes": size} for path, size in listed]},
-        lambda told: "".join(
+        lambda result: "".join(
             [
                 *(f"{size:>14,} {_printable(path)}\n" for path, size in listed),
-                f"{len(listed)} files as of {told['as_of']}",
+                f"{len(listed)} files as of {result['as_of']}",
             ]
         ),
     )
-    sys.stdout.flush()
 
 
 def cat(
     target: Target,
-    name: Annotated[str, typer.Argument(metavar="PATH", help="The file, as `dos journal files` names it.")],
+    name: Annotated[str, typer.Argument(metavar="PATH", help="The file, as listed by `dos journal files`.")],
     at: At = None,
     strip: Strip = False,
     token_file: TokenFile = None,
@@ -152,12 +155,12 @@ def cat(
 
         dos journal cat my_app-worker3.journal w/my_app-worker3.tcp-control --strip
 
-    Exit codes: 0 done, 1 a fault was found, 2 usage, no such journal, or no such file then, 3 the store
+    Exit codes: 0 done, 1 a fault was found, 2 usage, or no such journal or file, 3 the store
     cannot be reached.
     """
     with (
         tempfile.TemporaryDirectory(prefix="dos-journal-") as folder,
-        refusing(),
+        journal_errors(),
         Rebuilding(Path(folder, "files"), stop=_stop(at), only=name, paths=_paths(strip)) as rebuilding,
     ):
         _read(target, rebuilding.replay, token_file)
@@ -178,19 +181,20 @@ def diff(
         typer.Argument(
             metavar="X",
             autocompletion=complete_moment,
-            help="A moment, as --at of other commands: 4096, time:2026-11-22T03:00, -1h, checkpoint:7,"
-            " step:41.",
+            help="The first moment: 4096, time:2026-11-22T03:00, -1h, checkpoint:7, step:41.",
         ),
     ],
     after: Annotated[
         str | None,
-        typer.Argument(metavar="Y", autocompletion=complete_moment, help="Another; default: the end."),
+        typer.Argument(
+            metavar="Y", autocompletion=complete_moment, help="The second moment. Default: the end."
+        ),
     ] = None,
     strip: Strip = False,
     as_json: AsJson = False,
     token_file: TokenFile = None,
 ) -> None:
-    """Which files came, went or changed between two moments, and at which byte they begin to differ.
+    """Show which files were added, removed or changed between two moments, and the first byte that differs.
 
     Examples:
 
@@ -200,12 +204,12 @@ def diff(
 
         dos journal diff --strip my_app-worker3.journal 4096
 
-    Exit codes: 0 done, whatever differs, 1 a fault was found, 2 usage or no such journal, 3 the store cannot
-    be reached.
+    Exit codes: 0 done, also if files differ, 1 a fault was found, 2 usage or no such journal, 3 the store
+    cannot be reached.
     """
     with (
         tempfile.TemporaryDirectory(prefix="dos-journal-") as folder,
-        refusing(),
+        journal_errors(),
     ):
         roots = []
         for name, at in (("before", before), ("after", after)):
@@ -215,21 +219,23 @@ def diff(
                 roots.append(rebuilding.target)
         changes = changes_between(*roots)
         if as_json:
-            sys.stdout.write(json.dumps([asdict(change) for change in changes]) + "\n")
-        else:
-            sys.stdout.writelines(f"{_change_text(change)}\n" for change in changes)
-        sys.stdout.flush()
+            print_json([asdict(change) for change in changes])
+        for change in changes if not as_json else []:
+            print(_change_text(change))
 
 
 class _TakesAges(TyperCommand):
-    """Its arguments may be ages: -1h, which would be taken for an option, is not with a blank before it."""
+    """A command whose arguments can be ages such as -1h.
+
+    A blank is put before them, because the parser would take them for options.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         return super().parse_args(ctx, [f" {one}" if AGO.fullmatch(one) else one for one in args])
 
 
 def add_commands(app: typer.Typer) -> None:
-    """Make them commands of that app."""
+    """Add the commands of this file to the app."""
     for command in (replay, files, cat):
         app.command()(command)
     app.command(cls=_TakesAges)(diff)
@@ -258,32 +264,32 @@ def _paths(strip: bool) -> Paths:
 
 
 def _read(target: str, taken: FilesReplay, token_file: Path | None) -> None:
-    """Have it take the target's records. A fault ends the command, unless it is a record that was cut off."""
+    """Replay the target's records. A fault ends the command, unless it is a record that was cut off."""
     try:
-        with progress_of(target, quiet=False) as progress:
-            outcome = replay_target(target, taken, token_of(token_file), progress)
+        with bar_of(target) as progress:
+            outcome = replay_target(target, taken, read_token(token_file), progress)
     except (*DAMAGE, UnsafePathError, FileConflictError) as error:
-        refuse(f"{target}: {error}", FAULT)
+        fail(f"{target}: {error}", NEGATIVE)
     if outcome is None or outcome.fault is None or taken.has_all:
         return
-    words = fault_text(outcome.fault, outcome.base)
+    text = fault_text(outcome.fault, outcome.base)
     if isinstance(outcome.fault, TornRecordError):
-        sys.stderr.write(f"dos journal: the last record of {target} is cut off and left out\n{words}\n")
+        warn(f"the last record of {target} is cut off and was left out\n{text}")
         return
-    refuse(f"{target} is damaged: --at {taken.end} takes all that is good before\n{words}", FAULT)
+    fail(f"{target} is damaged; --at {taken.end} restores the state before the damage\n{text}", NEGATIVE)
 
 
 def _as_of(taken: FilesReplay) -> str:
     if taken.wall_ms is None:
-        before = ", before the first mark of the time" if taken.stop.wall_ms is not None else ""
+        before = ", before the first time mark" if taken.stop.wall_ms is not None else ""
         return f"offset {taken.end}{before}"
     when = datetime.fromtimestamp(taken.wall_ms / 1000, UTC).astimezone()
     return f"offset {taken.end} ({when.isoformat(timespec='seconds')})"
 
 
 def _report(
-    taken: FilesReplay, as_json: bool, told: dict[str, Any], words: Callable[[dict[str, Any]], str]
+    taken: FilesReplay, as_json: bool, result: dict[str, Any], text: Callable[[dict[str, Any]], str]
 ) -> None:
     replayed = {"end": taken.end, "records": taken.records, "wall_ms": taken.wall_ms, "as_of": _as_of(taken)}
-    told = {**told, **replayed}
-    sys.stdout.write((json.dumps(told) if as_json else words(told)) + "\n")
+    result = {**result, **replayed}
+    print_result(result, text(result), as_json=as_json)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import trio
 
-from journal.cli_support import journal_file
+from journal.cli_arguments import journal_file
 from journal.core.inspection import Located
 from journal.files.replaying import FilesReplay
 from journal.files.restoring import replay_chain

@@ -1,29 +1,20 @@
-"""`dos journal trim`: letting the oldest history of journaled files go.
+"""`dos journal trim`: delete the oldest history of journaled files.
 
-Rules of this file: arguments, what is printed, exit codes. What may go is `trimming.py`'s.
+`trimming.py` decides which segments can be deleted.
 """
 
 import functools
-import json
-import sys
 from typing import Annotated, Any
 
 import trio
 import typer
 
 from dos_client import randomness
+from dos_client.cli.kit import REFUSED, UNREACHABLE, AsJson, TokenFile, fail, print_result, read_token
 from dos_client.live_store import Store
 from dos_protocol.errors import LocalProtocolError
 from journal.archive.bucket import SCHEME as S3_SCHEME
-from journal.cli_support import (
-    UNREACHABLE,
-    USAGE,
-    AsJson,
-    TokenFile,
-    refuse,
-    refusing,
-    token_of,
-)
+from journal.cli_arguments import journal_errors
 from journal.core.errors import HistoryTrimmedError
 from journal.core.file_ops import ReplayStop
 from journal.core.segment import parse_segment_name
@@ -40,26 +31,29 @@ def trim(
         typer.Option(
             metavar="X",
             autocompletion=complete_moment,
-            help="Nobody goes back beyond that: an offset (4096), a time (time:2026-11-22T03:00), how long"
-            " ago (-30d), checkpoint:N or step:N.",
+            help="The earliest moment that stays restorable: an offset (4096), a time"
+            " (time:2026-11-22T03:00),"
+            " how long ago (-30d), checkpoint:N or step:N.",
         ),
     ],
-    apply: Annotated[bool, typer.Option("--apply", help="Delete it. Without, it is only shown.")] = False,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Delete the segments; otherwise only list them.")
+    ] = False,
     stopped: Annotated[
         bool,
         typer.Option(
             "--stopped",
-            help="Nobody writes the directory now: claim it. A writer that is alive after all is fenced.",
+            help="No program writes the directory: claim it. A writer that still runs is fenced.",
         ),
     ] = False,
     as_json: AsJson = False,
     token_file: TokenFile = None,
 ) -> None:
-    """Show which segments hold nothing but history before a moment; with --apply --stopped, delete them.
+    """List the segments that hold only history before a moment; with --apply --stopped, delete them.
 
-    Everything from that moment on stays restorable: the snapshot from which it is rebuilt stays, and so a
-    little before it. What is deleted is gone, but from an archive: `dos journal archive` first. A program
-    that is writing the directory does it by itself, with `Directory.trim`. Directories of regions are
+    The state at that moment and at every later one stays restorable. The segment with the snapshot that this
+    needs is kept, so some earlier history stays too. To keep the deleted history, run `dos journal archive`
+    first. A program that writes the directory can trim it with `Directory.trim`. Directories of regions are
     refused.
 
     Examples:
@@ -68,34 +62,36 @@ def trim(
 
         dos journal trim --before time:2026-11-01T00:00 --apply --stopped dos://h1,h2,h3/ledger/files
 
-    Exit codes: 0 shown, or deleted on all members that are there, 1 a fault was found, 2 usage, refused, or
-    no such chain, 3 the store cannot be reached, or some members had not deleted in a minute.
+    Exit codes: 0 listed, or deleted on all available members, 1 a fault was found, 2 usage, refused, or no
+    such chain, 3 the store cannot be reached, or some members did not delete within a minute.
     """
     if apply != stopped:
-        refuse("say --apply and --stopped together: only who writes a directory may delete there", USAGE)
-    with refusing():
-        work = functools.partial(_work, url, stop_at(moment_here(before)), token_of(token_file), apply=apply)
+        fail("pass --apply and --stopped together: only the writer of a directory can delete in it", REFUSED)
+    with journal_errors():
+        work = functools.partial(
+            _work, url, stop_at(moment_here(before)), read_token(token_file), apply=apply
+        )
         try:
             plan, clean = trio.run(work)
         except HistoryTrimmedError as error:
-            refuse(str(error), USAGE)
-    sys.stdout.write((_json(plan, apply) if as_json else _text(plan, apply)) + "\n")
-    sys.stdout.flush()
+            fail(str(error), REFUSED)
+    print_result(_json(plan, apply), _text(plan, apply), as_json=as_json)
     if not clean:
-        refuse("released; some members have not deleted all of it yet, and do when they are met", UNREACHABLE)
+        fail(
+            "released; some members have not deleted everything yet and will when they are reached",
+            UNREACHABLE,
+        )
 
 
 async def _work(url: str, before: ReplayStop, token: bytes, *, apply: bool) -> tuple[TrimPlan, bool]:
     async with found_in_store(url, token) as (store, directory, name, size):
         if S3_SCHEME in url or not isinstance(store, Store):
-            raise LocalProtocolError(f"{url} is no chain of a store that runs: nothing is deleted elsewhere")
+            raise LocalProtocolError(f"{url} is not a chain of a running store, and cannot be trimmed")
         if size is not None:
             raise LocalProtocolError(f"{directory}/{name} is an object, not a chain")
         if not apply:
             return await plan_trim(store, directory, name, before), True
-        await plan_trim(
-            store, directory, name, before
-        )  # what is refused is refused before anything is claimed
+        await plan_trim(store, directory, name, before)  # raises what is refused, before the claim
         view = await store.look(directory)
         names = (parse_segment_name(one) for objects in view.answers.values() for one in objects)
         epoch = max([view.epoch_seen, *(one.epoch for one in names if one is not None)]) + 1
@@ -107,15 +103,14 @@ async def _work(url: str, before: ReplayStop, token: bytes, *, apply: bool) -> t
                 await writer.aclose()
 
 
-def _json(plan: TrimPlan, applied: bool) -> str:
-    told: dict[str, Any] = {
+def _json(plan: TrimPlan, applied: bool) -> dict[str, Any]:
+    return {
         "chain": plan.chain,
         "keepsFrom": plan.keeps_from,
         "bytes": plan.bytes,
         "segments": [{"name": name, "bytes": size} for name, size in plan.segments],
         "applied": applied,
     }
-    return json.dumps(told)
 
 
 def _text(plan: TrimPlan, applied: bool) -> str:
@@ -125,4 +120,4 @@ def _text(plan: TrimPlan, applied: bool) -> str:
     if applied:
         return "\n".join([*lines, f"deleted {what}; {kept}"])
     tail = "; --apply --stopped deletes them" if plan.segments else ""
-    return "\n".join([*lines, f"{what} may go; {kept}{tail}"])
+    return "\n".join([*lines, f"{what} can be deleted; {kept}{tail}"])

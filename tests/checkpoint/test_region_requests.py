@@ -133,7 +133,7 @@ def test_the_command_shows_the_region_has_it_cut_reset_and_stopped(region) -> No
     shown = dos("region", "status", url, name)
     assert shown.returncode == 0, shown.stderr
     assert f"region {name}: last checkpoint" in shown.stdout
-    assert "RUNNING, says driver" in shown.stdout
+    assert "RUNNING, reported by driver" in shown.stdout
     found = json.loads(dos("region", "status", url, name, "--json").stdout)
     assert found["answered"]
     assert found["driver"].endswith(f":{os.getpid()}")

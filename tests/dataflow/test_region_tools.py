@@ -123,7 +123,7 @@ def test_a_paused_region_takes_nothing_until_it_is_told_to_go_on_even_if_it_is_r
         # a cut that was due may be taken once more, of the same rows
         assert control.pause(WAIT_S) >= cut + 1, "the wish outlives the reset"
         assert sum(worker.rows_in for worker in control.status().workers) == taken
-        assert "goes on from checkpoint" in dos("region", "resume", store, "paused")
+        assert "resumed from checkpoint" in dos("region", "resume", store, "paused")
         later = control.checkpoint(WAIT_S)
         assert control.wait_cut(later + 1, WAIT_S)
         assert sum(worker.rows_in for worker in control.status().workers) > taken

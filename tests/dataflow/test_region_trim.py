@@ -187,6 +187,6 @@ def test_trimming_refuses_what_it_cannot_mean(one_server: ServerProcess) -> None
     trio.run(lambda: init_store(one_server.url))
     assert dos("region", "trim", one_server.url, "nobody").exit_code == 1
     done = dos("region", "trim", one_server.url, "nobody", "--stopped")
-    assert (done.exit_code, "give --apply with it" in done.stderr) == (2, True)
+    assert (done.exit_code, "--stopped needs --apply" in done.stderr) == (2, True)
     done = dos("region", "savepoint", one_server.url, "nobody", "a b")
     assert (done.exit_code, "a savepoint's name" in done.stderr) == (2, True)

@@ -105,7 +105,7 @@ async def test_of_a_store_nothing_is_deleted_at_once_nor_by_a_stranger(three: li
                 with pytest.raises(UnsupportedError, match="its copies may count"):
                     await connection.delete("x")
     url = "dos://" + ",".join(server.location for server in three)
-    assert "nothing of a store" in await trio.to_thread.run_sync(refused, 2, "rm", f"{url}/d/x", "-y")
+    assert "cannot be deleted" in await trio.to_thread.run_sync(refused, 2, "rm", f"{url}/d/x", "-y")
     words = await trio.to_thread.run_sync(refused, 2, "rm", f"{three[0].url}/d/x", "-y", "--take-over")
     assert "is in store" in words
     async with open_connection(three[0].location) as connection:
@@ -176,9 +176,9 @@ def test_objects_are_deleted_from_the_command_line(alone: ThreadServer) -> None:
     url = f"{alone.url}/notes"
     for name in "xyz":
         answered("append", f"{url}/{name}", stdin=b"hello")
-    assert "say --yes" in refused(2, "rm", f"{url}/x")
-    assert answered("rm", f"{url}/x", "--yes") == b"notes/x is deleted, it had 5 bytes\n"
-    assert "no object x in notes" in refused(1, "rm", f"{url}/x", "--yes")
+    assert "pass --yes" in refused(2, "rm", f"{url}/x")
+    assert answered("rm", f"{url}/x", "--yes") == b"notes/x is deleted; it had 5 bytes\n"
+    assert "directory notes has no object x" in refused(1, "rm", f"{url}/x", "--yes")
     assert json.loads(answered("rm", f"{url}/y", "-y", "--json"))["deleted"] == "notes/y"
     assert answered("ls", url).split() == [b"5", b"z"]
     assert "must name an object" in refused(2, "rm", url)
@@ -203,7 +203,7 @@ def test_what_a_writer_claimed_is_deleted_only_by_taking_over_even_if_it_is_dama
         await damage(alone, "app", "x")
 
     trio.run(write)
-    assert "say --take-over if you mean that" in refused(2, "rm", f"{alone.url}/app/x", "-y")
+    assert "pass --take-over to confirm" in refused(2, "rm", f"{alone.url}/app/x", "-y")
     assert trio.run(epoch_of, alone) == 7
     answered("rm", f"{alone.url}/app/x", "-y", "--take-over")
     assert trio.run(epoch_of, alone) == 8
@@ -228,7 +228,7 @@ def test_what_a_program_claimed_on_one_server_is_appended_to_only_by_taking_over
 
     trio.run(write)
     words = refused(2, "append", f"{alone.url}/app/x", stdin=b"!")
-    assert "app has another writer, which would be fenced: say --take-over" in words
+    assert "app has another writer, which would be fenced; pass --take-over" in words
     answered("append", f"{alone.url}/app/x", "--take-over", stdin=b"!")
     assert answered("get", f"{alone.url}/app/x") == b"hello!"
 
@@ -252,5 +252,5 @@ def test_on_a_terminal_it_asks(alone: ThreadServer, said: bytes, kept: bool) -> 
         os.close(ours)
         os.close(theirs)
     assert done.returncode == (2 if kept else 0), done
-    assert b"delete notes/x, 5 bytes, for ever? [y/N]" in done.stderr
+    assert b"delete notes/x, 5 bytes, permanently? [y/N]" in done.stderr
     assert answered("ls", f"{alone.url}/notes").split() == ([b"5", b"x"] if kept else [])

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from dos_client.cli.support import read_token
+from dos_client.cli.kit import read_token
 from dos_server.cli import serve
-from journal.cli_support import refusing, token_of
 from spark_integration.core.option_texts import StoreOptions
 from spark_integration.errors import BadOptionError
 from spark_integration.reading.session import with_token
@@ -46,12 +45,6 @@ def test_without_a_token_in_its_file_nothing_starts_and_nothing_is_asked(
     ends(lambda: serve(data, listen="127.0.0.1:0", token_file=path))
     assert not data.exists()
     ends(lambda: read_token(path))
-
-    def of_journals() -> None:
-        with refusing():
-            token_of(path)
-
-    ends(of_journals)
-    assert capsys.readouterr().err.count(str(path)) == 3
+    assert capsys.readouterr().err.count(str(path)) == 2
     with pytest.raises(BadOptionError, match="tokenFile"):
         with_token(StoreOptions(servers="dos://a", token_file=str(path)))

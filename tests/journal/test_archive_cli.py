@@ -10,7 +10,7 @@ import typer
 
 from dos_client.store import open_store
 from journal import Directory
-from journal.cli_support import refusing
+from journal.cli_arguments import journal_errors
 from journal.core.errors import ArchiveUnavailableError
 from tests.journal.archives import client
 from tests.journal.test_files import files
@@ -104,7 +104,7 @@ def test_what_is_no_archive_is_wrong_usage(service: FakeS3, arguments: list[str]
 
 
 def test_a_service_that_does_not_answer_is_exit_code_3(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(typer.Exit) as ended, refusing():
+    with pytest.raises(typer.Exit) as ended, journal_errors():
         raise ArchiveUnavailableError("s3://archives/x, asked up to 5 times: 503")
     assert ended.value.exit_code == 3
     assert "try again later" in capsys.readouterr().err

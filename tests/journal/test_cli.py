@@ -264,7 +264,7 @@ def test_of_a_chain_only_what_is_committed_is_shown_of_a_segment_what_members_ha
     assert json.loads(journal("verify", "--json", chain).stdout)["records"] == 2
     raw = journal("dump", "--json", alone)
     assert marks_in(raw) == [1, 2]
-    assert "not all of it need be committed" in raw.stderr
+    assert "its end may not be committed" in raw.stderr
     assert json.loads(journal("verify", "--json", alone).stdout)["committed_only"] is False
 
     async def take_it_over() -> None:
@@ -331,7 +331,10 @@ def test_grep_shows_the_records_in_which_something_is_found(
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [(["("], "is not a regular expression"), (["--op", "APPEND", "x"], "there are TRUNCATE, WRITE, REMOVE")],
+    [
+        (["("], "is not a regular expression"),
+        (["--op", "APPEND", "x"], "the operations are TRUNCATE, WRITE, REMOVE"),
+    ],
 )
 def test_grep_says_what_is_wrong_with_what_it_is_asked(arguments: list[str], words: str) -> None:
     done = journal("grep", *arguments, V0)
@@ -371,7 +374,7 @@ def test_what_is_not_there_is_said_with_what_is(store_url: str, tmp_path: Path) 
     gone = journal("dump", tmp_path / "gone.journal")
     assert (gone.returncode, "gone.journal: No such file or directory" in gone.stderr) == (2, True)
     plain = journal("status", V0)
-    assert (plain.returncode, "`dos journal verify` does" in plain.stderr) == (2, True)
+    assert (plain.returncode, "`dos journal verify` reads a journal file" in plain.stderr) == (2, True)
 
 
 async def write_chain(url: str, directory: str) -> None:

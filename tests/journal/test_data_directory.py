@@ -88,7 +88,7 @@ def test_what_is_on_the_disk_of_a_server_that_is_down_is_read_and_nothing_is_cha
         (("files", "ledger/other"), "no chain other"),
         (("files", "nobody/files"), "directory nobody holds no objects"),
         (("follow", "ledger/files"), "does not grow"),
-        (("trim", "ledger/files", "--before", "0"), "no chain of a store that runs"),
+        (("trim", "ledger/files", "--before", "0"), "not a chain of a running store"),
         (("verify", "ledger/nothing"), "no object and no chain nothing"),
     ],
 )
@@ -101,7 +101,7 @@ def test_what_cannot_be_read_there_is_said(data: Path, arguments: tuple[str, ...
 
 def test_what_one_disk_has_is_not_archived(data: Path) -> None:
     done = dos("journal", "archive", data / "ledger" / "files", "s3://backups/dos")
-    assert (done.exit_code, "only a store says" in done.stderr) == (2, True)
+    assert (done.exit_code, "only a store knows" in done.stderr) == (2, True)
 
 
 def test_history_that_is_gone_and_that_nobody_trimmed_is_said_and_the_exit_code_is_1(data: Path) -> None:

@@ -284,7 +284,7 @@ def test_the_command_shows_and_deletes_and_says_what_it_refuses(
     assert plan["segments"]
     assert not plan["applied"]
     alone = dos("journal", "trim", "--before", "checkpoint:35", "--apply", url)
-    assert (alone.exit_code, "say --apply and --stopped together" in alone.stderr) == (2, True)
+    assert (alone.exit_code, "pass --apply and --stopped together" in alone.stderr) == (2, True)
     early = dos("journal", "cat", "--at", "checkpoint:2", url, "log")
     assert early.stdout_bytes == bytes([2]) * 0 + bytes([1]) * 40
     done = dos("journal", "trim", "--before", "checkpoint:35", "--apply", "--stopped", url)

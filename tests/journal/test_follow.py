@@ -144,7 +144,7 @@ def test_an_interrupt_ends_it_in_one_line(what: str, tmp_path: Path, store_url: 
         assert process.stdout.readline().startswith(first)
         process.send_signal(signal.SIGINT)
         rest, said = process.communicate(timeout=30)
-    assert (process.returncode, said) == (130, "dos journal: interrupted\n")
+    assert (process.returncode, said) == (130, "dos: interrupted\n")
     assert what == "chain" or not rest
 
 

@@ -18,8 +18,9 @@ from dos_server.limits import extent_header_bytes
 from dos_server.memory.disk import MemoryDisk, _Folder, _Node
 from dos_server.offline.reading import DataDirectory
 from dos_server.testing import memory_server
-from journal import Op, Record, inspecting
+from journal import Op, Record
 from journal.chain import take_over
+from journal.data_directories import read_data_directories_with
 from journal.inspecting import DAMAGE, inspect_url
 from journal.writer import ChainWriter
 
@@ -97,7 +98,7 @@ async def offline(disk: Disk, root: Path, *, history: bool) -> Verdict:
     for path, data in disk.items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_bytes(data)
-    inspecting.offline = DataDirectory
+    read_data_directories_with(DataDirectory)
     return await judged(str(root / "ledger" / "files"), history=history)
 
 

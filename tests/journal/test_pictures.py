@@ -98,7 +98,7 @@ except ValueError as error:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     shown, refused, plotted = [line for line in done.stdout.splitlines() if line]
     assert shown == "0"
-    assert refused.startswith("2 dos journal: a picture needs the package matplotlib")
+    assert refused.startswith("2 dos: a picture needs the package matplotlib")
     assert plotted.endswith("pip install 'dos-journal[plots]'")
     assert refused.endswith(plotted)
     assert [one.name for one in tmp_path.iterdir()] == ["some.journal"]

@@ -96,7 +96,7 @@ def test_what_a_killed_driver_had_not_recorded_stays_until_somebody_gives_it_up_
         assert len(left_over(store, options)) == 3
     assert store.look("shop.in.orders.p").epoch_seen == epoch  # nobody was fenced
     told = dos(options)
-    assert "2 undecided: a writer may record them yet" in told.stdout
+    assert "2 undecided: a writer may still record them" in told.stdout
     assert "nothing to delete" in told.stdout
     given_up = swept(options, "--apply", "--undecided-older-than", "0")
     assert states(given_up) == [(1, "recorded", True), (2, "given up", True), (2, "given up", True)]

@@ -1,0 +1,283 @@
+"""The kit that all `dos` commands are built from: arguments, exit codes, errors, the store, text and JSON.
+
+| exit code | meaning |
+|---|---|
+| 0 | done |
+| 1 | a negative answer: not found, damaged, refused by a region, something is missing |
+| 2 | wrong usage, or refused |
+| 3 | a server, or enough members of a store, cannot be reached |
+| 4 | nothing matches (`dos journal grep`) |
+| 130 | interrupted |
+
+Results go to standard output, everything else to standard error as lines `dos: TEXT`. `dos serve` and
+`dos fsck` do not use this module: `dos_server` imports `dos_protocol` only.
+"""
+
+import inspect
+import json
+import os
+import secrets
+import sys
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, Final, NoReturn, TypeVar
+
+import trio
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from dos_client.errors import (
+    LossError,
+    MissingDataError,
+    NotEmptyError,
+    QuorumUnavailableError,
+    StoreNotReadyError,
+)
+from dos_client.live_store import Store
+from dos_client.store import connect, open_store
+from dos_client.urls import DosUrl, parse_url
+from dos_protocol.errors import (
+    BrokenConnectionError,
+    CorruptDataError,
+    CorruptError,
+    DosError,
+    NotFoundError,
+    PoisonedError,
+)
+from dos_protocol.limits import id_bytes
+from dos_protocol.tokens import token_in
+
+T = TypeVar("T")
+
+NEGATIVE: Final = 1
+REFUSED: Final = 2
+UNREACHABLE: Final = 3
+NOTHING_FOUND: Final = 4
+INTERRUPTED: Final = 130
+
+_TOOLS: Final = b"dos-"
+"""First bytes of the writer ids of commands: one command takes over from another without --take-over."""
+_WIDTH_WITHOUT_TERMINAL: Final = 160
+
+Url = Annotated[
+    str,
+    typer.Argument(
+        help="dos://HOST:PORT,HOST2:PORT/DIRECTORY/OBJECT; the object, or both names, can be left out.",
+        metavar="URL",
+    ),
+]
+StoreUrl = Annotated[
+    str, typer.Argument(help="The store: dos://HOST:PORT,HOST2:PORT,HOST3:PORT", metavar="STORE-URL")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="File whose first line is the servers' token.", exists=True, dir_okay=False, readable=True
+    ),
+]
+
+
+def fill_help(app: typer.Typer) -> None:
+    """Set the help text of each command of `app` to its docstring, one line per paragraph.
+
+    Typer then wraps the paragraphs at the width of the terminal.
+    """
+    for command in app.registered_commands:
+        text = inspect.cleandoc((command.callback and command.callback.__doc__) or "")
+        command.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
+
+
+def read_token(path: Path | None) -> bytes:
+    """Return the token in the file, or b"" without a file. End the command if the file holds no token."""
+    if path is None:
+        return b""
+    try:
+        return token_in(path.read_bytes(), str(path))
+    except OSError as error:
+        fail(f"token file {path} cannot be read: {error.strerror}", REFUSED)
+    except DosError as error:
+        fail(str(error), REFUSED)
+
+
+def parsed_url(url: str, *, needs: str = "") -> DosUrl:
+    """Return the parsed URL; `needs="object"` requires an object. End the command if it is not valid."""
+    try:
+        parsed = parse_url(url)
+    except DosError as error:
+        fail(str(error), REFUSED)
+    if needs == "object" and parsed.object is None:
+        fail(f"the URL must name an object: {url}/directory/object", REFUSED)
+    return parsed
+
+
+def opened(url: DosUrl, token: bytes) -> AbstractAsyncContextManager[Store]:
+    """Open the store of the URL's servers; one server alone is opened as itself, without its store."""
+    if len(url.servers) == 1:
+        return connect(url, token=token, client="dos")
+    return open_store(url, token=token, client="dos")
+
+
+def in_store(
+    url: str,
+    token_file: Path | None,
+    work: Callable[[Store], Awaitable[T]],
+    *,
+    negative: tuple[type[Exception], ...] = (),
+) -> T:
+    """Open the store, run `work` with it and return the result. The URL must name servers only.
+
+    Errors end the command, as in `run`.
+    """
+    if parsed_url(url).directory is not None:
+        fail(f"{url} names a directory; pass the servers alone, as dos://HOST:PORT,HOST2:PORT", REFUSED)
+
+    async def with_store() -> T:
+        async with open_store(url, token=read_token(token_file), client="dos") as store:
+            return await work(store)
+
+    return run(with_store, negative=negative)
+
+
+def run(function: Callable[[], Awaitable[T]], *, negative: tuple[type[Exception], ...] = ()) -> T:
+    """Run an async command and return its result.
+
+    Errors end the command with their text and exit code; those of `negative` are answers, with exit code 1.
+    """
+    with errors_end_command(lambda error: NEGATIVE if isinstance(error, negative) else exit_code(error)):
+        return trio.run(function)
+
+
+@contextmanager
+def errors_end_command(
+    code_of: Callable[[Exception], int], *, also: tuple[type[Exception], ...] = ()
+) -> Iterator[None]:
+    """End the command at a DosError, an OSError or an error of `also`: its text, and `code_of(error)`.
+
+    A group of such errors is reported by its first error. A group with any other error is raised unchanged,
+    so that a bug is never hidden.
+    """
+    expected = (DosError, OSError, *also)
+    caught: tuple[type[BaseException], ...] = (*expected, KeyboardInterrupt, BaseExceptionGroup)
+    try:
+        yield
+    except BrokenPipeError:
+        raise  # the reader of standard output has ended: no error message
+    except caught as error:
+        leaves = list(_leaves(error))
+        first = leaves[0]
+        if all(isinstance(leaf, KeyboardInterrupt) for leaf in leaves):
+            fail("interrupted", INTERRUPTED)
+        if not isinstance(first, Exception) or not all(isinstance(leaf, expected) for leaf in leaves):
+            raise
+        for line in first.lines if isinstance(first, LossError) else ():
+            print(line, file=sys.stderr)
+        fail(_error_text(first), code_of(first))
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _leaves(inner)
+    else:
+        yield error
+
+
+def _error_text(error: Exception) -> str:
+    """Return the error's text; of an OSError, without its number."""
+    if not isinstance(error, OSError) or error.strerror is None:
+        return str(error)
+    return error.strerror if error.filename is None else f"{os.fsdecode(error.filename)}: {error.strerror}"
+
+
+def exit_code(error: Exception) -> int:
+    """Return the exit code for an error, by the table at the top of this file."""
+    if isinstance(error, NotFoundError | CorruptError | PoisonedError | CorruptDataError | MissingDataError):
+        return NEGATIVE
+    if isinstance(error, NotEmptyError):
+        return REFUSED
+    if isinstance(error, BrokenConnectionError | StoreNotReadyError | QuorumUnavailableError):
+        return UNREACHABLE
+    return REFUSED
+
+
+def fail(text: str, code: int) -> NoReturn:
+    """Print an error and end the command with this exit code."""
+    warn(text)
+    raise typer.Exit(code)
+
+
+def warn(text: str) -> None:
+    """Print a line on standard error, after everything that was printed on standard output."""
+    sys.stdout.flush()
+    print(f"dos: {text}", file=sys.stderr, flush=True)
+
+
+def print_json(value: Any) -> None:
+    """Print one line of JSON on standard output."""
+    print(json.dumps(value), flush=True)
+
+
+def print_result(value: Any, text: str, *, as_json: bool) -> None:
+    """Print the value as JSON, or the text."""
+    print(json.dumps(value) if as_json else text, flush=True)
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, title: str = "") -> None:
+    """Print a table as wide as the terminal, or 160 columns wide. No cell is truncated.
+
+    A column whose name begins with `#` holds numbers: it is aligned to the right.
+    """
+    table = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left", pad_edge=False)
+    for column in columns:
+        number = column.startswith("#")
+        table.add_column(
+            column.removeprefix("#"), justify="right" if number else "left", overflow="fold", no_wrap=number
+        )
+    for row in rows:
+        table.add_row(*("-" if cell is None or cell == "" else str(cell) for cell in row))
+    width = None if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL
+    Console(width=width, highlight=False, markup=False, soft_wrap=False).print(table)
+
+
+def count_text(count: int) -> str:
+    """Return a number of bytes with its unit, such as `1.5 MiB`."""
+    size, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if size < 1024:
+            break
+        size, unit = size / 1024, larger
+    return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
+
+
+def clock_text(wall_ms: int) -> str:
+    """Return a wall time in milliseconds as an ISO date and time of the local time zone."""
+    return datetime.fromtimestamp(wall_ms / 1000, UTC).astimezone().isoformat(sep=" ", timespec="seconds")
+
+
+def ago_text(wall_ms: int, now_ms: int) -> str:
+    """Return how long ago a time was; never negative, although the times may come from two clocks."""
+    seconds = (now_ms - wall_ms) / 1000
+    for unit, length in (("days", 86_400), ("hours", 3_600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit} ago"
+    return f"{max(seconds, 0):.1f} s ago"
+
+
+def seconds_text(phases: dict[str, float]) -> str:
+    """Return the phases with their lengths in milliseconds; the values are seconds."""
+    return ", ".join(f"{phase} {1000 * seconds:.0f} ms" for phase, seconds in phases.items()) or "-"
+
+
+def tool_writer_id(tool: bytes) -> bytes:
+    """Return a writer id for one run of a command. It shows that no program holds the claim any more."""
+    return _TOOLS + tool + secrets.token_bytes(id_bytes - len(_TOOLS + tool))
+
+
+def is_tool(writer_id: bytes) -> bool:
+    """Return whether a claim is a command's: that command has ended, or may be fenced."""
+    return writer_id.startswith(_TOOLS)
