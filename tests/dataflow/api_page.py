@@ -1,6 +1,6 @@
-"""docs/api.md: the signatures of what users call to build a graph, as they are written in the source.
+"""Generate docs/api.md: the signatures of everything that users call to build a graph, from the source.
 
-Rules of this file: source to text. That the page is current is a test's affair (`test_api_page.py`).
+`test_api_page.py` checks that the page is current.
 """
 
 import ast
@@ -29,20 +29,20 @@ Definition: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 _HEAD: Final = """\
 # Signatures
 
-All that is called to build and test a graph, by class. This page is made from the source by
-`./run test tests/dataflow/test_api_page.py --rewrite`, and a test fails when it is not current.
-What operators do is in [operators.md](operators.md), sources and sinks are in
-[sources-and-sinks.md](sources-and-sinks.md), tests in [testing.md](testing.md).
-Each name has a docstring that explains its arguments: `help(dataflow.Stream.map)`.
+This page lists the signatures of everything that is called to build and test a graph, by class. It is
+generated from the source by `./run test tests/dataflow/test_api_page.py --rewrite`, and a test fails if it
+is not current. [operators.md](operators.md) describes the operators,
+[sources-and-sinks.md](sources-and-sinks.md) the sources and sinks, [testing.md](testing.md) the tests. Each
+name has a docstring that explains its arguments: `help(dataflow.Stream.map)`.
 """
 _MACHINERY: Final = ("dataflow.operators.base", "dataflow.sources.base", "dataflow.sinks.base")
-"""Modules with what a source or sink is for the workers: users do not call it."""
+"""Modules with the methods of sources and sinks that workers call, and users do not."""
 _LEFT_OUT: Final = {GraphPlan, dataflow.Producer, dataflow.StepRows}
-"""What users get and do not make; docs/inputs.md and docs/sources-and-sinks.md describe it."""
+"""Classes that users receive and do not create; docs/inputs.md and docs/operators.md describe them."""
 
 
 def api_page() -> str:
-    """The text of docs/api.md."""
+    """Return the text of docs/api.md."""
     groups: dict[str, list[str]] = {
         "Graphs": ["Graph"],
         "Streams": ["Stream", "KeyedStream"],
@@ -80,17 +80,17 @@ def _is_left_out(one: Any) -> bool:
 
 
 class _Aliases:
-    """The type aliases that signatures name. Choices of texts are written out, others are listed."""
+    """The type aliases in signatures. Aliases of literal texts are written out; the others are listed."""
 
     def __init__(self) -> None:
         self._listed: dict[str, str] = {}
 
     def text(self, module: ModuleType, annotation: ast.expr) -> str:
-        """An annotation as it is shown. `module`: where it stands."""
+        """Return an annotation of `module` as the page shows it."""
         return ast.unparse(_Shown(module, self).visit(annotation))
 
     def shown(self, module: ModuleType, name: str) -> ast.expr:
-        """What is shown for a name: itself, or what it stands for."""
+        """Return the expression that the page shows for a name: the name, or the value of the alias."""
         found = _definition_of_alias(module, name)
         if found is None:
             return ast.Name(name)
@@ -106,7 +106,7 @@ class _Aliases:
 
 
 class _Shown(ast.NodeTransformer):
-    """Quotes go, aliases become what is shown for them, and Literal["a", "b"] becomes 'a' | 'b'."""
+    """Removes quotes, replaces aliases, and writes Literal["a", "b"] as 'a' | 'b'."""
 
     def __init__(self, module: ModuleType, aliases: _Aliases) -> None:
         self._module = module
@@ -141,7 +141,7 @@ def _tree(module: ModuleType) -> ast.Module:
 
 
 def _definition_of_alias(module: ModuleType, name: str) -> tuple[ModuleType, ast.expr] | None:
-    """Where an alias is defined, and its value; None for what is none of the project's."""
+    """Return the module that defines an alias, and its value; None if the project does not define it."""
     for node in ast.walk(_tree(module)):
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == name:
             is_alias = isinstance(node.annotation, ast.Name) and node.annotation.id == "TypeAlias"
@@ -175,8 +175,8 @@ def _of_class(one: type, name: str, known: _Aliases) -> Iterator[str]:
 
 
 def _methods(one: type) -> Iterator[tuple[str, Any]]:
-    """Its public methods and properties that are written in the project, in the order of the source; a keyed
-    stream's are those that streams do not have.
+    """Yield the public methods and properties that the project defines, in the order of the source. For a
+    keyed stream, leave out those of `Stream`.
     """
     bases = one.__mro__
     if one is dataflow.KeyedStream:
@@ -244,7 +244,7 @@ def _argument(module: ModuleType, one: ast.arg, value: ast.expr | None, known: _
 
 
 def _made(one: type, name: str, known: _Aliases) -> str:
-    """How an instance is made."""
+    """Return the signature that creates an instance."""
     (node,) = ast.parse(textwrap.dedent(inspect.getsource(one))).body
     assert isinstance(node, ast.ClassDef)
     if any(isinstance(part, ast.FunctionDef) and part.name == "__init__" for part in node.body):
@@ -261,7 +261,7 @@ def _made(one: type, name: str, known: _Aliases) -> str:
 
 
 def _wrapped(begin: str, parts: Sequence[str], end: str) -> str:
-    """The parts with commas between them, broken between two of them where a line would be too long."""
+    """Join the parts with commas, and break lines between two parts where a line would be too long."""
     lines = [begin]
     for index, part in enumerate(parts):
         text = part + (end if index == len(parts) - 1 else ",")

@@ -1,4 +1,4 @@
-"""docs/api.md has the signatures of all that users call, as the source has them now."""
+"""docs/api.md has the current signatures of everything that users call."""
 
 import inspect
 from typing import Any
@@ -9,18 +9,18 @@ import dataflow
 from tests.dataflow.api_page import PAGE, api_page
 
 
-def test_the_page_is_that_of_the_source(pytestconfig: pytest.Config) -> None:
+def test_the_page_is_current(pytestconfig: pytest.Config) -> None:
     made = api_page()
     if pytestconfig.getoption("--rewrite"):
         PAGE.write_text(made, encoding="utf-8")
     kept = PAGE.read_text(encoding="utf-8")
-    said = "docs/api.md is not current; write it with ./run test tests/dataflow/test_api_page.py --rewrite"
+    said = "docs/api.md is not current; generate it with ./run test tests/dataflow/test_api_page.py --rewrite"
     assert kept.splitlines() == made.splitlines(), said
 
 
 @pytest.mark.parametrize("kind", [dataflow.Graph, dataflow.Stream, dataflow.KeyedStream])
 def test_every_public_method_is_there_with_all_its_arguments(kind: Any) -> None:
-    """Found in another way than the page finds them."""
+    """The methods are found in another way than for the page."""
     shown = " ".join(PAGE.read_text(encoding="utf-8").split())
     for name, method in inspect.getmembers(kind, callable):
         if name.startswith("_"):

@@ -1,5 +1,5 @@
-"""Every example of operators.md, state.md and sources-and-sinks.md in docs runs as it stands there; and those
-of operating-regions.md that need no Spark.
+"""Run every example of docs/operators.md, state.md and sources-and-sinks.md unchanged, and the examples of
+docs/operating-regions.md that need no Spark.
 """
 
 import re
