@@ -245,7 +245,7 @@ def test_event_time_behind_an_exchange_is_refused() -> None:
     first.map("at", lambda row: row, schema=SCHEMA).event_time("timed", "at", lateness=timedelta(0)).sink(
         "out", CallSink(print)
     )
-    with pytest.raises(GraphError, match="event_time 'timed' is behind 'by_key', where the rows"):
+    with pytest.raises(GraphError, match="event_time 'timed' is below 'by_key', which mixes the rows"):
         graph.plan()
 
 

@@ -226,7 +226,7 @@ async def test_a_wiped_member_does_not_count(three: Threads) -> None:
         shutil.rmtree(three[2].data)
         await trio.to_thread.run_sync(three[2].restart)
         await until(
-            lambda: any("another server stands at this address" in one.error for one in store.members()),
+            lambda: any("another server answers at this address" in one.error for one in store.members()),
             "the wiped one is recognised",
         )
         await trio.to_thread.run_sync(three[1].kill)
