@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from dataflow import CallSink, Count, Graph, GraphError, InputSource, Max, Tumbling, UserOperator
 from dataflow.errors import OperatorError, SchemaError
 from dataflow.testing import CRASH, Trial, assert_crash_safe
+from tests.support.examples import run_example
 
 
 def sold() -> Graph:
@@ -97,10 +97,7 @@ def test_a_graph_that_cannot_run_is_refused_here_too() -> None:
 
 @pytest.mark.parametrize("name", ["trial", "crash"])
 def test_the_example_of_the_manual_runs(name: str) -> None:
-    manual = (Path(__file__).parents[2] / "docs" / "testing.md").read_text(encoding="utf-8")
-    text = manual.partition(f"<!-- example: {name} -->\n```python\n")[2].partition("```")[0]
-    assert text
-    exec(compile(text, "docs/testing.md", "exec"), {"__name__": "example"})
+    run_example("docs/testing.md", name)
 
 
 class Total(UserOperator):

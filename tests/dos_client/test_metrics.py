@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, generate_latest
 
 from dos_client import MemberStatus, metrics
 from dos_client.status.counters import StoreCounters
+from tests.support.examples import run_example
 
 PAGE = Path(__file__).parent.parent.parent / "docs/metrics.md"
 
@@ -18,6 +19,12 @@ def test_the_page_has_every_figure_and_no_other() -> None:
         family.name + ("_total" if family.type == "counter" else "") for family in metrics.registry.collect()
     }
     assert told == there
+
+
+def test_the_example_of_the_page_serves_the_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    names = run_example("docs/metrics.md", "serve", port="0")
+    names["prometheus_client"].REGISTRY.unregister(metrics.registry)
+    assert "dos_client_appended_bytes_total" in capsys.readouterr().out
 
 
 def member(address: str, state: str = "in sync", lag_bytes: int = 0, lag_s: float = 0.0) -> MemberStatus:

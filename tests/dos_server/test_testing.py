@@ -2,7 +2,8 @@
 
 import errno
 import os
-import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from dos_client.store import init_store
 from dos_protocol.errors import LocalProtocolError
 from dos_server.testing import MemoryServer, memory_server, memory_store, threaded_server, threaded_store
 from journal import ChainWriter, Op, Record, read_records, take_over
+from tests.support.examples import example, run_example
 
 
 async def written(server: MemoryServer, epoch: int, *parts: bytes) -> None:
@@ -151,10 +153,15 @@ def test_what_cannot_be_made_is_refused() -> None:
 
 @pytest.mark.parametrize("name", ["trio", "threads"])
 def test_the_examples_of_the_manual_run(name: str) -> None:
-    manual = (Path(__file__).parent.parent.parent / "docs" / "testing.md").read_text(encoding="utf-8")
-    found = re.search(rf"<!-- example: {name} -->\n```python\n(.*?)```", manual, re.DOTALL)
-    assert found is not None
-    exec(compile(found[1], f"docs/testing.md, {name}", "exec"), {"__name__": "example"})
+    run_example("docs/testing.md", name)
+
+
+def test_the_fixture_of_the_manual_serves_a_test(tmp_path: Path) -> None:
+    file = tmp_path / "test_example.py"
+    file.write_text(example("docs/testing.md", "fixture"), encoding="utf-8")
+    options = ("-q", "-p", "no:cacheprovider", "--rootdir", tmp_path)
+    done = subprocess.run([sys.executable, "-m", "pytest", *options, file], capture_output=True, text=True)
+    assert (done.returncode, "1 passed" in done.stdout) == (0, True), done.stdout + done.stderr
 
 
 @pytest.mark.trio

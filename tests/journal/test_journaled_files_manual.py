@@ -2,7 +2,6 @@
 
 import ast
 import inspect
-import re
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +10,18 @@ import pytest
 from dos_client import open_store
 from dos_server.testing import memory_store
 from journal import Directory
+from journal.archive.archiving import archive_chain
+from journal.archive.bucket import Bucket, parse_s3_url
+from tests.support.examples import example
+from tests.support.s3 import BUCKET, FakeS3
 
-PAGE = Path(__file__).parents[2] / "docs" / "journaled-files.md"
-EXAMPLES = dict(
-    re.findall(r"<!-- example: (\w+) -->\n```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)
-)
+PAGE = "docs/journaled-files.md"
 
 
 async def run(name: str, url: str, names: dict[str, Any]) -> None:
-    text = EXAMPLES[name].replace("dos://h1,h2,h3", url)
-    code = compile(text, f"{PAGE.name}, {name}", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    """Run an example, which may wait at its top level."""
+    text = example(PAGE, name, store=url, bucket=f"s3://{BUCKET}/dos")
+    code = compile(text, f"{PAGE}, {name}", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     waits = eval(code, names)
     if inspect.isawaitable(waits):
         await waits
@@ -34,7 +35,9 @@ def files(folder: str) -> dict[str, bytes]:
 
 
 @pytest.mark.trio
-async def test_the_examples_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_examples_of_the_page_run(
+    s3: FakeS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
     async with memory_store() as servers:
@@ -50,6 +53,10 @@ async def test_the_examples_of_the_page_run(tmp_path: Path, monkeypatch: pytest.
             assert files("as-of-new-year") == files("ledger")
             assert files("before-the-rename") == {"draft": b"Dear landlord,\n"}
             await run("trim", servers.url, names)
+            await archive_chain(store, "ledger", "files", Bucket(parse_s3_url(f"s3://{BUCKET}/dos")))
+            (tmp_path / "with no server").mkdir()
+            monkeypatch.chdir(tmp_path / "with no server")
+            await run("archive", servers.url, names)
+            assert files("as-of-new-year") == files("../ledger")
         await run("mirror", servers.url, names)
         assert files("resilience") == {"my_app-worker3.tcp-control": b"localhost\n"}
-    assert EXAMPLES.keys() == {"change", "restore", "trim", "mirror"}

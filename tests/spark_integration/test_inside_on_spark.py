@@ -4,7 +4,6 @@
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from pyspark.errors import PySparkException
@@ -14,9 +13,9 @@ from dos_client.blocking import BlockingStore, open_store
 from dos_server.testing import Servers, ThreadedServer
 from spark_integration import register
 from tests.spark_integration.written import write_cuts, write_state
+from tests.support.examples import run_example
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
-PAGE = Path(__file__).parents[2] / "docs" / "spark.md"
 
 
 @pytest.fixture(scope="module")
@@ -42,9 +41,7 @@ def test_the_examples_of_the_page_look_inside(
     store: BlockingStore,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    found = re.search(r"<!-- example: inside -->\n```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert found is not None
-    exec(compile(found[1].replace("dos://h1,h2,h3", servers.url), "inside", "exec"), {"spark": spark})
+    run_example("docs/spark.md", "inside", {"spark": spark}, store=servers.url)
     shown = [re.findall(r"\w+", line) for line in capsys.readouterr().out.splitlines() if line[:1] == "|"]
     assert shown == [
         ["checkpoint", "step", "retained"],

@@ -17,11 +17,11 @@ from dos_client.blocking import BlockingStore, open_store
 from dos_server.testing import Servers, ThreadedServer
 from spark_integration import register
 from tests.spark_integration.written import arrow, lines, write_batches, write_objects, write_steps
+from tests.support.examples import run_example
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 WORDS = pa.schema([("word", pa.string()), ("count", pa.int64()), ("at", pa.timestamp("us", "UTC"))])
 COUNTS = pa.schema([("word", pa.string()), ("count", pa.int64())])
-PAGE = Path(__file__).parents[2] / "docs" / "spark.md"
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 
 
@@ -141,10 +141,7 @@ def test_the_examples_of_the_page_run(
         steps = {step: [{"word": f"w{worker}", "count": 10 * step}] for step in (1, 2)}
         write_steps(store, "wordcount", "counts", worker, steps, COUNTS)
     for name in ("five_minutes", "columns", "stream"):
-        found = re.search(rf"<!-- example: {name} -->\n```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-        assert found is not None, name
-        text = found[1].replace("dos://h1,h2,h3", servers.url).replace('"/data/', f'"{tmp_path}/')
-        exec(compile(text, name, "exec"), {"spark": spark})
+        run_example("docs/spark.md", name, {"spark": spark}, store=servers.url, data=f"{tmp_path}/")
     shown = [
         re.findall(r"\w+", line) for line in capsys.readouterr().out.splitlines() if line.startswith("|")
     ]

@@ -1,6 +1,5 @@
 """`through` on a real Spark session: a DataFrame in, a region, a DataFrame out; README's second example."""
 
-import re
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -39,9 +38,9 @@ from spark_integration.errors import (
 )
 from spark_integration.frames import CHECKPOINT_CONF
 from spark_integration.graph_ends import ends_of
+from tests.support.examples import run_example
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
-README = Path(__file__).parents[2] / "README.md"
 WORDS = parse_schema("word string")
 
 
@@ -134,18 +133,15 @@ def test_null_keys_are_grouped_as_spark_groups_them_and_null_times_are_counted(
 def test_the_readmes_stream_goes_through_a_region_and_on_where_it_stopped_and_says_why_its_feed_failed(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    found = re.search(r"<!-- example: through -->\n```python\n(.*?)```", README.read_text(), re.DOTALL)
-    assert found is not None
     (tmp_path / "logs").mkdir()
     every: Counter[str] = Counter()
     with threaded_store() as servers:
-        text = found[1].replace("dos://host1,host2,host3", servers.url).replace('"/data/', f'"{tmp_path}/')
+        places = {"store": servers.url, "data": f"{tmp_path}/"}
         for number in range(2):
             line = f"a b{number} b{number}"
             (tmp_path / "logs" / f"{number}.txt").write_text(f"{line}\n")
             every.update(line.split())
-            names: dict[str, Any] = {"spark": spark}
-            exec(compile(text, "README.md", "exec"), names)
+            names = run_example("README.md", "through", {"spark": spark}, **places)
             query = names["query"]
             while newest(read(spark, tmp_path)) != every:
                 assert query.isActive, query.exception()
@@ -160,6 +156,9 @@ def test_the_readmes_stream_goes_through_a_region_and_on_where_it_stopped_and_sa
                     through.feed.awaitTermination()
                 assert "InputClosedError" in str(through.exception())
             through.stop()
+        run_example("README.md", "tables", {"spark": spark, "orders": names["lines"]}, **places)
+        for started in spark.streams.active:
+            started.stop()
 
 
 def read(spark: SparkSession, tmp_path: Path) -> list[Any]:

@@ -1,0 +1,76 @@
+"""Run the examples of README.md, docs/inputs.md, docs/operating-regions.md and docs/spark.md that start a
+region or write a DataFrame, on a real Spark session.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from dos_server.testing import Servers, ThreadedServer, threaded_store
+from spark_integration import register
+from tests.support.examples import run_example
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
+TEXT = "to be or not to be"
+
+
+def test_the_ten_lines_of_the_readme_count_words_and_a_listener_sees_the_progress(
+    spark: SparkSession,
+    servers: Servers[ThreadedServer],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("logs").mkdir()
+    Path("logs/a.txt").write_text(f"{TEXT}\n", encoding="utf-8")
+    names = run_example("README.md", "wordcount", {"spark": spark}, store=servers.url)
+    found = [
+        line.split("\t") for file in Path("out").glob("part-*.tsv") for line in file.read_text().splitlines()
+    ]
+    assert {word: max(int(n) for w, n in found if w == word) for word, _ in found} == Counter(TEXT.split())
+    assert capsys.readouterr().out == ""
+
+    Path("logs/b.txt").write_text(f"{TEXT}\n", encoding="utf-8")
+    names = run_example("docs/operating-regions.md", "listener", names, store=servers.url)
+    names["region"].awaitTermination()
+    assert capsys.readouterr().out
+
+
+def test_a_producer_writes_what_the_region_of_the_page_counts(
+    spark: SparkSession, servers: Servers[ThreadedServer]
+) -> None:
+    def sales_after(mark: bytes) -> Iterator[tuple[bytes, list[dict[str, Any]]]]:
+        assert mark == b""
+        yield b"1", [{"item": "tea", "price": 3}, {"item": "milk", "price": 1}]
+        yield b"2", [{"item": "tea", "price": 4}]
+
+    region = run_example("docs/inputs.md", "input", {"spark": spark}, store=servers.url)["region"]
+    run_example("docs/inputs.md", "producer", {"sales_after": sales_after}, store=servers.url)
+    region.checkpoint()
+    region.stop()
+    register(spark)
+    sold = spark.read.format("dos").option("output", "out").load(f"{servers.url}/shop").collect()
+    counts = {row["item"]: 0 for row in sold}
+    for row in sold:  # one row for each step in which the item was sold
+        counts[row["item"]] = max(counts[row["item"]], row["count"])
+    assert counts == {"tea": 2, "milk": 1}
+
+
+def test_a_batch_and_a_stream_are_written_into_an_input(spark: SparkSession, tmp_path: Path) -> None:
+    columns = "item string, price bigint"
+    register(spark)
+    orders = spark.createDataFrame([("tea", 3), ("milk", 1)], columns)
+    folder = str(tmp_path / "new")
+    orders.write.parquet(folder)
+    names = {"spark": spark, "orders": orders, "new_orders": spark.readStream.schema(columns).parquet(folder)}
+    with threaded_store() as servers:
+        run_example("docs/spark.md", "write", names, store=servers.url, data=f"{tmp_path}/")
+        names["query"].processAllAvailable()
+        names["query"].stop()
+        written = spark.read.format("dos").option("input", "orders").load(f"{servers.url}/shop")
+        assert Counter(written.collect()) == dict.fromkeys(orders.collect(), 2)

@@ -1,0 +1,75 @@
+"""The Python examples of README.md and of the pages in docs/, and the tests that run them.
+
+An example is a block ```python that follows a line `<!-- example: NAME -->`. A test loads it with `example`,
+or runs it with `run_example`. `RUN_BY` names the test file that runs each example; `tests/test_examples.py`
+fails if a page has a block that is not marked, not in the table, or not named in that file.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted(str(path.relative_to(ROOT)) for path in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("**/*.md")))
+MARKED = re.compile(r"<!-- example: (\w+) -->\n```python\n(.*?)```", re.DOTALL)
+
+MANUAL = "tests/dataflow/test_operators_manual.py"
+ON_SPARK = "tests/spark_integration/test_examples_on_spark.py"
+RUN_BY: dict[str, dict[str, tuple[str, ...]]] = {
+    "README.md": {
+        ON_SPARK: ("wordcount",),
+        "tests/spark_integration/test_through.py": ("through", "tables"),
+    },
+    "docs/inputs.md": {ON_SPARK: ("input", "producer")},
+    "docs/journaled-files.md": {
+        "tests/journal/test_journaled_files_manual.py": ("change", "restore", "trim", "mirror", "archive"),
+    },
+    "docs/metrics.md": {"tests/dos_client/test_metrics.py": ("serve",)},
+    "docs/operating-regions.md": {MANUAL: ("delivery", "failure"), ON_SPARK: ("listener",)},
+    "docs/operators.md": {MANUAL: ()},
+    "docs/sources-and-sinks.md": {MANUAL: ()},
+    "docs/spark.md": {
+        ON_SPARK: ("write",),
+        "tests/spark_integration/test_source_on_spark.py": ("five_minutes", "columns", "stream"),
+        "tests/spark_integration/test_inside_on_spark.py": ("inside",),
+    },
+    "docs/state.md": {MANUAL: ()},
+    "docs/testing.md": {
+        "tests/dataflow/test_testing.py": ("trial", "crash"),
+        "tests/dos_server/test_testing.py": ("trio", "threads", "fixture"),
+    },
+}
+"""Page -> test file -> the names of the examples that it runs; () for all examples of the page."""
+
+
+def examples(page: str) -> dict[str, str]:
+    """Return the marked examples of a page, by name."""
+    return dict(MARKED.findall((ROOT / page).read_text(encoding="utf-8")))
+
+
+def example(page: str, name: str, **replaced: str) -> str:
+    """Return the text of one example. Each of `replaced` is a new value for a placeholder of
+    `PLACEHOLDERS`.
+    """
+    text = examples(page)[name]
+    for what, value in replaced.items():
+        for placeholder in PLACEHOLDERS[what]:
+            text = text.replace(placeholder, value)
+    return text
+
+
+PLACEHOLDERS = {
+    "store": ("dos://host1,host2,host3", "dos://h1,h2,h3"),
+    "data": ("/data/",),
+    "bucket": ("s3://backups/dos",),
+    "port": ("9400",),
+}
+"""What a page writes in place of the reader's own servers and folder."""
+
+
+def run_example(page: str, name: str, names: dict[str, Any] | None = None, **replaced: str) -> dict[str, Any]:
+    """Run one example and return its global names. It starts with `names`, which are updated."""
+    names = {} if names is None else names
+    names.setdefault("__name__", "example")
+    exec(compile(example(page, name, **replaced), f"{page}, {name}", "exec"), names)
+    return names
