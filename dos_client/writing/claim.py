@@ -123,7 +123,7 @@ class Claim:
         self.check()
 
     async def wait_all(self, timeout_s: float) -> bool:
-        """Wait until every member that is "in" has answered (R16). Return False if the timeout passes first."""
+        """Wait until every member that is "in" has answered (R16). Return False on timeout."""
         with trio.move_on_after(timeout_s):
             while not self._quorums.sets[0] <= self.answers.keys():
                 self.check()
