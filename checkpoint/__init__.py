@@ -14,7 +14,7 @@ from dos_protocol.lazy_names import lazy_names
 if TYPE_CHECKING:
     from checkpoint.core.barrier import Alignment, CompleteStep
     from checkpoint.core.channel_frames import ChannelFrame, FrameFlag, FrameType
-    from checkpoint.core.cut_views import cut_full, cut_row
+    from checkpoint.core.checkpoint_views import cut_full, cut_row
     from checkpoint.core.divisions import Division, Sources
     from checkpoint.core.dropped import merge_counters
     from checkpoint.core.fingerprint import check_fingerprint, declared_state, fingerprint
@@ -136,7 +136,7 @@ MODULES = {
         "FrameFlag",
         "FrameType",
     ),
-    "checkpoint.core.cut_views": (
+    "checkpoint.core.checkpoint_views": (
         "cut_full",
         "cut_row",
     ),

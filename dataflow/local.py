@@ -208,7 +208,7 @@ class ProcessLauncher:
     def _run(self, worker: int, attempt: int) -> str | None:
         log = self._log_path(worker, attempt)
         first = json.dumps(str(log.absolute()) if log else "")
-        told = first.encode() + b"\n" + dumps(self._spec_of(worker, attempt))
+        first_input = first.encode() + b"\n" + dumps(self._spec_of(worker, attempt))
         process = self.standby.take() or self._begin(log)
         with self._lock:
             self._processes[worker] = process
@@ -216,7 +216,7 @@ class ProcessLauncher:
                 process.kill()
         assert process.stdin is not None
         try:
-            process.stdin.write(told)
+            process.stdin.write(first_input)
             process.stdin.close()
         except BrokenPipeError:
             logger.warning("worker %d, attempt %d ended before it got its specification", worker, attempt)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from dos_protocol.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from journal.chain import look_chain, look_chain_at, take_over
+    from journal.chain import inspect_chain, inspect_chain_at, take_over
     from journal.core.chain import ChainState, SegmentSpan, segments_seen
     from journal.core.decoder import RecordDecoder
     from journal.core.errors import (
@@ -79,8 +79,8 @@ __all__ = [
     "UnknownRecordError",
     "below",
     "fold",
-    "look_chain",
-    "look_chain_at",
+    "inspect_chain",
+    "inspect_chain_at",
     "lowest",
     "parse_segment_name",
     "read_batches",
@@ -94,8 +94,8 @@ __all__ = [
 
 MODULES = {
     "journal.chain": (
-        "look_chain",
-        "look_chain_at",
+        "inspect_chain",
+        "inspect_chain_at",
         "take_over",
     ),
     "journal.core.chain": (

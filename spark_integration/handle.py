@@ -15,7 +15,7 @@ from checkpoint.coordinator.control import RegionControl, RegionListener
 from spark_integration.launcher import SparkLauncher
 from spark_integration.limits import JOBS_END_TIMEOUT_S, STOP_TIMEOUT_S, WATCH_S
 
-log = logging.getLogger("dos.spark_integration")
+logger = logging.getLogger("dos.spark_integration")
 
 
 class RegionEvents:
@@ -103,7 +103,7 @@ class RegionHandle:
         """
         self._control.stop()
         if not self._control.wait(STOP_TIMEOUT_S):
-            log.warning("%s: not stopped after %.0f s; canceling its jobs", self.name, STOP_TIMEOUT_S)
+            logger.warning("%s: not stopped after %.0f s; canceling its jobs", self.name, STOP_TIMEOUT_S)
             self._launcher.close(JOBS_END_TIMEOUT_S)
         self._cleaned.wait(STOP_TIMEOUT_S)
 
@@ -167,16 +167,16 @@ class RegionHandle:
             ended = isinstance(event, StateChanged) and event.state.is_end
         self._control.wait(JOBS_END_TIMEOUT_S)  # the event of the end precedes its exception
         if not self._launcher.wait_idle(JOBS_END_TIMEOUT_S):
-            log.warning("%s: ended, but some of its jobs still run; canceling them", self.name)
+            logger.warning("%s: ended, but some of its jobs still run; canceling them", self.name)
         self._launcher.close(JOBS_END_TIMEOUT_S)
         self._at_end()
         self._cleaned.set()
 
     def _tell(self, event: RegionEvent) -> None:
-        log.debug("%s: %s", self.name, event)
+        logger.debug("%s: %s", self.name, event)
         if self._on_event is None:
             return
         try:
             self._on_event(event)
         except Exception:  # an error of the user's observer must not end the watch
-            log.exception("%s: the observer raised on %s", self.name, event)
+            logger.exception("%s: the observer raised on %s", self.name, event)

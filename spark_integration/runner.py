@@ -34,7 +34,7 @@ from spark_integration.sessions import master_of, use_this_python
 from spark_integration.shipping import ship
 from spark_integration.stores import choose_store
 
-log = logging.getLogger("dos.spark_integration")
+logger = logging.getLogger("dos.spark_integration")
 
 cloudpickle.register_pickle_by_value(on_executor)  # it must run where our packages are missing or differ
 
@@ -229,7 +229,7 @@ def _check_confs_and_slots(
     if judged.refused is not None:
         raise UnfitConfError(judged.refused)
     for warning in judged.warnings:
-        log.warning("%s", warning)
+        logger.warning("%s", warning)
     if not grows(get, master):  # otherwise executors are added when the workers' jobs request them
         _wait_for_slots(spark, master, workers, spare, timeout_s)
 
@@ -252,7 +252,7 @@ def _wait_for_slots(
             raise NotEnoughSlotsError(f"{verdict.missing} after {waited:.0f} s of waiting")
         if waited >= SLOTS_WARN_S and not warned:
             warned = True
-            log.warning("waiting for executors: %s; giving up after %.0f s", verdict.missing, timeout_s)
+            logger.warning("waiting for executors: %s; giving up after %.0f s", verdict.missing, timeout_s)
         time.sleep(min(SLOTS_POLL_S, max(0.0, timeout_s - waited)))
 
 

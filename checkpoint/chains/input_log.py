@@ -38,7 +38,7 @@ from checkpoint.errors import InputClosedError
 from checkpoint.runtime import wall_time_ms
 from dos_client import Claim, Store, backoff_s, randomness
 from dos_protocol.errors import FencedError, LocalProtocolError
-from journal import ChainState, ChainWriter, Op, Position, Record, look_chain, read_records, take_over
+from journal import ChainState, ChainWriter, Op, Position, Record, inspect_chain, read_records, take_over
 
 
 class InputLog:
@@ -86,7 +86,7 @@ class InputLog:
 
     @classmethod
     async def _open_once(cls, store: Store, directory: str, producer: str) -> "InputLog":
-        view = await store.look(directory)
+        view = await store.inspect(directory)
         claim = await store.claim(directory, view.epoch_seen + 1, randomness.fresh_id())
         try:
             generation = store.record.generation
@@ -204,7 +204,7 @@ async def close_input(store: Store, application: str, handle: str) -> InputEnds:
     or fails, the handle accepts no new producers but is not closed yet: call it again.
     """
     directory = input_directory(application, handle)
-    view = await store.look(directory)
+    view = await store.inspect(directory)
     async with await store.claim(directory, view.epoch_seen + 1, randomness.fresh_id()) as claim:
         generation = store.record.generation
         chain = await take_over(claim, CLOSED_CHAIN, generation=generation)
@@ -237,7 +237,7 @@ async def _refuse_closed(store: Store, application: str, handle: str) -> None:
     """Raise InputClosedError if the handle's own directory contains anything, committed or not: closing has
     started.
     """
-    view = await store.look(input_directory(application, handle))
+    view = await store.inspect(input_directory(application, handle))
     if any(view.answers.values()):
         raise InputClosedError(handle)
 
@@ -248,7 +248,7 @@ async def last_recorded(store: Store, application: str, handle: str, producer: s
     `batch` is 0 if nothing is recorded. Raises BadNameError, and what reading a chain raises.
     """
     directory = producer_directory(application, handle, producer)
-    chain = await look_chain(store, directory, INPUT_CHAIN)
+    chain = await inspect_chain(store, directory, INPUT_CHAIN)
     return await _last_batch(store, chain, producer, directory)
 
 

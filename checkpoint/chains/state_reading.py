@@ -25,7 +25,7 @@ from journal import (
     Position,
     Record,
     StopNotFoundError,
-    look_chain_at,
+    inspect_chain_at,
     read_batches,
 )
 
@@ -67,7 +67,7 @@ async def state_chain(store: Store, region: str, worker: int, at: Position) -> C
     Raises LostBytesError if part of it no longer exists (the checkpoint may be released), and what looking at
     a chain raises.
     """
-    return await look_chain_at(store, worker_directory(region, worker), STATE_CHAIN, at)
+    return await inspect_chain_at(store, worker_directory(region, worker), STATE_CHAIN, at)
 
 
 async def blocks_at(store: Store, region: str, worker: int, at: Position) -> AsyncGenerator[StoredStateBlock]:

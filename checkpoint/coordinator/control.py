@@ -271,24 +271,24 @@ class RegionControl:
         """Drop a savepoint and what only it needed. Return its checkpoint's number. Raises as `savepoint`."""
         return self._wait_settled(SavepointWanted(name, on=False), timeout)
 
-    def _wait_settled(self, wish: SavepointWanted, timeout: float | None) -> int:
+    def _wait_settled(self, wanted: SavepointWanted, timeout: float | None) -> int:
         self._need_cuts()
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         with self._lock:
-            self._settled.pop(wish.name, None)
-        self._post(wish)
+            self._settled.pop(wanted.name, None)
+        self._post(wanted)
         while True:
             left = min(_CUT_ASKED_AGAIN_S, deadline - time.monotonic())
             with self._lock:
-                self._lock.wait_for(lambda: wish.name in self._settled or self._over, left)
-                told, over = self._settled.pop(wish.name, None), self._over
-            if told is not None and told.error:
-                raise LocalProtocolError(f"region {self.spec.name}: {told.error}")
-            if told is not None:
-                return told.cut
+                self._lock.wait_for(lambda: wanted.name in self._settled or self._over, left)
+                outcome, over = self._settled.pop(wanted.name, None), self._over
+            if outcome is not None and outcome.error:
+                raise LocalProtocolError(f"region {self.spec.name}: {outcome.error}")
+            if outcome is not None:
+                return outcome.cut
             if over or time.monotonic() >= deadline:
                 raise RegionFailedError(
-                    f"region {self.spec.name} committed no checkpoint that records savepoint {wish.name!r}"
+                    f"region {self.spec.name} committed no checkpoint that records savepoint {wanted.name!r}"
                 )
             self._post(CutWanted())  # a request is lost if the region was not running or was reset
 
@@ -385,9 +385,9 @@ class RegionControl:
             last_cut = {"checkpoint": status.last_cut, "step": status.last_cut_step}
             self._listeners.started({**self._stamp(status), **last_cut, "driver": this_driver()})
         elif isinstance(event, CutCommitted) and shell.meter.last is not None:
-            self._listeners.tell("onProgress", shell.meter.last)
+            self._listeners.notify("onProgress", shell.meter.last)
         elif isinstance(event, ResetReport):
-            self._listeners.tell("onReset", {**self._stamp(status), **reset_json(event)})
+            self._listeners.notify("onReset", {**self._stamp(status), **reset_json(event)})
 
     def _stamp(self, status: RegionStatus) -> dict[str, Any]:
         return {"name": self.spec.name, "timestamp": timestamp(), "incarnation": status.incarnation}

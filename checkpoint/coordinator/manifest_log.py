@@ -120,7 +120,7 @@ class ManifestLog:
         if claim is None or claim.lost is not None:
             return None if claim is None else claim.lost
         try:
-            seen = (await self._host.look(self._directory)).epoch_seen
+            seen = (await self._host.inspect(self._directory)).epoch_seen
         except DosError as error:
             logger.info("the holder of %s cannot be determined: %s", self._directory, error)
             return None
@@ -132,7 +132,7 @@ class ManifestLog:
         """Return False if too few members answer now and waiting may help."""
         self._tried_at = self._host.now()
         try:
-            view = await self._host.look(self._directory)
+            view = await self._host.inspect(self._directory)
             taken_by = _newest_segment(view.answers)
             if order.held and taken_by > order.held:
                 self._emit(ManifestTaken(taken_by))

@@ -140,7 +140,7 @@ class Demo:
         while region.isActive:
             now, status = time.monotonic(), region.status
             speed.sample(status, now)
-            injector.look(status, speed.position_bytes / (corpus.size_bytes * passes))
+            injector.inspect(status, speed.position_bytes / (corpus.size_bytes * passes))
             if now - shown >= SHOWN_EVERY_S:
                 shown = now
                 self.display.show(picture_of(status, speed, corpus, cluster, injector))

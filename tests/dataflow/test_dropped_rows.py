@@ -145,7 +145,7 @@ def test_the_log_tells_of_each_drop_once_and_not_more_often_than_now_and_then(
     def told(count: int, now: float) -> list[str]:
         caplog.clear()
         with caplog.at_level(logging.WARNING, "dos.checkpoint"):
-            log.look([{"hourly": {"late_rows_dropped": count, "late_by_us_max": 90_000_000}}], now)
+            log.inspect([{"hourly": {"late_rows_dropped": count, "late_by_us_max": 90_000_000}}], now)
         return [record.getMessage() for record in caplog.records]
 
     assert told(0, 0.0) == []

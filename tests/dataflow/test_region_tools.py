@@ -270,7 +270,7 @@ def test_cuts_are_listed_shown_and_compared_with_the_keys_that_changed(store: st
 async def claimed_only(url: str, directory: str) -> None:
     """A driver that claims the manifest and is gone before it writes."""
     async with open_store(url) as store:
-        epoch = (await store.look(directory)).epoch_seen + 1
+        epoch = (await store.inspect(directory)).epoch_seen + 1
         async with await store.claim(directory, epoch, b"w" * 16):
             pass
 

@@ -140,7 +140,7 @@ class World(Harness):
 
     def repair(self, content: bytes) -> m.RepairChunk:
         """A new copy, whatever the old one is."""
-        told = self.state.told if self.state is not None else (0, 0)
+        told = self.state.claimed_size if self.state is not None else (0, 0)
         return m.RepairChunk(
             "o", 0, len(content), prefix_digest(content), *told, overwrite=True, payload=content
         )
