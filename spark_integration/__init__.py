@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from checkpoint.coordinator.listeners import RegionListener
+    from dataflow.handle import RegionHandle
     from spark_integration.data_source import register
     from spark_integration.frames import through
-    from spark_integration.handle import RegionHandle
     from spark_integration.runner import run
 
 __all__ = ["RegionHandle", "RegionListener", "register", "run", "through"]
@@ -38,7 +38,7 @@ def __getattr__(name: str) -> Any:
 
         return through
     if name == "RegionHandle":
-        from spark_integration.handle import RegionHandle
+        from dataflow.handle import RegionHandle
 
         return RegionHandle
     if name == "RegionListener":

@@ -25,6 +25,7 @@ from checkpoint.chains.input_reading import InputHandle
 from dataflow.blocking import close_input
 from dataflow.graph.builder import Graph
 from dataflow.graph.parts import parts_of
+from dataflow.handle import RegionHandle
 from dataflow.schema import parse_schema
 from dos_client.blocking import open_store
 from dos_client.urls import parse_url
@@ -32,7 +33,6 @@ from spark_integration.core.slots import SparkMaster
 from spark_integration.data_source import NAME, register
 from spark_integration.errors import NoCheckpointError, NoSuchEndError, NotEnoughSlotsError
 from spark_integration.graph_ends import GraphEnds, ends_of
-from spark_integration.handle import RegionHandle
 from spark_integration.runner import run
 from spark_integration.sessions import master_of
 from spark_integration.stores import UsedStore, choose_store

@@ -59,9 +59,6 @@ class RegionControl:
         control.start(launcher)             # takes the manifest over, calls launcher.start(0..N-1, attempt)
         control.wait(timeout)
 
-    `lastProgress`, `recentProgress`, `awaitTermination`, `checkpoint`, `addListener` are the methods of the
-    handle of a region on Spark, with Spark's names.
-
     The launcher calls `control.worker_ended(worker, attempt, error)` when a worker's process has ended.
     """
 
@@ -210,13 +207,8 @@ class RegionControl:
         with suppress(trio.RunFinishedError):  # the region has ended: there is nothing to notify
             token.run_sync_soon(do)
 
-    # --- The interface of Spark's streaming query
-    # ---------------------------------------------------------------
-
-    @property
-    def isActive(self) -> bool:  # noqa: N802  # Spark's name
-        """Whether the region has not ended yet."""
-        return not self.status().state.is_end
+    # --- What the handle of a region offers, with the names of Spark's streaming query
+    # -------------------------------------------------------------------------------------------------
 
     @property
     def lastProgress(self) -> dict[str, Any] | None:  # noqa: N802  # Spark's name
@@ -228,18 +220,9 @@ class RegionControl:
         """The reports of the latest checkpoints, oldest first."""
         return [] if self._shell is None else list(self._shell.meter.recent)
 
-    def awaitTermination(self, timeout: float | None = None) -> bool:  # noqa: N802  # Spark's name
-        """Wait for the region's end, at most `timeout` seconds. Return whether it has ended.
-
-        Raises `exception()` if it ended in FAILED or FENCED. On timeout the region keeps running.
-        """
-        if not self.wait(timeout):
-            return False
+    def wait_listeners(self) -> None:
+        """Wait, for a limited time, until all listeners have returned from `onTerminated`."""
         self._listeners.wait_ended(listeners_end_s)
-        failure = self.exception()
-        if failure is not None:
-            raise failure
-        return True
 
     def checkpoint(self, timeout: float | None = None) -> int:
         """Commit a checkpoint now; return its number. Raises RegionFailedError after `timeout` seconds."""
