@@ -8,8 +8,8 @@ Spark starts several Python processes for each query; each pays only for the imp
     else:
         __getattr__, __dir__, __all__ = lazy_names(globals())
 
-At run time `lazy_names` reads that block from the package's own source. This module imports no other module of
-the project.
+At run time `lazy_names` reads that block from the package's own source. This module imports no other module
+of the project.
 """
 
 import ast
@@ -29,7 +29,13 @@ def lazy_names(held: dict[str, Any]) -> tuple[Callable[[str], Any], Callable[[],
     def imported(name: str) -> Any:
         if name not in module_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(module_of[name]), name)
+        module = module_of[name]
+        own = module == package  # `from shop import prices as prices`: a module of the package itself
+        value = (
+            importlib.import_module(f"{package}.{name}")
+            if own
+            else getattr(importlib.import_module(module), name)
+        )
         held[name] = value
         return value
 

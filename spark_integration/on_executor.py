@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 DISTRIBUTION = "dos-journal"
-PACKAGES = ("dos_protocol", "dos_client", "journal", "checkpoint", "dataflow", "spark_integration")
+PACKAGES = ("dos_protocol", "dos_client", "journal", "checkpoint", "dataflow", "spark_integration", "dos")
 MISMATCH = "executor mismatch"
 """Begins every message of this file; it tells the driver that a retry cannot help."""
 

@@ -21,6 +21,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "checkpoint": {"journal", "dos_client", "dos_protocol"},
     "dataflow": {"checkpoint", "journal", "dos_client", "dos_protocol"},
     "spark_integration": {"dataflow", "checkpoint", "journal", "dos_client", "dos_protocol"},
+    "dos": {
+        "spark_integration",
+        "dataflow",
+        "checkpoint",
+        "journal",
+        "dos_server",
+        "dos_client",
+        "dos_protocol",
+    },
     "dos_cli": set(),  # it names modules in a table and imports them when a command runs
 }
 """package -> the packages of ours that it may import, besides itself."""

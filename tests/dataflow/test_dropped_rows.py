@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from checkpoint.coordinator.control import RegionControl
 from checkpoint.coordinator.drop_log import DropLog
 from checkpoint.core.dropped import dropped_rows, end_text, merge_counters
 from dataflow import (
@@ -22,6 +21,7 @@ from dataflow import (
     Stream,
     Tumbling,
 )
+from dataflow.handle import RegionHandle
 from dataflow.local import run_local
 from dataflow.testing import Trial
 
@@ -175,9 +175,9 @@ def test_a_bounded_region_that_dropped_rows_says_so_in_its_end_and_its_progress(
     timed = rows.event_time("timed", "at", lateness=timedelta(0))
     timed.sort("made", "at").sink("out", LogSink())
     control = run_local(graph, name=tmp_path.name, store=shared_store, workers=1, standby=0)
-    assert isinstance(control, RegionControl)
+    assert isinstance(control, RegionHandle)
     assert control.wait(60)
-    status = control.status()
+    status = control.status
     assert control.exception() is None, status.reason
     assert control.lastProgress is not None
     assert status.dropped == control.lastProgress["rowsDropped"] == {"late": {"made": 9}}
