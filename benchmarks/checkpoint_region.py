@@ -38,7 +38,6 @@ import trio
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from checkpoint.coordinator.control import RegionHandle  # noqa: E402
 from checkpoint.core.outputs import decode_output, output_chain  # noqa: E402
 from checkpoint.core.region import (  # noqa: E402
     CutCommitted,
@@ -49,7 +48,7 @@ from checkpoint.core.region import (  # noqa: E402
     worker_directory,
 )
 from dataflow import Graph, InputSource, LogSink, Producer, open_producer  # noqa: E402
-from dataflow.handle import RegionHandle
+from dataflow.handle import RegionHandle  # noqa: E402
 from dataflow.local import run_local  # noqa: E402
 from dos_client import Store, init_store, open_store  # noqa: E402
 from dos_client.errors import QuorumUnavailableError  # noqa: E402

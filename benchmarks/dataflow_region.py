@@ -34,11 +34,10 @@ sys.path.insert(0, str(ROOT))
 from dataflow_meter import Meter  # noqa: E402
 from dataflow_program import FILE_ROWS, input_files, run  # noqa: E402
 
-from checkpoint.coordinator.control import RegionHandle  # noqa: E402
 from checkpoint.core.region import CutCommitted, RegionEvent, RegionState, RegionStatus  # noqa: E402
 from dataflow import CallSink, Count, FileSource, Graph, Max, Sum, UserOperator  # noqa: E402
 from dataflow.graph.stream import Stream  # noqa: E402
-from dataflow.handle import RegionHandle
+from dataflow.handle import RegionHandle  # noqa: E402
 from dataflow.local import run_local  # noqa: E402
 from dos_client import init_store  # noqa: E402
 from tests.support.servers import ServerProcess, url_of  # noqa: E402

@@ -22,9 +22,9 @@ __all__ = ["RegionHandle", "RegionListener", "register", "run", "through"]
 
 def __getattr__(name: str) -> Any:
     if name in ("run", "register", "through"):
-        from spark_integration.versions import check_versions
+        from spark_integration.on_executor import check_driver
 
-        check_versions()
+        check_driver()
     if name == "run":
         from spark_integration.runner import run
 

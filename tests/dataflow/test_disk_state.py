@@ -338,7 +338,7 @@ def test_a_region_whose_disk_is_full_resets_and_goes_on_when_there_is_space(
         assert re.search(r"where 0\.\d MiB are free: ", reason)
         disk.resize(64 << 20)
         blocking.close_input(client, name, "rows")
-        assert finished(control), control.status()
+        assert finished(control), control.status
     assert sorted(made[0] for _, made in rows_of(tmp_path / "out")) == [
         f"{number:02}" for number in range(99)
     ]

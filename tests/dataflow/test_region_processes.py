@@ -70,6 +70,7 @@ def running(graph: Graph, store: str, folder: Path, **options: Any) -> Iterator[
         on_event=watch,
         **options,
     )
+    assert isinstance(control, RegionHandle)
     try:
         yield control, watch
     finally:

@@ -280,7 +280,7 @@ def test_a_worker_killed_during_a_checkpoint_leaves_nothing_of_it(scenario: Scen
         os.kill(pids(control)[1], signal.SIGKILL)
         watch.wait(is_reset)
         assert resets(watch)[0].cut == begun - 1
-        assert control.wait_cut(begun, WAIT_S)
+        assert control._control.wait_cut(begun, WAIT_S)
         assert control.status.incarnation == incarnation + 1
         scenario.ends_right(control)
 
@@ -288,8 +288,8 @@ def test_a_worker_killed_during_a_checkpoint_leaves_nothing_of_it(scenario: Scen
 def wait_for_a_vote(control: RegionHandle) -> int:
     """Until worker 0, and it alone, has voted for the cut that is under way; its number."""
     deadline = time.monotonic() + WAIT_S
-    assert control._shell is not None
-    state = control._shell.core.state
+    assert control._control._shell is not None
+    state = control._control._shell.core.state
     while state.pending is None or set(state.pending.votes) != {0}:
         assert time.monotonic() < deadline, control.status
         control.wait(0.01)
@@ -334,7 +334,7 @@ def test_a_worker_that_wakes_up_after_its_successor_came_changes_nothing(
         os.kill(zombie, signal.SIGCONT)
         watch.wait(is_reset)
         committed = control.status.last_cut
-        assert control.wait_cut(committed + 1, WAIT_S)
+        assert control._control.wait_cut(committed + 1, WAIT_S)
         scenario.ends_right(control)
         assert control.status.incarnation == 2, "the one that woke up disturbed nobody"
 

@@ -11,9 +11,9 @@ import trio
 
 from checkpoint import limits as checkpoint_limits
 from checkpoint.chains.manifest_reading import ManifestView, read_manifest
+from checkpoint.coordinator.control import RegionControl
 from checkpoint.core.region import RegionSpec, RegionState, ResetReport, worker_directory
 from dataflow import Graph
-from dataflow.handle import RegionHandle
 from dataflow.limits import WorkerLimits
 from dataflow.worker.process import WorkerSpec, run_worker
 from dos_client import init_store, open_store
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.process
 class ThreadLauncher:
     """Each attempt of a worker is a thread. They cannot be killed, only told to stop."""
 
-    def __init__(self, spec_of: Callable[[int, int], WorkerSpec], control: RegionHandle) -> None:
+    def __init__(self, spec_of: Callable[[int, int], WorkerSpec], control: RegionControl) -> None:
         self._spec_of = spec_of
         self._control = control
         self.threads: list[threading.Thread] = []
@@ -51,7 +51,7 @@ class ThreadLauncher:
 
 def run_in_threads(
     graph: Graph, store: str, watch: Watch, limits: WorkerLimits, retain: int = 5
-) -> RegionHandle:
+) -> RegionControl:
     plan = graph.plan()
     spec = RegionSpec(
         name="words",
@@ -59,10 +59,10 @@ def run_in_threads(
         store_url=store,
         job_key=b"k" * 32,
         operators=plan.operators,
-        checkpoint_interval=0.1,
+        checkpoint_interval_s=0.1,
         retain=retain,
     )
-    control = RegionHandle(spec, on_event=watch)
+    control = RegionControl(spec, observer=watch)
     address = control.listen()
 
     def spec_of(worker: int, attempt: int) -> WorkerSpec:
@@ -114,9 +114,9 @@ def test_a_restore_begins_at_the_newest_snapshot(
         control.reset()
         watch.wait(lambda event: isinstance(event, ResetReport), round_)
     hurry(tmp_path / "out")
-    assert control.wait(WAIT_S), control.status
-    assert control.status.state is RegionState.FINISHED, control.exception()
-    assert control.status.incarnation == 3
+    assert control.wait(WAIT_S), control.status()
+    assert control.status().state is RegionState.FINISHED, control.exception()
+    assert control.status().incarnation == 3
     assert last_counts(tmp_path / "out") == dict(true_counts([path], 8))
     for worker in (0, 1):
         segments = segments_of(one_server.url, worker)
@@ -147,8 +147,8 @@ def test_a_store_stays_as_small_as_the_cuts_that_are_retained(
         if cuts == 24:
             control.reset()
     hurry(tmp_path / "out")
-    assert control.wait(WAIT_S), control.status
-    assert control.status.state is RegionState.FINISHED, control.exception()
+    assert control.wait(WAIT_S), control.status()
+    assert control.status().state is RegionState.FINISHED, control.exception()
     assert last_counts(tmp_path / "out") == dict(true_counts([path], 9))
     view, written = trio.run(lambda: written_by(one_server.url))
     assert [cut.cut for cut in view.cuts if cut.cut in view.retained] == [

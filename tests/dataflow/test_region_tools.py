@@ -13,7 +13,7 @@ import pytest
 import trio
 from typer.testing import CliRunner
 
-from checkpoint.coordinator.control import RegionHandle, RegionListener
+from checkpoint.coordinator.control import RegionListener
 from checkpoint.core.region import RegionState, coordinator_directory
 from checkpoint.errors import RegionFailedError
 from dataflow import Graph
@@ -95,6 +95,7 @@ def running(
         checkpoint_interval=0.2,
         **options,
     )
+    assert isinstance(control, RegionHandle)
     try:
         yield control
     finally:
@@ -126,7 +127,7 @@ def test_a_paused_region_takes_nothing_until_it_is_told_to_go_on_even_if_it_is_r
         assert sum(worker.rows_in for worker in control.status.workers) == taken
         assert "resumed from checkpoint" in dos("region", "resume", store, "paused")
         later = control.checkpoint(WAIT_S)
-        assert control.wait_cut(later + 1, WAIT_S)
+        assert control._control.wait_cut(later + 1, WAIT_S)
         assert sum(worker.rows_in for worker in control.status.workers) > taken
 
 
