@@ -326,6 +326,7 @@ def running(
         checkpoint_interval=interval_s,
         standby=standby,
     )
+    assert isinstance(control, RegionHandle)
     try:
         yield control, cuts
     finally:

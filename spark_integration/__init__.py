@@ -22,9 +22,11 @@ __all__ = ["RegionHandle", "RegionListener", "register", "run", "through"]
 
 def __getattr__(name: str) -> Any:
     if name in ("run", "register", "through"):
-        from spark_integration.on_executor import check_driver
+        from spark_integration.on_executor import check_packages
+        from spark_integration.versions import check_versions
 
-        check_driver()
+        check_packages()
+        check_versions()
     if name == "run":
         from spark_integration.runner import run
 

@@ -73,23 +73,17 @@ def shadowed_package() -> str | None:
             return f"package {name} is missing: install {DISTRIBUTION} again for {sys.executable}"
         if place != home:
             return (
-                f"{name} is found in {_file_of(name)}, but our packages are in {home}: another distribution or"
-                f" directory hides it; rename it or remove it from the path (owner: {_owners(name)})"
+                f"package {name} is found in {_file_of(name)}, but ours are in {home}: another distribution"
+                f" or directory hides it; rename it or remove it from the path (owner: {_owners(name)})"
             )
     return None
 
 
-def check_driver() -> None:
-    """Raise before a driver starts anything if its packages are unsupported, or hidden by others.
-
-    Raises UnsupportedVersionError for Spark's packages, ShadowedPackageError for ours.
-    """
+def check_packages() -> None:
+    """Raise ShadowedPackageError if this process would import another package or module in place of ours."""
     problem = shadowed_package()
     if problem is not None:
-        raise ShadowedPackageError(f"this driver cannot run: {problem}")
-    from spark_integration.versions import check_versions
-
-    check_versions()
+        raise ShadowedPackageError(problem)
 
 
 class ShadowedPackageError(ImportError):
