@@ -197,8 +197,8 @@ class LinkIncarnation:
             phases.end("open", trio.current_time())
             nursery.start_soon(self._directories.record_all)
             # RESTORED promises both: the state is loaded, and every peer can be reached.
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._load, journals)
+            async with trio.open_nursery() as loading:
+                loading.start_soon(self._load, journals)
                 await self._exchange.dial_all(nursery, order.peers, step=after)
             phases.end("load", trio.current_time())
             await self._control.restored(
