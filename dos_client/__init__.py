@@ -13,9 +13,9 @@ Packages, lowest first:
     sessions    connections and requests to one server
     reading     reads without a claim: hedged, committed, followed
     writing     a claim, its links to members and their copies
-    mending     comparison and repair of copies
+    repair      comparison and repair of copies
     membership  which servers form the store, and how that changes
-    telling     the status of claims and members, for logs and metrics
+    status      the status of claims and members, for logs and metrics
     cli         the commands
 
 `store` opens a `live_store`. `blocking` offers the same API to plain threads.

@@ -44,11 +44,9 @@ At = Annotated[
     typer.Option(
         metavar="X",
         autocompletion=complete_moment,
-        help="The moment: a logical offset (4096), a time (time:2026-11-22T03:00, local"
-        " unless it has a zone), "
-        "how long ago (-90s, -10m, -1h, -2d), or a checkpoint (checkpoint:7, or step:41"
-        " for the checkpoint of "
-        "that step). Default: the journal's end.",
+        help="The moment: a logical offset (4096), a time (time:2026-11-22T03:00, local unless it has a"
+        " zone), how long ago (-90s, -10m, -1h, -2d), or a checkpoint (checkpoint:7, or step:41 for the"
+        " checkpoint of that step). Default: the journal's end.",
         show_default=False,
     ),
 ]

@@ -12,6 +12,7 @@ from dos_server.testing import memory_store
 from journal import Directory
 from journal.archive.archiving import archive_chain
 from journal.archive.bucket import Bucket, parse_s3_url
+from tests.journal.test_files import files
 from tests.support.examples import example
 from tests.support.s3 import BUCKET, FakeS3
 
@@ -27,13 +28,6 @@ async def run(name: str, url: str, names: dict[str, Any]) -> None:
         await waits
 
 
-def files(folder: str) -> dict[str, bytes]:
-    root = Path(folder)
-    return {
-        str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()
-    }
-
-
 @pytest.mark.trio
 async def test_the_examples_of_the_page_run(
     s3: FakeS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -42,7 +36,7 @@ async def test_the_examples_of_the_page_run(
     names: dict[str, Any] = {}
     async with memory_store() as servers:
         await run("change", servers.url, names)
-        assert files("ledger").keys() == {"2026/11.log", "totals", "letter"}
+        assert files(Path("ledger")).keys() == {"2026/11.log", "totals", "letter"}
         async with (
             open_store(servers.url) as store,
             await store.claim("ledger", 2, names["writer_id"]) as claim,
@@ -50,13 +44,13 @@ async def test_the_examples_of_the_page_run(
         ):
             names |= {"store": store, "ledger": ledger}
             await run("restore", servers.url, names)
-            assert files("as-of-new-year") == files("ledger")
-            assert files("before-the-rename") == {"draft": b"Dear landlord,\n"}
+            assert files(Path("as-of-new-year")) == files(Path("ledger"))
+            assert files(Path("before-the-rename")) == {"draft": b"Dear landlord,\n"}
             await run("trim", servers.url, names)
             await archive_chain(store, "ledger", "files", Bucket(parse_s3_url(f"s3://{BUCKET}/dos")))
             (tmp_path / "with no server").mkdir()
             monkeypatch.chdir(tmp_path / "with no server")
             await run("archive", servers.url, names)
-            assert files("as-of-new-year") == files("../ledger")
+            assert files(Path("as-of-new-year")) == files(Path("../ledger"))
         await run("mirror", servers.url, names)
-        assert files("resilience") == {"my_app-worker3.tcp-control": b"localhost\n"}
+        assert files(Path("resilience")) == {"my_app-worker3.tcp-control": b"localhost\n"}
