@@ -68,7 +68,9 @@ if TYPE_CHECKING:
     from dataflow.application import Application as Application
     from dataflow.handle import RegionHandle as RegionHandle
     from dataflow.local import run_local as run_local
+    from dataflow.sinks.base import SinkSpec as SinkSpec
     from dataflow.sinks.sql import SqlSink as SqlSink
+    from dataflow.sources.base import SourceSpec as SourceSpec
     from dos import blocking as blocking
     from dos import testing as testing
     from dos_client import QuorumUnavailableError as QuorumUnavailableError
@@ -84,6 +86,7 @@ if TYPE_CHECKING:
     from journal import AtStep as AtStep
     from journal import Directory as Directory
     from journal import LocalJournal as LocalJournal
+    from journal import Mirror as Mirror
     from journal import restore as restore
     from spark_integration import RegionListener as RegionListener
     from spark_integration import register as register
