@@ -22,6 +22,7 @@ from typing import Final
 import msgspec
 
 from checkpoint import limits
+from checkpoint.chains.chain_store import TakenChain
 from checkpoint.coordinator.manifest_host import ManifestClaim, ManifestHost
 from checkpoint.core.coordinator_vocabulary import (
     AppendCut,
@@ -49,8 +50,6 @@ from journal import (
     Record,
     below,
     parse_segment_name,
-    read_records,
-    take_over,
 )
 from journal.ports import ClaimPort
 
@@ -158,20 +157,17 @@ class ManifestLog:
         return True
 
     async def _take_over(self, claim: ClaimPort) -> Cut | None:
-        generation = self._host.record.generation
-        state = await take_over(claim, CHAIN, generation=generation)
+        taken = await TakenChain.take(claim, CHAIN, generation=self._host.record.generation)
         self._kept = ()
-        async with aclosing(cuts_in(read_records(claim, state))) as cuts:
+        async with aclosing(cuts_in(taken.records())) as cuts:
             async for cut in cuts:
                 self._kept = keep(self._kept, cut)
         long = (
-            state.bytes > self._rolling.manifest_replay_bytes_max
-            or len(state.segments) >= self._rolling.segments_max
+            taken.state.bytes > self._rolling.manifest_replay_bytes_max
+            or len(taken.state.segments) >= self._rolling.segments_max
         )
         snapshot = [cut_record(cut) for cut in self._kept] if long else None
-        self._writer = await ChainWriter.open(
-            claim, CHAIN, state, generation, snapshot=snapshot, pipelined=False
-        )
+        self._writer = await taken.open(snapshot, pipelined=False)
         self._collect(claim, self._writer)
         return self._kept[-1] if self._kept else None
 

@@ -10,8 +10,8 @@ import trio
 from typer.testing import CliRunner
 
 from checkpoint import limits as checkpoint_limits
+from checkpoint.coordinator.control import RegionControl
 from checkpoint.core.region import RegionState
-from dataflow.handle import RegionHandle
 from dataflow.worker.journals import Journals
 from dos_cli.main import app
 from dos_client import init_store
@@ -44,7 +44,7 @@ class Region:
                 file.write(f"word{number * 7919 % 997} and{number % 7} another\n")
         trio.run(lambda: init_store(server.url))
 
-    def start(self) -> tuple[RegionHandle, Watch]:
+    def start(self) -> tuple[RegionControl, Watch]:
         watch = Watch()
         limits = replace(SMALL_STEPS, snapshot_bytes_min=20_000)
         graph = slow_word_count([self.path], self.folder / "out", repeat=6)
@@ -61,10 +61,10 @@ class Region:
         found: dict[str, Any] = json.loads(dos("checkpoint", "ls", self.url, "words", "--json").stdout)
         return found
 
-    def finish(self, control: RegionHandle) -> None:
+    def finish(self, control: RegionControl) -> None:
         hurry(self.folder / "out")
-        assert control.wait(WAIT_S), control.status
-        assert control.status.state is RegionState.FINISHED, control.exception()
+        assert control.wait(WAIT_S), control.status()
+        assert control.status().state is RegionState.FINISHED, control.exception()
         assert last_counts(self.folder / "out") == dict(true_counts([self.path], 6))
 
 

@@ -3,7 +3,8 @@
 from functools import partial
 from typing import Any
 
-from checkpoint.chains import state_store
+from checkpoint.chains import chain_store
+from checkpoint.chains.state_reading import STATE_CHAIN
 from checkpoint.chains.state_store import StateStore, _records
 from checkpoint.chains.steps_log import StepsLog
 from checkpoint.coordinator import manifest_log
@@ -152,9 +153,9 @@ def manifest_start_is_not_waited_for() -> list[Patch]:
 @of_regions("R13: the longest position, not the one ordered")
 def longest_state_is_restored() -> list[Patch]:
     async def longest(claim: Any, chain: str, *, at: Any = None, **others: Any) -> Any:
-        return await take_over(claim, chain, **others)
+        return await take_over(claim, chain, at=None if chain == STATE_CHAIN else at, **others)
 
-    return [(state_store, "take_over", longest)]
+    return [(chain_store, "take_over", longest)]
 
 
 @of_regions("R12, V11: votes of an earlier incarnation count")
