@@ -38,7 +38,7 @@ pytestmark = [pytest.mark.process, pytest.mark.usefixtures("forks")]
 @contextmanager
 def running(graph: Graph, store: str, folder: Path, **options: Any) -> Iterator[tuple[Application, Watch]]:
     watch = Watch()
-    options = {"checkpoint_interval_s": 0.2, "worker_limits": SMALL_STEPS, **options}
+    options = {"checkpoint_interval": 0.2, "worker_limits": SMALL_STEPS, **options}
     app = run_local(graph, name=folder.name, store=store, logs=folder / "logs", on_event=watch, **options)
     assert isinstance(app, Application)
     try:

@@ -167,7 +167,7 @@ def test_killed_workers_show_rows_as_often_as_was_promised(
     held = lines.map("held", partial(held_back, tmp_path / "go"), takes="batch")
     held.key_by("by", "line").sink("out", FileSink(tmp_path / "out"))
     small = WorkerLimits(step_bytes_max=2048, batch_bytes_max=2048)
-    options: dict[str, Any] = {"checkpoint_interval_s": 600.0, "worker_limits": small}
+    options: dict[str, Any] = {"checkpoint_interval": 600.0, "worker_limits": small}
     with running(graph, shared_store, tmp_path, **options) as (control, watch):
         while not any(part.stat().st_size for part in (tmp_path / "out").glob("part-w*.tsv")):
             assert not control.wait(0.01), control.status

@@ -74,7 +74,7 @@ def test_a_region_of_processes_is_cut_after_each_file(
 ) -> None:
     monkeypatch.setattr(local, "ProcessLauncher", ForkLauncher)
     paths = write(tmp_path, [20_000] * 6, random.Random(1))
-    with running(per_file(paths, tmp_path / "out"), shared_store, tmp_path, checkpoint_interval_s=0.01) as (
+    with running(per_file(paths, tmp_path / "out"), shared_store, tmp_path, checkpoint_interval=0.01) as (
         control,
         watch,
     ):

@@ -98,7 +98,7 @@ def test_other_output_than_was_shown_stops_the_region_and_names_the_step(store: 
     lines = graph.source("lines", FileSource(paths, repeat=9))
     words = lines.flat_map("words", slow, schema="line string", takes="batch")
     words.flat_map("stamped", a_clock, schema="line string, at bigint").sink("shown", LogSink(publish="step"))
-    with running(graph, store, tmp_path, checkpoint_interval_s=30.0) as (control, _):
+    with running(graph, store, tmp_path, checkpoint_interval=30.0) as (control, _):
         while not (store_has := steps_of_when_there(store, tmp_path.name)):
             control.wait(0.05)
         assert store_has

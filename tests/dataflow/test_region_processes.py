@@ -60,7 +60,7 @@ class Watch:
 @contextmanager
 def running(graph: Graph, store: str, folder: Path, **options: Any) -> Iterator[tuple[RegionHandle, Watch]]:
     watch = Watch()
-    options = {"checkpoint_interval_s": 0.2, "worker_limits": SMALL_STEPS, **options}
+    options = {"checkpoint_interval": 0.2, "worker_limits": SMALL_STEPS, **options}
     control = run_local(
         graph,
         name=folder.name,

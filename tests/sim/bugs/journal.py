@@ -70,7 +70,7 @@ def sizes_are_read_before_the_claim() -> list[Patch]:
         if before is not None and link.server_id in self.answers:
             self.answers[link.server_id] = dict(before)
 
-    return [(looking.SimStore, "look", looked), (SimClaim, "member_claimed", claimed)]
+    return [(looking.SimStore, "inspect", looked), (SimClaim, "member_claimed", claimed)]
 
 
 @bug("R6")
