@@ -11,11 +11,12 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 import pytest
 
-from checkpoint.core.region import CutCommitted, RegionEvent, RegionState, ResetReport
+from checkpoint.core.region import CutCommitted, RegionEvent, RegionSpec, RegionState, ResetReport
 from dataflow import FileSink, FileSource, Graph, GraphError
 from dataflow.handle import RegionHandle
 from dataflow.limits import WorkerLimits
@@ -58,18 +59,22 @@ class Watch:
 
 
 @contextmanager
-def running(graph: Graph, store: str, folder: Path, **options: Any) -> Iterator[tuple[RegionHandle, Watch]]:
+def running(
+    graph: Graph, store: str, folder: Path, *, fields: dict[str, Any] | None = None, **options: Any
+) -> Iterator[tuple[RegionHandle, Watch]]:
+    """Run a graph on local processes. fields: of its RegionSpec, which `run_local` has no parameters for."""
     watch = Watch()
     options = {"checkpoint_interval": 0.2, "worker_limits": SMALL_STEPS, **options}
-    control = run_local(
-        graph,
-        name=folder.name,
-        store=store,
-        scratch=folder / "scratch",
-        logs=folder / "logs",
-        on_event=watch,
-        **options,
-    )
+    with mock.patch("dataflow.handle.RegionSpec", partial(RegionSpec, **(fields or {}))):
+        control = run_local(
+            graph,
+            name=folder.name,
+            store=store,
+            scratch=folder / "scratch",
+            logs=folder / "logs",
+            on_event=watch,
+            **options,
+        )
     assert isinstance(control, RegionHandle)
     try:
         yield control, watch

@@ -153,7 +153,7 @@ def is_reset(event: object) -> bool:
 
 # EVIDENCE-OF: P-4, P-10
 def test_a_worker_that_hangs_is_fenced_and_replaced(scenario: Scenario) -> None:
-    with scenario.running(scenario.graph(), suspect_after_s=2.5) as (control, watch):
+    with scenario.running(scenario.graph(), fields={"suspect_after_s": 2.5}) as (control, watch):
         watch.cuts(2)
         before = pids(control)
         os.kill(before[1], signal.SIGSTOP)
@@ -199,7 +199,7 @@ def test_an_operator_that_reports_a_failure_resets_the_region(scenario: Scenario
 
 def test_resets_that_lead_nowhere_end_the_region_clearly(scenario: Scenario) -> None:
     graph = scenario.graph(fail_always)
-    with scenario.running(graph, max_consecutive_reset_attempts=2) as (control, watch):
+    with scenario.running(graph, fields={"max_consecutive_reset_attempts": 2}) as (control, watch):
         watch.cuts(1)
         scenario.gate.put("armed")
         assert control.wait(WAIT_S)
@@ -227,7 +227,7 @@ def test_a_reset_by_hand_goes_back_and_leaves_no_trace(scenario: Scenario) -> No
 
 def test_a_checkpoint_that_never_completes_is_given_up_and_the_next_one_comes(scenario: Scenario) -> None:
     """User code of one worker never comes back, while its heart beats: only the drain's time-out notices."""
-    with scenario.running(scenario.graph(hang_once), drain_timeout_s=2.0) as (control, watch):
+    with scenario.running(scenario.graph(hang_once), fields={"drain_timeout_s": 2.0}) as (control, watch):
         watch.cuts(1)
         scenario.gate.put("armed")
         watch.wait(is_reset)
@@ -326,7 +326,7 @@ def test_a_worker_that_wakes_up_after_its_successor_came_changes_nothing(
 ) -> None:
     """A stale token meets a newer barrier: what the old process still sends and writes counts nowhere."""
     monkeypatch.setattr(local, "ProcessLauncher", DeafLauncher)
-    with scenario.running(scenario.graph(), suspect_after_s=2.5) as (control, watch):
+    with scenario.running(scenario.graph(), fields={"suspect_after_s": 2.5}) as (control, watch):
         watch.cuts(2)
         zombie = pids(control)[1]
         os.kill(zombie, signal.SIGSTOP)
