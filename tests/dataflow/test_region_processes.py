@@ -65,7 +65,7 @@ def running(
     """Run a graph on local processes. fields: of its RegionSpec, which `run_local` has no parameters for."""
     watch = Watch()
     options = {"checkpoint_interval": 0.2, "worker_limits": SMALL_STEPS, **options}
-    with mock.patch("dataflow.handle.RegionSpec", partial(RegionSpec, **(fields or {}))):
+    with mock.patch("dataflow.handle.RegionSpec", lambda **given: RegionSpec(**{**given, **(fields or {})})):
         control = run_local(
             graph,
             name=folder.name,
