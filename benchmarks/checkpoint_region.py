@@ -38,7 +38,6 @@ import trio
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from checkpoint.coordinator.control import RegionControl  # noqa: E402
 from checkpoint.core.outputs import decode_output, output_chain  # noqa: E402
 from checkpoint.core.region import (  # noqa: E402
     CutCommitted,
@@ -49,6 +48,7 @@ from checkpoint.core.region import (  # noqa: E402
     worker_directory,
 )
 from dataflow import Graph, InputSource, LogSink, Producer, open_producer  # noqa: E402
+from dataflow.handle import RegionHandle  # noqa: E402
 from dataflow.local import run_local  # noqa: E402
 from dos_client import Store, init_store, open_store  # noqa: E402
 from dos_client.errors import QuorumUnavailableError  # noqa: E402
@@ -123,7 +123,7 @@ class Shown:
 class Region:
     """A region at work, its producers and its reader."""
 
-    def __init__(self, store: Store, control: RegionControl, cuts: "Cuts", name: str) -> None:
+    def __init__(self, store: Store, control: RegionHandle, cuts: "Cuts", name: str) -> None:
         self.store, self.control, self.cuts, self.name = store, control, cuts, name
         self.shown = Shown()
         self.producers: dict[str, Producer] = {}
@@ -152,7 +152,7 @@ class Region:
     async def until(self, condition: Any) -> None:
         with trio.fail_after(WAIT_S_MAX):
             while not condition():
-                if self.control.status().state.is_end:
+                if self.control.status.state.is_end:
                     raise RuntimeError(f"the region ended: {self.control.exception()}")
                 await trio.sleep(LOOK_S)
 
@@ -246,7 +246,7 @@ async def recoveries(region: Region, keys: int, rounds: int) -> list[dict[str, A
                 )
             )
             resets = len(region.cuts.resets)
-            os.kill(region.control.status().workers[number % WORKERS].pid, signal.SIGKILL)
+            os.kill(region.control.status.workers[number % WORKERS].pid, signal.SIGKILL)
             killed = time.perf_counter()
             await region.until(
                 lambda killed=killed: any(sent.time > killed for sent in reversed(region.shown.seen[-500:]))
@@ -310,7 +310,7 @@ def percentiles(seconds: list[float]) -> dict[str, float]:
 @contextmanager
 def running(
     folder: Path, url: str, name: str, interval_s: float, standby: int
-) -> Iterator[tuple[RegionControl, Cuts]]:
+) -> Iterator[tuple[RegionHandle, Cuts]]:
     graph = Graph(name)
     words = graph.source("words", InputSource("words", SCHEMA))
     words.key_by("by_word", "word").count("counts").sink("shown", LogSink(publish="step"))
@@ -320,12 +320,13 @@ def running(
         name=name,
         workers=WORKERS,
         store=url,
-        observer=cuts,
+        on_event=cuts,
         logs=folder / f"logs-{name}",
         scratch=folder / f"scratch-{name}",
-        checkpoint_interval_s=interval_s,
+        checkpoint_interval=interval_s,
         standby=standby,
     )
+    assert isinstance(control, RegionHandle)
     try:
         yield control, cuts
     finally:
@@ -343,7 +344,7 @@ async def with_region(folder: Path, url: str, name: str, interval_s: float, stan
         control, cuts = stack.enter_context(running(folder, url, name, interval_s, standby))
         region = Region(store, control, cuts, name)
         region.producers = producers
-        await region.until(lambda: control.status().state is RegionState.RUNNING)
+        await region.until(lambda: control.status.state is RegionState.RUNNING)
         nursery = await stack.enter_async_context(trio.open_nursery())
         for worker in range(WORKERS):
             nursery.start_soon(region.follow, worker)

@@ -32,7 +32,7 @@ def chart(path: Path, title: str, across: str, lines: Mapping[str, Points]) -> N
         for name in sorted(found, key=lambda name: found[name][-1][1], reverse=True):
             xs, ys = zip(*found[name], strict=True)
             (line,) = axes.plot(xs, ys, color=colours[name], marker="o", label=name)
-            picture.tell(line, "line", name)
+            picture.describe(line, "line", name)
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}")
             axis.set_minor_formatter("")

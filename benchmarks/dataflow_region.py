@@ -34,10 +34,10 @@ sys.path.insert(0, str(ROOT))
 from dataflow_meter import Meter  # noqa: E402
 from dataflow_program import FILE_ROWS, input_files, run  # noqa: E402
 
-from checkpoint.coordinator.control import RegionControl  # noqa: E402
 from checkpoint.core.region import CutCommitted, RegionEvent, RegionState, RegionStatus  # noqa: E402
 from dataflow import CallSink, Count, FileSource, Graph, Max, Sum, UserOperator  # noqa: E402
 from dataflow.graph.stream import Stream  # noqa: E402
+from dataflow.handle import RegionHandle  # noqa: E402
 from dataflow.local import run_local  # noqa: E402
 from dos_client import init_store  # noqa: E402
 from tests.support.servers import ServerProcess, url_of  # noqa: E402
@@ -151,7 +151,7 @@ class Cuts:
 @contextmanager
 def running(
     folder: Path, url: str, way: str, paths: list[Path], workers: int, cuts: Cuts
-) -> Iterator[RegionControl]:
+) -> Iterator[RegionHandle]:
     graph = Graph("totals")
     WAYS[way](graph.source("lines", FileSource(paths))).sink("nowhere", CallSink(forget, takes="batch"))
     control = run_local(
@@ -159,12 +159,12 @@ def running(
         name="totals",
         workers=workers,
         store=url,
-        observer=cuts,
+        on_event=cuts,
         logs=folder / "logs",
-        checkpoint_interval_s=1.0,
+        checkpoint_interval=1.0,
         standby=0,
     )
-    assert isinstance(control, RegionControl)
+    assert isinstance(control, RegionHandle)
     try:
         yield control
     finally:
@@ -177,9 +177,9 @@ def totals_of(status: RegionStatus) -> list[dict[str, int]]:
     return [worker.counters.operators.get("totals", {}) for worker in status.workers]
 
 
-def rows_through(control: RegionControl) -> int:
+def rows_through(control: RegionHandle) -> int:
     """Rows that were read, but for those that wait for event time."""
-    status = control.status()
+    status = control.status
     return status.rows_in - sum(one.get("rows", 0) for one in totals_of(status))
 
 
@@ -191,8 +191,8 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         url = url_of(servers)
         trio.run(init_store, url)
         control = stack.enter_context(running(folder, url, options.way, paths, options.workers, cuts))
-        figures = meter.watch(lambda: rows_through(control), lambda: control.status().state.is_end)
-        status = control.status()
+        figures = meter.watch(lambda: rows_through(control), lambda: control.status.state.is_end)
+        status = control.status
         if status.state.is_end and status.state is not RegionState.FINISHED:
             raise RuntimeError(f"the region ended as {status.state}: {control.exception()}")
         state = totals_of(status)

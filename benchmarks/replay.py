@@ -30,7 +30,7 @@ from pathlib import Path
 import trio
 
 from dos_client.store import init_store, open_store
-from journal import ChainState, ChainWriter, Op, Position, Record, look_chain, read_batches, take_over
+from journal import ChainState, ChainWriter, Op, Position, Record, inspect_chain, read_batches, take_over
 from journal.core.decoder import RecordDecoder
 from journal.core.record import encode_v1
 from journal.ports import ClaimPort, StorePort
@@ -115,7 +115,7 @@ async def restore(url: str, epoch: int, at: Position) -> tuple[int, dict[bytes, 
 async def look_and_read(url: str) -> tuple[int, dict[bytes, int]]:
     """Records and state of the chain, as anyone may see it."""
     async with open_store(url) as store:
-        return await read_all(store, await look_chain(store, "bench", "J"), "bench")
+        return await read_all(store, await inspect_chain(store, "bench", "J"), "bench")
 
 
 def timed(work: Callable[[], tuple[int, dict[bytes, int]]], total: int) -> dict[str, float]:

@@ -41,7 +41,7 @@ PARTS = ("open_store_ms", "take_over_ms", "first_record_ms", "total_ms")
 
 async def next_writer(store: Store, directory: str) -> ChainWriter:
     """Look, claim, take over, open: its start is acknowledged."""
-    view = await store.look(directory)
+    view = await store.inspect(directory)
     claim = await store.claim(directory, view.epoch_seen + 1, secrets.token_bytes(16))
     generation = store.record.generation
     state = await take_over(claim, CHAIN, generation=generation)

@@ -79,13 +79,13 @@ def measure(passes: int, workers: int, servers: int, folder: Path, limits: Worke
             name="wordcount",
             workers=workers,
             store=url,
-            observer=clock,
+            on_event=clock,
             logs=folder / "logs",
             worker_limits=limits,
         )
         control.wait()
-        if control.status().state is not RegionState.FINISHED:
-            raise RuntimeError(f"the region ended as {control.status()}: {control.exception()}")
+        if control.status.state is not RegionState.FINISHED:
+            raise RuntimeError(f"the region ended as {control.status}: {control.exception()}")
         time.sleep(0.5)  # the launcher's threads collect the processes
         workers_cpu_s = children_cpu_s() - before
         for server in store:

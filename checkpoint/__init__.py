@@ -12,205 +12,64 @@ from typing import TYPE_CHECKING
 from dos_protocol.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from checkpoint.core.barrier import Alignment, CompleteStep
-    from checkpoint.core.channel_frames import ChannelFrame, FrameFlag, FrameType
-    from checkpoint.core.cut_views import cut_full, cut_row
-    from checkpoint.core.divisions import Division, Sources
-    from checkpoint.core.dropped import merge_counters
-    from checkpoint.core.fingerprint import check_fingerprint, declared_state, fingerprint
-    from checkpoint.core.handshake import LinkHello
-    from checkpoint.core.inputs import (
-        INPUT_CHAIN,
-        InputEnds,
-        InputPiece,
-        InputSequence,
-        check_input_name,
-        decode_part,
-        producer_directory,
-    )
-    from checkpoint.core.layout import Layout, even_layout
-    from checkpoint.core.manifest import Cut, SplitPosition, WorkerCut
-    from checkpoint.core.messages import (
-        Committed,
-        Counters,
-        FailureKind,
-        Pause,
-        Peer,
-        RequestCut,
-        Restore,
-        Start,
-        job_digest,
-    )
-    from checkpoint.core.outputs import Output, OutputDecision, Publish, decode_output, output_chain
-    from checkpoint.core.region import (
-        RegionEvent,
-        RegionSpec,
-        RegionState,
-        RegionStatus,
-        StateChanged,
-        coordinator_directory,
-        region_of_worker,
-        worker_directory,
-    )
-    from checkpoint.core.retention import Rolling
-    from checkpoint.core.staged import (
-        BatchMark,
-        CommitUnit,
-        WriteKind,
-        decode_mark,
-        encode_mark,
-        is_orphan,
-        staged_name,
-        staging_directory,
-        staging_prefix,
-    )
-
-__all__ = [
-    "INPUT_CHAIN",
-    "Alignment",
-    "BatchMark",
-    "ChannelFrame",
-    "CommitUnit",
-    "Committed",
-    "CompleteStep",
-    "Counters",
-    "Cut",
-    "Division",
-    "FailureKind",
-    "FrameFlag",
-    "FrameType",
-    "InputEnds",
-    "InputPiece",
-    "InputSequence",
-    "Layout",
-    "LinkHello",
-    "Output",
-    "OutputDecision",
-    "Pause",
-    "Peer",
-    "Publish",
-    "RegionEvent",
-    "RegionSpec",
-    "RegionState",
-    "RegionStatus",
-    "RequestCut",
-    "Restore",
-    "Rolling",
-    "Sources",
-    "SplitPosition",
-    "Start",
-    "StateChanged",
-    "WorkerCut",
-    "WriteKind",
-    "check_fingerprint",
-    "check_input_name",
-    "coordinator_directory",
-    "cut_full",
-    "cut_row",
-    "declared_state",
-    "decode_mark",
-    "decode_output",
-    "decode_part",
-    "encode_mark",
-    "even_layout",
-    "fingerprint",
-    "is_orphan",
-    "job_digest",
-    "merge_counters",
-    "output_chain",
-    "producer_directory",
-    "region_of_worker",
-    "staged_name",
-    "staging_directory",
-    "staging_prefix",
-    "worker_directory",
-]
-
-MODULES = {
-    "checkpoint.core.barrier": (
-        "Alignment",
-        "CompleteStep",
-    ),
-    "checkpoint.core.channel_frames": (
-        "ChannelFrame",
-        "FrameFlag",
-        "FrameType",
-    ),
-    "checkpoint.core.cut_views": (
-        "cut_full",
-        "cut_row",
-    ),
-    "checkpoint.core.divisions": (
-        "Division",
-        "Sources",
-    ),
-    "checkpoint.core.dropped": ("merge_counters",),
-    "checkpoint.core.fingerprint": (
-        "check_fingerprint",
-        "declared_state",
-        "fingerprint",
-    ),
-    "checkpoint.core.handshake": ("LinkHello",),
-    "checkpoint.core.inputs": (
-        "INPUT_CHAIN",
-        "InputEnds",
-        "InputPiece",
-        "InputSequence",
-        "check_input_name",
-        "decode_part",
-        "producer_directory",
-    ),
-    "checkpoint.core.layout": (
-        "Layout",
-        "even_layout",
-    ),
-    "checkpoint.core.manifest": (
-        "Cut",
-        "SplitPosition",
-        "WorkerCut",
-    ),
-    "checkpoint.core.messages": (
-        "Committed",
-        "Counters",
-        "FailureKind",
-        "Pause",
-        "Peer",
-        "RequestCut",
-        "Restore",
-        "Start",
-        "job_digest",
-    ),
-    "checkpoint.core.outputs": (
-        "Output",
-        "OutputDecision",
-        "Publish",
-        "decode_output",
-        "output_chain",
-    ),
-    "checkpoint.core.region": (
-        "RegionEvent",
-        "RegionSpec",
-        "RegionState",
-        "RegionStatus",
-        "StateChanged",
-        "coordinator_directory",
-        "region_of_worker",
-        "worker_directory",
-    ),
-    "checkpoint.core.retention": ("Rolling",),
-    "checkpoint.core.staged": (
-        "BatchMark",
-        "CommitUnit",
-        "WriteKind",
-        "decode_mark",
-        "encode_mark",
-        "is_orphan",
-        "staged_name",
-        "staging_directory",
-        "staging_prefix",
-    ),
-}
-"""Module -> its names that are the package's too."""
-
-if not TYPE_CHECKING:
-    __getattr__, __dir__ = lazy_names(globals(), MODULES)
+    from checkpoint.core.barrier import Alignment as Alignment
+    from checkpoint.core.barrier import CompleteStep as CompleteStep
+    from checkpoint.core.channel_frames import ChannelFrame as ChannelFrame
+    from checkpoint.core.channel_frames import FrameFlag as FrameFlag
+    from checkpoint.core.channel_frames import FrameType as FrameType
+    from checkpoint.core.checkpoint_views import cut_full as cut_full
+    from checkpoint.core.checkpoint_views import cut_row as cut_row
+    from checkpoint.core.divisions import Division as Division
+    from checkpoint.core.divisions import Sources as Sources
+    from checkpoint.core.dropped import merge_counters as merge_counters
+    from checkpoint.core.fingerprint import check_fingerprint as check_fingerprint
+    from checkpoint.core.fingerprint import declared_state as declared_state
+    from checkpoint.core.fingerprint import fingerprint as fingerprint
+    from checkpoint.core.handshake import LinkHello as LinkHello
+    from checkpoint.core.inputs import INPUT_CHAIN as INPUT_CHAIN
+    from checkpoint.core.inputs import InputEnds as InputEnds
+    from checkpoint.core.inputs import InputPiece as InputPiece
+    from checkpoint.core.inputs import InputSequence as InputSequence
+    from checkpoint.core.inputs import check_input_name as check_input_name
+    from checkpoint.core.inputs import decode_part as decode_part
+    from checkpoint.core.inputs import producer_directory as producer_directory
+    from checkpoint.core.layout import Layout as Layout
+    from checkpoint.core.layout import even_layout as even_layout
+    from checkpoint.core.manifest import Cut as Cut
+    from checkpoint.core.manifest import SplitPosition as SplitPosition
+    from checkpoint.core.manifest import WorkerCut as WorkerCut
+    from checkpoint.core.messages import Committed as Committed
+    from checkpoint.core.messages import Counters as Counters
+    from checkpoint.core.messages import FailureKind as FailureKind
+    from checkpoint.core.messages import Pause as Pause
+    from checkpoint.core.messages import Peer as Peer
+    from checkpoint.core.messages import RequestCut as RequestCut
+    from checkpoint.core.messages import Restore as Restore
+    from checkpoint.core.messages import Start as Start
+    from checkpoint.core.messages import job_digest as job_digest
+    from checkpoint.core.outputs import Output as Output
+    from checkpoint.core.outputs import OutputDecision as OutputDecision
+    from checkpoint.core.outputs import Publish as Publish
+    from checkpoint.core.outputs import decode_output as decode_output
+    from checkpoint.core.outputs import output_chain as output_chain
+    from checkpoint.core.region import Launcher as Launcher
+    from checkpoint.core.region import RegionEvent as RegionEvent
+    from checkpoint.core.region import RegionSpec as RegionSpec
+    from checkpoint.core.region import RegionState as RegionState
+    from checkpoint.core.region import RegionStatus as RegionStatus
+    from checkpoint.core.region import StateChanged as StateChanged
+    from checkpoint.core.region import coordinator_directory as coordinator_directory
+    from checkpoint.core.region import region_of_worker as region_of_worker
+    from checkpoint.core.region import worker_directory as worker_directory
+    from checkpoint.core.retention import Rolling as Rolling
+    from checkpoint.core.staged import BatchMark as BatchMark
+    from checkpoint.core.staged import CommitUnit as CommitUnit
+    from checkpoint.core.staged import WriteKind as WriteKind
+    from checkpoint.core.staged import decode_mark as decode_mark
+    from checkpoint.core.staged import encode_mark as encode_mark
+    from checkpoint.core.staged import is_orphan as is_orphan
+    from checkpoint.core.staged import staged_name as staged_name
+    from checkpoint.core.staged import staging_directory as staging_directory
+    from checkpoint.core.staged import staging_prefix as staging_prefix
+else:
+    __getattr__, __dir__, __all__ = lazy_names(globals())

@@ -5,11 +5,13 @@ until they have read everything that it had published.
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from checkpoint import RegionStatus
 from checkpoint.coordinator.listeners import RegionListener
+from dataflow.graph.parts import GraphPart
+from dataflow.handle import RegionHandle
 
 
 class Application:
@@ -20,7 +22,7 @@ class Application:
     """
 
     def __init__(
-        self, name: str, parts: Mapping[str, Any], *, without_cuts: frozenset[str] = frozenset()
+        self, name: str, parts: Mapping[str, RegionHandle], *, without_cuts: frozenset[str] = frozenset()
     ) -> None:
         self.name = name
         self.parts = dict(parts)
@@ -33,7 +35,7 @@ class Application:
     @property
     def status(self) -> dict[str, RegionStatus]:
         """A snapshot of the status of each part."""
-        return {name: _status(part) for name, part in self.parts.items()}
+        return {name: part.status for name, part in self.parts.items()}
 
     @property
     def isActive(self) -> bool:  # noqa: N802  # Spark's name
@@ -97,7 +99,7 @@ class Application:
         return {
             name: part.checkpoint(timeout)
             for name, part in self.parts.items()
-            if name not in self._without_cuts and not _status(part).state.is_end
+            if name not in self._without_cuts and not part.status.state.is_end
         }
 
     def addListener(self, listener: RegionListener) -> None:  # noqa: N802  # Spark's name
@@ -110,8 +112,8 @@ class Application:
         for part in self.parts.values():
             part.removeListener(listener)
 
-    def _running(self) -> list[Any]:
-        return [part for part in self.parts.values() if not _status(part).state.is_end]
+    def _running(self) -> list[RegionHandle]:
+        return [part for part in self.parts.values() if not part.status.state.is_end]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.parts)
@@ -120,8 +122,11 @@ class Application:
 _POLL_S = 0.2
 
 
-def _status(part: Any) -> RegionStatus:
-    """Return the status of a part: a method of a control, an attribute of a handle."""
-    found = part.status
-    status: RegionStatus = found() if callable(found) else found
-    return status
+def together(
+    application: str, parts: Sequence[GraphPart], handles: Mapping[str, RegionHandle]
+) -> RegionHandle | Application:
+    """Return the handle of a graph: that of its region, or one for all parts."""
+    if len(parts) == 1:
+        return handles[parts[0].name]
+    outside = frozenset(part.name for part in parts if part.settings is None)
+    return Application(application, handles, without_cuts=outside)

@@ -60,11 +60,11 @@ class _Connection:
     async def note(self, count: int) -> None:
         """Add newly recorded lines and send the new count to the client."""
         self.recorded += count
-        await self.tell(f"{self.recorded}\n")
+        await self.reply(f"{self.recorded}\n")
         self._changed.set()
         self._changed = trio.Event()
 
-    async def tell(self, text: str) -> None:
+    async def reply(self, text: str) -> None:
         """Send text to the client. A client that reads nothing, or is gone, delays others only briefly."""
         with trio.move_on_after(limits.entry_tell_s):
             try:
@@ -136,10 +136,10 @@ async def _serve(
                 count += len(lines)
             if len(rest) > limits.entry_line_bytes_max:
                 text = f"error: line {count + 1} has more than {limits.entry_line_bytes_max} bytes\n"
-                await connection.tell(text)
+                await connection.reply(text)
                 return
     except UnicodeDecodeError as error:
-        await connection.tell(f"error: a line after line {count} is not UTF-8: {error.reason}\n")
+        await connection.reply(f"error: a line after line {count} is not UTF-8: {error.reason}\n")
         return
     except trio.BrokenResourceError:
         return

@@ -20,6 +20,15 @@ operator_threads_max: Final = 256
 slices_per_thread: Final = 4
 """Slices of a batch if a user function runs on threads: a slow row delays only a small part of the batch."""
 
+# --- handles of regions
+# ---------------------------------------------------------------------------------------
+stop_timeout_s: Final = 60.0
+"""How long `stop` waits for the region's last checkpoint and the end of its workers before it kills them."""
+workers_end_timeout_s: Final = 15.0
+"""How long the workers of an ended region may take to end on their own, and again after they were killed."""
+handle_poll_s: Final = 1.0
+"""Interval at which a handle that receives no event checks whether the region has ended."""
+
 # --- steps --------------------------------------------------------------------------------------------------
 step_bytes_max: Final = 2 * MIB
 """Source bytes of one step of one worker.

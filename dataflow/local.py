@@ -1,7 +1,7 @@
 """Run a region on this machine without Spark: workers as subprocesses, for tests and small jobs.
 
-    control = run_local(graph, name="wordcount", workers=2, store="dos://127.0.0.1:9999")
-    control.wait()
+    region = run_local(graph, workers=2, store="dos://127.0.0.1:9999")
+    region.awaitTermination()
 
 A worker's specification is pickled to its standard input, like the closure of a Spark task: the user's
 functions must reach the process. Nothing else is pickled.
@@ -15,18 +15,22 @@ import pickle
 import subprocess
 import sys
 import threading
+import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from checkpoint import RegionSpec
-from checkpoint.coordinator.control import Observer, RegionControl, RegionListener
-from dataflow.application import Application
+from checkpoint import RegionEvent, RegionSpec
+from checkpoint.coordinator.control import RegionControl, RegionListener
+from checkpoint.limits import start_timeout_s
+from dataflow.application import Application, together
 from dataflow.graph.builder import Graph
-from dataflow.graph.parts import GraphPart, check_sinks, part_options, parts_of
+from dataflow.graph.parts import GraphPart, parts_of
+from dataflow.handle import RegionEvents, RegionHandle, start_part
 from dataflow.limits import WorkerLimits
 from dataflow.worker.process import WorkerSpec, run_worker
 from dataflow.worker.standby import Standby
@@ -34,97 +38,83 @@ from dataflow.worker.standby import Standby
 logger = logging.getLogger("dos.dataflow")
 
 _error_chars_max: Final = 2_000
-_key_bytes: Final = 32
 
 
 def run_local(
     graph: Graph,
     *,
-    name: str,
-    store: str,
+    name: str | None = None,
     workers: int = 2,
+    store: str,
     token: bytes = b"",
+    checkpoint_interval: float | None = None,
+    retain: int | None = None,
     scratch: "str | os.PathLike[str] | None" = None,
+    port_range: tuple[int, int] | None = None,
+    start_timeout: float = start_timeout_s,
+    on_event: Callable[[RegionEvent], None] | None = None,
+    listeners: Sequence[RegionListener] = (),
     logs: "str | os.PathLike[str] | None" = None,
     worker_limits: WorkerLimits | None = None,
     standby: int = 1,
-    observer: Observer | None = None,
-    listeners: Sequence[RegionListener] = (),
-    **options: Any,
-) -> RegionControl | Application:
-    """Run the graph as region `name` on subprocesses.
+) -> RegionHandle | Application:
+    """Run a graph as a region of local processes.
 
-    Returns at once; use `wait`, `stop` and `status` of the result.
+    The parameters are those of `spark_integration.run`, and so is the result: a handle, or an `Application`
+    for a graph of several regions. The same store and name continue from the last committed checkpoint.
 
-    store: URL of an initialized store.
-    workers: number of workers. token: the store's token.
-    scratch: directory for local caches of the workers and for state on disk; None: no caches, and state on
-    disk in the directory for temporary files.
-    logs: directory for the output of the workers, None for the terminal.
-    standby: processes of each region that have imported everything and wait to replace a lost worker (about
-    120 MB each).
-    listeners: called with events, like the listeners of a streaming query.
-    options: further fields of `RegionSpec`, such as checkpoint_interval_s=1.0.
+    - `store`: the URL of an initialized store.
+    - `logs`: directory for the output of the workers; default: the terminal.
+    - `worker_limits`: limits of each worker, such as the size of its steps.
+    - `standby`: processes of each region that have imported everything and wait to replace a lost worker
+      (about 120 MB each).
 
-    The same store and name resume from the last checkpoint. Raises GraphError before anything is started.
+    Raises GraphError, ValueError before anything is started.
     """
-    parts = parts_of(graph, name)
-    made = [
-        _prepared(
-            part,
-            application=name,
-            store=store,
-            workers=workers,
-            token=token,
-            scratch=scratch,
-            logs=logs,
-            worker_limits=worker_limits,
-            standby=standby,
-            observer=observer,
-            listeners=listeners,
-            options=options,
-        )
-        for part in parts
-    ]
-    for control, launcher in made:
-        control.start(launcher)
-    if len(made) == 1:
-        return made[0][0]
-    outside = frozenset(part.name for part in parts if part.settings is None)
-    controls = {part.name: control for part, (control, _) in zip(parts, made, strict=True)}
-    return Application(name, controls, without_cuts=outside)
+    application = name or graph.name
+    parts = parts_of(graph, application)
+    handles: dict[str, RegionHandle] = {}
+    with ExitStack() as undo:
+        for part in parts:
+            handles[part.name] = start_part(
+                part,
+                partial(
+                    _launch,
+                    part,
+                    application,
+                    scratch=scratch,
+                    logs=logs,
+                    limits=worker_limits,
+                    standby=standby,
+                ),
+                undo,
+                checkpoint_interval=checkpoint_interval,
+                retain=retain,
+                on_event=on_event,
+                listeners=listeners,
+                workers=workers,
+                store_url=store,
+                token=token,
+                start_timeout_s=start_timeout,
+                port_range=port_range,
+            )
+        undo.pop_all()
+    return together(application, parts, handles)
 
 
-def _prepared(
+def _launch(
     part: GraphPart,
-    *,
     application: str,
-    store: str,
-    workers: int,
-    token: bytes,
+    spec: RegionSpec,
+    control: RegionControl,
+    _: RegionEvents,
+    *,
     scratch: "str | os.PathLike[str] | None",
     logs: "str | os.PathLike[str] | None",
-    worker_limits: WorkerLimits | None,
+    limits: WorkerLimits | None,
     standby: int,
-    observer: Observer | None,
-    listeners: Sequence[RegionListener],
-    options: Mapping[str, Any],
-) -> "tuple[RegionControl, ProcessLauncher]":
-    """Return a part that listens, and the launcher of its workers."""
-    plan = part.graph.plan()
-    spec = RegionSpec(
-        name=part.name,
-        workers=workers,
-        store_url=store,
-        token=token,
-        job_key=os.urandom(_key_bytes),
-        **plan.stored(),
-        **{**part_options(part), **options},
-    )
-    control = RegionControl(spec, observer=observer, check=partial(check_sinks, part))
-    for listener in listeners:
-        control.addListener(listener)
-    address = control.listen()
+) -> "ProcessLauncher":
+    """Return the launcher of a region whose coordinator listens."""
     below = part.name if part.name != application else ""
 
     def spec_of(worker: int, attempt: int) -> WorkerSpec:
@@ -133,22 +123,22 @@ def _prepared(
             application=application,
             without_cuts=part.settings is None,
             worker=worker,
-            workers=workers,
+            workers=spec.workers,
             attempt=attempt,
-            coordinator=address,
+            coordinator=control.address,
             job_key=spec.job_key,
             graph=part.graph,
-            store_url=store,
-            token=token,
+            store_url=spec.store_url,
+            token=spec.token,
             scratch_dir="" if scratch is None else str(Path(scratch) / below / f"w{worker:04d}"),
-            limits=worker_limits or WorkerLimits(),
+            limits=limits or WorkerLimits(),
             orphan_timeout_s=spec.orphan_timeout_s,
         )
 
     log_dir = None if logs is None else Path(logs) / below
     launcher = ProcessLauncher(spec_of, control.worker_ended, logs=log_dir, standby=standby)
     control.addListener(launcher.standby)
-    return control, launcher
+    return launcher
 
 
 class ProcessLauncher:
@@ -173,13 +163,17 @@ class ProcessLauncher:
         self._lock = threading.Lock()
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._threads: dict[int, threading.Thread] = {}
+        self._closing = False
         self._cancelled: set[int] = set()
         """Workers whose current attempt must end, perhaps before its process exists."""
 
     def start(self, worker: int, attempt: int) -> None:
         """Start an attempt after the previous one has ended."""
         with self._lock:
-            self._cancelled.discard(worker)
+            if self._closing:
+                self._cancelled.add(worker)  # the attempt ends as soon as it has a process
+            else:
+                self._cancelled.discard(worker)
             before = self._threads.get(worker)
             name = f"dos-w{worker}-{attempt}"
             arguments = (worker, attempt, before)
@@ -195,6 +189,25 @@ class ProcessLauncher:
         if process is not None:
             process.kill()
 
+    def wait_idle(self, timeout_s: float) -> bool:
+        """Wait until no worker runs. Return whether that is the case."""
+        deadline = time.monotonic() + timeout_s
+        with self._lock:
+            threads = list(self._threads.values())
+        for thread in threads:
+            thread.join(max(deadline - time.monotonic(), 0.0))
+        return not any(thread.is_alive() for thread in threads)
+
+    def close(self, timeout_s: float) -> bool:
+        """Start nothing any more, kill every worker and wait. Return whether all ended in time."""
+        with self._lock:
+            self._closing = True
+            workers = list(self._threads)
+        self.standby.end()
+        for worker in workers:
+            self.cancel(worker)
+        return self.wait_idle(timeout_s)
+
     def _attempt(self, worker: int, attempt: int, before: threading.Thread | None) -> None:
         if before is not None:
             before.join()
@@ -208,7 +221,7 @@ class ProcessLauncher:
     def _run(self, worker: int, attempt: int) -> str | None:
         log = self._log_path(worker, attempt)
         first = json.dumps(str(log.absolute()) if log else "")
-        told = first.encode() + b"\n" + dumps(self._spec_of(worker, attempt))
+        first_input = first.encode() + b"\n" + dumps(self._spec_of(worker, attempt))
         process = self.standby.take() or self._begin(log)
         with self._lock:
             self._processes[worker] = process
@@ -216,7 +229,7 @@ class ProcessLauncher:
                 process.kill()
         assert process.stdin is not None
         try:
-            process.stdin.write(told)
+            process.stdin.write(first_input)
             process.stdin.close()
         except BrokenPipeError:
             logger.warning("worker %d, attempt %d ended before it got its specification", worker, attempt)

@@ -31,7 +31,7 @@ from checkpoint.coordinator.manifest_log import CHAIN as MANIFEST_CHAIN
 from checkpoint.coordinator.manifest_log import cuts_in
 from dataflow.errors import NoOutputError
 from dos_client import Store, open_store
-from journal import ChainState, Op, Position, look_chain, read_records
+from journal import ChainState, Op, Position, inspect_chain, read_records
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ def collect_output(url: str, region: str, sink: str, *, token: bytes = b"") -> p
 
 async def _last_cut(store: Store, region: str) -> Cut | None:
     directory = coordinator_directory(region)
-    chain = await look_chain(store, directory, MANIFEST_CHAIN)
+    chain = await inspect_chain(store, directory, MANIFEST_CHAIN)
     last = None
     async with aclosing(cuts_in(read_records(store, chain, directory=directory))) as cuts:
         async for cut in cuts:
@@ -125,7 +125,7 @@ async def _one_log(
     """Yield the committed output of one worker above a step, in order."""
     directory, chain_name = worker_directory(region, worker), output_chain(sink)
     in_cut = _end_in(cut, worker, sink)
-    chain = await look_chain(store, directory, chain_name, proved=in_cut)
+    chain = await inspect_chain(store, directory, chain_name, proved=in_cut)
     if not chain.seen:
         raise NoOutputError(region, sink)
     shown = await _shown(store, directory, chain, in_cut)

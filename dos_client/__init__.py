@@ -26,123 +26,39 @@ from typing import TYPE_CHECKING
 from dos_protocol.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from dos_client.core.backoff import backoff_s
-    from dos_client.core.quorum import Quorums
-    from dos_client.errors import (
-        BadUrlError,
-        LossError,
-        MissingDataError,
-        NotEmptyError,
-        QuorumUnavailableError,
-        ReplacementError,
-        StoreNotReadyError,
-        TokenRefusedError,
-    )
-    from dos_client.live_store import Store
-    from dos_client.membership.filling import ReplaceProgress
-    from dos_client.membership.founding import init_store
-    from dos_client.membership.recovering import recover_store
-    from dos_client.membership.replacing import add_member, replace_member
-    from dos_client.reading.streaming import Bookmark
-    from dos_client.repair.repairing import Repair, RepairReport, repair_object, repair_store
-    from dos_client.repair.verifying import VerifyReport, verify_store
-    from dos_client.sessions.connection import Connection, open_connection
-    from dos_client.sessions.directory_view import DirectoryView
-    from dos_client.sessions.members import MemberStatus
-    from dos_client.status.claim_status import ClaimStatus
-    from dos_client.store import connect, open_store
-    from dos_client.urls import DosUrl, parse_url
-    from dos_client.writing.claim import Claim
-    from dos_client.writing.object_writer import ObjectWriter
-
-__all__ = [
-    "BadUrlError",
-    "Bookmark",
-    "Claim",
-    "ClaimStatus",
-    "Connection",
-    "DirectoryView",
-    "DosUrl",
-    "LossError",
-    "MemberStatus",
-    "MissingDataError",
-    "NotEmptyError",
-    "ObjectWriter",
-    "QuorumUnavailableError",
-    "Quorums",
-    "Repair",
-    "RepairReport",
-    "ReplaceProgress",
-    "ReplacementError",
-    "Store",
-    "StoreNotReadyError",
-    "TokenRefusedError",
-    "VerifyReport",
-    "add_member",
-    "backoff_s",
-    "connect",
-    "init_store",
-    "open_connection",
-    "open_store",
-    "parse_url",
-    "recover_store",
-    "repair_object",
-    "repair_store",
-    "replace_member",
-    "verify_store",
-]
-
-MODULES = {
-    "dos_client.core.backoff": ("backoff_s",),
-    "dos_client.core.quorum": ("Quorums",),
-    "dos_client.errors": (
-        "BadUrlError",
-        "LossError",
-        "MissingDataError",
-        "NotEmptyError",
-        "QuorumUnavailableError",
-        "ReplacementError",
-        "StoreNotReadyError",
-        "TokenRefusedError",
-    ),
-    "dos_client.live_store": ("Store",),
-    "dos_client.membership.filling": ("ReplaceProgress",),
-    "dos_client.membership.founding": ("init_store",),
-    "dos_client.membership.recovering": ("recover_store",),
-    "dos_client.membership.replacing": (
-        "add_member",
-        "replace_member",
-    ),
-    "dos_client.reading.streaming": ("Bookmark",),
-    "dos_client.repair.repairing": (
-        "Repair",
-        "RepairReport",
-        "repair_object",
-        "repair_store",
-    ),
-    "dos_client.repair.verifying": (
-        "VerifyReport",
-        "verify_store",
-    ),
-    "dos_client.sessions.connection": (
-        "Connection",
-        "open_connection",
-    ),
-    "dos_client.sessions.directory_view": ("DirectoryView",),
-    "dos_client.sessions.members": ("MemberStatus",),
-    "dos_client.status.claim_status": ("ClaimStatus",),
-    "dos_client.store": (
-        "connect",
-        "open_store",
-    ),
-    "dos_client.urls": (
-        "DosUrl",
-        "parse_url",
-    ),
-    "dos_client.writing.claim": ("Claim",),
-    "dos_client.writing.object_writer": ("ObjectWriter",),
-}
-"""Module -> its names that are the package's too."""
-
-if not TYPE_CHECKING:
-    __getattr__, __dir__ = lazy_names(globals(), MODULES)
+    from dos_client.core.backoff import backoff_s as backoff_s
+    from dos_client.core.quorum import Quorums as Quorums
+    from dos_client.errors import BadUrlError as BadUrlError
+    from dos_client.errors import LossError as LossError
+    from dos_client.errors import MissingDataError as MissingDataError
+    from dos_client.errors import NotEmptyError as NotEmptyError
+    from dos_client.errors import QuorumUnavailableError as QuorumUnavailableError
+    from dos_client.errors import ReplacementError as ReplacementError
+    from dos_client.errors import StoreNotReadyError as StoreNotReadyError
+    from dos_client.errors import TokenRefusedError as TokenRefusedError
+    from dos_client.live_store import Store as Store
+    from dos_client.membership.filling import ReplaceProgress as ReplaceProgress
+    from dos_client.membership.founding import init_store as init_store
+    from dos_client.membership.recovering import recover_store as recover_store
+    from dos_client.membership.replacing import add_member as add_member
+    from dos_client.membership.replacing import replace_member as replace_member
+    from dos_client.reading.streaming import Bookmark as Bookmark
+    from dos_client.repair.repairing import Repair as Repair
+    from dos_client.repair.repairing import RepairReport as RepairReport
+    from dos_client.repair.repairing import repair_object as repair_object
+    from dos_client.repair.repairing import repair_store as repair_store
+    from dos_client.repair.verifying import VerifyReport as VerifyReport
+    from dos_client.repair.verifying import verify_store as verify_store
+    from dos_client.sessions.connection import Connection as Connection
+    from dos_client.sessions.connection import open_connection as open_connection
+    from dos_client.sessions.directory_view import DirectoryView as DirectoryView
+    from dos_client.sessions.members import MemberStatus as MemberStatus
+    from dos_client.status.claim_status import ClaimStatus as ClaimStatus
+    from dos_client.store import connect as connect
+    from dos_client.store import open_store as open_store
+    from dos_client.urls import DosUrl as DosUrl
+    from dos_client.urls import parse_url as parse_url
+    from dos_client.writing.claim import Claim as Claim
+    from dos_client.writing.object_writer import ObjectWriter as ObjectWriter
+else:
+    __getattr__, __dir__, __all__ = lazy_names(globals())

@@ -298,8 +298,8 @@ class BlockingStore:
     def unclaimed(self, directory: str) -> BlockingClaim:
         return BlockingClaim(self.portal, self.portal.call(self.store.unclaimed, directory))
 
-    def look(self, directory: str) -> DirectoryView:
-        return self.portal.call(self.store.look, directory)
+    def inspect(self, directory: str) -> DirectoryView:
+        return self.portal.call(self.store.inspect, directory)
 
     def list_directories(self, prefix: str = "") -> list[str]:
         return self.portal.call(self.store.list_directories, prefix)

@@ -116,7 +116,7 @@ class Store:
         await claim.wait_granted()
         return claim
 
-    async def look(self, directory: str, *, as_files: bool = False) -> DirectoryView:
+    async def inspect(self, directory: str, *, as_files: bool = False) -> DirectoryView:
         """Return what at least F members hold of a directory. Without a claim, that may change at any time.
 
         `as_files`: leave out damaged files if the directory was never claimed. Raises QuorumUnavailableError.

@@ -1,38 +1,61 @@
-"""Names of a package that are imported on first use (PEP 562).
+"""The public names of a package, imported on first use (PEP 562).
 
 Spark starts several Python processes for each query; each pays only for the imports it uses
-(docs/decisions/0170).
+(docs/decisions/0170). A package lists its names once, as imports for type checkers:
 
     if TYPE_CHECKING:
-        from shop.orders import Order
+        from shop.orders import Order as Order
     else:
-        __getattr__, __dir__ = lazy_names(globals(), {"shop.orders": ("Order",)})
+        __getattr__, __dir__, __all__ = lazy_names(globals())
 
-This module imports no other module of the project.
+At run time `lazy_names` reads that block from the package's own source. This module imports no other module
+of the project.
 """
 
+import ast
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 
-def lazy_names(
-    held: dict[str, Any], modules: Mapping[str, tuple[str, ...]]
-) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return `__getattr__` and `__dir__` for a package.
+def lazy_names(held: dict[str, Any]) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Return `__getattr__`, `__dir__` and `__all__` for the package with the globals `held`.
 
-    `held`: the package's globals. `modules`: for each module, its names that the package exports.
+    Raises ImportError if the source of the package is not available.
     """
-    module_of = {name: module for module, names in modules.items() for name in names}
+    package = held["__name__"]
+    module_of = _names_for_type_checkers(held["__loader__"].get_source(package), package)
 
     def imported(name: str) -> Any:
         if name not in module_of:
-            raise AttributeError(f"module {held['__name__']!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(module_of[name]), name)
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        module = module_of[name]
+        own = module == package  # `from shop import prices as prices`: a module of the package itself
+        value = (
+            importlib.import_module(f"{package}.{name}")
+            if own
+            else getattr(importlib.import_module(module), name)
+        )
         held[name] = value
         return value
 
     def names() -> list[str]:
         return sorted({*held, *module_of})
 
-    return imported, names
+    return imported, names, sorted(module_of)
+
+
+def _names_for_type_checkers(source: str | None, package: str) -> dict[str, str]:
+    """Return name -> module of the imports in the block `if TYPE_CHECKING:`."""
+    if source is None:
+        raise ImportError(
+            f"package {package} is installed without its source, which lists its names", name=package
+        )
+    return {
+        alias.name: str(node.module)
+        for block in ast.parse(source).body
+        if isinstance(block, ast.If)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }

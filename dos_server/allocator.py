@@ -13,7 +13,7 @@ from typing import Final
 
 from dos_protocol.limits import MIB
 
-log = logging.getLogger("dos.server")
+logger = logging.getLogger("dos.server")
 
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
@@ -34,4 +34,4 @@ def keep_large_blocks() -> None:
         (_M_ARENA_MAX, 1),
     )
     if mallopt is None or not all(mallopt(name, value) for name, value in settings):
-        log.info("the C library has no mallopt: large answers are slower")
+        logger.info("the C library has no mallopt: large answers are slower")

@@ -27,7 +27,7 @@ from dos_server.ports import Socket
 from dos_server.reading import Fed, FrameClock, ReadingState
 from dos_server.turns import ConnectionCost
 
-log = logging.getLogger("dos.server")
+logger = logging.getLogger("dos.server")
 
 _IOV_MAX: Final = 64
 _APPEND: Final = int(Opcode.APPEND)
@@ -146,7 +146,7 @@ class ServerConnection:
             self._read_on()
             return
         except OSError as error:
-            log.debug("session %d: %s", self.session, error)
+            logger.debug("session %d: %s", self.session, error)
             self.abort()
             return
         if count == 0:
@@ -219,7 +219,7 @@ class ServerConnection:
             self._inflow.give_back()
 
     def _abort_because(self, why: str) -> None:
-        log.info("session %d of %s: %s; closed", self.session, self.peer, why)
+        logger.info("session %d of %s: %s; closed", self.session, self.peer, why)
         self.abort()
 
     def wanted(self) -> bool:

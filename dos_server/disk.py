@@ -22,7 +22,7 @@ from typing import Final, NamedTuple, Protocol
 
 from dos_protocol.digests import Buffer
 
-log = logging.getLogger("dos.server")
+logger = logging.getLogger("dos.server")
 
 _FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE_FLAGS: Final = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
@@ -325,7 +325,7 @@ def _locked(handle: int) -> int:
         if not stat.S_ISDIR(os.fstat(handle).st_mode):
             os.close(handle)
             raise
-        log.warning("the data directory cannot be locked (%s): never remove its lock file", error)
+        logger.warning("the data directory cannot be locked (%s): never remove its lock file", error)
     return handle
 
 

@@ -23,7 +23,7 @@ from dos_server.marks import ObjectMarks
 from dos_server.stored_reads import StoredReads
 from dos_server.troubles import says_nothing_of_the_disk, trouble_of
 
-log = logging.getLogger("dos.server")
+logger = logging.getLogger("dos.server")
 
 
 @dataclass
@@ -74,14 +74,14 @@ class DirectoryLoader(StoredReads):
                 name: self._load_object(directory, name, marks.get(name)) for name in names if is_name(name)
             }
             for name in marks.keys() - objects.keys():
-                log.error(
+                logger.error(
                     "object %s/%s is gone, %d bytes of it were synced", directory, name, marks[name].synced
                 )
                 objects[name] = lost(marks[name].synced)
             epoch_max = max((found.epoch_max for found in objects.values()), default=0)
             records.check_claim(claim, f"{directory}/.claim", epoch_max)
         except (OSError, CorruptDataError) as error:
-            log.error("directory %s cannot be used: %s", directory, error)
+            logger.error("directory %s cannot be used: %s", directory, error)
             self.forget(directory)
             passes = isinstance(error, OSError) and trouble_of(error) is not v.DiskFailure.FAILED
             problem = f"{directory}: {error}"
@@ -94,7 +94,7 @@ class DirectoryLoader(StoredReads):
             mark = self._folders[directory].marks.of(name)
             return v.ObjectLoaded(directory, name, self._load_object(directory, name, mark))
         except OSError as error:
-            log.error("object %s/%s cannot be examined: %s", directory, name, error)
+            logger.error("object %s/%s cannot be examined: %s", directory, name, error)
             return v.ObjectLoaded(directory, name, None)
 
     def _load_object(self, directory: str, name: str, mark: ObjectMark | None) -> RecoveredObject:
@@ -108,7 +108,7 @@ class DirectoryLoader(StoredReads):
         except OSError as error:
             if says_nothing_of_the_disk(error):
                 raise
-            log.error("object %s/%s cannot be used: %s", directory, name, error)
+            logger.error("object %s/%s cannot be used: %s", directory, name, error)
             return _without(durable, error)
         if found.letter == NO_ROOM:
             return found
@@ -135,7 +135,7 @@ class DirectoryLoader(StoredReads):
         except OSError as error:
             if says_nothing_of_the_disk(error):
                 raise
-            log.error("mark of %s/%s: %s", directory, name, error)
+            logger.error("mark of %s/%s: %s", directory, name, error)
             return _without(found.size, error)
         return found
 
@@ -147,7 +147,7 @@ class DirectoryLoader(StoredReads):
         size = self._disk.size(handle)
         found = judge(self.reader(handle), size, seed, mark)
         if found.decision is not RecoveryDecision.KEEP:
-            log.warning("%s", findings.logged(f"{directory}/{name}", found, size))
+            logger.warning("%s", findings.logged(f"{directory}/{name}", found, size))
         return found, size
 
     def _bring_in_order(
@@ -166,7 +166,7 @@ class DirectoryLoader(StoredReads):
         except OSError as error:
             if trouble_of(error) is not v.DiskFailure.NO_SPACE:
                 raise
-            log.error(
+            logger.error(
                 "tail of %s/%s cannot be copied aside: no space; free some, and it is retried",
                 directory,
                 name,
@@ -185,7 +185,7 @@ class DirectoryLoader(StoredReads):
         try:  # not `noted`, for speed: this runs with every sync
             self._folders[directory].marks.write(mark, durable=mark.poisoned or mark.damaged)
         except OSError as error:
-            log.warning("mark of %s/%s: %s", directory, mark.name, error)
+            logger.warning("mark of %s/%s: %s", directory, mark.name, error)
 
 
 def _without(durable: int, error: OSError) -> RecoveredObject:

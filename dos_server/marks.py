@@ -15,7 +15,7 @@ from dos_server.core.records import ObjectMark
 from dos_server.disk import Disk
 from dos_server.limits import mark_bytes
 
-log = logging.getLogger("dos.server")
+logger = logging.getLogger("dos.server")
 
 
 class ObjectMarks:
@@ -46,7 +46,7 @@ class ObjectMarks:
         for slot in range(self._slot_count):
             held = data[slot * mark_bytes : (slot + 1) * mark_bytes]
             if len(held) < mark_bytes or (marks[slot] is None and any(held)):
-                log.warning("mark %d of %s is damaged and is ignored", slot, self._folder)
+                logger.warning("mark %d of %s is damaged and is ignored", slot, self._folder)
         self._slots = {mark.name: slot for slot, mark in enumerate(marks) if mark is not None}
         self._free = [slot for slot, mark in enumerate(marks) if mark is None]
         return {mark.name: mark for mark in marks if mark is not None}

@@ -57,7 +57,7 @@ class PacedReads:
         elif not self._begin(effect):
             self.waiting[effect.session] = deque((effect,))
 
-    def look(self) -> None:
+    def inspect(self) -> None:
         """Begin the reads that have become possible, after answers were taken or a peer left."""
         for session in list(self.waiting):
             waiting = self.waiting[session]

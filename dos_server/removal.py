@@ -22,7 +22,7 @@ from dos_server.disk import Disk
 from dos_server.marks import ObjectMarks
 from dos_server.troubles import came_before_sync, trouble_of
 
-log = logging.getLogger("dos.server")
+logger = logging.getLogger("dos.server")
 
 
 def remove(disk: Disk, marks: ObjectMarks, folder: str, mark: ObjectMark) -> Removal:
@@ -37,7 +37,7 @@ def remove(disk: Disk, marks: ObjectMarks, folder: str, mark: ObjectMark) -> Rem
     except OSError as error:
         if begun:
             return _unknown(folder, mark, error)
-        log.error("object %s/%s cannot be removed: %s", folder, mark.name, error)
+        logger.error("object %s/%s cannot be removed: %s", folder, mark.name, error)
         as_it_was = Removal.INTACT if trouble_of(error) is DiskFailure.FAILED else Removal.NOT_NOW
         return _take_back(marks, folder, mark, as_it_was)
     try:
@@ -51,9 +51,11 @@ def remove(disk: Disk, marks: ObjectMarks, folder: str, mark: ObjectMark) -> Rem
 def _unknown(folder: str, mark: ObjectMark, error: OSError) -> Removal:
     """Report a removal whose mark says removed: it can be continued, unless a sync has failed."""
     if came_before_sync(error):
-        log.warning("removal of %s/%s is not finished and will be retried: %s", folder, mark.name, error)
+        logger.warning("removal of %s/%s is not finished and will be retried: %s", folder, mark.name, error)
         return Removal.LATER
-    log.error("removal of %s/%s failed, and only a restart can show its state: %s", folder, mark.name, error)
+    logger.error(
+        "removal of %s/%s failed, and only a restart can show its state: %s", folder, mark.name, error
+    )
     return Removal.UNKNOWN
 
 
@@ -68,7 +70,7 @@ def _take_back(marks: ObjectMarks, folder: str, mark: ObjectMark, as_it_was: Rem
 
 def finish(disk: Disk, marks: ObjectMarks, folder: str, name: str) -> None:
     """Complete a removal that a crash interrupted. Raises OSError if it is still not finished."""
-    log.warning("object %s/%s: completing its removal", folder, name)
+    logger.warning("object %s/%s: completing its removal", folder, name)
     with contextlib.suppress(FileNotFoundError):
         disk.remove(f"{folder}/{name}")
     disk.sync_folder(folder)

@@ -15,7 +15,7 @@ from dos_server.core import vocabulary as v
 from dos_server.ports import Ports
 from dos_server.storage import Storage
 
-log = logging.getLogger("dos.server")
+logger = logging.getLogger("dos.server")
 
 
 class Scrubber:
@@ -58,9 +58,9 @@ class Scrubber:
         self._nursery.start_soon(self._look_in_thread, effect)
 
     async def _look_in_thread(self, effect: scrub_reads.ScrubRead) -> None:
-        look = partial(self._storage.look, effect, self._ports.monotonic)
+        look = partial(self._storage.inspect, effect, self._ports.monotonic)
         looked = await self._ports.in_thread(look, self._limiter)
         self._feed(looked)
 
     def _tell(self, effect: scrub_reads.LogNotice) -> None:
-        log.log(logging.WARNING if effect.bad else logging.INFO, "%s", effect.text)
+        logger.log(logging.WARNING if effect.bad else logging.INFO, "%s", effect.text)

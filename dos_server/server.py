@@ -41,7 +41,7 @@ from dos_server.turns import OncePerRound, Turns
 from dos_server.wording import record_text
 from dos_server.writes import Writes
 
-log = logging.getLogger("dos.server")
+logger = logging.getLogger("dos.server")
 
 _TICK_SECONDS: Final = 0.05
 _HOUSEKEEPING_SECONDS: Final = 0.25
@@ -69,7 +69,7 @@ class ObjectServer:
         self.server_id, record, names = storage.start(ports.fresh_id())
         self._core = ServerCore(
             server_id=self.server_id,
-            life_id=ports.fresh_id(),
+            incarnation_id=ports.fresh_id(),
             record=record,
             token=token,
             directory_names=names,
@@ -166,7 +166,7 @@ class ObjectServer:
                     self._connections[connection.session] = connection
                     nursery.start_soon(self._run_connection, connection)
             except OSError as error:  # no free descriptor, or the peer is gone: continue with the others
-                log.warning("accept: %s", error)
+                logger.warning("accept: %s", error)
                 await trio.sleep(0.1)
 
     async def _run_connection(self, connection: ServerConnection) -> None:
@@ -235,7 +235,7 @@ class ObjectServer:
     def _log_end(self, session: int, why: str) -> None:
         """Log why a connection is closed because of its input. The text contains no raw bytes of the peer."""
         connection = self._connections.get(session)
-        log.info("session %d of %s: %s; closed", session, connection.peer if connection else "?", why)
+        logger.info("session %d of %s: %s; closed", session, connection.peer if connection else "?", why)
 
     # The loop of events and effects
 
@@ -260,7 +260,7 @@ class ObjectServer:
 
     def _go_on_with_those_that_wait(self) -> None:
         """Retry waiting reads and stalled connections, once per round: there may be a thousand."""
-        self._reads.look()
+        self._reads.inspect()
         for one in [one for one in self._stalled if one.wanted()]:
             del self._stalled[one]
             one.resume()
@@ -293,7 +293,7 @@ class ObjectServer:
             await trio.sleep(space_look_seconds)
             await self._look_at_space()
             self.gone = await self._ports.in_thread(self._storage.why_gone)
-        log.critical("%s; the server stops, because its data could not be found again", self.gone)
+        logger.critical("%s; the server stops, because its data could not be found again", self.gone)
         served.cancel()
 
     async def _look_at_space(self) -> None:
@@ -366,7 +366,7 @@ class ObjectServer:
         def work() -> v.Event:
             trouble = self._storage.store_record(effect.record)
             if trouble is v.DiskFailure.NONE:
-                log.warning("store record: %s", record_text(effect.record))
+                logger.warning("store record: %s", record_text(effect.record))
             return v.RecordStored(effect.session, effect.request_id, effect.record, trouble)
 
         self._claim_threads.start(work)

@@ -21,7 +21,7 @@ from dos_server.disk import Disk
 from dos_server.limits import in_flight_bytes_max
 from dos_server.open_files import OpenFiles
 
-log = logging.getLogger("dos.server")
+logger = logging.getLogger("dos.server")
 
 _COPY_BYTES: Final = 1 << 20
 
@@ -80,7 +80,7 @@ def remove_leftovers(disk: Disk, path: str, names: Iterable[str]) -> None:
             try:
                 disk.remove(f"{path}/{name}")
             except OSError as error:
-                log.warning("leftover %s/%a: %s", path, name, error.strerror)
+                logger.warning("leftover %s/%a: %s", path, name, error.strerror)
 
 
 def cut_tail(disk: Disk, directory: str, name: str, handle: int, found: RecoveredObject, size: int) -> None:

@@ -22,7 +22,7 @@ from dos_server.limits import (
 )
 from dos_server.ports import Listener, Rounds, Socket
 
-log = logging.getLogger("dos.server")
+logger = logging.getLogger("dos.server")
 _SCRATCH_BYTES: Final = 16 * 1024
 _INTERNET = (socket.AF_INET, socket.AF_INET6)
 
@@ -71,7 +71,7 @@ def turn_away(sock: Socket, open_now: int) -> None:
     try:
         sock.send(encode_frame(m.encode(busy)))
     except OSError:
-        log.debug("a rejected peer was already gone")
+        logger.debug("a rejected peer was already gone")
     sock.close()
 
 

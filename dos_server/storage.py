@@ -38,7 +38,7 @@ from dos_server.marks import says_damaged
 from dos_server.open_files import OpenFile
 from dos_server.troubles import came_before_sync, noted, trouble_of
 
-log = logging.getLogger("dos.server")
+logger = logging.getLogger("dos.server")
 
 
 class Storage(DirectoryLoader):
@@ -90,7 +90,7 @@ class Storage(DirectoryLoader):
         try:
             small_files.replace(self._disk, "", STAMPS, grown)
         except OSError as error:
-            log.warning("cannot store a stamp for this start: %s", error)
+            logger.warning("cannot store a stamp for this start: %s", error)
             grown = stamps or b""
         return StampFiles(grown, witnessed or b"")
 
@@ -100,7 +100,7 @@ class Storage(DirectoryLoader):
         try:
             small_files.replace(self._disk, "", effect.name, effect.data)
         except OSError as error:
-            log.error("%s: %s", effect.name, error)
+            logger.error("%s: %s", effect.name, error)
             trouble = trouble_of(error)
         return v.StampsStored(*effect, trouble)
 
@@ -125,7 +125,7 @@ class Storage(DirectoryLoader):
             small_files.replace(self._disk, f"{OBJECTS}/{directory}", ".claim", records.encode_claim(claim))
             self._folder_durable(directory)
         except OSError as error:
-            log.error("claim of %s: %s", directory, error)
+            logger.error("claim of %s: %s", directory, error)
             return trouble_of(error)
         return v.DiskFailure.NONE
 
@@ -134,7 +134,7 @@ class Storage(DirectoryLoader):
         try:
             small_files.replace(self._disk, "", "store", record)
         except OSError as error:
-            log.error("store record: %s", error)
+            logger.error("store record: %s", error)
             return trouble_of(error)
         return v.DiskFailure.NONE
 
@@ -148,7 +148,7 @@ class Storage(DirectoryLoader):
             return self._disk.free_space()
         except OSError as error:
             level, self._told_no_space = (logging.DEBUG if self._told_no_space else logging.WARNING), True
-            log.log(
+            logger.log(
                 level, "no reserve is kept, because the file system does not report its free space: %s", error
             )
             return FreeSpace(0, 0)
@@ -174,7 +174,7 @@ class Storage(DirectoryLoader):
                     raise
                 file.writes += 1
         except OSError as error:
-            log.error("write of %s/%s: %s", directory, name, error)
+            logger.error("write of %s/%s: %s", directory, name, error)
             if create and trouble_of(error) is not v.DiskFailure.FAILED:
                 self._files.forget(path)
             return trouble_of(error)
@@ -195,7 +195,7 @@ class Storage(DirectoryLoader):
                 self._disk.cut(file.handle, effect.position)
                 self._files.sync(file)
         except OSError as error:
-            log.error("write of %s/%s cannot be undone: %s", effect.directory, effect.name, error)
+            logger.error("write of %s/%s cannot be undone: %s", effect.directory, effect.name, error)
             return False
         return True
 
@@ -218,7 +218,7 @@ class Storage(DirectoryLoader):
                 if not self._disk.is_named(file.handle, path):
                     raise FileNotFoundError(errno.ENOENT, "the file was removed or replaced", path)
         except OSError as error:
-            log.error("sync of %s/%s: %s", effect.directory, effect.name, error)
+            logger.error("sync of %s/%s: %s", effect.directory, effect.name, error)
             failed = file is not None and file.failed
             return v.DiskFailure.PASSES if came_before_sync(error) and not failed else v.DiskFailure.FAILED
         return v.DiskFailure.NONE
@@ -229,7 +229,7 @@ class Storage(DirectoryLoader):
             self._disk.make_folder(f"{OBJECTS}/{directory}")
             self._disk.sync_folder(OBJECTS)
         except OSError as error:
-            log.error("directory %s: %s", directory, error)
+            logger.error("directory %s: %s", directory, error)
             return trouble_of(error)
         return v.DiskFailure.NONE
 
@@ -251,7 +251,7 @@ class Storage(DirectoryLoader):
                 self._make_folder(effect.directory)
             side_files.write(self._disk, self._files, effect)
         except OSError as error:
-            log.error("new copy of %s/%s: %s", effect.directory, effect.name, error)
+            logger.error("new copy of %s/%s: %s", effect.directory, effect.name, error)
             return trouble_of(error)
         return v.DiskFailure.NONE
 
@@ -272,12 +272,12 @@ class Storage(DirectoryLoader):
             self._folders[directory].marks.write(new, durable=True)
             found = self._load_object(directory, name, new)
         except OSError as error:
-            log.error("cannot install the new copy of %s/%s: %s", directory, name, error)
+            logger.error("cannot install the new copy of %s/%s: %s", directory, name, error)
             return None
         if found.corrupt or found.size != effect.goal_size:
-            log.error("the new copy of %s/%s is incomplete: %d bytes", directory, name, found.size)
+            logger.error("the new copy of %s/%s is incomplete: %d bytes", directory, name, found.size)
             return None
-        log.warning("object %s/%s has a new copy, %d bytes", directory, name, found.size)
+        logger.warning("object %s/%s has a new copy, %d bytes", directory, name, found.size)
         return found
 
     def drop_repair(self, effect: v.DropRepair) -> None:

@@ -18,12 +18,12 @@ from dos_server.limits import read_extents_max, scrub_part_bytes, scrub_part_ext
 from dos_server.open_files import OpenFiles
 from dos_server.troubles import says_nothing_of_the_disk
 
-log = logging.getLogger("dos.server")
+logger = logging.getLogger("dos.server")
 
 
 def _meaning(place: str, error: OSError, offset: int) -> tuple[int | None, str]:
     """Return the offset from which an error means damage, or None and the reason why it proves none."""
-    log.error("read of %s: %s", place, error)
+    logger.error("read of %s: %s", place, error)
     return (None, str(error)) if says_nothing_of_the_disk(error) else (offset, "")
 
 
@@ -56,7 +56,7 @@ class StoredReads:
                 part = read_part(read, seed, effect.place, effect.start, effect.end, read_extents_max)
                 return v.GotData(effect, part.data, after=part.after)
         except DamagedExtentError as damage:
-            log.error("%s/%s: %s", effect.directory, effect.name, damage)
+            logger.error("%s/%s: %s", effect.directory, effect.name, damage)
             return v.GotData(effect, b"", damage.offset)
         except OSError as error:
             at, missed = _meaning(f"{effect.directory}/{effect.name}", error, effect.start)
@@ -69,13 +69,13 @@ class StoredReads:
                 read, seed = self.reader(file.handle), object_seed(effect.directory, effect.name)
                 return v.GotDigest(effect, prefix_fold(read, seed, effect.places, effect.size).value)
         except DamagedExtentError as damage:
-            log.error("%s/%s: %s", effect.directory, effect.name, damage)
+            logger.error("%s/%s: %s", effect.directory, effect.name, damage)
             return v.GotDigest(effect, 0, damage.offset)
         except OSError as error:
             at, missed = _meaning(f"{effect.directory}/{effect.name}", error, effect.places.first.offset)
             return v.GotDigest(effect, 0, at, missed)
 
-    def look(self, asked: ScrubRead, clock: Callable[[], float]) -> ScrubReadDone:
+    def inspect(self, asked: ScrubRead, clock: Callable[[], float]) -> ScrubReadDone:
         """Verify the next part of an object for the scrub, reading from the device if possible."""
         began = clock()
         try:

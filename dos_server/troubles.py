@@ -8,7 +8,7 @@ from typing import Final
 
 from dos_server.core.failures import DiskFailure
 
-log = logging.getLogger("dos.server")
+logger = logging.getLogger("dos.server")
 
 _MEANING: Final = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), DiskFailure.NO_SPACE),
@@ -46,4 +46,4 @@ def noted(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        log.warning("%s: %s", what, error)
+        logger.warning("%s: %s", what, error)

@@ -18,9 +18,8 @@ from pathlib import Path
 
 import trio
 
-from dos_client.store import open_store
+import dos
 from examples.demo.cluster import DOS, Cluster
-from journal import Directory, LocalJournal, Mirror
 
 MIDNIGHT = datetime(2018, 1, 1, tzinfo=UTC)
 JOURNAL = "my_app-worker3.journal"
@@ -41,14 +40,14 @@ async def work(machine: Path, url: str) -> None:
     """Eight hours of worker 3: each hour other peers, and a checkpoint."""
     clock = Clock()
     async with (
-        open_store(url) as store,
+        dos.open_store(url) as store,
         await store.claim("worker3", 1, os.urandom(16)) as claim,
-        Directory.open_local(
-            machine / "resilience", LocalJournal(machine / JOURNAL), clock_ms=clock
+        dos.Directory.open_local(
+            machine / "resilience", dos.LocalJournal(machine / JOURNAL), clock_ms=clock
         ) as files,
         trio.open_nursery() as nursery,
     ):
-        mirror = await Mirror.open(machine / JOURNAL, store, claim, JOURNAL)
+        mirror = await dos.Mirror.open(machine / JOURNAL, store, claim, JOURNAL)
         nursery.start_soon(mirror.run)
         await files.append("my_app-worker3.tcp-control", b"localhost\n0\n")
         for hour in range(8):
@@ -61,7 +60,7 @@ async def work(machine: Path, url: str) -> None:
         nursery.cancel_scope.cancel()
 
 
-def dos(*arguments: str) -> str:
+def run_cli(*arguments: str) -> str:
     """What a person would type. Raises CalledProcessError."""
     print("$ dos " + " ".join(arguments))
     said = subprocess.run([*DOS, *arguments], check=True, stdout=subprocess.PIPE, text=True).stdout
@@ -81,13 +80,13 @@ def main() -> str:
             shutil.rmtree(root / "machine-3")
             print("machine 3 has burnt")
             journal = f"{cluster.url}/worker3/{JOURNAL}"
-            dos("journal", "replay", journal, "--into", str(root / "machine-7"))
+            run_cli("journal", "replay", journal, "--into", str(root / "machine-7"))
             after = {path.name: path.read_bytes() for path in (root / "machine-7").iterdir()}
             if after != before:
                 sys.exit("machine 7 has other files than machine 3 had")
             print("machine 7 has every byte that machine 3 had")
-            dos("journal", "files", journal, "--at", f"time:{MIDNIGHT.isoformat()}")
-            return dos("journal", "cat", journal, ADDRESSES, "--at", f"time:{MIDNIGHT.isoformat()}")
+            run_cli("journal", "files", journal, "--at", f"time:{MIDNIGHT.isoformat()}")
+            return run_cli("journal", "cat", journal, ADDRESSES, "--at", f"time:{MIDNIGHT.isoformat()}")
         finally:
             cluster.stop()
 

@@ -12,27 +12,28 @@ import sys
 from pyspark import SparkConf
 from pyspark.sql import SparkSession
 
-from dataflow import CallSink, Graph, InputSource, LogSink, LogSource, autonomous, blocking, consistent
-from dos_client.blocking import open_store
-from spark_integration import run
+import dos
 
 SALES = "item string, till string, number bigint"
 ITEMS = ("bread", "milk", "salt")
 
 
 def shop():
-    graph = Graph("shop")
-    sales = graph.source("sales", InputSource("sales", SALES)).annotate(consistent(period=1))
-    sales.sink("sold", LogSink(publish="step"))
-    graph.annotate("seen", autonomous)
-    sales.filter("seen", lambda row: row["item"] == "salt").sink("board", CallSink(print))
-    again = graph.source("by_log", LogSource("sold", SALES)).annotate(consistent(period=5))
-    again.key_by("by_item", "item").count("counts").sink("stock", LogSink())
+    graph = dos.Graph("shop")
+    sales = graph.source("sales", dos.InputSource("sales", SALES)).annotate(dos.consistent(period=1))
+    sales.sink("sold", dos.LogSink(publish="step"))
+    graph.annotate("seen", dos.autonomous)
+    sales.filter("seen", lambda row: row["item"] == "salt").sink("board", dos.CallSink(print))
+    again = graph.source("by_log", dos.LogSource("sold", SALES)).annotate(dos.consistent(period=5))
+    again.key_by("by_item", "item").count("counts").sink("stock", dos.LogSink())
     return graph
 
 
 def sell(url, till, count):
-    with open_store(url) as store, blocking.open_producer(store, "shop", "sales", till, SALES) as producer:
+    with (
+        dos.blocking.open_store(url) as store,
+        dos.blocking.open_producer(store, "shop", "sales", till, SALES) as producer,
+    ):
         for number in range(int(producer.last.mark or b"0"), count):
             row = {"item": ITEMS[number % len(ITEMS)], "till": till, "number": number}
             producer.wait_recorded(producer.send([row], mark=b"%d" % (number + 1)))
@@ -41,8 +42,8 @@ def sell(url, till, count):
 
 def main(url, *what):
     if what == ("close",):
-        with open_store(url) as store:
-            blocking.close_input(store, "shop", "sales")
+        with dos.blocking.open_store(url) as store:
+            dos.blocking.close_input(store, "shop", "sales")
     elif what:
         sell(url, what[0], int(what[1]))
     else:
@@ -51,7 +52,7 @@ def main(url, *what):
         ).getOrCreate()
         graph = shop()
         graph.explain()
-        run(spark, graph, workers=1, store=url).awaitTermination()
+        dos.run(spark, graph, workers=1, store=url).awaitTermination()
         spark.stop()
 
 

@@ -11,8 +11,7 @@ import pyarrow.compute as pc
 from pyspark import SparkConf
 from pyspark.sql import SparkSession
 
-from dataflow import FileSink, FileSource, Graph
-from spark_integration import run
+import dos
 
 
 def split(batch):
@@ -21,7 +20,7 @@ def split(batch):
 
 
 def wordcount(source, sink):
-    graph = Graph("wordcount")
+    graph = dos.Graph("wordcount")
     lines = graph.source("lines", source)
     words = lines.flat_map("words", split, schema="word string", takes="batch")
     words.key_by("by_word", "word").count("counts").sink("out", sink)
@@ -33,6 +32,8 @@ if __name__ == "__main__":
     spark = SparkSession.builder.config(
         conf=SparkConf().setIfMissing("spark.master", "local[4]")
     ).getOrCreate()
-    region = run(spark, wordcount(FileSource(paths), FileSink(out)), store=os.environ.get("DOS_STORE"))
+    region = dos.run(
+        spark, wordcount(dos.FileSource(paths), dos.FileSink(out)), store=os.environ.get("DOS_STORE")
+    )
     region.awaitTermination()
     spark.stop()

@@ -10,159 +10,51 @@ from typing import TYPE_CHECKING
 from dos_protocol.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from journal.chain import look_chain, look_chain_at, take_over
-    from journal.core.chain import ChainState, SegmentSpan, segments_seen
-    from journal.core.decoder import RecordDecoder
-    from journal.core.errors import (
-        ChainError,
-        CorruptRecordError,
-        EpochUsedTwiceError,
-        LocalFilesError,
-        LostBytesError,
-        NotEnoughAnswersError,
-        StopNotFoundError,
-        TornRecordError,
-        UnknownRecordError,
-    )
-    from journal.core.file_ops import FileOp, FileTruncate, FileWrite
-    from journal.core.inspection import Located
-    from journal.core.position import ORIGIN, Position
-    from journal.core.record import Record
-    from journal.core.replay import fold
-    from journal.core.segment import SegmentName, parse_segment_name
-    from journal.core.trimming import Floor, Floors, below, lowest
-    from journal.files.directory import Directory
-    from journal.files.local_journal import LocalJournal
-    from journal.files.mirroring import Mirror
-    from journal.files.moments import AtCheckpoint, AtStep
-    from journal.files.restoring import RestoreResult, restore
-    from journal.following import ChainFollower, size_seen
-    from journal.ops import Op
-    from journal.reading import read_batches, read_plain_batches, read_records
-    from journal.scratch import Scratch
-    from journal.watching import ChainWatch
-    from journal.writer import ChainWriter
-
-__all__ = [
-    "ORIGIN",
-    "AtCheckpoint",
-    "AtStep",
-    "ChainError",
-    "ChainFollower",
-    "ChainState",
-    "ChainWatch",
-    "ChainWriter",
-    "CorruptRecordError",
-    "Directory",
-    "EpochUsedTwiceError",
-    "FileOp",
-    "FileTruncate",
-    "FileWrite",
-    "Floor",
-    "Floors",
-    "LocalFilesError",
-    "LocalJournal",
-    "Located",
-    "LostBytesError",
-    "Mirror",
-    "NotEnoughAnswersError",
-    "Op",
-    "Position",
-    "Record",
-    "RecordDecoder",
-    "RestoreResult",
-    "Scratch",
-    "SegmentName",
-    "SegmentSpan",
-    "StopNotFoundError",
-    "TornRecordError",
-    "UnknownRecordError",
-    "below",
-    "fold",
-    "look_chain",
-    "look_chain_at",
-    "lowest",
-    "parse_segment_name",
-    "read_batches",
-    "read_plain_batches",
-    "read_records",
-    "restore",
-    "segments_seen",
-    "size_seen",
-    "take_over",
-]
-
-MODULES = {
-    "journal.chain": (
-        "look_chain",
-        "look_chain_at",
-        "take_over",
-    ),
-    "journal.core.chain": (
-        "ChainState",
-        "SegmentSpan",
-        "segments_seen",
-    ),
-    "journal.core.decoder": ("RecordDecoder",),
-    "journal.core.errors": (
-        "ChainError",
-        "CorruptRecordError",
-        "EpochUsedTwiceError",
-        "LocalFilesError",
-        "LostBytesError",
-        "NotEnoughAnswersError",
-        "StopNotFoundError",
-        "TornRecordError",
-        "UnknownRecordError",
-    ),
-    "journal.core.file_ops": (
-        "FileOp",
-        "FileTruncate",
-        "FileWrite",
-    ),
-    "journal.core.inspection": ("Located",),
-    "journal.core.position": (
-        "ORIGIN",
-        "Position",
-    ),
-    "journal.core.record": ("Record",),
-    "journal.core.replay": ("fold",),
-    "journal.core.segment": (
-        "SegmentName",
-        "parse_segment_name",
-    ),
-    "journal.core.trimming": (
-        "Floor",
-        "Floors",
-        "below",
-        "lowest",
-    ),
-    "journal.files.directory": ("Directory",),
-    "journal.files.local_journal": ("LocalJournal",),
-    "journal.files.mirroring": ("Mirror",),
-    "journal.files.moments": (
-        "AtCheckpoint",
-        "AtStep",
-    ),
-    "journal.files.restoring": (
-        "RestoreResult",
-        "restore",
-    ),
-    "journal.following": (
-        "ChainFollower",
-        "size_seen",
-    ),
-    "journal.ops": ("Op",),
-    "journal.reading": (
-        "read_batches",
-        "read_plain_batches",
-        "read_records",
-    ),
-    "journal.scratch": ("Scratch",),
-    "journal.watching": ("ChainWatch",),
-    "journal.writer": ("ChainWriter",),
-}
-"""Module -> the names imported from it. The same list as above, used at run time to import lazily."""
-
-if not TYPE_CHECKING:
-    __getattr__, __dir__ = lazy_names(globals(), MODULES)
+    from journal.chain import inspect_chain as inspect_chain
+    from journal.chain import inspect_chain_at as inspect_chain_at
+    from journal.chain import take_over as take_over
+    from journal.core.chain import ChainState as ChainState
+    from journal.core.chain import SegmentSpan as SegmentSpan
+    from journal.core.chain import segments_seen as segments_seen
+    from journal.core.decoder import RecordDecoder as RecordDecoder
+    from journal.core.errors import ChainError as ChainError
+    from journal.core.errors import CorruptRecordError as CorruptRecordError
+    from journal.core.errors import EpochUsedTwiceError as EpochUsedTwiceError
+    from journal.core.errors import LocalFilesError as LocalFilesError
+    from journal.core.errors import LostBytesError as LostBytesError
+    from journal.core.errors import NotEnoughAnswersError as NotEnoughAnswersError
+    from journal.core.errors import StopNotFoundError as StopNotFoundError
+    from journal.core.errors import TornRecordError as TornRecordError
+    from journal.core.errors import UnknownRecordError as UnknownRecordError
+    from journal.core.file_ops import FileOp as FileOp
+    from journal.core.file_ops import FileTruncate as FileTruncate
+    from journal.core.file_ops import FileWrite as FileWrite
+    from journal.core.inspection import Located as Located
+    from journal.core.position import ORIGIN as ORIGIN
+    from journal.core.position import Position as Position
+    from journal.core.record import Record as Record
+    from journal.core.replay import fold as fold
+    from journal.core.segment import SegmentName as SegmentName
+    from journal.core.segment import parse_segment_name as parse_segment_name
+    from journal.core.trimming import Floor as Floor
+    from journal.core.trimming import Floors as Floors
+    from journal.core.trimming import below as below
+    from journal.core.trimming import lowest as lowest
+    from journal.files.directory import Directory as Directory
+    from journal.files.local_journal import LocalJournal as LocalJournal
+    from journal.files.mirroring import Mirror as Mirror
+    from journal.files.moments import AtCheckpoint as AtCheckpoint
+    from journal.files.moments import AtStep as AtStep
+    from journal.files.restoring import RestoreResult as RestoreResult
+    from journal.files.restoring import restore as restore
+    from journal.following import ChainFollower as ChainFollower
+    from journal.following import size_seen as size_seen
+    from journal.ops import Op as Op
+    from journal.reading import read_batches as read_batches
+    from journal.reading import read_plain_batches as read_plain_batches
+    from journal.reading import read_records as read_records
+    from journal.scratch import Scratch as Scratch
+    from journal.watching import ChainWatch as ChainWatch
+    from journal.writer import ChainWriter as ChainWriter
+else:
+    __getattr__, __dir__, __all__ = lazy_names(globals())

@@ -72,7 +72,7 @@ async def take_over(
     return await _take_over_once(claim, chain, at, generation, scratch)
 
 
-async def look_chain(
+async def inspect_chain(
     store: StorePort,
     directory: str,
     chain: str,
@@ -93,7 +93,7 @@ async def look_chain(
     two. Raises LostBytesError, ChainError, CorruptRecordError, UnknownRecordError, StaleGenerationError, and
     the errors of the store if too few members answer.
     """
-    view = await store.look(directory)
+    view = await store.inspect(directory)
     claims = {member: epoch for member, (epoch, _) in view.epochs.items()}
     walk = ReadWalk(chain, store.record, view.answers, claims, view.filled, measured=measured)
     state = await _walk(walk, store, directory)
@@ -102,12 +102,13 @@ async def look_chain(
     return await _walk(ReadWalkAt(chain, store.record, view.answers, proved, 0), store, directory)
 
 
-async def look_committed(store: StorePort, directory: str, chain: str) -> ChainState:
-    """Return the committed part of a chain as `look_chain` does, and log a warning if some of it is unproved.
+async def inspect_committed(store: StorePort, directory: str, chain: str) -> ChainState:
+    """Return the committed part of a chain as `inspect_chain` does, and log a warning if some of it is
+    unproved.
 
-    Raises NotFoundError if nothing is committed, and the errors of `look_chain`.
+    Raises NotFoundError if nothing is committed, and the errors of `inspect_chain`.
     """
-    state = await look_chain(store, directory, chain)
+    state = await inspect_chain(store, directory, chain)
     if state.end is None:
         more = f"; {state.unproved_text}" if state.unproved else ""
         raise NotFoundError(f"{directory} has no committed record of a chain {chain}{more}")
@@ -116,14 +117,14 @@ async def look_committed(store: StorePort, directory: str, chain: str) -> ChainS
     return state
 
 
-async def look_chain_at(
+async def inspect_chain_at(
     store: StorePort, directory: str, chain: str, at: Position, *, floor: int = 0
 ) -> ChainState:
     """Return the chain up to `at`, a position in it that a committed checkpoint names.
 
-    floor: the logical offset whose segment is the lowest one returned. Raises the errors of `look_chain`.
+    floor: the logical offset whose segment is the lowest one returned. Raises the errors of `inspect_chain`.
     """
-    view = await store.look(directory)
+    view = await store.inspect(directory)
     return await _walk(ReadWalkAt(chain, store.record, view.answers, at, floor), store, directory)
 
 

@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 from dos_client import Bookmark, Quorums
-from journal.chain import look_chain, look_chain_at
+from journal.chain import inspect_chain, inspect_chain_at
 from journal.core.chain import ChainState, SegmentSpan, segments_seen
 from journal.core.decoder import RecordDecoder
 from journal.core.errors import LostBytesError
@@ -78,10 +78,10 @@ class ChainFollower:
 
         upto: a position in a committed checkpoint; nothing beyond it is read.
         proved: a position in a committed checkpoint. The records up to it are yielded even while the members
-            cannot prove that they are committed (see `look_chain`).
+            cannot prove that they are committed (see `inspect_chain`).
 
-        Raises LostBytesError if the chain no longer holds the record at `at`, and the errors of `look_chain`
-        and of the store's `stream`. No record is skipped after an error: call `poll` again.
+        Raises LostBytesError if the chain no longer holds the record at `at`, and the errors of
+        `inspect_chain` and of the store's `stream`. No record is skipped after an error: call `poll` again.
         """
         spans = await (self._spans() if upto is None else self._spans_to(upto))
         if proved is not None and proved.size > max((s.base + s.length for s in spans), default=self.at):
@@ -94,13 +94,13 @@ class ChainFollower:
     async def _spans(self) -> list[SegmentSpan]:
         """Return the spans that may hold new records, the oldest first."""
         if self._head is not None:
-            view = await self._store.look(self._directory)
+            view = await self._store.inspect(self._directory)
             seen = segments_seen(self._chain, view.answers)
             if seen and seen[0].name == self._head:
                 claims = {member: epoch for member, (epoch, _) in view.epochs.items()}
                 held = held_by_quorum(Quorums(self._store.record), seen[0], claims, view.filled)
                 return [SegmentSpan(str(self._head), self._head.base, held, 0)] if held else []
-        state = await look_chain(self._store, self._directory, self._chain, measured=False)
+        state = await inspect_chain(self._store, self._directory, self._chain, measured=False)
         end = 0 if state.end is None else state.end.size
         self._check_begin(state)
         if state.segments and end >= self.at:
@@ -110,7 +110,7 @@ class ChainFollower:
     async def _spans_to(self, upto: Position) -> list[SegmentSpan]:
         if upto.size <= self.at:
             return []
-        state = await look_chain_at(self._store, self._directory, self._chain, upto, floor=self.at)
+        state = await inspect_chain_at(self._store, self._directory, self._chain, upto, floor=self.at)
         self._check_begin(state)
         return [span for span in state.segments if span.base + span.length > self.at]
 
@@ -150,5 +150,5 @@ async def size_seen(store: StorePort, directory: str, chain: str) -> int:
 
     It counts bytes whether they are committed or on the chain or not. Raises QuorumUnavailableError.
     """
-    view = await store.look(directory)
+    view = await store.inspect(directory)
     return max((seen.name.base + seen.longest for seen in segments_seen(chain, view.answers)), default=0)

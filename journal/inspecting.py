@@ -31,7 +31,7 @@ from dos_protocol.errors import (
 from journal.archive.bucket import SCHEME as S3_SCHEME
 from journal.archive.bucket import Bucket, parse_s3_url
 from journal.archive.reading import ArchivedChain, ServersAndArchive, in_thread, read_manifest
-from journal.chain import look_chain, look_committed
+from journal.chain import inspect_chain, inspect_committed
 from journal.core.chain import ChainState, SegmentSpan
 from journal.core.decoder import Decoded
 from journal.core.errors import HistoryMissingError, HistoryTrimmedError, LostBytesError
@@ -139,7 +139,7 @@ async def found_in_store(url: str, token: bytes) -> AsyncIterator[tuple[StorePor
     """
     if (place := in_data_directory(url)) is not None:
         with open_data_directory(place.root) as disk:
-            view = await disk.look(place.directory)
+            view = await disk.inspect(place.directory)
             _refuse_unknown(view, place.directory, place.name)
             found = [objects[place.name].synced for objects in view.answers.values() if place.name in objects]
             yield disk, place.directory, place.name, max(found, default=None)
@@ -179,7 +179,7 @@ async def _in_servers(
         )
     async with AsyncExitStack() as stack:
         store = await _open(stack, parsed, token)
-        view = await store.look(parsed.directory)
+        view = await store.inspect(parsed.directory)
         if known:
             _refuse_unknown(view, parsed.directory, parsed.object)
         sizes = [found[parsed.object].synced for found in view.answers.values() if parsed.object in found]
@@ -206,7 +206,7 @@ def _refuse_unknown(view: DirectoryViewPort, directory: str, name: str) -> None:
 async def chain_in_store(url: str, token: bytes) -> AsyncIterator[tuple[StorePort, str, ChainState]]:
     """Open the chain of a URL: return the store, the directory and the committed part of the chain.
 
-    Raises LocalProtocolError for the URL of an object, and the errors of `look_committed`.
+    Raises LocalProtocolError for the URL of an object, and the errors of `inspect_committed`.
     """
     async with found_in_store(url, token) as (store, directory, name, size):
         if size is not None:
@@ -214,7 +214,7 @@ async def chain_in_store(url: str, token: bytes) -> AsyncIterator[tuple[StorePor
                 f"{directory}/{name} is an object, not a chain",
                 remedy="name the chain: a segment's name without its last two parts",
             )
-        yield store, directory, await look_committed(store, directory, name)
+        yield store, directory, await inspect_committed(store, directory, name)
 
 
 async def _open(stack: AsyncExitStack, url: DosUrl, token: bytes) -> Store:
@@ -247,7 +247,7 @@ async def _look(
     store: StorePort, directory: str, chain: str, outcome: InspectionOutcome
 ) -> ChainState | None:
     try:
-        state = await look_chain(store, directory, chain)
+        state = await inspect_chain(store, directory, chain)
     except DosError as fault:
         _keep(outcome, fault)
         return None

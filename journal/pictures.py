@@ -51,14 +51,14 @@ _NO_DATES: Final = {"svg": dict.fromkeys(("Date", "Creator", "Format", "Type")),
 
 
 class Picture:
-    """A picture that is being drawn. `figure` is the figure of matplotlib; `tell` describes its parts."""
+    """A picture that is being drawn. `figure` is the figure of matplotlib; `describe` describes its parts."""
 
     def __init__(self, figure: "Figure", title: str) -> None:
         self.figure = figure
         self._title = title
         self._told: dict[str, str] = {}
 
-    def tell(self, part: Any, kind: str, words: str = "") -> None:
+    def describe(self, part: Any, kind: str, words: str = "") -> None:
         """Give a part of the figure the id KIND-NUMBER in the SVG, and `words` as its tooltip."""
         name = f"{kind}-{len(self._told)}"
         part.set_gid(name)

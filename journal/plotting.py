@@ -48,10 +48,12 @@ def draw_timeline(timeline: Timeline, title: str, path: Path) -> None:
     events = [name for name in _EVENTS if any(name in one.events for one in stretches)]
     heights = [size for _, size in _PANELS.values()] + ([_STRIP * len(events)] if events else [])
     height = _HEAD + sum(heights) + _GAP * (len(heights) - 1) + _FOOT if stretches else _NOTHING
-    told = f"{sum(one.bytes for one in stretches):,} bytes, {sum(one.records for one in stretches):,} records"
+    summary = (
+        f"{sum(one.bytes for one in stretches):,} bytes, {sum(one.records for one in stretches):,} records"
+    )
     with drawn(path, title, WIDTH, height) as picture:
         _words(picture, height, 22, _short(title), HEAD_PX)
-        _words(picture, height, 40, told if stretches else "no records", SMALL_PX, colour=PALE)
+        _words(picture, height, 40, summary if stretches else "no records", SMALL_PX, colour=PALE)
         if not stretches:
             return
         top = _HEAD
@@ -181,7 +183,7 @@ def _bars(
         linewidth=points(0.7),
     )
     for number, bar in zip(shown, bars, strict=True):
-        picture.tell(bar, name, f"{_when(stretches[number].begin, timeline)}: {values[number]:,} {name}")
+        picture.describe(bar, name, f"{_when(stretches[number].begin, timeline)}: {values[number]:,} {name}")
 
 
 def _whole_numbers(most: int) -> "MaxNLocator":

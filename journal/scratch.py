@@ -22,7 +22,7 @@ from journal.core.chain import SegmentSpan
 from journal.core.segment import parse_segment_name
 from journal.limits import scratch_read_bytes_max
 
-log = logging.getLogger("dos.journal")
+logger = logging.getLogger("dos.journal")
 
 
 class CacheWriter:
@@ -61,12 +61,12 @@ class CacheWriter:
         self._path.unlink(missing_ok=True)
 
     def _give_up(self, error: OSError) -> None:
-        log.warning("scratch: cannot write %s (%s); continuing without it", self._path, error)
+        logger.warning("scratch: cannot write %s (%s); continuing without it", self._path, error)
         try:
             self.close()
             self._path.unlink(missing_ok=True)
         except OSError:
-            log.debug("scratch: cannot remove %s", self._path, exc_info=True)
+            logger.debug("scratch: cannot remove %s", self._path, exc_info=True)
 
 
 class ScratchCopy:
@@ -99,7 +99,7 @@ class Scratch:
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            log.warning("scratch: cannot create %s (%s); continuing without it", self.directory, error)
+            logger.warning("scratch: cannot create %s (%s); continuing without it", self.directory, error)
 
     def mirror(self, name: str) -> CacheWriter:
         """Start to cache a segment, from its first byte."""
@@ -135,4 +135,4 @@ class Scratch:
                 if parsed is not None and parsed.chain == chain and path.name not in names:
                     path.unlink(missing_ok=True)
         except OSError as error:
-            log.warning("scratch: cannot delete old segments in %s (%s)", self.directory, error)
+            logger.warning("scratch: cannot delete old segments in %s (%s)", self.directory, error)

@@ -65,8 +65,8 @@ class ChainStatus(msgspec.Struct, frozen=True):
 async def chain_status(url: str, token: bytes, progress: Progress) -> ChainStatus:
     """Return the status of the chain of a URL.
 
-    Raises NotFoundError, LocalProtocolError for the URL of an object, and the errors of `look_chain` and of
-    reading a chain.
+    Raises NotFoundError, LocalProtocolError for the URL of an object, and the errors of `inspect_chain` and
+    of reading a chain.
     """
     async with chain_in_store(url, token) as (store, directory, state):
         return await _status(store, directory, state, progress)
@@ -79,7 +79,7 @@ async def _status(store: StorePort, directory: str, state: ChainState, progress:
     floor = parse_segment_name(state.segments[0].name) if state.segments else None
     below: list[int] = []
     leftover: list[int] = []
-    for seen in segments_seen(state.chain, (await store.look(directory)).answers):
+    for seen in segments_seen(state.chain, (await store.inspect(directory)).answers):
         if str(seen.name) not in on_chain:
             is_below = floor is not None and seen.name.order < floor.order
             (below if is_below else leftover).append(seen.longest)

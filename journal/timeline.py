@@ -49,7 +49,7 @@ def as_text(timeline: Timeline, *, lines: int, columns: int) -> str:
 
 def as_json(timeline: Timeline, *, lines: int) -> str:
     """Format one JSON object: `by`, "time" (ms since 1970) or "offset", and the intervals as `stretches`."""
-    told: dict[str, Any] = {
+    row: dict[str, Any] = {
         "by": "time" if timeline.by_time else "offset",
         "stretches": [
             {
@@ -61,7 +61,7 @@ def as_json(timeline: Timeline, *, lines: int) -> str:
             for stretch in timeline.stretches(lines)
         ],
     }
-    return json.dumps(told)
+    return json.dumps(row)
 
 
 def _when(stretch: TimelineInterval, timeline: Timeline) -> str:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from checkpoint.coordinator.listeners import RegionListener
+    from dataflow.handle import RegionHandle
     from spark_integration.data_source import register
     from spark_integration.frames import through
-    from spark_integration.handle import RegionHandle
     from spark_integration.runner import run
 
 __all__ = ["RegionHandle", "RegionListener", "register", "run", "through"]
@@ -22,8 +22,10 @@ __all__ = ["RegionHandle", "RegionListener", "register", "run", "through"]
 
 def __getattr__(name: str) -> Any:
     if name in ("run", "register", "through"):
+        from spark_integration.on_executor import check_packages
         from spark_integration.versions import check_versions
 
+        check_packages()
         check_versions()
     if name == "run":
         from spark_integration.runner import run
@@ -38,7 +40,7 @@ def __getattr__(name: str) -> Any:
 
         return through
     if name == "RegionHandle":
-        from spark_integration.handle import RegionHandle
+        from dataflow.handle import RegionHandle
 
         return RegionHandle
     if name == "RegionListener":

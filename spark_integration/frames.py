@@ -25,6 +25,7 @@ from checkpoint.chains.input_reading import InputHandle
 from dataflow.blocking import close_input
 from dataflow.graph.builder import Graph
 from dataflow.graph.parts import parts_of
+from dataflow.handle import RegionHandle
 from dataflow.schema import parse_schema
 from dos_client.blocking import open_store
 from dos_client.urls import parse_url
@@ -32,12 +33,11 @@ from spark_integration.core.slots import SparkMaster
 from spark_integration.data_source import NAME, register
 from spark_integration.errors import NoCheckpointError, NoSuchEndError, NotEnoughSlotsError
 from spark_integration.graph_ends import GraphEnds, ends_of
-from spark_integration.handle import RegionHandle
 from spark_integration.runner import run
 from spark_integration.sessions import master_of
 from spark_integration.stores import UsedStore, choose_store
 
-log = logging.getLogger("dos.spark_integration")
+logger = logging.getLogger("dos.spark_integration")
 PRODUCER = "through"
 CHECKPOINT_CONF = "spark.sql.streaming.checkpointLocation"
 STREAM_SLOTS = 1
@@ -75,7 +75,7 @@ class Through:
         try:
             self.feed.awaitTermination()
         except Exception as error:
-            log.error("%s: no more rows are read, because its feed failed: %s", self.region.name, error)
+            logger.error("%s: no more rows are read, because its feed failed: %s", self.region.name, error)
 
 
 def through(
@@ -191,12 +191,12 @@ def _store(master: SparkMaster, store: str | None, data_dir: str | Path | None, 
 
 
 def _region(spark: SparkSession, graph: Graph, running: _Running, **options: Any) -> RegionHandle:
-    told = options.pop("on_event", None)
+    observer = options.pop("on_event", None)
 
     def on_event(event: RegionEvent) -> None:
         running(event)
-        if told is not None:
-            told(event)
+        if observer is not None:
+            observer(event)
 
     options["spare_slots"] = options.get("spare_slots", 0) + STREAM_SLOTS
     try:

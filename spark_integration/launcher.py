@@ -23,7 +23,7 @@ from spark_integration.core import attempts
 from spark_integration.core.error_text import task_error
 from spark_integration.limits import CANCEL_AGAIN_S
 
-log = logging.getLogger("dos.spark_integration")
+logger = logging.getLogger("dos.spark_integration")
 
 TaskFunction = Callable[[Iterable[Any]], Iterable[Any]]
 SUMMARY_SCHEMA = "summary string"
@@ -117,11 +117,11 @@ class SparkLauncher:
                 case attempts.CancelJob(attempt):
                     self._cancel_job(worker, attempt)
                 case attempts.ReportEnd(attempt, error):
-                    log.info("%s: worker %d attempt %d ended: %s", self.region, worker, attempt, error)
+                    logger.info("%s: worker %d attempt %d ended: %s", self.region, worker, attempt, error)
                     self._on_ended(worker, attempt, error)
 
     def _submit(self, worker: int, attempt: int) -> None:
-        log.info("%s: submitting worker %d attempt %d", self.region, worker, attempt)
+        logger.info("%s: submitting worker %d attempt %d", self.region, worker, attempt)
         try:
             InheritableThread(
                 target=self._job, args=(worker, attempt), name=f"dos-{self.region}-w{worker}", daemon=True
@@ -133,7 +133,7 @@ class SparkLauncher:
         try:
             self._spark.sparkContext.cancelJobsWithTag(self._attempt_tag(worker, attempt))
         except Exception:  # the SparkContext is stopped: its jobs end on their own and are reported
-            log.debug("%s: canceling worker %d attempt %d", self.region, worker, attempt, exc_info=True)
+            logger.debug("%s: canceling worker %d attempt %d", self.region, worker, attempt, exc_info=True)
 
     def _attempt_tag(self, worker: int, attempt: int) -> str:
         return f"{worker_tag(self.region, worker)}:a{attempt}"

@@ -13,13 +13,8 @@ SLOTS_POLL_S = 0.5
 CANCEL_AGAIN_S = 0.5
 """Interval of cancels: Spark ignores a cancel by tag before it knows the job, so it is repeated."""
 
-STOP_TIMEOUT_S = 60.0
-"""How long `stop` waits for the region's last checkpoint and the end of its jobs before it cancels them."""
-
 ERROR_TEXT_CHARS_MAX = 20_000
 """Maximum length of an error text: Spark repeats the cause several times, with stack traces."""
-JOBS_END_TIMEOUT_S = 15.0
-"""How long the jobs of an ended region may take to end on their own, and again after a cancel."""
 
 STORE_ANSWER_S = 30.0
 
@@ -50,8 +45,6 @@ PIECES_PER_TRIGGER = 8
 """With limits, a micro-batch reads objects in pieces of this fraction of a limit, one in so many."""
 TASKS_PER_WORKER_MAX = 1024
 """Each of the tasks that share the state of one worker reads its whole chain."""
-WATCH_S = 1.0
-"""Interval at which a handle that receives no event checks whether the region has ended."""
 
 # --- the data sink --------------------------------------------------------------------------------
 SINK_PART_BYTES = 1024 * 1024

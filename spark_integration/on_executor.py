@@ -1,4 +1,4 @@
-"""The function that runs on an executor: checks the installed packages, then starts the worker.
+"""The checks of the installed packages, at the driver and on executors, and the function that runs there.
 
 It is sent by value, so that it also runs where our packages are missing, old, or hidden by another
 distribution with the same names. At its top it imports only the standard library, and nothing of ours before
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 DISTRIBUTION = "dos-journal"
-PACKAGES = ("dos_protocol", "dos_client", "journal", "checkpoint", "dataflow", "spark_integration")
+PACKAGES = ("dos_protocol", "dos_client", "journal", "checkpoint", "dataflow", "spark_integration", "dos")
 MISMATCH = "executor mismatch"
 """Begins every message of this file; it tells the driver that a retry cannot help."""
 
@@ -73,18 +73,37 @@ def shadowed_package() -> str | None:
             return f"package {name} is missing: install {DISTRIBUTION} again for {sys.executable}"
         if place != home:
             return (
-                f"package {name} is found in {place}, but ours are in {home}: another distribution or"
-                f" directory hides it; remove it from the path (owner: {_owners(name)})"
+                f"package {name} is found in {_file_of(name)}, but ours are in {home}: another distribution"
+                f" or directory hides it; rename it or remove it from the path (owner: {_owners(name)})"
             )
     return None
 
 
+def check_packages() -> None:
+    """Raise ShadowedPackageError if this process would import another package or module in place of ours."""
+    problem = shadowed_package()
+    if problem is not None:
+        raise ShadowedPackageError(problem)
+
+
+class ShadowedPackageError(ImportError):
+    """A package or module of another origin hides one of ours."""
+
+
 def _place_of(name: str) -> Path | None:
-    """Return the directory (or archive) that holds the package."""
+    """Return the directory (or archive) that holds the package; for a plain module, a path that no package
+    has.
+    """
     spec = importlib.util.find_spec(name)
     if spec is None or spec.origin is None:
         return None
-    return Path(spec.origin).resolve().parent.parent
+    file = Path(spec.origin).resolve()
+    return file.parent.parent if spec.submodule_search_locations is not None else file.parent / "*"
+
+
+def _file_of(name: str) -> str:
+    spec = importlib.util.find_spec(name)
+    return "" if spec is None or spec.origin is None else spec.origin
 
 
 def _owners(name: str) -> str:

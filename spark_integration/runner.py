@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,9 +14,10 @@ from pyspark.sql import SparkSession
 
 from checkpoint import RegionEvent, RegionSpec
 from checkpoint.coordinator.control import RegionControl, RegionListener
-from dataflow.application import Application
+from dataflow.application import Application, together
 from dataflow.graph.builder import Graph
-from dataflow.graph.parts import check_sinks, part_options, parts_of
+from dataflow.graph.parts import parts_of
+from dataflow.handle import RegionEvents, RegionHandle, start_part
 from spark_integration import on_executor
 from spark_integration.core.confs import grows, judge_confs
 from spark_integration.core.slots import EnoughSlots, RefuseToStart, SparkMaster, judge_slots
@@ -27,14 +27,13 @@ from spark_integration.errors import (
     NotEnoughSlotsError,
     UnfitConfError,
 )
-from spark_integration.handle import RegionEvents, RegionHandle
 from spark_integration.launcher import SparkLauncher, TaskFunction
 from spark_integration.limits import SLOTS_POLL_S, SLOTS_WARN_S, START_TIMEOUT_S
 from spark_integration.sessions import master_of, use_this_python
 from spark_integration.shipping import ship
 from spark_integration.stores import choose_store
 
-log = logging.getLogger("dos.spark_integration")
+logger = logging.getLogger("dos.spark_integration")
 
 cloudpickle.register_pickle_by_value(on_executor)  # it must run where our packages are missing or differ
 
@@ -92,7 +91,8 @@ def run(
     StoreNotChosenError, StoreNotUsableError, InsecureNetworkError, ConnectSessionError; ValueError for an
     argument out of range. Later errors are returned by the handle's `exception()`.
     """
-    parts = parts_of(graph, name or graph.name)
+    application = name or graph.name
+    parts = parts_of(graph, application)
     shipped = {part.name: ship(part.graph, f"the graph {part.graph.name!r}") for part in parts}
     master = master_of(spark)
     host, listen_host = _addresses(spark, master, coordinator_address, insecure=insecure)
@@ -106,42 +106,39 @@ def run(
         over = _AfterLast(len(parts), used.close)
         handles: dict[str, RegionHandle] = {}
         for part in parts:
-            options = part_options(part)
-            if checkpoint_interval is not None:
-                options["checkpoint_interval_s"] = checkpoint_interval
-            if retain is not None:
-                options["retain"] = retain
-            spec = RegionSpec(
-                name=part.name,
+            handles[part.name] = start_part(
+                part,
+                partial(_launch, spark, application, host, shipped[part.name], scratch),
+                undo,
+                checkpoint_interval=checkpoint_interval,
+                retain=retain,
+                on_event=on_event,
+                listeners=listeners,
+                at_end=over,
                 workers=workers,
                 store_url=used.url,
                 token=token,
-                job_key=secrets.token_bytes(32),
-                **part.graph.plan().stored(),
                 start_timeout_s=start_timeout,
                 listen_host=listen_host,
                 port_range=port_range,
-                **options,
-            )
-            events = RegionEvents()
-            control = RegionControl(spec, observer=events, check=partial(check_sinks, part))
-            for listener in listeners:
-                control.addListener(listener)
-            port = control.listen()[1]
-            undo.callback(control.stop)
-            application = name or graph.name
-            make_task = _task_maker(spec, application, (host, port), shipped[part.name], scratch)
-            launcher = SparkLauncher(spark, part.name, make_task, _end_reporter(control, events))
-            undo.callback(launcher.close, 0.0)
-            control.start(launcher)
-            handles[part.name] = RegionHandle(
-                part.name, control, launcher, events, on_event=on_event, at_end=over
             )
         undo.pop_all()
-    if len(parts) == 1:
-        return handles[parts[0].name]
-    outside = frozenset(part.name for part in parts if part.settings is None)
-    return Application(name or graph.name, handles, without_cuts=outside)
+    return together(application, parts, handles)
+
+
+def _launch(
+    spark: SparkSession,
+    application: str,
+    host: str,
+    graph: bytes,
+    scratch: str | Path | None,
+    spec: RegionSpec,
+    control: RegionControl,
+    events: RegionEvents,
+) -> SparkLauncher:
+    """Return the launcher of a region whose workers connect to this driver at `host`."""
+    make_task = _task_maker(spec, application, (host, control.address[1]), graph, scratch)
+    return SparkLauncher(spark, spec.name, make_task, _end_reporter(control, events))
 
 
 class _AfterLast:
@@ -229,7 +226,7 @@ def _check_confs_and_slots(
     if judged.refused is not None:
         raise UnfitConfError(judged.refused)
     for warning in judged.warnings:
-        log.warning("%s", warning)
+        logger.warning("%s", warning)
     if not grows(get, master):  # otherwise executors are added when the workers' jobs request them
         _wait_for_slots(spark, master, workers, spare, timeout_s)
 
@@ -252,7 +249,7 @@ def _wait_for_slots(
             raise NotEnoughSlotsError(f"{verdict.missing} after {waited:.0f} s of waiting")
         if waited >= SLOTS_WARN_S and not warned:
             warned = True
-            log.warning("waiting for executors: %s; giving up after %.0f s", verdict.missing, timeout_s)
+            logger.warning("waiting for executors: %s; giving up after %.0f s", verdict.missing, timeout_s)
         time.sleep(min(SLOTS_POLL_S, max(0.0, timeout_s - waited)))
 
 

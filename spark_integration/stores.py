@@ -23,7 +23,7 @@ from dos_server import embedded
 from spark_integration.errors import StoreNotChosenError, StoreNotUsableError
 from spark_integration.limits import STORE_ANSWER_S
 
-log = logging.getLogger("dos.spark_integration")
+logger = logging.getLogger("dos.spark_integration")
 
 HOW_TO_START_ONE = """\
 Start three servers on different machines, and make them a store:
@@ -50,7 +50,7 @@ def choose_store(
         raise StoreNotChosenError(f"no store was named, and {master} is not local. {HOW_TO_START_ONE}")
     directory = Path(data_dir) if data_dir is not None else Path(tempfile.mkdtemp(prefix="dos-store-"))
     server = embedded.start(directory, token=token)
-    log.warning("no store was named: using an embedded server with one copy, in %s", directory)
+    logger.warning("no store was named: using an embedded server with one copy, in %s", directory)
     try:
         trio.run(_say_where_it_is, server.url, token)
         make_ready(server.url, token)
@@ -105,6 +105,8 @@ async def _make_ready(url: str, token: bytes) -> None:
             raise StoreNotUsableError(
                 f"{url} cannot be used: {problem}; and it cannot be initialized now: {error}"
             ) from problem
-        log.info("initialized store %s: %d members, quorum %d", url, len(record.members), record.ack_quorum)
+        logger.info(
+            "initialized store %s: %d members, quorum %d", url, len(record.members), record.ack_quorum
+        )
         return
     raise StoreNotUsableError(f"no answer from store {url} within {STORE_ANSWER_S:.0f} s ({problem})")

@@ -33,7 +33,7 @@ SCENARIOS = (
     "resets that lead nowhere",
     "a checkpoint never completes",
     "a worker restarts during a checkpoint",
-    "rollback to a cut that a sink had aborted",
+    "rollback to a checkpoint that a sink had aborted",
     "a stale token meets a newer barrier",
     "back-pressure against barriers",
     "a sink that is not up at the start and comes later",

@@ -20,21 +20,10 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from checkpoint import limits
+from checkpoint.chains.chain_store import ChainStore, TakenChain
 from checkpoint.core.retention import Rolling
 from checkpoint.runtime import runtime, wall_time_ms
-from journal import (
-    ORIGIN,
-    ChainState,
-    ChainWriter,
-    Floor,
-    Op,
-    Position,
-    Record,
-    Scratch,
-    read_plain_batches,
-    take_over,
-)
+from journal import ORIGIN, ChainWriter, Floor, Op, Position, Record, Scratch, read_plain_batches
 from journal.files.marks import TimeMarks
 from journal.files.rebuilding import Rebuilding
 from journal.limits import chain_name_bytes_max
@@ -57,24 +46,13 @@ class FilesAt(NamedTuple):
     floor: Floor
 
 
-class DirectoryStore:
+class DirectoryStore(ChainStore):
     """The chain of one operator's files. Create it with `open`. Only `synced` may be called from other tasks
     at the same time.
     """
 
-    def __init__(
-        self,
-        claim: ClaimPort,
-        writer: ChainWriter,
-        restored: ChainState,
-        scratch: Scratch | None,
-        rolling: Rolling,
-    ) -> None:
-        self._claim = claim
-        self._writer = writer
-        self._restored = restored
-        self._scratch = scratch
-        self._rolling = rolling
+    def __init__(self, restored: TakenChain, writer: ChainWriter, rolling: Rolling | None = None) -> None:
+        super().__init__(restored, writer, rolling)
         self._marks = TimeMarks(wall_time_ms)
         self._live_bytes = 0
 
@@ -95,14 +73,8 @@ class DirectoryStore:
         """
         name = directory_chain(operator)
         ordered = ORIGIN if at is None else at
-        chain = await take_over(claim, name, at=ordered, generation=generation, scratch=scratch)
-        writer = await ChainWriter.open(claim, name, chain, generation, scratch)
-        return cls(claim, writer, chain, scratch, Rolling() if rolling is None else rolling)
-
-    @property
-    def replayed_bytes(self) -> int:
-        """The number of bytes that `rebuild` reads."""
-        return self._restored.bytes
+        taken = await TakenChain.take(claim, name, at=ordered, generation=generation, scratch=scratch)
+        return cls(taken, await taken.open(), rolling)
 
     async def rebuild(self, path: Path) -> None:
         """Create the files of the opened position at `path`, replacing what is there.
@@ -110,12 +82,11 @@ class DirectoryStore:
         Raises what reading a chain raises; UnsafePathError and FileConflictError for a chain that no operator
         wrote; OSError. If it fails or is cancelled, `path` is unchanged.
         """
+        claim, state, _, scratch = self._restored
         with Rebuilding(path) as rebuilding:
-            if self._restored.segments:
-                batches = read_plain_batches(self._claim, self._restored, scratch=self._scratch)
-                async with aclosing(batches):
-                    async for batch in batches:
-                        await runtime().in_thread(rebuilding.replay.take, batch)
+            async with aclosing(read_plain_batches(claim, state, scratch=scratch)) as batches:
+                async for batch in batches:
+                    await runtime().in_thread(rebuilding.replay.take, batch)
             await runtime().in_thread(rebuilding.put)
 
     async def append(self, records: Iterable[Record]) -> None:
@@ -146,10 +117,7 @@ class DirectoryStore:
     @property
     def snapshot_due(self) -> bool:
         """Whether so much was appended since the last snapshot that a restore should not have to read it."""
-        if self._writer.segments > self._rolling.segments_max:
-            return True
-        since = self._writer.bytes_since_snapshot
-        return since > max(self._rolling.snapshot_bytes_min, limits.snapshot_growth * self._live_bytes)
+        return self._due(self._live_bytes)
 
     async def snapshot(self, files: Callable[[], Iterable[Record]]) -> None:
         """Start a new segment with all files, as of what was appended so far; a restore starts there.
@@ -162,7 +130,3 @@ class DirectoryStore:
     def _marked(self, records: Iterable[Record]) -> Iterator[Record]:
         yield self._marks.now()
         yield from records
-
-    async def aclose(self) -> None:
-        """Stop appending."""
-        await self._writer.aclose()

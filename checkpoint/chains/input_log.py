@@ -19,6 +19,7 @@ from typing import Self
 import trio
 
 from checkpoint import limits
+from checkpoint.chains.chain_store import ChainStore, TakenChain
 from checkpoint.core.inputs import (
     CLOSED_CHAIN,
     INPUT_CHAIN,
@@ -38,19 +39,18 @@ from checkpoint.errors import InputClosedError
 from checkpoint.runtime import wall_time_ms
 from dos_client import Claim, Store, backoff_s, randomness
 from dos_protocol.errors import FencedError, LocalProtocolError
-from journal import ChainState, ChainWriter, Op, Position, Record, look_chain, read_records, take_over
+from journal import ChainState, ChainWriter, Op, Position, Record, inspect_chain, read_records
 
 
-class InputLog:
+class InputLog(ChainStore):
     """One producer of one input handle. Create it with `open`. Only the waits may be called from several
     tasks at once.
     """
 
-    def __init__(self, claim: Claim, writer: ChainWriter, line: InputSequence) -> None:
+    def __init__(self, claim: Claim, restored: TakenChain, writer: ChainWriter, line: InputSequence) -> None:
+        super().__init__(restored, writer)
         self._claim = claim
-        self._writer = writer
         self._digest = line.digest
-        self._segment_begin = writer.end.size
         self.last = line.batch
         """The last batch that was appended; it is recorded when `recorded` returns."""
         self.last_end = line.end
@@ -86,18 +86,16 @@ class InputLog:
 
     @classmethod
     async def _open_once(cls, store: Store, directory: str, producer: str) -> "InputLog":
-        view = await store.look(directory)
+        view = await store.inspect(directory)
         claim = await store.claim(directory, view.epoch_seen + 1, randomness.fresh_id())
         try:
-            generation = store.record.generation
-            chain = await take_over(claim, INPUT_CHAIN, generation=generation)
-            line = await _last_batch(claim, chain, producer)
-            writer = await ChainWriter.open(claim, INPUT_CHAIN, chain, generation)
+            taken = await TakenChain.take(claim, INPUT_CHAIN, generation=store.record.generation)
+            line = await _last_batch(claim, taken.state, producer)
+            return cls(claim, taken, await taken.open(), line)
         except BaseException:
             with trio.CancelScope(shield=True):
                 await claim.aclose()
             raise
-        return cls(claim, writer, line)
 
     @property
     def lost(self) -> FencedError | None:
@@ -132,9 +130,7 @@ class InputLog:
         """
         if judge_batch(number, self.last) is BatchDecision.DISCARD:
             return BatchDecision.DISCARD
-        if self._writer.end.size - self._segment_begin > limits.input_segment_bytes_max:
-            await self._writer.roll()
-            self._segment_begin = self._writer.end.size
+        await self._roll_if_longer(limits.input_segment_bytes_max)
         made = _Parts(number, self._digest)
         held = await anext(parts)
         async for part in parts:
@@ -171,7 +167,7 @@ class InputLog:
 
     async def aclose(self) -> None:
         """Release the directory. Batches that were sent but not recorded may be recorded or not."""
-        await self._writer.aclose()
+        await super().aclose()
         await self._claim.aclose()
 
     async def __aenter__(self) -> Self:
@@ -204,13 +200,11 @@ async def close_input(store: Store, application: str, handle: str) -> InputEnds:
     or fails, the handle accepts no new producers but is not closed yet: call it again.
     """
     directory = input_directory(application, handle)
-    view = await store.look(directory)
+    view = await store.inspect(directory)
     async with await store.claim(directory, view.epoch_seen + 1, randomness.fresh_id()) as claim:
-        generation = store.record.generation
-        chain = await take_over(claim, CLOSED_CHAIN, generation=generation)
+        taken = await TakenChain.take(claim, CLOSED_CHAIN, generation=store.record.generation)
         # from here on no new producer can start
-        writer = await ChainWriter.open(claim, CLOSED_CHAIN, chain, generation)
-        async with writer:
+        async with await taken.open() as writer:
             names = producers_among(await store.list_directories(directory), application, handle)
             ends = {}
             for name in names:
@@ -237,7 +231,7 @@ async def _refuse_closed(store: Store, application: str, handle: str) -> None:
     """Raise InputClosedError if the handle's own directory contains anything, committed or not: closing has
     started.
     """
-    view = await store.look(input_directory(application, handle))
+    view = await store.inspect(input_directory(application, handle))
     if any(view.answers.values()):
         raise InputClosedError(handle)
 
@@ -248,7 +242,7 @@ async def last_recorded(store: Store, application: str, handle: str, producer: s
     `batch` is 0 if nothing is recorded. Raises BadNameError, and what reading a chain raises.
     """
     directory = producer_directory(application, handle, producer)
-    chain = await look_chain(store, directory, INPUT_CHAIN)
+    chain = await inspect_chain(store, directory, INPUT_CHAIN)
     return await _last_batch(store, chain, producer, directory)
 
 

@@ -24,7 +24,7 @@ from checkpoint.core.inputs import (
 )
 from dos_client import QuorumUnavailableError, Store
 from dos_protocol.errors import BrokenConnectionError
-from journal import ChainFollower, ChainWatch, Op, look_chain, read_records, size_seen
+from journal import ChainFollower, ChainWatch, Op, inspect_chain, read_records, size_seen
 
 
 class InputFollower:
@@ -128,10 +128,10 @@ class InputHandle:
 
     async def ends(self) -> dict[str, int] | None:
         """Return the end of every producer's input if the handle is closed, otherwise None. Raises as
-        `look_chain`.
+        `inspect_chain`.
         """
         directory = input_directory(self._application, self._handle)
-        chain = await look_chain(self._store, directory, CLOSED_CHAIN)
+        chain = await inspect_chain(self._store, directory, CLOSED_CHAIN)
         found = None
         async with aclosing(read_records(self._store, chain, directory=directory)) as records:
             async for end, record in records:
@@ -144,7 +144,7 @@ class InputHandle:
         found = {}
         for split in await self.splits():
             directory = producer_directory(self._application, self._handle, split)
-            end = (await look_chain(self._store, directory, INPUT_CHAIN)).end
+            end = (await inspect_chain(self._store, directory, INPUT_CHAIN)).end
             at = 0 if end is None else end.size
             follower = InputFollower(
                 self._store, self._application, self._handle, split, at=at, digest=None if at else 0

@@ -17,7 +17,7 @@ from checkpoint.core.retention import keep
 from checkpoint.errors import CheckpointReleasedError, ManifestError, NoRegionError
 from dos_client import Store
 from dos_protocol.errors import NotFoundError
-from journal import ChainState, LostBytesError, look_chain, parse_segment_name, read_records
+from journal import ChainState, LostBytesError, inspect_chain, parse_segment_name, read_records
 
 logger = logging.getLogger("dos.checkpoint")
 _SUFFIX = coordinator_directory("")
@@ -75,7 +75,7 @@ async def regions_of(store: Store) -> list[str]:
 
 async def manifest_epoch(store: Store, region: str) -> int:
     """Return `ManifestView.epoch`; 0 if the manifest was never claimed. Raises QuorumUnavailableError."""
-    return (await store.look(coordinator_directory(region))).epoch_seen
+    return (await store.inspect(coordinator_directory(region))).epoch_seen
 
 
 async def read_manifest(store: Store, region: str) -> ManifestView:
@@ -83,7 +83,7 @@ async def read_manifest(store: Store, region: str) -> ManifestView:
     what reading raises.
     """
     directory = coordinator_directory(region)
-    view = await store.look(directory)
+    view = await store.inspect(directory)
     names = {name for objects in view.answers.values() for name in objects}
     if not view.epoch_seen and not any(_is_manifest(name) for name in names):
         raise NoRegionError(region, await regions_of(store))
@@ -100,7 +100,7 @@ async def _read(store: Store, region: str, epoch: int) -> ManifestView:
     a snapshot.
     """
     directory = coordinator_directory(region)
-    state = await look_chain(store, directory, CHAIN)
+    state = await inspect_chain(store, directory, CHAIN)
     async with aclosing(cuts_in(read_records(store, state, directory=directory))) as cuts:
         return ManifestView(region, epoch, [cut async for cut in cuts], _unproved_text(state))
 

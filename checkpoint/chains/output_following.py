@@ -25,7 +25,7 @@ from checkpoint.core.outputs import Publish, decode_output, output_chain
 from checkpoint.core.region import coordinator_directory, worker_directory
 from dos_client import Store
 from dos_protocol.errors import CorruptDataError
-from journal import ChainFollower, ChainWatch, Op, Position, look_chain, size_seen
+from journal import ChainFollower, ChainWatch, Op, Position, inspect_chain, size_seen
 
 
 class PublishedOutput:
@@ -124,7 +124,7 @@ class OutputFollower:
         self._publish = await self._published()
         if self._publish is Publish.STEP:
             proved = await self._shown.position(self._split)
-            log = await look_chain(self._store, self._where, output_chain(self._shown.sink), proved=proved)
+            log = await inspect_chain(self._store, self._where, output_chain(self._shown.sink), proved=proved)
             end = log.end
             size = 0 if end is None else end.size
         else:

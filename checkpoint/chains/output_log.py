@@ -8,8 +8,7 @@ state does.
 from contextlib import aclosing
 from typing import Final
 
-import msgspec
-
+from checkpoint.chains.chain_store import ChainStore, TakenChain
 from checkpoint.core.outputs import (
     Output,
     OutputDecision,
@@ -22,26 +21,24 @@ from checkpoint.core.outputs import (
 )
 from checkpoint.runtime import wall_time_ms
 from dos_protocol.errors import LocalProtocolError
-from journal import ORIGIN, ChainState, ChainWriter, Op, Position, Record, Scratch, read_records, take_over
+from journal import ORIGIN, ChainWriter, Op, Position, Record, Scratch
 from journal.ports import ClaimPort
 
 segment_bytes_max: Final = 64 * 1024 * 1024
 """A log continues in a new segment after this many bytes, which bounds what a restore reads."""
 
 
-class OutputLog:
+class OutputLog(ChainStore):
     """An output log. Create it with `open`, on the trio loop that holds the claim. Not for several tasks at
     once.
     """
 
     def __init__(
-        self, writer: ChainWriter, line: OutputSequence, publish: Publish, replayed_bytes: int
+        self, restored: TakenChain, writer: ChainWriter, line: OutputSequence, publish: Publish
     ) -> None:
-        self._writer = writer
+        super().__init__(restored, writer)
         self._line = line
         self._publish = publish
-        self._segment_begin = writer.end.size
-        self.replayed_bytes = replayed_bytes
 
     @classmethod
     async def open(
@@ -63,17 +60,15 @@ class OutputLog:
         back = publish is Publish.CUT
         chain_name = output_chain(sink)
         ordered = (ORIGIN if at is None else at) if back else None
-        chain = await take_over(claim, chain_name, at=ordered, generation=generation, scratch=scratch)
+        taken = await TakenChain.take(claim, chain_name, at=ordered, generation=generation, scratch=scratch)
         line = OutputSequence(sink, after_step)
-        behind = ChainState(chain_name) if back else _behind(chain, at)
-        if behind.segments:
-            async with aclosing(read_records(claim, behind, scratch=scratch)) as records:
-                async for end, record in records:
-                    if record.op is Op.OUTPUT:
-                        output = decode_output(record.ints, record.strings, where=chain_name, at=end.size)
-                        line.add(output.step, output.digest, end)
-        writer = await ChainWriter.open(claim, chain_name, chain, generation, scratch)
-        return cls(writer, line, publish, behind.bytes)
+        restored = taken.after(taken.state.end if back else at)
+        async with aclosing(restored.records()) as records:
+            async for end, record in records:
+                if record.op is Op.OUTPUT:
+                    output = decode_output(record.ints, record.strings, where=chain_name, at=end.size)
+                    line.add(output.step, output.digest, end)
+        return cls(restored, await taken.open(), line, publish)
 
     @property
     def last_step(self) -> int:
@@ -93,9 +88,7 @@ class OutputLog:
 
         Raises FencedError. If cancelled, the step may be in the log: the next opening finds out.
         """
-        if self._writer.end.size - self._segment_begin > segment_bytes_max:
-            await self._writer.roll()
-            self._segment_begin = self._writer.end.size
+        await self._roll_if_longer(segment_bytes_max)
         digest = digest if self._publish is Publish.STEP else 0
         head = OutputHead(sink=sink, publish=self._publish, inputs=inputs)
         ints, strings = encode_output(Output(step, wall_time_ms(), rows, digest, head, data))
@@ -114,13 +107,3 @@ class OutputLog:
         await self._writer.wait_synced(end)
         self._line.forget(step)
         return end
-
-    async def aclose(self) -> None:
-        """Stop appending."""
-        await self._writer.aclose()
-
-
-def _behind(chain: ChainState, at: Position | None) -> ChainState:
-    """Return the part of the chain that may contain anything after `at`, which a restore must read."""
-    size = 0 if at is None else at.size
-    return msgspec.structs.replace(chain, segments=tuple(s for s in chain.segments if s.end.size > size))

@@ -25,7 +25,7 @@ from journal import (
     Position,
     Record,
     StopNotFoundError,
-    look_chain_at,
+    inspect_chain_at,
     read_batches,
 )
 
@@ -67,7 +67,7 @@ async def state_chain(store: Store, region: str, worker: int, at: Position) -> C
     Raises LostBytesError if part of it no longer exists (the checkpoint may be released), and what looking at
     a chain raises.
     """
-    return await look_chain_at(store, worker_directory(region, worker), STATE_CHAIN, at)
+    return await inspect_chain_at(store, worker_directory(region, worker), STATE_CHAIN, at)
 
 
 async def blocks_at(store: Store, region: str, worker: int, at: Position) -> AsyncGenerator[StoredStateBlock]:
@@ -76,7 +76,16 @@ async def blocks_at(store: Store, region: str, worker: int, at: Position) -> Asy
     If the iteration ends with an error, discard everything it yielded. Raises as `state_chain`.
     """
     chain = await state_chain(store, region, worker, at)
-    batches = read_batches(store, chain, directory=worker_directory(region, worker))
+    blocks = blocks_in(read_batches(store, chain, directory=worker_directory(region, worker)))
+    async with aclosing(blocks):
+        async for block in blocks:
+            yield block
+
+
+async def blocks_in(
+    batches: AsyncGenerator[list[tuple[Position, Record]]],
+) -> AsyncGenerator[StoredStateBlock]:
+    """Yield the blocks among a state chain's records, in order. Closes `batches`. Raises CorruptDataError."""
     async with aclosing(batches):
         async for batch in batches:
             for position, record in batch:

@@ -12,48 +12,28 @@ from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from typing import Any
 
-from checkpoint import limits
+from checkpoint.chains.chain_store import ChainStore, TakenChain
 from checkpoint.chains.state_blocks import StateFold
-from checkpoint.chains.state_reading import STATE_CHAIN, StoredStateBlock, state_block
+from checkpoint.chains.state_reading import STATE_CHAIN, StoredStateBlock, blocks_in
 from checkpoint.core.retention import Rolling
 from checkpoint.runtime import runtime
 from dos_protocol.errors import LocalProtocolError
-from journal import (
-    ORIGIN,
-    ChainState,
-    ChainWriter,
-    Floor,
-    Op,
-    Position,
-    Record,
-    Scratch,
-    read_batches,
-    take_over,
-)
+from journal import ORIGIN, ChainWriter, Op, Position, Record, Scratch, read_batches
 from journal.ports import ClaimPort
 
 
-class StateStore:
+class StateStore(ChainStore):
     """The state of one worker at one version. Not for several tasks at once.
 
     Invariant: everything of `version` is synced on the quorum.
     """
 
     def __init__(
-        self,
-        claim: ClaimPort,
-        writer: ChainWriter,
-        restored: ChainState,
-        version: int,
-        scratch: Scratch | None,
-        rolling: Rolling | None = None,
+        self, restored: TakenChain, writer: ChainWriter, version: int, rolling: Rolling | None = None
     ) -> None:
-        self._rolling = Rolling() if rolling is None else rolling
-        self._claim = claim
-        self._writer = writer
-        self._restored = restored
-        self._scratch = scratch
-        self._snapshot_bytes = restored.segments[0].snapshot_end if restored.segments else 0
+        super().__init__(restored, writer, rolling)
+        spans = restored.state.segments
+        self._snapshot_bytes = spans[0].snapshot_end if spans else 0
         self.version = version
 
     @classmethod
@@ -78,40 +58,18 @@ class StateStore:
                 f"version {version} does not match position {at}: version 0, and no other, has no position"
             )
         at = ORIGIN if at is None else at
-        chain = await take_over(claim, STATE_CHAIN, at=at, generation=generation, scratch=scratch)
-        writer = await ChainWriter.open(claim, STATE_CHAIN, chain, generation, scratch)
-        return cls(claim, writer, chain, version, scratch, rolling)
+        taken = await TakenChain.take(claim, STATE_CHAIN, at=at, generation=generation, scratch=scratch)
+        return cls(taken, await taken.open(), version, rolling)
 
-    @property
-    def replayed_bytes(self) -> int:
-        """The number of bytes that `load` or `blocks` reads."""
-        return self._restored.bytes
-
-    @property
-    def end(self) -> Position:
-        """The position just after the last appended block."""
-        return self._writer.end
-
-    @property
-    def floor(self) -> Floor:
-        """The lowest segment that a restore of `version` reads; see `ChainWriter.floor`."""
-        return self._writer.floor
-
-    async def blocks(self) -> AsyncGenerator[StoredStateBlock, None]:
+    def blocks(self) -> AsyncGenerator[StoredStateBlock, None]:
         """Yield (checkpoint, operator, encoded block) of the opened version, oldest first, from its newest
         snapshot on.
 
         If the iteration ends with an error, discard everything it yielded. Raises CorruptDataError and what
         reading raises.
         """
-        if not self._restored.segments:
-            return
-        batches = read_batches(self._claim, self._restored, scratch=self._scratch)
-        async with aclosing(batches):
-            async for batch in batches:
-                for position, record in batch:
-                    if (block := state_block(position.size, record)) is not None:
-                        yield block
+        claim, state, _, scratch = self._restored
+        return blocks_in(read_batches(claim, state, scratch=scratch))
 
     async def load(self) -> dict[str, Any]:
         """Return the state of each operator as one block (pyarrow RecordBatch) without deleted rows. Folds in
@@ -145,10 +103,7 @@ class StateStore:
     @property
     def snapshot_due(self) -> bool:
         """Whether so much was appended since the last snapshot that a restore should not have to read it."""
-        since = self._writer.bytes_since_snapshot
-        if self._writer.segments > self._rolling.segments_max:
-            return True
-        return since > max(self._rolling.snapshot_bytes_min, limits.snapshot_growth * self._snapshot_bytes)
+        return self._due(self._snapshot_bytes)
 
     async def snapshot(self, blocks: Iterable[tuple[str, bytes]]) -> None:
         """Write the whole state of `version` at the start of a new segment, so that a restore starts there.
@@ -159,10 +114,6 @@ class StateStore:
         before = self._writer.end.size
         await self._writer.roll(_records(self.version, blocks))
         self._snapshot_bytes = self._writer.end.size - before
-
-    async def aclose(self) -> None:
-        """Stop appending. A commit in progress fails."""
-        await self._writer.aclose()
 
 
 def _records(cut: int, blocks: Iterable[tuple[str, bytes]]) -> Iterable[Record]:

@@ -7,34 +7,34 @@ that became visible before a checkpoint needs its division even after a reset to
 """
 
 from collections.abc import Iterable
+from contextlib import aclosing
 from typing import Final
 
+from checkpoint.chains.chain_store import ChainStore, TakenChain
 from checkpoint.core.divisions import Division, DivisionFold, Sources, decode_division, encode_sources
 from checkpoint.core.retention import Rolling
 from dos_protocol.errors import LocalProtocolError
-from journal import ChainWriter, Floor, Op, Position, Record, Scratch, read_records, take_over
+from journal import ChainWriter, Op, Position, Record, Scratch
 from journal.ports import ClaimPort
 
 STEPS_CHAIN: Final = "steps"
 
 
-class StepsLog:
+class StepsLog(ChainStore):
     """The divisions of one worker. Create it with `open`, on the trio loop that holds the claim."""
 
     def __init__(
         self,
+        restored: TakenChain,
         writer: ChainWriter,
         fold: DivisionFold,
         older: DivisionFold,
-        replayed_bytes: int,
         rolling: Rolling | None = None,
     ) -> None:
-        self._rolling = Rolling() if rolling is None else rolling
-        self._writer = writer
+        super().__init__(restored, writer, rolling)
         self._fold = fold
         self._older = older
         self._ends: dict[int, Position] = {}
-        self.replayed_bytes = replayed_bytes
 
     @classmethod
     async def open(
@@ -53,16 +53,15 @@ class StepsLog:
         Raises what `journal.take_over` and `ChainWriter.open` raise, ManifestError for an impossible
         division.
         """
-        chain = await take_over(claim, STEPS_CHAIN, generation=generation, scratch=scratch)
+        taken = await TakenChain.take(claim, STEPS_CHAIN, generation=generation, scratch=scratch)
         fold, older = DivisionFold(after_step), DivisionFold(min(kept_after, after_step))
-        if chain.segments:
-            async for _, record in read_records(claim, chain, scratch=scratch):
+        async with aclosing(taken.records()) as records:
+            async for _, record in records:
                 if record.op is Op.DIVISION:
                     division = decode_division(record.ints, record.strings[0])
                     fold.add(division)
                     older.add(division)
-        writer = await ChainWriter.open(claim, STEPS_CHAIN, chain, generation, scratch)
-        return cls(writer, fold, older, chain.bytes, rolling)
+        return cls(taken, await taken.open(), fold, older, rolling)
 
     @property
     def last_step(self) -> int:
@@ -70,16 +69,6 @@ class StepsLog:
         `after_step`.
         """
         return self._fold.last_step
-
-    @property
-    def floor(self) -> Floor:
-        """The lowest segment that a take-over reads; see `ChainWriter.floor`."""
-        return self._writer.floor
-
-    @property
-    def end(self) -> Position:
-        """The position just after the last appended division."""
-        return self._writer.end
 
     def divisions(self, after: int, until: int) -> list[Division]:
         """Return the divisions of steps after+1 .. until, in order, for an exact replay."""
@@ -124,14 +113,9 @@ class StepsLog:
         self._fold.forget(until)
         self._older.forget(until)
         self._ends = {step: end for step, end in self._ends.items() if step > until}
-        long = self._writer.bytes_since_snapshot > self._rolling.snapshot_bytes_min
-        if long or self._writer.segments > self._rolling.segments_max:
+        if self._due():
             whole = self._older if self._older.last_step >= self.last_step else self._fold
             await self._writer.roll(self._records(whole.between(until, self.last_step)))
-
-    async def aclose(self) -> None:
-        """Stop appending."""
-        await self._writer.aclose()
 
     @staticmethod
     def _records(divisions: Iterable[Division]) -> Iterable[Record]:

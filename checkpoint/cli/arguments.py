@@ -105,6 +105,14 @@ Incarnation = Annotated[
         metavar="NUMBER",
     ),
 ]
+Stopped = Annotated[
+    bool,
+    typer.Option(
+        "--stopped",
+        help="The region does not run: act as its driver for a moment. A driver that still runs is fenced"
+        " and ends.",
+    ),
+]
 
 
 def in_store(url: str, token_file: Path | None, work: Callable[[Store], Awaitable[T]]) -> T:

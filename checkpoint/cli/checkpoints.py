@@ -10,7 +10,7 @@ import typer
 
 from checkpoint.chains.manifest_reading import read_manifest
 from checkpoint.cli.arguments import RegionName, checkpoint_of, complete_checkpoint, in_store
-from checkpoint.core.cut_views import cut_diff, cut_full, cut_row
+from checkpoint.core.checkpoint_views import cut_diff, cut_full, cut_row
 from checkpoint.core.manifest import Cut
 from dos_client import Store
 from dos_client.cli.kit import (

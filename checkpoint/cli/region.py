@@ -15,7 +15,7 @@ from checkpoint.chains.manifest_reading import ManifestView, read_manifest
 from checkpoint.cli import savepoints, trim
 from checkpoint.cli.arguments import RegionName, Timeout, in_store
 from checkpoint.cli.requests import add_request_commands
-from checkpoint.core.cut_views import cut_row
+from checkpoint.core.checkpoint_views import cut_row
 from checkpoint.core.dropped import dropped_text
 from checkpoint.core.request_records import Answer
 from checkpoint.errors import NoAnswerError

@@ -15,6 +15,7 @@ from checkpoint import limits
 from checkpoint.chains.manifest_reading import read_manifest
 from checkpoint.cli.arguments import Incarnation, RegionName, Timeout, Wait, in_store
 from checkpoint.core.request_records import Answer
+from checkpoint.errors import NoAnswerError
 from checkpoint.requests.client import Reply, RequestClient
 from dos_client import Store
 from dos_client.cli.kit import NEGATIVE, AsJson, StoreUrl, TokenFile, count_text, fail, print_json, warn
@@ -129,6 +130,16 @@ def _command_of(row: RequestCommand) -> Callable[..., None]:
 def accepted(as_json: bool) -> Callable[[Answer], None]:
     """Return a function that reports an accepted request on standard error, unless JSON is printed."""
     return lambda answer: None if as_json else warn(f"accepted by {answer.driver}: {answer.reason}")
+
+
+async def ask_running(
+    client: RequestClient, what: str, *, timeout: float, wait: float, as_json: bool, **more: Any
+) -> Reply:
+    """Send a request of a command that has --stopped. End the command if no driver answers."""
+    try:
+        return await client.ask(what, patience_s=timeout, wait_s=wait, accepted=accepted(as_json), **more)
+    except NoAnswerError as silence:
+        fail(f"{silence}. If the region does not run, pass --stopped", NEGATIVE)
 
 
 def end(reply: Reply, as_json: bool, text: Callable[[Result], str]) -> None:

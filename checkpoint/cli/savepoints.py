@@ -3,7 +3,6 @@
 Arguments in, text or JSON out. The rules of savepoints are in `core/savepoints.py`.
 """
 
-import functools
 from typing import Annotated, Any
 
 import trio
@@ -11,11 +10,11 @@ import typer
 
 from checkpoint import limits
 from checkpoint.chains.manifest_reading import read_manifest
-from checkpoint.cli.arguments import RegionName, Timeout, Wait, complete_checkpoint, in_store
-from checkpoint.cli.requests import accepted, end
+from checkpoint.cli.arguments import RegionName, Stopped, Timeout, Wait, complete_checkpoint, in_store
+from checkpoint.cli.requests import ask_running, end
 from checkpoint.coordinator.manifest_host import StoreHost
 from checkpoint.core.manifest import savepoint_name_problem
-from checkpoint.errors import NoAnswerError, RegionFencedError, SavepointRefusedError
+from checkpoint.errors import RegionFencedError, SavepointRefusedError
 from checkpoint.maintenance.stand_in import savepoint_stopped
 from checkpoint.requests.client import Reply, RequestClient
 from dos_client import Store
@@ -40,14 +39,7 @@ def savepoint(
         ),
     ] = 0,
     drop: Annotated[bool, typer.Option("--drop", help="Drop the savepoint instead of creating it.")] = False,
-    stopped: Annotated[
-        bool,
-        typer.Option(
-            "--stopped",
-            help="The region does not run: act as its driver for a moment. A driver that still runs is fenced"
-            " and ends.",
-        ),
-    ] = False,
+    stopped: Stopped = False,
     timeout: Timeout = limits.request_patience_s,
     wait: Wait = limits.drain_timeout_s,
     as_json: AsJson = False,
@@ -84,43 +76,32 @@ def savepoint(
         which = f"savepoint {savepoint_name} of checkpoint {result.get('checkpoint')}"
         return f"{which} is {'dropped' if drop else 'created'}"
 
+    async def ask(store: Store) -> Reply:
+        await read_manifest(store, name)  # raises NoRegionError before anything is written
+        return await ask_running(
+            RequestClient(store, name),
+            "unpin" if drop else "pin",  # the names in stored requests
+            timeout=timeout,
+            wait=wait,
+            as_json=as_json,
+            name=savepoint_name,
+            cut=checkpoint,
+        )
+
     if not stopped:
-        work = functools.partial(_ask, name, savepoint_name, checkpoint, drop, timeout, wait, as_json)
-        end(in_store(url, token_file, work), as_json, text)
+        end(in_store(url, token_file, ask), as_json, text)
         return
-    stand_in = functools.partial(_stand_in, name, savepoint_name, checkpoint, drop, wait)
+
+    async def stand_in(store: Store) -> int:
+        return await _stand_in(store, name, savepoint_name, checkpoint, drop=drop, wait_s=wait)
+
     done = in_store(url, token_file, stand_in)
     found = {"name": name, "savepoint": savepoint_name, "checkpoint": done, "stopped": True}
     print_result(found, text(found), as_json=as_json)
 
 
-async def _ask(
-    name: str,
-    savepoint_name: str,
-    checkpoint: int,
-    drop: bool,
-    timeout_s: float,
-    wait_s: float,
-    as_json: bool,
-    store: Store,
-) -> Reply:
-    """Send the request to the driver of a running region. Stored requests are named pin and unpin."""
-    await read_manifest(store, name)
-    try:
-        return await RequestClient(store, name).ask(
-            "unpin" if drop else "pin",
-            patience_s=timeout_s,
-            wait_s=wait_s,
-            accepted=accepted(as_json),
-            name=savepoint_name,
-            cut=checkpoint,
-        )
-    except NoAnswerError as silence:
-        fail(f"{silence}. If the region does not run, pass --stopped", NEGATIVE)
-
-
 async def _stand_in(
-    name: str, savepoint_name: str, checkpoint: int, drop: bool, wait_s: float, store: Store
+    store: Store, name: str, savepoint_name: str, checkpoint: int, *, drop: bool, wait_s: float
 ) -> int:
     """Act as the driver of a stopped region; return the number of the savepoint's checkpoint."""
     await read_manifest(store, name)

@@ -78,11 +78,11 @@ def sweep(
 
     async def work(store: Store) -> tuple[list[StagedObject], list[StagedObject] | None]:
         sweeping = Sweep(store, application, handle, older_than)
-        found = await sweeping.look()
+        found = await sweeping.inspect()
         if not apply:
             return found, None
         await sweeping.apply(found, wait)
-        there = {(one.directory, one.name) for one in await sweeping.look()}
+        there = {(one.directory, one.name) for one in await sweeping.inspect()}
         return found, [one for one in found if one.swept and (one.directory, one.name) in there]
 
     found, left = in_store(url, token_file, work)

@@ -11,10 +11,9 @@ import typer
 
 from checkpoint import limits
 from checkpoint.chains.manifest_reading import ManifestView, read_manifest
-from checkpoint.cli.arguments import RegionName, Timeout, in_store
-from checkpoint.cli.requests import accepted, fail_unless_done
+from checkpoint.cli.arguments import RegionName, Stopped, Timeout, in_store
+from checkpoint.cli.requests import ask_running, fail_unless_done
 from checkpoint.coordinator.manifest_host import StoreHost
-from checkpoint.errors import NoAnswerError
 from checkpoint.maintenance.trimming import UnneededObject, collect_stopped, garbage_of, needed
 from checkpoint.requests.client import RequestClient
 from dos_client import Store
@@ -38,14 +37,7 @@ def trim(
     apply: Annotated[
         bool, typer.Option("--apply", help="Delete the objects; otherwise only list them.")
     ] = False,
-    stopped: Annotated[
-        bool,
-        typer.Option(
-            "--stopped",
-            help="The region does not run: act as its driver for a moment. A driver that still runs is fenced"
-            " and ends.",
-        ),
-    ] = False,
+    stopped: Stopped = False,
     timeout: Timeout = limits.request_patience_s,
     wait: Annotated[
         float, typer.Option(min=1, max=86_400, help="Seconds to wait for the deletion.", metavar="SECONDS")
@@ -79,7 +71,9 @@ def trim(
         if stopped:
             await _stand_in(store, name, wait)
         else:
-            await _request_checkpoint(store, name, timeout, wait, as_json=as_json)
+            client = RequestClient(store, name)
+            reply = await ask_running(client, "checkpoint", timeout=timeout, wait=wait, as_json=as_json)
+            fail_unless_done(reply.answer)
         return view, garbage, await _left(store, view, garbage, wait)
 
     view, garbage, left = in_store(url, token_file, work)
@@ -105,16 +99,6 @@ async def _left(
         left = [one for one in garbage if (one.directory, one.name) in names]
         await trio.sleep(limits.answers_poll_s)
     return left
-
-
-async def _request_checkpoint(store: Store, name: str, timeout: float, wait: float, *, as_json: bool) -> None:
-    try:
-        reply = await RequestClient(store, name).ask(
-            "checkpoint", patience_s=timeout, wait_s=wait, accepted=accepted(as_json)
-        )
-    except NoAnswerError as silence:
-        fail(f"{silence}. If the region does not run, pass --stopped", NEGATIVE)
-    fail_unless_done(reply.answer)
 
 
 async def _stand_in(store: Store, name: str, wait: float) -> None:

@@ -59,9 +59,6 @@ class RegionControl:
         control.start(launcher)             # takes the manifest over, calls launcher.start(0..N-1, attempt)
         control.wait(timeout)
 
-    `lastProgress`, `recentProgress`, `awaitTermination`, `checkpoint`, `addListener` are the methods of the
-    handle of a region on Spark, with Spark's names.
-
     The launcher calls `control.worker_ended(worker, attempt, error)` when a worker's process has ended.
     """
 
@@ -210,13 +207,8 @@ class RegionControl:
         with suppress(trio.RunFinishedError):  # the region has ended: there is nothing to notify
             token.run_sync_soon(do)
 
-    # --- The interface of Spark's streaming query
-    # ---------------------------------------------------------------
-
-    @property
-    def isActive(self) -> bool:  # noqa: N802  # Spark's name
-        """Whether the region has not ended yet."""
-        return not self.status().state.is_end
+    # --- What the handle of a region offers, with the names of Spark's streaming query
+    # -------------------------------------------------------------------------------------------------
 
     @property
     def lastProgress(self) -> dict[str, Any] | None:  # noqa: N802  # Spark's name
@@ -228,18 +220,9 @@ class RegionControl:
         """The reports of the latest checkpoints, oldest first."""
         return [] if self._shell is None else list(self._shell.meter.recent)
 
-    def awaitTermination(self, timeout: float | None = None) -> bool:  # noqa: N802  # Spark's name
-        """Wait for the region's end, at most `timeout` seconds. Return whether it has ended.
-
-        Raises `exception()` if it ended in FAILED or FENCED. On timeout the region keeps running.
-        """
-        if not self.wait(timeout):
-            return False
+    def wait_listeners(self) -> None:
+        """Wait, for a limited time, until all listeners have returned from `onTerminated`."""
         self._listeners.wait_ended(listeners_end_s)
-        failure = self.exception()
-        if failure is not None:
-            raise failure
-        return True
 
     def checkpoint(self, timeout: float | None = None) -> int:
         """Commit a checkpoint now; return its number. Raises RegionFailedError after `timeout` seconds."""
@@ -271,24 +254,24 @@ class RegionControl:
         """Drop a savepoint and what only it needed. Return its checkpoint's number. Raises as `savepoint`."""
         return self._wait_settled(SavepointWanted(name, on=False), timeout)
 
-    def _wait_settled(self, wish: SavepointWanted, timeout: float | None) -> int:
+    def _wait_settled(self, wanted: SavepointWanted, timeout: float | None) -> int:
         self._need_cuts()
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         with self._lock:
-            self._settled.pop(wish.name, None)
-        self._post(wish)
+            self._settled.pop(wanted.name, None)
+        self._post(wanted)
         while True:
             left = min(_CUT_ASKED_AGAIN_S, deadline - time.monotonic())
             with self._lock:
-                self._lock.wait_for(lambda: wish.name in self._settled or self._over, left)
-                told, over = self._settled.pop(wish.name, None), self._over
-            if told is not None and told.error:
-                raise LocalProtocolError(f"region {self.spec.name}: {told.error}")
-            if told is not None:
-                return told.cut
+                self._lock.wait_for(lambda: wanted.name in self._settled or self._over, left)
+                outcome, over = self._settled.pop(wanted.name, None), self._over
+            if outcome is not None and outcome.error:
+                raise LocalProtocolError(f"region {self.spec.name}: {outcome.error}")
+            if outcome is not None:
+                return outcome.cut
             if over or time.monotonic() >= deadline:
                 raise RegionFailedError(
-                    f"region {self.spec.name} committed no checkpoint that records savepoint {wish.name!r}"
+                    f"region {self.spec.name} committed no checkpoint that records savepoint {wanted.name!r}"
                 )
             self._post(CutWanted())  # a request is lost if the region was not running or was reset
 
@@ -385,9 +368,9 @@ class RegionControl:
             last_cut = {"checkpoint": status.last_cut, "step": status.last_cut_step}
             self._listeners.started({**self._stamp(status), **last_cut, "driver": this_driver()})
         elif isinstance(event, CutCommitted) and shell.meter.last is not None:
-            self._listeners.tell("onProgress", shell.meter.last)
+            self._listeners.notify("onProgress", shell.meter.last)
         elif isinstance(event, ResetReport):
-            self._listeners.tell("onReset", {**self._stamp(status), **reset_json(event)})
+            self._listeners.notify("onReset", {**self._stamp(status), **reset_json(event)})
 
     def _stamp(self, status: RegionStatus) -> dict[str, Any]:
         return {"name": self.spec.name, "timestamp": timestamp(), "incarnation": status.incarnation}

@@ -21,7 +21,7 @@ class DropLog:
         self._told: dict[str, dict[str, int]] = {}
         self._next_look = 0.0
 
-    def look(self, workers: Iterable[Mapping[str, Mapping[str, int]]], now: float) -> None:
+    def inspect(self, workers: Iterable[Mapping[str, Mapping[str, int]]], now: float) -> None:
         """Log a warning about rows dropped since the last warning, if there are any and that warning is old
         enough. `workers`: per worker, its operators' counters.
         """

@@ -41,7 +41,7 @@ class RegionListener:
 
 
 class Listeners:
-    """The listeners of one region. `tell` may be called from any thread and never blocks."""
+    """The listeners of one region. `notify` may be called from any thread and never blocks."""
 
     def __init__(self, region: str) -> None:
         self._region = region
@@ -73,12 +73,12 @@ class Listeners:
         """Notify a listener that was added after the region's end, on a thread for this listener alone."""
         start = self._start
 
-        def tell() -> None:
+        def report() -> None:
             if start is not None:
                 self._call(listener, "onStart", start)
             self._call(listener, "onTerminated", end)
 
-        self._begin(tell)
+        self._begin(report)
 
     def _begin(self, run: Callable[[], object]) -> threading.Thread:
         thread = threading.Thread(target=run, name=f"dos-{self._region}-listeners", daemon=True)
@@ -98,7 +98,7 @@ class Listeners:
                 self._start = start
                 self._put("onStart", start)
 
-    def tell(self, method: str, what: dict[str, Any]) -> None:
+    def notify(self, method: str, what: dict[str, Any]) -> None:
         """Queue a progress report or a reset."""
         with self._lock:
             if method == "onProgress" and self._queue.qsize() >= TOLD_MAX:

@@ -49,7 +49,7 @@ class ManifestHost(Protocol):
     @property
     def record(self) -> StoreRecord: ...
 
-    async def look(self, directory: str) -> ManifestHead: ...
+    async def inspect(self, directory: str) -> ManifestHead: ...
 
     async def claim(self, directory: str, epoch: int, patience_s: float) -> ManifestClaim | None:
         """Claim the directory; None if it is not granted within `patience_s` seconds. Raises FencedError."""
@@ -78,8 +78,8 @@ class StoreHost:
     def record(self) -> StoreRecord:
         return self._store.record
 
-    async def look(self, directory: str) -> ManifestHead:
-        return await self._store.look(directory)
+    async def inspect(self, directory: str) -> ManifestHead:
+        return await self._store.inspect(directory)
 
     async def claim(self, directory: str, epoch: int, patience_s: float) -> ManifestClaim | None:
         with trio.move_on_after(patience_s):

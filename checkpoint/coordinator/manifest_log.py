@@ -22,6 +22,7 @@ from typing import Final
 import msgspec
 
 from checkpoint import limits
+from checkpoint.chains.chain_store import TakenChain
 from checkpoint.coordinator.manifest_host import ManifestClaim, ManifestHost
 from checkpoint.core.coordinator_vocabulary import (
     AppendCut,
@@ -49,8 +50,6 @@ from journal import (
     Record,
     below,
     parse_segment_name,
-    read_records,
-    take_over,
 )
 from journal.ports import ClaimPort
 
@@ -120,7 +119,7 @@ class ManifestLog:
         if claim is None or claim.lost is not None:
             return None if claim is None else claim.lost
         try:
-            seen = (await self._host.look(self._directory)).epoch_seen
+            seen = (await self._host.inspect(self._directory)).epoch_seen
         except DosError as error:
             logger.info("the holder of %s cannot be determined: %s", self._directory, error)
             return None
@@ -132,7 +131,7 @@ class ManifestLog:
         """Return False if too few members answer now and waiting may help."""
         self._tried_at = self._host.now()
         try:
-            view = await self._host.look(self._directory)
+            view = await self._host.inspect(self._directory)
             taken_by = _newest_segment(view.answers)
             if order.held and taken_by > order.held:
                 self._emit(ManifestTaken(taken_by))
@@ -158,20 +157,17 @@ class ManifestLog:
         return True
 
     async def _take_over(self, claim: ClaimPort) -> Cut | None:
-        generation = self._host.record.generation
-        state = await take_over(claim, CHAIN, generation=generation)
+        taken = await TakenChain.take(claim, CHAIN, generation=self._host.record.generation)
         self._kept = ()
-        async with aclosing(cuts_in(read_records(claim, state))) as cuts:
+        async with aclosing(cuts_in(taken.records())) as cuts:
             async for cut in cuts:
                 self._kept = keep(self._kept, cut)
         long = (
-            state.bytes > self._rolling.manifest_replay_bytes_max
-            or len(state.segments) >= self._rolling.segments_max
+            taken.state.bytes > self._rolling.manifest_replay_bytes_max
+            or len(taken.state.segments) >= self._rolling.segments_max
         )
         snapshot = [cut_record(cut) for cut in self._kept] if long else None
-        self._writer = await ChainWriter.open(
-            claim, CHAIN, state, generation, snapshot=snapshot, pipelined=False
-        )
+        self._writer = await taken.open(snapshot, pipelined=False)
         self._collect(claim, self._writer)
         return self._kept[-1] if self._kept else None
 

@@ -79,7 +79,7 @@ class RegionShell:
         self._opening: trio.CancelScope | None = None
         self.handled: Callable[[RegionStatus], None] = _nothing
         """Called with a new status after each event."""
-        self.also_told: Callable[[RegionEvent], None] = _nothing
+        self.also_observed: Callable[[RegionEvent], None] = _nothing
         """Called after the observer with the same event, for the task that answers requests through the
         store.
         """
@@ -118,7 +118,7 @@ class RegionShell:
     def _handle(self, event: Event) -> None:
         for effect in self.core.handle(event, trio.current_time()):
             self._perform(effect)
-        self._drops.look((one.counters.operators for one in self.core.state.roster), trio.current_time())
+        self._drops.inspect((one.counters.operators for one in self.core.state.roster), trio.current_time())
         self.handled(self.core.status())
 
     def _perform(self, effect: Effect) -> None:
@@ -153,7 +153,7 @@ class RegionShell:
             self.meter.report(event, self.core.status(), now=trio.current_time(), timestamp=timestamp())
         if self._observer is not None:
             self._observer(event)
-        self.also_told(event)
+        self.also_observed(event)
 
     # --- Requests through the store
     # ---------------------------------------------------------------------------
@@ -233,8 +233,8 @@ class RegionShell:
             channel.close()  # a worker that does not read its messages is treated as lost: close its link
 
 
-def _nothing(told: object) -> None:
-    del told
+def _nothing(_: object) -> None:
+    return
 
 
 async def run_region(
@@ -253,8 +253,8 @@ async def run_region(
         if check is not None:
             await trio.to_thread.run_sync(check, store.record.store_id)
         manifest = ManifestLog(StoreHost(store), spec.name, shell.post, driver=this_driver())
-        async with answering(store, spec, shell) as desk:
-            shell.also_told = desk.heard
+        async with answering(store, spec, shell) as requests:
+            shell.also_observed = requests.on_event
             return await shell.run(launcher, manifest)
 
 

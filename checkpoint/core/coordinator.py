@@ -28,7 +28,7 @@ The parts share one `CoordinatorState`. A part calls only parts above it in this
 |---|---|---|
 | StatusReporter | status_reports.py | the status that users see |
 | Ending | ending.py | the outcome, the end of the workers |
-| Cutting | cutting.py | checkpoints: request, votes, append, commit; the end of input |
+| Checkpointing | checkpointing.py | checkpoints: request, votes, append, commit; the end of input |
 | Pausing | pausing.py | all workers stop at one step |
 | Pinning | core/savepoints.py | savepoints |
 | Recovery | recovery.py | rounds and reset attempts |
@@ -44,8 +44,8 @@ from typing import Any, Final
 from checkpoint import limits
 from checkpoint.core import coordinator_vocabulary as v
 from checkpoint.core import messages as m
+from checkpoint.core.checkpointing import Checkpointing
 from checkpoint.core.coordinator_state import CoordinatorState
-from checkpoint.core.cutting import Cutting
 from checkpoint.core.ending import Ending
 from checkpoint.core.gathering import Gathering
 from checkpoint.core.losses import Losses
@@ -74,14 +74,14 @@ class Coordinator:
         self.state = state = state or CoordinatorState(spec)
         self._reporter = reporter = StatusReporter(state)
         ending = Ending(state, reporter)
-        self._cutting = cutting = Cutting(state, ending)
-        self._pausing = pausing = Pausing(state, cutting)
-        self._pinning = pinning = Savepoints(state, cutting)
+        self._checkpointing = checkpointing = Checkpointing(state, ending)
+        self._pausing = pausing = Pausing(state, checkpointing)
+        self._pinning = pinning = Savepoints(state, checkpointing)
         self._recovery = recovery = Recovery(state, ending)
-        self._gathering = gathering = Gathering(state, ending, cutting, pausing, recovery)
-        losses = Losses(state, ending, cutting, recovery)
-        manifest = ManifestClaim(state, ending, cutting, pinning, recovery, gathering)
-        stopping = Stopping(state, ending, cutting)
+        self._gathering = gathering = Gathering(state, ending, checkpointing, pausing, recovery)
+        losses = Losses(state, ending, checkpointing, recovery)
+        manifest = ManifestClaim(state, ending, checkpointing, pinning, recovery, gathering)
+        stopping = Stopping(state, ending, checkpointing)
         self._last_tick = 0.0
         self._on_event: Final[dict[type[Any], Callable[[Any, float], None]]] = {
             v.Begin: self._on_begin,
@@ -96,20 +96,20 @@ class Coordinator:
             v.LinkDown: losses.on_link_down,
             v.WorkerEnded: losses.on_worker_ended,
             v.CoordinatorTick: self._on_tick,
-            v.CutWanted: cutting.on_cut_wanted,
+            v.CutWanted: checkpointing.on_cut_wanted,
             v.ResetWanted: self._on_reset_wanted,
             v.PauseWanted: pausing.on_pause_wanted,
             v.SavepointWanted: pinning.on_pin_wanted,
             v.StopWanted: stopping.on_stop_wanted,
         }
         self._on_message: Final[dict[type[Any], Callable[[Worker, Any, float], m.Refusal | None]]] = {
-            m.Progress: cutting.on_progress,
+            m.Progress: checkpointing.on_progress,
             m.Failed: losses.on_failed,
             m.Restored: gathering.on_restored,
-            m.Prepared: cutting.on_prepared,
-            m.WantsCut: cutting.on_wants_cut,
+            m.Prepared: checkpointing.on_prepared,
+            m.WantsCut: checkpointing.on_wants_cut,
             m.Paused: pausing.on_paused,
-            m.Finished: cutting.on_finished,
+            m.Finished: checkpointing.on_finished,
         }
         self._on_timer: Final[dict[str, Callable[[float], None]]] = {
             "beat": losses.beat,
@@ -117,7 +117,7 @@ class Coordinator:
             "gather": gathering.timed_out,
             "restore": losses.restore_timed_out,
             "drain": losses.drain_timed_out,
-            "cut": cutting.cut_time_came,
+            "cut": checkpointing.cut_time_came,
             "stop": stopping.timed_out,
             "grace": ending.grace_over,
         }
@@ -152,7 +152,7 @@ class Coordinator:
         self._recovery.start(now)
 
     def _on_cut_appended(self, event: v.CutAppended, now: float) -> None:
-        self._cutting.on_cut_appended(event, now)
+        self._checkpointing.on_cut_appended(event, now)
         # Before settle_or_request: that may request another checkpoint, and a region with a pending one does
         # not become PAUSED.
         self._pausing.note_paused()
@@ -185,7 +185,7 @@ class Coordinator:
                 "UNKNOWN_WORKER",
                 f"{type(message).__name__} of worker {message.worker} on another worker's link",
             )
-        worker.heard = now  # any message on a worker's own link proves that it lives
+        worker.heard_at = now  # any message on a worker's own link proves that it lives
         if state.over:
             return None
         stale = m.check_address(message, job=job, incarnation=incarnation)

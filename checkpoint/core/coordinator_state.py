@@ -107,7 +107,7 @@ class CoordinatorState:
     def emit(self, *effects: Effect) -> None:
         self._out.extend(effects)
 
-    def tell(self, event: RegionEvent) -> None:
+    def report(self, event: RegionEvent) -> None:
         """Report an event to observers."""
         self.emit(NotifyObservers(event))
 

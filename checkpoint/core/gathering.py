@@ -6,9 +6,9 @@ Invariants kept here:
 - Every worker receives at most one Restore in an incarnation.
 """
 
+from checkpoint.core.checkpointing import Checkpointing
 from checkpoint.core.coordinator_state import CoordinatorState
 from checkpoint.core.coordinator_vocabulary import CloseLink, LaunchWorker
-from checkpoint.core.cutting import Cutting
 from checkpoint.core.ending import Ending
 from checkpoint.core.messages import Join, Refusal, Restore, Restored, Start, StopKind
 from checkpoint.core.pausing import Pausing
@@ -27,13 +27,13 @@ class Gathering:
         self,
         state: CoordinatorState,
         ending: Ending,
-        cutting: Cutting,
+        checkpointing: Checkpointing,
         pausing: Pausing,
         recovery: Recovery,
     ) -> None:
         self._state = state
         self._ending = ending
-        self._cutting = cutting
+        self._checkpointing = checkpointing
         self._pausing = pausing
         self._recovery = recovery
 
@@ -60,7 +60,7 @@ class Gathering:
             text = f"attempt {join.attempt} of worker {join.worker}; {current}"
             return self._turn_away(link, "superseded", text)
         state.roster.joined(worker, link, join, now)
-        state.tell(WorkerJoined(worker.index, worker.attempt, join.host, join.pid))
+        state.report(WorkerJoined(worker.index, worker.attempt, join.host, join.pid))
         self.order_if_gathered(now)
         return None
 
@@ -123,7 +123,7 @@ class Gathering:
             worker.move(WorkerEvent.START)
             worker.step, worker.wants_cut = step, 0
         state.timers.clear("restore")
-        self._cutting.set_cut_time(now)
+        self._checkpointing.set_cut_time(now)
         state.send_all(
             Start(
                 job=state.spec.name,

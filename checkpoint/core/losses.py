@@ -5,9 +5,9 @@ in which it may vote.
 """
 
 from checkpoint import limits
+from checkpoint.core.checkpointing import Checkpointing
 from checkpoint.core.coordinator_state import CoordinatorState
 from checkpoint.core.coordinator_vocabulary import CancelWorker, CloseLink, LinkDown, WorkerEnded
-from checkpoint.core.cutting import Cutting
 from checkpoint.core.ending import Ending
 from checkpoint.core.messages import Failed, Heartbeat, Refusal
 from checkpoint.core.recovery import Recovery
@@ -20,10 +20,12 @@ from checkpoint.errors import RegionFailedError
 class Losses:
     """The failures of one region's workers."""
 
-    def __init__(self, state: CoordinatorState, ending: Ending, cutting: Cutting, recovery: Recovery) -> None:
+    def __init__(
+        self, state: CoordinatorState, ending: Ending, checkpointing: Checkpointing, recovery: Recovery
+    ) -> None:
         self._state = state
         self._ending = ending
-        self._cutting = cutting
+        self._checkpointing = checkpointing
         self._recovery = recovery
 
     # --- reports --------------------------------------------------------------------------------------
@@ -92,7 +94,7 @@ class Losses:
         state = self._state
         if worker.state is WorkerState.FINISHED:
             self._close(state.roster.leave(worker, ended=ended))
-            self._cutting.finish_if_all_have(now)
+            self._checkpointing.finish_if_all_have(now)
             return
         self._close(state.roster.lose(worker, f"{reason}\n{text}" if text else reason, ended=ended))
         if state.over:
@@ -100,7 +102,7 @@ class Losses:
                 state.emit(CancelWorker(worker.index))
             self._ending.end_if_gone()
             return
-        state.tell(WorkerLost(worker.index, worker.attempt, reason))
+        state.report(WorkerLost(worker.index, worker.attempt, reason))
         reason = f"worker {worker.index} was lost: {reason}"
         if state.phase is CoordinatorPhase.STOPPING:
             outcome = f"stopped without a last checkpoint: {reason}"
@@ -129,7 +131,7 @@ class Losses:
         number = state.incarnation
         state.send_all(Heartbeat(job=state.spec.name, incarnation=number, epoch=number))
         while (worker := state.roster.silent(now, state.spec.suspect_after_s)) is not None:
-            text = f"nothing was received from it for {now - worker.heard:.1f} s"
+            text = f"nothing was received from it for {now - worker.heard_at:.1f} s"
             self.lose(worker, text, now, ended=False)
 
     def restore_timed_out(self, now: float) -> None:

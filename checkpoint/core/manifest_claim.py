@@ -4,6 +4,7 @@ Invariant kept here: an incarnation begins with ManifestOpened; no order is sent
 """
 
 from checkpoint import limits
+from checkpoint.core.checkpointing import Checkpointing
 from checkpoint.core.coordinator_state import CoordinatorState
 from checkpoint.core.coordinator_vocabulary import (
     ManifestLost,
@@ -13,7 +14,6 @@ from checkpoint.core.coordinator_vocabulary import (
     ManifestUnreadable,
     StoreWaiting,
 )
-from checkpoint.core.cutting import Cutting
 from checkpoint.core.ending import Ending
 from checkpoint.core.fingerprint import check_fingerprint
 from checkpoint.core.gathering import Gathering
@@ -33,14 +33,14 @@ class ManifestClaim:
         self,
         state: CoordinatorState,
         ending: Ending,
-        cutting: Cutting,
+        checkpointing: Checkpointing,
         pinning: Savepoints,
         recovery: Recovery,
         gathering: Gathering,
     ) -> None:
         self._state = state
         self._ending = ending
-        self._cutting = cutting
+        self._checkpointing = checkpointing
         self._pinning = pinning
         self._recovery = recovery
         self._gathering = gathering
@@ -92,7 +92,7 @@ class ManifestClaim:
         doubt, state.in_doubt = state.in_doubt, None
         last = state.last_cut
         if doubt and last and (doubt.number, doubt.incarnation) == (last.cut, last.incarnation):
-            self._cutting.note_commit(doubt, now)
+            self._checkpointing.note_commit(doubt, now)
 
     def on_manifest_superseded(self, event: ManifestSuperseded, now: float) -> None:
         """Try again after a random delay whose bound doubles: two coordinators start at one time (R17).

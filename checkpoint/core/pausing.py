@@ -15,9 +15,9 @@ A pause stays in force across resets: the workers are ordered again. Every order
 an older order is recognized and does not count.
 """
 
+from checkpoint.core.checkpointing import Checkpointing
 from checkpoint.core.coordinator_state import CoordinatorState
 from checkpoint.core.coordinator_vocabulary import PauseWanted
-from checkpoint.core.cutting import Cutting
 from checkpoint.core.messages import Pause, Paused, Refusal
 from checkpoint.core.region_states import CoordinatorPhase, WorkerState
 from checkpoint.core.roster import Worker
@@ -26,9 +26,9 @@ from checkpoint.core.roster import Worker
 class Pausing:
     """The pause orders of one region."""
 
-    def __init__(self, state: CoordinatorState, cutting: Cutting) -> None:
+    def __init__(self, state: CoordinatorState, checkpointing: Checkpointing) -> None:
         self._state = state
-        self._cutting = cutting
+        self._checkpointing = checkpointing
         self._orders = 0
         """The number of the newest pause order."""
 
@@ -68,7 +68,7 @@ class Pausing:
         worker.paused = message.pause
         worker.step = max(worker.step, message.step)
         worker.counters = message.counters
-        self._cutting.cut_if_overdue(now)
+        self._checkpointing.cut_if_overdue(now)
         self.note_paused()
         return None
 

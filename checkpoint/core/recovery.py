@@ -121,7 +121,7 @@ class Recovery:
             phases_s=self._phases(now),
         )
         state.resets.append(report)
-        state.tell(report)
+        state.report(report)
 
     def _phases(self, now: float) -> dict[str, float]:
         """Return the seconds of each phase of the round, in order; their sum is the time of the reset."""

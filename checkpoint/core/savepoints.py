@@ -20,9 +20,9 @@ from collections.abc import Collection, Mapping
 import msgspec
 
 from checkpoint import limits
+from checkpoint.core.checkpointing import Checkpointing
 from checkpoint.core.coordinator_state import CoordinatorState
 from checkpoint.core.coordinator_vocabulary import SavepointWanted
-from checkpoint.core.cutting import Cutting
 from checkpoint.core.manifest import Cut, savepoint_name_problem, version_with
 from checkpoint.core.region import SavepointSettled
 
@@ -30,16 +30,16 @@ from checkpoint.core.region import SavepointSettled
 class Savepoints:
     """The savepoint requests of one region."""
 
-    def __init__(self, state: CoordinatorState, cutting: Cutting) -> None:
+    def __init__(self, state: CoordinatorState, checkpointing: Checkpointing) -> None:
         self._state = state
-        self._cutting = cutting
+        self._checkpointing = checkpointing
 
     def on_pin_wanted(self, event: SavepointWanted, now: float) -> None:
         """Make or drop a savepoint. An invalid request is answered at once and changes nothing."""
         cut = self._cut_meant(event)
         problem = self._problem(event, cut)
         if problem:
-            self._state.tell(SavepointSettled(event.name, 0, problem))
+            self._state.report(SavepointSettled(event.name, 0, problem))
             return
         self._state.pin_wishes[event.name] = cut
         self.settle_or_request(now)
@@ -48,7 +48,7 @@ class Savepoints:
         """Answer the requests that are carried out. If any remain, request a checkpoint that carries them."""
         self._settle()
         if self._state.pin_wishes:
-            self._cutting.request_cut(now)
+            self._checkpointing.request_cut(now)
 
     def settle_after_opening(self) -> None:
         """Answer requests by the reopened manifest.
@@ -84,9 +84,9 @@ class Savepoints:
         kept = {cut.cut for cut in state.kept}
         for name, cut in list(state.pin_wishes.items()):
             if held.get(name, 0) == cut:
-                state.tell(SavepointSettled(name, cut or _was(state.kept, name)))
+                state.report(SavepointSettled(name, cut or _was(state.kept, name)))
             elif cut and cut not in kept:
-                state.tell(SavepointSettled(name, 0, f"checkpoint {cut} was released meanwhile"))
+                state.report(SavepointSettled(name, 0, f"checkpoint {cut} was released meanwhile"))
             else:
                 continue
             del state.pin_wishes[name]

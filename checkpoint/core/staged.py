@@ -106,8 +106,8 @@ def producers_with_staged(directories: Iterable[str], application: str, handle: 
     prefix = handle_prefix(application, handle)
     found: dict[str, list[str]] = {}
     for name in sorted(directories):
-        if name.startswith(prefix) and (told := _PARTITION.fullmatch(name, len(prefix))):
-            found.setdefault(told[1], []).append(name)
+        if name.startswith(prefix) and (parsed := _PARTITION.fullmatch(name, len(prefix))):
+            found.setdefault(parsed[1], []).append(name)
     return found
 
 

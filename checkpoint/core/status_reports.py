@@ -90,4 +90,4 @@ class StatusReporter:
         current = (self.visible_state, self.waiting_for or self._state.reason)
         if current != self._reported:
             self._reported = current
-            self._state.tell(StateChanged(*current))
+            self._state.report(StateChanged(*current))

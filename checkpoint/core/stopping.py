@@ -4,9 +4,9 @@ A part of the coordinator.
 """
 
 from checkpoint import limits
+from checkpoint.core.checkpointing import Checkpointing
 from checkpoint.core.coordinator_state import CoordinatorState
 from checkpoint.core.coordinator_vocabulary import StopWanted
-from checkpoint.core.cutting import Cutting
 from checkpoint.core.ending import Ending
 from checkpoint.core.region import RegionState
 from checkpoint.core.region_states import CoordinatorPhase, PhaseEvent
@@ -15,10 +15,10 @@ from checkpoint.core.region_states import CoordinatorPhase, PhaseEvent
 class Stopping:
     """Phase STOPPING of one region."""
 
-    def __init__(self, state: CoordinatorState, ending: Ending, cutting: Cutting) -> None:
+    def __init__(self, state: CoordinatorState, ending: Ending, checkpointing: Checkpointing) -> None:
         self._state = state
         self._ending = ending
-        self._cutting = cutting
+        self._checkpointing = checkpointing
 
     def on_stop_wanted(self, event: StopWanted, now: float) -> None:
         """Stop after a last checkpoint; at once if there is nothing to commit or the region does not run."""
@@ -27,7 +27,7 @@ class Stopping:
         if state.over or state.phase is CoordinatorPhase.STOPPING:
             return
         if state.phase is CoordinatorPhase.RUNNING and (state.moved_on or state.pending is not None):
-            self._cutting.request_cut(now)
+            self._checkpointing.request_cut(now)
             if state.pending is not None:
                 state.move(PhaseEvent.STOP)
                 state.timers.set("stop", now + min(limits.stop_cut_timeout_s, state.spec.drain_timeout_s))

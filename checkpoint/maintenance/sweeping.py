@@ -66,7 +66,7 @@ class Sweep:
         self._application, self._handle = application, handle
         self._give_up_ms = None if give_up_s is None else int(1000 * give_up_s)
 
-    async def look(self) -> list[StagedObject]:
+    async def inspect(self) -> list[StagedObject]:
         """Return the staged objects. Claims nothing. Raises NoInputError, BadNameError,
         QuorumUnavailableError and what reading a chain raises.
         """
@@ -131,7 +131,7 @@ class Sweep:
 
     async def _look(self, producer: str, directory: str, decided: Decided) -> list[StagedObject]:
         sizes: dict[str, list[int]] = {}
-        for objects in (await self._store.look(directory)).answers.values():
+        for objects in (await self._store.inspect(directory)).answers.values():
             for info in objects.values():
                 sizes.setdefault(info.name, []).append(info.synced)
         now = wall_time_ms()
@@ -144,7 +144,7 @@ class Sweep:
                 name,
                 max(copies),
                 len(copies),
-                None if (told := parse_staged(name)) is None else told.since_ms,
+                None if (parsed := parse_staged(name)) is None else parsed.since_ms,
                 staged_states[name],
                 swept=swept and staged_states[name] in GARBAGE,
             )
@@ -152,7 +152,7 @@ class Sweep:
         ]
 
     async def _take_away(self, directory: str, decided: Decided, wait_s: float) -> None:
-        view, now = await self._store.look(directory), wall_time_ms()
+        view, now = await self._store.inspect(directory), wall_time_ms()
 
         def staged_state(name: str) -> StagedState:
             return staged_state_of(name, decided, now, self._give_up_ms)

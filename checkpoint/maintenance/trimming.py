@@ -20,7 +20,7 @@ from checkpoint.core.manifest import Cut
 from checkpoint.core.region import coordinator_directory, worker_directory
 from checkpoint.core.retention import floors_of
 from checkpoint.maintenance.stand_in import in_the_drivers_place
-from journal import Floors, below, look_chain, parse_segment_name
+from journal import Floors, below, inspect_chain, parse_segment_name
 from journal.ports import StorePort
 
 
@@ -55,7 +55,7 @@ async def garbage_of(store: StorePort, view: ManifestView) -> list[UnneededObjec
 
 async def _manifest_floor(store: StorePort, directory: str) -> Floors:
     """Return the floor of the manifest: its newest snapshot, which contains everything retained."""
-    for span in (await look_chain(store, directory, CHAIN)).segments[:1]:
+    for span in (await inspect_chain(store, directory, CHAIN)).segments[:1]:
         lowest = parse_segment_name(span.name)
         assert lowest is not None, "spans are of segments"
         return {CHAIN: lowest.order}
@@ -65,7 +65,7 @@ async def _manifest_floor(store: StorePort, directory: str) -> Floors:
 async def _below(store: StorePort, directory: str, floors: Floors) -> list[UnneededObject]:
     is_garbage = below(floors)
     copies: dict[str, list[int]] = {}
-    for objects in (await store.look(directory)).answers.values():
+    for objects in (await store.inspect(directory)).answers.values():
         for info in objects.values():
             if is_garbage(info.name):
                 copies.setdefault(info.name, []).append(info.synced)

@@ -79,7 +79,7 @@ class QueueReader:
 
     async def _sizes(self) -> dict[str, ObjectInfo]:
         """Return the longest copy of each record object."""
-        view = await self._store.look(self._directory)
+        view = await self._store.inspect(self._directory)
         return _longest(view.answers.values())
 
 
@@ -111,7 +111,7 @@ class QueueRepair:
         """Return (member, object) -> durable size of each copy that is shorter than what a quorum holds, for
         the newest objects.
         """
-        answers = (await self._store.look(self._directory)).answers
+        answers = (await self._store.inspect(self._directory)).answers
         names = sorted(_longest(answers.values()))[-limits.queue_objects_kept :]
         behind: dict[tuple[bytes, str], int] = {}
         for name in names:
@@ -134,7 +134,7 @@ async def write_records(
     """
     attempt = 0
     while True:
-        view = await store.look(directory)
+        view = await store.inspect(directory)
         try:
             claim = await store.claim(directory, view.epoch_seen + 1, randomness.fresh_id())
             async with claim:

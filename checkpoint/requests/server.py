@@ -1,4 +1,4 @@
-"""The driver's side of requests through the store: reads requests, lets the request desk decide, writes
+"""The driver's side of requests through the store: reads requests, lets the core decide, writes
 answers.
 
 This file performs what `core/request_handling.py` decides.
@@ -66,7 +66,7 @@ class ServedRegion(Protocol):
 
 
 class RequestServer:
-    """Answers the requests to one driver. `run` is its task; `heard` receives the events of the region, on
+    """Answers the requests to one driver. `run` is its task; `on_event` receives the events of the region, on
     the same thread.
     """
 
@@ -85,7 +85,7 @@ class RequestServer:
         self._wake = trio.Event()
         self._trouble = ""
 
-    def heard(self, event: RegionEvent) -> None:
+    def on_event(self, event: RegionEvent) -> None:
         """Process an event of the region. Does not block."""
         self._handle(RegionNotified(event))
         if self._outbox:
@@ -219,11 +219,11 @@ async def answering(store: Store, spec: RegionSpec, region: ServedRegion) -> Asy
     """Answer requests in the background. Leave the context when the region has ended; it then writes the last
     answers.
     """
-    desk = RequestServer(store, spec, region)
+    server = RequestServer(store, spec, region)
     async with trio.open_nursery() as nursery:
         if spec.answer_requests:
-            nursery.start_soon(desk.run)
-        yield desk
+            nursery.start_soon(server.run)
+        yield server
         nursery.cancel_scope.cancel()
     if spec.answer_requests:
-        await desk.last_words()
+        await server.last_words()

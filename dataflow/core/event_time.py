@@ -32,8 +32,8 @@ def together(watermarks: Iterable[Watermark]) -> Watermark:
 
     IDLE streams are ignored. Their rows may arrive below the combined watermark, and are late then.
     """
-    heard = [watermark for watermark in watermarks if watermark != IDLE]
-    return min(heard) if heard else IDLE
+    active = [watermark for watermark in watermarks if watermark != IDLE]
+    return min(active) if active else IDLE
 
 
 def is_time(watermark: Watermark) -> bool:

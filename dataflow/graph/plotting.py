@@ -102,8 +102,8 @@ def _class_of(node: NodePlan) -> str:
 def _operator(canvas: "_Canvas", plan: GraphPlan, node: NodePlan, box: Box) -> None:
     schema = plan.schemas[node.name]
     kind = _kind_text(plan, node)
-    told = f"{node.name}\n{kind}" + (f"\noutput: {schema_text(schema)}" if schema is not None else "")
-    canvas.box(_class_of(node), box, corner=4 if node.exchange is not None else 10, told=told)
+    tooltip = f"{node.name}\n{kind}" + (f"\noutput: {schema_text(schema)}" if schema is not None else "")
+    canvas.box(_class_of(node), box, corner=4 if node.exchange is not None else 10, tooltip=tooltip)
     canvas.text(box.x + 12, box.y + 20, _short(node.name))
     canvas.text(box.x + 12, box.y + 36, _short(kind), pale=True)
 
@@ -127,13 +127,13 @@ class _Canvas:
         self._axes.set_ylim(height, 0)
         self._above = 1
 
-    def box(self, kind: str, box: Box, *, corner: int, told: str = "") -> None:
+    def box(self, kind: str, box: Box, *, corner: int, tooltip: str = "") -> None:
         from matplotlib.patches import FancyBboxPatch
 
         shape = f"round,pad=0,rounding_size={corner}"
         look = {"linewidth": points(1), **_BOXES[kind]}
         patch = FancyBboxPatch((box.x, box.y), box.width, box.height, boxstyle=shape, **look)
-        self._add(patch, kind, told)
+        self._add(patch, kind, tooltip)
 
     def text(self, x: float, y: float, words: str, *, pale: bool = False) -> None:
         size, colour = (SMALL_PX, PALE) if pale else (LETTERS_PX, INK)
@@ -151,9 +151,9 @@ class _Canvas:
         head = [(x - _ARROW, y - _ARROW / 2), (x, y), (x - _ARROW, y + _ARROW / 2)]
         self._add(Polygon(head, facecolor=look["color"], edgecolor="none"), "head")
 
-    def _add(self, patch: Any, kind: str, told: str = "") -> None:
+    def _add(self, patch: Any, kind: str, tooltip: str = "") -> None:
         patch.set_zorder(self._next())
-        self._picture.tell(patch, kind, told)
+        self._picture.describe(patch, kind, tooltip)
         self._axes.add_patch(patch)
 
     def _next(self) -> int:

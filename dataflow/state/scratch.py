@@ -32,12 +32,12 @@ def of_scratch(scratch: str, what: str, *errors: type[Exception]) -> Iterator[No
         yield
     except expected as error:
         # LMDB reports EIO if a full disk accepted a part of a write, so the message has the free space.
-        told = f"{what} in {_named(scratch or tempfile.gettempdir())}: {error}"
+        problem = f"{what} in {_named(scratch or tempfile.gettempdir())}: {error}"
         raise UserFault(
-            told,
+            problem,
             remedy="make space on that disk, or start the region with scratch= on a larger one; nothing is"
             " lost: the region resets to its last checkpoint",
-        ) from OperatorFailure(told)
+        ) from OperatorFailure(problem)
 
 
 def _named(directory: str) -> str:

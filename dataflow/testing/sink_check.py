@@ -50,7 +50,7 @@ STORIES: Final[Mapping[str, str]] = {
     "a crash between commit and its news": f"rows {_CUT} crash rows",
     "a crash while the news spread": f"rows {_CUT} publish-one crash rows",
     "a crash after the commit, before the answer": f"{_DONE} crash rows",
-    "the commit is told twice": f"{_DONE} publish rows publish",
+    "the commit is reported twice": f"{_DONE} publish rows publish",
     "the next cut is prepared before the news": f"rows {_CUT} rows prepare sync publish commit publish",
     "two cuts are committed before the news": f"rows {_CUT} rows {_CUT} publish",
     "two cuts are committed, and no news came": f"rows {_CUT} rows {_CUT} crash rows",
@@ -108,20 +108,20 @@ def check_sink(
     if early not in get_args(Early):
         raise SchemaError(f"early is one of {', '.join(get_args(Early))}, got {early!r}")
     columns = parse_schema(schema)
-    told = {name: acts.split() for name, acts in STORIES.items()}
+    stories = {name: acts.split() for name, acts in STORIES.items()}
     for number in range(seed, seed + runs):
-        told[f"made up {number}"] = _made_up(random.Random(number))  # noqa: S311 - no secret
+        stories[f"made up {number}"] = _made_up(random.Random(number))  # noqa: S311 - no secret
     if not zombies:
-        told = {name: acts for name, acts in told.items() if not set(acts) & set(_ZOMBIES)}
+        stories = {name: acts for name, acts in stories.items() if not set(acts) & set(_ZOMBIES)}
     problems = []
-    for name, acts in told.items():
+    for name, acts in stories.items():
         story = _Story(fresh, name, columns, row, workers, delivery, early)
-        problem = story.tell([*acts, "rows", "prepare", "sync", "commit", "publish"])
+        problem = story.play([*acts, "rows", "prepare", "sync", "commit", "publish"])
         if problem:
             problems.append(f"{name!r}: {problem}")
     if problems:
         raise SinkCheckError(problems)
-    return len(told)
+    return len(stories)
 
 
 def check_refuses_other_run(fresh: Fresh) -> None:
@@ -133,7 +133,7 @@ def check_refuses_other_run(fresh: Fresh) -> None:
     columns = parse_schema("id bigint, text string")
     sink, visible = fresh("another run wrote here")
     first = _Story(lambda _: (sink, visible), "first", columns, default_row, 2, "exactly-once", "stays")
-    if problem := first.tell(["rows", "prepare", "sync", "commit", "publish"]):
+    if problem := first.play(["rows", "prepare", "sync", "commit", "publish"]):
         raise SinkCheckError([problem])
     before = Counter(visible())
     second = OperatorContext("second", "sink", 0, 2, uuid4().bytes, (columns,), None, 2)
@@ -210,14 +210,14 @@ class _Story:
     committed: _Cut | None = None
     asked: _Cut | None = None
     synced: bool = False
-    told: int = 0
+    published: int = 0
     """The rows of this checkpoint must be visible."""
-    told_rows: tuple[int, ...] = ()
+    published_rows: tuple[int, ...] = ()
     calls: int = 0
     store: bytes = field(default_factory=lambda: uuid4().bytes)
     """Unique, so that stories on one target are of different regions."""
 
-    def tell(self, acts: Sequence[str]) -> str:
+    def play(self, acts: Sequence[str]) -> str:
         """Run the acts. Return what went wrong and when; "" for nothing."""
         sink, visible = self.fresh(self.name)
         sink.check_input(self.schema)
@@ -293,7 +293,7 @@ class _Story:
         for side in self.sides if everybody else self.sides[:1]:
             side.writer.publish(cut.number)
         if everybody:
-            self.told, self.told_rows = cut.number, cut.rows
+            self.published, self.published_rows = cut.number, cut.rows
 
     def _end(self) -> None:
         for side in self.sides:
@@ -347,9 +347,9 @@ class _Story:
         doubled = sorted(number for number, count in seen.items() if count > 1)
         if doubled and self.delivery != "at-least-once":
             return f"doubled: {_some(doubled)}"
-        missing = sorted(self._ids(self.told_rows) - seen.keys())
+        missing = sorted(self._ids(self.published_rows) - seen.keys())
         if missing and self.delivery != "at-most-once":
-            return f"lost: {_some(missing)}, though checkpoint {self.told} was published"
+            return f"lost: {_some(missing)}, though checkpoint {self.published} was published"
         rows = self.committed.rows if self.committed else ()
         unasked = sorted(seen.keys() - self._ids(rows))
         if unasked and self.early == "never":

@@ -234,7 +234,7 @@ class Circuit:
         `watermarks`: channel -> the watermarks of all senders.
         """
         run = _Run(step, self.graph.plan.stages[index])
-        self.time.heard(step, watermarks or {})
+        self.time.received(step, watermarks or {})
         for node in run.stage.nodes:
             for held in self._held.get(step, {}).pop(node.name, ()):
                 self._push(run, node, held)

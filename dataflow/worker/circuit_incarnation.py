@@ -123,7 +123,7 @@ class CircuitIncarnation:
         """Close all files. Nothing is made durable."""
         self._circuit.close()
 
-    # --- standing -----------------------------------------------------------------------------------------
+    # --- starting ---------------------------------------------------------------------------------
 
     def _stand(self, order: RestoreCircuit) -> None:
         part = order.part

@@ -8,7 +8,7 @@ States:
     state      meaning
     IDLE       there is no incarnation, or it failed; its messages are dropped until a `RestoreCircuit`
     LOADING    sources and sinks are positioned at the checkpoint; state blocks arrive
-    STANDING   the state is loaded; frames that peers send early are kept
+    LOADED     the state is loaded; frames that peers send early are kept
     RUNNING    steps run
 """
 
@@ -56,7 +56,7 @@ class LoopState(Enum):
 
     IDLE = auto()
     LOADING = auto()
-    STANDING = auto()
+    LOADED = auto()
     RUNNING = auto()
 
 
@@ -129,9 +129,9 @@ class CircuitLoop:
             else:
                 self._handle(message)
         except Exception as error:
-            told = self._run is not None and self._run.is_over  # the links have reported the cause
+            reported = self._run is not None and self._run.is_over  # the links have reported the cause
             self.drop()
-            if not told:
+            if not reported:
                 self._post(_failure(number, error))
 
     def drop(self) -> None:
@@ -170,7 +170,7 @@ class CircuitLoop:
             self._post(BlockLoaded(run.number))
         elif isinstance(message, StateComplete):
             run.loaded(message.directories)
-            self._state = LoopState.STANDING
+            self._state = LoopState.LOADED
             self._post(StateLoaded(run.number))
         elif isinstance(message, Started):
             run.start(message)

@@ -148,12 +148,12 @@ class CircuitTime:
         for name in now.sources:
             self._watermarks[step][name] = now.watermark_of(name)
 
-    def heard(self, step: int, watermarks: Mapping[int, Sequence[Watermark]]) -> None:
+    def received(self, step: int, watermarks: Mapping[int, Sequence[Watermark]]) -> None:
         """Take the watermarks of all senders on the channels of a stage."""
-        for channel, said in watermarks.items():
+        for channel, watermarks_of_channel in watermarks.items():
             if channel in self._exchanges:
                 name = self._exchanges[channel]
-                self._watermarks[step][name] = together(said)
+                self._watermarks[step][name] = together(watermarks_of_channel)
                 if self._watermarks[step][name] == END:
                     self._incomplete.discard(name)
 

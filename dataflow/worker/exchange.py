@@ -45,7 +45,7 @@ class Exchange:
         self._shared = shared
         self._lost = lost
         self._outgoing: dict[int, trio.MemorySendChannel[Frames]] = {}
-        self._heard = IncomingFrames(spec.region, spec.worker, spec.workers, incarnation)
+        self._channels = IncomingFrames(spec.region, spec.worker, spec.workers, incarnation)
         self._over = trio.Event()
         self.on_durable: Callable[[int, int], None] | None = None
         """Called as `on_durable(peer, step)` when the divisions of a peer are durable up to a step."""
@@ -85,7 +85,7 @@ class Exchange:
             ) from error
         outgoing, queue = trio.open_memory_channel[Frames](math.inf)
         self._outgoing[worker] = outgoing
-        outgoing.send_nowait((self._heard.marker(FrameType.RESET, step),))
+        outgoing.send_nowait((self._channels.marker(FrameType.RESET, step),))
         nursery.start_soon(self._send_all, worker, link, queue)
 
     async def _send_all(self, worker: int, link: Link, queue: "trio.MemoryReceiveChannel[Frames]") -> None:
@@ -103,17 +103,17 @@ class Exchange:
         for worker, batch in frames.items():
             self._outgoing[worker].send_nowait(batch)
 
-    def tell(self, kind: FrameType, step: int) -> None:
+    def announce(self, kind: FrameType, step: int) -> None:
         """Queue a frame without payload for every peer."""
         for outgoing in self._outgoing.values():
-            outgoing.send_nowait((self._heard.marker(kind, step),))
+            outgoing.send_nowait((self._channels.marker(kind, step),))
 
     # --- in -----------------------------------------------------------------------------------------------
 
     async def hear(self, link: Link) -> None:
         """Receive everything that a peer sends on the link that it dialled, until the exchange ends."""
         peer = link.hello.worker
-        if not self._heard.admits(peer, link.hello.incarnation):
+        if not self._channels.admits(peer, link.hello.incarnation):
             logger.warning("refused an exchange link of worker %d: duplicate or unexpected", peer)
             return
         async with trio.open_nursery() as nursery:
@@ -132,9 +132,9 @@ class Exchange:
     def _take(self, peer: int, frame: ChannelFrame) -> None:
         if self._over.is_set():
             return  # received before the exchange ended, read after it
-        shown = self._heard.take(peer, frame)
+        shown = self._channels.take(peer, frame)
         if frame.type is FrameType.DURABLE and self.on_durable is not None:
             self.on_durable(peer, frame.step)
-        self._shared.peers_at = max(self._shared.peers_at, self._heard.peers_at)
+        self._shared.peers_at = max(self._shared.peers_at, self._channels.peers_at)
         if shown is not None:
             self._inbox.put(Arrived(self._incarnation, shown))

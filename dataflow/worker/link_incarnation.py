@@ -92,7 +92,7 @@ class LinkIncarnation:
             peers=spec.workers - 1,
             durable=lambda step: self._inbox.put(DivisionsDurable(self.number, step)),
         )
-        self._exchange.on_durable = self._outputs.heard
+        self._exchange.on_durable = self._outputs.on_peer_durable
         name = worker_directory(spec.region, spec.worker)
         self._directories = Directories(self._plan, name, order.incarnation, spec.scratch_dir)
         self._scope = trio.CancelScope()
@@ -171,7 +171,7 @@ class LinkIncarnation:
         return None if self._ending else self._failure
 
     async def _live(self) -> None:
-        laps = PhaseTimer(trio.current_time())
+        phases = PhaseTimer(trio.current_time())
         order, after = self._order, after_step(self._order)
         part = None if order.restore is None else order.restore.workers[self._spec.worker]
         store_id = self._store.record.store_id
@@ -184,30 +184,30 @@ class LinkIncarnation:
                 reading.start_soon(feed.run)
             async with await self._store.claim(directory, self.number, randomness.fresh_id()) as claim:
                 self.claim = claim
-                laps.end("claim", trio.current_time())
-                await self._work(claim, laps)
+                phases.end("claim", trio.current_time())
+                await self._work(claim, phases)
 
-    async def _work(self, claim: Claim, laps: PhaseTimer) -> None:
+    async def _work(self, claim: Claim, phases: PhaseTimer) -> None:
         """With the claim held: open the chains, restore the state, then serve steps and votes."""
         order, after = self._order, after_step(self._order)
         async with AsyncExitStack() as stack, trio.open_nursery() as nursery:
             await stack.enter_async_context(aclosing(self._outputs))
             await stack.enter_async_context(aclosing(self._directories))
             journals = await self._open_chains(claim, stack)
-            laps.end("open", trio.current_time())
+            phases.end("open", trio.current_time())
             nursery.start_soon(self._directories.record_all)
             # RESTORED promises both: the state is loaded, and every peer can be reached.
-            async with trio.open_nursery() as standing:
-                standing.start_soon(self._load, journals)
+            async with trio.open_nursery() as loading:
+                loading.start_soon(self._load, journals)
                 await self._exchange.dial_all(nursery, order.peers, step=after)
-            laps.end("load", trio.current_time())
+            phases.end("load", trio.current_time())
             await self._control.restored(
                 last_step=journals.last_step,
                 replayed_bytes=sum(
                     one.replayed_bytes for one in (journals, self._outputs, self._directories)
                 ),
-                seconds=sum(laps.phases_s.values()),
-                phases_s=laps.phases_s,
+                seconds=sum(phases.phases_s.values()),
+                phases_s=phases.phases_s,
             )
             nursery.start_soon(self._serve, journals)
             nursery.start_soon(self._vote_all, journals)
@@ -292,7 +292,7 @@ class LinkIncarnation:
             self._exchange.send(message.frames)
             if self._shared.exhausted and not self._told_exhausted:
                 self._told_exhausted = True
-                self._exchange.tell(FrameType.EOF, message.step)
+                self._exchange.announce(FrameType.EOF, message.step)
 
     async def _publish(self) -> None:
         """Publish output until a replay yields other output than was published before.
@@ -334,7 +334,7 @@ class LinkIncarnation:
         await self._control.prepared(
             cut=taken.barrier.cut, step=taken.step, positions=positions, phases_s=phases
         )
-        self._exchange.tell(FrameType.DURABLE, taken.step)
+        self._exchange.announce(FrameType.DURABLE, taken.step)
         await journals.voted(taken)
         self._shared.snapshot_due = journals.snapshot_due
 

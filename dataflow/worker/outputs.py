@@ -37,9 +37,9 @@ class Outputs:
         self._exchange = exchange
         self._logs: dict[str, OutputLog] = {}
         self._durable = DurableSteps(peers)
-        self._tells_circuit = graph.delivery == "at-most-once"
-        self._tell_circuit = durable
-        self._told_circuit = 0
+        self._reports_to_circuit = graph.delivery == "at-most-once"
+        self._report_to_circuit = durable
+        self._reported_to_circuit = 0
         self._to_publish, self._made = trio.open_memory_channel[OutputMade](math.inf)
         self._changed = trio.Event()
         self._recorded = 0
@@ -95,16 +95,16 @@ class Outputs:
         self._recorded = max(self._recorded, step)
         self._wake()
 
-    def heard(self, peer: int, step: int) -> None:
+    def on_peer_durable(self, peer: int, step: int) -> None:
         """Note a peer's DURABLE(step)."""
         self._durable.of_peer(peer, step)
         self._wake()
 
     def _wake(self) -> None:
         durable = self._durable.everywhere
-        if self._tells_circuit and durable > self._told_circuit:
-            self._told_circuit = durable
-            self._tell_circuit(durable)
+        if self._reports_to_circuit and durable > self._reported_to_circuit:
+            self._reported_to_circuit = durable
+            self._report_to_circuit(durable)
         self._changed.set()
         self._changed = trio.Event()
 
@@ -113,16 +113,16 @@ class Outputs:
     async def announce(self, division_synced: Callable[[int], Awaitable[None]]) -> None:
         """Announce to the peers how far this worker's divisions are durable, if anything waits for that."""
         by_step = any(spec.publish is Publish.STEP for spec in self._sinks.values())
-        if not by_step and not self._tells_circuit:
+        if not by_step and not self._reports_to_circuit:
             return
-        told = 0
+        announced = 0
         while True:
-            while self._recorded <= told:
+            while self._recorded <= announced:
                 await self._changed.wait()
-            told = self._recorded
-            await division_synced(told)
-            self._durable.own(told)
-            self._exchange.tell(FrameType.DURABLE, told)
+            announced = self._recorded
+            await division_synced(announced)
+            self._durable.own(announced)
+            self._exchange.announce(FrameType.DURABLE, announced)
             self._wake()
 
     async def publish_all(self) -> None:

@@ -73,7 +73,7 @@ def get(
                 async with aclosing(pieces):
                     async for at, data in pieces:
                         await trio.to_thread.run_sync(_write_json if as_json else _write, at, data)
-                        progress.tell("read", at + len(data) - offset)
+                        progress.show("read", at + len(data) - offset)
 
     run(work)
 

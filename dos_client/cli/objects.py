@@ -99,7 +99,7 @@ def ls(
 async def _on_members(store: Store, directory: str) -> dict[str, list[ObjectInfo]]:
     """Return the copies of each object on the sound members."""
     copies: dict[str, list[ObjectInfo]] = {}
-    for objects in (await store.look(directory)).answers.values():
+    for objects in (await store.inspect(directory)).answers.values():
         for name, info in objects.items():
             copies.setdefault(name, []).append(info)
     return copies
@@ -172,7 +172,7 @@ def _some_of(source: BinaryIO) -> bytes:
 async def _append(store: Store, url: DosUrl, source: BinaryIO, *, take_over: bool) -> dict[str, Any]:
     assert url.directory is not None
     assert url.object is not None
-    if store.of_one_server and not (await store.look(url.directory)).epoch_seen:
+    if store.of_one_server and not (await store.inspect(url.directory)).epoch_seen:
         claim = await store.unclaimed(url.directory)
     else:
         claim = await _claim(store, url.directory, take_over=take_over)
@@ -187,7 +187,7 @@ async def _append(store: Store, url: DosUrl, source: BinaryIO, *, take_over: boo
 
 
 async def _claim(store: Store, directory: str, *, take_over: bool) -> Claim:
-    view = await store.look(directory)
+    view = await store.inspect(directory)
     foreign = any(epoch and not is_tool(writer) for epoch, writer in view.epochs.values())
     if foreign and not take_over:
         fail(
@@ -225,7 +225,7 @@ def stat(
                 await store.ping()
                 return [_server(store, one.address, one.server_id, one.error) for one in store.members()]
             if parsed.object is None:
-                view = await store.look(parsed.directory)
+                view = await store.inspect(parsed.directory)
                 return [
                     {
                         "address": address[server_id],

@@ -46,7 +46,7 @@ class ProgressShown:
             )
             self._task = self._bar.add_task("", total=None)
 
-    def tell(self, text: str, done: int, total: int = 0, phase: str = "") -> None:
+    def show(self, text: str, done: int, total: int = 0, phase: str = "") -> None:
         """Show the text, with bytes done and in all (0: not known). A new phase is shown at once."""
         if self._from_s and trio.current_time() < self._from_s:
             return
@@ -77,4 +77,4 @@ class ProgressShown:
 def bar_of(text: str, *, quiet: bool = False) -> Iterator[Callable[[int, int | None], None]]:
     """Yield a function that moves a bar: bytes done, and in all if known. Shows nothing off a terminal."""
     with ProgressShown(quiet=quiet, lines=False) as shown:
-        yield lambda done, total: shown.tell(text, done, total or 0)
+        yield lambda done, total: shown.show(text, done, total or 0)

@@ -59,7 +59,7 @@ def verify(
                     store,
                     directories or (),
                     read=read,
-                    tell=lambda now: shown.tell(_verify_text(now), now.bytes_read),
+                    on_progress=lambda now: shown.show(_verify_text(now), now.bytes_read),
                 )
 
     report = run(work)
@@ -101,7 +101,7 @@ def repair(
                     directories or (),
                     read=read,
                     dry_run=dry_run,
-                    tell=lambda now: shown.tell(_repair_text(now), now.bytes_done, now.bytes_total),
+                    on_progress=lambda now: shown.show(_repair_text(now), now.bytes_done, now.bytes_total),
                 )
 
     report = run(work)

@@ -58,13 +58,13 @@ def add(
 def filling_shown(shown: ProgressShown) -> Callable[[ReplaceProgress], None]:
     """Return a function that shows the progress of filling a member."""
 
-    def tell(now: ReplaceProgress) -> None:
+    def show(now: ReplaceProgress) -> None:
         text = now.phase
         if now.directories:
             text += f", {now.directories_done} of {now.directories} directories"
-        shown.tell(text, now.bytes_done, now.bytes_total, now.phase)
+        shown.show(text, now.bytes_done, now.bytes_total, now.phase)
 
-    return tell
+    return show
 
 
 def init(

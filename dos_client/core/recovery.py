@@ -49,7 +49,7 @@ class StoreSurvivors:
     highest: int
 
 
-def standing(membership: Membership, answers: Iterable[ServerAnswer]) -> StoreSurvivors | None:
+def survivors(membership: Membership, answers: Iterable[ServerAnswer]) -> StoreSurvivors | None:
     """Evaluate the answers. Returns None if no server reports a record of one store."""
     found = list(answers)
     record = membership.newest or membership.record

@@ -298,7 +298,7 @@ class Replica:
                 self.sent = self.received = self.synced = 0
                 return []
 
-    def told(self, received: int, synced: int) -> bool:
+    def acknowledge(self, received: int, synced: int) -> bool:
         """Apply a durability ack and return whether it counts. Raises RemoteProtocolError if its sizes are
         not possible.
         """

@@ -71,7 +71,7 @@ class WaitTracker:
         self._looked = 0.0
         self._told = False
 
-    def look(self, reason: str, now: float) -> WaitBegan | WaitEnded | None:
+    def inspect(self, reason: str, now: float) -> WaitBegan | WaitEnded | None:
         """Update with the reason to wait at this moment, '' for none. Returns a change to report; Began and
         Ended alternate.
         """

@@ -26,7 +26,7 @@ class ProveStamp(NamedTuple):
     stamp: DiskStamp
 
 
-class TellStamp(NamedTuple):
+class StoreStamp(NamedTuple):
     """Send the newest stamp of `member` to `witness`. Its disk has the stamp `before`, which the witness
     knew.
     """
@@ -37,7 +37,7 @@ class TellStamp(NamedTuple):
     before: DiskStamp
 
 
-Step = ProveStamp | TellStamp
+Step = ProveStamp | StoreStamp
 
 
 class Witnessing:
@@ -45,14 +45,14 @@ class Witnessing:
 
     def __init__(self) -> None:
         self._newest: dict[bytes, DiskStamp] = {}
-        self._told: dict[bytes, dict[bytes, DiskStamp]] = {OURSELVES: {}}
+        self._stored: dict[bytes, dict[bytes, DiskStamp]] = {OURSELVES: {}}
         self._proved: set[tuple[bytes, DiskStamp]] = set()
         self._present: dict[bytes, None] = {OURSELVES: None}  # a dict: its order is reproducible
 
     def met(self, member: bytes, newest: DiskStamp, witnessed: Mapping[bytes, DiskStamp]) -> None:
         """Record that a session with a member began, and the stamps in its WELCOME."""
         self._present[member] = None
-        self._told[member] = dict(witnessed)
+        self._stored[member] = dict(witnessed)
         self._is_at(member, newest)
         self._remember(member)
 
@@ -67,9 +67,9 @@ class Witnessing:
             self._proved.add((member, stamp))
         self._remember(member)
 
-    def told(self, witness: bytes, member: bytes, held: DiskStamp) -> None:
+    def stored(self, witness: bytes, member: bytes, held: DiskStamp) -> None:
         """Record that the witness stores that stamp of the member."""
-        self._told.setdefault(witness, {})[member] = held
+        self._stored.setdefault(witness, {})[member] = held
 
     def _is_at(self, member: bytes, newest: DiskStamp) -> None:
         if self._newest.get(member) != newest:  # it was restarted, perhaps on another disk
@@ -78,7 +78,7 @@ class Witnessing:
 
     def _remember(self, member: bytes) -> None:
         """Store the member's newest stamp in this client, once the stamp it knew before is proved."""
-        ours, newest = self._told[OURSELVES], self._newest[member]
+        ours, newest = self._stored[OURSELVES], self._newest[member]
         held = ours.get(member)
         if newest.number and (held is None or (member, held) in self._proved):
             ours[member] = newest
@@ -93,10 +93,10 @@ class Witnessing:
             for witness in self._present:
                 if witness == member:
                     continue
-                held = self._told[witness].get(member, NO_STAMP)
+                held = self._stored[witness].get(member, NO_STAMP)
                 if held == newest or not newest.number or only not in (None, member, witness):
                     continue
                 if held.number and (member, held) not in self._proved:
                     yield ProveStamp(member, held)
                 else:
-                    yield TellStamp(witness, member, newest, held)
+                    yield StoreStamp(witness, member, newest, held)

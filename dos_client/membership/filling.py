@@ -116,7 +116,7 @@ class Filling:
         self,
         store: Store,
         joining: Member,
-        tell: Callable[[int, int, int, int], None],
+        on_progress: Callable[[int, int, int, int], None],
         check: Callable[[], None],
     ) -> None:
         """`check` raises if another run has taken over."""
@@ -124,7 +124,7 @@ class Filling:
         self._generation = store.record.generation
         self._check = check
         self._joining = joining
-        self._tell = tell
+        self._on_progress = on_progress
         self._wanted: list[DirectoryGoal] = []
         self._finished = 0
         self._directories = 0
@@ -226,7 +226,7 @@ class Filling:
 
     async def _look(self, name: str) -> DirectoryGoal:
         """List what F members hold. Raises NotFoundError or BusyError if an object is deleted meanwhile."""
-        view = await self._store.look(name, as_files=True)
+        view = await self._store.inspect(name, as_files=True)
         epoch, writer_id = max(view.epochs.values(), default=(0, NO_ID))
         wanted = DirectoryGoal(name, epoch, writer_id)
         for object_name in sorted({one for objects in view.answers.values() for one in objects}):
@@ -304,7 +304,7 @@ class Filling:
         return (await connection.stat(copy.name, size)).digest if size else 0
 
     def _count(self) -> None:
-        self._tell(
+        self._on_progress(
             self._directories,
             self._finished,
             sum(one.total for one in self._wanted),

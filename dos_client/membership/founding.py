@@ -95,7 +95,7 @@ def _exactly(record: StoreRecord, ids: set[bytes], ack_quorum: int | None, url: 
 async def _all_empty(members: tuple[Member, ...], token: bytes, client: str) -> None:
     full: list[str] = []
 
-    async def look(member: Member) -> None:
+    async def inspect(member: Member) -> None:
         try:
             async with open_connection(member.address, token=token, client=client) as connection:
                 found = await connection.list_names()
@@ -107,7 +107,7 @@ async def _all_empty(members: tuple[Member, ...], token: bytes, client: str) -> 
 
     async with trio.open_nursery() as nursery:
         for member in members:
-            nursery.start_soon(look, member)
+            nursery.start_soon(inspect, member)
     if full:
         raise NotEmptyError(
             "a store can only be created from empty servers",

@@ -60,7 +60,7 @@ async def read_overrides(store: Store) -> list[override_log.Override]:
 
 
 async def _read_overrides_once(store: Store) -> list[override_log.Override]:
-    view = await store.look(record_log.DIRECTORY)
+    view = await store.inspect(record_log.DIRECTORY)
     found: list[override_log.Override] = []
     for name in override_log.names(view.answers):
         copy = record_log.longest(view.answers, name)
@@ -103,7 +103,7 @@ async def _until_done(once: Callable[[Store], Awaitable[_T]], store: Store, pass
 
 
 async def _take_over_once(store: Store) -> tuple[Claim, RecordLog]:
-    view = await store.look(record_log.DIRECTORY)
+    view = await store.inspect(record_log.DIRECTORY)
     claim = await store.claim(record_log.DIRECTORY, view.epoch_seen + 1, randomness.fresh_id())
     try:
         last = record_log.last_of(await _settle_all(claim), store.record)

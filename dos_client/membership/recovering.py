@@ -65,8 +65,8 @@ async def recover_store(
     LossError if nothing acknowledged can be lost, because `replace_member` handles that case, and
     ReplacementError if nothing has to be given up. If interrupted, run it again with the same arguments.
     """
-    parsed, tell, added = parse_url(url), ProgressReporter(progress), [parse_address(one) for one in new]
-    tell.phase("looking")
+    parsed, reporter, added = parse_url(url), ProgressReporter(progress), [parse_address(one) for one in new]
+    reporter.phase("looking")
     now, seen = await look_around(parsed.servers, token=token, client=client)
     now = need_store(now, seen)
     override = None
@@ -74,17 +74,17 @@ async def recover_store(
         await _must_be_accepted(now, seen, token=token, client=client, accept_loss=accept_loss)
         for address in added:
             await must_be_new(address, token, client)
-        tell.phase("forcing")
+        reporter.phase("forcing")
         record = forced(now)
         await force(record, seen, token=token, client=client)
         override = entry(ACCEPT_LOSS, record, now)
     async with open_store(parsed, token=token, client=client) as store:
         begun = override or await unfinished(store, accept_loss=accept_loss)
         if begun is None:
-            return await _accept_damage(store, now, tell, accept_loss=accept_loss)
+            return await _accept_damage(store, now, reporter, accept_loss=accept_loss)
         if begun.what != ACCEPT_LOSS:
             raise ReplacementError("a replacement is not complete", remedy="run `dos store replace` again")
-        return await _finish(store, begun, added, tell)
+        return await _finish(store, begun, added, reporter)
 
 
 async def _must_be_accepted(
@@ -107,14 +107,14 @@ async def _must_be_accepted(
 
 
 async def _accept_damage(
-    store: Store, now: StoreSurvivors, tell: ProgressReporter, *, accept_loss: bool
+    store: Store, now: StoreSurvivors, reporter: ProgressReporter, *, accept_loss: bool
 ) -> Recovered:
     """Truncate damaged copies although enough members answer.
 
     Copies may be damaged that the others cannot repair, for example because one of those is unavailable. A
     member with such a copy does not answer for that directory, which may block the directory for good.
     """
-    tell.phase("mending")
+    reporter.phase("mending")
     # a damage that a server would report on a write shows only when the repair is tried
     report = await repair_store(store)
     left = [one for one in report.repairs if one.verdict is CopyState.DAMAGED and not one.repairable]
@@ -131,28 +131,30 @@ async def _accept_damage(
             remedy="start the missing members and run `dos store repair`, or give up the damaged data:"
             " run the command again with --accept-loss",
         )
-    tell.phase("cutting")
+    reporter.phase("cutting")
     details = await cut_damage(store)
     async with open_record_log(store) as records:
         override = entry(ACCEPT_LOSS, store.record, now)
         await records.note(override)
-        tell.phase("fencing")
+        reporter.phase("fencing")
         details += await claim_above(store, {one.directory for one in left})
         await records.note(replace(override, finished=True, details=details))
-    tell.phase("done")
+    reporter.phase("done")
     return Recovered(store.record, tuple(details))
 
 
-async def _finish(store: Store, override: Override, new: Sequence[str], tell: ProgressReporter) -> Recovered:
-    tell.phase("cutting")
+async def _finish(
+    store: Store, override: Override, new: Sequence[str], reporter: ProgressReporter
+) -> Recovered:
+    reporter.phase("cutting")
     details = await cut_damage(store)
     async with open_record_log(store) as records:
         await records.note(override)
         await install_decided(store, records)
-        tell.phase("fencing")
+        reporter.phase("fencing")
         details += await claim_above(store)
         for address in new:
-            await add_to(store, records, address, tell)
+            await add_to(store, records, address, reporter)
         await records.note(replace(override, finished=True, details=details))
-    tell.phase("done")
+    reporter.phase("done")
     return Recovered(store.record, tuple(details))

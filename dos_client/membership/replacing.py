@@ -61,8 +61,8 @@ async def replace_member(
     elsewhere. It is needed, and accepted, only if too few members answer to agree on a replacement (one of
     two members is dead), but every acknowledged byte is on a member that answers.
     """
-    tell = ProgressReporter(progress)
-    tell.phase("joining")
+    reporter = ProgressReporter(progress)
+    reporter.phase("joining")
     old_name = old if len(old) == 32 and ":" not in old else parse_address(old)
     new_address, parsed = parse_address(new), parse_url(url)
     now, seen = await look_around(parsed.servers, token=token, client=client)
@@ -80,7 +80,7 @@ async def replace_member(
             )
         answer = await probe(new_address, token=token, client=client)
         try:
-            await _replace(store, old_name, answer, tell, override)
+            await _replace(store, old_name, answer, reporter, override)
         except FencedError as error:
             # another run took over: it may have completed the replacement that this run decided
             if not await _is_in(store, answer.server_id):
@@ -88,7 +88,7 @@ async def replace_member(
                     f"another run took over: {_under_way(store.record)}",
                     remedy="only one replacement at a time is possible; wait for it",
                 ) from error
-        tell.phase("done")
+        reporter.phase("done")
         return store.record
 
 
@@ -142,7 +142,7 @@ async def _go_on_without(
 
 
 async def _replace(
-    store: Store, old: str, new: ServerAnswer, tell: "ProgressReporter", override: Override | None
+    store: Store, old: str, new: ServerAnswer, reporter: "ProgressReporter", override: Override | None
 ) -> None:
     if _plan(store.record, old, new)[0] is ReplacementStep.DONE and await unfinished(store) is None:
         return
@@ -155,7 +155,7 @@ async def _replace(
             await must_be_new(new.address, store.token, store.client)
             await decide_and_install(store, records, record)
         if step is not ReplacementStep.DONE:
-            await fill_and_finish(store, records, tell)
+            await fill_and_finish(store, records, reporter)
         forced_before = await unfinished(store)
         if forced_before is not None and forced_before.what == OTHER_IS_GONE:
             await records.note(replace(forced_before, finished=True))
@@ -174,15 +174,15 @@ async def add_member(
     Until it is filled, every member is needed to continue. If interrupted, run it again with the same
     arguments. Raises as `replace_member`.
     """
-    tell = ProgressReporter(progress)
+    reporter = ProgressReporter(progress)
     async with open_store(parse_url(url), token=token, client=client) as store:
         try:
             async with open_record_log(store) as records:
                 await install_decided(store, records)
-                await add_to(store, records, parse_address(new), tell)
+                await add_to(store, records, parse_address(new), reporter)
         except QuorumUnavailableError as error:
             raise _all_are_needed(store.record, error) from error
-        tell.phase("done")
+        reporter.phase("done")
         return store.record
 
 
@@ -198,9 +198,9 @@ def _all_are_needed(record: StoreRecord, error: QuorumUnavailableError) -> Quoru
     )
 
 
-async def add_to(store: Store, records: RecordLog, new: str, tell: "ProgressReporter") -> None:
+async def add_to(store: Store, records: RecordLog, new: str, reporter: "ProgressReporter") -> None:
     """Add one member, or continue to add it."""
-    tell.phase("joining")
+    reporter.phase("joining")
     answer = await probe(new, token=store.token, client=store.client)
     known = store.record.member(answer.server_id)
     if known is not None and known.state == "in":
@@ -212,14 +212,14 @@ async def add_to(store: Store, records: RecordLog, new: str, tell: "ProgressRepo
         except ValueError as error:
             raise ReplacementError(str(error)) from error
         await decide_and_install(store, records, record)
-    await fill_and_finish(store, records, tell)
+    await fill_and_finish(store, records, reporter)
 
 
-async def fill_and_finish(store: Store, records: RecordLog, tell: "ProgressReporter") -> None:
+async def fill_and_finish(store: Store, records: RecordLog, reporter: "ProgressReporter") -> None:
     """Fill the joining member, then let it count."""
-    await _fill(store, records, tell)
+    await _fill(store, records, reporter)
     leaving = replaced_member(store.record)
-    tell.phase("finishing")
+    reporter.phase("finishing")
     await decide_and_install(store, records, finish(store.record))
     if leaving is not None:
         await _tell_leaving(store, leaving.address)
@@ -327,12 +327,12 @@ async def _install(store: Store, record: StoreRecord) -> None:
         )
 
 
-async def _fill(store: Store, records: RecordLog, tell: ProgressReporter) -> None:
+async def _fill(store: Store, records: RecordLog, reporter: ProgressReporter) -> None:
     joining = filled_member(store.record)
     if joining is None:
         raise ReplacementError(f"no member is joining in generation {store.record.generation}")
-    tell.phase("filling")
-    await Filling(store, joining, tell.counts, records.check).run()
+    reporter.phase("filling")
+    await Filling(store, joining, reporter.counts, records.check).run()
 
 
 async def _tell_leaving(store: Store, address: str) -> None:

@@ -21,7 +21,7 @@ from dos_client.core.membership import ROLLED_BACK
 from dos_client.core.override_log import ACCEPT_LOSS, OTHER_IS_GONE, Override, is_finished
 from dos_client.core.quorum import Quorums, filled_member
 from dos_client.core.record_log import DIRECTORY
-from dos_client.core.recovery import StoreSurvivors, era, standing
+from dos_client.core.recovery import StoreSurvivors, era, survivors
 from dos_client.core.repair import RepairPlan, plan
 from dos_client.errors import LossError, QuorumUnavailableError, ReplacementError, StoreNotReadyError
 from dos_client.limits import fill_directories_max, install_timeout_s
@@ -91,7 +91,7 @@ async def look_around(
 ) -> tuple[StoreSurvivors | None, ServerSurvey]:
     """Find out which members are left of the store that the servers belong to."""
     membership, seen = await find_membership(servers, token=token, client=client)
-    return standing(membership, seen.answers), seen
+    return survivors(membership, seen.answers), seen
 
 
 def need_store(now: StoreSurvivors | None, seen: ServerSurvey) -> StoreSurvivors:
@@ -248,7 +248,7 @@ async def claim_above(store: Store, directories: Collection[str] | None = None) 
     async def jump(name: str) -> None:
         try:
             async with limiter:
-                seen = (await store.look(name)).epoch_seen
+                seen = (await store.inspect(name)).epoch_seen
                 if directories is not None and not seen:
                     return
                 async with await store.claim(name, seen + epoch_jump_max, randomness.fresh_id()) as claim:

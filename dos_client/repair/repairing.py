@@ -102,7 +102,7 @@ class RepairReport:
     away: dict[str, str] = field(default_factory=dict)
 
 
-Tell = Callable[[RepairProgress], None]
+OnProgress = Callable[[RepairProgress], None]
 
 
 async def repair_store(
@@ -111,7 +111,7 @@ async def repair_store(
     *,
     read: bool = False,
     dry_run: bool = False,
-    tell: Tell | None = None,
+    on_progress: OnProgress | None = None,
 ) -> RepairReport:
     """Repair every copy of the directories, or of all directories, that can be repaired.
 
@@ -123,7 +123,7 @@ async def repair_store(
     report = RepairReport(members=len(store.record.members))
     async with open_walk(store) as walk:
         names = wanted or await walk.directories()
-        repairer = _Repairer(walk, RepairProgress(len(names)), tell, dry_run=dry_run)
+        repairer = _Repairer(walk, RepairProgress(len(names)), on_progress, dry_run=dry_run)
         for name in names:
             need_quorum(walk, f"repair {name}")
             report.repairs += await repairer.directory(name, read=read)
@@ -161,11 +161,11 @@ class _Repairer:
     """The repairs of one walk through the store."""
 
     def __init__(
-        self, walk: StoreWalk, progress: RepairProgress, tell: Tell | None, *, dry_run: bool
+        self, walk: StoreWalk, progress: RepairProgress, on_progress: OnProgress | None, *, dry_run: bool
     ) -> None:
         self._walk = walk
         self._progress = progress
-        self._tell = tell
+        self._on_progress = on_progress
         self._dry_run = dry_run
         self._quorums = Quorums(walk.record)
         self.objects = 0
@@ -315,8 +315,8 @@ class _Repairer:
         self._say()
 
     def _say(self) -> None:
-        if self._tell is not None:
-            self._tell(self._progress)
+        if self._on_progress is not None:
+            self._on_progress(self._progress)
 
 
 async def bring(
@@ -324,14 +324,14 @@ async def bring(
     name: str,
     server_id: bytes,
     todo: RepairPlan,
-    tell: Callable[[int], None] = lambda _: None,
+    on_progress: Callable[[int], None] = lambda _: None,
 ) -> None:
     """Send a new copy to a member, from the first source that has all of it. Raises the last error."""
     if not todo.sources:
-        await _bring_from(walk, None, name, server_id, todo, tell)
+        await _bring_from(walk, None, name, server_id, todo, on_progress)
     for number, source in enumerate(todo.sources, 1):
         try:
-            await _bring_from(walk, source, name, server_id, todo, tell)
+            await _bring_from(walk, source, name, server_id, todo, on_progress)
         except (CorruptError, CorruptDataError, BrokenConnectionError, NotFoundError) as error:
             if number == len(todo.sources) or server_id not in walk.sessions:
                 raise
@@ -346,7 +346,7 @@ async def _bring_from(
     name: str,
     server_id: bytes,
     todo: RepairPlan,
-    tell: Callable[[int], None],
+    on_progress: Callable[[int], None],
 ) -> None:
     goal, old, fold, there = todo.goal, todo.old, PrefixDigest(), False
     while not there:
@@ -361,7 +361,7 @@ async def _bring_from(
         answer = await walk.session(server_id).repair(
             RepairChunk(name, offset, goal.size, goal.digest, old.size, old.digest, todo.overwrite, data)
         )
-        tell(len(data))
+        on_progress(len(data))
         there = answer.done
 
 

@@ -74,11 +74,15 @@ class VerifyReport:
         return [one for one in self.findings if not one.live]
 
 
-Tell = Callable[[VerifyProgress], None]
+OnProgress = Callable[[VerifyProgress], None]
 
 
 async def verify_store(
-    store: Store, directories: Iterable[str] = (), *, read: bool = False, tell: Tell | None = None
+    store: Store,
+    directories: Iterable[str] = (),
+    *,
+    read: bool = False,
+    on_progress: OnProgress | None = None,
 ) -> VerifyReport:
     """Compare all objects of the directories, or of all directories, on all members that answer.
 
@@ -91,10 +95,10 @@ async def verify_store(
         progress.directories = len(names)
         for name in names:
             need_quorum(walk, f"compare {name}")
-            await _Directory(walk, name, report, progress, tell).run(read=read)
+            await _Directory(walk, name, report, progress, on_progress).run(read=read)
             progress.directories_done += 1
-            if tell is not None:
-                tell(progress)
+            if on_progress is not None:
+                on_progress(progress)
         need_quorum(walk, "compare the copies")
         report.directories = len(names)
         report.away = dict(walk.errors)
@@ -115,13 +119,18 @@ class _Directory:
     """The verification of one directory."""
 
     def __init__(
-        self, walk: StoreWalk, name: str, report: VerifyReport, progress: VerifyProgress, tell: Tell | None
+        self,
+        walk: StoreWalk,
+        name: str,
+        report: VerifyReport,
+        progress: VerifyProgress,
+        on_progress: OnProgress | None,
     ) -> None:
         self._walk = walk
         self._name = name
         self._report = report
         self._progress = progress
-        self._tell = tell
+        self._on_progress = on_progress
 
     async def run(self, *, read: bool) -> None:
         walk = self._walk
@@ -149,8 +158,8 @@ class _Directory:
 
     def _was_read(self, count: int) -> None:
         self._progress.bytes_read += count
-        if self._tell is not None:
-            self._tell(self._progress)
+        if self._on_progress is not None:
+            self._on_progress(self._progress)
 
     def _count(self, name: str, copies: Copies, judgement: CopiesJudged, *, moving: bool) -> None:
         report, reference = self._report, judgement.reference

@@ -123,7 +123,7 @@ class StoreWalk:
         return copies, digests
 
     async def read_through(
-        self, name: str, server_id: bytes, copy: MemberCopy, tell: Callable[[int], None]
+        self, name: str, server_id: bytes, copy: MemberCopy, on_progress: Callable[[int], None]
     ) -> bool:
         """Read a copy completely. Returns whether every byte is good."""
         fold = PrefixDigest()
@@ -137,7 +137,7 @@ class StoreWalk:
             if not data:
                 return False
             fold.update(data)
-            tell(len(data))
+            on_progress(len(data))
         return fold.value == copy.digest
 
     def session(self, server_id: bytes) -> Connection:

@@ -98,11 +98,11 @@ def view_of(
             [_why_not(one, opened, errors) for one in record.members if one.server_id not in trusted],
         )
     epochs = {one: (answer.epoch, answer.writer_id) for one, answer in opened.items()}
-    told = {one: {info.name: info for info in opened[one].entries} for one in trusted}
+    entries = {one: {info.name: info for info in opened[one].entries} for one in trusted}
     return DirectoryView(
-        {one: objects for one, objects in told.items() if one in quorums.sets[0]},
+        {one: objects for one, objects in entries.items() if one in quorums.sets[0]},
         epochs,
         max((epoch for epoch, _ in epochs.values()), default=0),
         len(opened),
-        {one: objects for one, objects in told.items() if one not in quorums.sets[0]},
+        {one: objects for one, objects in entries.items() if one not in quorums.sets[0]},
     )

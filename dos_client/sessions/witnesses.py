@@ -125,7 +125,7 @@ class Witnesses:
             else:
                 message = Witness(step.member, *step.stamp, *step.before)
                 held = await self._ask(step.witness, message, Witnessed)
-                self._core.told(step.witness, step.member, DiskStamp(held.number, held.stamp_id))
+                self._core.stored(step.witness, step.member, DiskStamp(held.number, held.stamp_id))
         except RolledBackError as error:
             self._went_back(step.member, error)
         except DosError as error:

@@ -55,7 +55,7 @@ class ClaimWaits:
 
     def status(self) -> ClaimStatus:
         """Return the current status."""
-        self.look()
+        self.inspect()
         claim, now = self._claim, trio.current_time()
         targets = list(claim.targets.values())
         return ClaimStatus(
@@ -69,10 +69,10 @@ class ClaimWaits:
             tuple(member_in_claim(link) for link in claim.links()),
         )
 
-    def look(self) -> None:
+    def inspect(self) -> None:
         """Check whether the claim waits, log a change, and update the counters."""
         claim = self._claim
-        match self._waiting.look(self._reason(), trio.current_time()):
+        match self._waiting.inspect(self._reason(), trio.current_time()):
             case WaitBegan(reason):
                 log.warning("%s is waiting for the store: %s", claim.directory, reason)
             case WaitEnded(seconds):
@@ -153,15 +153,15 @@ async def observe(store: "Store") -> None:
     try:
         while True:
             await trio.sleep(observe_step_s)
-            look(store, figures)
+            publish_figures(store, figures)
     finally:
-        look(store, figures)
+        publish_figures(store, figures)
         figures.close()
 
 
-def look(store: "Store", figures: metrics.StoreFigures) -> None:
+def publish_figures(store: "Store", figures: metrics.StoreFigures) -> None:
     """Observe every claim and publish the metrics."""
     for claim in store.claims():
-        claim.standing.look()
+        claim.waits.inspect()
     store.counts.wrong_copies = store.damage.found
     figures.publish(store.counts, store.members(), sum(claim.waiting for claim in store.claims()))

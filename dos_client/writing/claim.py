@@ -74,7 +74,7 @@ class Claim:
         self._quorums = Quorums(store.record)
         self._machine = ClaimMachine(self._quorums)
         self._links: dict[bytes, MemberLink] = {}
-        self.standing = ClaimWaits(self)
+        self.waits = ClaimWaits(self)
         self.reads = ClaimReads(self)
         self._nursery: trio.Nursery | None = None
         self._change = trio.Event()
@@ -113,7 +113,7 @@ class Claim:
 
     def status(self) -> ClaimStatus:
         """Return the current status: what it waits for and why, the pending bytes, and the members."""
-        return self.standing.status()
+        return self.waits.status()
 
     async def wait_quorum(self) -> None:
         """Wait until it is not `waiting`. Raises FencedError, ClosedError."""
@@ -305,7 +305,7 @@ class Claim:
     def _finish(self) -> None:
         self._end.set()
         self.reads.drop_ahead()
-        self.standing.look()
+        self.waits.inspect()
         for target in self.targets.values():
             target.wake_all()
         self.changed()

@@ -227,14 +227,14 @@ class MemberCopies:
         claim.
         """
         target = copy.target
-        told = target.sizes.get(self.server_id, 0)
-        copy.had = max(copy.had, told) if info.synced < max(copy.had, told) else 0
-        if info.synced < told:
+        expected = target.sizes.get(self.server_id, 0)
+        copy.had = max(copy.had, expected) if info.synced < max(copy.had, expected) else 0
+        if info.synced < expected:
             target.uncount(self.server_id)
             log.error(
                 "%s has %d bytes of %s/%s, but had acknowledged %d: its disk lost data or went back in time."
                 " Other directories may lack more: replace the member (`dos store replace`)",
-                self.link.member.address, info.synced, self.claim.directory, target.name, told,
+                self.link.member.address, info.synced, self.claim.directory, target.name, expected,
             )  # fmt: skip
 
     def _start(self, copy: ObjectCopy, work: "catch_up.Work") -> None:
@@ -335,7 +335,7 @@ class MemberCopies:
             raise RemoteProtocolError(f"watermark for {mark.name}, to which this session does not append")
         replica = copy.replica
         limited = replica.sent - replica.received >= self._in_flight_max
-        if not replica.told(mark.received, mark.synced):
+        if not replica.acknowledge(mark.received, mark.synced):
             return
         self.worked = True
         copy.target.note(self.server_id, mark.received, mark.synced)

@@ -60,7 +60,7 @@ class Appends:
         session.wrote = True
         if only_asks:
             if state.settled:
-                self.tell(state, session)
+                self.send_ack(state, session)
             return
         self.take(session, directory, state, request.payload, request_id)
 
@@ -104,7 +104,7 @@ class Appends:
             if not directory.exists:
                 self._claims.now_exists(directory)
             if state.tickets:
-                self._tables.untold.setdefault(state, self._tables.now + watermark_seconds_max)
+                self._tables.unacknowledged.setdefault(state, self._tables.now + watermark_seconds_max)
             self._write_and_sync(directory, state)
         elif event.trouble is not v.DiskFailure.FAILED:
             refused = state.undo_write()
@@ -146,7 +146,7 @@ class Appends:
             self._tables.effects.append(v.SetMark(directory.name, state.mark))
             if state.corrupt_from is not None:
                 # A read found damage during the sync. No ack: a reported size counts for all bytes below it.
-                self._tables.untold.pop(state, None)
+                self._tables.unacknowledged.pop(state, None)
                 text = f"{state.name} is damaged from offset {state.corrupt_from} on"
                 self._refuse_tickets(settled, ErrorCode.CORRUPT, text, state.corrupt_from)
             else:
@@ -165,9 +165,9 @@ class Appends:
             tickets = list(group)
             session = self._release(number, sum(map(_bytes_of, tickets)), len(tickets))
             if session is not None and self.may_hear(session, directory):
-                self.tell(state, session)
+                self.send_ack(state, session)
         if not state.tickets:
-            self._tables.untold.pop(state, None)
+            self._tables.unacknowledged.pop(state, None)
 
     def may_hear(self, session: Session, directory: DirectoryState) -> bool:
         """Return whether the session may receive durability acks of the directory.
@@ -178,9 +178,9 @@ class Appends:
             return False
         return directory.holder is session if directory.claimed else True
 
-    def tell(self, state: ObjectState, session: Session) -> None:
+    def send_ack(self, state: ObjectState, session: Session) -> None:
         """Send a durability ack: the written and the synced size."""
-        self._tables.untold.pop(state, None)
+        self._tables.unacknowledged.pop(state, None)
         self._tables.send(session, m.DurabilityAck(state.name, state.written, state.synced))
 
     def _release(self, number: int, count_bytes: int, count: int) -> Session | None:
@@ -206,7 +206,7 @@ class Appends:
         """Poison the object, store that in its mark, and refuse everything that waits for it."""
         tickets = state.poison()
         self._tables.effects.append(v.SetMark(state.directory, state.mark))
-        self._tables.untold.pop(state, None)
+        self._tables.unacknowledged.pop(state, None)
         text = f"{state.name} is poisoned: a write or sync of it failed"
         self._refuse_tickets(tickets, ErrorCode.POISONED, text, state.synced)
         self._reads.end_waiting(state, ErrorCode.POISONED, text)
@@ -214,11 +214,11 @@ class Appends:
     def tick(self) -> None:
         """Send the received size of appends that have been written for a while though no sync has ended."""
         tables = self._tables
-        for state in [state for state, due in tables.untold.items() if due <= tables.now]:
-            del tables.untold[state]
+        for state in [state for state, due in tables.unacknowledged.items() if due <= tables.now]:
+            del tables.unacknowledged[state]
             if state.corrupt_from is not None:
                 continue
             session = tables.sessions.get(state.tickets[-1].session) if state.tickets else None
             directory = tables.directories.get(state.directory)
             if session is not None and directory is not None and self.may_hear(session, directory):
-                self.tell(state, session)
+                self.send_ack(state, session)

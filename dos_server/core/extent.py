@@ -103,9 +103,9 @@ def object_seed(directory: str, name: str) -> int:
     return digest64(f"{directory}/{name}".encode("ascii"))
 
 
-def fresh_root(life_id: bytes, number: int) -> int:
+def fresh_root(incarnation_id: bytes, number: int) -> int:
     """Return the root of the object with that number in one incarnation of the server. Never 0."""
-    return digest64(number.to_bytes(8, "big"), digest64(life_id)) & _LINK_MAX or 1
+    return digest64(number.to_bytes(8, "big"), digest64(incarnation_id)) & _LINK_MAX or 1
 
 
 def link_after(head: Buffer) -> int:

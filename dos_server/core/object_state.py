@@ -210,7 +210,7 @@ class ObjectState:
         return self.exists and (self.written > self.synced or not self.entry_durable)
 
     @property
-    def told(self) -> tuple[int, int]:
+    def claimed_size(self) -> tuple[int, int]:
         """The size and digest that clients may rely on; (0, 0) if the object is damaged somewhere inside.
 
         A reported size counts as evidence for all bytes below it.
@@ -226,7 +226,7 @@ class ObjectState:
 
     def info(self) -> ObjectInfo:
         """Return the object's entry for LIST, STAT and CWD answers."""
-        size, digest = self.told
+        size, digest = self.claimed_size
         received = 0 if self.tail_damaged else self.written
         return ObjectInfo(self.name, received, size, digest, self.being_appended, self.damaged, self.poisoned)
 

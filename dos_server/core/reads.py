@@ -172,8 +172,8 @@ class Reads:
         for waiter in self._tables.waiting.take_of_object(state):
             session = self._tables.answerable(waiter.session)
             if session is not None:
-                told = state.synced if actual is None else actual
-                self._tables.refuse(session, code, text, waiter.request_id, told)
+                actual_size = state.synced if actual is None else actual
+                self._tables.refuse(session, code, text, waiter.request_id, actual_size)
 
     def tick(self) -> None:
         """Answer the GETs whose deadline has passed, and more of the woken ones."""

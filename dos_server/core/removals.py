@@ -99,7 +99,7 @@ class Removals:
             del directory.objects[event.name]
             # a new object of this name gets a higher version, so that a late read of the old one is refused
             tables.object_version = max(tables.object_version, state.version) + 1
-            tables.untold.pop(state, None)
+            tables.unacknowledged.pop(state, None)
             self._reads.end_waiting(state, ErrorCode.NOT_FOUND, f"{event.name} was removed", 0)
         elif event.ending is v.Removal.NOT_NOW:
             refusal = AppendRefusal(ErrorCode.BUSY, f"{event.name} was not removed: {event.ending.value}")

@@ -193,7 +193,7 @@ class Repairs:
             self._claims.now_exists(directory)
             text = f"{event.name} was repaired: claim {directory.name} again and compare its size and digest"
             self._claims.end_writers(directory, text, directory.claim.epoch, session)
-            tables.untold.pop(old, None)
+            tables.unacknowledged.pop(old, None)
             self._reads.wake(old)
             if session is not None:
                 tables.send(session, m.RepairAck(event.name, event.found.size, done=True), repair.request_id)
@@ -214,7 +214,7 @@ def _is_there_already(state: ObjectState | None, request: m.RepairChunk) -> bool
 
 def refuses(state: ObjectState | None, request: m.RepairChunk) -> AppendRefusal | None:
     """Return why the object's copy may not be replaced, whatever the new bytes are; None if it may."""
-    size, digest = state.told if state is not None else (0, 0)
+    size, digest = state.claimed_size if state is not None else (0, 0)
     if request.goal_size > object_bytes_max:
         return AppendRefusal(
             ErrorCode.NO_SPACE, f"an object holds at most {object_bytes_max} bytes", object_bytes_max

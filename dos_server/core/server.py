@@ -55,7 +55,7 @@ class ServerCore:
         self,
         *,
         server_id: bytes,
-        life_id: bytes,
+        incarnation_id: bytes,
         record: bytes = b"",
         token: bytes = b"",
         directory_names: set[str] | None = None,
@@ -67,15 +67,16 @@ class ServerCore:
     ) -> None:
         """Create the core.
 
-        `life_id`: random bytes, unique to this start of the server. `directory_names`, `damaged_names`:
+        `incarnation_id`: random bytes, unique to this start of the server. `directory_names`,
+        `damaged_names`:
         directories on the disk, and those known to hold a damaged object. `reserve_bytes`: disk space kept
         free; None derives it from the size of the file system.
         """
         names = directory_names or set()
         self._tables = tables = Tables(
-            server_id, life_id, record, token, names, damaged_names or set(), reserve_bytes
+            server_id, incarnation_id, record, token, names, damaged_names or set(), reserve_bytes
         )
-        stamps_ = Stamps(tables, life_id, stamps)
+        stamps_ = Stamps(tables, incarnation_id, stamps)
         greetings, claims = Greetings(tables, stamps_), Claims(tables)
         self._reads = reads = Reads(tables)
         self._appends = appends = Appends(tables, claims, reads)
@@ -188,7 +189,7 @@ class ServerCore:
     def wants_tick(self) -> bool:
         """Return whether the core needs `Tick` events, because a GET waits or a size is not yet reported."""
         tables = self._tables
-        return bool(tables.untold or tables.waiting or tables.later or self._version0.wants_tick())
+        return bool(tables.unacknowledged or tables.waiting or tables.later or self._version0.wants_tick())
 
     def is_welcome(self, session: int) -> bool:
         """Return whether HELLO was answered. Until then the shell applies its time limit for HELLO."""

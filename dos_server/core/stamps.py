@@ -128,8 +128,8 @@ def _body(data: bytes, magic: bytes, where: str) -> bytes:
 class Stamps:
     """Carries out STAMP and WITNESS. `history` and `witnessed` are as they are on stable storage."""
 
-    def __init__(self, tables: Tables, life_id: bytes, files: StampFiles) -> None:
-        self._tables, self._life_id = tables, life_id
+    def __init__(self, tables: Tables, incarnation_id: bytes, files: StampFiles) -> None:
+        self._tables, self._life_id = tables, incarnation_id
         self.history = decode_history(files.stamps) if files.stamps else History()
         self.witnessed = decode_witnesses(files.witnessed) if files.witnessed else {}
         self._stamped_at: float | None = None
@@ -207,15 +207,15 @@ class Stamps:
             self._waiting.append((session.number, request, request_id))
             return
         held = self.witnessed.get(request.server_id, NO_STAMP)
-        told = DiskStamp(request.number, request.stamp_id)
-        if held == told or held != DiskStamp(request.before_number, request.before_id):
+        sent = DiskStamp(request.number, request.stamp_id)
+        if held == sent or held != DiskStamp(request.before_number, request.before_id):
             tables.send(session, m.Witnessed(request.server_id, *held), request_id)
             return
         members = {one.server_id for one in record.members}
         kept = {one: stamp for one, stamp in self.witnessed.items() if one in members}
         session.pending += 1
         self._keeping = request.server_id
-        kept[request.server_id] = told
+        kept[request.server_id] = sent
         self._store(session.number, request_id, WITNESSED, encode_witnesses(kept))
 
     def _store(self, session: int, request_id: int, name: str, data: bytes) -> None:

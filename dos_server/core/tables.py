@@ -44,7 +44,7 @@ class Tables:
 
     `effects`: effects of the current event, in order. `touched`: objects with accepted appends that are not
     yet passed to the disk.
-    `untold`: objects with written bytes that no durability ack has reported, and when one is due.
+    `unacknowledged`: objects with written bytes that no durability ack has reported, and when one is due.
     `openings`: number of CWDs that wait for a directory to load. `opened`, `settled`: sessions whose CWD was
     answered, or that may now quit.
     `unheard`: messages to version 0 sessions that are not yet translated.
@@ -57,7 +57,7 @@ class Tables:
     def __init__(
         self,
         server_id: bytes,
-        life_id: bytes,
+        incarnation_id: bytes,
         record: bytes,
         token: bytes,
         directory_names: set[str],
@@ -65,7 +65,7 @@ class Tables:
         reserve_bytes: int | None = None,
     ) -> None:
         self.server_id = server_id
-        self._life_id, self._roots = life_id, 0
+        self._life_id, self._roots = incarnation_id, 0
         self.token = token
         self.record_bytes = record
         self.record: StoreRecord | None = decode_store_record(record) if record else None
@@ -74,7 +74,7 @@ class Tables:
         self.directories: dict[str, DirectoryState] = {}
         self.effects: list[v.Effect] = []
         self.touched: dict[ObjectState, DirectoryState] = {}
-        self.untold: dict[ObjectState, float] = {}
+        self.unacknowledged: dict[ObjectState, float] = {}
         self.waiting = WaitingReads()
         self.openings = 0
         self.opened: list[Session] = []
@@ -288,6 +288,6 @@ class Tables:
         else:
             self.damaged_names.discard(directory.name)
         for state in directory.objects.values():
-            self.untold.pop(state, None)
+            self.unacknowledged.pop(state, None)
         del self.directories[directory.name]
         self.effects.append(v.ForgetDirectory(directory.name))

@@ -31,7 +31,7 @@ def _no_latency(_source: str, _target: str) -> float:
     return 0.0
 
 
-def _untold(_who: str, _what: str) -> None:
+def _no_trace(_who: str, _what: str) -> None:
     pass
 
 
@@ -94,7 +94,7 @@ class MemoryNetwork:
     """All hosts and connections.
 
     `rng` splits what is sent and received into pieces; `latency_s` returns the latency from host to host,
-    anew for each message; `told(who, what)` receives a trace of the connections.
+    anew for each message; `trace(host, what)` receives a trace of the connections.
     """
 
     def __init__(
@@ -104,12 +104,12 @@ class MemoryNetwork:
         latency_s: Callable[[str, str], float] = _no_latency,
         *,
         way_bytes_max: int = _WAY_BYTES_MAX,
-        told: Callable[[str, str], None] = _untold,
+        trace: Callable[[str, str], None] = _no_trace,
     ) -> None:
         self.timers = timers
         self.rng = rng
         self.way_bytes_max = way_bytes_max
-        self.told = told
+        self.trace = trace
         self.listeners: dict[tuple[str, int], MemoryListener] = {}
         self.sockets: dict[MemorySocket, None] = {}
         """Open sockets, oldest first."""
@@ -147,7 +147,7 @@ class MemoryNetwork:
         near.join(far)
         listener.come(far)
         self.sockets[near] = self.sockets[far] = None
-        self.told(origin, f"connects to {host}:{port} from {near.port}")
+        self.trace(origin, f"connects to {host}:{port} from {near.port}")
         return MemoryStream(near)
 
     def pair(self) -> tuple[MemorySocket, MemorySocket]:
@@ -174,7 +174,7 @@ class MemoryNetwork:
     def sends(self, sock: MemorySocket, count: int) -> None:
         """Count and trace bytes that a socket sends."""
         self.bytes_sent += count
-        self.told(sock.host, f"sends {count} to {sock.peer.host}, {sock.port} to {sock.peer.port}")
+        self.trace(sock.host, f"sends {count} to {sock.peer.host}, {sock.port} to {sock.peer.port}")
 
     def closed(self, sock: MemorySocket) -> None:
         """Forget a socket that was closed."""
@@ -207,7 +207,7 @@ class MemoryNetwork:
 
     def reset(self, sock: MemorySocket) -> None:
         """Reset a connection: data in flight is lost, both ends get an error."""
-        self.told(sock.host, f"its connection {sock.port} with {sock.peer.host} is reset")
+        self.trace(sock.host, f"its connection {sock.port} with {sock.peer.host} is reset")
         for end in (sock, sock.peer):
             end.outgoing.lose()
         for end in (sock, sock.peer):
@@ -220,7 +220,7 @@ class MemoryNetwork:
         This is what a middlebox does that loses its state. `reset` of one end alone is what a kernel does
         that gives up.
         """
-        self.told(sock.host, f"its connection {sock.port} with {sock.peer.host} is forgotten on the way")
+        self.trace(sock.host, f"its connection {sock.port} with {sock.peer.host} is forgotten on the way")
         for end in (sock, sock.peer):
             end.outgoing.forgotten = True
 

@@ -69,7 +69,7 @@ class _Directory:
     epoch_max: int = 0
 
 
-Tell = Callable[[str, int, int], None]
+OnProgress = Callable[[str, int, int], None]
 """Called with the place that is being checked, the bytes verified so far, and the total bytes."""
 
 
@@ -82,14 +82,14 @@ class Check:
         *,
         repair: bool = False,
         raise_claims: bool = False,
-        tell: Tell = lambda *_: None,
+        on_progress: OnProgress = lambda *_: None,
     ) -> None:
         """Prepare a check; nothing is opened yet."""
         self.report = CheckReport()
         self._root = root
         self._repair = repair
         self._raise_claims = raise_claims
-        self._tell = tell
+        self._on_progress = on_progress
         self._total = 0
 
     def run(self) -> CheckReport:
@@ -304,7 +304,7 @@ class Check:
         for step in self._steps(read, seed, found):
             if isinstance(step, DamagedExtentError):
                 return f.of_rot(place, step)
-            self._tell(place, self.report.bytes_verified, self._total)
+            self._on_progress(place, self.report.bytes_verified, self._total)
         return None
 
     def _steps(self, read: ReadAt, seed: int, found: RecoveredObject) -> Iterator[DamagedExtentError | None]:

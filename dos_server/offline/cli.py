@@ -65,7 +65,7 @@ def fsck(
     """
     problem = ""
     with _Shown(quiet=as_json) as shown:
-        check = Check(data, repair=repair, raise_claims=raise_claims, tell=shown.tell)
+        check = Check(data, repair=repair, raise_claims=raise_claims, on_progress=shown.show)
         try:
             check.run()
         except NotCheckedError as error:
@@ -148,7 +148,7 @@ class _Shown:
         )
         self._task = self._bar.add_task("", total=None)
 
-    def tell(self, place: str, done: int, total: int) -> None:
+    def show(self, place: str, done: int, total: int) -> None:
         self._bar.update(self._task, description=place, completed=done, total=total)
 
     def __enter__(self) -> "_Shown":

@@ -92,11 +92,11 @@ class DataDirectory:
             raise LocalProtocolError(f"{self._root} is not a data directory: it has no identity")
         server_id = records.decode_identity(identity, "identity")
         store = small_files.read(self._disk, "store")
-        told = decode_store_record(store) if store is not None else None
-        store_id, generation = (told.store_id, told.generation) if told else (server_id, 1)
+        record = decode_store_record(store) if store is not None else None
+        store_id, generation = (record.store_id, record.generation) if record else (server_id, 1)
         return server_id, StoreRecord(store_id, generation, 1, (Member(server_id, "this-disk:1"),))
 
-    async def look(self, directory: str) -> DirectoryOnDisk:
+    async def inspect(self, directory: str) -> DirectoryOnDisk:
         """Return the objects of a directory; none if there is no such directory.
 
         Raises CorruptError, which names the first damaged object: an object that is missing because of damage

@@ -31,10 +31,10 @@ def recipe(name: str) -> Any:
 
 def run_recipe(spark: Any, name: str, out: Path) -> dict[str, list[str]]:
     """Run to the end of its input; the lines that each sink wrote, sorted: their order says nothing."""
-    from spark_integration import run
+    import dos
 
     out.mkdir(parents=True)
-    run(spark, recipe(name).make_graph(DATA, out), data_dir=out / STORE).awaitTermination()
+    dos.run(spark, recipe(name).make_graph(DATA, out), data_dir=out / STORE).awaitTermination()
     return written(out, last_of_key=getattr(recipe(name), "LAST_OF_KEY", False))
 
 

@@ -3,21 +3,21 @@
 from datetime import timedelta
 from pathlib import Path
 
-from dataflow import ApproxDistinct, Count, FileSink, Graph, Sliding
+import dos
 from examples.cookbook.parsing import read_csv
 
 
-def make_graph(data: Path, out: Path) -> Graph:
-    graph = Graph("alerts")
+def make_graph(data: Path, out: Path) -> dos.Graph:
+    graph = dos.Graph("alerts")
     logins = read_csv(
         graph, "logins", data / "logins.csv", "at timestamp, account string, address string, outcome string"
     )
     failed = logins.event_time("timed", "at", lateness=timedelta(minutes=1)).filter(
         "failed", lambda row: row["outcome"] == "failed"
     )
-    window = Sliding("at", timedelta(minutes=10), timedelta(minutes=5))
+    window = dos.Sliding("at", timedelta(minutes=10), timedelta(minutes=5))
     counts = failed.key_by("by_account", "account").aggregate(
-        "counts", window, failures=Count(), addresses=ApproxDistinct("address")
+        "counts", window, failures=dos.Count(), addresses=dos.ApproxDistinct("address")
     )
-    counts.filter("alerts", lambda row: row["failures"] >= 3).sink("out", FileSink(out / "alerts"))
+    counts.filter("alerts", lambda row: row["failures"] >= 3).sink("out", dos.FileSink(out / "alerts"))
     return graph

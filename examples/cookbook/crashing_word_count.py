@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dataflow import FileSink, FileSource, Graph, consistent
+import dos
 
 FIRST_AFTER, SECOND_AFTER = 400, 8
 
@@ -40,10 +40,12 @@ def crash_after(rows: int, marker: Path) -> Callable[[pa.RecordBatch], pa.Record
     return passes
 
 
-def make_graph(data: Path, out: Path, *, crashes: bool = True) -> Graph:
+def make_graph(data: Path, out: Path, *, crashes: bool = True) -> dos.Graph:
     never = 1 << 62
-    graph = Graph("crashing_word_count")
-    lines = graph.source("lines", FileSource(data / "poems" / "*.txt")).annotate(consistent(period=0.1))
+    graph = dos.Graph("crashing_word_count")
+    lines = graph.source("lines", dos.FileSource(data / "poems" / "*.txt")).annotate(
+        dos.consistent(period=0.1)
+    )
     words = lines.flat_map("words", split, schema="word string", takes="batch")
     words = words.map(
         "first_fault", crash_after(FIRST_AFTER if crashes else never, out / "first"), takes="batch"
@@ -52,5 +54,5 @@ def make_graph(data: Path, out: Path, *, crashes: bool = True) -> Graph:
     counts = counts.map(
         "second_fault", crash_after(SECOND_AFTER if crashes else never, out / "second"), takes="batch"
     )
-    counts.sink("out", FileSink(out / "counts"))
+    counts.sink("out", dos.FileSink(out / "counts"))
     return graph

@@ -2,17 +2,17 @@
 
 from pathlib import Path
 
-from dataflow import FileSink, FileSource, Graph, consistent
+import dos
 from examples.cookbook.crashing_word_count import split
 
 LAST_OF_KEY = True
 """A count comes out each time that it changed: what counts is the last line of each word."""
 
 
-def make_graph(data: Path, out: Path) -> Graph:
-    graph = Graph("cut_after_each_file")
-    lines = graph.source("lines", FileSource(data / "poems" / "*.txt"))
-    lines = lines.annotate(consistent(trigger="operator"))
+def make_graph(data: Path, out: Path) -> dos.Graph:
+    graph = dos.Graph("cut_after_each_file")
+    lines = graph.source("lines", dos.FileSource(data / "poems" / "*.txt"))
+    lines = lines.annotate(dos.consistent(trigger="operator"))
     words = lines.flat_map("words", split, schema="word string", takes="batch")
-    words.key_by("by_word", "word").count("counts").sink("out", FileSink(out / "counts"))
+    words.key_by("by_word", "word").count("counts").sink("out", dos.FileSink(out / "counts"))
     return graph

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
 
-from dataflow import FileSink, Graph
+import dos
 from examples.cookbook.parsing import read_csv
 
 ORDER = "at timestamp, customer string, price double"
@@ -26,17 +26,17 @@ def looked_up(customers: pa.Table) -> Callable[[pa.RecordBatch], dict[str, pa.Ar
     return look_up
 
 
-def make_graph(data: Path, out: Path) -> Graph:
-    graph = Graph("enrichment")
+def make_graph(data: Path, out: Path) -> dos.Graph:
+    graph = dos.Graph("enrichment")
     customers = csv.read_csv(data / "customers.csv")
     orders = read_csv(graph, "orders", data / "orders.csv", ORDER)
     named = orders.map(
         "named", looked_up(customers), schema=f"{ORDER}, name string, country string", takes="batch"
     )
     named.filter("known", lambda batch: pc.is_valid(batch["name"]), takes="batch").sink(
-        "out", FileSink(out / "orders")
+        "out", dos.FileSink(out / "orders")
     )
     named.filter("unknown", lambda batch: pc.is_null(batch["name"]), takes="batch").sink(
-        "strangers", FileSink(out / "strangers")
+        "strangers", dos.FileSink(out / "strangers")
     )
     return graph

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
-from dataflow import Count, FileSink, Graph, IteratorSource, Mean, Tumbling
+import dos
 from examples.cookbook.parsing import parsed
 
 
-def make_graph(data: Path, out: Path) -> Graph:
+def make_graph(data: Path, out: Path) -> dos.Graph:
     def arriving(split: str, at: int) -> Iterator[tuple[int, dict[str, str]] | None]:
         del split
         number = 0
@@ -23,13 +23,13 @@ def make_graph(data: Path, out: Path) -> Graph:
                     yield number, {"line": line}
             yield None  # nothing more at the moment: the step ends, and time moves
 
-    graph = Graph("late_data")
-    source = IteratorSource(arriving, "line string", poll_s=0.05)
+    graph = dos.Graph("late_data")
+    source = dos.IteratorSource(arriving, "line string", poll_s=0.05)
     values = parsed(graph, "values", source, "at timestamp, sensor string, value double")
     timed = values.event_time("timed", "at", lateness=timedelta(minutes=10))
     hourly = timed.key_by("by_sensor", "sensor").aggregate(
-        "hourly", Tumbling("at", timedelta(hours=1)), values=Count(), mean=Mean("value")
+        "hourly", dos.Tumbling("at", timedelta(hours=1)), values=dos.Count(), mean=dos.Mean("value")
     )
-    hourly.sink("out", FileSink(out / "hourly"))
-    hourly.side_output("too_late", "late").sink("late_out", FileSink(out / "late"))
+    hourly.sink("out", dos.FileSink(out / "hourly"))
+    hourly.side_output("too_late", "late").sink("late_out", dos.FileSink(out / "late"))
     return graph

@@ -4,18 +4,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from dataflow import FileSource, Graph, Stream
-from dataflow.sources.base import SourceSpec
+import dos
 
 
-def read_csv(graph: Graph, name: str, path: Path, schema: str) -> Stream:
+def read_csv(graph: dos.Graph, name: str, path: Path, schema: str) -> dos.Stream:
     """The rows of a file, or of all that fit a pattern, without headers; `schema` names the columns, of types
     string, bigint, double and timestamp.
     """
-    return parsed(graph, name, FileSource(path), schema)
+    return parsed(graph, name, dos.FileSource(path), schema)
 
 
-def parsed(graph: Graph, name: str, source: SourceSpec, schema: str) -> Stream:
+def parsed(graph: dos.Graph, name: str, source: dos.SourceSpec, schema: str) -> dos.Stream:
     """The rows of a source of such lines."""
     kinds = [column.split()[1] for column in schema.split(", ")]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from dataflow import FileSink, Graph
+import dos
 from examples.cookbook.parsing import read_csv
 
 PAYMENT = "at timestamp, id bigint, account string, amount double"
@@ -23,9 +23,9 @@ def score(batch: pa.RecordBatch) -> dict[str, pa.Array]:
     return {"id": batch["id"], "odd": pa.array(np.round(odd, 3))}
 
 
-def make_graph(data: Path, out: Path) -> Graph:
-    graph = Graph("scoring")
+def make_graph(data: Path, out: Path) -> dos.Graph:
+    graph = dos.Graph("scoring")
     payments = read_csv(graph, "payments", data / "payments.csv", PAYMENT)
     scores = payments.map("scores", score, schema="id bigint, odd double", takes="batch")
-    scores.filter("odd", lambda row: row["odd"] >= 0.5).sink("out", FileSink(out / "odd"))
+    scores.filter("odd", lambda row: row["odd"] >= 0.5).sink("out", dos.FileSink(out / "odd"))
     return graph

@@ -3,12 +3,12 @@
 from datetime import timedelta
 from pathlib import Path
 
-from dataflow import FileSink, Graph
+import dos
 from examples.cookbook.parsing import read_csv
 
 
-def make_graph(data: Path, out: Path) -> Graph:
-    graph = Graph("windowed_join")
+def make_graph(data: Path, out: Path) -> dos.Graph:
+    graph = dos.Graph("windowed_join")
     clicks = read_csv(graph, "clicks", data / "clicks.csv", "at timestamp, who string, page string")
     orders = read_csv(graph, "orders", data / "orders.csv", "at timestamp, customer string, price double")
     clicks = clicks.event_time("clicks_timed", "at", lateness=timedelta(minutes=5))
@@ -20,5 +20,5 @@ def make_graph(data: Path, out: Path) -> Graph:
         within=timedelta(minutes=30),
         suffix="_order",
     )
-    pairs.sink("out", FileSink(out / "pairs"))
+    pairs.sink("out", dos.FileSink(out / "pairs"))
     return graph

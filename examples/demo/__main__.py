@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from dos_protocol.errors import DosError
+import dos
 from examples.demo.demo import Demo, DemoError, Options
 from examples.demo.display import Display
 
@@ -61,7 +61,7 @@ def main(
     except KeyboardInterrupt:
         print("interrupted; everything that was started has been ended", file=sys.stderr)
         sys.exit(130)
-    except (DemoError, DosError) as error:
+    except (DemoError, dos.DosError) as error:
         print(f"demo: {error}", file=sys.stderr)
         sys.exit(1)
     except Exception:

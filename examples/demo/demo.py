@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import dos
 from checkpoint.core.region import (
     CutCommitted,
     RegionEvent,
@@ -20,7 +21,6 @@ from checkpoint.core.region import (
     StateChanged,
     WorkerLost,
 )
-from dataflow import FileSink, FileSource
 from examples.demo.cluster import Cluster
 from examples.demo.corpus import Corpus, make_corpus
 from examples.demo.display import Display, Picture, WorkerPicture
@@ -29,7 +29,6 @@ from examples.demo.faults import draw_faults
 from examples.demo.injector import Injector
 from examples.demo.memory import peak_memory_mb
 from examples.demo.verdict import Verdict, judge
-from spark_integration import RegionHandle, run
 
 REGION = "wordcount"
 AIM_S = 60.0
@@ -93,9 +92,9 @@ class Demo:
             spark = start_spark(directory / "spark", self.options.workers)
             cleanup.callback(spark.stop)
             self.display.happened(f"Spark {spark.version} on {spark.sparkContext.master}")
-            source = FileSource([str(path) for path in corpus.paths], repeat=passes)
-            sink = FileSink(str(out), truncate_on_reset=self.options.truncate)
-            region = run(
+            source = dos.FileSource([str(path) for path in corpus.paths], repeat=passes)
+            sink = dos.FileSink(str(out), truncate_on_reset=self.options.truncate)
+            region = dos.run(
                 spark,
                 load_example().wordcount(source, sink),
                 name=REGION,
@@ -129,7 +128,7 @@ class Demo:
 
     # --- meanwhile ------------------------------------------------------------------------------------------
 
-    def _watch(self, region: RegionHandle, cluster: Cluster, corpus: Corpus, passes: int) -> None:
+    def _watch(self, region: dos.RegionHandle, cluster: Cluster, corpus: Corpus, passes: int) -> None:
         """Until the region has ended, and its faults with it."""
         options = self.options
         faults = draw_faults(options.seed, workers=options.workers, servers=3) if options.faults else []
@@ -140,7 +139,7 @@ class Demo:
         while region.isActive:
             now, status = time.monotonic(), region.status
             speed.sample(status, now)
-            injector.look(status, speed.position_bytes / (corpus.size_bytes * passes))
+            injector.inspect(status, speed.position_bytes / (corpus.size_bytes * passes))
             if now - shown >= SHOWN_EVERY_S:
                 shown = now
                 self.display.show(picture_of(status, speed, corpus, cluster, injector))

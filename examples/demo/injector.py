@@ -31,7 +31,7 @@ class Injector:
         self.filling = ""
         self.replaced_s = 0.0
 
-    def look(self, status: RegionStatus, progress: float) -> None:
+    def inspect(self, status: RegionStatus, progress: float) -> None:
         """Inject the next fault if its moment has come and the region runs."""
         if not self.waiting or status.state is not RegionState.RUNNING:
             return

@@ -28,7 +28,7 @@ import trio
 
 from journal.archive.bucket import Bucket
 from journal.archive.reading import identity_of, in_thread, manifest_key, read_manifest
-from journal.chain import look_committed
+from journal.chain import inspect_committed
 from journal.core.archive_manifest import ArchivedSegment, ArchiveManifest, encode_manifest
 from journal.core.chain import SegmentSpan
 from journal.core.errors import (
@@ -78,8 +78,8 @@ class Archived:
 
 
 async def sealed_spans(store: StorePort, directory: str, chain: str) -> Sealed:
-    """Return the segments that can be archived. Raises NotFoundError, and the errors of `look_chain`."""
-    state = await look_committed(store, directory, chain)
+    """Return the segments that can be archived. Raises NotFoundError, and the errors of `inspect_chain`."""
+    state = await inspect_committed(store, directory, chain)
     spans = list(state.segments[:-1])
     with suppress(HistoryTrimmedError):  # the archive holds the trimmed part already, or it is lost
         while state.segments:

@@ -221,9 +221,9 @@ class Bucket:
         return ArchiveUnavailableError(f"{self.place(key)} failed, tried up to {self._tries} times: {error}")
 
     def _refused(self, key: str, error: Any) -> Exception:
-        status, told = _status(error), error.response.get("Error", {})
-        words = f"{self.place(key)}: {status} {told.get('Code', '')} {told.get('Message', '')}".rstrip()
-        if status >= 500 or status in (408, 429) or told.get("Code") in ("SlowDown", "RequestTimeout"):
+        status, details = _status(error), error.response.get("Error", {})
+        words = f"{self.place(key)}: {status} {details.get('Code', '')} {details.get('Message', '')}".rstrip()
+        if status >= 500 or status in (408, 429) or details.get("Code") in ("SlowDown", "RequestTimeout"):
             return self._unavailable(key, error)
         if status == 404:
             return ArchiveNotFoundError(words)

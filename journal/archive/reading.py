@@ -116,7 +116,7 @@ class ArchivedChain:
             found[name] = ObjectInfo(name, length, length)
         return found
 
-    async def look(self, directory: str) -> _View:
+    async def inspect(self, directory: str) -> _View:
         await trio.lowlevel.checkpoint()
         return _View({ARCHIVE: self.entries(directory)}, {}, {ARCHIVE: (self._epoch, b"")})
 
@@ -210,9 +210,9 @@ class ServersAndArchive:
         self._on_servers: set[str] = set()
         self.record = store.record
 
-    async def look(self, directory: str) -> _View:
+    async def inspect(self, directory: str) -> _View:
         """List the segments of the servers, and those of the archive as a member without a vote."""
-        view = await self._store.look(directory)
+        view = await self._store.inspect(directory)
         self._on_servers = {name for objects in view.answers.values() for name in objects}
         answers = {**view.answers, ARCHIVE: self._archive.entries(directory)}
         return _View(answers, view.filled, view.epochs)

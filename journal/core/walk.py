@@ -155,8 +155,8 @@ class ChainWalk:
 
     def _check_generation(self, start: SegmentStart) -> None:
         if start.generation > self.generation:
-            told = f"segment {start.name} was opened under store generation {start.generation}, "
-            raise StaleGenerationError(f"{told}this client has {self.generation}", actual=start.generation)
+            held = f"segment {start.name} was opened under store generation {start.generation}, "
+            raise StaleGenerationError(f"{held}this client has {self.generation}", actual=start.generation)
         self._released = max(self._released, start.released or NO_FLOOR)
 
     def _bottom(self) -> list[Effect]:
@@ -260,10 +260,10 @@ class TakeOver(ChainWalk):
         granted twice (decision 0205).
         """
         name = str(seen.name)
-        told = {copy.member: self._trusted[copy.member][name] for copy in seen.copies if copy.bytes}
-        wrong = [member for member, info in told.items() if survey.digests[info.synced] != info.digest]
+        held = {copy.member: self._trusted[copy.member][name] for copy in seen.copies if copy.bytes}
+        wrong = [member for member, info in held.items() if survey.digests[info.synced] != info.digest]
         if wrong:
-            who = ", ".join(f"{self.voters.get(one, '?')} has {told[one].synced} bytes" for one in wrong)
+            who = ", ".join(f"{self.voters.get(one, '?')} has {held[one].synced} bytes" for one in wrong)
             raise EpochUsedTwiceError(
                 f"copies of segment {name} contradict each other: {who} that are not the first bytes of the"
                 f" longest copy, of {seen.longest}; epoch {seen.name.epoch} was granted twice, so the disk of"

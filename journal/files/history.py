@@ -7,7 +7,7 @@ snapshot or the chain's end. This module takes no claim and reads committed reco
 from contextlib import aclosing
 
 from dos_protocol.errors import NotFoundError
-from journal.chain import look_chain_at, look_committed
+from journal.chain import inspect_chain_at, inspect_committed
 from journal.core.chain import ChainState
 from journal.core.errors import HistoryMissingError, HistoryTrimmedError, LostBytesError
 from journal.core.file_ops import ReplayStop
@@ -23,9 +23,9 @@ async def stretch_at(store: StorePort, directory: str, chain: str, stop: ReplayS
     """Return the stretch that holds the stop; the first stretch if the stop lies before all records.
 
     Raises NotFoundError if nothing of the chain is committed, HistoryTrimmedError if the stretch no longer
-    exists, and the errors of `look_chain`.
+    exists, and the errors of `inspect_chain`.
     """
-    state = head = await look_committed(store, directory, chain)
+    state = head = await inspect_committed(store, directory, chain)
     while state.segments and stop.begins_before(
         state.segments[0].base, await _first_that_tells(store, directory, state, stop)
     ):
@@ -61,7 +61,7 @@ async def stretch_below(
     first = parse_segment_name(state.segments[0].name)
     assert first is not None, "spans are of segments"
     try:
-        return await look_chain_at(store, directory, chain, below)
+        return await inspect_chain_at(store, directory, chain, below)
     except (LostBytesError, NotFoundError) as error:
         where = f"chain {chain} in {directory}"
         if first.order <= released:

@@ -24,7 +24,7 @@ from journal.core.record import Record, encode
 from journal.core.record_layout import VERSION_1
 from journal.limits import scratch_read_bytes_max
 
-log = logging.getLogger("dos.journal")
+logger = logging.getLogger("dos.journal")
 
 
 class LocalJournal:
@@ -136,7 +136,7 @@ class LocalJournal:
                 remedy=f"open it with version={decoder.version}, or use another file",
             )
         if torn is not None:
-            log.warning("%s: truncated to %d bytes: %s", self.path, decoder.offset, torn)
+            logger.warning("%s: truncated to %d bytes: %s", self.path, decoder.offset, torn)
             os.ftruncate(self._file, decoder.offset)
         for chunk in self._chunks():
             self._digest.update(chunk)

@@ -73,10 +73,10 @@ def moment(text: str, now: datetime) -> Moment:
             " checkpoint:7 or step:41"
         )
     try:
-        told = datetime.fromisoformat(text.removeprefix("time:"))
+        moment = datetime.fromisoformat(text.removeprefix("time:"))
     except ValueError as error:
         raise ValueError(f"{text!r} is no moment: {error}; write it as {like}") from error
-    return told if told.tzinfo is not None else told.astimezone()
+    return moment if moment.tzinfo is not None else moment.astimezone()
 
 
 def stop_at(at: Position | Moment) -> ReplayStop:

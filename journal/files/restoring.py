@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from journal.chain import look_chain_at
+from journal.chain import inspect_chain_at
 from journal.core.file_ops import Paths
 from journal.core.position import Position
 from journal.files.directory import FILES_CHAIN
@@ -91,7 +91,7 @@ async def replay_chain(
     there. If this raises, discard everything replayed.
     """
     if isinstance(at, Position):
-        state = await look_chain_at(store, directory, chain, at)
+        state = await inspect_chain_at(store, directory, chain, at)
     else:
         state = await stretch_at(store, directory, chain, replay.stop)
     done = 0

@@ -92,7 +92,7 @@ async def _work(url: str, before: ReplayStop, token: bytes, *, apply: bool) -> t
         if not apply:
             return await plan_trim(store, directory, name, before), True
         await plan_trim(store, directory, name, before)  # raises what is refused, before the claim
-        view = await store.look(directory)
+        view = await store.inspect(directory)
         names = (parse_segment_name(one) for objects in view.answers.values() for one in objects)
         epoch = max([view.epoch_seen, *(one.epoch for one in names if one is not None)]) + 1
         async with await store.claim(directory, epoch, randomness.fresh_id()) as claim:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from dos_client.errors import MissingDataError
 from dos_protocol.errors import LocalProtocolError
-from journal.chain import look_committed, take_over
+from journal.chain import inspect_committed, take_over
 from journal.core.chain import ChainState, segments_seen
 from journal.core.errors import StopNotFoundError
 from journal.core.file_ops import ReplayStop
@@ -50,9 +50,9 @@ async def plan_trim(store: StorePort, directory: str, chain: str, before: Replay
     moment that the chain no longer holds, StopNotFoundError for an unknown checkpoint, and the errors of
     finding and reading a chain.
     """
-    view = await store.look(directory)
+    view = await store.inspect(directory)
     _refuse_others(directory, chain, [name for objects in view.answers.values() for name in objects])
-    head = await look_committed(store, directory, chain)
+    head = await inspect_committed(store, directory, chain)
     state = await stretch_at(store, directory, chain, before)
     if before.names_a_cut and not await has_cut(store, directory, state, before):
         raise StopNotFoundError(f"{directory} does not hold {before}; nothing was trimmed")

@@ -10,14 +10,13 @@ def column_difference(given: pa.Schema, wanted: pa.Schema, where: str) -> str:
 
     `where` names the place whose columns are wanted.
     """
-    told = []
+    differences = []
     for one in given:
         if one.name not in wanted.names:
-            told.append(f"{one.name!r} ({type_text(one.type)}) does not exist there")
+            differences.append(f"{one.name!r} ({type_text(one.type)}) does not exist there")
         elif not (found := wanted.field(one.name).type).equals(one.type):
-            told.append(f"{one.name!r} is {type_text(one.type)}, but {type_text(found)} there")
-    told += [f"{name!r} is missing" for name in wanted.names if name not in given.names]
+            differences.append(f"{one.name!r} is {type_text(one.type)}, but {type_text(found)} there")
+    differences += [f"{name!r} is missing" for name in wanted.names if name not in given.names]
     listed = ", ".join(f"{one.name} {type_text(one.type)}" for one in wanted)
-    return (
-        f"the columns do not match those of {where}, {listed}: {'; '.join(told or ['their order differs'])}"
-    )
+    listed_differences = "; ".join(differences or ["their order differs"])
+    return f"the columns do not match those of {where}, {listed}: {listed_differences}"

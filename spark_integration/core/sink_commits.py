@@ -99,10 +99,10 @@ def judge_commit(unit: CommitUnit, last: int, mark: bytes, where: str) -> Commit
     Raises OtherWriterError, OtherCheckpointError, LocalProtocolError; nothing may be recorded then. `where`
     names the producer, for people.
     """
-    told = decode_mark(mark)
-    verdict = TABLE[unit.kind, _whose(unit, last, told), _place(unit, last)]
+    writer = decode_mark(mark)
+    verdict = TABLE[unit.kind, _whose(unit, last, writer), _place(unit, last)]
     if verdict is CommitDecision.REFUSE_WRITER:
-        raise OtherWriterError(where, _named(told), f"{unit.kind} {unit.key}")
+        raise OtherWriterError(where, _named(writer), f"{unit.kind} {unit.key}")
     if verdict is CommitDecision.REFUSE_HOLE:
         raise _hole(unit, last, where)
     return verdict

@@ -27,8 +27,8 @@ from journal import (
     Position,
     SegmentSpan,
     StopNotFoundError,
-    look_chain,
-    look_chain_at,
+    inspect_chain,
+    inspect_chain_at,
 )
 from journal.inspecting import object_records, span_records
 from spark_integration.core.inside_options import JournalOptions, JournalPoint
@@ -38,7 +38,7 @@ from spark_integration.inside.table import TableColumns
 from spark_integration.limits import BATCH_ROWS
 from spark_integration.reading.decoding import signed
 
-log = logging.getLogger("dos.spark_integration")
+logger = logging.getLogger("dos.spark_integration")
 
 
 class _Column(NamedTuple):
@@ -89,7 +89,7 @@ class JournalTable:
 
     async def parts(self, store: Store) -> Sequence[JournalPart]:
         directory, name = self.options.directory, self.options.name
-        view = await store.look(directory)
+        view = await store.inspect(directory)
         sizes = [found[name].synced for found in view.answers.values() if name in found]
         if sizes:
             return [JournalPart(name, max(sizes), None, *self._numbers())]
@@ -114,7 +114,9 @@ class JournalTable:
         except (CorruptDataError, LostBytesError) as fault:
             if self.options.fail_on_fault:
                 raise
-            log.warning("%s: continuing without the rest, because of failOnFault=false: %s", self.what, fault)
+            logger.warning(
+                "%s: continuing without the rest, because of failOnFault=false: %s", self.what, fault
+            )
 
     def _located(self, store: BlockingStore, part: JournalPart) -> Iterator[list[Located]]:
         directory = self.options.directory
@@ -139,9 +141,9 @@ class JournalTable:
         options = self.options
         begin, end = await self._position(store, options.begin), await self._position(store, options.end)
         if isinstance(end, Position):
-            chain = await look_chain_at(store, options.directory, options.name, end)
+            chain = await inspect_chain_at(store, options.directory, options.name, end)
         else:
-            chain = await look_chain(store, options.directory, options.name)
+            chain = await inspect_chain(store, options.directory, options.name)
             if chain.end is None:
                 await self._refuse_absent(store, chain)
         if isinstance(begin, Position):
@@ -184,7 +186,7 @@ class JournalTable:
         directory, name = self.options.directory, self.options.name
         if chain.seen:
             return  # the chain exists, and nothing of it is committed yet
-        view = await store.look(directory)
+        view = await store.inspect(directory)
         names = {one for objects in view.answers.values() for one in objects}
         if not names and not view.epoch_seen:
             near = nearest(directory, await store.list_directories())

@@ -189,8 +189,8 @@ def _columns(block: pa.Schema, *, difference: bool) -> TableColumns:
     shown = [field for field in fields if not field.name.startswith("_")] or fields
     deleted = [pa.field(DELETED_COLUMN, pa.bool_())] if difference else []
     extra = [field for field in fields if field not in shown]
-    told = [pa.field(_WORKER, pa.int32()), pa.field(HASH_COLUMN, pa.int64())]
-    return TableColumns(pa.schema([*shown, *deleted]), pa.schema([*extra, *told]))
+    metadata = [pa.field(_WORKER, pa.int32()), pa.field(HASH_COLUMN, pa.int64())]
+    return TableColumns(pa.schema([*shown, *deleted]), pa.schema([*extra, *metadata]))
 
 
 def _shown(block: pa.RecordBatch, worker: int) -> Iterator[pa.RecordBatch]:

@@ -20,8 +20,8 @@ from journal import (
     Position,
     Record,
     SegmentSpan,
-    look_chain,
-    look_chain_at,
+    inspect_chain,
+    inspect_chain_at,
     segments_seen,
 )
 from spark_integration.core.admission import StreamPiece
@@ -32,7 +32,7 @@ from spark_integration.limits import HANDED_BYTES_KEPT, HANDED_BYTES_MAX
 from spark_integration.reading.origin import Scan
 from spark_integration.reading.ranges import ByteRange, base_of, end_of, epoch_of, follows, ranges_of, resumed
 
-log = logging.getLogger("dos.spark_integration")
+logger = logging.getLogger("dos.spark_integration")
 
 
 class PieceReader(ABC):
@@ -123,7 +123,7 @@ class ChainOrigin(ABC):
         """Return a position of the chain in a committed checkpoint; None if no checkpoint has the chain.
 
         It is for chains that are visible as far as a quorum holds them: up to there the chain is committed
-        even while the members cannot prove it (see `look_chain`).
+        even while the members cannot prove it (see `inspect_chain`).
         """
         del split
         return None
@@ -167,7 +167,7 @@ class ChainOrigin(ABC):
             return BEGINNING
         if shown is not ALL:
             return SplitPoint(shown.epoch, shown.size)
-        view = await self.store.look(self.directory(split))
+        view = await self.store.inspect(self.directory(split))
         found = [
             SplitPoint(seen.name.epoch, seen.name.base + seen.longest)
             for seen in segments_seen(self.chain, view.answers)
@@ -180,7 +180,7 @@ class ChainOrigin(ABC):
         if (known := self._known_range(split, start, end)) is not None:
             return [known]
         try:
-            state = await look_chain_at(
+            state = await inspect_chain_at(
                 self.store,
                 self.directory(split),
                 self.chain,
@@ -230,7 +230,7 @@ class ChainOrigin(ABC):
                         return
 
     async def _now(self, split: str) -> ChainState:
-        """Return the chain as it is visible now. Its end may lie within a record, see `look_chain`."""
+        """Return the chain as it is visible now. Its end may lie within a record, see `inspect_chain`."""
         return await self._look(split, await self.shown(split))
 
     async def _look(self, split: str, shown: Position | None, *, measured: bool = False) -> ChainState:
@@ -239,8 +239,8 @@ class ChainOrigin(ABC):
             return ChainState(self.chain)
         if shown is ALL:
             proved = await self.proved(split)
-            return await look_chain(self.store, directory, self.chain, measured=measured, proved=proved)
-        return await look_chain_at(self.store, directory, self.chain, shown)
+            return await inspect_chain(self.store, directory, self.chain, measured=measured, proved=proved)
+        return await inspect_chain_at(self.store, directory, self.chain, shown)
 
     async def _read_before(self, split: str, start: SplitPoint) -> ChainState:
         """Return the chain up to a point that was read, and therefore committed, before.
@@ -250,7 +250,7 @@ class ChainOrigin(ABC):
         """
         at = Position(start.epoch, start.size, 0)
         floor = max(start.size - 1, 0)
-        return await look_chain_at(self.store, self.directory(split), self.chain, at, floor=floor)
+        return await inspect_chain_at(self.store, self.directory(split), self.chain, at, floor=floor)
 
     def _joined(self, split: str, spans: tuple[SegmentSpan, ...], start: SplitPoint) -> SplitPoint:
         """Return the point at which reading continues after `start` on these spans."""
@@ -270,7 +270,7 @@ class ChainOrigin(ABC):
         text = f"{split} of {self.directory(split)}, chain {self.chain}: {what}"
         if self._fail_on_loss:
             raise DataLossError(text)
-        log.warning("%s; continuing because of failOnDataLoss=false", text)
+        logger.warning("%s; continuing because of failOnDataLoss=false", text)
 
 
 def _head_begin(spans: tuple[SegmentSpan, ...]) -> SplitPoint:

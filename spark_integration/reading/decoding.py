@@ -135,10 +135,10 @@ class OutputDecoder(Decoder):
             if record.op is not Op.OUTPUT:
                 continue
             output = decode_output(record.ints, record.strings, where=self._where, at=end)
-            told = {"_split": self._split, "_step": output.step, "_written": output.time_ms * 1000}
+            origin = {"_split": self._split, "_step": output.step, "_written": output.time_ms * 1000}
             if output.rows:
                 for batch in arrow_batches(output.data, f"step {output.step} of {self._where}"):
-                    yield _with(batch, self._extra, told, _TYPES)
+                    yield _with(batch, self._extra, origin, _TYPES)
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         _refuse_torn(self._records, self._part)
@@ -163,17 +163,17 @@ class InputDecoder(Decoder):
             part = decode_part(record.ints, record.strings, where=self._where, at=end)
             pieces = self._line.add(part, begin, self._at)
             assert isinstance(pieces, list), "there is no size limit here"
-            told = {"_split": self._split, "_batch": part.batch, "_written": part.time_ms * 1000}
-            yield from self._rows(pieces, told)
+            origin = {"_split": self._split, "_batch": part.batch, "_written": part.time_ms * 1000}
+            yield from self._rows(pieces, origin)
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         _refuse_torn(self._records, self._part)
         yield from ()
 
-    def _rows(self, pieces: Sequence[InputPiece], told: dict[str, Any]) -> Iterator[pa.RecordBatch]:
+    def _rows(self, pieces: Sequence[InputPiece], origin: dict[str, Any]) -> Iterator[pa.RecordBatch]:
         for piece in pieces:
             for batch in arrow_batches(piece.data, f"{self._where}, {piece.begin} to {piece.end}"):
-                yield _with(batch, self._extra, told, _TYPES)
+                yield _with(batch, self._extra, origin, _TYPES)
 
 
 def _refuse_torn(records: RecordDecoder, part: ByteRange) -> None:
@@ -192,7 +192,7 @@ class ObjectDecoder(Decoder):
         self.at = part.begin
         self._rest = b""
 
-    def told(self, batch: pa.RecordBatch, offsets: Sequence[int] | None = None) -> pa.RecordBatch:
+    def with_origin(self, batch: pa.RecordBatch, offsets: Sequence[int] | None = None) -> pa.RecordBatch:
         """Add the origin columns that are requested."""
         batch = _with(batch, self._extra, {"_object": self._object}, _TYPES)
         if "_offset" in self._extra and offsets is not None:
@@ -230,7 +230,7 @@ class LinesDecoder(ObjectDecoder):
         if b"\r" in data:
             text = pa.compute.replace_substring_regex(text, r"\r\z", "")
         offsets = self._offsets(lines) if self.wants_offsets else None
-        return self.told(pa.RecordBatch.from_arrays([text], schema=LINES), offsets)
+        return self.with_origin(pa.RecordBatch.from_arrays([text], schema=LINES), offsets)
 
     def _offsets(self, lines: list[bytes]) -> list[int]:
         offsets, at = [], self.at
@@ -256,9 +256,9 @@ class JsonDecoder(LinesDecoder):
         batches = table.combine_chunks().to_batches()
         batch = batches[0] if batches else pa.RecordBatch.from_pylist([], table.schema)
         if not self.wants_offsets:
-            return self.told(batch)
+            return self.with_origin(batch)
         offsets = self._offsets(data.removesuffix(b"\n").split(b"\n"))
-        return self.told(batch, offsets if len(offsets) == batch.num_rows else None)
+        return self.with_origin(batch, offsets if len(offsets) == batch.num_rows else None)
 
 
 class PrefixedDecoder(ObjectDecoder):
@@ -278,7 +278,7 @@ class PrefixedDecoder(ObjectDecoder):
         self._rest = held[self.at - begin :]
         if values:
             batch = pa.RecordBatch.from_arrays([pa.array(values, pa.binary())], schema=PREFIXED)
-            yield self.told(batch, offsets)
+            yield self.with_origin(batch, offsets)
 
 
 class JournalDecoder(ObjectDecoder):
@@ -301,7 +301,7 @@ class JournalDecoder(ObjectDecoder):
             pa.array([signed(record.ints) for record in records], pa.list_(pa.int64())),
             pa.array([list(map(bytes, record.strings)) for record in records], pa.list_(pa.binary())),
         ]
-        yield self.told(pa.RecordBatch.from_arrays(columns, schema=JOURNAL), begins)
+        yield self.with_origin(pa.RecordBatch.from_arrays(columns, schema=JOURNAL), begins)
 
 
 def signed(ints: Sequence[int]) -> list[int]:
@@ -342,7 +342,7 @@ class ArrowDecoder(ObjectDecoder):
         if any(kind is MessageKind.BATCH for kind, _ in waiting):
             stream = b"".join([self._head, *(piece for _, piece in waiting), END_OF_STREAM])
             for batch in arrow_batches(stream, f"{self.where}, up to byte {self.at}"):
-                yield self.told(batch)
+                yield self.with_origin(batch)
         self._head += b"".join(piece for kind, piece in waiting if kind is MessageKind.DICTIONARY)
 
 

@@ -27,7 +27,7 @@ from spark_integration.limits import PIECES_PER_TRIGGER, SAMPLE_BYTES, SEEK_BYTE
 from spark_integration.reading.origin import Scan
 from spark_integration.reading.ranges import ByteRange
 
-log = logging.getLogger("dos.spark_integration")
+logger = logging.getLogger("dos.spark_integration")
 EXTRA = pa.schema([("_object", pa.string()), ("_offset", pa.int64())])
 _FRAMERS: dict[ObjectContent, Callable[[str, int], Framer]] = {
     ObjectContent.ARROW: ArrowFramer,
@@ -64,7 +64,7 @@ class ObjectOrigin:
         return EXTRA if self._content is not ObjectContent.ARROW else pa.schema([EXTRA.field("_object")])
 
     async def splits(self) -> list[str]:
-        view = await self.store.look(self.directory)
+        view = await self.store.inspect(self.directory)
         names = sorted({name for objects in view.answers.values() for name in objects})
         if not names and not view.epoch_seen:
             near = nearest(self.directory, await self.store.list_directories())
@@ -86,7 +86,7 @@ class ObjectOrigin:
     async def size(self, split: str) -> int:
         """Return how far an object may be read now. Raises NotFoundError."""
         if self._options.read is ReadGuarantee.SYNCED:
-            view = await self.store.look(self.directory)
+            view = await self.store.inspect(self.directory)
             sizes = [objects[split].synced for objects in view.answers.values() if split in objects]
             return max(sizes, default=0)
         return (await patiently(self.store, CommittedReads(self.store, self.directory, split).reach)).held
@@ -216,7 +216,7 @@ class ObjectOrigin:
         text = f"{self.directory}/{split} {what}"
         if self._options.fail_on_data_loss:
             raise DataLossError(text)
-        log.warning("%s; continuing because of failOnDataLoss=false", text)
+        logger.warning("%s; continuing because of failOnDataLoss=false", text)
 
 
 class ObjectScan(Scan):

@@ -17,7 +17,7 @@ from checkpoint.chains.manifest_reading import read_manifest, regions_of
 from checkpoint.chains.output_following import PublishedOutput
 from checkpoint.errors import NoRegionError
 from dos_client import Store
-from journal import ChainFollower, Op, Position, Record, look_chain
+from journal import ChainFollower, Op, Position, Record, inspect_chain
 from spark_integration.core.source_offsets import SplitPoint
 from spark_integration.core.source_options import ReadGuarantee, SourceOptions
 from spark_integration.errors import MalformedOffsetError
@@ -61,7 +61,7 @@ class OutputOrigin(ChainOrigin):
             raise NoRegionError(self._region, known)
         chains = set()
         for split in found:
-            view = await self.store.look(self.directory(split))
+            view = await self.store.inspect(self.directory(split))
             chains |= {name.split(".")[0] for objects in view.answers.values() for name in objects}
         if self.chain not in chains:
             from dataflow.errors import NoOutputError  # see `core/wording`
@@ -106,7 +106,9 @@ class OutputOrigin(ChainOrigin):
     async def _publish(self, split: str) -> Publish | None:
         """Return how the log is published, from its first record; None if there is none yet."""
         proved = await self.proved(split)
-        chain = await look_chain(self.store, self.directory(split), self.chain, measured=False, proved=proved)
+        chain = await inspect_chain(
+            self.store, self.directory(split), self.chain, measured=False, proved=proved
+        )
         for span in chain.segments[:1]:
             first = ChainFollower(self.store, self.directory(split), self.chain, at=span.base)
             async with aclosing(first.poll(proved=proved)) as records:

@@ -41,7 +41,7 @@ from spark_integration.reading.session import opened
 from spark_integration.writing.staged_reading import StagedReading
 from spark_integration.writing.staging import StagedCommit, collect_orphans, empty_part
 
-log = logging.getLogger("dos.spark_integration")
+logger = logging.getLogger("dos.spark_integration")
 
 
 class Committer:
@@ -105,7 +105,7 @@ class Committer:
                 try:
                     await clear_directory(self._store.store, directory, unit)
                 except DosError as error:  # the commit succeeded, whatever becomes of the cleanup
-                    log.info("%s was not cleared: %s", directory, error)
+                    logger.info("%s was not cleared: %s", directory, error)
                     left.append(directory)
 
         directories = used if self._swept else used | await self._of_earlier_ones()
@@ -120,7 +120,7 @@ class Committer:
         try:
             return set(await self._store.store.list_directories(prefix))
         except QuorumUnavailableError as error:
-            log.info("%s: cannot look for leftovers of earlier writers now: %s", to.what, error)
+            logger.info("%s: cannot look for leftovers of earlier writers now: %s", to.what, error)
             return set()
 
     def close(self) -> None:
@@ -133,7 +133,7 @@ async def clear_directory(store: Store, directory: str, unit: CommitUnit) -> Non
 
     Leaves a directory alone that another attempt claims meanwhile. Raises what looking and claiming raise.
     """
-    view = await store.look(directory)
+    view = await store.inspect(directory)
     if any(is_orphan(name, unit, recorded=True) for held in view.answers.values() for name in held):
         with suppress(FencedError):
             async with await store.claim(directory, view.epoch_seen + 1, randomness.fresh_id()) as claim:

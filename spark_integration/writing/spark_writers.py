@@ -30,7 +30,7 @@ from spark_integration.reading.session import check_executor, opened
 from spark_integration.writing.committing import commit, release_producers
 from spark_integration.writing.staging import StagedCommit, prepare
 
-log = logging.getLogger("dos.spark_integration")
+logger = logging.getLogger("dos.spark_integration")
 QUERY_ID = "sql.streaming.queryId"
 BATCH_ID = "streaming.sql.batchId"
 
@@ -111,7 +111,7 @@ def _whole(messages: "Sequence[WriterCommitMessage | None]") -> list[StagedCommi
 def _aborted(options: SinkOptions, messages: "Sequence[WriterCommitMessage | None]") -> None:
     """Only log: unrecorded rows are invisible, and another attempt may have committed recorded ones."""
     staged = sum(isinstance(one, StagedCommit) and bool(one.name) for one in messages)
-    log.info("%s: aborted; a later commit removes %d staged objects", options.what, staged)
+    logger.info("%s: aborted; a later commit removes %d staged objects", options.what, staged)
 
 
 @cache

@@ -132,7 +132,7 @@ class _Staged:
 
 def claim_above(store: BlockingStore, directory: str) -> BlockingClaim:
     """Claim a directory, which fences its holder. Raises FencedError if another claim follows at once."""
-    return store.claim(directory, store.look(directory).epoch_seen + 1, randomness.fresh_id())
+    return store.claim(directory, store.inspect(directory).epoch_seen + 1, randomness.fresh_id())
 
 
 def collect_orphans(claim: Claim, unit: CommitUnit, *, recorded: bool) -> None:

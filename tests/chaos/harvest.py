@@ -17,7 +17,7 @@ from dos_client import Store, open_store
 from dos_client.core.backoff import backoff_s
 from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import DosError, FencedError
-from journal import ChainState, ChainWriter, Op, Position, Record, look_chain, read_batches, take_over
+from journal import ChainState, ChainWriter, Op, Position, Record, inspect_chain, read_batches, take_over
 from journal.reading import ChainSource
 from tests.chaos.checker import Verdict, judge_chain, judge_member
 from tests.chaos.disks import read_object
@@ -63,7 +63,7 @@ class CommittedReader:
 
     async def _look(self, store: Store, directory: str, shown: list[Position]) -> None:
         try:
-            state = await look_chain(store, directory, CHAIN)
+            state = await inspect_chain(store, directory, CHAIN)
         except DosError:
             return
         if state.end is not None:
@@ -76,7 +76,7 @@ async def taken_over(store: Store, directory: str) -> AsyncIterator[tuple[ChainS
     attempt = 0
     while True:
         attempt += 1
-        view = await store.look(directory)
+        view = await store.inspect(directory)
         try:
             claim = await store.claim(directory, view.epoch_seen + 1, os.urandom(16))
         except FencedError:
@@ -106,7 +106,7 @@ async def harvest(url: str, directory: str) -> Found:
     """All that the servers tell of one directory. Its writers are dead."""
     with trio.fail_after(TAKE_OVER_S + IN_SYNC_S):
         async with open_store(url, client="checker") as store:
-            before = (await look_chain(store, directory, CHAIN)).end
+            before = (await inspect_chain(store, directory, CHAIN)).end
             async with taken_over(store, directory) as (source, state):
                 found = Found(state, committed_before=before)
                 for span in state.segments:
@@ -114,7 +114,7 @@ async def harvest(url: str, directory: str) -> Found:
                     found.chain[span.name] = b"".join(parts)
                 async for batch in read_batches(store, state, directory=directory):
                     found.entries += entries_of(directory, batch)
-            found.committed_after = (await look_chain(store, directory, CHAIN)).end
+            found.committed_after = (await inspect_chain(store, directory, CHAIN)).end
             return found
 
 

@@ -77,10 +77,10 @@ class Pauses:
     async def watch(self) -> None:
         """Runs until cancelled."""
         while True:
-            self.look(trio.current_time())
+            self.inspect(trio.current_time())
             await trio.sleep(LOOK_EVERY_S)
 
-    def look(self, now: float) -> None:
+    def inspect(self, now: float) -> None:
         for directory in self._cluster.writers:
             count = self._cluster.acknowledged_in(directory)
             before, since = self._last.get(directory, (0, now))

@@ -113,7 +113,7 @@ async def run(options: Options, folder: Path, watcher: Watcher | None = None) ->
                 await cluster.heal()
                 report.healed_s = await goes_on(cluster)
                 nursery.cancel_scope.cancel()
-            pauses.look(trio.current_time())
+            pauses.inspect(trio.current_time())
             found = await read_all(cluster, directories, watcher)
             await cluster.end_servers()
             disks = [member.server.data for member in cluster.members]

@@ -18,7 +18,7 @@ import trio
 
 from dos_client import Store, init_store, open_store
 from dos_protocol.errors import FencedError
-from journal import ChainWriter, Record, look_chain, read_records
+from journal import ChainWriter, Record, inspect_chain, read_records
 from journal.core.segment import parse_segment_name
 from tests.chaos.checker import Verdict, judge_chain
 from tests.chaos.cluster import Writer, running
@@ -59,7 +59,7 @@ class History:
         """A fresh take-over shows all of it, in order, once."""
         claim, _, _ = await keep_taking_over(store, DIRECTORY)
         async with claim:
-            state = await look_chain(store, DIRECTORY, CHAIN)
+            state = await inspect_chain(store, DIRECTORY, CHAIN)
             chain = [step async for step in read_records(store, state, directory=DIRECTORY)]
         verdict = Verdict()
         judge_chain(verdict, DIRECTORY, self.acknowledged, list(entries_of(DIRECTORY, chain)))
@@ -324,7 +324,7 @@ async def test_nothing_that_a_zombie_appends_after_it_woke_up_reaches_a_quorum(t
         history.acknowledged = cluster.logged(DIRECTORY)
         async with open_store(cluster.url) as store:
             await history.check(store)
-            state = await look_chain(store, DIRECTORY, CHAIN)
+            state = await inspect_chain(store, DIRECTORY, CHAIN)
         assert zombie.acknowledged - told <= 50, "what was under way when it fell asleep, and nothing else"
         (span,) = [one for one in state.segments if epoch_of(one.name) == zombie.epoch]
         await cluster.end_servers()

@@ -65,7 +65,7 @@ async def take_the_chain_over(
     store: Store, directory: str, scratch: Scratch | None = None
 ) -> tuple[Claim, ChainWriter, int]:
     """Look, claim, take over, open: returns when the own start is acknowledged (R8)."""
-    view = await store.look(directory)
+    view = await store.inspect(directory)
     claim = await store.claim(directory, view.epoch_seen + 1, os.urandom(16))
     say("claims", claim.epoch)
     try:

@@ -46,9 +46,9 @@ class FarHost:
         self.slept: list[float] = []
         self.on_claim: Callable[[int], None] = lambda epoch: None
 
-    async def look(self, directory: str) -> View:
+    async def inspect(self, directory: str) -> View:
         self.time += QUESTION_S
-        found = await self.store.look(directory)
+        found = await self.store.inspect(directory)
         return View(found.answers, found.filled, found.epochs)
 
     async def claim(self, directory: str, epoch: int, patience_s: float) -> Claim:

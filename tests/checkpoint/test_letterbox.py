@@ -50,11 +50,11 @@ async def until(holds):
 
 
 async def all_are_back(store):
-    return len((await store.look(DIRECTORY)).answers) == 3
+    return len((await store.inspect(DIRECTORY)).answers) == 3
 
 
 async def objects(store, directory):
-    view = await store.look(directory)
+    view = await store.inspect(directory)
     return sorted({name for answer in view.answers.values() for name in answer})
 
 
@@ -65,12 +65,12 @@ async def received(store, member, name):
 
 
 async def objects_of(store):
-    return (await store.look(DIRECTORY)).answers
+    return (await store.inspect(DIRECTORY)).answers
 
 
 async def settled(store):
     """Whether all members hold the same."""
-    answers = list((await store.look(DIRECTORY)).answers.values())
+    answers = list((await store.inspect(DIRECTORY)).answers.values())
     return len(answers) == 3 and all(answer == answers[0] for answer in answers)
 
 
@@ -197,7 +197,7 @@ def test_garbage_in_an_object_is_skipped_and_said_and_strange_objects_are_not_re
                 store, "strange.requests", b"hello \xff\xffDR" + data(1)[:50] + data(2) + b"\xff" * 40
             )
             await write_records(store, "strange.requests", data(3))
-            epoch = (await store.look("strange.requests")).epoch_seen
+            epoch = (await store.inspect("strange.requests")).epoch_seen
             async with await store.claim("strange.requests", epoch + 1, b"w" * 16) as claim:
                 writer = claim.open_object("notes.txt")
                 await writer.wait_synced(writer.append(b"not for you"))
@@ -249,6 +249,8 @@ def test_objects_that_nobody_looks_at_any_more_are_taken_away(shared) -> None:
                 return len(await objects(store, directory)) <= limits.queue_objects_kept
 
             await until(few)
-            assert max(await objects(store, directory)) == f"{(await store.look(directory)).epoch_seen:016x}"
+            assert (
+                max(await objects(store, directory)) == f"{(await store.inspect(directory)).epoch_seen:016x}"
+            )
 
     trio.run(play)

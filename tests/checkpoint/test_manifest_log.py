@@ -25,7 +25,7 @@ from checkpoint.core.coordinator_vocabulary import (
 from checkpoint.core.layout import even_layout
 from checkpoint.core.manifest import Cut, WorkerCut
 from dos_client import init_store, open_store
-from journal import ChainWriter, Op, Position, Record, look_chain, read_records, take_over
+from journal import ChainWriter, Op, Position, Record, inspect_chain, read_records, take_over
 from tests.support.servers import ServerProcess, three_servers, url_of
 
 __all__ = ["three_servers"]
@@ -207,7 +207,7 @@ async def test_a_long_manifest_is_opened_and_rolled_with_a_snapshot(keepers, mon
         opened = await keeper.open(held=1)
         assert opened.last_cut.cut == 20
         assert isinstance(await keeper.append(a_cut(21, 2)), CutAppended)
-        chain = await look_chain(keeper.log._host._store, keeper.log._directory, "manifest")
+        chain = await inspect_chain(keeper.log._host._store, keeper.log._directory, "manifest")
         records = [
             r async for _, r in read_records(keeper.log._host._store, chain, directory=keeper.log._directory)
         ]

@@ -20,7 +20,7 @@ from checkpoint.core.outputs import (
 )
 from checkpoint.errors import OutputDiffersError
 from dos_protocol.errors import ClosedError, CorruptDataError, FencedError, LocalProtocolError
-from journal import ORIGIN, Op, Position, look_chain, read_records, take_over
+from journal import ORIGIN, Op, Position, inspect_chain, read_records, take_over
 from tests.journal.memory_store import DIRECTORY, MemoryStore
 
 
@@ -135,7 +135,7 @@ async def fill(log: OutputLog, *steps: int, digest: int = 0) -> None:
 
 
 async def steps_in(store: MemoryStore) -> list[int]:
-    chain = await look_chain(store, DIRECTORY, output_chain("x"))
+    chain = await inspect_chain(store, DIRECTORY, output_chain("x"))
     found = [record async for _, record in read_records(store, chain, directory=DIRECTORY)]
     return [record.ints[0] for record in found if record.op is Op.OUTPUT]
 

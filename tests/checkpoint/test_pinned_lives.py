@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from checkpoint.chains.state_blocks import StateFold, decode_block
 from checkpoint.chains.state_store import STATE_CHAIN, StateStore
 from checkpoint.coordinator.manifest_log import CHAIN, ManifestLog, cuts_in
-from checkpoint.core import cutting, retention
+from checkpoint.core import checkpointing, retention
 from checkpoint.core.coordinator import Coordinator
 from checkpoint.core.coordinator_vocabulary import (
     AppendCut,
@@ -39,7 +39,7 @@ from checkpoint.errors import SavepointRefusedError
 from checkpoint.maintenance.stand_in import in_the_drivers_place, savepoint_stopped
 from checkpoint.maintenance.trimming import collect_stopped, garbage_of
 from dos_protocol.errors import DosError
-from journal import Op, look_chain, look_chain_at, read_records
+from journal import Op, inspect_chain, inspect_chain_at, read_records
 from journal.core.trimming import below
 from tests.checkpoint.region_model import spec
 from tests.checkpoint.test_state_store import block
@@ -70,8 +70,8 @@ class Host:
     def __init__(self, store):
         self.store, self.record = store, store.record
 
-    async def look(self, directory):
-        return await self.store.look(directory)
+    async def inspect(self, directory):
+        return await self.store.inspect(directory)
 
     async def claim(self, directory, epoch, patience_s=0.0):
         del patience_s
@@ -185,7 +185,7 @@ class World:
 
     async def kept(self):
         """The cuts that the manifest retains, as anybody reads it."""
-        state = await look_chain(self.store, coordinator_directory(REGION), CHAIN)
+        state = await inspect_chain(self.store, coordinator_directory(REGION), CHAIN)
         kept = ()
         records = read_records(self.store, state, directory=coordinator_directory(REGION))
         async with aclosing(cuts_in(records)) as cuts:
@@ -233,7 +233,7 @@ class World:
         )
 
     async def restored(self, cut):
-        state = await look_chain_at(self.store, WORKER, STATE_CHAIN, cut.workers[0].state)
+        state = await inspect_chain_at(self.store, WORKER, STATE_CHAIN, cut.workers[0].state)
         fold = StateFold()
         records = read_records(self.store, state, directory=WORKER)
         async with aclosing(records) as found:
@@ -329,8 +329,8 @@ def above_the_oldest(kept, worker):
 @pytest.mark.parametrize(
     ("where", "what", "how"),
     [
-        (cutting, "retained_with", only_the_last),
-        (cutting, "floors_of", above_the_oldest),
+        (checkpointing, "retained_with", only_the_last),
+        (checkpointing, "floors_of", above_the_oldest),
         ("checkpoint.maintenance.trimming", "floors_of", above_the_oldest),
         ("checkpoint.core.gathering", "floors_of", above_the_oldest),
     ],

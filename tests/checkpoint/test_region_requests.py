@@ -111,7 +111,7 @@ def test_a_server_that_was_unavailable_gets_the_requests_and_answers_that_it_mis
             for directory in (requests_directory(name), answers_directory(name)):
                 with trio.fail_after(60):
                     while True:
-                        copies = list((await store.look(directory)).answers.values())
+                        copies = list((await store.inspect(directory)).answers.values())
                         if len(copies) == 3 and all(copy == copies[0] != {} for copy in copies):
                             break
                         await trio.sleep(0.1)
@@ -293,8 +293,8 @@ def test_an_answer_of_a_superseded_driver_is_not_believed(region) -> None:
 
             async def answer_as_the_old_one():
                 requests = requests_directory(name)
-                before = (await store.look(requests)).epoch_seen
-                while (await store.look(requests)).epoch_seen == before:  # noqa: ASYNC110 - asks servers
+                before = (await store.inspect(requests)).epoch_seen
+                while (await store.inspect(requests)).epoch_seen == before:  # noqa: ASYNC110 - asks servers
                     await trio.sleep(0.02)
                 answer = Answer(
                     requests=tuple(seen),

@@ -23,7 +23,7 @@ from checkpoint.chains.state_blocks import (
 )
 from checkpoint.core.barrier import Alignment
 from checkpoint.core.channel_frames import ChannelFrame, FrameType
-from checkpoint.core.cut_views import cut_diff, cut_full, cut_row, slowest
+from checkpoint.core.checkpoint_views import cut_diff, cut_full, cut_row, slowest
 from checkpoint.core.divisions import Division, DivisionFold
 from checkpoint.core.dropped import dropped_rows, dropped_text, end_text, late_by_text, merge_counters
 from checkpoint.core.fingerprint import declared_state, differing_operators

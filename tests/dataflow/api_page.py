@@ -33,7 +33,7 @@ This page lists the signatures of everything that is called to build and test a 
 generated from the source by `./run test tests/dataflow/test_api_page.py --rewrite`, and a test fails if it
 is not current. [operators.md](operators.md) describes the operators,
 [sources-and-sinks.md](sources-and-sinks.md) the sources and sinks, [testing.md](testing.md) the tests. Each
-name has a docstring that explains its arguments: `help(dataflow.Stream.map)`.
+name has a docstring that explains its arguments: `help(dos.Stream.map)`.
 """
 _MACHINERY: Final = ("dataflow.operators.base", "dataflow.sources.base", "dataflow.sinks.base")
 """Modules with the methods of sources and sinks that workers call, and users do not."""

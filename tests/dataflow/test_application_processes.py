@@ -38,8 +38,8 @@ pytestmark = [pytest.mark.process, pytest.mark.usefixtures("forks")]
 @contextmanager
 def running(graph: Graph, store: str, folder: Path, **options: Any) -> Iterator[tuple[Application, Watch]]:
     watch = Watch()
-    options = {"checkpoint_interval_s": 0.2, "worker_limits": SMALL_STEPS, **options}
-    app = run_local(graph, name=folder.name, store=store, logs=folder / "logs", observer=watch, **options)
+    options = {"checkpoint_interval": 0.2, "worker_limits": SMALL_STEPS, **options}
+    app = run_local(graph, name=folder.name, store=store, logs=folder / "logs", on_event=watch, **options)
     assert isinstance(app, Application)
     try:
         yield app, watch

@@ -127,8 +127,8 @@ def test_an_operator_survives_a_worker_that_is_killed(shared_store: str, tmp_pat
     with running(graph, shared_store, tmp_path, worker_limits=small) as (control, watch):
         watch.cuts(2)
         kill(control, 0, wipe=True)
-        assert finished(control), control.status()
-        assert control.status().incarnation == 2
+        assert finished(control), control.status
+        assert control.status.incarnation == 2
     check_numbered(words, tmp_path)
     both = Counter((word, int(str(number))) for _, (word, _, _, number) in rows_of(tmp_path / "both"))
     counts = Counter(words)

@@ -120,8 +120,8 @@ def test_every_row_finds_its_value_though_a_worker_is_killed(shared_store: str, 
         watch.cuts(2)  # in the middle of the prices
         kill(control, 0, wipe=True)
         hurry(out)
-        assert finished(control), control.status()
-        assert control.status().incarnation == 2
+        assert finished(control), control.status
+        assert control.status.incarnation == 2
     found = sorted((item, int(price)) for _, (item, price) in rows_of(out))
     assert found == sorted((line, int(line[1:])) for text in orders for line in text.split())
 

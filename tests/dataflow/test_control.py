@@ -157,8 +157,8 @@ def test_words_that_are_given_once_are_given_once_though_a_worker_is_killed(
         watch.cuts(2)
         kill(control, 0, wipe=True)
         hurry(out)
-        assert finished(control), control.status()
-        assert control.status().incarnation == 2
+        assert finished(control), control.status
+        assert control.status.incarnation == 2
     found = [row[0] for _, row in rows_of(out)]
     assert sorted(found) == sorted({word for text in texts for word in text.split()})
 

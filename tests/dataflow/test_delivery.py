@@ -167,13 +167,13 @@ def test_killed_workers_show_rows_as_often_as_was_promised(
     held = lines.map("held", partial(held_back, tmp_path / "go"), takes="batch")
     held.key_by("by", "line").sink("out", FileSink(tmp_path / "out"))
     small = WorkerLimits(step_bytes_max=2048, batch_bytes_max=2048)
-    options: dict[str, Any] = {"checkpoint_interval_s": 600.0, "worker_limits": small}
+    options: dict[str, Any] = {"checkpoint_interval": 600.0, "worker_limits": small}
     with running(graph, shared_store, tmp_path, **options) as (control, watch):
         while not any(part.stat().st_size for part in (tmp_path / "out").glob("part-w*.tsv")):
-            assert not control.wait(0.01), control.status()
+            assert not control.wait(0.01), control.status
         kill(control, 0, wipe=True)
         (tmp_path / "go").touch()
-        assert finished(control), control.status()
+        assert finished(control), control.status
         assert any(isinstance(event, ResetReport) for event in watch.events)
     shown = Counter(int(row[0] or 0) for _, row in rows_of(tmp_path / "out"))
     assert set(shown) <= set(range(count))

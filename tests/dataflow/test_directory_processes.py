@@ -41,8 +41,8 @@ def test_files_survive_workers_that_are_killed_in_a_change_and_lose_their_disks(
         kill(control, 0, wipe=True)
         watch.wait(lambda event: isinstance(event, ResetReport), 2)
         hurry.touch()
-        assert finished(control), control.status()
-        assert control.status().incarnation == 3
+        assert finished(control), control.status
+        assert control.status.incarnation == 3
     scratches = [tmp_path / "scratch" / f"w{worker:04d}" / "directories" for worker in range(2)]
     places = [place for scratch in scratches for place in scratch.iterdir()]
     here = [files(place / "3" / "own") for place in places]

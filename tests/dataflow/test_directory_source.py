@@ -320,7 +320,7 @@ def test_lines_written_while_workers_are_killed_are_there_once(shared_store: str
                 kill(control, round_, wipe=True)
                 watch.wait(lambda event: isinstance(event, ResetReport), round_ + 1)
         (folder / "END").touch()
-        assert finished(control), control.status()
+        assert finished(control), control.status
     assert sorted(int(row[0] or 0) for _, row in rows_of(tmp_path / "out")) == list(range(wrote))
 
 

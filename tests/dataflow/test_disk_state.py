@@ -327,7 +327,10 @@ def test_a_region_whose_disk_is_full_resets_and_goes_on_when_there_is_space(
     texts(graph.source("rows", InputSource("rows", SCHEMA))).sink("out", FileSink(tmp_path / "out"))
     with (
         open_blocking(shared_store) as client,
-        running(graph, shared_store, tmp_path, max_consecutive_reset_attempts=100) as (control, watch),
+        running(graph, shared_store, tmp_path, fields={"max_consecutive_reset_attempts": 100}) as (
+            control,
+            watch,
+        ),
         blocking.open_producer(client, name, "rows", "p", SCHEMA) as producer,
     ):
         producer.wait_recorded(producer.send([row(number, f"{number:02}") for number in range(99)]))
@@ -338,7 +341,7 @@ def test_a_region_whose_disk_is_full_resets_and_goes_on_when_there_is_space(
         assert re.search(r"where 0\.\d MiB are free: ", reason)
         disk.resize(64 << 20)
         blocking.close_input(client, name, "rows")
-        assert finished(control), control.status()
+        assert finished(control), control.status
     assert sorted(made[0] for _, made in rows_of(tmp_path / "out")) == [
         f"{number:02}" for number in range(99)
     ]

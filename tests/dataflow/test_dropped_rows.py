@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from checkpoint.coordinator.control import RegionControl
 from checkpoint.coordinator.drop_log import DropLog
 from checkpoint.core.dropped import dropped_rows, end_text, merge_counters
 from dataflow import (
@@ -22,6 +21,7 @@ from dataflow import (
     Stream,
     Tumbling,
 )
+from dataflow.handle import RegionHandle
 from dataflow.local import run_local
 from dataflow.testing import Trial
 
@@ -145,7 +145,7 @@ def test_the_log_tells_of_each_drop_once_and_not_more_often_than_now_and_then(
     def told(count: int, now: float) -> list[str]:
         caplog.clear()
         with caplog.at_level(logging.WARNING, "dos.checkpoint"):
-            log.look([{"hourly": {"late_rows_dropped": count, "late_by_us_max": 90_000_000}}], now)
+            log.inspect([{"hourly": {"late_rows_dropped": count, "late_by_us_max": 90_000_000}}], now)
         return [record.getMessage() for record in caplog.records]
 
     assert told(0, 0.0) == []
@@ -175,9 +175,9 @@ def test_a_bounded_region_that_dropped_rows_says_so_in_its_end_and_its_progress(
     timed = rows.event_time("timed", "at", lateness=timedelta(0))
     timed.sort("made", "at").sink("out", LogSink())
     control = run_local(graph, name=tmp_path.name, store=shared_store, workers=1, standby=0)
-    assert isinstance(control, RegionControl)
+    assert isinstance(control, RegionHandle)
     assert control.wait(60)
-    status = control.status()
+    status = control.status
     assert control.exception() is None, status.reason
     assert control.lastProgress is not None
     assert status.dropped == control.lastProgress["rowsDropped"] == {"late": {"made": 9}}

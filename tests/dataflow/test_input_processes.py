@@ -104,19 +104,19 @@ def test_each_row_is_put_out_once_whoever_is_killed(
             first.kill()  # in the middle of the second batch
         send(client, name, "p2", 0, 10)
         watch.cuts(1)
-        os.kill(control.status().workers[0].pid, signal.SIGKILL)
+        os.kill(control.status.workers[0].pid, signal.SIGKILL)
         watch.wait(lambda event: isinstance(event, ResetReport))
         three_servers[0].kill()
         with producing(store, name, "p1", count, batch) as again:
             assert again.says("opened") in (batch, 2 * batch), "it goes on behind what was recorded"
-            os.kill(control.status().workers[1].pid, signal.SIGKILL)
+            os.kill(control.status.workers[1].pid, signal.SIGKILL)
             assert again.popen.wait() == 0
         watch.wait(lambda event: isinstance(event, ResetReport), 2)
         send(client, name, "p2", 10, 5)
         three_servers[0].restart()
         send(client, name, "late", 0, 7)
         blocking.close_input(client, name, "numbers")
-        assert finished(control), control.status()
+        assert finished(control), control.status
     each_once(store, name, {"late": 7, "p1": count, "p2": 15})
 
 
@@ -138,7 +138,7 @@ def test_a_producer_that_was_started_twice_records_nothing_more(shared_store: st
             with pytest.raises(SchemaError, match="rows have columns nonsense"):
                 newer.send([{"nonsense": 1}])
         blocking.close_input(client, name, "numbers")
-        assert finished(control), control.status()
+        assert finished(control), control.status
     each_once(shared_store, name, {"p": 5})
     steps = steps_of(shared_store, name)
     assert steps[-1].inputs["taken"] == {"p": end}, "outputs say which input they correspond to"
@@ -152,11 +152,11 @@ def test_a_driver_started_again_goes_on_where_the_input_was_read(shared_store: s
             watch.cuts(1)
             control.stop()
             assert control.wait(60)
-            assert control.status().state is RegionState.STOPPED
+            assert control.status.state is RegionState.STOPPED
         send(client, name, "p", 30, 12)
         blocking.close_input(client, name, "numbers")
         with running(numbers("checkpoint"), shared_store, tmp_path) as (control, _):
-            assert finished(control), control.status()
+            assert finished(control), control.status
     each_once(shared_store, name, {"p": 42})
 
 
@@ -166,6 +166,6 @@ def test_rows_of_other_columns_than_are_read_stop_the_region(shared_store: str, 
         with blocking.open_producer(client, name, "numbers", "p", "number bigint") as other:
             other.wait_recorded(other.send([{"number": 1}]))
         assert control.wait(60)
-        assert control.status().state is RegionState.FAILED
+        assert control.status.state is RegionState.FAILED
         said = str(control.exception())
     assert "have columns number bigint, expected producer string, number bigint" in said

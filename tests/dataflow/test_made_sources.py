@@ -211,10 +211,10 @@ def test_a_region_wakes_when_rows_are_due_and_loses_none(shared_store: str, tmp_
     graph.source("rated", RateSource(200, rows=300)).sink("rated_out", FileSink(tmp_path / "rated"))
     made = graph.source("made", IteratorSource(numbers, SCHEMA, splits=SPLITS, poll_s=0.05))
     made.sink("made_out", FileSink(tmp_path / "made"))
-    with running(graph, shared_store, tmp_path, checkpoint_interval_s=600.0) as (control, _):
+    with running(graph, shared_store, tmp_path, checkpoint_interval=600.0) as (control, _):
         control.checkpoint(60)
         kill(control, 0, wipe=True)
-        assert finished(control), control.status()
+        assert finished(control), control.status
     assert Counter(row[1] for _, row in rows_of(tmp_path / "rated")) == Counter(map(str, range(300)))
     expected = {(split, str(n)) for split in SPLITS for n in range(40)}
     found = [tuple(row) for _, row in rows_of(tmp_path / "made")]

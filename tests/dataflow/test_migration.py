@@ -276,7 +276,7 @@ def test_a_region_goes_on_with_a_newer_version_of_its_state(shared_store: str, t
             watch.cuts(1)
             kill(control, 0, wipe=True)
             blocking.close_input(client, name, "rows")
-            assert finished(control), control.status()
+            assert finished(control), control.status
     found = {str(row[0]): row[1:] for _, row in rows_of(tmp_path / "out")}
     assert found == {f"k{key}": ["15", "from 1, from 2"] for key in range(4)}
     with running(graph_of(2, sink), shared_store, tmp_path) as (control, _):

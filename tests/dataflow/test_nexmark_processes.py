@@ -146,8 +146,8 @@ def run_query(kind: str, count: int, folder: Path, url: str) -> tuple[int, str, 
     limits = WorkerLimits(step_bytes_max=count * 2, batch_bytes_max=count)
     graph = query(source_of(kind, splits, folder, url), kind in ("files", "directory"))
     with running(graph, url, folder, worker_limits=limits) as (control, _):
-        assert finished(control), control.status().reason
-        status = control.status()
+        assert finished(control), control.status.reason
+        status = control.status
         late = sum(status.dropped.get("late", {}).values())
         return late, status.reason, found(steps_of(url, folder.name)) == expected(splits)
 

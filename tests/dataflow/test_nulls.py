@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from checkpoint.coordinator.control import RegionControl
 from dataflow import (
     CallSink,
     Count,
@@ -27,6 +26,7 @@ from dataflow import (
     Tumbling,
 )
 from dataflow.errors import OperatorError
+from dataflow.handle import RegionHandle
 from dataflow.local import run_local
 from dataflow.testing import Trial, assert_crash_safe
 from tests.dataflow.trials import Row, Step, arrangements, play_with_trouble
@@ -188,9 +188,9 @@ def test_a_region_counts_rows_without_a_time_and_groups_those_without_a_key(
     keyed = timed.key_by("by_key", "key").aggregate("daily", DAY, n=Count())
     keyed.sink("out", LogSink())
     control = run_local(graph, name=tmp_path.name, store=shared_store, workers=2, standby=0)
-    assert isinstance(control, RegionControl)
+    assert isinstance(control, RegionHandle)
     assert control.wait(120)
-    status = control.status()
+    status = control.status
     assert control.exception() is None, status.reason
     assert status.dropped == {"null": {"timed": 900}}
     assert status.reason.startswith(

@@ -74,14 +74,14 @@ def test_a_region_of_processes_is_cut_after_each_file(
 ) -> None:
     monkeypatch.setattr(local, "ProcessLauncher", ForkLauncher)
     paths = write(tmp_path, [20_000] * 6, random.Random(1))
-    with running(per_file(paths, tmp_path / "out"), shared_store, tmp_path, checkpoint_interval_s=0.01) as (
+    with running(per_file(paths, tmp_path / "out"), shared_store, tmp_path, checkpoint_interval=0.01) as (
         control,
         watch,
     ):
         watch.cuts(1)
-        os.kill(control.status().workers[0].pid, signal.SIGKILL)
+        os.kill(control.status.workers[0].pid, signal.SIGKILL)
         watch.wait(lambda event: isinstance(event, ResetReport))
-        assert finished(control), control.status()
+        assert finished(control), control.status
         cuts = [event for event in watch.events if isinstance(event, CutCommitted)]
     assert 3 <= len(cuts) <= 9, "three files a worker, each with a cut; not one each 10 ms"
     assert last_counts(tmp_path / "out") == dict(true_counts(paths))

@@ -21,7 +21,7 @@ from checkpoint.core.outputs import Publish, output_chain
 from checkpoint.core.region import coordinator_directory, worker_directory
 from dataflow.outputs import read_output
 from dos_client import Store
-from journal import ChainWriter, Op, Position, Record, StopNotFoundError, look_chain, take_over
+from journal import ChainWriter, Op, Position, Record, StopNotFoundError, inspect_chain, take_over
 from journal.inspecting import InspectionOutcome
 from journal.verify import verdict_text
 from spark_integration.core.admission import StreamPiece
@@ -132,7 +132,7 @@ async def whole(scan: ChainScan) -> AsyncGenerator[StreamPiece]:
 
 async def test_a_reader_without_a_checkpoint_says_what_it_cannot_show() -> None:
     store = await region_whose_resets_failed(Publish.STEP)
-    state = await look_chain(store, WORKER, output_chain(SINK))
+    state = await inspect_chain(store, WORKER, output_chain(SINK))
     there = sum(len(data) for data in store.servers[0].objects[WORKER].values())
     assert (state.unproved, state.claimed) == (there - state.bytes, 5)
     words = f"{state.unproved} more bytes of chain out-x are stored and cannot be proved committed now,"
@@ -145,7 +145,7 @@ async def test_a_reader_without_a_checkpoint_says_what_it_cannot_show() -> None:
     log = await OutputLog.open(
         store.claim(6, directory=WORKER), SINK, Publish.STEP, after_step=3, at=None, generation=1
     )
-    state = await look_chain(store, WORKER, output_chain(SINK))
+    state = await inspect_chain(store, WORKER, output_chain(SINK))
     assert (state.unproved, state.unproved_text) == (0, ""), "the next writer settles them"
     assert log.last_step == 3
 
@@ -157,10 +157,10 @@ async def test_bytes_in_flight_of_a_living_writer_are_not_told_as_unproved() -> 
     claim.held = True
     writer.append(Record(Op.OUTPUT, strings=(b"r",)))
     claim.deliver(1)
-    state = await look_chain(store, claim.directory, "J")
+    state = await inspect_chain(store, claim.directory, "J")
     assert (state.unproved, state.claimed) == (0, 0)
     await take_over(store.claim(2, [1, 2]), "J", generation=1)
-    state = await look_chain(store, claim.directory, "J")
+    state = await inspect_chain(store, claim.directory, "J")
     assert state.unproved > 0
     assert state.claimed == 2
 
@@ -206,7 +206,7 @@ async def test_spark_takes_what_it_has_read_for_neither_lost_nor_new(fails: bool
     assert len(read) == 2
 
     store.claim(2, directory=directory)  # a producer of that name comes, and goes before its segment is there
-    assert (await look_chain(store, directory, INPUT_CHAIN)).unproved > 0
+    assert (await inspect_chain(store, directory, INPUT_CHAIN)).unproved > 0
     assert [piece async for piece in whole(await origin_of(store, options).scan("p", read[-1]))] == []
 
     claim = store.claim(3, directory=directory)

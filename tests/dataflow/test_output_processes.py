@@ -71,12 +71,12 @@ def test_output_in_the_store_is_that_of_a_run_without_failures(
     paths = inputs(folder)
     with running(counted(paths, folder, publish), store, folder) as (control, watch):
         watch.cuts(2)
-        kill_and_wait(watch, control.status().workers[0].pid, 1)
+        kill_and_wait(watch, control.status.workers[0].pid, 1)
         early = steps_of(store, folder.name)
         watch.cuts(4)
-        kill_and_wait(watch, control.status().workers[1].pid, 2)
+        kill_and_wait(watch, control.status.workers[1].pid, 2)
         hurry(folder / "out")
-        assert finished(control), control.status()
+        assert finished(control), control.status
     assert last_shown(store, folder.name) == dict(true_counts(paths, 3))
     steps = steps_of(store, folder.name)
     assert [one.step for one in steps] == list(range(1, len(steps) + 1))
@@ -98,13 +98,13 @@ def test_other_output_than_was_shown_stops_the_region_and_names_the_step(store: 
     lines = graph.source("lines", FileSource(paths, repeat=9))
     words = lines.flat_map("words", slow, schema="line string", takes="batch")
     words.flat_map("stamped", a_clock, schema="line string, at bigint").sink("shown", LogSink(publish="step"))
-    with running(graph, store, tmp_path, checkpoint_interval_s=30.0) as (control, _):
+    with running(graph, store, tmp_path, checkpoint_interval=30.0) as (control, _):
         while not (store_has := steps_of_when_there(store, tmp_path.name)):
             control.wait(0.05)
         assert store_has
-        os.kill(control.status().workers[0].pid, signal.SIGKILL)
+        os.kill(control.status.workers[0].pid, signal.SIGKILL)
         assert control.wait(60)
-        assert control.status().state is RegionState.FAILED
+        assert control.status.state is RegionState.FAILED
         said = str(control.exception())
     assert "sink 'shown': step 1 was published with digest" in said
     assert 'publish="checkpoint"' in said

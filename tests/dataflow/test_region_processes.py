@@ -11,13 +11,14 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 import pytest
 
-from checkpoint.coordinator.control import RegionControl
-from checkpoint.core.region import CutCommitted, RegionEvent, RegionState, ResetReport
+from checkpoint.core.region import CutCommitted, RegionEvent, RegionSpec, RegionState, ResetReport
 from dataflow import FileSink, FileSource, Graph, GraphError
+from dataflow.handle import RegionHandle
 from dataflow.limits import WorkerLimits
 from dataflow.local import run_local
 from tests.dataflow.support import last_counts, made, split_words, true_counts, word_count
@@ -58,30 +59,35 @@ class Watch:
 
 
 @contextmanager
-def running(graph: Graph, store: str, folder: Path, **options: Any) -> Iterator[tuple[RegionControl, Watch]]:
+def running(
+    graph: Graph, store: str, folder: Path, *, fields: dict[str, Any] | None = None, **options: Any
+) -> Iterator[tuple[RegionHandle, Watch]]:
+    """Run a graph on local processes. fields: of its RegionSpec, which `run_local` has no parameters for."""
     watch = Watch()
-    options = {"checkpoint_interval_s": 0.2, "worker_limits": SMALL_STEPS, **options}
-    control = run_local(
-        graph,
-        name=folder.name,
-        store=store,
-        scratch=folder / "scratch",
-        logs=folder / "logs",
-        observer=watch,
-        **options,
-    )
+    options = {"checkpoint_interval": 0.2, "worker_limits": SMALL_STEPS, **options}
+    with mock.patch("dataflow.handle.RegionSpec", lambda **given: RegionSpec(**{**given, **(fields or {})})):
+        control = run_local(
+            graph,
+            name=folder.name,
+            store=store,
+            scratch=folder / "scratch",
+            logs=folder / "logs",
+            on_event=watch,
+            **options,
+        )
+    assert isinstance(control, RegionHandle)
     try:
         yield control, watch
     finally:
         control.stop()
         if not control.wait(WAIT_S):
-            for worker in control.status().workers:
+            for worker in control.status.workers:
                 os.kill(worker.pid, signal.SIGKILL)
 
 
-def finished(control: RegionControl) -> bool:
-    assert control.wait(WAIT_S), control.status()
-    return control.status().state is RegionState.FINISHED
+def finished(control: RegionHandle) -> bool:
+    assert control.wait(WAIT_S), control.status
+    return control.status.state is RegionState.FINISHED
 
 
 @pytest.fixture
@@ -117,14 +123,14 @@ def hurry_of(out: Path) -> Path:
     return out.with_name(f"{out.name}.hurry")
 
 
-def kill(control: RegionControl, worker: int, *, wipe: bool) -> None:
-    status = control.status().workers[worker]
+def kill(control: RegionHandle, worker: int, *, wipe: bool) -> None:
+    status = control.status.workers[worker]
     os.kill(status.pid, signal.SIGKILL)
     if wipe:
         shutil.rmtree(status.scratch)
 
 
-def kill_both_in_turn(control: RegionControl, watch: Watch) -> None:
+def kill_both_in_turn(control: RegionHandle, watch: Watch) -> None:
     """Two workers die, each after two cuts more; the first one's scratch is lost with it."""
     watch.cuts(2)
     kill(control, 0, wipe=True)
@@ -139,7 +145,7 @@ def test_the_word_count_of_a_region_is_that_of_a_counter(
 ) -> None:
     graph = word_count(texts, tmp_path / "out", repeat=2)
     with running(graph, shared_store, tmp_path, worker_limits=WorkerLimits()) as (control, _):
-        assert finished(control), control.status()
+        assert finished(control), control.status
     assert last_counts(tmp_path / "out") == dict(true_counts(texts, 2))
     with running(graph, shared_store, tmp_path) as (control, _):
         assert finished(control), "there is nothing left to do"
@@ -156,8 +162,8 @@ def test_killed_workers_leave_no_trace_in_the_output(
     with running(graph, shared_store, tmp_path) as (control, watch):
         kill_both_in_turn(control, watch)
         hurry(tmp_path / "out")
-        assert finished(control), control.status()
-        assert control.status().incarnation == 3, "one reset a kill"
+        assert finished(control), control.status
+        assert control.status.incarnation == 3, "one reset a kill"
     assert last_counts(tmp_path / "out") == dict(true_counts(texts, 3))
 
 
@@ -167,14 +173,14 @@ def test_without_truncation_a_killed_worker_shows_in_the_output(
 ) -> None:
     """The check of the test above does notice."""
     graph = slow_word_count(texts, tmp_path / "out", truncate=False)
-    with running(graph, shared_store, tmp_path, checkpoint_interval_s=600.0) as (control, _):
+    with running(graph, shared_store, tmp_path, checkpoint_interval=600.0) as (control, _):
         assert control.checkpoint(WAIT_S), "the only cut: what is written from now on is behind it"
-        before = control.status().step
-        while control.status().step < before + 3:
+        before = control.status.step
+        while control.status.step < before + 3:
             control.wait(0.01)
         kill(control, 0, wipe=True)
         hurry(tmp_path / "out")
-        assert finished(control), control.status()
+        assert finished(control), control.status
     with pytest.raises(AssertionError, match="after"):
         last_counts(tmp_path / "out")
 
@@ -196,13 +202,13 @@ def test_one_server_may_be_gone_and_without_two_the_region_waits_and_goes_on_by_
         watch.wait(lambda event: getattr(event, "state", None) is RegionState.WAITING_FOR_STORE)
         gone = [server.location for server in three_servers[:2]]
         watch.wait(lambda event: all(f"{one} is away" in getattr(event, "reason", "") for one in gone))
-        pids = [worker.pid for worker in control.status().workers]
+        pids = [worker.pid for worker in control.status.workers]
         for server in three_servers[:2]:
             server.restart()
         hurry(tmp_path / "out")
-        assert finished(control), control.status()
-        assert control.status().incarnation == 2, "waiting for the store resets nothing"
-        assert [worker.pid for worker in control.status().workers] == pids, "and kills nobody"
+        assert finished(control), control.status
+        assert control.status.incarnation == 2, "waiting for the store resets nothing"
+        assert [worker.pid for worker in control.status.workers] == pids, "and kills nobody"
     assert last_counts(tmp_path / "out") == dict(true_counts(texts, 3))
 
 
@@ -224,7 +230,7 @@ def test_a_user_function_that_raises_stops_the_region_and_says_where(
     bad.sink("out", FileSink(tmp_path / "out"))
     with running(graph, shared_store, tmp_path) as (control, _):
         assert control.wait(WAIT_S)
-        assert control.status().state is RegionState.FAILED
+        assert control.status.state is RegionState.FAILED
         error = control.exception()
     said = str(error) + getattr(error, "traceback_text", "")
     assert "'picky'" in said
@@ -259,7 +265,7 @@ def test_a_stopped_region_goes_on_where_it_was_unless_its_input_is_not_what_it_r
         watch.cuts(2)
         control.stop()
         assert control.wait(WAIT_S)
-        assert control.status().state is RegionState.STOPPED, control.status()
+        assert control.status.state is RegionState.STOPPED, control.status
     before = {part: part.read_bytes() for part in out.glob("part-*")}
     assert last_counts(out) != dict(true_counts([path])), "it was stopped too late for this test"
 
@@ -267,7 +273,7 @@ def test_a_stopped_region_goes_on_where_it_was_unless_its_input_is_not_what_it_r
         path.write_bytes(damaged)
         with running(again(), shared_store, tmp_path) as (control, _):
             assert control.wait(WAIT_S)
-            assert control.status().state is RegionState.FAILED
+            assert control.status.state is RegionState.FAILED
             said = str(control.exception())
         assert str(path) in said
         assert "expected" in said
@@ -278,5 +284,5 @@ def test_a_stopped_region_goes_on_where_it_was_unless_its_input_is_not_what_it_r
     path.write_bytes(content + b"brand new words at the end")
     hurry(out)
     with running(again(), shared_store, tmp_path) as (control, _):
-        assert finished(control), control.status()
+        assert finished(control), control.status
     assert last_counts(out) == dict(true_counts([path]))

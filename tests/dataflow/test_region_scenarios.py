@@ -16,9 +16,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from checkpoint.coordinator.control import RegionControl
 from checkpoint.core.region import RegionState, ResetReport, WorkerJoined, WorkerLost
 from dataflow import FileSink, FileSource, Graph, OperatorFailure, local
+from dataflow.handle import RegionHandle
 from dataflow.operators.base import OperatorContext
 from dataflow.sinks.files import FileWriter, part_name
 from dataflow.sinks.part_file import PartFile
@@ -125,9 +125,9 @@ class Scenario:
     def running(self, graph: Graph, **options: Any) -> Any:
         return running(graph, self.store, self.folder, **options)
 
-    def ends_right(self, control: RegionControl) -> None:
+    def ends_right(self, control: RegionHandle) -> None:
         self.gate.put("hurry")
-        assert finished(control), (control.status(), control.exception())
+        assert finished(control), (control.status, control.exception())
         assert last_counts(self.out) == dict(true_counts(self.paths, REPEAT))
 
 
@@ -140,8 +140,8 @@ def resets(watch: Watch) -> list[ResetReport]:
     return [event for event in watch.events if isinstance(event, ResetReport)]
 
 
-def pids(control: RegionControl) -> list[int]:
-    return [worker.pid for worker in control.status().workers]
+def pids(control: RegionHandle) -> list[int]:
+    return [worker.pid for worker in control.status.workers]
 
 
 def is_reset(event: object) -> bool:
@@ -153,7 +153,7 @@ def is_reset(event: object) -> bool:
 
 # EVIDENCE-OF: P-4, P-10
 def test_a_worker_that_hangs_is_fenced_and_replaced(scenario: Scenario) -> None:
-    with scenario.running(scenario.graph(), suspect_after_s=2.5) as (control, watch):
+    with scenario.running(scenario.graph(), fields={"suspect_after_s": 2.5}) as (control, watch):
         watch.cuts(2)
         before = pids(control)
         os.kill(before[1], signal.SIGSTOP)
@@ -192,18 +192,18 @@ def test_an_operator_that_reports_a_failure_resets_the_region(scenario: Scenario
         )
         assert report.reason.startswith(where)
         assert "the service that is asked for words is away" in report.reason
-        assert control.status().workers[report.worker].error.startswith("Traceback")
+        assert control.status.workers[report.worker].error.startswith("Traceback")
         assert pids(control) == before, "nobody was ended"
         scenario.ends_right(control)
 
 
 def test_resets_that_lead_nowhere_end_the_region_clearly(scenario: Scenario) -> None:
     graph = scenario.graph(fail_always)
-    with scenario.running(graph, max_consecutive_reset_attempts=2) as (control, watch):
+    with scenario.running(graph, fields={"max_consecutive_reset_attempts": 2}) as (control, watch):
         watch.cuts(1)
         scenario.gate.put("armed")
         assert control.wait(WAIT_S)
-        assert control.status().state is RegionState.FAILED
+        assert control.status.state is RegionState.FAILED
         said = str(control.exception())
         assert "after 2 consecutive resets; last reason: operator 'words' failed" in said
         assert "then run the region again; it continues from its last checkpoint" in said
@@ -218,7 +218,7 @@ def test_a_reset_by_hand_goes_back_and_leaves_no_trace(scenario: Scenario) -> No
         control.reset()
         watch.wait(is_reset)
         assert resets(watch)[0].worker == -1
-        assert control.status().reset_attempts == 0
+        assert control.status.reset_attempts == 0
         scenario.ends_right(control)
 
 
@@ -227,7 +227,7 @@ def test_a_reset_by_hand_goes_back_and_leaves_no_trace(scenario: Scenario) -> No
 
 def test_a_checkpoint_that_never_completes_is_given_up_and_the_next_one_comes(scenario: Scenario) -> None:
     """User code of one worker never comes back, while its heart beats: only the drain's time-out notices."""
-    with scenario.running(scenario.graph(hang_once), drain_timeout_s=2.0) as (control, watch):
+    with scenario.running(scenario.graph(hang_once), fields={"drain_timeout_s": 2.0}) as (control, watch):
         watch.cuts(1)
         scenario.gate.put("armed")
         watch.wait(is_reset)
@@ -272,26 +272,26 @@ def test_a_worker_killed_during_a_checkpoint_leaves_nothing_of_it(scenario: Scen
     region goes back to the one before, not to what the sink had prepared, and then commits the number anew.
     """
     graph = scenario.graph(sink=HeldSink(scenario.out, scenario.gate))
-    with scenario.running(graph, checkpoint_interval_s=0.3) as (control, watch):
+    with scenario.running(graph, checkpoint_interval=0.3) as (control, watch):
         watch.cuts(2)
         scenario.gate.put("armed")
         scenario.gate.wait("held")
-        begun, incarnation = wait_for_a_vote(control), control.status().incarnation
+        begun, incarnation = wait_for_a_vote(control), control.status.incarnation
         os.kill(pids(control)[1], signal.SIGKILL)
         watch.wait(is_reset)
         assert resets(watch)[0].cut == begun - 1
-        assert control.wait_cut(begun, WAIT_S)
-        assert control.status().incarnation == incarnation + 1
+        assert control._control.wait_cut(begun, WAIT_S)
+        assert control.status.incarnation == incarnation + 1
         scenario.ends_right(control)
 
 
-def wait_for_a_vote(control: RegionControl) -> int:
+def wait_for_a_vote(control: RegionHandle) -> int:
     """Until worker 0, and it alone, has voted for the cut that is under way; its number."""
     deadline = time.monotonic() + WAIT_S
-    assert control._shell is not None
-    state = control._shell.core.state
+    assert control._control._shell is not None
+    state = control._control._shell.core.state
     while state.pending is None or set(state.pending.votes) != {0}:
-        assert time.monotonic() < deadline, control.status()
+        assert time.monotonic() < deadline, control.status
         control.wait(0.01)
     return state.pending.number
 
@@ -326,17 +326,17 @@ def test_a_worker_that_wakes_up_after_its_successor_came_changes_nothing(
 ) -> None:
     """A stale token meets a newer barrier: what the old process still sends and writes counts nowhere."""
     monkeypatch.setattr(local, "ProcessLauncher", DeafLauncher)
-    with scenario.running(scenario.graph(), suspect_after_s=2.5) as (control, watch):
+    with scenario.running(scenario.graph(), fields={"suspect_after_s": 2.5}) as (control, watch):
         watch.cuts(2)
         zombie = pids(control)[1]
         os.kill(zombie, signal.SIGSTOP)
         watch.wait(lambda event: isinstance(event, WorkerJoined) and (event.worker, event.attempt) == (1, 2))
         os.kill(zombie, signal.SIGCONT)
         watch.wait(is_reset)
-        committed = control.status().last_cut
-        assert control.wait_cut(committed + 1, WAIT_S)
+        committed = control.status.last_cut
+        assert control._control.wait_cut(committed + 1, WAIT_S)
         scenario.ends_right(control)
-        assert control.status().incarnation == 2, "the one that woke up disturbed nobody"
+        assert control.status.incarnation == 2, "the one that woke up disturbed nobody"
 
 
 def slowly(gate: Gate, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -351,14 +351,14 @@ def test_a_barrier_passes_where_one_worker_is_slow_and_all_others_wait(scenario:
     input there is.
     """
     graph = scenario.graph(after=partial(slowly, scenario.gate))
-    with scenario.running(graph, checkpoint_interval_s=3600.0) as (control, watch):
+    with scenario.running(graph, checkpoint_interval=3600.0) as (control, watch):
         watch.wait(lambda event: getattr(event, "state", None) is RegionState.RUNNING)
         for _ in range(3):
-            before = control.status().step
+            before = control.status.step
             control.checkpoint(WAIT_S)
-            assert control.status().last_cut_step <= before + 8
-        assert control.status().last_cut == 3
-        assert not any(worker.counters.exhausted for worker in control.status().workers)
+            assert control.status.last_cut_step <= before + 8
+        assert control.status.last_cut == 3
+        assert not any(worker.counters.exhausted for worker in control.status.workers)
         scenario.ends_right(control)
 
 
@@ -379,13 +379,13 @@ def test_a_second_worker_is_refused_clearly_and_the_first_alone_goes_on(scenario
         watch.cuts(2)
         control.stop()
         assert control.wait(WAIT_S)
-        stopped = control.status()
+        stopped = control.status
     with scenario.running(scenario.graph(), workers=2) as (control, _):
         assert control.wait(WAIT_S)
-        assert control.status().state is RegionState.FAILED
+        assert control.status.state is RegionState.FAILED
         said = str(control.exception())
         assert "was made by 1 worker, the region has 2 workers" in said
         assert "run the region with as many workers as made the checkpoint" in said
     with scenario.running(scenario.graph(), workers=1) as (control, _):
         scenario.ends_right(control)
-        assert control.status().last_cut > stopped.last_cut
+        assert control.status.last_cut > stopped.last_cut

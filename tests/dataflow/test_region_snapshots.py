@@ -87,7 +87,7 @@ def segments_of(store_url: str, worker: int) -> set[tuple[str, str]]:
 
     async def look() -> set[tuple[str, str]]:
         async with open_store(store_url) as store:
-            view = await store.look(worker_directory("words", worker))
+            view = await store.inspect(worker_directory("words", worker))
             names = {name for objects in view.answers.values() for name in objects}
         parts = [name.split(".") for name in names]
         return {(epoch, base) for chain, epoch, base in parts if chain == "state"}

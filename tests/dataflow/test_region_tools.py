@@ -13,10 +13,11 @@ import pytest
 import trio
 from typer.testing import CliRunner
 
-from checkpoint.coordinator.control import RegionControl, RegionListener
+from checkpoint.coordinator.control import RegionListener
 from checkpoint.core.region import RegionState, coordinator_directory
 from checkpoint.errors import RegionFailedError
 from dataflow import Graph
+from dataflow.handle import RegionHandle
 from dataflow.limits import WorkerLimits
 from dataflow.local import run_local
 from dos_cli.main import app
@@ -84,16 +85,17 @@ def a_graph(folder: Path, *, passes: int) -> Graph:
 @contextlib.contextmanager
 def running(
     store: str, folder: Path, name: str, *, passes: int = 100_000, **options: Any
-) -> Iterator[RegionControl]:
+) -> Iterator[RegionHandle]:
     control = run_local(
         a_graph(folder / name, passes=passes),
         name=name,
         store=store,
         logs=folder / "logs",
         worker_limits=SMALL_STEPS,
-        checkpoint_interval_s=0.2,
+        checkpoint_interval=0.2,
         **options,
     )
+    assert isinstance(control, RegionHandle)
     try:
         yield control
     finally:
@@ -114,7 +116,7 @@ def test_a_paused_region_takes_nothing_until_it_is_told_to_go_on_even_if_it_is_r
     with running(store, tmp_path, "paused") as control:
         control.checkpoint(WAIT_S)
         said = json.loads(dos("region", "pause", store, "paused", "--json"))
-        cut, status = said["result"]["checkpoint"], control.status()
+        cut, status = said["result"]["checkpoint"], control.status
         assert (said["result"]["state"], status.state, status.last_cut) == ("PAUSED", RegionState.PAUSED, cut)
         assert len({worker.step for worker in status.workers} - {status.last_cut_step}) == 0
         taken = sum(worker.rows_in for worker in status.workers)
@@ -122,11 +124,11 @@ def test_a_paused_region_takes_nothing_until_it_is_told_to_go_on_even_if_it_is_r
         control.reset()
         # a cut that was due may be taken once more, of the same rows
         assert control.pause(WAIT_S) >= cut + 1, "the wish outlives the reset"
-        assert sum(worker.rows_in for worker in control.status().workers) == taken
+        assert sum(worker.rows_in for worker in control.status.workers) == taken
         assert "resumed from checkpoint" in dos("region", "resume", store, "paused")
         later = control.checkpoint(WAIT_S)
-        assert control.wait_cut(later + 1, WAIT_S)
-        assert sum(worker.rows_in for worker in control.status().workers) > taken
+        assert control._control.wait_cut(later + 1, WAIT_S)
+        assert sum(worker.rows_in for worker in control.status.workers) > taken
 
 
 def test_a_region_tells_listeners_of_its_start_its_cuts_its_resets_and_its_end(
@@ -154,7 +156,7 @@ def test_a_region_tells_listeners_of_its_start_its_cuts_its_resets_and_its_end(
     assert len(late.calls) == before
     end = heard.calls[-1][1]
     assert (end["state"], end["exception"], end["name"]) == ("STOPPED", None, "heard")
-    assert end["lastCheckpoint"] == control.status().last_cut
+    assert end["lastCheckpoint"] == control.status.last_cut
     after = Heard()
     control.addListener(after)
     after.wait(lambda calls: calls == ["onStart", "onTerminated"])
@@ -205,7 +207,7 @@ def test_cuts_are_listed_shown_and_compared_with_the_keys_that_changed(store: st
         store, tmp_path, "cuts", passes=4, retain=1_000
     ) as control:  # the inputs have grown by a pass
         assert control.awaitTermination(WAIT_S)
-    last = control.status().last_cut
+    last = control.status.last_cut
     listed = json.loads(dos("checkpoint", "ls", store, "cuts", "--json"))
     numbers = [one["checkpoint"] for one in listed["checkpoints"]]
     assert numbers == list(range(1, last + 1))
@@ -270,7 +272,7 @@ def test_cuts_are_listed_shown_and_compared_with_the_keys_that_changed(store: st
 async def claimed_only(url: str, directory: str) -> None:
     """A driver that claims the manifest and is gone before it writes."""
     async with open_store(url) as store:
-        epoch = (await store.look(directory)).epoch_seen + 1
+        epoch = (await store.inspect(directory)).epoch_seen + 1
         async with await store.claim(directory, epoch, b"w" * 16):
             pass
 
@@ -292,5 +294,5 @@ def test_a_region_with_real_workers_is_reset_and_stopped_from_outside(
         assert "is committed" in dos("region", "checkpoint", store, "outside")
         assert "STOPPED: stopped; the last checkpoint is" in dos("region", "stop", store, "outside")
         assert control.awaitTermination(WAIT_S)
-        assert control.status().state is RegionState.STOPPED
+        assert control.status.state is RegionState.STOPPED
     assert "stop requested by" in caplog.text

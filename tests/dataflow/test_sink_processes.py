@@ -33,7 +33,7 @@ def test_killed_workers_leave_no_trace_in_files_and_tables(shared_store: str, tm
     with running(graph, shared_store, tmp_path) as (control, watch):
         kill_both_in_turn(control, watch)
         hurry(tmp_path / "out")
-        assert finished(control), control.status()
+        assert finished(control), control.status
     truth = dict(true_counts(paths, 4))
     files = sorted((tmp_path / "files").glob("part-*.parquet"))
     in_files = [

@@ -8,10 +8,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from checkpoint.coordinator.control import RegionControl
 from checkpoint.core.region import RegionState
 from dataflow import CallSink, FileSink, FileSource, Graph, LogSink, ParquetSink, TwoPhaseSink, sinks
 from dataflow.errors import SinkOwnedError
+from dataflow.handle import RegionHandle
 from dataflow.local import run_local
 from dataflow.sinks.base import OutputOwner, SinkSpec
 from dataflow.sinks.sql import SqlSink
@@ -92,9 +92,9 @@ def test_a_region_whose_sink_would_add_to_other_rows_fails_before_any_worker_sta
     logs = tmp_path / "logs"
     control = run_local(graph, name=f"{tmp_path.name}-again", store=shared_store, logs=logs, standby=0)
     assert control.wait(60)
-    assert isinstance(control, RegionControl)
+    assert isinstance(control, RegionHandle)
     assert isinstance(control.exception(), SinkOwnedError)
-    assert control.status().state is RegionState.FAILED
+    assert control.status.state is RegionState.FAILED
     assert not logs.exists(), "no worker was started"
     assert sorted(visible()) == before
 

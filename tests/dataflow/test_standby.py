@@ -94,7 +94,7 @@ def test_a_killed_worker_is_replaced_by_the_process_that_stood_by(
         assert list(report.phases_s) == ["manifest", "gather", "claim", "open", "load", "start"]
         assert sum(report.phases_s.values()) == pytest.approx(report.seconds)
         hurry(tmp_path / "out")
-        assert finished(control), control.status()
+        assert finished(control), control.status
     assert last_counts(tmp_path / "out") == dict(true_counts(texts, 3))
     assert "reason" in (tmp_path / "logs" / "w0000.2.log").read_text(), "its summary is in its own log"
     assert control.awaitTermination(END_S)

@@ -122,8 +122,8 @@ def test_windows_survive_a_worker_that_is_killed(shared_store: str, tmp_path: Pa
     with running(graph, shared_store, tmp_path, worker_limits=small) as (control, watch):
         watch.cuts(2)
         kill(control, 0, wipe=True)
-        assert finished(control), control.status()
-        assert control.status().incarnation == 2
+        assert finished(control), control.status
+        assert control.status.incarnation == 2
     found = Counter(
         (int((datetime.fromisoformat(str(at)) - EPOCH).total_seconds()), str(key), int(str(n)))
         for _, (at, key, n) in rows_of(tmp_path / "out")

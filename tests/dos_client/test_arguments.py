@@ -33,7 +33,7 @@ CALLS: dict[str, Callable[[Store], Awaitable[object]]] = {
     "claim: a short writer id": lambda store: store.claim("d", 1, b"w"),
     "claim: no directory": lambda store: store.claim(None, 1, ID),  # type: ignore[arg-type]
     "claim: bytes for a directory": lambda store: store.claim(b"d", 1, ID),  # type: ignore[arg-type]
-    "look: no directory": lambda store: store.look(None),  # type: ignore[arg-type]
+    "look: no directory": lambda store: store.inspect(None),  # type: ignore[arg-type]
     "list: no prefix": lambda store: store.list_directories(None),  # type: ignore[arg-type]
     "read: a negative length": lambda store: store.read("d", "o", 0, -1),
     "read: a negative offset": lambda store: store.read("d", "o", -1, 1),
@@ -135,7 +135,7 @@ def test_a_store_of_another_run_is_an_error_at_once() -> None:
                 lambda: store.read("d", "o", 0, 4),
                 lambda: store.read("d", "o", 0, 4, committed=True),
                 lambda: read_all(store),
-                lambda: store.look("d"),
+                lambda: store.inspect("d"),
                 lambda: store.list_directories(),
                 lambda: store.stat("d", "o"),
                 lambda: store.ping(),

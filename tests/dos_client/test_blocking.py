@@ -42,7 +42,7 @@ def test_a_store_is_used_from_threads_as_from_trio(three: list[ThreadServer]) ->
                         writer.wait_synced(writer.append(b"!"))
                 assert claim.lost is not None
         assert store.read("d", "x", 0, 5) == b"hello"
-        assert store.look("d").epoch_seen == 2
+        assert store.inspect("d").epoch_seen == 2
         assert store.list_directories() == ["d"]
         assert len(store.ping()) == len(store.members()) == 3
         assert {found.info.synced >= 5 for found in store.stat("d", "x").values()} == {True}
@@ -126,4 +126,4 @@ def test_several_threads_use_one_store_at_once(alone: ThreadServer) -> None:
         for thread in threads:
             thread.join()
         assert not errors
-        assert len(store.look("d").answers.popitem()[1]) == 5
+        assert len(store.inspect("d").answers.popitem()[1]) == 5

@@ -32,7 +32,7 @@ async def test_a_claim_and_a_look_wait_until_the_server_has_room_and_say_what_fo
             await writer.wait_synced(writer.append(b"x"))
         async with connect(server.url) as other:
             with pytest.raises(QuorumUnavailableError, match="another cannot be opened"):
-                await other.look("another")
+                await other.inspect("another")
             granted = trio.Event()
 
             async def claim() -> None:

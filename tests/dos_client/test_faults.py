@@ -146,7 +146,7 @@ async def test_a_stopped_member_holds_up_no_opening_looking_or_claiming(three_se
         async with claimed(three_servers) as (store, claim):
             writer = claim.open_object("x")
             await writer.wait_synced(writer.append(b"abc"))
-            assert (await store.look("d")).reachable == 2
+            assert (await store.inspect("d")).reachable == 2
             assert await claim.read("x", 0, 9) == b"abc"
         assert trio.current_time() - begin < 3
     finally:
@@ -237,7 +237,7 @@ async def test_a_wiped_member_does_not_count(three: Threads) -> None:
         await trio.to_thread.run_sync(three[1].restart)
         await writer.wait_synced(size)
     async with open_store(url_of(three)) as store:
-        assert bytes.fromhex(three[2].server_id) not in (await store.look("d")).answers
+        assert bytes.fromhex(three[2].server_id) not in (await store.inspect("d")).answers
 
 
 async def names_on(server: ThreadServer) -> list[str]:

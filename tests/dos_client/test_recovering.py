@@ -186,7 +186,7 @@ async def test_two_of_three_are_lost_and_the_last_goes_on_with_two_new_ones(five
         assert (begun.what, finished.finished) == (ACCEPT_LOSS, True)
         assert any("live: claimed at epoch 1048581, above 5" in line for line in finished.details)
         assert not (await verify_store(store)).findings
-        seen = (await store.look("live")).epoch_seen
+        seen = (await store.inspect("live")).epoch_seen
         async with await store.claim("live", seen + 1, new_writer()) as claim:
             writer = claim.open_object("y")
             await off(last)
@@ -222,7 +222,7 @@ async def test_a_recovery_that_was_interrupted_goes_on(five: Threads, phase: str
     assert [m.address for m in done.record.voters] == [last.location, new.location]
     async with open_store(url_of([last, new])) as store:
         assert (await read_overrides(store))[-1].finished
-        assert (await store.look("idle")).epoch_seen > 1 << 20
+        assert (await store.inspect("idle")).epoch_seen > 1 << 20
         assert not (await verify_store(store)).findings
 
 
@@ -253,7 +253,7 @@ async def test_what_was_forced_is_read_whole_though_a_member_has_less_of_it(five
     begun = Override(ACCEPT_LOSS, "2026-11-22T12:00:00+00:00", "me", 1, 0)
     async with open_store(url) as store, open_record_log(store) as records:
         await records.note(begun)
-        log = override_log.object_name((await store.look(DIRECTORY)).epoch_seen)
+        log = override_log.object_name((await store.inspect(DIRECTORY)).epoch_seen)
         await has(five[2], DIRECTORY, log, override_log.encode(begun))
         await off(five[2])
         await records.note(replace(begun, finished=True))
@@ -338,7 +338,7 @@ async def test_damage_above_what_the_others_have_is_told_and_given_up_by_word(fi
     assert done.record.generation == 1
     assert done.details[0].startswith(f"idle/o0 on {ahead.location}: was damaged, now ")
     async with open_store(url) as store:
-        assert len((await store.look("idle")).answers) == 3, "it answers again"
+        assert len((await store.inspect("idle")).answers) == 3, "it answers again"
 
 
 async def test_where_nobody_ever_claimed_a_damaged_file_is_cut_to_its_own_good_part(five: Threads) -> None:
@@ -386,7 +386,7 @@ async def test_what_is_damaged_on_the_last_one_is_cut_to_what_is_good(five: Thre
     assert 100_000 < len(good) < 200_000
     assert done.details[0] == f"idle/o0 on {last.location}: was damaged, now {len(good)} bytes"
     async with open_store(last.url) as store:
-        assert (await store.look("idle")).answers
+        assert (await store.inspect("idle")).answers
     grown = await add_member(last.url, new=five[3].location)
     assert (len(grown.voters), grown.ack_quorum) == (2, 2)
     assert await content_of(five[3], "idle", "o0") == good

@@ -4,7 +4,7 @@ import pytest
 
 from dos_client.core.membership import ServerAnswer, decide
 from dos_client.core.override_log import Override, decode, encode, is_finished
-from dos_client.core.recovery import GENERATIONS_PER_ERA, StoreSurvivors, era, forced, standing
+from dos_client.core.recovery import GENERATIONS_PER_ERA, StoreSurvivors, era, forced, survivors
 from dos_protocol.store_record import Member, StoreRecord, encode_store_record
 from tests.dos_client.records import member, record, server_id
 
@@ -14,7 +14,7 @@ def answer(letter: str, shown: StoreRecord | None, address: str = "") -> ServerA
 
 
 def stand(*answers: ServerAnswer) -> StoreSurvivors:
-    found = standing(decide(answers), answers)
+    found = survivors(decide(answers), answers)
     assert found is not None
     return found
 
@@ -46,8 +46,10 @@ def test_wiped_and_foreign_servers_are_not_among_those_who_are_there() -> None:
     both = [answer("a", TWO), wiped, answer("c", foreign)]
     assert [one.address for one in stand(*both).present] == ["a:1"]
     apart = [answer("a", TWO), answer("c", foreign)]
-    assert standing(decide(apart, asked=["a:1", "c:1"]), apart) is None, "nobody guesses which store is meant"
-    assert standing(decide([]), []) is None
+    assert survivors(decide(apart, asked=["a:1", "c:1"]), apart) is None, (
+        "nobody guesses which store is meant"
+    )
+    assert survivors(decide([]), []) is None
 
 
 def test_the_forced_record_is_of_the_survivors_and_lies_an_era_above_all_that_was_seen() -> None:

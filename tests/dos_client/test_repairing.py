@@ -113,7 +113,7 @@ async def test_a_damaged_member_has_not_answered_until_it_is_mended(three: Threa
     await off(three[0])
     async with open_store(url_of(three)) as store:
         with pytest.raises(QuorumUnavailableError) as caught:
-            await store.look("d")
+            await store.inspect("d")
         away, damaged = caught.value.missing
         assert away.startswith(f"{three[0].location}: ")
         assert damaged == f"{three[1].location} has damaged objects: a"
@@ -124,7 +124,7 @@ async def test_a_damaged_member_has_not_answered_until_it_is_mended(three: Threa
     assert list(outcomes(await repaired(three)).values()) == ["REPAIRED"]
     await off(three[0])
     async with open_store(url_of(three)) as store:
-        assert (await store.look("d")).answers.keys() >= {bytes.fromhex(three[1].server_id)}
+        assert (await store.inspect("d")).answers.keys() >= {bytes.fromhex(three[1].server_id)}
 
 
 @pytest.mark.trio

@@ -189,7 +189,7 @@ async def test_what_only_the_lost_and_one_other_held_survives_the_loss_of_that_o
     await replace_member(url, old=four[2].location, new=four[3].location)
     await off(four[1])
     async with open_store(url_of([four[0], four[3]])) as store:
-        view = await store.look("idle")
+        view = await store.inspect("idle")
         assert max(found["o0"].synced for found in view.answers.values() if "o0" in found) == 10
 
 

@@ -150,10 +150,10 @@ def test_a_watermark_beyond_what_was_sent_or_below_what_was_synced_ends_the_sess
     # EVIDENCE-OF: P-1
     replica, _ = entered(copy(60))
     replica.sent_to(80)
-    assert replica.told(80, 70)
+    assert replica.acknowledge(80, 70)
     for received, synced in ((81, 70), (80, 69), (70, 75)):
         with pytest.raises(RemoteProtocolError, match=f"watermark {received}/{synced}: 80 bytes were sent"):
-            replica.told(received, synced)
+            replica.acknowledge(received, synced)
 
 
 def test_nothing_is_sent_to_a_copy_that_was_not_compared() -> None:
@@ -168,7 +168,7 @@ def test_nothing_is_sent_to_a_copy_that_was_not_compared() -> None:
 def test_a_broken_copys_watermarks_count_for_nothing_and_it_says_why() -> None:
     replica, _ = entered(copy(60))
     assert replica.handle(ReplicaDiffered("its disk failed"), 3.0) == [Effect.DISCOUNT]
-    assert not replica.told(60, 60)
+    assert not replica.acknowledge(60, 60)
     assert (replica.synced, replica.why, replica.since) == (0, "its disk failed", 3.0)
     replica.handle(ReplicaLeft("cut off"), 4.0)
     assert (replica.why, replica.since, replica.state) == ("cut off", 4.0, ReplicaState.DISCOVER_LOCAL_SIZE)

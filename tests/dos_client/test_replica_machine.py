@@ -181,14 +181,14 @@ class OneCopy(RuleBasedStateMachine):
     @rule()
     def tell(self) -> None:
         size = min(len(self.there), self.replica.sent)
-        if self.replica.told(size, size):
+        if self.replica.acknowledge(size, size):
             self.counted = size
 
     @precondition(lambda self: self.replica.state in AGREED)
     @rule(beyond=st.integers(1, 9))
     def a_watermark_beyond_what_was_sent_is_refused(self, beyond: int) -> None:
         try:
-            self.replica.told(self.replica.sent + beyond, self.replica.synced)
+            self.replica.acknowledge(self.replica.sent + beyond, self.replica.synced)
         except RemoteProtocolError:
             return
         raise AssertionError("it was believed")

@@ -28,7 +28,7 @@ from dos_client.repair.repairing import RepairOutcome
 from dos_client.repair.verifying import verify_store
 from dos_client.sessions.members import MemberStatus
 from dos_server.core.stamps import decode_history, decode_witnesses
-from journal import ChainWriter, EpochUsedTwiceError, Op, Record, look_chain, read_records, take_over
+from journal import ChainWriter, EpochUsedTwiceError, Op, Record, inspect_chain, read_records, take_over
 from tests.dos_client.support import (
     ThreadServer,
     caught_up,
@@ -53,7 +53,7 @@ def three(tmp_path: Path) -> Iterator[list[ThreadServer]]:
 
 async def wrote(store: Store, *texts: str) -> tuple[int, str]:
     """Take the journal over, as any writer does, and append; the epoch, and the segment that was opened."""
-    epoch = (await store.look("d")).epoch_seen + 1
+    epoch = (await store.inspect("d")).epoch_seen + 1
     async with await store.claim("d", epoch, new_writer()) as claim:
         state = await take_over(claim, "J", generation=store.record.generation)
         writer = await ChainWriter.open(claim, "J", state, store.record.generation)
@@ -63,7 +63,7 @@ async def wrote(store: Store, *texts: str) -> tuple[int, str]:
 
 
 async def shown(store: Store) -> list[str]:
-    chain = await look_chain(store, "d", "J")
+    chain = await inspect_chain(store, "d", "J")
     records = [record async for _, record in read_records(store, chain, directory="d")]
     return [record.strings[0].decode() for record in records if record.op is Op.OUTPUT]
 
@@ -77,7 +77,7 @@ async def one_epoch_granted_twice(three: list[ThreadServer], after: int) -> tupl
     await init_store(url)
     async with open_store(url) as store:
         assert (await wrote(store, "base"))[0] == 1
-        segments = (await store.look("d")).answers[bytes.fromhex(second.server_id)]
+        segments = (await store.inspect("d")).answers[bytes.fromhex(second.server_id)]
         for name in segments:
             content = await content_of(second, "d", name)
             for one in three:
@@ -230,7 +230,7 @@ async def test_a_disk_that_went_back_counts_for_nothing_and_nothing_acknowledged
     url = url_of(three)
     with pytest.raises(QuorumUnavailableError, match="went back in time"):
         async with open_store(url) as store:
-            await store.look("d")
+            await store.inspect("d")
     with pytest.raises(StoreNotReadyError, match="its disk went back in time"):
         async with open_store(url):
             pass

@@ -106,7 +106,7 @@ async def test_what_is_acknowledged_is_on_a_quorum_and_soon_on_all(three: Server
         await writer.wait_synced(size)
         assert writer.synced == size <= writer.received
         assert writer.digest == prefix_digest(content)
-        copies = [info.get("x") for info in (await store.look("d")).answers.values()]
+        copies = [info.get("x") for info in (await store.inspect("d")).answers.values()]
         assert sum(copy is not None and copy.synced == size for copy in copies) >= 2
         for server in three:
             await has(server, "d", "x", content)
@@ -117,7 +117,7 @@ async def test_what_is_acknowledged_is_on_a_quorum_and_soon_on_all(three: Server
         with pytest.raises(NotFoundError):
             await store.read("d", "nothing", 0, 1)
         assert await store.list_directories() == ["d"]
-        assert (await store.look("d")).epoch_seen == 1
+        assert (await store.inspect("d")).epoch_seen == 1
         assert set((await store.ping()).keys()) == {one.location for one in three}
 
 
@@ -275,11 +275,11 @@ async def test_looking_claims_nothing_and_says_when_too_few_answer(three: Server
     async with claimed(three) as (_, claim), open_store(url_of(three)) as reader:
         writer = claim.open_object("x")
         await writer.wait_synced(writer.append(b"abc"))
-        assert (await reader.look("nowhere")).epoch_seen == 0
+        assert (await reader.inspect("nowhere")).epoch_seen == 0
         for server in three[:2]:
             await trio.to_thread.run_sync(server.kill)
         with pytest.raises(QuorumUnavailableError, match="2 undamaged members are needed"):
-            await reader.look("d")
+            await reader.inspect("d")
         with pytest.raises(QuorumUnavailableError):
             await reader.list_directories()
         assert await reader.read("d", "x", 0, 10) == b"abc", "reading needs one member only"
@@ -321,13 +321,13 @@ async def test_a_member_with_a_damaged_object_has_not_answered(three: Servers) -
         await until(lambda: any(one.connected for one in store.members()), "members")
         assert bytes.fromhex(damaged.server_id) not in claim.answers
         assert len(claim.answers) == 2
-        assert bytes.fromhex(damaged.server_id) not in (await store.look("d")).answers
+        assert bytes.fromhex(damaged.server_id) not in (await store.inspect("d")).answers
 
 
 async def test_epochs_far_above_are_climbed_to(three: Servers) -> None:
     await init_store(url_of(three))
     async with claimed(three, epoch=5_000_000) as (store, _):
-        assert (await store.look("d")).epoch_seen == 5_000_000
+        assert (await store.inspect("d")).epoch_seen == 5_000_000
 
 
 async def test_alone_alone_is_written_without_a_claim_or_with_one(alone: ThreadServer) -> None:

@@ -150,9 +150,9 @@ async def test_members_that_go_meanwhile_are_named_or_the_rest_is_not_compared(
     async with open_store(url_of(three)) as store:
         if gone == 2:
             with pytest.raises(QuorumUnavailableError, match="2 members are needed to compare"):
-                await verify_store(store, ["d", "e"], tell=tell)
+                await verify_store(store, ["d", "e"], on_progress=tell)
         else:
-            report = await verify_store(store, ["d", "e"], tell=tell)
+            report = await verify_store(store, ["d", "e"], on_progress=tell)
             assert list(report.away) == left
             assert report.away[left[0]]
             assert not report.findings

@@ -34,7 +34,7 @@ def test_waiting_is_told_once_it_is_long_and_all_of_it_is_counted(looks: list[tu
             expected = WaitBegan(reason)
         elif not reason and told:
             expected = WaitEnded(this_time)
-        assert waiting.look(reason, now) == expected
+        assert waiting.inspect(reason, now) == expected
         assert (waiting.reason, waiting.seconds(now)) == (reason, this_time if reason else 0.0)
         told = bool(reason) and (told or long)
         before = reason

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dos_client.core.witnessing import ProveStamp, TellStamp, Witnessing
+from dos_client.core.witnessing import ProveStamp, StoreStamp, Witnessing
 from dos_protocol.stamps import NO_STAMP, DiskStamp
 
 A, B, C = (letter * 16 for letter in (b"a", b"b", b"c"))
@@ -38,7 +38,7 @@ class Members:
         held = self.told[witness].get(member)
         return held is not None and held not in self.histories[member]
 
-    def take(self, core: Witnessing, step: ProveStamp | TellStamp) -> None:
+    def take(self, core: Witnessing, step: ProveStamp | StoreStamp) -> None:
         """As the servers answer."""
         if isinstance(step, ProveStamp):
             if step.stamp not in self.histories[step.member]:
@@ -51,7 +51,7 @@ class Members:
         if held == step.before:
             assert not self.lacks(step.member, step.witness), "the proof that it went back is not overwritten"
             held = self.told[step.witness][step.member] = step.stamp
-        core.told(step.witness, step.member, held)
+        core.stored(step.witness, step.member, held)
 
 
 @given(st.integers(0, 1 << 32), st.integers(1, 60))
@@ -99,7 +99,7 @@ def live_on(rng: random.Random, members: Members, core: Witnessing, here: set[by
 def check_compared(members: Members, core: Witnessing, member: bytes, here: set[bytes]) -> None:
     for other in here - {member}:
         for one, witness in ((member, other), (other, member)):
-            known = core._told[witness].get(one)
+            known = core._stored[witness].get(one)
             assert known == core._newest[one], "both know of each other's newest"
             assert not members.lacks(one, witness), "no disk that went back counts beside who knows it"
 
@@ -118,13 +118,13 @@ def test_who_was_told_nothing_is_told_at_once() -> None:
     assert core.steps() == [], "alone it waits for nobody"
     core.met(B, stamp(5, "y"), {})
     assert set(core.steps()) == {
-        TellStamp(B, A, stamp(3), NO_STAMP),
-        TellStamp(A, B, stamp(5, "y"), NO_STAMP),
+        StoreStamp(B, A, stamp(3), NO_STAMP),
+        StoreStamp(A, B, stamp(5, "y"), NO_STAMP),
     }
-    core.told(B, A, stamp(3))
-    assert core.steps() == [TellStamp(A, B, stamp(5, "y"), NO_STAMP)]
+    core.stored(B, A, stamp(3))
+    assert core.steps() == [StoreStamp(A, B, stamp(5, "y"), NO_STAMP)]
     assert core.steps(A) == core.steps(B) == core.steps()
-    core.told(A, B, stamp(5, "y"))
+    core.stored(A, B, stamp(5, "y"))
     assert core.steps() == []
 
 
@@ -135,10 +135,10 @@ def test_another_stamp_is_proved_before_the_newest_is_told_in_its_place(told: Di
     core.met(B, stamp(1, "b"), {A: told})
     assert core.steps() == [ProveStamp(A, told)]
     core.proved(A, told, stamp(4, "z"))
-    assert set(core.steps()) == {ProveStamp(A, stamp(3)), TellStamp(B, A, stamp(4, "z"), told)}, (
+    assert set(core.steps()) == {ProveStamp(A, stamp(3)), StoreStamp(B, A, stamp(4, "z"), told)}, (
         "we knew three"
     )
-    core.told(B, A, stamp(4, "z"))
+    core.stored(B, A, stamp(4, "z"))
     core.proved(A, stamp(3), stamp(4, "z"))
     assert core.steps() == []
 
@@ -149,11 +149,11 @@ def test_what_was_proved_before_a_start_is_proved_again() -> None:
     core.met(B, stamp(1, "b"), {A: stamp(2)})
     core.met(A, stamp(3), {B: stamp(1, "b")})
     core.proved(A, stamp(2), stamp(3))
-    assert core.steps() == [TellStamp(B, A, stamp(3), stamp(2))]
+    assert core.steps() == [StoreStamp(B, A, stamp(3), stamp(2))]
     core.left(A)
     core.met(A, stamp(3, "other"), {B: stamp(1, "b")})
     assert ProveStamp(A, stamp(2)) in core.steps()
-    assert not [one for one in core.steps() if isinstance(one, TellStamp)]
+    assert not [one for one in core.steps() if isinstance(one, StoreStamp)]
 
 
 def test_this_client_is_a_witness_too() -> None:
@@ -173,7 +173,7 @@ def test_a_server_without_stamps_is_not_compared() -> None:
     core = Witnessing()
     core.met(A, NO_STAMP, {})
     core.met(B, stamp(1), {A: stamp(7)})
-    assert core.steps() == [TellStamp(A, B, stamp(1), NO_STAMP)]
+    assert core.steps() == [StoreStamp(A, B, stamp(1), NO_STAMP)]
 
 
 def test_who_left_is_not_waited_for() -> None:
@@ -189,7 +189,7 @@ def test_a_member_waits_only_for_what_concerns_it() -> None:
     core.met(A, stamp(1, "a"), {B: stamp(1, "b"), C: stamp(1, "c")})
     core.met(B, stamp(1, "b"), {A: stamp(1, "a"), C: stamp(1, "c")})
     core.met(C, stamp(1, "c"), {A: stamp(1, "a")})
-    assert core.steps() == [TellStamp(C, B, stamp(1, "b"), NO_STAMP)]
+    assert core.steps() == [StoreStamp(C, B, stamp(1, "b"), NO_STAMP)]
     assert core.steps(A) == []
     assert core.steps(B) == core.steps(C) == core.steps()
 
@@ -200,4 +200,4 @@ def test_what_was_proved_stays_so_through_all_sessions_of_one_start() -> None:
     core.met(A, stamp(3), {B: stamp(1, "b")})
     core.proved(A, stamp(2), stamp(3))
     core.met(A, stamp(3), {B: stamp(1, "b")})
-    assert core.steps() == [TellStamp(B, A, stamp(3), stamp(2))]
+    assert core.steps() == [StoreStamp(B, A, stamp(3), stamp(2))]

@@ -262,7 +262,7 @@ def test_repair_holds_the_lock_also_where_there_was_no_lock_file(data: Path) -> 
         held.append(True)
         disk.shut()
 
-    assert Check(data, repair=True, tell=look).run().cut == ["dir/a"]
+    assert Check(data, repair=True, on_progress=look).run().cut == ["dir/a"]
     assert held
 
 
@@ -449,7 +449,7 @@ def test_an_interrupted_look_keeps_what_it_found(data: Path) -> None:
         assert (place, done, total) == ("dir/b", EDGES[-1], 2 * EDGES[-1])
         raise KeyboardInterrupt
 
-    check = Check(data, tell=interrupt)
+    check = Check(data, on_progress=interrupt)
     with pytest.raises(KeyboardInterrupt):
         check.run()
     assert not check.report.complete
@@ -474,7 +474,7 @@ def test_an_interrupted_command_tells_what_it_found_and_that_it_was_not_all(
 
 def test_a_server_that_starts_meanwhile_is_noticed(data: Path) -> None:
     (data / "lock").unlink()
-    check = Check(data, tell=lambda *_: (data / "lock").touch())
+    check = Check(data, on_progress=lambda *_: (data / "lock").touch())
     with pytest.raises(NotCheckedError, match="was started"):
         check.run()
 

@@ -86,7 +86,7 @@ def test_a_new_copy_is_of_the_claim_that_is_stored() -> None:
     )
     assert isinstance(refused, m.Error)
     world.rot(150_000)
-    assert isinstance(world.repair(world.reader(), LONGER, old=world.look()), m.RepairAck)
+    assert isinstance(world.repair(world.reader(), LONGER, old=world.inspect()), m.RepairAck)
     world.disk.kill()
     world.start()
     opened = world.ask(world.reader(), m.ChangeDirectory("dir"))

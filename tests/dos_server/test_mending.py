@@ -46,7 +46,7 @@ class World(Harness):
         assert isinstance(opened, m.DirectoryOpened), opened
         return opened
 
-    def look(self) -> m.ObjectInfo:
+    def inspect(self) -> m.ObjectInfo:
         (info,) = self.ask(self.reader(), m.ChangeDirectory("dir")).entries
         assert isinstance(info, m.ObjectInfo)
         return info
@@ -114,15 +114,15 @@ def test_a_damaged_copy_stays_damaged_until_a_whole_new_one_is_in_its_place(new:
     # EVIDENCE-OF: P-2, P-5
     world = World()
     world.rot(150_000)
-    old = world.look()
+    old = world.inspect()
     assert (old.corrupt, old.synced, old.received) == (True, 0, 0), "no size is told that covers the wound"
     repairer = world.reader()
     answer = world.repair(repairer, bytes([new[0] ^ 1]) + new[1:], old=old, chunk=chunk)
     assert isinstance(answer, m.Error)
-    assert world.look() == old
+    assert world.inspect() == old
     answer = world.repair(repairer, new, old=old, chunk=chunk)
     assert answer == m.RepairAck("o", len(new), done=True)
-    info = world.look()
+    info = world.inspect()
     assert (info.corrupt, info.synced, info.digest) == (False, len(new), prefix_digest(new))
     assert world.content() == new
     assert ".broken.o.0" in world.folder
@@ -130,7 +130,7 @@ def test_a_damaged_copy_stays_damaged_until_a_whole_new_one_is_in_its_place(new:
     assert world.repair(repairer, new, old=old) == answer, "a lost answer is asked for again"
     world.disk.power_cut(random.Random(7))
     world.start()
-    assert world.look() == info
+    assert world.inspect() == info
     assert world.content() == new
 
 
@@ -140,29 +140,29 @@ def test_damage_that_a_read_found_is_known_after_a_restart(power: bool) -> None:
     large = random.Random(2).randbytes(900_000)
     world = World(large)
     world.rot(5_000)
-    old = world.look()
+    old = world.inspect()
     world.disk.power_cut(random.Random(1)) if power else world.disk.kill()
     world.start()
-    assert world.look() == old, "it does not count again, though nobody has read it since"
+    assert world.inspect() == old, "it does not count again, though nobody has read it since"
     refused = world.ask(world.reader(), m.Get("o", 5_000, 10))
     assert refused.code == ErrorCode.CORRUPT
     assert isinstance(world.repair(world.reader(), large, old=old), m.RepairAck)
     world.disk.kill()
     world.start()
-    assert not world.look().corrupt
+    assert not world.inspect().corrupt
 
 
 def test_the_new_copy_may_not_end_below_what_was_durable_once() -> None:
     # EVIDENCE-OF: P-5
     world = World()
     world.cut_off(150_000)
-    old = world.look()
+    old = world.inspect()
     assert old.corrupt
     assert old.synced < 150_000
     answer = world.repair(world.reader(), CONTENT[:-1], old=old)
     assert isinstance(answer, m.Error)
     assert (answer.code, answer.actual) == (ErrorCode.WOULD_LOSE, len(CONTENT))
-    assert world.look() == old
+    assert world.inspect() == old
     assert isinstance(world.repair(world.reader(), CONTENT[:-1], old=old, overwrite=True), m.RepairAck)
     assert world.content() == CONTENT[:-1]
 
@@ -176,7 +176,7 @@ def test_what_a_start_could_not_write_again_for_want_of_room_may_have_been_durab
     world.disk.put("d/dir/.marks", b"")  # the newest mark went with the power
     world.disk.fail_at("write", "d/dir/o", errno.ENOSPC)
     world.start()
-    old = world.look()
+    old = world.inspect()
     assert (old.corrupt, old.synced) == (True, 0)
     answer = world.repair(world.reader(), CONTENT[:-1], old=old)
     assert isinstance(answer, m.Error)
@@ -187,17 +187,17 @@ def test_what_a_start_could_not_write_again_for_want_of_room_may_have_been_durab
 def test_a_sound_copy_is_only_replaced_by_a_longer_one_of_the_same_history_or_by_word() -> None:
     # EVIDENCE-OF: P-5
     world = World()
-    old = world.look()
+    old = world.inspect()
     other = bytes([CONTENT[0] ^ 1]) + LONGER[1:]
     for new in (other, CONTENT[:1000]):
         answer = world.repair(world.reader(), new, old=old)
         assert isinstance(answer, m.Error)
         assert answer.code == ErrorCode.WOULD_LOSE
-        assert world.look() == old
+        assert world.inspect() == old
     assert isinstance(world.repair(world.reader(), LONGER, old=old), m.RepairAck)
     assert world.content() == LONGER
     assert not any(name.startswith(".broken.") for name in world.folder), "all of it is in the new one"
-    assert isinstance(world.repair(world.reader(), other, old=world.look(), overwrite=True), m.RepairAck)
+    assert isinstance(world.repair(world.reader(), other, old=world.inspect(), overwrite=True), m.RepairAck)
     assert world.content() == other
 
 
@@ -217,10 +217,10 @@ def test_a_poisoned_object_is_mended_without_a_restart() -> None:
     world = World()
     world.disk.fail("sync", errno.EIO)
     world.ask(world.writer, m.Append("o", len(CONTENT), prefix_digest(CONTENT), b"lost"))
-    old = world.look()
+    old = world.inspect()
     assert old.poisoned
     assert isinstance(world.repair(world.reader(), LONGER, old=old), m.RepairAck)
-    assert not world.look().corrupt
+    assert not world.inspect().corrupt
     world.disk.power_cut(random.Random(5))
     world.start()
     assert world.content() == LONGER
@@ -255,7 +255,7 @@ def test_the_writer_is_told_to_claim_again_and_to_compare() -> None:
     world = World()
     world.rot(150_000)
     writer = world.writer
-    assert isinstance(world.repair(world.reader(), LONGER, old=world.look()), m.RepairAck)
+    assert isinstance(world.repair(world.reader(), LONGER, old=world.inspect()), m.RepairAck)
     (told,) = world.unasked(writer, m.Error)
     assert (told.code, told.actual) == (ErrorCode.FENCED, 3)
     refused = world.ask(writer, m.Append("o", len(LONGER), prefix_digest(LONGER), b"x"))
@@ -270,14 +270,14 @@ def test_the_writer_is_told_to_claim_again_and_to_compare() -> None:
 def test_what_is_not_what_the_repairer_saw_is_refused() -> None:
     # EVIDENCE-OF: P-8
     world = World()
-    old, repairer = world.look(), world.reader()
+    old, repairer = world.inspect(), world.reader()
     world.send(world.writer, m.Append("o", len(CONTENT), prefix_digest(CONTENT), b"more"))
     refused = world.answer(repairer, world.send(repairer, _repair(LONGER, old)))
     assert refused.code == ErrorCode.BEING_APPENDED
     world.settle()
     refused = world.ask(repairer, _repair(LONGER, old))
     assert (refused.code, refused.actual) == (ErrorCode.SIZE_MISMATCH, len(CONTENT) + 4)
-    now = world.look()
+    now = world.inspect()
     refused = world.ask(repairer, _repair(LONGER, now, digest=1))
     assert refused.code == ErrorCode.DIGEST_MISMATCH
     refused = world.ask(
@@ -294,7 +294,7 @@ def test_what_is_not_what_the_repairer_saw_is_refused() -> None:
     world.ask(alone, m.ChangeDirectory("dir"))
     assert world.ask(alone, _repair(LONGER, now)).code == ErrorCode.NOT_READY
     assert world.ask(world.connect(HELLO), _repair(LONGER, now)).code == ErrorCode.NOT_READY
-    assert world.look() == now
+    assert world.inspect() == now
     assert world.content() == CONTENT + b"more"
 
 
@@ -308,7 +308,7 @@ def _repair(data: bytes, old: m.ObjectInfo, digest: int | None = None) -> m.Repa
 def test_an_append_that_comes_while_the_new_copy_is_on_its_way_wins() -> None:
     # EVIDENCE-OF: P-1
     world = World()
-    old, repairer = world.look(), world.reader()
+    old, repairer = world.inspect(), world.reader()
     world.ask(repairer, _repair(LONGER, old))
     world.send(world.writer, m.Append("o", len(CONTENT), prefix_digest(CONTENT), b"mine"))
     world.settle()
@@ -330,7 +330,7 @@ def test_an_append_that_comes_while_the_new_copy_is_on_its_way_wins() -> None:
 def test_a_repairer_that_goes_leaves_nothing_and_so_does_a_crash() -> None:
     # EVIDENCE-OF: P-9
     world = World()
-    old = world.look()
+    old = world.inspect()
     for leave in ("end", "away", "crash", "busy"):
         repairer = world.reader()
         world.send(repairer, _repair(LONGER, old))
@@ -344,7 +344,7 @@ def test_a_repairer_that_goes_leaves_nothing_and_so_does_a_crash() -> None:
         elif leave == "crash":
             world.disk.kill()
             world.start()
-        assert world.look() == old
+        assert world.inspect() == old
         assert not any(name.startswith(".mend.") for name in world.folder), leave
     assert not world.core._tables.repairs
 
@@ -352,7 +352,7 @@ def test_a_repairer_that_goes_leaves_nothing_and_so_does_a_crash() -> None:
 def test_a_repairer_that_opens_another_directory_is_told_that_its_copy_is_gone() -> None:
     world = World()
     repairer = world.reader()
-    old = world.look()
+    old = world.inspect()
     piece = m.RepairChunk("o", 0, len(LONGER), prefix_digest(LONGER), old.synced, old.digest, False, LONGER)
     request = world.send(repairer, piece)
     elsewhere = world.send(repairer, m.ChangeDirectory("elsewhere"))
@@ -361,7 +361,7 @@ def test_a_repairer_that_opens_another_directory_is_told_that_its_copy_is_gone()
     assert world.answer(repairer, request) is None
     world.settle()
     assert world.answer(repairer, request).code == ErrorCode.NOT_READY
-    assert world.look() == old
+    assert world.inspect() == old
     assert set(world.folder) == {".claim", ".marks", "o"}
 
 
@@ -370,7 +370,7 @@ def test_a_directory_is_not_forgotten_under_a_new_copy_that_is_on_its_way(
 ) -> None:
     # EVIDENCE-OF: P-9
     world = World()
-    old = world.look()
+    old = world.inspect()
     monkeypatch.setattr("dos_server.core.tables.directories_loaded_max", 0)
     for state in ("writing", "installing"):
         repairer = world.reader()
@@ -392,12 +392,12 @@ def test_a_full_disk_keeps_the_old_copy() -> None:
     # EVIDENCE-OF: P-8
     world = World()
     world.rot(150_000)
-    old = world.look()
+    old = world.inspect()
     world.disk.space = world.disk.used + 10_000
     answer = world.repair(world.reader(), LONGER, old=old)
     assert isinstance(answer, m.Error)
     assert answer.code == ErrorCode.NO_SPACE
-    assert world.look() == old
+    assert world.inspect() == old
     world.disk.space = 1 << 40
     assert isinstance(world.repair(world.reader(), LONGER, old=old), m.RepairAck)
 
@@ -406,13 +406,13 @@ def test_a_copy_that_would_touch_the_reserve_is_refused_at_its_beginning() -> No
     # EVIDENCE-OF: P-8
     world = World()
     world.rot(150_000)
-    old, used = world.look(), world.disk.used
+    old, used = world.inspect(), world.disk.used
     world.disk.space = used + (used >> 3) + len(LONGER)
     world.look_at_space()
     answer = world.repair(world.reader(), LONGER, old=old, chunk=1_000)
     assert isinstance(answer, m.Error)
     assert answer.code == ErrorCode.NO_SPACE
-    assert (world.look(), world.disk.used) == (old, used)
+    assert (world.inspect(), world.disk.used) == (old, used)
     assert world.warnings == [], "appends, which are smaller, go on"
     world.disk.space += 1 << 20
     world.look_at_space()
@@ -461,7 +461,7 @@ def test_no_crash_on_the_way_makes_a_short_copy_look_sound(damage: str) -> None:
 
 def _mend_and_crash(world: World, nth: int, seed: int) -> int:
     """Mend, with the plug pulled at the nth call to the disk; how many calls were left."""
-    old, repairer = world.look(), world.reader()
+    old, repairer = world.inspect(), world.reader()
     plug = _Plug(world.disk, nth)
     with contextlib.suppress(PowerCutError):
         world.repair(repairer, LONGER, old=old)
@@ -488,11 +488,11 @@ def test_what_is_found_damaged_while_appends_are_under_way_is_so_after_a_restart
     world.rot(5_000)
     world.pending.append(sync)
     world.settle()
-    assert world.look().corrupt
+    assert world.inspect().corrupt
     world.storage.stop()
     world.disk.kill()
     world.start()
-    assert world.look().corrupt
+    assert world.inspect().corrupt
 
 
 @pytest.mark.parametrize("request_", [m.Get("o", 0, 1_000), m.Stat("o", 5)])
@@ -504,12 +504,12 @@ def test_a_lack_of_descriptors_is_not_taken_for_damage(request_: m.Get | m.Stat)
     answer = world.ask(reader, request_)
     assert answer.code == ErrorCode.BUSY
     assert "injected" in answer.message
-    assert not world.look().corrupt
+    assert not world.inspect().corrupt
     assert world.content() == CONTENT
     world.storage._files.forget("d/dir/o")
     world.disk.fail("open", errno.EIO)
     assert world.ask(reader, request_).code == ErrorCode.CORRUPT
-    assert world.look().corrupt
+    assert world.inspect().corrupt
 
 
 def test_before_a_copy_changes_places_the_old_one_has_a_durable_mark(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -523,5 +523,5 @@ def test_before_a_copy_changes_places_the_old_one_has_a_durable_mark(monkeypatch
         rename(folder, old, new)
 
     monkeypatch.setattr(world.disk, "rename", watched)
-    assert isinstance(world.repair(world.reader(), LONGER, old=world.look()), m.RepairAck)
+    assert isinstance(world.repair(world.reader(), LONGER, old=world.inspect()), m.RepairAck)
     assert seen[-1] == len(CONTENT)

@@ -114,7 +114,7 @@ class World:
     def repair(self, where: str, name: str, content: bytes) -> m.RepairChunk:
         """A longer copy, or another one."""
         state = self.server.core._tables.find(where, name)
-        told = state.told if state is not None else (0, 0)
+        told = state.claimed_size if state is not None else (0, 0)
         new = self.rng.choice([content, b""]) + self.rng.randbytes(30)
         return m.RepairChunk(name, 0, len(new), prefix_digest(new), *told, overwrite=True, payload=new)
 
@@ -167,7 +167,7 @@ class World:
         for session in tables.sessions.values():
             assert (session.pending, session.unsynced_bytes, session.unsynced_appends) == (0, 0, 0)
         assert not tables.waiting
-        assert not tables.untold
+        assert not tables.unacknowledged
         assert not self.server.core.wants_tick()
 
 

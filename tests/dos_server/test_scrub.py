@@ -61,11 +61,11 @@ def test_rot_that_the_cache_hides_from_readers_is_found_quarantined_and_remember
     # EVIDENCE-OF: P-2, P-5
     world = World(LARGE, PLAN)
     one_round(world)
-    assert not world.look().corrupt
+    assert not world.inspect().corrupt
     rot_below_the_cache(world, 1_500_000)
     assert world.content() == LARGE
     assert one_round(world).count("dir/o") == 2
-    assert world.look().corrupt
+    assert world.inspect().corrupt
     damaged_from = state_of(world, "dir", "o").corrupt_from
     assert damaged_from == 1_400_000, "the extent with the flipped bit"
     (line,) = [line for line in world.told if "damaged from" in line]
@@ -76,10 +76,10 @@ def test_rot_that_the_cache_hides_from_readers_is_found_quarantined_and_remember
     assert one_round(world) == [], "what is known to be damaged is not looked at"
     world.disk.kill()
     world.start()
-    assert world.look().corrupt
-    assert world.repair(world.reader(), LARGE, old=world.look()) == m.RepairAck("o", len(LARGE), done=True)
+    assert world.inspect().corrupt
+    assert world.repair(world.reader(), LARGE, old=world.inspect()) == m.RepairAck("o", len(LARGE), done=True)
     one_round(world)
-    assert not world.look().corrupt
+    assert not world.inspect().corrupt
 
 
 def test_a_block_of_another_time_is_found_though_every_digest_of_it_is_right() -> None:
@@ -108,7 +108,7 @@ def test_only_what_was_synced_when_it_began_is_looked_at() -> None:
     assert look.goal == VerifyGoal(500_000, prefix_digest(LARGE[:500_000]))
     world.settle()
     one_round(world)
-    assert not world.look().corrupt
+    assert not world.inspect().corrupt
 
 
 def test_a_look_that_meets_a_file_on_its_way_out_says_nothing() -> None:
@@ -154,7 +154,7 @@ def test_a_list_of_directories_marks_those_with_damage_until_it_is_mended_also_a
     assert "dir" not in world.core._tables.directories, "it was loaded for the scrub alone"
     assert damage_listed(world) == {"dir"}
     repairer = world.reader()
-    assert isinstance(world.repair(repairer, LARGE, old=world.look()), m.RepairAck)
+    assert isinstance(world.repair(repairer, LARGE, old=world.inspect()), m.RepairAck)
     assert damage_listed(world) == set()
     for session in list(world.heard):
         world.end(session)
@@ -298,12 +298,12 @@ def test_a_disk_that_cannot_read_is_damage_and_a_lack_of_descriptors_is_not() ->
     world = World(LARGE, PLAN)
     world.disk.fail("read_stored", errno.EMFILE)
     one_round(world)
-    assert not world.look().corrupt
+    assert not world.inspect().corrupt
     assert any("dir/o was not scrubbed" in line for line in world.told)
     world.disk.fail("read_stored", errno.EIO, nth=2)
     one_round(world)
     assert state_of(world, "dir", "o").corrupt_from == 1_000_000
-    assert world.look().corrupt
+    assert world.inspect().corrupt
 
 
 def test_an_object_whose_file_is_gone_is_damaged_from_its_beginning() -> None:
@@ -311,7 +311,7 @@ def test_an_object_whose_file_is_gone_is_damaged_from_its_beginning() -> None:
     world.storage.stop()
     world.disk.kill()
     world.start()
-    world.look()
+    world.inspect()
     world.storage._files.forget("d/dir/o")
     del world.folder["o"]
     one_round(world)
@@ -388,7 +388,7 @@ class Life:
         state = world.core._tables.find("dir", name)
         if state is None or not state.exists or state.poisoned:
             return
-        size, digest = state.told
+        size, digest = state.claimed_size
         data = self.history[name] + self.rng.randbytes(1_000)
         repairer = world.connect(HELLO)
         world.send(repairer, m.ChangeDirectory("dir"))

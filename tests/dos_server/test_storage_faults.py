@@ -89,7 +89,7 @@ def test_a_new_copy_is_synced_by_the_handle_that_wrote_it() -> None:
     world = World()
     world.rot(150_000)
     before = len(world.disk.calls)
-    assert isinstance(world.repair(world.reader(), LONGER, old=world.look(), chunk=50_000), m.RepairAck)
+    assert isinstance(world.repair(world.reader(), LONGER, old=world.inspect(), chunk=50_000), m.RepairAck)
     calls = [method for method, path in world.disk.calls[before:] if ".mend." in path]
     assert calls.count("open") == 1
     assert calls.count("write") == 7
@@ -100,7 +100,7 @@ def test_a_new_copy_is_synced_by_the_handle_that_wrote_it() -> None:
 def test_a_new_copy_that_nobody_wants_any_more_is_closed_and_gone() -> None:
     world = World()
     world.rot(150_000)
-    old, reader = world.look(), world.reader()
+    old, reader = world.inspect(), world.reader()
     digest = prefix_digest(LONGER)
     first = m.RepairChunk("o", 0, len(LONGER), digest, old.synced, old.digest, overwrite=False, payload=b"x")
     assert isinstance(world.ask(reader, first), m.RepairAck)

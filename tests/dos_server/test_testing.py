@@ -58,7 +58,7 @@ def test_a_power_cut_loses_what_was_not_synced() -> None:
             await server.restart()
             async with connect(server.url) as store:
                 assert await store.read("app", "o1", 0, 100) == b"synced"
-                (answers,) = (await store.look("app")).answers.values()
+                (answers,) = (await store.inspect("app")).answers.values()
                 assert "o2" not in answers or answers["o2"].synced == 0
 
     trio.run(main, clock=MockClock(autojump_threshold=0))
@@ -95,7 +95,7 @@ def test_on_the_mock_clock_nothing_waits() -> None:
             servers[1].crash()
             servers[2].power_cut()
             with pytest.raises(QuorumUnavailableError):
-                await store.look("app")
+                await store.inspect("app")
             return trio.current_time()
 
     assert trio.run(main, clock=MockClock(autojump_threshold=0)) > 2
@@ -172,4 +172,4 @@ async def test_a_writer_id_of_another_length_is_refused_and_claims_nothing(wrong
     async with memory_server() as server, connect(server.url) as store:
         with pytest.raises(LocalProtocolError, match="exactly 16 bytes"):
             await store.claim("app", 1, wrong)
-        assert (await store.look("app")).epoch_seen == 0
+        assert (await store.inspect("app")).epoch_seen == 0

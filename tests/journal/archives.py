@@ -7,7 +7,7 @@ from typing import Any
 import boto3
 import trio
 
-from journal import Directory, look_chain, restore
+from journal import Directory, inspect_chain, restore
 from journal.archive.archiving import Archived, archive_chain, sealed_spans
 from journal.archive.bucket import Bucket, parse_s3_url
 from journal.archive.reading import ArchivedChain, read_manifest
@@ -88,4 +88,4 @@ def sealed_end(store: MemoryStore) -> int:
 
 def recovered(store: MemoryStore) -> list[str]:
     """The segments that a recovery reads."""
-    return [span.name for span in trio.run(look_chain, store, DIRECTORY, "files").segments]
+    return [span.name for span in trio.run(inspect_chain, store, DIRECTORY, "files").segments]

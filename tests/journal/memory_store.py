@@ -129,7 +129,7 @@ class MemoryStore:
         self.servers[number - 1].up = False
         self.servers[number - 1].objects.clear()
 
-    async def look(self, directory: str, members: Iterable[int] | None = None) -> "MemoryView":
+    async def inspect(self, directory: str, members: Iterable[int] | None = None) -> "MemoryView":
         await trio.lowlevel.checkpoint()
         numbers = range(1, len(self.servers) + 1) if members is None else members
         chosen = [self.servers[m - 1] for m in numbers if self.servers[m - 1].up]
@@ -177,8 +177,8 @@ class PartialStore:
         self._members = list(members)
         self.record = store.record
 
-    async def look(self, directory: str) -> MemoryView:
-        return await self._store.look(directory, self._members)
+    async def inspect(self, directory: str) -> MemoryView:
+        return await self._store.inspect(directory, self._members)
 
     async def read(self, directory: str, name: str, offset: int, max_bytes: int) -> bytes:
         await trio.lowlevel.checkpoint()

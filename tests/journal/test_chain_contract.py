@@ -25,7 +25,7 @@ from journal import (
     Position,
     Record,
     Scratch,
-    look_chain,
+    inspect_chain,
     read_records,
     take_over,
 )
@@ -61,8 +61,8 @@ class Bench:
         await writer.wait_synced()
         return writer
 
-    async def look(self, stop: Position | None = None) -> list[str]:
-        state = await look_chain(self.store, self.directory, "J")
+    async def inspect(self, stop: Position | None = None) -> list[str]:
+        state = await inspect_chain(self.store, self.directory, "J")
         return await self.read(state, stop=stop)
 
     async def read(self, state: ChainState, **options: Any) -> list[str]:
@@ -93,7 +93,7 @@ def note(text: str) -> Record:
 async def test_a_journal_that_never_was_has_no_end(bench: Bench) -> None:
     claim, state = await bench.take_over(1)
     assert (state.end, state.segments, state.bytes, state.seen) == (None, (), 0, 0)
-    assert await bench.look() == []
+    assert await bench.inspect() == []
     assert claim.epoch == 1
 
 
@@ -106,7 +106,7 @@ async def test_records_come_back_in_order_with_their_positions(bench: Bench) -> 
     assert writer.synced <= writer.end.size
     await writer.wait_synced(positions[-1])
     assert writer.synced == writer.end.size == positions[-1].size
-    state = await look_chain(bench.store, bench.directory, "J")
+    state = await inspect_chain(bench.store, bench.directory, "J")
     steps = [step async for step in read_records(bench.store, state, directory=bench.directory)]
     assert [position for position, _ in steps] == [opened, *positions]
     assert [record for _, record in steps][1:] == [note(f"{n}" * n) for n in range(50)]
@@ -130,7 +130,7 @@ async def test_a_second_writer_takes_over_and_the_first_is_fenced_for_good(bench
     with pytest.raises(FencedError):
         await first.roll()
     assert second.segment.endswith(f"{2:016x}.{first_end.size:016x}")
-    assert await bench.look() == ["a", "b", "c"]
+    assert await bench.inspect() == ["a", "b", "c"]
     with pytest.raises(FencedError):
         await bench.claim(1)
 
@@ -140,7 +140,7 @@ async def test_a_record_of_many_mebibytes_goes_through_in_one_piece(bench: Bench
     claim, state = await bench.take_over(1)
     writer = await ChainWriter.open(claim, "J", state, 1)
     await writer.wait_synced(writer.append(big))
-    state = await look_chain(bench.store, bench.directory, "J")
+    state = await inspect_chain(bench.store, bench.directory, "J")
     steps = [step async for step in read_records(bench.store, state, directory=bench.directory)]
     assert steps[-1] == (writer.end, big)
     with pytest.raises(LocalProtocolError, match="split it"):
@@ -155,7 +155,7 @@ async def test_a_roll_goes_on_in_a_new_segment_of_the_same_epoch(bench: Bench) -
     assert writer.segment.endswith(f"{1:016x}.{before.size:016x}")
     await writer.wait_synced(writer.append(note("c")))
     await writer.wait_synced(before)
-    assert await bench.look() == ["a", "b", "c"]
+    assert await bench.inspect() == ["a", "b", "c"]
     _, state = await bench.take_over(2)
     assert [span.base for span in state.segments] == [0, before.size]
     assert await bench.read(state) == ["a", "b", "c"]
@@ -226,7 +226,7 @@ async def test_a_snapshot_that_its_writer_did_not_finish_is_as_if_it_had_never_b
     with pytest.raises(ClosedError):
         writer.append(note("c"))
     second = await bench.write(2, "c")
-    assert await bench.look() == ["a", "b", "c"]
+    assert await bench.inspect() == ["a", "b", "c"]
     _, state = await bench.take_over(3)
     assert await bench.read(state) == ["a", "b", "c"]
     assert second.bytes_since_snapshot > 0
@@ -240,7 +240,7 @@ async def test_a_chain_is_rolled_back_to_the_position_ordered(bench: Bench) -> N
     await first.wait_synced()
     newer = await bench.write(2, "other")
     third = await bench.write(3, "c", at=cut)
-    assert await bench.look() == ["a", "b", "c"]
+    assert await bench.inspect() == ["a", "b", "c"]
     for position, expected in ((cut, "ab"), (third.end, "abc")):
         _, state = await bench.take_over(third.end.epoch + position.size, at=position)
         assert await bench.read(state) == list(expected)
@@ -250,7 +250,7 @@ async def test_a_chain_is_rolled_back_to_the_position_ordered(bench: Bench) -> N
 async def test_a_chain_is_rolled_back_to_nothing(bench: Bench) -> None:
     await bench.write(1, "ab")
     await bench.write(2, "c", at=ORIGIN)
-    assert await bench.look() == ["c"]
+    assert await bench.inspect() == ["c"]
 
 
 async def test_a_position_whose_digest_is_another_line_of_history_is_refused(bench: Bench) -> None:
@@ -265,7 +265,7 @@ async def test_a_reader_of_an_older_moment_stops_there(bench: Bench) -> None:
     writer = await ChainWriter.open(claim, "J", state, 1)
     ends = [writer.append(note(text)) for text in "abc"]
     await writer.wait_synced()
-    assert await bench.look(stop=ends[1]) == ["a", "b"]
+    assert await bench.inspect(stop=ends[1]) == ["a", "b"]
 
 
 async def test_an_unpipelined_chain_waits_for_each_record(bench: Bench) -> None:
@@ -273,9 +273,9 @@ async def test_an_unpipelined_chain_waits_for_each_record(bench: Bench) -> None:
     writer = await ChainWriter.open(claim, "J", state, 1, pipelined=False)
     for text in "abc":
         await writer.wait_synced(writer.append(note(text)))
-    assert await bench.look() == ["a", "b", "c"]
+    assert await bench.inspect() == ["a", "b", "c"]
     await writer.roll([note(text) for text in "xyz"])
-    assert await bench.look() == ["x", "y", "z"], "every record of this snapshot was waited for"
+    assert await bench.inspect() == ["x", "y", "z"], "every record of this snapshot was waited for"
 
 
 async def test_records_of_an_unpipelined_snapshot_are_sent_one_at_a_time() -> None:
@@ -294,7 +294,7 @@ async def test_records_of_an_unpipelined_snapshot_are_sent_one_at_a_time() -> No
             claim.deliver(1)
             claim.deliver(2)
     assert sent.synced == sent.size
-    assert await Bench(store, DIRECTORY).look() == ["x", "y"]
+    assert await Bench(store, DIRECTORY).inspect() == ["x", "y"]
 
 
 async def test_a_closed_writer_appends_nothing(bench: Bench) -> None:
@@ -305,7 +305,7 @@ async def test_a_closed_writer_appends_nothing(bench: Bench) -> None:
         writer.append(note("b"))
     with pytest.raises(ClosedError):
         await writer.roll()
-    assert await bench.look() == ["a"]
+    assert await bench.inspect() == ["a"]
 
 
 async def test_the_writers_own_records_are_not_the_callers_to_append(bench: Bench) -> None:
@@ -330,7 +330,7 @@ async def test_two_chains_of_one_claim_do_not_mix(bench: Bench) -> None:
     for chain, writer in writers.items():
         await writer.wait_synced(writer.append(note(chain)))
     for chain in writers:
-        state = await look_chain(bench.store, bench.directory, chain)
+        state = await inspect_chain(bench.store, bench.directory, chain)
         assert await bench.read(state) == [chain]
 
 

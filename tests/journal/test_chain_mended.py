@@ -38,7 +38,7 @@ async def notes(store: Store, epoch: int, numbers: range) -> list[int]:
 
 async def everywhere(store: Store, servers: Threads) -> list[str]:
     """Wait until all copies are equal; the segments."""
-    view = await store.look("app")
+    view = await store.inspect("app")
     for name in sorted({name for objects in view.answers.values() for name in objects}):
         longest = max(objects[name].synced for objects in view.answers.values() if name in objects)
         content = await store.read("app", name, 0, longest)
@@ -75,6 +75,6 @@ async def test_after_a_loss_was_accepted_the_journal_goes_on_from_what_is_there(
         shutil.rmtree(server.data)
     await recover_store(url, accept_loss=True, new=[four[3].location])
     async with open_store(url_of([four[0], four[3]])) as store:
-        epoch = (await store.look("app")).epoch_seen + 1
+        epoch = (await store.inspect("app")).epoch_seen + 1
         assert await notes(store, epoch, range(40, 50)) == list(range(1, 40))
         assert await notes(store, epoch + 1, range(50, 51)) == list(range(1, 50))

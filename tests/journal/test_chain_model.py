@@ -22,7 +22,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dos_protocol.errors import FencedError
-from journal import ORIGIN, ChainState, ChainWriter, Op, Position, Record, look_chain, read_records, take_over
+from journal import (
+    ORIGIN,
+    ChainState,
+    ChainWriter,
+    Op,
+    Position,
+    Record,
+    inspect_chain,
+    read_records,
+    take_over,
+)
 from journal.reading import ChainSource, survey
 from tests.journal.memory_store import DIRECTORY, MemoryClaim, MemoryStore, PartialStore
 
@@ -201,9 +211,9 @@ class History:
         self.must_have = max(self.must_have, found, key=len)
         self.acknowledge()
 
-    async def look(self) -> None:
+    async def inspect(self) -> None:
         reader = PartialStore(self.store, self.data.draw(st.sampled_from(SUBSETS)))
-        state = await look_chain(reader, DIRECTORY, "J")
+        state = await inspect_chain(reader, DIRECTORY, "J")
         steps = [step async for step in read_records(reader, state, directory=DIRECTORY)]
         seen = state_of([record for _, record in steps])
         assert seen in self.at.values(), "M2"
@@ -216,8 +226,8 @@ class History:
     async def glance(self) -> None:
         """A look that measures nothing finds the same, and perhaps the beginning of one more record."""
         reader = PartialStore(self.store, self.data.draw(st.sampled_from(SUBSETS)))
-        state = await look_chain(reader, DIRECTORY, "J")
-        found = await look_chain(reader, DIRECTORY, "J", measured=False)
+        state = await inspect_chain(reader, DIRECTORY, "J")
+        found = await inspect_chain(reader, DIRECTORY, "J", measured=False)
         assert found.segments[:-1] == state.segments[:-1]
         assert len(found.segments) == len(state.segments)
         for quick, head in zip(found.segments[-1:], state.segments[-1:], strict=True):
@@ -234,7 +244,7 @@ class History:
 
 ACTIONS = (
     *(History.append, History.append, History.deliver, History.deliver, History.deliver_all),
-    *(History.roll, History.crash, History.take_over, History.roll_back, History.look),
+    *(History.roll, History.crash, History.take_over, History.roll_back, History.inspect),
     History.die_in_a_snapshot,
 )
 

@@ -12,7 +12,7 @@ import trio
 
 from dos_client.errors import QuorumUnavailableError, StoreNotReadyError
 from dos_client.store import Store, init_store, open_store
-from journal import ChainState, ChainWriter, Op, Record, look_chain, read_records, take_over
+from journal import ChainState, ChainWriter, Op, Record, inspect_chain, read_records, take_over
 from tests.support.servers import ServerProcess, three_servers, url_of
 
 __all__ = ["three_servers"]
@@ -187,7 +187,7 @@ def test_a_damaged_copy_is_not_read_and_the_others_are(three_servers: list[Serve
         async with open_store(url) as store:
             found, _ = await numbers_in(store, 2)
             assert [number for _, number in found] == list(range(1, 51))
-            state = await look_chain(store, DIRECTORY, "J")
+            state = await inspect_chain(store, DIRECTORY, "J")
             assert state.end is not None
 
     segment = trio.run(write)

@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from dos_client import connect, init_store, open_store
-from journal import ChainWriter, Op, Record, look_chain, read_records, take_over
+from journal import ChainWriter, Op, Record, inspect_chain, read_records, take_over
 from tests.dos_client.support import ThreadServer, content_of, has, thread_servers, url_of
 
 DIRECTORY = "app.w0000"
@@ -67,6 +67,6 @@ async def test_readers_pass_over_a_member_that_holds_other_bytes(
                 seconds = 0.0001 if member.server_id.hex() == preferred.server_id else 1.0
                 for size in (1_000, 65_536, 262_144, 1 << 20):
                     store.pace.note(member.server_id, size, seconds, trio.current_time())
-            state = await look_chain(store, DIRECTORY, "J")
+            state = await inspect_chain(store, DIRECTORY, "J")
             steps = [step async for step in read_records(store, state, directory=DIRECTORY)]
             assert [record.tag for _, record in steps if record.op is Op.OUTPUT] == list(range(300))

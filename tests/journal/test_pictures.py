@@ -20,7 +20,7 @@ def draw(path: Path, words: str = "some words", told: str = "told") -> bytes:
         axes = picture.figure.add_axes((0.2, 0.2, 0.7, 0.7))
         axes.set_title(words)
         (bar,) = axes.bar([1], [2])
-        picture.tell(bar, "bar", told)
+        picture.describe(bar, "bar", told)
     return path.read_bytes()
 
 

@@ -29,7 +29,7 @@ from journal import (
     Position,
     Record,
     StopNotFoundError,
-    look_chain,
+    inspect_chain,
     read_records,
     take_over,
 )
@@ -57,7 +57,7 @@ async def told(claim: MemoryClaim, state: ChainState) -> list[str]:
 
 
 async def looked(store: MemoryStore | PartialStore) -> list[str]:
-    state = await look_chain(store, DIRECTORY, "J")
+    state = await inspect_chain(store, DIRECTORY, "J")
     return notes([step async for step in read_records(store, state, directory=DIRECTORY)])
 
 
@@ -300,11 +300,11 @@ async def test_readers_of_a_pipelined_chain_see_what_a_quorum_holds_and_no_more(
     size = len(encode_v1(note("a")))
     claim.deliver(2, size=next(iter(claim.objects.values())).size - 2 * size - 1)
     assert await looked(store) == ["a"], "member 2 has b but for one byte: whole records only"
-    state = await look_chain(store, DIRECTORY, "J")
+    state = await inspect_chain(store, DIRECTORY, "J")
     assert (state.unproved, state.unproved_text) == (0, ""), "what a living writer has in flight is not told"
     store.claim(2, [2, 3])
     assert await looked(store) == [], "under another epoch they prove nothing"
-    state = await look_chain(store, DIRECTORY, "J")
+    state = await inspect_chain(store, DIRECTORY, "J")
     assert state.end is not None, "but the start was waited for: what stands below it is committed"
     assert (state.unproved, state.claimed) == (4 * size, 2), "the longest copy has all four"
     assert f"{4 * size} more bytes of chain J" in state.unproved_text
@@ -545,7 +545,7 @@ async def test_bytes_that_are_no_record_are_an_error_and_never_a_shorter_journal
         await taken(claim)
     assert caught.value.where == writer.segment
     with pytest.raises(CorruptRecordError):
-        await look_chain(store, DIRECTORY, "J")
+        await inspect_chain(store, DIRECTORY, "J")
 
 
 async def test_r14_a_segment_that_nobody_has_is_superseded_or_lost_and_never_empty() -> None:
@@ -563,7 +563,7 @@ async def test_r14_a_segment_that_nobody_has_is_superseded_or_lost_and_never_emp
     with pytest.raises(LostBytesError):
         await taken(claim, at=cut)
     with pytest.raises(LostBytesError):
-        await look_chain(store, DIRECTORY, "J")
+        await inspect_chain(store, DIRECTORY, "J")
 
 
 async def test_a_position_beyond_what_anyone_has_is_lost_bytes() -> None:
@@ -640,7 +640,7 @@ async def test_a_predecessor_with_other_bytes_than_named_is_refused_when_it_is_r
     length = len(store.servers[0].objects[DIRECTORY][first.name])
     below = Predecessor(first.name, length, 12345)
     plant(store, SegmentStart("J", 2, length, below, 1, "00" * 16), note("b"))
-    state = await look_chain(store, DIRECTORY, "J")
+    state = await inspect_chain(store, DIRECTORY, "J")
     with pytest.raises(ChainError, match="prefix digest 0000000000003039"):
         await looked(store)
     assert state.end is not None
@@ -686,7 +686,7 @@ async def test_reading_stops_exactly_at_a_position() -> None:
     ends = [writer.append(note(text)) for text in "abc"]
     await writer.roll()
     ends += [writer.append(note(text)) for text in "de"]
-    state = await look_chain(store, DIRECTORY, "J")
+    state = await inspect_chain(store, DIRECTORY, "J")
     for count, end in enumerate(ends, 1):
         read = [step async for step in read_records(store, state, directory=DIRECTORY, stop=end)]
         assert notes(read) == list("abcde")[:count]
@@ -701,7 +701,7 @@ async def test_a_stop_inside_a_record_is_refused_and_names_the_record(shift: int
     writer = await ChainWriter.open(claim, "J", None, 1)
     middle = writer.append(note("a"))
     writer.append(note("b"))
-    state = await look_chain(store, DIRECTORY, "J")
+    state = await inspect_chain(store, DIRECTORY, "J")
     segment = store.servers[0].objects[DIRECTORY][writer.segment]
 
     size = middle.size + shift
@@ -714,7 +714,7 @@ async def test_a_stop_inside_a_record_is_refused_and_names_the_record(shift: int
 async def test_a_stop_on_another_line_is_refused() -> None:
     store = MemoryStore()
     _, first = await first_writer(store, "a", "b")
-    state = await look_chain(store, DIRECTORY, "J")
+    state = await inspect_chain(store, DIRECTORY, "J")
     for stop in (Position(2, 100, 0), Position(1, first.end.size + 1, 0), Position(1, first.end.size, 5)):
         with pytest.raises(StopNotFoundError):
             state.up_to(stop)

@@ -43,7 +43,8 @@ PACKAGES: dict[str, Package] = {
                        ("tests/journal",)),
     "checkpoint": Package(
         ("checkpoint/core/*.py", "checkpoint/coordinator/manifest_log.py",
-         "checkpoint/chains/state_blocks.py", "checkpoint/chains/steps_log.py",
+         "checkpoint/chains/chain_store.py", "checkpoint/chains/state_blocks.py",
+         "checkpoint/chains/steps_log.py",
          "checkpoint/chains/output_log.py"),
         ("tests/checkpoint",),
     ),

@@ -32,16 +32,16 @@ class Life:
         """What is shown has to be as promised, and is from then on what there is."""
         self.server = Harness(disk)
         self.history = history
-        wrong = history.violations(self.look())
+        wrong = history.violations(self.inspect())
         assert not wrong, wrong
         self.session = self.server.connect()
         claim = m.ChangeDirectory("dir", claim=True, epoch=epoch, writer_id=b"w" * 16)
         opened = self.server.ask(self.session, claim)
         assert isinstance(opened, m.DirectoryOpened), opened
-        history.go_on_from(self.look())
+        history.go_on_from(self.inspect())
         history.claimed("dir", epoch)
 
-    def look(self) -> Look:
+    def inspect(self) -> Look:
         return look(functools.partial(self.server.ask, self.server.connect()))
 
     def append(self, name: str, payload: bytes) -> None:

@@ -16,7 +16,7 @@ import pytest
 import trio
 
 from dos_client import init_store, open_store
-from journal import look_chain, read_records
+from journal import inspect_chain, read_records
 from tests.chaos.checker import Verdict, judge_chain
 from tests.chaos.harvest import entries_of
 from tests.chaos.records import CHAIN, AckLog, count_acknowledged, read_log
@@ -98,7 +98,7 @@ class Three:
             for directory in DIRECTORIES:
                 claim, _, _ = await keep_taking_over(store, directory)
                 async with claim:
-                    state = await look_chain(store, directory, CHAIN)
+                    state = await inspect_chain(store, directory, CHAIN)
                     chain = [step async for step in read_records(store, state, directory=directory)]
                 entries = list(entries_of(directory, chain))
                 judge_chain(verdict, directory, read_log(self.log(directory)), entries)

@@ -24,7 +24,7 @@ from dos_protocol.messages import encode
 from dos_protocol.names import NO_ID
 from dos_protocol.vocabulary import ChangeDirectory, Get, Hello
 from dos_server.memory.network import here
-from journal import ChainWriter, Op, Position, Record, look_chain, take_over
+from journal import ChainWriter, Op, Position, Record, inspect_chain, take_over
 from journal.core.chain import ChainState
 from journal.core.errors import ChainError, CorruptRecordError, LostBytesError, NotEnoughAnswersError
 from tests.shells.oracles import check_read
@@ -151,7 +151,7 @@ class Writer(Client):
             await self.sleep(min(30.0, 0.1 * 2.0**superseded))
 
     async def _one_claim(self, store: Store) -> None:
-        view = await store.look(self.directory)
+        view = await store.inspect(self.directory)
         epoch = epoch_above(view)
         self.note(f"claims epoch {epoch}")
         with trio.fail_after(_GRANT_PATIENCE_S):
@@ -241,7 +241,7 @@ class Reader(Client):
             await self.sleep(0.5)
 
     async def _once(self, store: Store) -> None:
-        state = await look_chain(store, self.directory, CHAIN)
+        state = await inspect_chain(store, self.directory, CHAIN)
         found = await numbers_of(store, state, self.directory)
         self.history.showed(self.directory, found)
         self.looks += 1

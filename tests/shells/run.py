@@ -97,7 +97,7 @@ class Cluster:
         self.deaf_bytes = topology.choice([500_000, 6 << 20])
         way_bytes_max = topology.choice([16_384, 65_536, 262_144])
         self.network = MemoryNetwork(
-            self.timers, rng.network, self._latency_s, way_bytes_max=way_bytes_max, told=self.note
+            self.timers, rng.network, self._latency_s, way_bytes_max=way_bytes_max, trace=self.note
         )
         members = topology.choice([3, 3, 3, 3, 1])
         spare = 1 if members == 3 and topology.random() < 0.4 else 0

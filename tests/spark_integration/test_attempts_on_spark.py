@@ -111,7 +111,7 @@ def write(handle, rows, at):
 
 with open_store(store) as looking:
     def claims(at_least):
-        return lambda: looking.look(staging_directory("shop", "staged", "p", 1)).epoch_seen >= at_least
+        return lambda: looking.inspect(staging_directory("shop", "staged", "p", 1)).epoch_seen >= at_least
 
     writing = threading.Thread(target=write, args=("staged", 60_000, 2))
     writing.start()

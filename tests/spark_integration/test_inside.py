@@ -244,7 +244,7 @@ def test_blocks_that_went_away_are_said_to_have_gone_with_their_cut(
     inside = Inside("state", f"{servers.url}/gone", operator="counts")
     reader = InsideReader(inside.table, columns_of(inside.table))
     (part,) = reader.partitions()
-    (name,) = next(iter(store.look("gone.w0000").answers.values()))
+    (name,) = next(iter(store.inspect("gone.w0000").answers.values()))
     take_away(store, "gone.w0000", name, epoch=3)
     with pytest.raises(DataLossError, match="state of operator counts of region gone is partly gone"):
         list(reader.read(part))

@@ -170,3 +170,13 @@ def test_the_check_itself_runs_where_none_of_our_packages_is_installed() -> None
     said = run_where_we_are_not_installed(cloudpickle.dumps(make_task(expected_of_driver(), b"", {})))
     assert said.startswith(on_executor.MISMATCH)
     assert "dos-journal is not installed, but the driver has" in said
+
+
+@pytest.mark.parametrize(
+    "used", ["import dos", "from spark_integration import run", "from spark_integration import register"]
+)
+def test_a_driver_whose_directory_has_a_module_of_our_name_names_the_file(tmp_path: Path, used: str) -> None:
+    (tmp_path / "journal.py").write_text("")
+    done = subprocess.run([sys.executable, "-c", used], cwd=tmp_path, capture_output=True, text=True)
+    assert f"ShadowedPackageError: package journal is found in {tmp_path / 'journal.py'}" in done.stderr
+    assert "rename it or remove it from the path" in done.stderr

@@ -96,7 +96,7 @@ def left_over(store: BlockingStore, options: SinkOptions) -> set[str]:
     """What lies in the directories of partitions."""
     found: set[str] = set()
     for directory in store.list_directories(staging_prefix(options.application, options.input, "p")):
-        found |= {name for held in store.look(directory).answers.values() for name in held}
+        found |= {name for held in store.inspect(directory).answers.values() for name in held}
     return found
 
 

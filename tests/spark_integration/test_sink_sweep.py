@@ -90,18 +90,18 @@ def test_what_a_killed_driver_had_not_recorded_stays_until_somebody_gives_it_up_
         beside = claim.open_object(staged_name(batch(0), claim.epoch, 0))
         beside.wait_synced(beside.append(b"rows"))
     both = [(1, "recorded", False), (2, "undecided", False), (2, "undecided", False)]
-    epoch = store.look("shop.in.orders.p").epoch_seen
+    epoch = store.inspect("shop.in.orders.p").epoch_seen
     for age in ([], ["--undecided-older-than", "3600"]):
         assert states(swept(options, "--apply", *age)) == both
         assert len(left_over(store, options)) == 3
-    assert store.look("shop.in.orders.p").epoch_seen == epoch  # nobody was fenced
+    assert store.inspect("shop.in.orders.p").epoch_seen == epoch  # nobody was fenced
     told = dos(options)
     assert "2 undecided: a writer may still record them" in told.stdout
     assert "nothing to delete" in told.stdout
     given_up = swept(options, "--apply", "--undecided-older-than", "0")
     assert states(given_up) == [(1, "recorded", True), (2, "given up", True), (2, "given up", True)]
     assert given_up["deleted"] == 3
-    assert store.look("shop.in.orders.p").epoch_seen > epoch
+    assert store.inspect("shop.in.orders.p").epoch_seen > epoch
     assert not left_over(store, options)
     with pytest.raises(StagedRowsGoneError, match="is gone"):
         commit(options, zombie, SCHEMA)

@@ -419,7 +419,7 @@ def test_a_log_that_was_trimmed_is_an_error_unless_that_is_meant(
     with query(servers, name, output="out", maxRowsPerTrigger="1") as stream:
         assert stream.batch() == [1]
         at = stream.at
-    first = min(one for objects in store.look(f"{name}.w0000").answers.values() for one in objects)
+    first = min(one for objects in store.inspect(f"{name}.w0000").answers.values() for one in objects)
     write_steps(store, name, "out", 0, {3: n(3)}, N, epoch=2, trims=first)
     with (
         query(servers, name, output="out", start=at) as stream,

@@ -261,7 +261,7 @@ async def _taken_away(claim: Claim, name: str) -> None:
     """As a writer does with what nobody needs any more."""
     claim.collect(lambda one: one == name)
     while any(  # noqa: ASYNC110
-        name in objects for objects in (await claim.store.look(claim.directory)).answers.values()
+        name in objects for objects in (await claim.store.inspect(claim.directory)).answers.values()
     ):
         await trio.sleep(0.01)  # nobody tells that an object went
 

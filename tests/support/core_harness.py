@@ -69,7 +69,7 @@ class Harness:
         life = b"life %d" % next(_LIVES)
         self.core = ServerCore(
             server_id=server_id,
-            life_id=life,
+            incarnation_id=life,
             record=record,
             token=self.token,
             directory_names=names,
@@ -149,7 +149,7 @@ class Harness:
         """A look that is late: what it read is reported when it is finished a second time."""
 
         def work() -> None:
-            looked = self.storage.look(effect, lambda: self.now)
+            looked = self.storage.inspect(effect, lambda: self.now)
             self.pending.append((effect, lambda: looked))
 
         return work

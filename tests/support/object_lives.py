@@ -34,10 +34,10 @@ class Life(Enum):
     REMOVING = "REMOVING"
 
 
-_NEW_COPY = "MEND brought a whole new copy"
+_NEW_COPY = "MEND completed a new copy"
 _REMOVAL = "DELETE, or d of version 0"
 _FAILED = "a write or sync of it failed"
-_KEPT = "the disk failed, it is as it was"
+_KEPT = "the disk failed, the object is unchanged"
 
 TURNS: dict[Life, dict[Life, str]] = {
     Life.ABSENT: {
@@ -46,7 +46,7 @@ TURNS: dict[Life, dict[Life, str]] = {
         Life.MENDING: _NEW_COPY,
     },
     Life.SOUND: {
-        Life.CORRUPT: "a read or the scrub met damaged bytes",
+        Life.CORRUPT: "a read or the scrub found damaged bytes",
         Life.POISONED: _FAILED,
         Life.MENDING: _NEW_COPY,
         Life.REMOVING: _REMOVAL,
@@ -61,19 +61,19 @@ TURNS: dict[Life, dict[Life, str]] = {
     },
     Life.MENDING: {
         Life.SOUND: "the new copy is in its place, durably",
-        Life.POISONED: "the disk failed, which copy is there is not known",
+        Life.POISONED: "the disk failed, which copy is stored is unknown",
     },
     Life.REMOVING: {
-        Life.ABSENT: "it is gone, durably",
+        Life.ABSENT: "removed, durably",
         Life.SOUND: _KEPT,
         Life.CORRUPT: _KEPT,
-        Life.POISONED: "the disk failed, whether it is there is not known",
+        Life.POISONED: "the disk failed, whether it still exists is unknown",
     },
 }
 
 STARTS: dict[Life, str] = {
-    Life.ABSENT: "not there, or its removal had begun",
-    Life.SOUND: "found whole at start-up",
+    Life.ABSENT: "absent, or its removal had begun",
+    Life.SOUND: "found complete at start-up",
     Life.CORRUPT: "found damaged or lost at start-up",
 }
 
@@ -140,7 +140,7 @@ class World(Harness):
 
     def repair(self, content: bytes) -> m.RepairChunk:
         """A new copy, whatever the old one is."""
-        told = self.state.told if self.state is not None else (0, 0)
+        told = self.state.claimed_size if self.state is not None else (0, 0)
         return m.RepairChunk(
             "o", 0, len(content), prefix_digest(content), *told, overwrite=True, payload=content
         )

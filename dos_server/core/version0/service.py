@@ -78,7 +78,7 @@ class V0Service:
 
     def wants_tick(self) -> bool:
         """Return whether a status may become due without an event."""
-        return bool(self._streams.untold)
+        return bool(self._streams.unacknowledged)
 
     # Events of the peer
 
@@ -181,7 +181,7 @@ class V0Service:
             return
         states = [directory.objects[name] for name in directory.objects.ordered()]
         lines = [
-            f"{state.name}\t{state.told[0]}\t{'yes' if state.being_appended else 'no'}\n"
+            f"{state.name}\t{state.claimed_size[0]}\t{'yes' if state.being_appended else 'no'}\n"
             for state in states
             if state.exists
         ]
@@ -279,7 +279,7 @@ class V0Service:
             if isinstance(one.request, r.V0Sync):
                 self._look_synced(one)
             else:
-                self._streams.look(one)
+                self._streams.inspect(one)
 
 
 def _damaged(name: str) -> str:

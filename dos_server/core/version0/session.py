@@ -16,7 +16,7 @@ class V0Session:
     answered. `state`: the object of that request.
     `position`, `end`: for `g`, the range still to be sent; for `s`, `end` must be synced.
     `bytes_at`, `status_at`: for a stream, when bytes last arrived and when a status was last sent, with the
-    numbers `told`. `due`: send a status with the next write.
+    numbers `reported`. `due`: send a status with the next write.
     """
 
     session: Session
@@ -28,7 +28,7 @@ class V0Session:
     end: int = 0
     bytes_at: float = 0.0
     status_at: float = 0.0
-    told: tuple[int, int] = (0, 0)
+    reported: tuple[int, int] = (0, 0)
     due: bool = False
 
     def move(self, happening: V0Event) -> None:

@@ -28,13 +28,13 @@ from dos_server.limits import version0_status_seconds
 
 
 class V0Streams:
-    """The open streams. `untold`: streams for which a status may become due without an event."""
+    """The open streams. `unacknowledged`: streams for which a status may become due without an event."""
 
     def __init__(self, tables: Tables, appends: Appends, answers: V0Answers) -> None:
         self._tables = tables
         self._appends = appends
         self._answers = answers
-        self.untold: dict[V0Session, None] = {}
+        self.unacknowledged: dict[V0Session, None] = {}
 
     def append(self, one: V0Session, request: r.V0Append) -> None:
         """Carry out an `a`: lock the object and begin the stream, or refuse."""
@@ -71,7 +71,7 @@ class V0Streams:
         self._answers.send(one, wire.reply(b"ok"))
         one.move(V0Event.APPENDING)
         one.bytes_at = one.status_at = self._tables.now
-        one.told = (one.target.written, one.target.synced)
+        one.reported = (one.target.written, one.target.synced)
 
     def streamed(self, event: v.Streamed) -> None:
         """Append bytes of a stream, or end the stream."""
@@ -90,7 +90,7 @@ class V0Streams:
             return
         one.bytes_at = now
         one.due = now - one.status_at >= version0_status_seconds
-        self.untold[one] = None
+        self.unacknowledged[one] = None
         directory = self._tables.directories[state.directory]
         self._appends.take(one.session, directory, state, event.data, 0)
         self._appends.batch_ended()
@@ -98,9 +98,9 @@ class V0Streams:
     def finish(self, one: V0Session) -> None:
         """Handle the end of the client's data."""
         one.move(V0Event.STREAM_ENDED)
-        self.look(one)
+        self.inspect(one)
 
-    def look(self, one: V0Session) -> None:
+    def inspect(self, one: V0Session) -> None:
         """Advance the session after a write or sync of its object."""
         settled = not one.session.unsynced_appends
         if one.stands is V0State.ANSWERING and settled:
@@ -116,21 +116,21 @@ class V0Streams:
     def tick(self) -> None:
         """Send the status frames that are due."""
         now = self._tables.now
-        for one in list(self.untold):
+        for one in list(self.unacknowledged):
             state = one.target
             if now - max(one.bytes_at, one.status_at) < version0_status_seconds and not one.closed:
                 continue
-            if not one.closed and one.told != (state.written, state.synced):
+            if not one.closed and one.reported != (state.written, state.synced):
                 one.due = True
-                self.look(one)
+                self.inspect(one)
             if one.closed or state.written == state.synced:
-                del self.untold[one]
+                del self.unacknowledged[one]
 
     def _send_status(self, one: V0Session) -> None:
-        one.told = (one.target.written, one.target.synced)
+        one.reported = (one.target.written, one.target.synced)
         one.status_at = self._tables.now
         one.due = False
-        self._answers.send(one, wire.reply("{}\t{}".format(*one.told).encode("ascii")))
+        self._answers.send(one, wire.reply("{}\t{}".format(*one.reported).encode("ascii")))
 
 
 def _why_not(one: V0Session, state: ObjectState, offset: int) -> str:

@@ -15,7 +15,7 @@ from tests.support.core_harness import Harness
 
 
 class Life:
-    """One client and its file. `sent`: what the file is to hold; `told`: synced, says a status."""
+    """One client and its file. `sent`: what the file is to hold; `reported`: synced, says a status."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed

@@ -18,7 +18,7 @@ from checkpoint.core.manifest import Cut
 from checkpoint.core.region import coordinator_directory, worker_directory
 from dataflow.outputs import StepRows, read_output
 from dos_client import Claim, QuorumUnavailableError, Store, StoreNotReadyError, open_store
-from journal import Position, look_chain, read_records
+from journal import Position, inspect_chain, read_records
 from tests.journal.test_files import files as content
 from tests.shells.region.process import RegionProcess
 from tests.sim.regions.audit import retained_of
@@ -53,7 +53,7 @@ class Auditor(RegionProcess):
     async def _audit(self, store: Store) -> None:
         name = self.region.spec.name
         directory = coordinator_directory(name)
-        chain = await look_chain(store, directory, CHAIN)
+        chain = await inspect_chain(store, directory, CHAIN)
         async with aclosing(cuts_in(read_records(store, chain, directory=directory))) as cuts:
             self.cuts = [cut async for cut in cuts]
         for sink, kind in self.region.kinds.items():
@@ -66,7 +66,7 @@ class Auditor(RegionProcess):
 
     async def _state(self, store: Store, cut: Cut, worker: int) -> dict[str, int]:
         directory = worker_directory(self.region.spec.name, worker)
-        view = await store.look(directory)
+        view = await store.inspect(directory)
         claim = await store.claim(directory, view.epoch_seen + 1, self.rng.randbytes(16))
         async with claim:
             generation = store.record.generation

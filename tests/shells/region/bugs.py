@@ -10,8 +10,8 @@ from typing import Any
 import trio
 
 from checkpoint import link
-from checkpoint.chains import directory_store
-from checkpoint.chains.directory_store import DirectoryStore
+from checkpoint.chains import chain_store
+from checkpoint.chains.directory_store import DIRECTORY_CHAIN_PREFIX, DirectoryStore
 from checkpoint.chains.state_store import StateStore
 from checkpoint.coordinator import shell
 from checkpoint.core.coordinator import Coordinator
@@ -116,11 +116,12 @@ def votes_do_not_wait_for_files() -> list[Patch]:
 @bug("R13")
 def files_have_what_came_behind_the_cut() -> list[Patch]:
     """Their chain is taken over at its head."""
-    return [(directory_store, "take_over", _at_its_head)]
+    return [(chain_store, "take_over", _at_its_head)]
 
 
 async def _at_its_head(claim: Any, chain: str, *, at: Any, **more: Any) -> Any:
-    return await take_over(claim, chain, **more)
+    of_files = chain.startswith(DIRECTORY_CHAIN_PREFIX)
+    return await take_over(claim, chain, at=None if of_files else at, **more)
 
 
 class _Instead:

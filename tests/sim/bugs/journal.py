@@ -57,7 +57,7 @@ def damaged_copies_have_answered() -> list[Patch]:
 @bug("R4, row 20")
 def sizes_are_read_before_the_claim() -> list[Patch]:
     """A take-over goes by what the members said when they were looked at."""
-    look, member_claimed = looking.SimStore.look, SimClaim.member_claimed
+    look, member_claimed = looking.SimStore.inspect, SimClaim.member_claimed
 
     async def looked(self: looking.SimStore, directory: str, **how: Any) -> Any:
         self.seen = await look(self, directory, **how)  # type: ignore[attr-defined]
@@ -70,7 +70,7 @@ def sizes_are_read_before_the_claim() -> list[Patch]:
         if before is not None and link.server_id in self.answers:
             self.answers[link.server_id] = dict(before)
 
-    return [(looking.SimStore, "look", looked), (SimClaim, "member_claimed", claimed)]
+    return [(looking.SimStore, "inspect", looked), (SimClaim, "member_claimed", claimed)]
 
 
 @bug("R6")

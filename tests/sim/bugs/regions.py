@@ -3,15 +3,16 @@
 from functools import partial
 from typing import Any
 
-from checkpoint.chains import state_store
+from checkpoint.chains import chain_store
+from checkpoint.chains.state_reading import STATE_CHAIN
 from checkpoint.chains.state_store import StateStore, _records
 from checkpoint.chains.steps_log import StepsLog
 from checkpoint.coordinator import manifest_log
 from checkpoint.coordinator.manifest_log import ManifestLog, cut_record
-from checkpoint.core import barrier, cutting, gathering, manifest_claim
+from checkpoint.core import barrier, checkpointing, gathering, manifest_claim
 from checkpoint.core.barrier import Alignment
+from checkpoint.core.checkpointing import Checkpointing
 from checkpoint.core.coordinator_vocabulary import CutAppended, ManifestLost, ManifestOpened
-from checkpoint.core.cutting import Cutting
 from checkpoint.core.manifest_claim import ManifestClaim
 from checkpoint.core.messages import Prepared
 from checkpoint.core.recovery import Recovery
@@ -78,7 +79,7 @@ def partial_manifest() -> list[Patch]:
     return [
         (PendingCut, "missing", _one_may_be_missing),
         (PendingCut, "build", build),
-        (cutting, "check_cut", check),
+        (checkpointing, "check_cut", check),
         (manifest_claim, "check_cut", check),
         (manifest_log, "check_cut", check),
     ]
@@ -152,16 +153,16 @@ def manifest_start_is_not_waited_for() -> list[Patch]:
 @of_regions("R13: the longest position, not the one ordered")
 def longest_state_is_restored() -> list[Patch]:
     async def longest(claim: Any, chain: str, *, at: Any = None, **others: Any) -> Any:
-        return await take_over(claim, chain, **others)
+        return await take_over(claim, chain, at=None if chain == STATE_CHAIN else at, **others)
 
-    return [(state_store, "take_over", longest)]
+    return [(chain_store, "take_over", longest)]
 
 
 @of_regions("R12, V11: votes of an earlier incarnation count")
 def votes_of_any_incarnation() -> list[Patch]:
     """A cut is asked for again, with the number that the reset left free: who voted then has voted."""
     votes: dict[tuple[int, int], dict[int, Prepared]] = {}
-    original, reset = Cutting.request_cut, Recovery.reset
+    original, reset = Checkpointing.request_cut, Recovery.reset
 
     def remember(self: Recovery, *args: Any, **others: Any) -> None:
         pending = self._state.pending
@@ -169,14 +170,14 @@ def votes_of_any_incarnation() -> list[Patch]:
             votes[id(self._state), pending.number] = dict(pending.votes)
         reset(self, *args, **others)
 
-    def request(self: Cutting, now: float, *, final: bool = False) -> None:
+    def request(self: Checkpointing, now: float, *, final: bool = False) -> None:
         before = self._state.pending
         original(self, now, final=final)
         pending = self._state.pending
         if pending is not None and pending is not before:
             pending.votes.update(votes.get((id(self._state), pending.number), {}))
 
-    return [(Recovery, "reset", remember), (Cutting, "request_cut", request)]
+    return [(Recovery, "reset", remember), (Checkpointing, "request_cut", request)]
 
 
 @of_regions("row 35: a marker of a cut that was taken is a cut again")
@@ -200,7 +201,7 @@ def frames_of_any_incarnation() -> list[Patch]:
     admits, take = IncomingFrames.admits, IncomingFrames.take
 
     async def hear(self: Life, channel: Any, hello: Any) -> None:
-        if self.over or not self._heard.admits(hello.worker, hello.incarnation):
+        if self.over or not self._channels.admits(hello.worker, hello.incarnation):
             channel.close()
             return
         worker = self._worker
@@ -209,8 +210,8 @@ def frames_of_any_incarnation() -> list[Patch]:
                 frame = await channel.receive()
                 life = worker.life
                 assert life is not None
-                shown = life._heard.take(hello.worker, frame)
-                worker.shared.peers_at = max(worker.shared.peers_at, life._heard.peers_at)
+                shown = life._channels.take(hello.worker, frame)
+                worker.shared.peers_at = max(worker.shared.peers_at, life._channels.peers_at)
                 if shown is not None:
                     worker.inbox.put(Arrived(life.number, shown))
         except DosError:
@@ -351,7 +352,7 @@ def only_the_last_cut_has_floors() -> list[Patch]:
     def floors(kept: Any, worker: int) -> Any:
         return floors_of(kept[-1:], worker)
 
-    return [(cutting, "floors_of", floors), (gathering, "floors_of", floors)]
+    return [(checkpointing, "floors_of", floors), (gathering, "floors_of", floors)]
 
 
 @of_regions("R14: what is not there is empty")

@@ -54,7 +54,7 @@ class Auditor(Process):
     async def _claim(self, directory: str) -> RegionClaim:
         while True:
             try:
-                view = await self._host.look(directory)
+                view = await self._host.inspect(directory)
                 break
             except QuorumUnavailableError:
                 await self.sleep(1.0)

@@ -70,8 +70,8 @@ class Host:
         self._rng = rng
         self._looks = SimStore(self.process, network, record)
 
-    async def look(self, directory: str) -> DirectoryView:
-        return await self._looks.look(directory, keep=True)
+    async def inspect(self, directory: str) -> DirectoryView:
+        return await self._looks.inspect(directory, keep=True)
 
     async def claim(self, directory: str, epoch: int, patience_s: float = float("inf")) -> RegionClaim | None:
         store = SimStore(self.process, self._network, self.record)

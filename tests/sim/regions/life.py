@@ -82,7 +82,7 @@ class Life:
         self._order = order
         self._journals: Journals | None = None
         spec = worker.region.spec
-        self._heard = IncomingFrames(spec.name, worker.index, spec.workers, order.incarnation)
+        self._channels = IncomingFrames(spec.name, worker.index, spec.workers, order.incarnation)
         self._outgoing: dict[int, Channel] = {}
         self._incoming: list[Channel] = []
         self._to_serve: deque[StageEnded | Published | PausedAt | Committed] = deque()
@@ -279,7 +279,7 @@ class Life:
         except DosError as error:
             raise PeerLostError(peer, str(error.args[0])) from error
         self._outgoing[peer] = channel
-        self._send(peer, self._heard.marker(FrameType.RESET, after_step(self._order)))
+        self._send(peer, self._channels.marker(FrameType.RESET, after_step(self._order)))
 
     def _send(self, peer: int, *frames: ChannelFrame) -> None:
         channel = self._outgoing[peer]
@@ -291,11 +291,11 @@ class Life:
 
     def _tell(self, kind: FrameType, step: int) -> None:
         for peer in self._outgoing:
-            self._send(peer, self._heard.marker(kind, step))
+            self._send(peer, self._channels.marker(kind, step))
 
     async def hear(self, channel: Channel, hello: LinkHello) -> None:
         """Everything a peer sends, on the link that it dialled, until this life is over."""
-        if self.over or not self._heard.admits(hello.worker, hello.incarnation):
+        if self.over or not self._channels.admits(hello.worker, hello.incarnation):
             self._worker.region.saw("a peer's link was refused")
             channel.close()
             return
@@ -306,8 +306,8 @@ class Life:
                 frame = await channel.receive()
                 if self.over:
                     return
-                shown = self._heard.take(hello.worker, frame)
-                shared.peers_at = max(shared.peers_at, self._heard.peers_at)
+                shown = self._channels.take(hello.worker, frame)
+                shared.peers_at = max(shared.peers_at, self._channels.peers_at)
                 if shown is not None:
                     self._worker.inbox.put(Arrived(self.number, shown))
         except DosError as error:

@@ -23,7 +23,7 @@ class SimStore:
         self.record = record
         self._sessions: dict[bytes, Session] = {}
 
-    async def look(self, directory: str, *, keep: bool = False) -> DirectoryView:
+    async def inspect(self, directory: str, *, keep: bool = False) -> DirectoryView:
         """What members answer within a while. Raises QuorumUnavailableError when they are too few. `keep`: on
         the sessions of the look before, where they live."""
         kept = {one: session for one, session in self._sessions.items() if keep and session.failure is None}

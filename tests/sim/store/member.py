@@ -298,7 +298,7 @@ class Link:
             return
         if copy is None:
             raise RemoteProtocolError(f"a watermark of {watermark.name}, not appended to here")
-        if copy.replica.told(watermark.received, watermark.synced):
+        if copy.replica.acknowledge(watermark.received, watermark.synced):
             self._worked = True
             copy.target.note(self.server_id, watermark.synced)
             self.claim.changed()

@@ -3,7 +3,7 @@
 from random import Random
 
 from dos_protocol.errors import DosError
-from journal import look_chain
+from journal import inspect_chain
 from tests.sim.engine.world import Process, Signal
 from tests.sim.history import History
 from tests.sim.store.looking import SimStore
@@ -30,14 +30,14 @@ class Reader(Process):
     async def _live(self) -> None:
         while True:
             try:
-                await self.look()
+                await self.inspect()
             except DosError as error:
                 self.history.sometimes[f"reader: {type(error).__name__}"] += 1
             await self.wait(self.look_now, pause_s(self.rng))
 
-    async def look(self) -> list[int]:
+    async def inspect(self) -> list[int]:
         """One look; what is committed, by number."""
-        state = await look_chain(self.store, self.directory, CHAIN)
+        state = await inspect_chain(self.store, self.directory, CHAIN)
         found = await numbers_of(self.store, state, self.directory)
         self.store.close()
         self.world.trace.note(self.world.now, self.name, f"is shown {len(found)} records of {self.directory}")

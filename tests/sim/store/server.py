@@ -59,7 +59,7 @@ class Server(Process):
         server_id, record, names = self.storage.start(machine.fresh_id)
         self.core = ServerCore(
             server_id=server_id,
-            life_id=b"%s, life %d" % (machine.fresh_id, machine.lives),
+            incarnation_id=b"%s, life %d" % (machine.fresh_id, machine.lives),
             record=record,
             token=b"",
             directory_names=names,
@@ -155,7 +155,7 @@ class Server(Process):
             case scrub_reads.ScrubLater(seconds):
                 self.after(seconds, self.feed, scrub_reads.ScrubDue(busy=False))
             case scrub_reads.ScrubRead():
-                look = partial(self.storage.look, effect, lambda: self.now)
+                look = partial(self.storage.inspect, effect, lambda: self.now)
                 self._at_disk(self.machine.speed.other_s, self._report, look)
             case _:
                 self.machine.notes(effect)

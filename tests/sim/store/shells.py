@@ -17,7 +17,7 @@ from dos_client.errors import MissingDataError, QuorumUnavailableError, StoreNot
 from dos_client.writing.claim import Claim
 from dos_client.writing.object_writer import ObjectWriter
 from dos_protocol.errors import DosError, FencedError
-from journal import ChainWriter, Op, Position, Record, look_chain, take_over
+from journal import ChainWriter, Op, Position, Record, inspect_chain, take_over
 from journal.core.errors import ChainError, CorruptRecordError, LostBytesError, NotEnoughAnswersError
 from tests.sim.engine.network import Network
 from tests.sim.engine.sockets import Client
@@ -146,7 +146,7 @@ class ShellWriter(Client):
             await trio.sleep(0.1 + longest_s * self.rng.random())
 
     async def _one_claim(self, store: Store) -> None:
-        view = await store.look(self.directory)
+        view = await store.inspect(self.directory)
         epoch = epoch_above(view)
         self._note(f"claims epoch {epoch}")
         try:
@@ -245,7 +245,7 @@ class ShellReader(Client):
 
     async def _look(self, store: Store) -> None:
         try:
-            state = await look_chain(store, self.directory, CHAIN)
+            state = await inspect_chain(store, self.directory, CHAIN)
             found = await numbers_of(store, state, self.directory)
         except DosError as error:
             self.history.sometimes[f"reader: {type(error).__name__}"] += 1

@@ -128,7 +128,7 @@ class Writer(Process):
         self.alive = False
 
     async def _one_claim(self) -> None:
-        view = await self.store.look(self.directory)
+        view = await self.store.inspect(self.directory)
         self.store.close()
         epoch = epoch_above(view)
         claim = self.claim = _HistoryClaim(self.store, self, self._network, self.rng, self.directory, epoch)

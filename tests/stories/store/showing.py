@@ -5,7 +5,7 @@ Rules of this file: it asks servers, as anybody may, and changes nothing.
 """
 
 from dos_protocol.errors import BrokenConnectionError, DosError
-from journal import look_chain
+from journal import inspect_chain
 from tests.sim.engine.world import Process
 from tests.sim.store.session import Session
 from tests.sim.store.writer import CHAIN
@@ -23,7 +23,7 @@ def read(play: Play, directory: str) -> None:
     async def look() -> None:
         store = play.new_store(play.reader)
         try:
-            state = await look_chain(store, directory, CHAIN)
+            state = await inspect_chain(store, directory, CHAIN)
             names = await names_of(store, state, directory)
         except DosError as error:
             play.tell(f"{READER} is shown nothing: {words_of(error)}")

@@ -122,7 +122,7 @@ class StoryWriter(Process):
 
     async def _take_over(self, directory: str) -> None:
         self.waits_for = lambda: "servers that answer"
-        view = await self.store.look(directory)
+        view = await self.store.inspect(directory)
         self.store.close()
         epoch = highest_epoch(view) + 1
         claim = self.claim = StoryClaim(

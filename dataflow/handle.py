@@ -1,21 +1,37 @@
 """The handle of a running region: the counterpart of Spark's `StreamingQuery`, with its method names.
 
-The coordinator of `checkpoint` runs the region; its workers are Spark jobs. The handle keeps the last
-reports. When the region has ended, it cancels the remaining jobs and stops what was started for the region.
+`run` and `run_local` return it. `start_part` assembles a region: the coordinator of `checkpoint` runs it, and
+a launcher starts its workers (Spark jobs, or local processes). When the region has ended, the handle ends the
+workers that still run, and then what was started for the region.
 """
 
 import logging
 import queue
+import secrets
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, Protocol
 
-from checkpoint import RegionEvent, RegionStatus, StateChanged
+from checkpoint import Launcher, RegionEvent, RegionSpec, RegionStatus, StateChanged
 from checkpoint.coordinator.control import RegionControl, RegionListener
-from spark_integration.launcher import SparkLauncher
-from spark_integration.limits import JOBS_END_TIMEOUT_S, STOP_TIMEOUT_S, WATCH_S
+from dataflow.graph.parts import GraphPart, check_sinks, part_options
+from dataflow.limits import handle_poll_s, stop_timeout_s, workers_end_timeout_s
 
-log = logging.getLogger("dos.spark_integration")
+logger = logging.getLogger("dos.dataflow")
+
+_key_bytes = 32
+
+
+class WorkerLauncher(Launcher, Protocol):
+    """Starts the workers of one region and knows when all have ended."""
+
+    def wait_idle(self, timeout_s: float) -> bool:
+        """Wait until no worker runs. Return whether that is the case."""
+
+    def close(self, timeout_s: float) -> bool:
+        """Start nothing any more, end every worker and wait. Return whether all ended in time."""
 
 
 class RegionEvents:
@@ -31,13 +47,13 @@ class RegionEvents:
 
 
 class RegionHandle:
-    """A region that `run` started. Every method may be called from any thread."""
+    """A region that `run` or `run_local` started. Every method may be called from any thread."""
 
     def __init__(
         self,
         name: str,
         control: RegionControl,
-        launcher: SparkLauncher,
+        launcher: WorkerLauncher,
         events: RegionEvents,
         *,
         on_event: Callable[[RegionEvent], None] | None,
@@ -98,14 +114,14 @@ class RegionHandle:
     def stop(self) -> None:
         """Take a last checkpoint, end the workers, and wait for them. A later `run` continues from there.
 
-        If this takes longer than a minute the jobs are canceled, and the region continues from the last
+        If this takes longer than a minute the workers are killed, and the region continues from the last
         checkpoint that was committed.
         """
         self._control.stop()
-        if not self._control.wait(STOP_TIMEOUT_S):
-            log.warning("%s: not stopped after %.0f s; canceling its jobs", self.name, STOP_TIMEOUT_S)
-            self._launcher.close(JOBS_END_TIMEOUT_S)
-        self._cleaned.wait(STOP_TIMEOUT_S)
+        if not self._control.wait(stop_timeout_s):
+            logger.warning("%s: not stopped after %.0f s; ending its workers", self.name, stop_timeout_s)
+            self._launcher.close(workers_end_timeout_s)
+        self._cleaned.wait(stop_timeout_s)
 
     def checkpoint(self, timeout: float | None = None) -> int:
         """Commit a checkpoint now and return its number.
@@ -122,7 +138,7 @@ class RegionHandle:
         """Stop reading input until `resume`, and return the number of a checkpoint that covers all input
         read.
 
-        Workers keep their slots. Raises RegionFailedError after `timeout` seconds.
+        Workers keep their slots and processes. Raises RegionFailedError after `timeout` seconds.
         """
         return self._control.pause(timeout)
 
@@ -159,24 +175,67 @@ class RegionHandle:
         ended = False
         while not ended:
             try:
-                event = self._events.queue.get(timeout=WATCH_S)
+                event = self._events.queue.get(timeout=handle_poll_s)
             except queue.Empty:  # an end caused by a bug of the coordinator has no event
                 ended = self._control.wait(0)
                 continue
-            self._tell(event)
+            self._report(event)
             ended = isinstance(event, StateChanged) and event.state.is_end
-        self._control.wait(JOBS_END_TIMEOUT_S)  # the event of the end precedes its exception
-        if not self._launcher.wait_idle(JOBS_END_TIMEOUT_S):
-            log.warning("%s: ended, but some of its jobs still run; canceling them", self.name)
-        self._launcher.close(JOBS_END_TIMEOUT_S)
+        self._control.wait(workers_end_timeout_s)  # the event of the end precedes its exception
+        self._control.wait_listeners()
+        if not self._launcher.wait_idle(workers_end_timeout_s):
+            logger.warning("%s: ended, but some of its workers still run; ending them", self.name)
+        self._launcher.close(workers_end_timeout_s)
         self._at_end()
         self._cleaned.set()
 
-    def _tell(self, event: RegionEvent) -> None:
-        log.debug("%s: %s", self.name, event)
+    def _report(self, event: RegionEvent) -> None:
+        logger.debug("%s: %s", self.name, event)
         if self._on_event is None:
             return
         try:
             self._on_event(event)
         except Exception:  # an error of the user's observer must not end the watch
-            log.exception("%s: the observer raised on %s", self.name, event)
+            logger.exception("%s: the observer raised on %s", self.name, event)
+
+
+def start_part(
+    part: GraphPart,
+    make_launcher: Callable[[RegionSpec, RegionControl, RegionEvents], WorkerLauncher],
+    undo: ExitStack,
+    *,
+    checkpoint_interval: float | None,
+    retain: int | None,
+    on_event: Callable[[RegionEvent], None] | None,
+    listeners: Sequence[RegionListener],
+    at_end: Callable[[], None] = lambda: None,
+    **fields: Any,
+) -> RegionHandle:
+    """Start one part of an application as a region. `undo` ends it if a later step of the caller fails.
+
+    make_launcher: called when the coordinator listens, and before any worker is started. fields: further
+    fields of `RegionSpec`. Raises ValueError for a field out of range, BrokenConnectionError if no port is
+    free.
+    """
+    options = part_options(part)
+    if checkpoint_interval is not None:
+        options["checkpoint_interval_s"] = checkpoint_interval
+    if retain is not None:
+        options["retain"] = retain
+    spec = RegionSpec(
+        name=part.name,
+        job_key=secrets.token_bytes(_key_bytes),
+        **part.graph.plan().stored(),
+        **options,
+        **fields,
+    )
+    events = RegionEvents()
+    control = RegionControl(spec, observer=events, check=partial(check_sinks, part))
+    for listener in listeners:
+        control.addListener(listener)
+    control.listen()
+    undo.callback(control.stop)
+    launcher = make_launcher(spec, control, events)
+    undo.callback(launcher.close, 0.0)
+    control.start(launcher)
+    return RegionHandle(part.name, control, launcher, events, on_event=on_event, at_end=at_end)

@@ -29,7 +29,7 @@ from checkpoint.core.voting import PendingCut
 from checkpoint.errors import ManifestError, RegionFailedError
 
 
-class Cutting:
+class Checkpointing:
     """The checkpoints of one region."""
 
     def __init__(self, state: CoordinatorState, ending: Ending) -> None:
@@ -211,7 +211,7 @@ class Cutting:
         prepared = max(pending.phases_s().values(), default=0.0)
         phases = {**pending.phases_s(), "commit": max(seconds - prepared, 0.0)}
         by_worker = {worker: vote.phases_s for worker, vote in sorted(pending.votes.items())}
-        state.tell(CutCommitted(cut.cut, cut.step, pending.final, seconds, phases, by_worker))
+        state.report(CutCommitted(cut.cut, cut.step, pending.final, seconds, phases, by_worker))
 
     # --- the end of input -----------------------------------------------------------------------------
 

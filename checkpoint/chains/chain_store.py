@@ -1,0 +1,115 @@
+"""One chain under a claim, as all stores in this folder use it: taken over, read, opened, rolled, closed.
+
+| step | call | guarantee |
+|---|---|---|
+| 1 | `TakenChain.take` | everything up to the end is synced on the quorum (R5-R7); `at` sets that end (R13) |
+| 2 | `TakenChain.records` | what a store must know before it appends |
+| 3 | `TakenChain.open` | a new segment, whose start is synced on the quorum (R8) |
+| 4 | `_roll_if_longer` | a new segment without a snapshot, which bounds the size of one segment |
+| 5 | `_due`, `roll` of the writer | a new segment with a snapshot, which bounds what a restore reads |
+
+What the records mean, when a snapshot is written and what it contains is up to the store. Segments are
+deleted by the holder of the claim, after a commit has released them (`core/retention.py`).
+"""
+
+from collections.abc import AsyncGenerator, Iterable
+from typing import NamedTuple, Self
+
+import msgspec
+
+from checkpoint import limits
+from checkpoint.core.retention import Rolling
+from journal import ChainState, ChainWriter, Floor, Position, Record, Scratch, read_records, take_over
+from journal.ports import ClaimPort
+
+
+class TakenChain(NamedTuple):
+    """A chain that was taken over under `claim`, and is not open yet. `state` is the part to restore."""
+
+    claim: ClaimPort
+    state: ChainState
+    generation: int
+    scratch: Scratch | None
+
+    @classmethod
+    async def take(
+        cls,
+        claim: ClaimPort,
+        chain: str,
+        *,
+        at: Position | None = None,
+        generation: int,
+        scratch: Scratch | None = None,
+    ) -> "TakenChain":
+        """Take a chain over, as `journal.take_over` does, and raise what that raises."""
+        state = await take_over(claim, chain, at=at, generation=generation, scratch=scratch)
+        return cls(claim, state, generation, scratch)
+
+    def after(self, at: Position | None) -> Self:
+        """Return this chain with only the segments that contain anything after `at`, to be read."""
+        size = 0 if at is None else at.size
+        segments = tuple(one for one in self.state.segments if one.end.size > size)
+        return self._replace(state=msgspec.structs.replace(self.state, segments=segments))
+
+    def records(self) -> AsyncGenerator[tuple[Position, Record]]:
+        """Yield the records to restore, as `journal.read_records` does. Close the generator."""
+        return read_records(self.claim, self.state, scratch=self.scratch)
+
+    async def open(self, snapshot: Iterable[Record] | None = None, *, pipelined: bool = True) -> ChainWriter:
+        """Open a segment at the chain's end, as `ChainWriter.open` does, and raise what that raises."""
+        return await ChainWriter.open(
+            self.claim,
+            self.state.chain,
+            self.state,
+            self.generation,
+            self.scratch,
+            snapshot,
+            pipelined=pipelined,
+        )
+
+
+class ChainStore:
+    """A store whose content is one chain, open for appending. Subclasses give the records their meaning.
+
+    Use it on the trio loop that holds the claim.
+    """
+
+    def __init__(self, restored: TakenChain, writer: ChainWriter, rolling: Rolling | None = None) -> None:
+        self._restored = restored
+        self._writer = writer
+        self._rolling = Rolling() if rolling is None else rolling
+        self._segment_begin = writer.end.size
+
+    @property
+    def replayed_bytes(self) -> int:
+        """The number of bytes that a restore reads."""
+        return self._restored.state.bytes
+
+    @property
+    def end(self) -> Position:
+        """The position just after the last appended record."""
+        return self._writer.end
+
+    @property
+    def floor(self) -> Floor:
+        """The lowest segment that a restore of the present content reads; see `ChainWriter.floor`."""
+        return self._writer.floor
+
+    def _due(self, live_bytes: int = 0) -> bool:
+        """Return whether so much was appended since the last snapshot that a restore should not have to read
+        it. live_bytes: the size of a snapshot.
+        """
+        if self._writer.segments > self._rolling.segments_max:
+            return True
+        since = self._writer.bytes_since_snapshot
+        return since > max(self._rolling.snapshot_bytes_min, limits.snapshot_growth * live_bytes)
+
+    async def _roll_if_longer(self, bytes_max: int) -> None:
+        """Continue in a new segment, without a snapshot, if this one has more than `bytes_max` bytes."""
+        if self._writer.end.size - self._segment_begin > bytes_max:
+            await self._writer.roll()
+            self._segment_begin = self._writer.end.size
+
+    async def aclose(self) -> None:
+        """Stop appending. Calls in progress fail."""
+        await self._writer.aclose()
