@@ -20,8 +20,7 @@ operator_threads_max: Final = 256
 slices_per_thread: Final = 4
 """Slices of a batch if a user function runs on threads: a slow row delays only a small part of the batch."""
 
-# --- handles of regions
-# ---------------------------------------------------------------------------------------
+# --- handles of regions -------------------------------------------------------------------------------
 stop_timeout_s: Final = 60.0
 """How long `stop` waits for the region's last checkpoint and the end of its workers before it kills them."""
 workers_end_timeout_s: Final = 15.0

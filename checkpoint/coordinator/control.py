@@ -89,8 +89,7 @@ class RegionControl:
         self._listeners = Listeners(spec.name)
         self._status = Coordinator(spec).status()
 
-    # --- Start
-    # ------------------------------------------------------------------------------------------------
+    # --- Start ----------------------------------------------------------------------------------------
 
     @property
     def address(self) -> tuple[str, int]:
@@ -119,8 +118,7 @@ class RegionControl:
         self._launcher = launcher
         self._on_loop(lambda: self._go.set() if self._go is not None else None)
 
-    # --- Status and requests
-    # ----------------------------------------------------------------------------------
+    # --- Status and requests --------------------------------------------------------------------------
 
     def status(self) -> RegionStatus:
         """Return the current status, at most one event old."""
@@ -207,8 +205,7 @@ class RegionControl:
         with suppress(trio.RunFinishedError):  # the region has ended: there is nothing to notify
             token.run_sync_soon(do)
 
-    # --- What the handle of a region offers, with the names of Spark's streaming query
-    # -------------------------------------------------------------------------------------------------
+    # --- What the handle of a region offers, with the names of Spark's streaming query ----------------
 
     @property
     def lastProgress(self) -> dict[str, Any] | None:  # noqa: N802  # Spark's name
@@ -287,8 +284,7 @@ class RegionControl:
         if self.spec.without_cuts:
             raise LocalProtocolError(NO_CUTS.format(self.spec.name))
 
-    # --- The thread
-    # -------------------------------------------------------------------------------------------
+    # --- The thread -----------------------------------------------------------------------------------
 
     def _run(self) -> None:
         error: Exception | None = None

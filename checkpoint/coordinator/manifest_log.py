@@ -88,8 +88,7 @@ class ManifestLog:
         self._tried_at = 0.0
         self._opening_s = 0.0
 
-    # --- Opening
-    # ----------------------------------------------------------------------------------------------
+    # --- Opening --------------------------------------------------------------------------------------
 
     async def open(self, order: OpenManifest) -> None:
         """Take the manifest over with a new epoch. Emits one of the events that OpenManifest names."""
@@ -184,8 +183,7 @@ class ManifestLog:
         """
         return self._claim is not None and await self._claim.wait_collected(timeout_s)
 
-    # --- Committing
-    # -------------------------------------------------------------------------------------------
+    # --- Committing -----------------------------------------------------------------------------------
 
     async def append(self, order: AppendCut) -> None:
         """Append a checkpoint and wait until it is synced on the quorum. Emits CutAppended or
@@ -212,8 +210,7 @@ class ManifestLog:
                 raise
             logger.debug("the manifest in %s was released in the meantime", self._directory)
 
-    # --- Waiting
-    # ----------------------------------------------------------------------------------------------
+    # --- Waiting --------------------------------------------------------------------------------------
 
     async def watch(self) -> None:
         """Report when the claim loses or regains a quorum, and when it is lost while nothing is appended.

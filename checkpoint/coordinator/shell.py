@@ -90,8 +90,7 @@ class RegionShell:
         """Queue an event for the core. On this thread only."""
         self._post.send_nowait(event)
 
-    # --- Run
-    # --------------------------------------------------------------------------------------------------
+    # --- Run ------------------------------------------------------------------------------------------
 
     async def run(self, launcher: Launcher, manifest: ManifestLog) -> End:
         """Run the region to its end."""
@@ -155,8 +154,7 @@ class RegionShell:
             self._observer(event)
         self.also_observed(event)
 
-    # --- Requests through the store
-    # ---------------------------------------------------------------------------
+    # --- Requests through the store -------------------------------------------------------------------
 
     def status(self) -> RegionStatus:
         """Return the current status."""
@@ -170,8 +168,7 @@ class RegionShell:
         """Return the report of the last checkpoint."""
         return self.meter.last
 
-    # --- Manifest
-    # ---------------------------------------------------------------------------------------------
+    # --- Manifest -------------------------------------------------------------------------------------
 
     async def _keep_manifest(self) -> None:
         """Perform manifest effects one at a time, in order; a new opening cancels the previous one."""
@@ -184,8 +181,7 @@ class RegionShell:
                     await self._manifest.append(order)
             self._opening = None
 
-    # --- Links
-    # ------------------------------------------------------------------------------------------------
+    # --- Links ----------------------------------------------------------------------------------------
 
     async def serve(self, link: Link) -> None:
         """Serve one authenticated link until it ends. Passed to `serve_links`."""

@@ -210,8 +210,7 @@ class MapStateOperator(TimedOperator):
         if len(empty):
             self._table.remove(empty)
 
-    # --- Used by a run
-    # ------------------------------------------------------------------------------------------
+    # --- Used by a run --------------------------------------------------------------------------------
 
     @property
     def states(self) -> KeyStates:

@@ -132,8 +132,7 @@ class NullRule(Operator):
         self.nulls.reset()
         self._aside = []
 
-    # --- Ahead of the checkpoint
-    # ---------------------------------------------------------------------------------
+    # --- Ahead of the checkpoint ----------------------------------------------------------------------
 
     def remember(self, step: int) -> None:
         """Record the count at the end of this step."""

@@ -103,8 +103,7 @@ class FileWriter(SinkWriter):
         self._digest = PrefixDigest()
         self._step: list[memoryview] = []
 
-    # --- Steps
-    # --------------------------------------------------------------------------------------------------
+    # --- Steps ----------------------------------------------------------------------------------------
 
     def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
         self._step.append(tsv_of(batch))
@@ -138,8 +137,7 @@ class FileWriter(SinkWriter):
         del cut
         return msgspec.to_builtins(_Prepared(self._part.name, self._digest.size, self._digest.value))
 
-    # --- Reset
-    # --------------------------------------------------------------------------------------------------
+    # --- Reset ----------------------------------------------------------------------------------------
 
     def reset_to(self, prepared: Any | None) -> None:
         self._step = []

@@ -131,8 +131,7 @@ class DirectoryReader(SourceReader):
         """Open files by path, least recently used first."""
         self.reset()
 
-    # --- Position
-    # -----------------------------------------------------------------------------------------------
+    # --- Position -------------------------------------------------------------------------------------
 
     def reset(self) -> None:
         self.close()
@@ -186,8 +185,7 @@ class DirectoryReader(SourceReader):
     def wakes_in(self) -> float | None:
         return None if self._over else max(0.0, self._look_at - self._clock())
 
-    # --- Listing
-    # ------------------------------------------------------------------------------------------------
+    # --- Listing --------------------------------------------------------------------------------------
 
     def _look(self) -> None:
         """List the directories if it is time. Raises InputChangedError, InputGoneError, InputReadError."""
@@ -390,8 +388,7 @@ class DirectoryReader(SourceReader):
             for path, part in parts.items()
         }
 
-    # --- For display
-    # --------------------------------------------------------------------------------------------
+    # --- For display ----------------------------------------------------------------------------------
 
     def describe(self, source: SourceBatch, row: int | None) -> str:
         return place_of(source, row, lambda piece: f"file {piece.split!r}")

@@ -148,8 +148,7 @@ class FileReader(SourceReader):
         """Open files by split, least recently used first."""
         self.reset()
 
-    # --- Position
-    # -----------------------------------------------------------------------------------------------
+    # --- Position -------------------------------------------------------------------------------------
 
     def reset(self) -> None:
         self.close()
@@ -319,8 +318,7 @@ class FileReader(SourceReader):
             )
         return block
 
-    # --- Changes of the current split
-    # -----------------------------------------------------------------------------
+    # --- Changes of the current split -----------------------------------------------------------------
 
     def _begin_next(self) -> _OpenSplit:
         assert self._next is not None
@@ -380,8 +378,7 @@ class FileReader(SourceReader):
             self._done_names = digest64(name.encode(), self._done_names)
             self._later_names ^= digest64(name.encode())
 
-    # --- For display
-    # --------------------------------------------------------------------------------------------
+    # --- For display ----------------------------------------------------------------------------------
 
     def describe(self, source: SourceBatch, row: int | None) -> str:
         return place_of(source, row, self._where)

@@ -132,8 +132,7 @@ class IteratorReader(SourceReader):
         self._clock = clock
         self.reset()
 
-    # --- Position
-    # -----------------------------------------------------------------------------------------------
+    # --- Position -------------------------------------------------------------------------------------
 
     def reset(self) -> None:
         self._splits = {name: _OpenSplit(name) for name in self._names}
@@ -170,8 +169,7 @@ class IteratorReader(SourceReader):
         asked = [split.ask_at for split in self._splits.values() if not split.over]
         return max(0.0, min(asked) - self._clock()) if asked else None
 
-    # --- The user's rows
-    # ----------------------------------------------------------------------------------------
+    # --- The user's rows ------------------------------------------------------------------------------
 
     def _look(self, split: _OpenSplit, *, wait: bool = False) -> bool:
         """Return whether a row is available now. wait: wait for it, because a replay knows that it exists.
@@ -299,8 +297,7 @@ class IteratorReader(SourceReader):
         self._turns.step_over()
         return {name: SplitDivision(part.begin, part.end, part.digest) for name, part in parts.items()}
 
-    # --- For display
-    # --------------------------------------------------------------------------------------------
+    # --- For display ----------------------------------------------------------------------------------
 
     def describe(self, source: SourceBatch, row: int | None) -> str:
         if row is None:

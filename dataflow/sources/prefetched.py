@@ -248,8 +248,7 @@ class PrefetchedReader(SourceReader):
             )
         return batches
 
-    # --- For display
-    # --------------------------------------------------------------------------------------------
+    # --- For display ----------------------------------------------------------------------------------
 
     def describe(self, source: SourceBatch, row: int | None) -> str:
         del row

@@ -250,8 +250,7 @@ def test_blocks_that_went_away_are_said_to_have_gone_with_their_cut(
         list(reader.read(part))
 
 
-# --- dos-checkpoints
-# -----------------------------------------------------------------------------------------------
+# --- dos-checkpoints ----------------------------------------------------------------------------------
 
 
 def test_cuts_are_rows_as_the_command_lists_them(
