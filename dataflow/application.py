@@ -5,13 +5,16 @@ until they have read everything that it had published.
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
-from checkpoint import RegionStatus
+from checkpoint import RegionSpec, RegionStatus
+from checkpoint.coordinator.control import RegionControl
 from checkpoint.coordinator.listeners import RegionListener
 from dataflow.graph.parts import GraphPart
-from dataflow.handle import RegionHandle
+from dataflow.handle import RegionEvents, RegionHandle, WorkerLauncher, start_part
 
 
 class Application:
@@ -122,11 +125,23 @@ class Application:
 _POLL_S = 0.2
 
 
-def together(
-    application: str, parts: Sequence[GraphPart], handles: Mapping[str, RegionHandle]
+def start_application(
+    name: str,
+    parts: Sequence[GraphPart],
+    make_launcher: Callable[[GraphPart, RegionSpec, RegionControl, RegionEvents], WorkerLauncher],
+    **options: Any,
 ) -> RegionHandle | Application:
-    """Return the handle of a graph: that of its region, or one for all parts."""
+    """Start each part of an application as a region; if one cannot be started, end those that were.
+
+    Returns the handle of the region, or an `Application` for several parts. `options` and errors: those of
+    `start_part`.
+    """
+    with ExitStack() as undo:
+        handles = {
+            part.name: start_part(part, partial(make_launcher, part), undo, **options) for part in parts
+        }
+        undo.pop_all()
     if len(parts) == 1:
         return handles[parts[0].name]
     outside = frozenset(part.name for part in parts if part.settings is None)
-    return Application(application, handles, without_cuts=outside)
+    return Application(name, handles, without_cuts=outside)

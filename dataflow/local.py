@@ -18,7 +18,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -27,10 +26,10 @@ from typing import Final
 from checkpoint import RegionEvent, RegionSpec
 from checkpoint.coordinator.control import RegionControl, RegionListener
 from checkpoint.limits import start_timeout_s
-from dataflow.application import Application, together
+from dataflow.application import Application, start_application
 from dataflow.graph.builder import Graph
 from dataflow.graph.parts import GraphPart, parts_of
-from dataflow.handle import RegionEvents, RegionHandle, start_part
+from dataflow.handle import RegionEvents, RegionHandle
 from dataflow.limits import WorkerLimits
 from dataflow.worker.process import WorkerSpec, run_worker
 from dataflow.worker.standby import Standby
@@ -73,38 +72,28 @@ def run_local(
     """
     application = name or graph.name
     parts = parts_of(graph, application)
-    handles: dict[str, RegionHandle] = {}
-    with ExitStack() as undo:
-        for part in parts:
-            handles[part.name] = start_part(
-                part,
-                partial(
-                    _launch,
-                    part,
-                    application,
-                    scratch=scratch,
-                    logs=logs,
-                    limits=worker_limits,
-                    standby=standby,
-                ),
-                undo,
-                checkpoint_interval=checkpoint_interval,
-                retain=retain,
-                on_event=on_event,
-                listeners=listeners,
-                workers=workers,
-                store_url=store,
-                token=token,
-                start_timeout_s=start_timeout,
-                port_range=port_range,
-            )
-        undo.pop_all()
-    return together(application, parts, handles)
+    make_launcher = partial(
+        _launch, application, scratch=scratch, logs=logs, limits=worker_limits, standby=standby
+    )
+    return start_application(
+        application,
+        parts,
+        make_launcher,
+        checkpoint_interval=checkpoint_interval,
+        retain=retain,
+        on_event=on_event,
+        listeners=listeners,
+        workers=workers,
+        store_url=store,
+        token=token,
+        start_timeout_s=start_timeout,
+        port_range=port_range,
+    )
 
 
 def _launch(
-    part: GraphPart,
     application: str,
+    part: GraphPart,
     spec: RegionSpec,
     control: RegionControl,
     _: RegionEvents,

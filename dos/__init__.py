@@ -16,10 +16,11 @@ This package has names only; each comes from the package that defines it, and is
 
 from typing import TYPE_CHECKING
 
-from dos_protocol.lazy_names import lazy_names
 from spark_integration.on_executor import check_packages
 
-check_packages()  # before an import of a hidden package fails with an error that does not name the cause
+check_packages()  # first: an import of a hidden package would fail with an error that does not name the cause
+
+from dos_protocol.lazy_names import lazy_names  # noqa: E402
 
 if TYPE_CHECKING:
     from checkpoint.errors import RegionFailedError as RegionFailedError

@@ -66,15 +66,18 @@ def executor_problem(expected: Expected) -> str | None:
 
 def shadowed_package() -> str | None:
     """Return a problem if one of our package names leads to a foreign package; imports none of them."""
-    places = {name: _place_of(name) for name in PACKAGES}
-    home = places["spark_integration"]
-    for name, place in places.items():
-        if place is None:
+    files: dict[str, Path] = {}
+    for name in PACKAGES:
+        file = _file_of(name)
+        if file is None:
             return f"package {name} is missing: install {DISTRIBUTION} again for {sys.executable}"
-        if place != home:
+        files[name] = file
+    home = files["spark_integration"].parents[1]
+    for name, file in files.items():
+        if (file.parent, file.stem) != (home / name, "__init__"):
             return (
-                f"package {name} is found in {_file_of(name)}, but ours are in {home}: another distribution"
-                f" or directory hides it; rename it or remove it from the path (owner: {_owners(name)})"
+                f"package {name} is found in {file}, but ours are in {home}: another distribution or"
+                f" directory hides it; rename it or remove it from the path (owner: {_owners(name)})"
             )
     return None
 
@@ -90,20 +93,10 @@ class ShadowedPackageError(ImportError):
     """A package or module of another origin hides one of ours."""
 
 
-def _place_of(name: str) -> Path | None:
-    """Return the directory (or archive) that holds the package; for a plain module, a path that no package
-    has.
-    """
+def _file_of(name: str) -> Path | None:
+    """Return the file, or member of an archive, that an import of the name would execute first."""
     spec = importlib.util.find_spec(name)
-    if spec is None or spec.origin is None:
-        return None
-    file = Path(spec.origin).resolve()
-    return file.parent.parent if spec.submodule_search_locations is not None else file.parent / "*"
-
-
-def _file_of(name: str) -> str:
-    spec = importlib.util.find_spec(name)
-    return "" if spec is None or spec.origin is None else spec.origin
+    return None if spec is None or spec.origin is None else Path(spec.origin).resolve()
 
 
 def _owners(name: str) -> str:

@@ -4,7 +4,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,10 @@ from pyspark.sql import SparkSession
 
 from checkpoint import RegionEvent, RegionSpec
 from checkpoint.coordinator.control import RegionControl, RegionListener
-from dataflow.application import Application, together
+from dataflow.application import Application, start_application
 from dataflow.graph.builder import Graph
-from dataflow.graph.parts import parts_of
-from dataflow.handle import RegionEvents, RegionHandle, start_part
+from dataflow.graph.parts import GraphPart, parts_of
+from dataflow.handle import RegionEvents, RegionHandle
 from spark_integration import on_executor
 from spark_integration.core.confs import grows, judge_confs
 from spark_integration.core.slots import EnoughSlots, RefuseToStart, SparkMaster, judge_slots
@@ -103,41 +103,39 @@ def run(
             store, one_machine=master.one_machine, master=master.url, data_dir=data_dir, token=token
         )
         undo.callback(used.close)
-        over = _AfterLast(len(parts), used.close)
-        handles: dict[str, RegionHandle] = {}
-        for part in parts:
-            handles[part.name] = start_part(
-                part,
-                partial(_launch, spark, application, host, shipped[part.name], scratch),
-                undo,
-                checkpoint_interval=checkpoint_interval,
-                retain=retain,
-                on_event=on_event,
-                listeners=listeners,
-                at_end=over,
-                workers=workers,
-                store_url=used.url,
-                token=token,
-                start_timeout_s=start_timeout,
-                listen_host=listen_host,
-                port_range=port_range,
-            )
+        handle = start_application(
+            application,
+            parts,
+            partial(_launch, spark, application, host, shipped, scratch),
+            checkpoint_interval=checkpoint_interval,
+            retain=retain,
+            on_event=on_event,
+            listeners=listeners,
+            at_end=_AfterLast(len(parts), used.close),
+            workers=workers,
+            store_url=used.url,
+            token=token,
+            start_timeout_s=start_timeout,
+            listen_host=listen_host,
+            port_range=port_range,
+        )
         undo.pop_all()
-    return together(application, parts, handles)
+    return handle
 
 
 def _launch(
     spark: SparkSession,
     application: str,
     host: str,
-    graph: bytes,
+    shipped: Mapping[str, bytes],
     scratch: str | Path | None,
+    part: GraphPart,
     spec: RegionSpec,
     control: RegionControl,
     events: RegionEvents,
 ) -> SparkLauncher:
     """Return the launcher of a region whose workers connect to this driver at `host`."""
-    make_task = _task_maker(spec, application, (host, control.address[1]), graph, scratch)
+    make_task = _task_maker(spec, application, (host, control.address[1]), shipped[part.name], scratch)
     return SparkLauncher(spark, spec.name, make_task, _end_reporter(control, events))
 
 

@@ -175,8 +175,11 @@ def test_the_check_itself_runs_where_none_of_our_packages_is_installed() -> None
 @pytest.mark.parametrize(
     "used", ["import dos", "from spark_integration import run", "from spark_integration import register"]
 )
-def test_a_driver_whose_directory_has_a_module_of_our_name_names_the_file(tmp_path: Path, used: str) -> None:
-    (tmp_path / "journal.py").write_text("")
+@pytest.mark.parametrize("name", ["journal", "dos_protocol"])
+def test_a_driver_whose_directory_has_a_module_of_our_name_names_the_file(
+    tmp_path: Path, used: str, name: str
+) -> None:
+    (tmp_path / f"{name}.py").write_text("")
     done = subprocess.run([sys.executable, "-c", used], cwd=tmp_path, capture_output=True, text=True)
-    assert f"ShadowedPackageError: package journal is found in {tmp_path / 'journal.py'}" in done.stderr
+    assert f"ShadowedPackageError: package {name} is found in {tmp_path / f'{name}.py'}" in done.stderr
     assert "rename it or remove it from the path" in done.stderr
