@@ -4,6 +4,7 @@ A checkout is built on machines that are not ours, with package indexes that are
 index, and no file holds an absolute path from somebody's home.
 """
 
+import ast
 import re
 import subprocess
 import tomllib
@@ -109,12 +110,44 @@ def test_links_between_documents_lead_somewhere() -> None:
     assert not broken, "\n".join(broken)
 
 
-def test_the_tour_names_files_that_are_there() -> None:
-    tour = (ROOT / "docs" / "ARCHITECTURE.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `(\w+)/` \|.*\| (.*) \|$", tour, re.M)
+ARCHITECTURE = ROOT / "docs" / "ARCHITECTURE.md"
+
+
+def test_the_files_that_the_table_of_packages_names_exist() -> None:
+    rows = re.findall(r"^\| `(\w+)/` \|.*\| (.*) \|$", ARCHITECTURE.read_text(encoding="utf-8"), re.M)
     named = [ROOT / room / name for room, names in rows for name in re.findall(r"`([\w/]+\.py)`", names)]
     assert len(named) > 10
     assert not [str(path.relative_to(ROOT)) for path in named if not path.exists()]
+
+
+def test_the_paths_through_the_code_name_files_and_definitions_that_exist() -> None:
+    """Each line of a path is `N. `file` `definition`...: text`, and every line of these sections is checked."""
+    section = ARCHITECTURE.read_text(encoding="utf-8").partition("## Paths through the code\n")[2]
+    steps = re.findall(r"^(\d+)\. (.*)$", section, re.M)
+    missing = []
+    for _, step in steps:
+        path, *names = re.findall(r"`([^`]+)`", step.partition(": ")[0])
+        defined = definitions_in(ROOT / path)
+        missing += [f"{path}: {name}" for name in [path, *names] if name not in defined]
+    assert [number for number, _ in steps].count("1") == 8, "one path for each question of the section"
+    assert not missing, missing
+
+
+def definitions_in(path: Path) -> set[str]:
+    """The names that a file defines, methods as Class.method, and its own path; nothing if there is no file."""
+    if not path.exists():
+        return set()
+    found = {path.relative_to(ROOT).as_posix()}
+    if path.suffix != ".py":
+        return found
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        found |= {target.id for target in targets if isinstance(target, ast.Name)}
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            found.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            found |= {f"{node.name}.{inner.name}" for inner in node.body if hasattr(inner, "name")}
+    return found
 
 
 def test_every_decision_is_in_their_index() -> None:
