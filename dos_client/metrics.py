@@ -19,7 +19,7 @@ from dos_client.status.counters import StoreCounters
 
 registry: Final = CollectorRegistry()
 
-_STATES: Final = ["in sync", "catching up", "comparing", "entering", "joining", "adding", "away", "broken"]
+_STATES: Final = ["in sync", "catching up", "comparing", "entering", "joining", "adding", "unavailable", "broken"]
 """Best first. If several stores share a member, the worst state is shown."""
 
 appended: Final = Counter("dos_client_appended_bytes", "Bytes passed to append", registry=registry)
@@ -50,8 +50,8 @@ questions: Final = Counter(
 hedges: Final = Counter(
     "dos_client_hedges", "Requests sent only because another member was slow", registry=registry
 )
-wrong_copies: Final = Counter(
-    "dos_client_wrong_copies", "Copies found to be damaged, or different from a quorum's", registry=registry
+faulty_copies: Final = Counter(
+    "dos_client_faulty_copies", "Copies found to be damaged, or different from a quorum's", registry=registry
 )
 collected_objects: Final = Counter(
     "dos_client_collected_objects", "Copies deleted because they are no longer needed", registry=registry
@@ -119,7 +119,7 @@ class StoreFigures:
         waiting_seconds.inc(counts.waiting_s - before.waiting_s)
         questions.inc(counts.questions - before.questions)
         hedges.inc(counts.hedges - before.hedges)
-        wrong_copies.inc(counts.wrong_copies - before.wrong_copies)
+        faulty_copies.inc(counts.faulty_copies - before.faulty_copies)
         collected_objects.inc(counts.collected_objects - before.collected_objects)
         for address, count in counts.sent_bytes.items():
             sent.labels(address).inc(count - before.sent_bytes[address])

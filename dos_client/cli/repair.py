@@ -67,7 +67,7 @@ def verify(
         print_json(report_json(report))
     else:
         _print_report(report)
-    if report.differences or report.away:
+    if report.differences or report.unavailable:
         raise typer.Exit(NEGATIVE)
 
 
@@ -109,7 +109,7 @@ def repair(
         print_json(repair_json(report))
     else:
         _print_repairs(report)
-    if report.away or not all(one.done for one in report.repairs):
+    if report.unavailable or not all(one.done for one in report.repairs):
         raise typer.Exit(NEGATIVE)
 
 
@@ -187,7 +187,7 @@ def repair_json(report: RepairReport) -> dict[str, Any]:
             }
             for one in report.repairs
         ],
-        "away": report.away,
+        "unavailable": report.unavailable,
     }
 
 
@@ -197,13 +197,13 @@ def _print_repairs(report: RepairReport) -> None:
         print(
             f"{one.directory}/{one.name} on {one.address}, {one.verdict.value}, {one.outcome.value}{reason}"
         )
-    for address, error in report.away.items():
+    for address, error in report.unavailable.items():
         print(f"{address} was not checked: {error}")
     left = sum(not one.done for one in report.repairs)
     repaired = sum(one.outcome is RepairOutcome.REPAIRED for one in report.repairs)
     print(
         f"{report.objects} objects in {report.directories} directories on"
-        f" {report.members - len(report.away)} of {report.members} members:"
+        f" {report.members - len(report.unavailable)} of {report.members} members:"
         f" {repaired} copies repaired, {left} left to repair"
     )
 
@@ -233,13 +233,13 @@ def finding_json(one: CopyDifference) -> dict[str, Any]:
 def report_json(report: VerifyReport) -> dict[str, Any]:
     """Return the report for --json."""
     return {
-        "equal": not report.differences and not report.away,
+        "equal": not report.differences and not report.unavailable,
         "directories": report.directories,
         "objects": report.objects,
         "members": report.members,
         "bytes_compared": report.bytes_compared,
         "findings": [finding_json(one) for one in report.findings],
-        "away": report.away,
+        "unavailable": report.unavailable,
     }
 
 
@@ -265,15 +265,15 @@ def finding_text(one: CopyDifference) -> str:
 def _print_report(report: VerifyReport) -> None:
     for one in report.findings:
         print(finding_text(one))
-    for address, error in report.away.items():
+    for address, error in report.unavailable.items():
         print(f"{address} was not compared: {error}")
     found = len(report.differences)
     live = len(report.findings) - found
-    summary = "all equal" if not report.findings and not report.away else f"{found} differences"
+    summary = "all equal" if not report.findings and not report.unavailable else f"{found} differences"
     moving = f", {live} copies behind a live writer" if live else ""
     print(
         f"{report.objects} objects in {report.directories} directories,"
-        f" {count_text(report.bytes_compared)} on {report.members - len(report.away)} of {report.members}"
+        f" {count_text(report.bytes_compared)} on {report.members - len(report.unavailable)} of {report.members}"
         f" members: {summary}{moving}"
     )
     if found:

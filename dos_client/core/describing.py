@@ -18,7 +18,7 @@ class Condition(Enum):
     """The condition of a member."""
 
     THERE = "there"
-    AWAY = "away"
+    UNAVAILABLE = "unavailable"
     STALE = "has an older record"
     AHEAD = "has a newer record"
     WIPED = "wiped"
@@ -96,7 +96,7 @@ def _view(
     if there is None:
         if elsewhere:
             return MemberView(member, Condition.ELSEWHERE, _generation(elsewhere[0]), where)
-        return MemberView(member, Condition.AWAY, detail=errors.get(member.address, "did not answer"))
+        return MemberView(member, Condition.UNAVAILABLE, detail=errors.get(member.address, "did not answer"))
     what = f"server {id_text(there.server_id)} answers there"
     if there.record is None:
         condition, what = Condition.WIPED, f"{what}, in no store"

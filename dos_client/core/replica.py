@@ -78,7 +78,7 @@ these.
 
 _WORDS: Final = {
     ReplicaState.BROKEN: "broken",
-    ReplicaState.DISCOVER_LOCAL_SIZE: "away",
+    ReplicaState.DISCOVER_LOCAL_SIZE: "unavailable",
     ReplicaState.ENTER: "entering",
     ReplicaState.DISCOVER_REMOTE_SIZE: "comparing",
     ReplicaState.CATCH_UP: "catching up",

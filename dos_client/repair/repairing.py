@@ -93,13 +93,13 @@ class RepairProgress:
 
 @dataclass(slots=True)
 class RepairReport:
-    """The result of a repair. `away`: by address, why a member was not examined."""
+    """The result of a repair. `unavailable`: by address, why a member was not examined."""
 
     directories: int = 0
     objects: int = 0
     members: int = 0
     repairs: list[Repair] = field(default_factory=list)
-    away: dict[str, str] = field(default_factory=dict)
+    unavailable: dict[str, str] = field(default_factory=dict)
 
 
 OnProgress = Callable[[RepairProgress], None]
@@ -130,7 +130,7 @@ async def repair_store(
             report.objects += repairer.objects
         need_quorum(walk, "repair the store")
         report.directories = len(names)
-        report.away = dict(walk.errors)
+        report.unavailable = dict(walk.errors)
     return report
 
 

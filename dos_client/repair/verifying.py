@@ -59,14 +59,14 @@ class VerifyProgress:
 
 @dataclass(slots=True)
 class VerifyReport:
-    """The result of a verification. `away`: by address, why a member was not compared."""
+    """The result of a verification. `unavailable`: by address, why a member was not compared."""
 
     directories: int = 0
     objects: int = 0
     bytes_compared: int = 0
     members: int = 0
     findings: list[CopyDifference] = field(default_factory=list)
-    away: dict[str, str] = field(default_factory=dict)
+    unavailable: dict[str, str] = field(default_factory=dict)
 
     @property
     def differences(self) -> list[CopyDifference]:
@@ -101,7 +101,7 @@ async def verify_store(
                 on_progress(progress)
         need_quorum(walk, "compare the copies")
         report.directories = len(names)
-        report.away = dict(walk.errors)
+        report.unavailable = dict(walk.errors)
     return report
 
 

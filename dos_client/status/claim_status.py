@@ -103,7 +103,7 @@ def member_in_claim(link: "MemberLink") -> MemberStatus:
     targets = list(link.claim.targets.values())
     connected = link.connection is not None
     lag = sum(target.lag(link.server_id) for target in targets)
-    state = in_words(link.copies.states()) if connected else "away"
+    state = in_words(link.copies.states()) if connected else "unavailable"
     if connected and state != "broken" and link.member.state != "in":
         state = link.member.state
     return MemberStatus(
@@ -131,10 +131,10 @@ def member_in_store(store: "Store", member: "Member") -> MemberStatus:
     state = "broken" if connected and wrong is not None else worst_words(one.state for one in seen)
     if state != "broken":
         if not connected:
-            state = "away"
+            state = "unavailable"
         elif member.state != "in":
             state = member.state
-        elif state == "away":
+        elif state == "unavailable":
             state = "entering"
     return MemberStatus(
         member.address,
@@ -163,5 +163,5 @@ def publish_figures(store: "Store", figures: metrics.StoreFigures) -> None:
     """Observe every claim and publish the metrics."""
     for claim in store.claims():
         claim.waits.inspect()
-    store.counts.wrong_copies = store.damage.found
+    store.counts.faulty_copies = store.damage.found
     figures.publish(store.counts, store.members(), sum(claim.waiting for claim in store.claims()))

@@ -17,7 +17,7 @@ class StoreCounters:
     - `reconnects`: sessions with a claim that were opened after one was lost, by address.
     - `questions`: reads and comparisons, each sent to at least one member.
     - `hedges`: requests to a further member only because another was slow.
-    - `wrong_copies`: copies found to be damaged or different.
+    - `faulty_copies`: copies found to be damaged or different.
     - `collected_objects`: copies deleted because they are no longer needed.
     """
 
@@ -26,7 +26,7 @@ class StoreCounters:
     waiting_s: float = 0.0
     questions: int = 0
     hedges: int = 0
-    wrong_copies: int = 0
+    faulty_copies: int = 0
     collected_objects: int = 0
     sent_bytes: Counter[str] = field(default_factory=Counter)
     filled_bytes: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -40,7 +40,7 @@ class StoreCounters:
             self.waiting_s,
             self.questions,
             self.hedges,
-            self.wrong_copies,
+            self.faulty_copies,
             self.collected_objects,
             self.sent_bytes.copy(),
             self.filled_bytes.copy(),

@@ -1,4 +1,4 @@
-"""The register of wrong copies."""
+"""The register of faulty copies."""
 
 import logging
 

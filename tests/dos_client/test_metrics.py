@@ -28,7 +28,7 @@ def test_the_example_of_the_page_serves_the_figures(capsys: pytest.CaptureFixtur
 
 
 def member(address: str, state: str = "in sync", lag_bytes: int = 0, lag_s: float = 0.0) -> MemberStatus:
-    return MemberStatus(address, b"", state, lag_bytes, state != "away", "", lag_s)
+    return MemberStatus(address, b"", state, lag_bytes, state != "unavailable", "", lag_s)
 
 
 def value(name: str, **labels: str) -> float | None:
@@ -39,10 +39,10 @@ def test_several_stores_that_see_one_member_add_up_and_show_the_worst() -> None:
     one, other = metrics.StoreFigures(), metrics.StoreFigures()
     try:
         one.publish(StoreCounters(), [member("m:1", "catching up", 5, 2.0), member("m:2")], 1)
-        other.publish(StoreCounters(), [member("m:1", "away", 7, 1.0)], 0)
+        other.publish(StoreCounters(), [member("m:1", "unavailable", 7, 1.0)], 0)
         assert value("dos_client_member_lag_bytes", member="m:1") == 12
         assert value("dos_client_member_lag_seconds", member="m:1") == 2
-        assert value("dos_client_member_state", member="m:1", dos_client_member_state="away") == 1
+        assert value("dos_client_member_state", member="m:1", dos_client_member_state="unavailable") == 1
         assert value("dos_client_member_state", member="m:1", dos_client_member_state="catching up") == 0
         assert value("dos_client_waiting_claims") == 1
         other.close()

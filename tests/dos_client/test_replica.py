@@ -185,5 +185,5 @@ def test_a_member_is_shown_as_its_worst_copy() -> None:
     assert in_words([ReplicaState.IN_SYNC, ReplicaState.CATCH_UP]) == "catching up"
     assert in_words([ReplicaState.CATCH_UP, ReplicaState.ENTER, ReplicaState.BROKEN]) == "broken"
     assert {in_words([state]) for state in ReplicaState} == {
-        *("away", "entering", "comparing", "catching up", "in sync", "broken")
+        *("unavailable", "entering", "comparing", "catching up", "in sync", "broken")
     }

@@ -67,7 +67,7 @@ async def test_rot_that_nobody_reads_is_found_and_mended_by_the_living_store(
         await until(lambda: not store.damage.reports(), "the store has nothing left to mend")
         assert store.damage.found == 1
         verified = await verify_store(store, read=True)
-        assert (verified.findings, verified.away) == ([], {})
+        assert (verified.findings, verified.unavailable) == ([], {})
     log = bad.log_path.read_text()
     assert log.count("scrub: old/o is damaged from") == 1
     for server in three_scrubbed:

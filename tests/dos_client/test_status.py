@@ -39,7 +39,7 @@ def seen(letter: str, shown: StoreRecord | None, address: str = "") -> ServerAns
     ("answers", "condition", "detail"),
     [
         ([seen("c", G1)], Condition.THERE, ""),
-        ([], Condition.AWAY, "why"),
+        ([], Condition.UNAVAILABLE, "why"),
         ([seen("c", None)], Condition.STALE, "no record yet"),
         ([seen("c", record("abd", 2, 4))], Condition.AHEAD, "generation 4"),
         ([seen("x", None, "c:1")], Condition.WIPED, "in no store"),
@@ -118,7 +118,7 @@ async def test_the_status_names_each_of_them(three: Threads) -> None:
     for happens, condition in (
         (wiped, Condition.WIPED),
         (foreign, Condition.FOREIGN),
-        (away, Condition.AWAY),
+        (away, Condition.UNAVAILABLE),
     ):
         await happens(three)
         status = await store_status(addresses)

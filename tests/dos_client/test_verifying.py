@@ -62,7 +62,7 @@ async def test_each_copy_is_called_what_it_is(three: Threads) -> None:
     await filled(three, "a", "b")
     report = await verified(three)
     assert not report.findings
-    assert (report.objects, report.members, report.away) == (2, 3, {})
+    assert (report.objects, report.members, report.unavailable) == (2, 3, {})
     async with claimed(three, epoch=2) as (_, claim):
         await off(three[2])
         late = claim.open_object("late")
@@ -119,7 +119,7 @@ async def test_with_a_member_away_the_others_are_compared_and_with_two_away_noth
     await filled(three, "a")
     await off(three[2])
     report = await verified(three)
-    assert list(report.away) == [three[2].location]
+    assert list(report.unavailable) == [three[2].location]
     assert not report.findings
     async with open_store(url_of(three)) as store:
         await off(three[1])
@@ -153,8 +153,8 @@ async def test_members_that_go_meanwhile_are_named_or_the_rest_is_not_compared(
                 await verify_store(store, ["d", "e"], on_progress=tell)
         else:
             report = await verify_store(store, ["d", "e"], on_progress=tell)
-            assert list(report.away) == left
-            assert report.away[left[0]]
+            assert list(report.unavailable) == left
+            assert report.unavailable[left[0]]
             assert not report.findings
 
 

@@ -44,11 +44,11 @@ def test_waiting_is_told_once_it_is_long_and_all_of_it_is_counted(looks: list[tu
 def test_the_reason_names_who_is_missing_and_why() -> None:
     members = [
         MemberSeen("h1:1", "in sync"),
-        MemberSeen("h2:1", "away", "cannot connect"),
+        MemberSeen("h2:1", "unavailable", "cannot connect"),
         MemberSeen("h3:1", "broken", "a/b on this member: damaged"),
     ]
     assert waiting_reason(2, 1, members) == (
-        "2 members are needed and 1 hold the claim; h2:1 is away: cannot connect;"
+        "2 members are needed and 1 hold the claim; h2:1 is unavailable: cannot connect;"
         " h3:1 is broken: a/b on this member: damaged"
     )
     assert waiting_reason(
@@ -111,8 +111,8 @@ def check_status(claim: Claim, three: Threads) -> None:
     assert all(server.location in status.waiting for server in three[:2])
     assert three[2].location not in status.waiting
     assert {one.address: one.state for one in status.members} == {
-        three[0].location: "away",
-        three[1].location: "away",
+        three[0].location: "unavailable",
+        three[1].location: "unavailable",
         three[2].location: "in sync",
     }
 
@@ -120,7 +120,7 @@ def check_status(claim: Claim, three: Threads) -> None:
 def check_member_figures(three: Threads) -> None:
     found = metrics.text()
     assert f'dos_client_member_lag_bytes{{member="{three[0].location}"}} 10.0' in found
-    away = f'dos_client_member_state{{dos_client_member_state="away",member="{three[0].location}"}} 1.0'
+    away = f'dos_client_member_state{{dos_client_member_state="unavailable",member="{three[0].location}"}} 1.0'
     assert away in found
 
 

@@ -73,10 +73,10 @@ async def _repair(job: Job, url: str) -> StoreRecord:
     async with open_store(url) as store:
         report = await repair_store(store, read=True)
         given_up = [one for one in report.repairs if one.verdict is CopyState.DAMAGED and not one.repairable]
-        if given_up and not report.away:
+        if given_up and not report.unavailable:
             raise UnmendableError("; ".join(f"{one.name} on {one.address}: {one.reason}" for one in given_up))
         if not _all_well(report):
-            raise DosError(f"{len(report.repairs)} copies to mend, away: {sorted(report.away)}")
+            raise DosError(f"{len(report.repairs)} copies to repair, unavailable: {sorted(report.unavailable)}")
         return store.record
 
 
@@ -84,7 +84,7 @@ def _all_well(report: RepairReport) -> bool:
     """Nothing is damaged, missing or different. (Copies behind may be so for as long as writers work; what
     visitors left on one server has no copies to be mended from.)"""
     left = [one for one in report.repairs if not one.done and one.directory != LOOSE]
-    return not report.away and not left
+    return not report.unavailable and not left
 
 
 COMMANDS: dict[str, Callable[[Job, str], Awaitable[StoreRecord]]] = {
