@@ -145,10 +145,11 @@ class Store:
 
         await self._all_members(ask, lambda: quorums.can_take_over(asked))
         if not quorums.can_take_over(asked.keys() - self.witnesses.rolled_back):
-            unavailable = [self._watches[one.server_id] for one in self.record.members if one.server_id not in asked]
+            members = self.record.members
+            missing = [self._watches[one.server_id] for one in members if one.server_id not in asked]
             raise QuorumUnavailableError(
                 f"{quorums.claims_needed} members are needed to list directories, {len(asked)} answered",
-                [errors.get(one.member.address, f"{one.member.address}: {one.error}") for one in unavailable],
+                [errors.get(one.member.address, f"{one.member.address}: {one.error}") for one in missing],
             )
         return sorted(names)
 

@@ -19,7 +19,16 @@ from dos_client.status.counters import StoreCounters
 
 registry: Final = CollectorRegistry()
 
-_STATES: Final = ["in sync", "catching up", "comparing", "entering", "joining", "adding", "unavailable", "broken"]
+_STATES: Final = [
+    "in sync",
+    "catching up",
+    "comparing",
+    "entering",
+    "joining",
+    "adding",
+    "unavailable",
+    "broken",
+]
 """Best first. If several stores share a member, the worst state is shown."""
 
 appended: Final = Counter("dos_client_appended_bytes", "Bytes passed to append", registry=registry)

@@ -7,11 +7,11 @@ only announced holds nothing.
 
 | request | meaning | granted up to |
 |---|---|---|
-| wish | a larger buffer would be faster | `buffers_large_bytes_max`, `buffers_wished_bytes_max` |
+| optional | a larger buffer would be faster | `buffers_large_bytes_max`, `buffers_optional_bytes_max` |
 | need | the frame does not fit; granted whole or not at all | `buffers_needed_bytes_max` |
 | need, `delivered` | the same, after a large frame was delivered | `buffers_total_bytes_max` |
 
-The limit of a need is above that of a wish, so at least one frame can always be completed.
+The limit of needed memory is above that of optional memory, so at least one frame can always be completed.
 
 Above its limit a connection waits and is not read. Memory that is returned goes first to connections that
 have delivered, then to the smallest need. While a connection waits, `connection` closes those that hold
@@ -23,8 +23,8 @@ from typing import Protocol
 from dos_server.limits import (
     buffers_large_bytes_max,
     buffers_needed_bytes_max,
+    buffers_optional_bytes_max,
     buffers_total_bytes_max,
-    buffers_wished_bytes_max,
     connection_buffer_bytes,
     full_send_seconds_max,
     outgoing_bytes_max,
@@ -82,9 +82,9 @@ class BufferAccount:
         """Whether a connection waits: connections should then return large buffers that are empty."""
         return bool(self._waiting)
 
-    def wish(self, have: int, size: int) -> int:
+    def take_optional(self, have: int, size: int) -> int:
         """Grow a buffer from `have` to `size` bytes for speed; return the size granted, perhaps `have`."""
-        bound = buffers_large_bytes_max if size >= connection_buffer_bytes else buffers_wished_bytes_max
+        bound = buffers_large_bytes_max if size >= connection_buffer_bytes else buffers_optional_bytes_max
         return self._take(have, size, bound)
 
     def need(self, have: int, size: int, *, delivered: bool) -> int:

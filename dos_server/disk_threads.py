@@ -31,19 +31,19 @@ class Wakeup(Protocol):
 class DiskThreads(Generic[Job, Result]):
     """A pool of at most `threads_max` threads, which are started when they are first needed.
 
-    `hear` is called in the event loop with every result. `work` must not raise. If it does, the exception is
-    raised in the event loop and ends the server, because the outcome of the job is unknown.
+    `on_result` is called in the event loop with every result. `work` must not raise. If it does, the
+    exception is raised in the event loop and ends the server, because the outcome of the job is unknown.
     """
 
     def __init__(
         self,
         work: Callable[[Job], Result],
-        hear: Callable[[Result], None],
+        on_result: Callable[[Result], None],
         readiness: Wakeup,
         threads_max: int,
     ) -> None:
         self._work = work
-        self._hear = hear
+        self._on_result = on_result
         self._readiness = readiness
         self._threads_max = threads_max
         self._queue: queue.SimpleQueue[tuple[Job] | None] = queue.SimpleQueue()
@@ -95,7 +95,7 @@ class DiskThreads(Generic[Job, Result]):
         self._running -= 1
         if self._eager:
             self.begin(self._eager.popleft())
-        self._hear(result)
+        self._on_result(result)
 
     def close(self) -> None:
         """Wait until every job that has begun is finished."""

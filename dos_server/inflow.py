@@ -85,8 +85,8 @@ class Inflow:
             return True
         have, needed = self._granted_bytes, self.decoder.needed
         if filled:
-            have = self._account.wish(have, connection_buffer_bytes)
-            have = self._account.wish(have, connection_buffer_fair_bytes)
+            have = self._account.take_optional(have, connection_buffer_bytes)
+            have = self._account.take_optional(have, connection_buffer_fair_bytes)
         if needed > have and inflow.buffered == inflow.capacity:
             have = self._account.need(have, needed, delivered=self.delivered)
         self._granted_bytes = inflow.capacity_grown = have

@@ -29,7 +29,7 @@ connection_buffer_fair_bytes: Final = 64 * KIB
 buffers_large_bytes_max: Final = 6 * MIB
 """Receive memory beyond the first 16 KiB of each connection, over all connections: above this limit no large
 buffer is granted."""
-buffers_wished_bytes_max: Final = 8 * MIB
+buffers_optional_bytes_max: Final = 8 * MIB
 """Above this limit, a buffer grows only for a frame that does not fit it."""
 buffers_needed_bytes_max: Final = 10 * MIB
 """Above this limit it does not grow for that either: the connection waits until others return theirs."""
@@ -180,7 +180,7 @@ if extent_payload_bytes_max % wire.digest_block_bytes:
     raise ValueError("an extent holds whole digest blocks")
 if outgoing_bytes_max < wire.payload_bytes_max:
     raise ValueError("one answer must fit the queue of a connection")
-if buffers_needed_bytes_max - buffers_wished_bytes_max < wire.payload_bytes_max + wire.meta_bytes_max + KIB:
+if buffers_needed_bytes_max - buffers_optional_bytes_max < wire.payload_bytes_max + wire.meta_bytes_max + KIB:
     raise ValueError("the receive buffers must always have room for one frame of the maximum size")
 if 512 % mark_bytes:
     raise ValueError("a mark must not cross a sector")

@@ -23,8 +23,8 @@ from dos_server.storage import Storage
 class PacedReads:
     """The GETs that are at the disk or waiting.
 
-    `connections`: the open ones, by session. `hear` is called in the event loop with each result. The reads
-    of one session begin in the order of the requests.
+    `connections`: the open ones, by session. `on_result` is called in the event loop with each result. The
+    reads of one session begin in the order of the requests.
     """
 
     def __init__(
@@ -33,13 +33,13 @@ class PacedReads:
         connections: Mapping[int, ServerConnection],
         outgoing: OutgoingAccount,
         readiness: Rounds,
-        hear: Callable[[v.GotData], None],
+        on_result: Callable[[v.GotData], None],
         ports: Ports,
     ) -> None:
         self._connections = connections
         self._outgoing = outgoing
         self._reserved_bytes = 0
-        self._hear = hear
+        self._on_result = on_result
         self._readiness = readiness
         self._threads = ports.workers(storage.read, self._ended, readiness, reads_in_flight_max)
         self.waiting: dict[int, deque[v.ReadData]] = {}
@@ -70,7 +70,7 @@ class PacedReads:
         """Try to begin a read: a shorter one if many peers are slow, none for a peer that is gone."""
         connection = self._connections.get(effect.session)
         if connection is None:
-            self._readiness.soon(partial(self._hear, v.GotData(effect, b"")))
+            self._readiness.soon(partial(self._on_result, v.GotData(effect, b"")))
             return True
         wanted = effect.end - effect.start
         held = connection.outgoing_bytes + connection.reserved_bytes
@@ -91,7 +91,7 @@ class PacedReads:
         connection = self._connections.get(event.read.session)
         if connection is not None:
             connection.reserved_bytes -= count
-        self._hear(event)
+        self._on_result(event)
 
     def close(self) -> None:
         """Wait for the reads that have begun."""

@@ -100,13 +100,13 @@ class Ports(Protocol):
     def workers(
         self,
         work: Callable[[Job], Result],
-        hear: Callable[[Result], None],
+        on_result: Callable[[Result], None],
         rounds: Rounds,
         threads_max: int,
     ) -> Workers[Job]:
         """Return a pool of at most `threads_max` threads for one kind of disk work.
 
-        Each result is passed to `hear` in the event loop, in a round of `rounds`.
+        Each result is passed to `on_result` in the event loop, in a round of `rounds`.
         """
         ...
 
@@ -132,11 +132,11 @@ class OperatingSystem:
     def workers(
         self,
         work: Callable[[Job], Result],
-        hear: Callable[[Result], None],
+        on_result: Callable[[Result], None],
         rounds: Rounds,
         threads_max: int,
     ) -> Workers[Job]:
-        return DiskThreads(work, hear, rounds, threads_max)
+        return DiskThreads(work, on_result, rounds, threads_max)
 
     async def in_thread(self, call: Callable[[], T], limiter: trio.CapacityLimiter | None = None) -> T:
         return await trio.to_thread.run_sync(call, limiter=limiter)

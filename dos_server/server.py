@@ -95,12 +95,12 @@ class ObjectServer:
             self.readiness,
             sync_threads_max,
         )
-        self._writes = Writes(storage, self._hear, self.readiness, ports)
+        self._writes = Writes(storage, self._done, self.readiness, ports)
         self._claim_threads = self._threads(claim_threads_max)
         self._load_threads = self._threads(load_threads_max)
         self._repair_threads = self._threads(repair_threads_max)
         self._digest_threads = self._threads(digests_in_flight_max)
-        self._reads = PacedReads(storage, self._connections, self.outgoing, self.readiness, self._hear, ports)
+        self._reads = PacedReads(storage, self._connections, self.outgoing, self.readiness, self._done, ports)
         self._scrubber, self._scrub = Scrubber(storage, self._feed, self._is_busy, ports), scrub
         self._perform: Final[dict[type[Any], Callable[[Any], v.Event | None]]] = {
             v.Send: self._send,
@@ -333,9 +333,9 @@ class ObjectServer:
 
     def _sync_ended(self, event: v.Synced) -> None:
         self._writes.sync_ended(event)
-        self._hear(event)
+        self._done(event)
 
-    def _hear(self, event: v.Event | None) -> None:
+    def _done(self, event: v.Event | None) -> None:
         """Feed the result of a thread. The end of the round begins further syncs and flushes the replies."""
         if event is not None:
             self._batch_is_open = True
@@ -397,4 +397,4 @@ class ObjectServer:
             threads.close()
 
     def _threads(self, threads_max: int) -> Workers[Work]:
-        return self._ports.workers(lambda work: work(), self._hear, self.readiness, threads_max)
+        return self._ports.workers(lambda work: work(), self._done, self.readiness, threads_max)

@@ -98,7 +98,7 @@ def make_durable(disk: Disk, handle: int, found: RecoveredObject, synced: int) -
     """Put an object, of which `synced` bytes are known to be durable, on stable storage.
 
     What is beyond that is rewritten first. In the server's last incarnation a sync of it may have failed
-    without a mark that says so. The kernel then shows the bytes, considers them written, and the next sync
+    without a mark that records it. The kernel then shows the bytes, considers them written, and the next sync
     succeeds. This can only concern what a server can have in flight. Bytes below that are on disk, even if
     a power cut lost the mark.
     """

@@ -18,13 +18,13 @@ from dos_server.storage import Storage
 
 
 class Writes:
-    """The writes of one server. `hear` is called in the event loop with the result of a write in a thread."""
+    """The writes of one server. `on_result` is called in the event loop with each result of a thread."""
 
     def __init__(
-        self, storage: Storage, hear: Callable[[v.Event | None], None], rounds: Rounds, ports: Ports
+        self, storage: Storage, on_result: Callable[[v.Event | None], None], rounds: Rounds, ports: Ports
     ) -> None:
         self._storage = storage
-        self._hear = hear
+        self._on_result = on_result
         self._clock = ports.monotonic
         self._threads: Workers[v.Write] = ports.workers(self._work, self._ended, rounds, write_threads_max)
         self._syncs: dict[tuple[str, str], float] = {}
@@ -48,7 +48,7 @@ class Writes:
         del self._syncs[synced.directory, synced.name]
 
     def write(self, effect: v.Write) -> v.Written | None:
-        """Write now and return the result; None: a thread writes, and `hear` gets the result."""
+        """Write now and return the result; None: a thread writes, and `on_result` gets the result."""
         began = self._clock()
         if self._is_slow(began):
             buffers = [bytes(one) for one in effect.buffers]
@@ -74,7 +74,7 @@ class Writes:
     def _ended(self, done: tuple[v.Write, v.Written]) -> None:
         effect, written = done
         self._waiting_bytes -= sum(map(len, effect.buffers))
-        self._hear(written)
+        self._on_result(written)
 
     def close(self) -> None:
         """Wait until every write that has begun is finished."""

@@ -4,7 +4,7 @@
 
     counts = dos.through(lines, graph, workers=2, store="dos://h1,h2,h3", checkpoint="/data/wordcount-in")
 
-It connects three existing parts, each of which is exactly-once by itself: the sink `dos` (`writing/`) into an
+It connects three existing parts, each of which is exactly-once alone: the sink `dos` (`writing/`) into an
 input handle of the region, the region, and the source `dos` (`reading/`) on its output.
 """
 

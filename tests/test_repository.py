@@ -121,7 +121,7 @@ def test_the_files_that_the_table_of_packages_names_exist() -> None:
 
 
 def test_the_paths_through_the_code_name_files_and_definitions_that_exist() -> None:
-    """Each line of a path is `N. `file` `definition`...: text`, and every line of these sections is checked."""
+    """A line of a path is `N. `file` `definition`...: text`; every line of the section is checked."""
     section = ARCHITECTURE.read_text(encoding="utf-8").partition("## Paths through the code\n")[2]
     steps = re.findall(r"^(\d+)\. (.*)$", section, re.M)
     missing = []
@@ -134,7 +134,7 @@ def test_the_paths_through_the_code_name_files_and_definitions_that_exist() -> N
 
 
 def definitions_in(path: Path) -> set[str]:
-    """The names that a file defines, methods as Class.method, and its own path; nothing if there is no file."""
+    """The names that a file defines, methods as Class.method, and its path; empty if there is no file."""
     if not path.exists():
         return set()
     found = {path.relative_to(ROOT).as_posix()}

@@ -54,7 +54,7 @@ class ManifestView:
         return tuple(cut.cut for cut in kept)
 
     def restorable(self, number: int) -> Cut:
-        """Return the checkpoint of that number. Raises CutReleasedError, or ManifestError if it never
+        """Return the checkpoint of that number. Raises CheckpointReleasedError, or ManifestError if it never
         existed.
         """
         for cut in self.cuts:

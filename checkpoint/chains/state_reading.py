@@ -64,8 +64,8 @@ async def state_chain(store: Store, region: str, worker: int, at: Position) -> C
     """Return a worker's state chain up to a position from a checkpoint, starting at the newest snapshot below
     it.
 
-    Raises LostBytesError if part of it no longer exists (the checkpoint may be released), and what looking at
-    a chain raises.
+    Raises LostBytesError if part of it no longer exists (the checkpoint may be released), and the errors of
+    `inspect_chain_at`.
     """
     return await inspect_chain_at(store, worker_directory(region, worker), STATE_CHAIN, at)
 
@@ -98,7 +98,7 @@ async def blocks_between(
 ) -> AsyncGenerator[StoredStateBlock]:
     """Yield the blocks that a worker wrote after one checkpoint, up to another, oldest first.
 
-    Raises StateNotToldError if they do not describe the changes, and as `blocks_at`.
+    Raises StateNotRecordedError if they do not describe the changes, and as `blocks_at`.
     """
     chain = await _chain_between(store, region, worker, before, after)
     in_snapshot = False

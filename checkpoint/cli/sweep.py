@@ -44,7 +44,7 @@ def sweep(
             max=_AGE_S_MAX,
             help="Also delete undecided rows that were begun longer ago than this, by the clocks of their"
             " writer and of this machine. A query or write that is still running is fenced, and fails with"
-            " an error that says so.",
+            " an error that names the reason.",
             metavar="SECONDS",
         ),
     ] = None,

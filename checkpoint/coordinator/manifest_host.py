@@ -16,7 +16,7 @@ from dos_protocol.store_record import StoreRecord
 from journal.ports import ClaimPort, DirectoryViewPort
 
 
-class ManifestClaim(ClaimPort, Protocol):
+class ManifestClaimPort(ClaimPort, Protocol):
     """A claim as the manifest uses it; see `dos_client.Claim`."""
 
     @property
@@ -51,7 +51,7 @@ class ManifestHost(Protocol):
 
     async def inspect(self, directory: str) -> ManifestHead: ...
 
-    async def claim(self, directory: str, epoch: int, patience_s: float) -> ManifestClaim | None:
+    async def claim(self, directory: str, epoch: int, patience_s: float) -> ManifestClaimPort | None:
         """Claim the directory; None if it is not granted within `patience_s` seconds. Raises FencedError."""
         ...
 
@@ -81,7 +81,7 @@ class StoreHost:
     async def inspect(self, directory: str) -> ManifestHead:
         return await self._store.inspect(directory)
 
-    async def claim(self, directory: str, epoch: int, patience_s: float) -> ManifestClaim | None:
+    async def claim(self, directory: str, epoch: int, patience_s: float) -> ManifestClaimPort | None:
         with trio.move_on_after(patience_s):
             return await self._store.claim(directory, epoch, rng.fresh_id())
         return None

@@ -23,7 +23,7 @@ import msgspec
 
 from checkpoint import limits
 from checkpoint.chains.chain_store import TakenChain
-from checkpoint.coordinator.manifest_host import ManifestClaim, ManifestHost
+from checkpoint.coordinator.manifest_host import ManifestClaimPort, ManifestHost
 from checkpoint.core.coordinator_vocabulary import (
     AppendCut,
     CutAppended,
@@ -80,7 +80,7 @@ class ManifestLog:
         self._driver = driver
         self._directory = coordinator_directory(region)
         self._emit = emit
-        self._claim: ManifestClaim | None = None
+        self._claim: ManifestClaimPort | None = None
         self._writer: ChainWriter | None = None
         self._kept: tuple[Cut, ...] = ()
         self._waiting = ""

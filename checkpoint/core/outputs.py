@@ -16,9 +16,8 @@ The sink determines when output becomes visible:
 - `publish="step"`: as soon as it is in the log. It is appended only when the input division of that step is
   durable on every worker ("Input/output synchronization"), so that a reset makes the same output again. Such
   a log is never rolled back.
-- `publish="checkpoint"`: when a committed checkpoint covers it. The log is rolled back with the state and
-therefore
-  needs no determinism.
+- `publish="checkpoint"`: when a committed checkpoint covers it. The log is rolled back with the state,
+  so it needs no determinism.
 
 One record: op OUTPUT, ints = [step, wall clock ms, rows, digest], strings = [JSON of OutputHead, Arrow IPC
 stream]. Every step of the region has one, even without rows, so that a reader knows how far it has read.

@@ -67,7 +67,7 @@ async def savepoint_stopped(host: ManifestHost, region: str, name: str, cut: int
     savepoint. Return the number of its checkpoint. Done when the record is on the quorum: every later driver
     retains the checkpoints that it names.
 
-    Raises PinRefusedError, with nothing changed; RegionFencedError if a driver claimed the manifest
+    Raises SavepointRefusedError, with nothing changed; RegionFencedError if a driver claimed the manifest
     meanwhile: the savepoint may then exist or not, as when this is cancelled; and what `in_the_drivers_place`
     raises.
     """

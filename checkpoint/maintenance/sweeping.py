@@ -80,15 +80,15 @@ class Sweep:
             for producer, of_producer in directories.items()
             for decided in [await self._recorded(producer, closed)]
             for directory in of_producer
-            for one in await self._look(producer, directory, decided)
+            for one in await self._inspect_directory(producer, directory, decided)
         ]
 
     async def apply(self, found: list[StagedObject], wait_s: float) -> None:
         """Delete the objects in `found` that are still garbage. Leaves directories that were claimed in the
-        meantime to the claimant, and waits at most `wait_s` seconds for a member. Call `look` again to see
+        meantime to the claimant, and waits at most `wait_s` seconds for a member. Call `inspect` again to see
         what is left.
 
-        Raises as `look`, and as `InputLog.open` does, except InputClosedError.
+        Raises as `inspect`, and as `InputLog.open` does, except InputClosedError.
         """
         for producer in dict.fromkeys(one.producer for one in found if one.swept):
             mine = [one for one in found if one.producer == producer and one.swept]
@@ -98,7 +98,7 @@ class Sweep:
             else:
                 decided = await self._recorded(producer, closed)
             for directory in dict.fromkeys(one.directory for one in mine):
-                await self._take_away(directory, decided, wait_s)
+                await self._delete_staged(directory, decided, wait_s)
 
     async def _directories(self) -> dict[str, list[str]]:
         names = await self._store.list_directories(handle_prefix(self._application, self._handle))
@@ -129,7 +129,7 @@ class Sweep:
         except InputClosedError:
             return Decided(0, b"", closed=True)
 
-    async def _look(self, producer: str, directory: str, decided: Decided) -> list[StagedObject]:
+    async def _inspect_directory(self, producer: str, directory: str, decided: Decided) -> list[StagedObject]:
         sizes: dict[str, list[int]] = {}
         for objects in (await self._store.inspect(directory)).answers.values():
             for info in objects.values():
@@ -151,7 +151,7 @@ class Sweep:
             for name, copies in sorted(sizes.items())
         ]
 
-    async def _take_away(self, directory: str, decided: Decided, wait_s: float) -> None:
+    async def _delete_staged(self, directory: str, decided: Decided, wait_s: float) -> None:
         view, now = await self._store.inspect(directory), wall_time_ms()
 
         def staged_state(name: str) -> StagedState:

@@ -42,7 +42,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class BroadcastTable:
-    """A broadcast table, returned by `graph.broadcast` and accepted by operators as `broadcast=`."""
+    """A broadcast table, returned by `graph.broadcast_table` and accepted by operators as `broadcast=`."""
 
     graph: "Graph"
     name: str
@@ -84,7 +84,7 @@ class Stream:
         threads: how many threads call the function at once, for a function that waits or releases the GIL. It
         must be thread-safe. The results keep the order of the rows.
 
-        control: a broadcast table that the function gets as its second argument (`graph.broadcast`).
+        broadcast: a broadcast table that the function gets as its second argument (`graph.broadcast_table`).
 
         side_outputs: side outputs, name -> columns; `stream.side_output(name, port)` returns one as a stream.
         The function gets `emit(port, row)` as its last argument, which writes a row, a batch or a table to a

@@ -39,7 +39,7 @@ class SplitDivision(NamedTuple):
     """1: the split was at its end; what is appended to it later is not read in this pass."""
 
 
-Division: TypeAlias = dict[str, SplitDivision]
+SourceDivision: TypeAlias = dict[str, SplitDivision]
 """Split -> the range that one step read of it, in the order of reading. The part of one source."""
 
 
@@ -92,11 +92,11 @@ class SourceReader(Operator):
         """Return the next rows, about `bytes_max` bytes of input, or None if there are none at present."""
 
     @abstractmethod
-    def replay(self, division: Division) -> list[SourceBatch]:
+    def replay(self, division: SourceDivision) -> list[SourceBatch]:
         """Return exactly the rows that an earlier step read. Raises InputChangedError."""
 
     @abstractmethod
-    def take_division(self) -> Division:
+    def take_division(self) -> SourceDivision:
         """Return what was read or replayed since the last call: this source's part of the step's division."""
 
     @abstractmethod
@@ -133,7 +133,7 @@ class SourceReader(Operator):
         """
         return None
 
-    def can_replay(self, division: Division) -> bool:
+    def can_replay(self, division: SourceDivision) -> bool:
         """Return whether `replay` has all of its input at hand. If not, the input is being fetched, and the
         circuit is woken when it has arrived.
         """

@@ -28,9 +28,9 @@ from dataflow.core.event_time import SourceTime
 from dataflow.errors import InputChangedError, InputGoneError, InputReadError, SchemaError
 from dataflow.operators.base import OperatorContext
 from dataflow.sources.base import (
-    Division,
     Positions,
     SourceBatch,
+    SourceDivision,
     SourceReader,
     SourceSpec,
     SplitDivision,
@@ -344,7 +344,7 @@ class DirectoryReader(SourceReader):
         else:
             self._at[path] = SplitPosition(position, digest64(file.tail))
 
-    def replay(self, division: Division) -> list[SourceBatch]:
+    def replay(self, division: SourceDivision) -> list[SourceBatch]:
         batches: list[SourceBatch | None] = []
         taken = self._chunks()
         for path, part in division.items():
@@ -377,7 +377,7 @@ class DirectoryReader(SourceReader):
         self._look_at = 0.0
         return chunk
 
-    def take_division(self) -> Division:
+    def take_division(self) -> SourceDivision:
         parts, self._parts = self._parts, {}
         self._turns.step_over()
         if self._more:  # the next step starts with the next file

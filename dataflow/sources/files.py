@@ -34,9 +34,9 @@ from dataflow.operators.base import OperatorContext
 from dataflow.sources.base import (
     DONE_SPLITS,
     BatchPiece,
-    Division,
     Positions,
     SourceBatch,
+    SourceDivision,
     SourceReader,
     SourceSpec,
     SplitDivision,
@@ -164,7 +164,7 @@ class FileReader(SourceReader):
         """The digests of their names, combined by XOR so that the order does not matter."""
         self._done_count = 0
         self._done_names = 0
-        self._division: Division = {}
+        self._division: SourceDivision = {}
         self._turns = RoundRobin()
         self._wants_cut = False
 
@@ -268,7 +268,7 @@ class FileReader(SourceReader):
         name = self._turns.next(self._reading, self.reached)
         return None if name is None else self._reading[name]
 
-    def replay(self, division: Division) -> list[SourceBatch]:
+    def replay(self, division: SourceDivision) -> list[SourceBatch]:
         batches: list[SourceBatch | None] = []
         taken = self._chunks()
         for name, part in division.items():
@@ -301,7 +301,7 @@ class FileReader(SourceReader):
         self._note(split, done=bool(part.done))
         return chunk
 
-    def take_division(self) -> Division:
+    def take_division(self) -> SourceDivision:
         division, self._division = self._division, {}
         for name in division:
             if name in self._reading:

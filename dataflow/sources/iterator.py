@@ -25,9 +25,9 @@ from dataflow.operators.base import OperatorContext
 from dataflow.schema import parse_schema
 from dataflow.sources.base import (
     BatchPiece,
-    Division,
     Positions,
     SourceBatch,
+    SourceDivision,
     SourceReader,
     SourceSpec,
     SplitDivision,
@@ -273,7 +273,7 @@ class IteratorReader(SourceReader):
             raise self._fault(split, error) from error
         return SourceBatch(batch, tuple(taken.pieces), taken.size)
 
-    def replay(self, division: Division) -> list[SourceBatch]:
+    def replay(self, division: SourceDivision) -> list[SourceBatch]:
         taken = _Taken()
         batches = []
         for name, want in division.items():
@@ -292,7 +292,7 @@ class IteratorReader(SourceReader):
                 taken = _Taken()
         return [*batches, self._batch(taken)] if taken.rows else batches
 
-    def take_division(self) -> Division:
+    def take_division(self) -> SourceDivision:
         parts, self._parts = self._parts, {}
         self._turns.step_over()
         return {name: SplitDivision(part.begin, part.end, part.digest) for name, part in parts.items()}

@@ -24,9 +24,9 @@ from dataflow.operators.base import OperatorContext
 from dataflow.schema import schema_text
 from dataflow.sources.base import (
     BatchPiece,
-    Division,
     Positions,
     SourceBatch,
+    SourceDivision,
     SourceReader,
     SourceSpec,
     SplitDivision,
@@ -124,7 +124,7 @@ class PrefetchedReader(SourceReader):
 
     def reset(self) -> None:
         self._at: Positions = {}
-        self._division: Division = {}
+        self._division: SourceDivision = {}
         self._split = ""
         """The split that is being read."""
         self._turns = RoundRobin()
@@ -188,7 +188,7 @@ class PrefetchedReader(SourceReader):
         self._division[piece.split] = SplitDivision(begin, piece.end, piece.digest)
         self._at[piece.split] = SplitPosition(piece.end, piece.digest)
 
-    def take_division(self) -> Division:
+    def take_division(self) -> SourceDivision:
         division, self._division = self._division, {}
         self._turns.step_over()
         return division
@@ -198,11 +198,11 @@ class PrefetchedReader(SourceReader):
 
     # --- replaying ------------------------------------------------------------------------------------------
 
-    def can_replay(self, division: Division) -> bool:
+    def can_replay(self, division: SourceDivision) -> bool:
         missing = [split for split, part in division.items() if not self._buffer.reaches(split, part.end)]
         return not missing
 
-    def replay(self, division: Division) -> list[SourceBatch]:
+    def replay(self, division: SourceDivision) -> list[SourceBatch]:
         batches = []
         for split, part in division.items():
             at = self._at.get(split, SplitPosition(0)).position

@@ -21,9 +21,9 @@ from dataflow.errors import InputChangedError, SchemaError
 from dataflow.operators.base import OperatorContext
 from dataflow.sources.base import (
     BatchPiece,
-    Division,
     Positions,
     SourceBatch,
+    SourceDivision,
     SourceReader,
     SourceSpec,
     SplitDivision,
@@ -145,7 +145,7 @@ class RateReader(SourceReader):
         batch = pa.RecordBatch.from_arrays(columns, schema=RATE_SCHEMA)
         return SourceBatch(batch, (BatchPiece(self._split, begin, self._given, 0),), count * _row_bytes)
 
-    def replay(self, division: Division) -> list[SourceBatch]:
+    def replay(self, division: SourceDivision) -> list[SourceBatch]:
         part = division.get(self._split)
         if part is None:
             return []
@@ -156,7 +156,7 @@ class RateReader(SourceReader):
         self._start = part.digest
         return [self._take(part.end - part.begin)]
 
-    def take_division(self) -> Division:
+    def take_division(self) -> SourceDivision:
         begin, self._begin = self._begin, self._given
         if begin == self._given:
             return {}

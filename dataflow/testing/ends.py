@@ -13,7 +13,7 @@ import pyarrow as pa
 from checkpoint import SplitPosition
 from dataflow.operators.base import OperatorContext, OperatorSpec
 from dataflow.sinks.base import SinkSpec, SinkWriter
-from dataflow.sources.base import Division, Positions, SourceBatch, SourceReader, SourceSpec
+from dataflow.sources.base import Positions, SourceBatch, SourceDivision, SourceReader, SourceSpec
 
 
 def stand_in(spec: OperatorSpec, schema: pa.Schema | None) -> OperatorSpec:
@@ -48,11 +48,11 @@ class TrialReader(SourceReader):
         del bytes_max
         return None
 
-    def replay(self, division: Division) -> list[SourceBatch]:
+    def replay(self, division: SourceDivision) -> list[SourceBatch]:
         del division
         return []
 
-    def take_division(self) -> Division:
+    def take_division(self) -> SourceDivision:
         return {}
 
     def positions(self) -> Positions:

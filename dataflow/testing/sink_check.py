@@ -24,13 +24,13 @@ from uuid import uuid4
 import msgspec
 import pyarrow as pa
 
+from dataflow.core.delivery import DELIVERIES, Delivery
 from dataflow.errors import SchemaError, SinkOwnedError
 from dataflow.operators.base import OperatorContext
 from dataflow.schema import parse_schema
 from dataflow.sinks.base import SinkSpec, SinkWriter, owner_of
 from dos_protocol.errors import DosError
 
-Delivery: TypeAlias = Literal["exactly-once", "at-least-once", "at-most-once"]
 Early: TypeAlias = Literal["never", "taken back", "stays"]
 Fresh: TypeAlias = "Callable[[str], tuple[SinkSpec, Callable[[], Iterable[int]]]]"
 """name of a story -> a sink with an empty target, and a function that returns the ids that a reader sees
@@ -103,8 +103,8 @@ def check_sink(
     Raises SinkCheckError with what was lost or doubled, and after which acts; SchemaError if the sink does
     not accept such rows.
     """
-    if delivery not in get_args(Delivery):
-        raise SchemaError(f"delivery is one of {', '.join(get_args(Delivery))}, got {delivery!r}")
+    if delivery not in DELIVERIES:
+        raise SchemaError(f"delivery is one of {', '.join(DELIVERIES)}, got {delivery!r}")
     if early not in get_args(Early):
         raise SchemaError(f"early is one of {', '.join(get_args(Early))}, got {early!r}")
     columns = parse_schema(schema)

@@ -110,7 +110,7 @@ class Exchange:
 
     # --- in -----------------------------------------------------------------------------------------------
 
-    async def hear(self, link: Link) -> None:
+    async def receive_from(self, link: Link) -> None:
         """Receive everything that a peer sends on the link that it dialled, until the exchange ends."""
         peer = link.hello.worker
         if not self._channels.admits(peer, link.hello.incarnation):

@@ -135,9 +135,9 @@ class LinkIncarnation:
         """Note that a checkpoint is committed and that it released older ones."""
         self._to_serve.send_nowait(order)
 
-    async def hear(self, link: Link) -> None:
+    async def receive_from(self, link: Link) -> None:
         """Serve a link that a peer has dialled in this incarnation."""
-        await self._exchange.hear(link)
+        await self._exchange.receive_from(link)
 
     def fail(self, error: Exception) -> None:
         """End the incarnation with this error. Only the first error counts."""

@@ -189,7 +189,7 @@ class Links:
             while self._incarnation is None or self._incarnation.number < wanted:
                 await self._new_incarnation.wait()
         if self._incarnation is not None and self._incarnation.number == wanted:
-            await self._incarnation.hear(link)
+            await self._incarnation.receive_from(link)
         else:
             logger.info("refused an exchange link of incarnation %d, which does not run here", wanted)
 

@@ -273,8 +273,8 @@ def _print_report(report: VerifyReport) -> None:
     moving = f", {live} copies behind a live writer" if live else ""
     print(
         f"{report.objects} objects in {report.directories} directories,"
-        f" {count_text(report.bytes_compared)} on {report.members - len(report.unavailable)} of {report.members}"
-        f" members: {summary}{moving}"
+        f" {count_text(report.bytes_compared)} on {report.members - len(report.unavailable)} of"
+        f" {report.members} members: {summary}{moving}"
     )
     if found:
         warn("repair them with: dos store repair URL")

@@ -2,7 +2,7 @@
 
 A record whose N members are all "in" has one set. A record with a change in progress has two sets:
 
-    joining   the members "in", and the same with the joining member in the place of the one it replaces.
+    joining   the members "in", and the same with the joining member instead of the one it replaces.
               Every quorum is a quorum in both
     adding    the members "in", and the same with the new member. Every quorum is *all* of both
 
@@ -33,7 +33,7 @@ def filled_member(record: StoreRecord) -> Member | None:
 
 
 def joining_member(record: StoreRecord) -> Member | None:
-    """Return the member that joins in the place of another, or None. Raises as `filled_member`."""
+    """Return the member that replaces another one and is joining, or None. Raises as `filled_member`."""
     member = filled_member(record)
     return member if member is not None and member.state == "joining" else None
 

@@ -65,7 +65,7 @@ def plan(record: StoreRecord, old: str, new_id: bytes, new_address: str) -> Repl
 
 
 def begin(record: StoreRecord, leaving: Member, new_id: bytes, new_address: str) -> StoreRecord:
-    """Return the record in which a new member joins in the place of `leaving`. Another joining member is
+    """Return the record in which a new member joins and replaces `leaving`. Another joining member is
     dropped.
     """
     members: list[Member] = []

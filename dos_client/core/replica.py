@@ -226,7 +226,7 @@ Event = (
 )
 
 
-class Effect(Enum):
+class ReplicaEffect(Enum):
     """What the shell must do, in the given order."""
 
     COUNT = "the copy's `received` and `synced` count for the member from now on"
@@ -260,7 +260,7 @@ class Replica:
         self.claimed: ObjectInfo | None = None
         self.sent = self.received = self.synced = 0
 
-    def handle(self, event: Event, now: float) -> list[Effect]:
+    def handle(self, event: Event, now: float) -> list[ReplicaEffect]:
         """Apply the event and return the effects. Raises LocalProtocolError, and changes nothing, if it is
         not valid now.
         """
@@ -279,7 +279,7 @@ class Replica:
                 self._move(ReplicaEvent.DIFFERS, now)
                 self.why, self.spoiled = why, spoiled
                 self.sent = self.received = self.synced = 0
-                return [Effect.DISCOUNT]
+                return [ReplicaEffect.DISCOUNT]
             case ReplicaReached(view):
                 if self.state is not ReplicaState.CATCH_UP:
                     raise LocalProtocolError(f"Reached is not valid for a replica in state {self.state.name}")
@@ -288,10 +288,10 @@ class Replica:
                         f"byte {self.sent} is not in memory, which begins at byte {view.base}"
                     )
                 self._move(ReplicaEvent.NEAR, now)
-                return [Effect.FOLLOW]
+                return [ReplicaEffect.FOLLOW]
             case ReplicaFellBehind():
                 self._move(ReplicaEvent.FELL_BEHIND, now)
-                return [Effect.FILL]
+                return [ReplicaEffect.FILL]
             case ReplicaLeft(why):
                 self._move(ReplicaEvent.LEFT, now)
                 self.why, self.claimed = why, None
@@ -318,7 +318,7 @@ class Replica:
             raise LocalProtocolError(f"cannot send up to byte {size} to a replica in state {self.state.name}")
         self.sent = size
 
-    def _discover(self, info: ObjectInfo, view: ObjectView, now: float) -> list[Effect]:
+    def _discover(self, info: ObjectInfo, view: ObjectView, now: float) -> list[ReplicaEffect]:
         match compare(info, view.goal, view.digest_at):
             case CopyRelation.AGREES:
                 return self._agreed(info.received, info.synced, view, now)
@@ -327,17 +327,17 @@ class Replica:
                     ReplicaDiffered(difference(info, view.goal), info.poisoned or info.corrupt), now
                 )
             case CopyRelation.ASK_MEMBER:
-                return [Effect.ASK_MEMBER]
+                return [ReplicaEffect.ASK_MEMBER]
             case CopyRelation.ASK_ANOTHER:
-                return [Effect.FIND_DIGEST]
+                return [ReplicaEffect.FIND_DIGEST]
 
-    def _agreed(self, received: int, synced: int, view: ObjectView, now: float) -> list[Effect]:
+    def _agreed(self, received: int, synced: int, view: ObjectView, now: float) -> list[ReplicaEffect]:
         if self.state is not ReplicaState.DISCOVER_REMOTE_SIZE:
             raise LocalProtocolError(f"a comparison is not valid for a replica in state {self.state.name}")
         near = received >= view.base
         self._move(ReplicaEvent.NEAR if near else ReplicaEvent.BEHIND, now)
         self.sent, self.received, self.synced = received, received, synced
-        return [Effect.COUNT, Effect.FOLLOW if near else Effect.FILL]
+        return [ReplicaEffect.COUNT, ReplicaEffect.FOLLOW if near else ReplicaEffect.FILL]
 
     def _move(self, event: ReplicaEvent, now: float) -> None:
         self.state = step(self.state, event)

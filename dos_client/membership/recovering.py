@@ -114,7 +114,7 @@ async def _accept_damage(
     Copies may be damaged that the others cannot repair, for example because one of those is unavailable. A
     member with such a copy does not answer for that directory, which may block the directory for good.
     """
-    reporter.phase("mending")
+    reporter.phase("repairing")
     # a damage that a server would report on a write shows only when the repair is tried
     report = await repair_store(store)
     left = [one for one in report.repairs if one.verdict is CopyState.DAMAGED and not one.repairable]

@@ -230,8 +230,8 @@ def _under_way(record: StoreRecord) -> str:
     filled, replaced = filled_member(record), replaced_member(record)
     if filled is None:
         return f"generation {record.generation} has {', '.join(one.address for one in record.members)}"
-    place = f"in the place of {replaced.address}" if replaced is not None else "in addition to the others"
-    return f"{filled.address} joins {place} (generation {record.generation})"
+    change = f"replaces {replaced.address}" if replaced is not None else "is being added"
+    return f"{filled.address} {change} (generation {record.generation})"
 
 
 async def _is_in(store: Store, server_id: bytes) -> bool:

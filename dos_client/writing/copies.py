@@ -12,11 +12,11 @@ import trio
 from dos_client.core.collecting import Collecting
 from dos_client.core.replica import (
     AGREED,
-    Effect,
     Event,
     LocalKnown,
     Replica,
     ReplicaDiffered,
+    ReplicaEffect,
     ReplicaEntered,
     ReplicaFellBehind,
     ReplicaLeft,
@@ -191,21 +191,21 @@ class MemberCopies:
         """Apply the event and perform its effects. `filling`: the caller already fills the copy."""
         for effect in copy.replica.handle(event, trio.current_time()):
             match effect:
-                case Effect.COUNT:
+                case ReplicaEffect.COUNT:
                     self._count(copy)
-                case Effect.DISCOUNT:
+                case ReplicaEffect.DISCOUNT:
                     self._discount(copy)
-                case Effect.ASK_MEMBER:
+                case ReplicaEffect.ASK_MEMBER:
                     copy.target.unsure.add(self.server_id)
                     self._start(copy, catch_up.compare_there)
-                case Effect.FIND_DIGEST:
+                case ReplicaEffect.FIND_DIGEST:
                     assert copy.replica.claimed is not None
                     self._lacks(copy.target, copy.replica.claimed.synced)
                     self._start(copy, catch_up.fill)
-                case Effect.FILL:
+                case ReplicaEffect.FILL:
                     if not filling:
                         self._start(copy, catch_up.fill)
-                case Effect.FOLLOW:
+                case ReplicaEffect.FOLLOW:
                     self._follow(copy)
         self.claim.changed()
 

@@ -7,11 +7,11 @@ a session does for the objects of the claim is in `copies`.
 A link is one task. It connects, is admitted, claims, and compares every object that the claim knows. Then the
 session's writer task asks `copies` for bytes whenever the socket accepts more, and durability acks update
 `target`. Nothing waits for a link: a member that does not respond keeps its own bytes in the window and
-delays nobody.
+delays no other member.
 
 When the session ends, for any reason, the link waits with backoff and jitter, and connects again. Only a
-FENCED error that shows a newer claim ends the claim. To keep the log short, it is told when a member
-disconnects and when it is back, not each attempt.
+FENCED error that shows a newer claim ends the claim. To keep the log short, it has a line when a member
+disconnects and one when it is back, and none for each attempt.
 """
 
 import logging

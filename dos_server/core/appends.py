@@ -83,9 +83,9 @@ class Appends:
                 self._write_and_sync(directory, state)
 
     def _write_and_sync(self, directory: DirectoryState, state: ObjectState) -> None:
+        """Order the next write and the next sync of the object, if they are due."""
         # The epoch of the stored claim, not of a held claim whose file is not stored yet: after a crash the
         # extent would carry a higher epoch than the claim file, which counts as damage.
-        """Order the next write and the next sync of the object, if they are due."""
         write = state.next_write(directory.stored.epoch)
         if write is not None:
             self._tables.effects.append(write)
@@ -164,12 +164,12 @@ class Appends:
         for number, group in groupby(settled, _session_of):
             tickets = list(group)
             session = self._release(number, sum(map(_bytes_of, tickets)), len(tickets))
-            if session is not None and self.may_hear(session, directory):
+            if session is not None and self.may_receive_acks(session, directory):
                 self.send_ack(state, session)
         if not state.tickets:
             self._tables.unacknowledged.pop(state, None)
 
-    def may_hear(self, session: Session, directory: DirectoryState) -> bool:
+    def may_receive_acks(self, session: Session, directory: DirectoryState) -> bool:
         """Return whether the session may receive durability acks of the directory.
 
         In a claimed directory only the claim's holder may; in an unclaimed directory every session in it may.
@@ -220,5 +220,5 @@ class Appends:
                 continue
             session = tables.sessions.get(state.tickets[-1].session) if state.tickets else None
             directory = tables.directories.get(state.directory)
-            if session is not None and directory is not None and self.may_hear(session, directory):
+            if session is not None and directory is not None and self.may_receive_acks(session, directory):
                 self.send_ack(state, session)

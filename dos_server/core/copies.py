@@ -24,7 +24,7 @@ class WriteRepair(NamedTuple):
 
 
 class InstallRepair(NamedTuple):
-    """Put the new copy on stable storage and then in the place of the old one, and report.
+    """Put the new copy on stable storage, then replace the old one by it, and report.
 
     `keep`: retain the old copy aside; False if the new one begins with all of it. `durable`: the old copy's
     known synced size. `poisoned`, `damaged`: the flags for its mark. `exists`: there is an old copy.

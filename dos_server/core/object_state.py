@@ -105,7 +105,6 @@ class ObjectState:
         "synced_digest",
         "tail_damaged",
         "tickets",
-        "told_received",
         "uncut_bytes",
         "unwritten_tickets",
         "version",
@@ -153,7 +152,6 @@ class ObjectState:
         self.written_fold = self.fold
         self.sync_asked = False
         self.sync_covers: int | None = None
-        self.told_received = self.written
         self.waiters = 0
 
     @property

@@ -8,9 +8,9 @@ answers no reads; a claim of the directory waits. A crash leaves the whole objec
 one is never answered from the new one's file.
 
 In a store, only the directory's writer may remove an object: a session of that store, at its generation, that
-holds the claim when the request is carried out. A removed copy cannot be told from one that never existed, so
-the writer removes only what an acknowledged release names (R14, docs/decisions/0110). All others are refused:
-older writers, sessions that name no store, version 0, and any session in an unclaimed directory.
+holds the claim when the request is carried out. A removed copy cannot be distinguished from one that never
+existed, so the writer removes only what an acknowledged release names (R14, docs/decisions/0110). All others
+are refused: older writers, sessions that name no store, version 0, any session in an unclaimed directory.
 
 Replies in the words of version 0 belong in `version0`.
 """

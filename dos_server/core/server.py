@@ -134,7 +134,7 @@ class ServerCore:
         tables = self._tables
         tables.now = now
         self._on_event[type(event)](event)
-        while tables.opened or tables.settled or tables.unheard:
+        while tables.opened or tables.settled or tables.untranslated:
             self._go_on()
         effects, tables.effects = tables.effects, []
         return effects
@@ -260,7 +260,7 @@ class ServerCore:
 
     def _go_on(self) -> None:
         """Execute the requests that were deferred by a CWD that is now answered; end sessions that quit."""
-        self._version0.hear()
+        self._version0.translate_messages()
         opened, self._tables.opened = self._tables.opened, []
         for session in opened:
             while session.deferred and not session.opening and not session.closed:

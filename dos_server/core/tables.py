@@ -47,7 +47,7 @@ class Tables:
     `unacknowledged`: objects with written bytes that no durability ack has reported, and when one is due.
     `openings`: number of CWDs that wait for a directory to load. `opened`, `settled`: sessions whose CWD was
     answered, or that may now quit.
-    `unheard`: messages to version 0 sessions that are not yet translated.
+    `untranslated`: messages to version 0 sessions that are not yet translated.
     `object_version`: version of objects created from now on, above that of every removed object.
     `scrubbed`: the directory that is being scrubbed.
     `damaged_names`: directories known to hold a damaged object, for directories that are not in memory.
@@ -80,7 +80,7 @@ class Tables:
         self.opened: list[Session] = []
         self.settled: list[Session] = []
         self.repairs: dict[int, RepairInProgress] = {}
-        self.unheard: list[tuple[Session, m.Message]] = []
+        self.untranslated: list[tuple[Session, m.Message]] = []
         self.object_version = 0
         self.space = DiskSpace(reserve_bytes)
         self.scrubbed: str | None = None
@@ -93,7 +93,7 @@ class Tables:
         if session.closed:
             return
         if session.version == 0:
-            self.unheard.append((session, message))
+            self.untranslated.append((session, message))
         else:
             self.effects.append(v.Send(session.number, message, request_id))
 

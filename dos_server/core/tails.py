@@ -85,7 +85,7 @@ class Tails:
         self._claims.grant_if_ready(directory)
 
     def _replace(self, directory: DirectoryState, old: ObjectState, new: ObjectState) -> None:
-        """Put the newly judged object in the place of the old one, and end its writers."""
+        """Replace the old object by the newly judged one, and end its writers."""
         directory.objects[old.name] = new
         place = f"{directory.name}/{old.name}"
         if new.damaged:

@@ -116,14 +116,14 @@ class MemoryWorkers(Generic[Job, Result]):
     def __init__(
         self,
         work: Callable[[Job], Result],
-        hear: Callable[[Result], None],
+        on_result: Callable[[Result], None],
         rounds: Rounds,
         threads_max: int,
         timers: MemoryTimers,
         takes_s: Callable[[], tuple[float, float]],
     ) -> None:
         self._work = work
-        self._hear = hear
+        self._on_result = on_result
         self._rounds = rounds
         self._threads_max = threads_max
         self._timers = timers
@@ -176,7 +176,7 @@ class MemoryWorkers(Generic[Job, Result]):
         self._running -= 1
         if self._eager:
             self.begin(self._eager.popleft())
-        self._hear(result)
+        self._on_result(result)
 
     def close(self) -> None:
         """Finish the jobs that have begun, at once, and report none of them."""
@@ -210,11 +210,11 @@ class MemoryPorts:
     def workers(
         self,
         work: Callable[[Job], Result],
-        hear: Callable[[Result], None],
+        on_result: Callable[[Result], None],
         rounds: Rounds,
         threads_max: int,
     ) -> Workers[Job]:
-        return MemoryWorkers(work, hear, rounds, threads_max, self._timers, self._takes_s)
+        return MemoryWorkers(work, on_result, rounds, threads_max, self._timers, self._takes_s)
 
     async def in_thread(self, call: Callable[[], T], limiter: trio.CapacityLimiter | None = None) -> T:
         del limiter  # there are no threads to limit

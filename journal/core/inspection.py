@@ -18,7 +18,7 @@ from journal.ops import Op
 
 _SEGMENT_START: Final = Op.SEGMENT_START
 EXTENT_MAGIC = b"\xd0\x58"
-"""The first bytes of a file in a server's data directory, which holds extents (protocol.md, "Extents")."""
+"""The first bytes of a file in a server's data directory, which holds extents (protocol.md, "Extent")."""
 
 
 class Located(NamedTuple):

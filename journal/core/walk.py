@@ -8,7 +8,7 @@ result as an event. This module alone decides the order. At most one effect is o
     SurveySegment(..)         Surveyed       the survey of the first bytes of the segment
     FindSnapshot(..)          SnapshotFound  the end of the snapshot that begins the segment, if finished
     Settle(segment, ..)       Settled        the span is synced on the quorum
-    Found(state)              none: the walk is done
+    WalkDone(state)           none: the walk is done
 
 The phases of a take-over (R4-R7, R13), which requires the claim:
 

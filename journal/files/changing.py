@@ -76,7 +76,7 @@ class ChangingFiles:
             raise LocalProtocolError(f"a length must be 0 or more, got {op.length}")
         if self._broken is not None:
             raise ClosedError(
-                f"the files in {self.path} are behind their journal: {self._broken}",
+                f"the files in {self.path} are behind their journal: {self._broken.args[0]}",
                 remedy=self._broken.remedy,
             )
         if isinstance(op, FileWrite) and len(op.data) > file_write_bytes_max:

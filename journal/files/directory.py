@@ -76,7 +76,7 @@ def wall_clock_ms() -> int:
 class Directory:
     """A journaled directory. Create it with `open`. It is an async context manager that closes it.
 
-        async with store.claim("app.w0000", epoch) as claim:
+        async with await store.claim("app.w0000", epoch, writer_id) as claim:
             async with await Directory.open(Path("data"), claim) as directory:
                 await directory.append("log.txt", b"hello\\n")
                 await directory.wait_synced()

@@ -149,7 +149,7 @@ class LocalJournal:
 
     def _check_open(self) -> None:
         if self._broken is not None:
-            raise ClosedError(f"{self.path} is closed: {self._broken}", remedy=self._broken.remedy)
+            raise ClosedError(f"{self.path} is closed: {self._broken.args[0]}", remedy=self._broken.remedy)
         if self._file < 0:
             raise ClosedError(f"{self.path} is closed")
 

@@ -131,7 +131,7 @@ class OperatorStateTable:
         )
 
     def _say_gone(self, store: BlockingStore, error: LostBytesError) -> None:
-        """Raise CutReleasedError if that is the reason, otherwise DataLossError."""
+        """Raise CheckpointReleasedError if that is the reason, otherwise DataLossError."""
         view = store.portal.call(read_manifest, store.store, self.options.region)
         for number in (self.options.checkpoint, self.options.since):
             if number is not None:

@@ -42,7 +42,7 @@ class StoreCache:
         stack, store = self._taken(key) or _new(options)
         try:
             yield store
-        except GeneratorExit:  # the task was told to end, for example at a limit: no error
+        except GeneratorExit:  # Spark ended the task, for example at a limit: no error
             self._keep(key, stack, store)
             raise
         except BaseException:

@@ -18,7 +18,7 @@ from dataflow.errors import (
     InputReadError,
     LineTooLongError,
 )
-from dataflow.sources.base import Division, Positions
+from dataflow.sources.base import Positions, SourceDivision
 from dataflow.sources.directory import DirectoryReader
 from tests.dataflow.region_in_one_thread import OneThreadRegion
 from tests.dataflow.support import rows_of
@@ -43,7 +43,7 @@ class Reading:
     def lines(self, bytes_max: int = 1 << 20) -> list[str]:
         """What a step finds."""
         found = self.read(bytes_max)
-        self.division: Division = self.reader.take_division()
+        self.division: SourceDivision = self.reader.take_division()
         return found
 
 

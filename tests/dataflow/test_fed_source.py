@@ -9,7 +9,7 @@ from checkpoint.core.inputs import InputPiece
 from checkpoint.core.manifest import SplitPosition
 from dataflow import limits
 from dataflow.errors import InputChangedError, InputReadError
-from dataflow.sources.base import Division
+from dataflow.sources.base import SourceDivision
 from dataflow.sources.prefetch_buffer import PrefetchBuffer
 from dataflow.sources.prefetched import PrefetchedReader, owner_by_name
 from dos_protocol.digests import digest64
@@ -49,7 +49,7 @@ def filled(pieces: list[InputPiece]) -> PrefetchBuffer:
     return buffer
 
 
-Step = tuple[Division, list[dict[str, object]], dict[str, SplitPosition]]
+Step = tuple[SourceDivision, list[dict[str, object]], dict[str, SplitPosition]]
 
 
 def steps_read(seed: int) -> tuple[list[InputPiece], list[Step]]:

@@ -246,7 +246,7 @@ def test_a_call_sink_is_at_least_once() -> None:
     assert check_sink(fresh, delivery="at-least-once", early="stays")
     with pytest.raises(SinkCheckError, match="doubled"):
         check_sink(fresh, early="stays", runs=0)
-    with pytest.raises(SchemaError, match="delivery is one of exactly-once, at-least-once"):
+    with pytest.raises(SchemaError, match="delivery is one of at-most-once, at-least-once"):
         check_sink(fresh, delivery="once")  # type: ignore[arg-type]
 
 

@@ -10,13 +10,13 @@ from dos_client.core.replica import (
     AGREED,
     REPLICA_TABLE,
     CopyRelation,
-    Effect,
     LocalKnown,
     ObjectGoal,
     ObjectView,
     Replica,
     ReplicaAgreed,
     ReplicaDiffered,
+    ReplicaEffect,
     ReplicaEntered,
     ReplicaEvent,
     ReplicaFellBehind,
@@ -112,7 +112,7 @@ def test_every_attempt_at_a_session_can_fail_and_the_next_begins_with_what_is_he
     assert "DISCOVER_REMOTE_SIZE --> IN_SYNC" in diagram()
 
 
-def entered(info: ObjectInfo, view: ObjectView = VIEW) -> tuple[Replica, list[Effect]]:
+def entered(info: ObjectInfo, view: ObjectView = VIEW) -> tuple[Replica, list[ReplicaEffect]]:
     replica = Replica(0.0)
     replica.handle(LocalKnown(0), 1.0)
     return replica, replica.handle(ReplicaEntered(info, view), 2.0)
@@ -121,15 +121,15 @@ def entered(info: ObjectInfo, view: ObjectView = VIEW) -> tuple[Replica, list[Ef
 @pytest.mark.parametrize(
     ("info", "goal", "state", "effects"),
     [
-        (copy(60), OPEN, ReplicaState.IN_SYNC, [Effect.COUNT, Effect.FOLLOW]),
-        (copy(0), OPEN, ReplicaState.CATCH_UP, [Effect.COUNT, Effect.FILL]),
-        (copy(30), OPEN, ReplicaState.DISCOVER_REMOTE_SIZE, [Effect.FIND_DIGEST]),
-        (copy(101, CONTENT + b"x"), SEALED, ReplicaState.DISCOVER_REMOTE_SIZE, [Effect.ASK_MEMBER]),
-        (copy(60, bytes(100)), OPEN, ReplicaState.BROKEN, [Effect.DISCOUNT]),
+        (copy(60), OPEN, ReplicaState.IN_SYNC, [ReplicaEffect.COUNT, ReplicaEffect.FOLLOW]),
+        (copy(0), OPEN, ReplicaState.CATCH_UP, [ReplicaEffect.COUNT, ReplicaEffect.FILL]),
+        (copy(30), OPEN, ReplicaState.DISCOVER_REMOTE_SIZE, [ReplicaEffect.FIND_DIGEST]),
+        (copy(101, CONTENT + b"x"), SEALED, ReplicaState.DISCOVER_REMOTE_SIZE, [ReplicaEffect.ASK_MEMBER]),
+        (copy(60, bytes(100)), OPEN, ReplicaState.BROKEN, [ReplicaEffect.DISCOUNT]),
     ],
 )
 def test_what_follows_from_what_the_member_has(
-    info: ObjectInfo, goal: ObjectGoal, state: ReplicaState, effects: list[Effect]
+    info: ObjectInfo, goal: ObjectGoal, state: ReplicaState, effects: list[ReplicaEffect]
 ) -> None:
     replica, found = entered(info, ObjectView(goal, 40, known))
     assert (replica.state, found) == (state, effects)
@@ -138,12 +138,12 @@ def test_what_follows_from_what_the_member_has(
 def test_a_copy_whose_digest_was_asked_for_counts_from_the_answer_on() -> None:
     replica, _ = entered(copy(30))
     assert replica.synced == 0, "not compared yet"
-    assert replica.handle(ReplicaAgreed(30, VIEW), 3.0) == [Effect.COUNT, Effect.FILL]
+    assert replica.handle(ReplicaAgreed(30, VIEW), 3.0) == [ReplicaEffect.COUNT, ReplicaEffect.FILL]
     assert (replica.sent, replica.synced) == (30, 30)
     with pytest.raises(LocalProtocolError, match="byte 30 is not in memory, which begins at byte 40"):
         replica.handle(ReplicaReached(VIEW), 4.0)
     replica.sent_to(45)
-    assert replica.handle(ReplicaReached(VIEW), 4.0) == [Effect.FOLLOW]
+    assert replica.handle(ReplicaReached(VIEW), 4.0) == [ReplicaEffect.FOLLOW]
 
 
 def test_a_watermark_beyond_what_was_sent_or_below_what_was_synced_ends_the_session() -> None:
@@ -167,7 +167,7 @@ def test_nothing_is_sent_to_a_copy_that_was_not_compared() -> None:
 
 def test_a_broken_copys_watermarks_count_for_nothing_and_it_says_why() -> None:
     replica, _ = entered(copy(60))
-    assert replica.handle(ReplicaDiffered("its disk failed"), 3.0) == [Effect.DISCOUNT]
+    assert replica.handle(ReplicaDiffered("its disk failed"), 3.0) == [ReplicaEffect.DISCOUNT]
     assert not replica.acknowledge(60, 60)
     assert (replica.synced, replica.why, replica.since) == (0, "its disk failed", 3.0)
     replica.handle(ReplicaLeft("cut off"), 4.0)
@@ -176,7 +176,7 @@ def test_a_broken_copys_watermarks_count_for_nothing_and_it_says_why() -> None:
 
 def test_what_the_memory_moved_on_past_is_filled() -> None:
     replica, _ = entered(copy(60))
-    assert replica.handle(ReplicaFellBehind(), 3.0) == [Effect.FILL]
+    assert replica.handle(ReplicaFellBehind(), 3.0) == [ReplicaEffect.FILL]
     assert replica.state is ReplicaState.CATCH_UP
 
 

@@ -15,7 +15,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from dos_client.core.replica import (
     AGREED,
     REPLICA_TABLE,
-    Effect,
     Event,
     LocalKnown,
     ObjectGoal,
@@ -23,6 +22,7 @@ from dos_client.core.replica import (
     Replica,
     ReplicaAgreed,
     ReplicaDiffered,
+    ReplicaEffect,
     ReplicaEntered,
     ReplicaEvent,
     ReplicaFellBehind,
@@ -73,7 +73,7 @@ class OneCopy(RuleBasedStateMachine):
         self.there = b""  # what the member holds durably
         self.under_way = b""  # what is sent and has not arrived
         self.counted: int | None = None  # what counts for the member, None: nothing
-        self.asked: Effect | None = None
+        self.asked: ReplicaEffect | None = None
         self.filling = self.following = False
         self.broken_disk = False
 
@@ -89,16 +89,16 @@ class OneCopy(RuleBasedStateMachine):
         self.now += 1
         for effect in self.replica.handle(event, self.now):
             match effect:
-                case Effect.COUNT:
+                case ReplicaEffect.COUNT:
                     self.counted = self.replica.synced
-                case Effect.DISCOUNT:
+                case ReplicaEffect.DISCOUNT:
                     self.counted = None
                     self.filling = self.following = False
-                case Effect.ASK_MEMBER | Effect.FIND_DIGEST:
+                case ReplicaEffect.ASK_MEMBER | ReplicaEffect.FIND_DIGEST:
                     self.asked = effect
-                case Effect.FILL:
+                case ReplicaEffect.FILL:
                     self.filling, self.following = True, False
-                case Effect.FOLLOW:
+                case ReplicaEffect.FOLLOW:
                     self.following, self.filling = True, False
         assert self.replica.since == self.now
 
@@ -138,7 +138,7 @@ class OneCopy(RuleBasedStateMachine):
     @rule()
     def the_digest_is_found(self) -> None:
         assert self.asked is not None, "it was asked for"
-        upto = len(self.history) if self.asked is Effect.ASK_MEMBER else len(self.there)
+        upto = len(self.history) if self.asked is ReplicaEffect.ASK_MEMBER else len(self.there)
         if self.there[:upto] == self.history[:upto]:
             self.handle(ReplicaAgreed(upto, self.view()))
         else:

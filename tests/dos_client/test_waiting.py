@@ -120,7 +120,9 @@ def check_status(claim: Claim, three: Threads) -> None:
 def check_member_figures(three: Threads) -> None:
     found = metrics.text()
     assert f'dos_client_member_lag_bytes{{member="{three[0].location}"}} 10.0' in found
-    away = f'dos_client_member_state{{dos_client_member_state="unavailable",member="{three[0].location}"}} 1.0'
+    away = (
+        f'dos_client_member_state{{dos_client_member_state="unavailable",member="{three[0].location}"}} 1.0'
+    )
     assert away in found
 
 

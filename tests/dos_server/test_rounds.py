@@ -20,8 +20,8 @@ from dos_server.disk_threads import DiskThreads
 from dos_server.limits import (
     buffers_large_bytes_max,
     buffers_needed_bytes_max,
+    buffers_optional_bytes_max,
     buffers_total_bytes_max,
-    buffers_wished_bytes_max,
     connection_buffer_bytes,
     connection_buffer_fair_bytes,
     hello_bytes_max,
@@ -45,11 +45,13 @@ def take_all(take: Callable[[int, int], int], size: int) -> int:
 def test_wishes_end_first_then_needs_and_what_is_given_back_wakes_those_who_wait() -> None:
     # EVIDENCE-OF: P-9
     account = BufferAccount()
-    take_all(account.wish, connection_buffer_bytes)
+    take_all(account.take_optional, connection_buffer_bytes)
     assert buffers_large_bytes_max - connection_buffer_bytes < account.held <= buffers_large_bytes_max
-    take_all(account.wish, connection_buffer_fair_bytes)
-    assert account.held <= buffers_wished_bytes_max
-    assert take_all(partial(account.need, delivered=False), MIB) >= 1, "a frame has room, no wish"
+    take_all(account.take_optional, connection_buffer_fair_bytes)
+    assert account.held <= buffers_optional_bytes_max
+    assert take_all(partial(account.need, delivered=False), MIB) >= 1, (
+        "a frame has room, an optional buffer has none"
+    )
     assert account.held <= buffers_needed_bytes_max
     assert account.need(FIRST_BYTES, MIB, delivered=True) == MIB, "some is kept for who delivered before"
     assert account.held <= buffers_total_bytes_max
@@ -85,7 +87,7 @@ class Waits:
 async def test_large_frames_without_room_wait_unread_and_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     # EVIDENCE-OF: P-9
     monkeypatch.setattr("dos_server.buffers.buffers_large_bytes_max", 0)
-    monkeypatch.setattr("dos_server.buffers.buffers_wished_bytes_max", 0)
+    monkeypatch.setattr("dos_server.buffers.buffers_optional_bytes_max", 0)
     monkeypatch.setattr("dos_server.buffers.buffers_needed_bytes_max", MIB + 1024)
     monkeypatch.setattr("dos_server.buffers.buffers_total_bytes_max", MIB + 1024)
     monkeypatch.setattr("dos_server.reading.stalled_seconds_max", 60)
@@ -115,7 +117,7 @@ async def test_large_frames_without_room_wait_unread_and_take_turns(monkeypatch:
 
 
 def room_for_one_frame(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("large", "wished"):
+    for name in ("large", "optional"):
         monkeypatch.setattr(f"dos_server.buffers.buffers_{name}_bytes_max", 0)
     for name in ("needed", "total"):
         monkeypatch.setattr(f"dos_server.buffers.buffers_{name}_bytes_max", MIB + 1024)

@@ -88,7 +88,7 @@ def sync_begins_when_it_ends() -> list[Patch]:
     def ended(self: Any, event: Any) -> None:
         self._writes.sync_ended(event)
         self._feed_one(v.SyncBegins(event.directory, event.name))
-        self._hear(event)
+        self._done(event)
 
     return [(ObjectServer, "_begin_syncs", begin), (ObjectServer, "_sync_ended", ended)]
 
@@ -119,7 +119,7 @@ def nothing_holds_answers_back() -> list[Patch]:
     def begin(self: Any, effect: Any) -> bool:
         connection = self._connections.get(effect.session)
         if connection is None:
-            self._readiness.soon(lambda: self._hear(v.GotData(effect, b"")))
+            self._readiness.soon(lambda: self._on_result(v.GotData(effect, b"")))
         else:
             connection.reserved_bytes += effect.end - effect.start
             self._reserved_bytes += effect.end - effect.start

@@ -23,7 +23,7 @@ from checkpoint.core.participant import PARTICIPANT
 from checkpoint.core.region import RegionState
 from checkpoint.core.region_states import PHASES
 from dos_client.core.claim import ClaimState
-from dos_client.core.replica import Effect as CopyEffect
+from dos_client.core.replica import ReplicaEffect
 from dos_protocol.errors import ErrorCode
 from dos_server.core.recovery import CASES, NO_ROOM
 from journal.core.read_walk import ReadWalk
@@ -108,7 +108,7 @@ ROOMS: Final = (
         {"Settle": "a reader settles nothing"},
     ),
     Room("claim", tuple(state.name for state in ClaimState), {"CLAIMING": "every claim begins so"}),
-    Room("copy", tuple(effect.name for effect in CopyEffect)),
+    Room("copy", tuple(effect.name for effect in ReplicaEffect)),
     Room("session", tuple(ending.name for ending in Ending)),
     Room("version 0", ("u", "u refused", "a", "a refused", "l", "g", "s", "s refused", "d", "d refused")),
     Room("visitor", ("appended by version 1",)),

@@ -241,16 +241,16 @@ class V0Service:
 
     # Messages of the rest of the core
 
-    def hear(self) -> None:
+    def translate_messages(self) -> None:
         """Translate the messages to version 0 sessions."""
-        while self._tables.unheard:
-            unheard, self._tables.unheard = self._tables.unheard, []
-            for session, message in unheard:
+        while self._tables.untranslated:
+            untranslated, self._tables.untranslated = self._tables.untranslated, []
+            for session, message in untranslated:
                 one = self._answers.sessions.get(session.number)
                 if one is not None and not one.closed:
-                    self._hear(one, message)
+                    self._translate(one, message)
 
-    def _hear(self, one: V0Session, message: m.Message) -> None:
+    def _translate(self, one: V0Session, message: m.Message) -> None:
         """Translate one message."""
         if isinstance(message, m.DirectoryOpened):
             self._answers.reply(one, b"ok")
@@ -271,7 +271,7 @@ class V0Service:
 
     def progress(self, directory: str, name: str) -> None:
         """Check the sessions that wait on the object after a write or sync has ended or failed."""
-        self.hear()
+        self.translate_messages()
         if not self._answers.waiting:
             return
         state = self._tables.find(directory, name)

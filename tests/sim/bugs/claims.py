@@ -31,7 +31,7 @@ def fenced_sessions_may_append() -> list[Patch]:
     return [
         (Claims, "may_write", lambda self, session, directory, request_id: True),
         (Claims, "end_writers", lambda self, *args, **kwargs: None),
-        (Appends, "may_hear", lambda self, session, directory: not session.closed),
+        (Appends, "may_receive_acks", lambda self, session, directory: not session.closed),
     ]
 
 
@@ -44,7 +44,7 @@ def older_sessions_hear_watermarks() -> list[Patch]:
 
     ready = property(lambda self: self.claimant is not None and self.stored == self.claim)
     return [
-        (Appends, "may_hear", lambda self, session, directory: not session.closed),
+        (Appends, "may_receive_acks", lambda self, session, directory: not session.closed),
         (Claims, "_supersede", supersede),
         (DirectoryState, "claim_ready", ready),
     ]
@@ -66,9 +66,11 @@ def superseded_writers_have_two_seconds() -> list[Patch]:
         return session.wrote and self._tables.now < getattr(directory, "lease_until", 0.0)
 
     def hears(self: Appends, session: Any, directory: DirectoryState) -> bool:
-        return may_hear(self, session, directory) or (not session.closed and leased(self, session, directory))
+        return may_receive_acks(self, session, directory) or (
+            not session.closed and leased(self, session, directory)
+        )
 
-    may_hear = Appends.may_hear
+    may_receive_acks = Appends.may_receive_acks
     return [
         (DirectoryState, "hold", held),
         (Claims, "end_writers", end_writers),
@@ -79,7 +81,7 @@ def superseded_writers_have_two_seconds() -> list[Patch]:
                 leased(self, session, directory) or may_write(self, session, directory, request_id)
             ),
         ),
-        (Appends, "may_hear", hears),
+        (Appends, "may_receive_acks", hears),
     ]
 
 

@@ -76,7 +76,9 @@ async def _repair(job: Job, url: str) -> StoreRecord:
         if given_up and not report.unavailable:
             raise UnmendableError("; ".join(f"{one.name} on {one.address}: {one.reason}" for one in given_up))
         if not _all_well(report):
-            raise DosError(f"{len(report.repairs)} copies to repair, unavailable: {sorted(report.unavailable)}")
+            raise DosError(
+                f"{len(report.repairs)} copies to repair, unavailable: {sorted(report.unavailable)}"
+            )
         return store.record
 
 

@@ -17,9 +17,9 @@ from dataflow.errors import InputChangedError, InputReadError
 from dataflow.operators.base import OperatorContext
 from dataflow.sources.base import (
     BatchPiece,
-    Division,
     Positions,
     SourceBatch,
+    SourceDivision,
     SourceReader,
     SourceSpec,
     SplitDivision,
@@ -122,7 +122,7 @@ class Reader(SourceReader):
         count = self._rng.randint(1, min(bytes_max, self._left(split)))
         return self._take(split, self._at[split], self._at[split] + count)
 
-    def replay(self, division: Division) -> list[SourceBatch]:
+    def replay(self, division: SourceDivision) -> list[SourceBatch]:
         batches = []
         for split, part in division.items():
             if split not in self._at or part.begin != self._at[split]:
@@ -132,7 +132,7 @@ class Reader(SourceReader):
                 batches.append(self._take(split, part.begin, part.end))
         return batches
 
-    def take_division(self) -> Division:
+    def take_division(self) -> SourceDivision:
         taken = {
             split: SplitDivision(
                 begin, self._at[split], self._given.digest(split, self._at[split]), int(not self._left(split))

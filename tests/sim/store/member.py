@@ -12,12 +12,12 @@ from dos_client.core.claim import FenceReason, climb, judge_fenced
 from dos_client.core.collecting import Collecting
 from dos_client.core.replica import (
     AGREED,
-    Effect,
     Event,
     LocalKnown,
     Replica,
     ReplicaAgreed,
     ReplicaDiffered,
+    ReplicaEffect,
     ReplicaEntered,
     ReplicaFellBehind,
     ReplicaLeft,
@@ -228,27 +228,27 @@ class Link:
         for effect in copy.replica.handle(event, self.claim.process.now):
             sometimes[f"copy: {effect.name}"] += 1
             match effect:
-                case Effect.COUNT:
+                case ReplicaEffect.COUNT:
                     target.unsure.discard(self.server_id)
                     target.spoiled.discard(self.server_id)
                     self._lacks(target, copy.replica.synced)
                     target.note(self.server_id, copy.replica.synced)
-                case Effect.DISCOUNT:
+                case ReplicaEffect.DISCOUNT:
                     self._active.pop(target.name, None)
                     target.unsure.discard(self.server_id)
                     target.sizes.pop(self.server_id, None)
                     (target.spoiled if copy.replica.spoiled else target.without).add(self.server_id)
-                case Effect.ASK_MEMBER:
+                case ReplicaEffect.ASK_MEMBER:
                     target.unsure.add(self.server_id)
                     self._start(self._compare_there(copy, self.session))
-                case Effect.FIND_DIGEST:
+                case ReplicaEffect.FIND_DIGEST:
                     assert copy.replica.claimed is not None
                     self._lacks(target, copy.replica.claimed.synced)
                     self._start(self._fill(copy, self.session))
-                case Effect.FILL:
+                case ReplicaEffect.FILL:
                     if not filling:
                         self._start(self._fill(copy, self.session))
-                case Effect.FOLLOW:
+                case ReplicaEffect.FOLLOW:
                     if target.window is not None:
                         self._active[target.name] = copy
                         self.wake()

@@ -1,0 +1,111 @@
+"""The language of the project: phrases that do not come back, names that exist, one class of a name.
+
+The standard is plain technical English: the subject first, one fact in a sentence, the terms of
+docs/GLOSSARY.md. Phrases of `BANNED` were common here once and had to be decoded by readers; the message of
+the test says what to write instead.
+"""
+
+import ast
+import builtins
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+
+from tests.test_architecture import ROOT, name_of, source_files, tree_of
+
+BANNED: dict[str, str] = {
+    r"[Ss]ee the module\b": "describe the class in one line",
+    r"Rules of this file:": "say in the module docstring what belongs here, or nothing",
+    r"\bgoes? on (?!to\b)": "continues",
+    r"\b(?:is|are|was|were|be) told\b": "receives; is notified; knows",
+    r"\bsays? so\b": "names the reason; reports it",
+    r"\bmakes? good\b": "repairs; completes",
+    r"\bis held to\b": "must",
+    r"\bjust now\b": "currently",
+    r"\bby itself\b(?! or)": "automatically; on its own; alone",
+    r"\bput (?:down|out)\b": "stores; writes; emits; publishes",
+    r"\bgiven out\b": "emitted; published",
+    r"\b[Ww]ho(?:so)?ever\b": "any client; regardless of which",
+    r"\b[Ss]omebody\b": "a person; a client; another writer",
+    r"\bin the place of\b": "instead of; replaces",
+    r"\b(?:letterbox|teller)\b": "a term of docs/GLOSSARY.md",
+    r"(?<![.\"'])\b(?:mends?|mended|mending)\b": "repair",
+    r"\bcontrol table\b": "broadcast table",
+    r"\bpinned cut\b": "savepoint",
+}
+"""phrase -> what to write instead."""
+
+QUOTED = re.compile(r"`[^`]*`|\([^)]*\.md[^)]*\)|<!--.*?-->|\*\*[A-Z]+\*\*")
+"""Code, links, and names on the wire, which stay (docs/GLOSSARY.md, section 2)."""
+
+OLD_WORDS = ("CHANGELOG.md", "docs/GLOSSARY.md", "tests/test_language.py", "tests/mutation/equivalents.toml")
+"""Files that name old terms to say what replaced them."""
+
+
+def prose() -> Iterator[tuple[str, int, str]]:
+    """(file, line number, text) of everything people read: documents, docstrings, comments and messages."""
+    paths = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *source_files()]
+    paths += [path for top in ("tests", "benchmarks", "examples") for path in (ROOT / top).rglob("*.py")]
+    for path in sorted(paths):
+        name = path.relative_to(ROOT).as_posix()
+        if name in OLD_WORDS:
+            continue
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            text = QUOTED.sub("", line)
+            yield name, number, re.sub('"[^"]*"', "", text) if path.suffix == ".md" else text
+
+
+def test_no_text_has_a_banned_phrase() -> None:
+    patterns = {re.compile(phrase): instead for phrase, instead in BANNED.items()}
+    found = [
+        f"{name}:{number}: {line.strip()[:100]!r}: write {instead!r}"
+        for name, number, line in prose()
+        for pattern, instead in patterns.items()
+        if pattern.search(line)
+    ]
+    assert not found, f"{len(found)} lines\n" + "\n".join(found)
+
+
+def public_classes() -> Iterator[tuple[str, str]]:
+    for path in source_files():
+        for node in tree_of(path).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                yield node.name, name_of(path)
+
+
+def test_no_two_public_classes_have_one_name() -> None:
+    modules = defaultdict(list)
+    for name, module in public_classes():
+        modules[name].append(module)
+    assert not {name: found for name, found in modules.items() if len(found) > 1}
+
+
+def test_docstrings_and_comments_name_errors_that_exist() -> None:
+    """An error that was renamed must be renamed in the text that promises it."""
+    known = {*dir(builtins), *(name for name, _ in public_classes())}
+    unknown = []
+    for path in source_files():
+        text = path.read_text(encoding="utf-8")
+        used = {node.id for node in ast.walk(tree_of(path)) if isinstance(node, ast.Name)}
+        used |= {node.attr for node in ast.walk(tree_of(path)) if isinstance(node, ast.Attribute)}
+        named = set(re.findall(r"\b[A-Z]\w*Error\b", text)) - known - used
+        unknown += [f"{path.relative_to(ROOT)} names {one}" for one in named]
+    assert not unknown, "\n".join(sorted(unknown))
+
+
+def test_no_file_is_too_long_to_read() -> None:
+    """Product code has its own, stricter rules in test_architecture.py."""
+    lengths = {
+        path.relative_to(ROOT).as_posix(): len(path.read_text(encoding="utf-8").splitlines())
+        for top in ("tests", "benchmarks", "examples")
+        for path in (ROOT / top).rglob("*.py")
+    }
+    too_long = {name: length for name, length in lengths.items() if length > LONGER.get(name, FILE_LINES_MAX)}
+    assert not too_long, f"divide by subject; at most {FILE_LINES_MAX} lines: {too_long}"
+    short = [name for name in LONGER if lengths.get(name, 0) <= FILE_LINES_MAX]
+    assert not short, f"short enough now: remove the rows {short}"
+
+
+FILE_LINES_MAX = 400
+LONGER: dict[str, int] = {}
+"""file -> the length it has now: it may shrink, and then its row is lowered or removed. No row is added."""
