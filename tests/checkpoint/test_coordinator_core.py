@@ -750,11 +750,11 @@ def test_what_the_region_waits_for_is_told_with_the_time_and_the_bytes_that_wait
     # EVIDENCE-OF: P-10
     scene = Scene().run()
     assert (scene.core.status().waiting_s, scene.core.status().waiting_bytes) == (0, 0)
-    scene.progress(1, waiting_for_store=True, waiting_reason="h2:1 is away: cannot connect", lag_bytes=700)
+    scene.progress(1, waiting_for_store=True, waiting_reason="h2:1 is unavailable: cannot connect", lag_bytes=700)
     scene.tick(5)
     scene.progress(0, lag_bytes=30)
     status = scene.core.status()
-    assert status.reason == "worker 1 waits for a quorum of the store: h2:1 is away: cannot connect"
+    assert status.reason == "worker 1 waits for a quorum of the store: h2:1 is unavailable: cannot connect"
     assert (status.waiting_s, status.waiting_bytes) == (5, 700), "of those that wait"
     scene.play(StoreWaiting("the manifest waits for the store: 2 members are needed"))
     assert scene.core.status().reason == "the manifest waits for the store: 2 members are needed"

@@ -201,7 +201,7 @@ def test_one_server_may_be_gone_and_without_two_the_region_waits_and_goes_on_by_
         three_servers[0].kill()
         watch.wait(lambda event: getattr(event, "state", None) is RegionState.WAITING_FOR_STORE)
         gone = [server.location for server in three_servers[:2]]
-        watch.wait(lambda event: all(f"{one} is away" in getattr(event, "reason", "") for one in gone))
+        watch.wait(lambda event: all(f"{one} is unavailable" in getattr(event, "reason", "") for one in gone))
         pids = [worker.pid for worker in control.status.workers]
         for server in three_servers[:2]:
             server.restart()

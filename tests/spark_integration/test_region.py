@@ -189,7 +189,7 @@ def test_while_the_store_is_away_the_region_waits_says_why_and_goes_on_by_itself
         pids = [worker.pid for worker in region.status.workers]
         server.stop()
         address = "127.0.0.1:" + str(server.address[1])
-        wait_until(lambda: f"{address} is away" in region.status.reason, region)
+        wait_until(lambda: f"{address} is unavailable" in region.status.reason, region)
         assert region.status.state is RegionState.WAITING_FOR_STORE
         wait_until(lambda: region.status.waiting_s > 1, region)
         server = embedded.start(tmp_path / "store", port=server.address[1])
