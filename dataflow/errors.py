@@ -46,6 +46,19 @@ class OperatorFailure(DosError):  # noqa: N818 - the paper's word for what an op
     """
 
 
+class UserFault(Exception):  # noqa: N818 - not a failure of the engine: it carries the user's exception
+    """A user function raised an exception or returned an invalid result.
+
+    The circuit adds the operator's name and the position. `row` is the index in the batch if one row caused
+    the fault; `__cause__` is the user's exception, if there was one.
+    """
+
+    def __init__(self, message: str, *, row: int | None = None, remedy: str = "") -> None:
+        super().__init__(message)
+        self.row = row
+        self.remedy = remedy
+
+
 class DirectoryError(DosError):
     """An operator used its directory where or when it may not. Nothing was changed; correct the operator."""
 

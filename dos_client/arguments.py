@@ -4,16 +4,15 @@ An argument of a wrong type or range raises LocalProtocolError before anything i
 could never complete, such as one from another trio run.
 """
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 import trio
 
 from dos_client.core.quorum import Quorums
 from dos_protocol.errors import LocalProtocolError
 from dos_protocol.limits import u64_max
-
-if TYPE_CHECKING:
-    from dos_client.writing.claim import Claim
+from dos_protocol.store_record import StoreRecord
+from dos_protocol.vocabulary import ObjectInfo
 
 
 def check_number(value: int, what: str, *, least: int = 0, most: int = u64_max) -> int:
@@ -48,15 +47,17 @@ def check_run(token: trio.lowlevel.TrioToken) -> None:
         )
 
 
-def check_absent(claim: "Claim", name: str) -> None:
+def check_absent(
+    directory: str, name: str, answers: Mapping[bytes, Mapping[str, ObjectInfo]], record: StoreRecord
+) -> None:
     """Raise LocalProtocolError if so many members hold an object of that name that a new one could never be
     acknowledged.
     """
-    holders = {one for one, objects in claim.answers.items() if name in objects and objects[name].synced}
-    others = {one.server_id for one in claim.store.record.members} - holders
-    if holders and not Quorums(claim.store.record).can_acknowledge(others):
+    holders = {one for one, objects in answers.items() if name in objects and objects[name].synced}
+    others = {one.server_id for one in record.members} - holders
+    if holders and not Quorums(record).can_acknowledge(others):
         raise LocalProtocolError(
-            f"{claim.directory}/{name} exists on {len(holders)} members: a new object of this name can never"
+            f"{directory}/{name} exists on {len(holders)} members: a new object of this name can never"
             " be acknowledged",
             remedy="choose another name, or continue that object where it ends",
         )

@@ -29,14 +29,14 @@ from dos_client.sessions.directory_view import DirectoryView, trusted_members, v
 from dos_client.sessions.discovery import find_membership
 from dos_client.sessions.members import MemberStatus, Watch
 from dos_client.sessions.witnesses import Witnesses
-from dos_client.status.claim_status import member_in_store
+from dos_client.status.claim_status import member_in_store, of_member
 from dos_client.status.counters import StoreCounters
 from dos_client.urls import DosUrl
 from dos_client.writing.claim import Claim
 from dos_protocol.errors import DosError, LocalProtocolError
 from dos_protocol.names import NO_ID, check_id, check_name, id_text
 from dos_protocol.store_record import Member, StoreRecord
-from dos_protocol.vocabulary import DirectoryOpened, StatResult
+from dos_protocol.vocabulary import NO_DIGEST, DirectoryOpened, StatResult
 
 log: Final = logging.getLogger("dos.client")
 
@@ -63,7 +63,7 @@ class Store:
         self.counts, self.damage, self.pace = StoreCounters(), Damage(), Pace()
         self.wrote = trio.Event()
         self._nursery = nursery
-        self._claims: dict[Claim, None] = {}
+        self._claims: list[Claim] = []
         self._watches: dict[bytes, Watch] = {}
         self.readers = Readers(self)
         self.witnesses = Witnesses(self)
@@ -78,11 +78,14 @@ class Store:
 
     def members(self) -> list[MemberStatus]:
         """Return the status of every member of the record, as this client sees it."""
-        return [member_in_store(self, member) for member in self.record.members]
+        return [
+            member_in_store(watch, of_member(self._claims, one), str(self.damage.of_member(one) or ""))
+            for one, watch in self._watches.items()
+        ]
 
     def claims(self) -> list[Claim]:
         """Return the open claims."""
-        return list(self._claims)
+        return self._claims[:]
 
     async def claim(self, directory: str, epoch: int, writer_id: bytes) -> Claim:
         """Become the directory's only writer, on at least F members (R1) at first.
@@ -145,8 +148,7 @@ class Store:
 
         await self._all_members(ask, lambda: quorums.can_take_over(asked))
         if not quorums.can_take_over(asked.keys() - self.witnesses.rolled_back):
-            members = self.record.members
-            missing = [self._watches[one.server_id] for one in members if one.server_id not in asked]
+            missing = [one for one in self._watches.values() if one.member.server_id not in asked]
             raise QuorumUnavailableError(
                 f"{quorums.claims_needed} members are needed to list directories, {len(asked)} answered",
                 [errors.get(one.member.address, f"{one.member.address}: {one.error}") for one in missing],
@@ -203,17 +205,14 @@ class Store:
         """Return sizes and a prefix digest of an object, by server id of each member that answers."""
         check_numbers(digest_at=digest_at)
         check_name(name)
+        at = NO_DIGEST if digest_at is None else digest_at
         found: dict[bytes, StatResult] = {}
         last: list[DosError] = []
 
         async def ask(member: Member) -> None:
             try:
                 connection = await self.readers.session(member, directory).connection()
-                found[member.server_id] = (
-                    await connection.stat(name)
-                    if digest_at is None
-                    else await connection.stat(name, digest_at)
-                )
+                found[member.server_id] = await connection.stat(name, at)
             except DosError as error:
                 last.append(error)
 
@@ -255,21 +254,20 @@ class Store:
 
     def is_connected(self, server_id: bytes) -> bool:
         """Return whether the idle session with the member is connected."""
-        watch = self._watches.get(server_id)
-        return watch is not None and watch.connection is not None
+        return self.idle(server_id) is not None
+
+    def idle(self, server_id: bytes) -> Connection | None:
+        """Return the idle session with the member, if it is connected."""
+        return self._watches[server_id].connection if server_id in self._watches else None
 
     async def wait_moved(self, timeout_s: float) -> None:
         """Wait until a member connects or disconnects, or the time is up."""
         with trio.move_on_after(timeout_s):
             await self._change.wait()
 
-    def watch(self, member: Member) -> Watch:
-        """Return the idle session with a member."""
-        return self._watches[member.server_id]
-
-    def forget(self, claim: Claim) -> None:
+    def forget(self, claim: object) -> None:
         """Remove a claim that has ended."""
-        self._claims.pop(claim, None)
+        self._claims = [one for one in self._claims if one is not claim]
 
     def member_moved(self) -> None:
         """Wake the tasks in `wait_moved`: a member connected or disconnected."""
@@ -328,7 +326,7 @@ class Store:
 
     async def _begin(self, claim: Claim) -> Claim:
         check_run(self.run_token)
-        self._claims[claim] = None
+        self._claims.append(claim)
         await self._nursery.start(claim.run)
         return claim
 

@@ -8,17 +8,16 @@ from contextlib import asynccontextmanager
 
 import trio
 
-from dos_client import randomness
+from dos_client import metrics, randomness
 from dos_client.core.backoff import backoff_s
 from dos_client.core.membership import Membership
 from dos_client.errors import StoreNotReadyError
-from dos_client.limits import open_timeout_s
+from dos_client.limits import observe_step_s, open_timeout_s
 from dos_client.live_store import Store
 from dos_client.membership.founding import init_store, token_refused
 from dos_client.repair.auto_repair import auto_repair
 from dos_client.repair.watching import watch_for_damage
 from dos_client.sessions.discovery import ServerSurvey, find_membership, probe
-from dos_client.status.claim_status import observe
 from dos_client.urls import DosUrl, parse_url
 from dos_protocol.errors import LocalProtocolError
 from dos_protocol.names import NO_ID
@@ -70,7 +69,7 @@ async def _living(url: DosUrl, record: StoreRecord, token: bytes, client: str) -
     failure: Exception | None = None
     async with trio.open_nursery() as nursery:
         store = Store(url, record, nursery, token=token, client=client)
-        nursery.start_soon(observe, store)
+        nursery.start_soon(_observe, store)
         try:
             yield store
         except Exception as error:  # raised below: the nursery would wrap it in an exception group
@@ -78,6 +77,25 @@ async def _living(url: DosUrl, record: StoreRecord, token: bytes, client: str) -
         nursery.cancel_scope.cancel()
     if failure is not None:
         raise failure
+
+
+async def _observe(store: Store) -> None:
+    """Observe the store's claims at intervals and publish the metrics. Runs as a task."""
+    figures = metrics.StoreFigures()
+    try:
+        while True:
+            await trio.sleep(observe_step_s)
+            _publish_figures(store, figures)
+    finally:
+        _publish_figures(store, figures)
+        figures.close()
+
+
+def _publish_figures(store: Store, figures: metrics.StoreFigures) -> None:
+    for claim in store.claims():
+        claim.waits.inspect()
+    store.counts.faulty_copies = store.damage.found
+    figures.publish(store.counts, store.members(), sum(claim.waiting for claim in store.claims()))
 
 
 async def _find_record(url: DosUrl, token: bytes, client: str) -> StoreRecord:

@@ -4,10 +4,7 @@ Messages name the rule, the values and the remedy. `ErrorCode` numbers are wire 
 """
 
 from enum import Enum, IntEnum, unique
-from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
-
-if TYPE_CHECKING:
-    from dos_protocol.messages import Error
+from typing import ClassVar, Final, NamedTuple
 
 
 class Blame(Enum):
@@ -379,22 +376,6 @@ class TooLargeError(RefusedError):
     code_of_class = ErrorCode.TOO_LARGE
 
 
-_BY_CODE: Final[dict[ErrorCode, type[RefusedError]]] = {
+ERRORS_BY_CODE: Final[dict[ErrorCode, type[RefusedError]]] = {
     cls.code_of_class: cls for cls in RefusedError.__subclasses__() if cls.code_of_class is not None
 }
-
-
-def refused(error: "Error") -> RefusedError:
-    """Return the exception for an ERROR message, of the class for its code."""
-    try:
-        code = ErrorCode(error.code)
-    except ValueError:
-        return RefusedError(
-            f"the server refused with code {error.code}, unknown to this client: {error.message}",
-            code=ErrorCode.INTERNAL,
-            remedy=error.remedy,
-            actual=error.actual,
-            record=error.record,
-        )
-    cls = _BY_CODE.get(code, RefusedError)
-    return cls(error.message, code=code, remedy=error.remedy, actual=error.actual, record=error.record)

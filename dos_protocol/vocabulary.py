@@ -6,6 +6,7 @@ from typing import Final
 import msgspec
 
 from dos_protocol.digests import Buffer
+from dos_protocol.errors import ERRORS_BY_CODE, ErrorCode, RefusedError
 from dos_protocol.limits import u64_max
 from dos_protocol.names import NO_ID
 
@@ -333,3 +334,19 @@ Message = (
     | Witnessed
     | Error
 )
+
+
+def refused(error: Error) -> RefusedError:
+    """Return the exception for an ERROR message, of the class for its code."""
+    try:
+        code = ErrorCode(error.code)
+    except ValueError:
+        return RefusedError(
+            f"the server refused with code {error.code}, unknown to this client: {error.message}",
+            code=ErrorCode.INTERNAL,
+            remedy=error.remedy,
+            actual=error.actual,
+            record=error.record,
+        )
+    cls = ERRORS_BY_CODE.get(code, RefusedError)
+    return cls(error.message, code=code, remedy=error.remedy, actual=error.actual, record=error.record)

@@ -7,6 +7,7 @@ your way, the message names the rule; the reasons are in docs/ARCHITECTURE.md.
 import ast
 from collections.abc import Iterator
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -360,6 +361,20 @@ def test_functions_stay_short_enough_to_be_read_at_once() -> None:
         and lines_without_docstring(node) > FUNCTION_LINES_MAX
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """Imports for type checkers and in functions count: files in a circle can only be understood together."""
+    files = {name_of(path): path for path in source_files() if path.name != "__init__.py"}
+    imports = {
+        name: {module for _, module in imports_in(tree_of(path), name.split(".")[:-1])}
+        & files.keys() - {name}
+        for name, path in files.items()
+    }
+    try:
+        TopologicalSorter(imports).prepare()
+    except CycleError as error:
+        pytest.fail(f"a circle of imports: {' -> '.join(error.args[1])}")
 
 
 @pytest.mark.parametrize(

@@ -277,6 +277,7 @@ class Graph:
         return found
 
     def _add(self, name: str, spec: OperatorSpec, inputs: Sequence[object]) -> "Stream":
+        """Add an operator that reads these streams. The methods of streams call it. Raises GraphError."""
         above = []
         for stream in inputs:
             if not isinstance(stream, Stream):

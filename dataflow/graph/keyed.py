@@ -6,7 +6,7 @@ Each method adds one operator; the operators themselves are in `operators/`.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any, Generic, Self, TypeVar
 
 import pyarrow as pa
 
@@ -28,25 +28,24 @@ from dataflow.schema import parse_schema
 from dataflow.state.migration import Migration, parse_state
 from dataflow.state.value_store import Place
 
-if TYPE_CHECKING:
-    from dataflow.graph.stream import KeyedStream, Stream
+StreamT = TypeVar("StreamT")
 
 
-class KeyedOperators(ABC):
-    """The keyed half of `KeyedStream`."""
+class KeyedOperators(ABC, Generic[StreamT]):
+    """The keyed half of `KeyedStream`. `StreamT`: the class of the streams that the methods return."""
 
     __slots__ = ()
 
     @abstractmethod
-    def _then(self, name: str, spec: OperatorSpec) -> "Stream": ...
+    def _then(self, name: str, spec: OperatorSpec) -> StreamT: ...
 
     @abstractmethod
     def _keys(self) -> tuple[str, ...]: ...
 
     @abstractmethod
-    def _with(self, other: "KeyedStream", name: str, spec: OperatorSpec) -> "Stream": ...
+    def _with(self, other: Self, name: str, spec: OperatorSpec) -> StreamT: ...
 
-    def count(self, name: str) -> "Stream":
+    def count(self, name: str) -> StreamT:
         """Count the rows of each key: (key columns, count bigint), once a step for each key in it.
 
         Example:
@@ -57,7 +56,7 @@ class KeyedOperators(ABC):
 
     def aggregate(
         self, name: str, window: Window | CountWindow | None = None, /, **aggregates: Aggregate
-    ) -> "Stream":
+    ) -> StreamT:
         """Compute aggregates of the rows of each key (`dataflow.operators.aggregate_functions`).
 
             by_item.aggregate("sold", orders=Count(), income=Sum("price"))
@@ -77,7 +76,7 @@ class KeyedOperators(ABC):
             return self._then(name, CountWindowSpec(self._keys(), window, tuple(aggregates.items())))
         return self._then(name, WindowSpec(self._keys(), window, tuple(aggregates.items())))
 
-    def dedup(self, name: str, window: Tumbling | None = None, /) -> "Stream":
+    def dedup(self, name: str, window: Tumbling | None = None, /) -> StreamT:
         """Emit the first row of each key when it arrives.
 
         With a window: the first row of each key in each window; the key is forgotten when the window closes,
@@ -97,12 +96,12 @@ class KeyedOperators(ABC):
     def join(
         self,
         name: str,
-        right: "KeyedStream",
+        right: Self,
         *,
         times: tuple[str, str],
         within: timedelta,
         suffix: str = "_right",
-    ) -> "Stream":
+    ) -> StreamT:
         """Join with `right`: all pairs of rows with the same key whose times are less than `within` apart.
 
         times: the time columns of both streams. The result has the columns of this stream, then those of the
@@ -117,10 +116,10 @@ class KeyedOperators(ABC):
                 suffix="_now",
             )
         """
-        spec = JoinSpec((self._keys(), right._keys()), times, within, suffix)  # noqa: SLF001 - of one class
+        spec = JoinSpec((self._keys(), right._keys()), times, within, suffix)
         return self._with(right, name, spec)
 
-    def top_k(self, name: str, window: Tumbling, k: int, *, by: str) -> "Stream":
+    def top_k(self, name: str, window: Tumbling, k: int, *, by: str) -> StreamT:
         """Emit the `k` rows with the largest `by` of each key in each window, when the window closes.
 
         The largest is first. Equal rows are in the order of all columns, nulls last. Late rows go to the side
@@ -144,7 +143,7 @@ class KeyedOperators(ABC):
         ttl: timedelta | None = None,
         state_on: Place = "memory",
         side_outputs: "Mapping[str, str | pa.Schema] | None" = None,
-    ) -> "Stream":
+    ) -> StreamT:
         """Call functions that keep state for each key.
 
         `on_row(row, state)` is called for each row, in event-time order; `on_timer(key, time, state)` after
@@ -199,7 +198,7 @@ class KeyedOperators(ABC):
         migrations: Sequence[Migration] = (),
         ttl: timedelta | None = None,
         state_on: Place = "memory",
-    ) -> "Stream":
+    ) -> StreamT:
         """Call a function written for Spark's `applyInPandasWithState`, unchanged.
 
         It is called with (key, DataFrames, GroupState) for each row, in event-time order, and after a
@@ -244,7 +243,7 @@ class KeyedOperators(ABC):
         migrations: Sequence[Migration] = (),
         ttl: timedelta | None = None,
         state_on: Place = "memory",
-    ) -> "Stream":
+    ) -> StreamT:
         """Run a `StatefulProcessor` written for Spark's `transformWithState`, unchanged.
 
         With takes="pandas" it is one for `transformWithStateInPandas`. `handleInputRows` is called for each

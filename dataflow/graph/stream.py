@@ -4,10 +4,10 @@ Each method adds one operator. The operators themselves are in `operators/`. `gr
 plans the graph. Methods that only a keyed stream has are in `keyed.py`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn, Protocol, Self
 
 import pyarrow as pa
 
@@ -27,9 +27,6 @@ from dataflow.operators.user_operator import UserOperator
 from dataflow.schema import parse_schema
 from dataflow.sinks.base import SinkSpec
 
-if TYPE_CHECKING:
-    from dataflow.graph.builder import Graph
-
 
 @dataclass(slots=True)
 class Node:
@@ -40,11 +37,23 @@ class Node:
     inputs: "tuple[Node | str, ...]"
 
 
+class GraphOfStreams(Protocol):
+    """The graph to which a stream belongs (`builder.Graph`)."""
+
+    name: str
+
+    def _add(self, name: str, spec: OperatorSpec, inputs: "Sequence[Stream]") -> "Stream": ...
+
+    def union(self, name: str, *streams: "Stream") -> "Stream": ...
+
+    def annotate(self, name: str, annotation: Annotation) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class BroadcastTable:
     """A broadcast table, returned by `graph.broadcast_table` and accepted by operators as `broadcast=`."""
 
-    graph: "Graph"
+    graph: "GraphOfStreams"
     name: str
 
 
@@ -52,7 +61,7 @@ class BroadcastTable:
 class Stream:
     """The output of an operator. Every method adds one named operator and returns its output."""
 
-    graph: "Graph"
+    graph: "GraphOfStreams"
     node: Node | str
 
     def map(
@@ -294,10 +303,10 @@ class Stream:
         return broadcast.name
 
     def _then(self, name: str, spec: OperatorSpec) -> "Stream":
-        return self.graph._add(name, spec, (self,))  # noqa: SLF001 - one class in two halves
+        return self.graph._add(name, spec, (self,))  # noqa: SLF001 - a graph and its streams are one class for users
 
 
-class KeyedStream(Stream, KeyedOperators):
+class KeyedStream(Stream, KeyedOperators[Stream]):
     """A stream whose rows of one key are all on one worker, as keyed operators require."""
 
     __slots__ = ()
@@ -307,7 +316,7 @@ class KeyedStream(Stream, KeyedOperators):
             return self.node.spec.keys
         return ()
 
-    def _with(self, other: "KeyedStream", name: str, spec: OperatorSpec) -> Stream:
+    def _with(self, other: Self, name: str, spec: OperatorSpec) -> Stream:
         return self.graph._add(name, spec, (self, other))  # noqa: SLF001 - as in `Stream`
 
 

@@ -18,8 +18,8 @@ from checkpoint import declared_state
 from checkpoint.chains.state_blocks import block_schema
 from dataflow.core.event_time import Watermark
 from dataflow.core.plan import OperatorKind
-from dataflow.errors import DirectoryError, SchemaError
-from dataflow.operators.base import Operator, OperatorContext, OperatorSpec, StateTable, UserFault
+from dataflow.errors import DirectoryError, SchemaError, UserFault
+from dataflow.operators.base import Operator, OperatorContext, OperatorSpec, StateTable
 from dataflow.operators.emitting import Emitter, side_outputs_of
 from dataflow.operators.multiple_inputs import (
     BufferedRows,

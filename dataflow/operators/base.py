@@ -25,7 +25,7 @@ each call.
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 import pyarrow as pa
 
@@ -35,9 +35,7 @@ from dataflow.core.delivery import Delivery
 from dataflow.core.event_time import Watermark
 from dataflow.core.plan import OperatorKind
 from dataflow.schema import RESERVED_COLUMNS, schema_text
-
-if TYPE_CHECKING:  # avoids an import cycle: dataflow.state.operator_directory raises UserFault
-    from dataflow.state.operator_directory import OperatorDirectory
+from dataflow.state.operator_directory import OperatorDirectory
 
 WEIGHT_COLUMN: Final = "_weight"
 assert {HASH_COLUMN, WEIGHT_COLUMN, DELETED_COLUMN} <= RESERVED_COLUMNS
@@ -70,19 +68,6 @@ class OperatorContext:
     """
     delivery: Delivery | None = None
     """The delivery guarantee of the region's sinks; None: the strongest that each sink supports."""
-
-
-class UserFault(Exception):  # noqa: N818 - not a failure of the engine: it carries the user's exception
-    """A user function raised an exception or returned an invalid result.
-
-    The circuit adds the operator's name and the position. `row` is the index in the batch if one row caused
-    the fault; `__cause__` is the user's exception, if there was one.
-    """
-
-    def __init__(self, message: str, *, row: int | None = None, remedy: str = "") -> None:
-        super().__init__(message)
-        self.row = row
-        self.remedy = remedy
 
 
 class StateTable(Protocol):
@@ -140,7 +125,7 @@ class Operator:
         """Return the watermark of the output when the watermark of the inputs is `watermark`."""
         return watermark
 
-    def take_directory(self, directory: "OperatorDirectory") -> None:
+    def take_directory(self, directory: OperatorDirectory) -> None:
         """Receive the operator's files as of the checkpoint. Called before `restored`, and only if the spec
         has `keeps_files`.
         """
@@ -277,5 +262,4 @@ __all__ = [
     "OperatorSpec",
     "StateTable",
     "StatefulOperator",
-    "UserFault",
 ]

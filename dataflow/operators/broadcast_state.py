@@ -29,8 +29,8 @@ from checkpoint.errors import UnsupportedKeyTypeError
 from checkpoint.key_hash import hash_keys
 from dataflow import limits
 from dataflow.core.plan import OperatorKind
-from dataflow.errors import SchemaError
-from dataflow.operators.base import Operator, OperatorContext, OperatorSpec, StatefulOperator, UserFault
+from dataflow.errors import SchemaError, UserFault
+from dataflow.operators.base import Operator, OperatorContext, OperatorSpec, StatefulOperator
 
 Key: TypeAlias = Any
 """The value of the key column, or a tuple of values if there are several key columns."""

@@ -9,8 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from dataflow.errors import SchemaError, nearest
-from dataflow.operators.base import UserFault
+from dataflow.errors import SchemaError, UserFault, nearest
 from dataflow.operators.results import batch_of_result, batch_of_rows
 from dataflow.schema import parse_schema
 

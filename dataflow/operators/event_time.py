@@ -28,8 +28,8 @@ from checkpoint.chains.state_blocks import block_schema, make_block
 from checkpoint.key_hash import hash_keys
 from dataflow.core.event_time import UNKNOWN, SplitWatermarks, Watermark, behind, further, is_time
 from dataflow.core.plan import OperatorKind
-from dataflow.errors import SchemaError
-from dataflow.operators.base import OperatorContext, OperatorSpec, StateTable, UserFault
+from dataflow.errors import SchemaError, UserFault
+from dataflow.operators.base import OperatorContext, OperatorSpec, StateTable
 from dataflow.operators.nulls import NullRule, OnNullTime, check_choice, null_side_outputs
 from dataflow.schema import type_text
 

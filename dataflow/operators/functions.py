@@ -27,8 +27,8 @@ import pyarrow.compute as pc
 
 from dataflow import limits
 from dataflow.core.plan import OperatorKind
-from dataflow.errors import SchemaError
-from dataflow.operators.base import Operator, OperatorContext, OperatorSpec, UserFault
+from dataflow.errors import SchemaError, UserFault
+from dataflow.operators.base import Operator, OperatorContext, OperatorSpec
 from dataflow.operators.emitting import Emitter
 from dataflow.operators.frames import OnFrames
 from dataflow.operators.python_rows import rows_of

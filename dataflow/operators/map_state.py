@@ -22,8 +22,8 @@ import pyarrow as pa
 from checkpoint import declared_state
 from dataflow.core.event_time import END, Watermark
 from dataflow.core.plan import OperatorKind
-from dataflow.errors import SchemaError
-from dataflow.operators.base import OperatorContext, OperatorSpec, StateTable, UserFault
+from dataflow.errors import SchemaError, UserFault
+from dataflow.operators.base import OperatorContext, OperatorSpec, StateTable
 from dataflow.operators.emitting import Emitter
 from dataflow.operators.event_time import check_time_column, micros_of, times_of
 from dataflow.operators.late import LATE, TimedOperator

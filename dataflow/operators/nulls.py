@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 
 from checkpoint.chains.state_blocks import block_schema, make_block
 from checkpoint.key_hash import hash_keys
-from dataflow.errors import SchemaError
-from dataflow.operators.base import Operator, StateTable, UserFault
+from dataflow.errors import SchemaError, UserFault
+from dataflow.operators.base import Operator, StateTable
 
 OnNullTime: TypeAlias = Literal["error", "drop", "side"]
 OnNullKey: TypeAlias = Literal["group", "error", "drop", "side"]

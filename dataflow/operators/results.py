@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from dataflow.operators.base import UserFault
+from dataflow.errors import UserFault
 
 FAULTS = (Exception, SystemExit)
 """Exceptions of a user function that become a UserFault. They include SystemExit, because `sys.exit()` in a

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from dataflow.operators.base import UserFault
+from dataflow.errors import UserFault
 from dataflow.operators.python_rows import micros_of_time
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)

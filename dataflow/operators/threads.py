@@ -16,7 +16,8 @@ from typing import TypeAlias
 import pyarrow as pa
 
 from dataflow import limits
-from dataflow.operators.base import Operator, UserFault
+from dataflow.errors import UserFault
+from dataflow.operators.base import Operator
 
 _Made: TypeAlias = "tuple[Sequence[pa.RecordBatch], Mapping[str, Sequence[pa.RecordBatch]]]"
 """The output of a slice, and its side outputs."""

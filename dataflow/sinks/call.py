@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from dataflow.core.delivery import Delivery
-from dataflow.errors import DeliveryError, SchemaError
-from dataflow.operators.base import OperatorContext, UserFault
+from dataflow.errors import DeliveryError, SchemaError, UserFault
+from dataflow.operators.base import OperatorContext
 from dataflow.operators.functions import Takes
 from dataflow.operators.python_rows import rows_of
 from dataflow.sinks.base import SinkSpec, SinkWriter, not_once_only

@@ -25,8 +25,15 @@ import sqlalchemy as sa
 from dataflow import limits
 from dataflow.core.delivery import Delivery
 from dataflow.core.transactions import TransactionName, parse_name
-from dataflow.errors import DeliveryError, SchemaError, SinkFencedError, SinkOwnedError, SinkWriteError
-from dataflow.operators.base import OperatorContext, UserFault
+from dataflow.errors import (
+    DeliveryError,
+    SchemaError,
+    SinkFencedError,
+    SinkOwnedError,
+    SinkWriteError,
+    UserFault,
+)
+from dataflow.operators.base import OperatorContext
 from dataflow.sinks.base import OutputOwner, SinkSpec, SinkWriter, not_once_only, owner_of
 from dataflow.sinks.sql_tables import UPSERTS, make_tables, owners, staged, target_table, writers
 from dataflow.sinks.two_phase import TwoPhaseOutput, TwoPhaseWriter

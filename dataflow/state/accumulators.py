@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dataflow.operators.base import UserFault
+from dataflow.errors import UserFault
 from dataflow.state.columns import Slots
 from dataflow.state.exact_sum import STORED_TYPE, ExactSums
 from dataflow.state.key_index import SlotArray

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dataflow.operators.base import UserFault
+from dataflow.errors import UserFault
 from dataflow.state.accumulators import Accumulator, SlotNumbers, present
 from dataflow.state.columns import Slots
 

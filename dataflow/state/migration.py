@@ -16,8 +16,7 @@ from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 
-from dataflow.errors import SchemaError
-from dataflow.operators.base import UserFault
+from dataflow.errors import SchemaError, UserFault
 from dataflow.operators.results import FAULTS, say
 from dataflow.schema import parse_schema
 

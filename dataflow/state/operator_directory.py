@@ -14,8 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Protocol
 
-from dataflow.errors import DirectoryError, OperatorFailure
-from dataflow.operators.base import UserFault
+from dataflow.errors import DirectoryError, OperatorFailure, UserFault
 from dataflow.state.scratch import of_scratch
 from journal import FileOp, FileTruncate, FileWrite, LocalFilesError, Record
 from journal.files.changing import ChangingFiles

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dataflow.errors import OperatorFailure
-from dataflow.operators.base import UserFault
+from dataflow.errors import OperatorFailure, UserFault
 
 
 def scratch_directory(scratch: str) -> Path:

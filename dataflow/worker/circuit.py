@@ -19,9 +19,9 @@ import pyarrow as pa
 from checkpoint import Layout, merge_counters
 from dataflow.core.event_time import Watermark
 from dataflow.core.plan import KIND_RULES, NodePlan, OperatorKind, StagePlan
-from dataflow.errors import OperatorError, OperatorFailure
+from dataflow.errors import OperatorError, OperatorFailure, UserFault
 from dataflow.graph.builder import GraphPlan
-from dataflow.operators.base import Operator, OperatorContext, StateTable, UserFault
+from dataflow.operators.base import Operator, OperatorContext, StateTable
 from dataflow.operators.broadcast_state import BroadcastStateOperator
 from dataflow.operators.count import CountSpec
 from dataflow.operators.key_by import KeyBySpec, wire_schema

@@ -12,7 +12,7 @@ boundary is requested first, and up to 64 KiB more are read.
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import trio
 
@@ -21,7 +21,7 @@ from dos_client.core.quorum import Quorums
 from dos_client.errors import QuorumUnavailableError
 from dos_client.reading.damage import CopyFault
 from dos_client.reading.questions import MemberAnswers, Question, ask_members
-from dos_client.reading.sessions import read_one
+from dos_client.reading.sessions import ReadableStore, read_one
 from dos_client.sessions.connection import Connection
 from dos_protocol.digests import PrefixDigest
 from dos_protocol.errors import CorruptError, DosError
@@ -29,9 +29,6 @@ from dos_protocol.limits import digest_block_bytes
 from dos_protocol.names import check_name
 from dos_protocol.store_record import Member
 from dos_protocol.vocabulary import StatResult
-
-if TYPE_CHECKING:
-    from dos_client.live_store import Store
 
 T = TypeVar("T")
 Other = TypeVar("Other")
@@ -53,7 +50,7 @@ class CommittedReads:
     All methods raise QuorumUnavailableError if too few members answer now. A retry may help.
     """
 
-    def __init__(self, store: "Store", directory: str, name: str) -> None:
+    def __init__(self, store: ReadableStore, directory: str, name: str) -> None:
         self.directory = check_name(directory)
         self.name = check_name(name)
         self._store = store

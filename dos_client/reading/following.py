@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator
 from contextlib import ExitStack, aclosing
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import trio
 
@@ -20,15 +20,13 @@ from dos_client.core.backoff import backoff_s
 from dos_client.limits import follow_pause_s, follow_wait_ms
 from dos_client.reading.committed import CommittedReads
 from dos_client.reading.damage import CopyFault
+from dos_client.reading.sessions import ReadableStore
 from dos_client.reading.streaming import committed_stream
 from dos_protocol.errors import CorruptError, DosError, NotFoundError, PastEndError
 from dos_protocol.store_record import Member
 
-if TYPE_CHECKING:
-    from dos_client.live_store import Store
 
-
-async def follow(store: "Store", directory: str, name: str, offset: int) -> AsyncGenerator[bytes]:
+async def follow(store: ReadableStore, directory: str, name: str, offset: int) -> AsyncGenerator[bytes]:
     """Read committed bytes as they are committed. Implements `Store.follow`."""
     committed = CommittedReads(store, directory, name)
     with Growth(store, committed) as sizes:
@@ -45,7 +43,7 @@ class Growth:
     is not asked while its size is above `_position`.
     """
 
-    def __init__(self, store: "Store", committed: CommittedReads, position: int = 0) -> None:
+    def __init__(self, store: ReadableStore, committed: CommittedReads, position: int = 0) -> None:
         self._store = store
         self._committed = committed
         self._record = store.record

@@ -7,7 +7,7 @@ for all reads.
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import trio
 
@@ -16,6 +16,7 @@ from dos_client.core.hedging import AskMember, Candidate, DropMember, Effect, Ra
 from dos_client.errors import QuorumUnavailableError
 from dos_client.limits import answers_owed_max
 from dos_client.reading.damage import CopyFault
+from dos_client.reading.sessions import ReadableStore
 from dos_client.sessions.connection import Connection
 from dos_protocol.errors import (
     BrokenConnectionError,
@@ -27,9 +28,6 @@ from dos_protocol.errors import (
     RolledBackError,
 )
 from dos_protocol.store_record import Member
-
-if TYPE_CHECKING:
-    from dos_client.live_store import Store
 
 T = TypeVar("T")
 
@@ -89,7 +87,10 @@ class Sessions(Protocol):
 
 
 async def ask_members(
-    store: "Store", tiers: Sequence[Sequence[Member]], question: Question[T], sessions: Sessions | None = None
+    store: ReadableStore,
+    tiers: Sequence[Sequence[Member]],
+    question: Question[T],
+    sessions: Sessions | None = None,
 ) -> MemberAnswers[T]:
     """Ask until the answers are enough or no member is left. Errors are in the answers, and are not raised.
 
@@ -103,7 +104,7 @@ async def ask_members(
 class ReaderSessions:
     """The sessions of the store's readers in one directory."""
 
-    def __init__(self, store: "Store", directory: str) -> None:
+    def __init__(self, store: ReadableStore, directory: str) -> None:
         self._store = store
         self._directory = directory
 
@@ -120,7 +121,7 @@ class ReaderSessions:
 class _Asking(Generic[T]):
     def __init__(
         self,
-        store: "Store",
+        store: ReadableStore,
         tiers: Sequence[Sequence[Member]],
         question: Question[T],
         sessions: Sessions,

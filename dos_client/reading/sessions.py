@@ -7,14 +7,14 @@ import logging
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 import trio
 
 from dos_client.arguments import check_run
 from dos_client.limits import read_bytes_max, reader_sessions_max
 from dos_client.sessions.connection import Connection
-from dos_client.sessions.witnesses import open_member_session
+from dos_client.sessions.witnesses import WitnessedStore, open_member_session
 from dos_protocol.errors import (
     BrokenConnectionError,
     DosError,
@@ -24,9 +24,6 @@ from dos_protocol.limits import payload_bytes_max
 from dos_protocol.names import check_name
 from dos_protocol.store_record import Member
 from dos_protocol.vocabulary import DirectoryOpened
-
-if TYPE_CHECKING:
-    from dos_client.live_store import Store
 
 log: Final = logging.getLogger("dos.client")
 
@@ -50,7 +47,7 @@ async def read_one(connection: Connection, name: str, offset: int, max_bytes: in
 class ReaderSession:
     """A session in one directory of one member, without a claim. A task of the store runs it."""
 
-    def __init__(self, store: "Store", member: Member, directory: str) -> None:
+    def __init__(self, store: WitnessedStore, member: Member, directory: str) -> None:
         self.member = member
         self.scope = trio.CancelScope()
         self._store = store
@@ -113,7 +110,7 @@ class Readers:
     used end when there are more than `reader_sessions_max`.
     """
 
-    def __init__(self, store: "Store") -> None:
+    def __init__(self, store: WitnessedStore) -> None:
         self._store = store
         self._sessions: OrderedDict[tuple[bytes, str], ReaderSession] = OrderedDict()
         self._held: Counter[str] = Counter()
@@ -151,3 +148,21 @@ class Readers:
         for session in self._sessions.values():
             session.scope.cancel()
         self._sessions.clear()
+
+
+class ReadableStore(WitnessedStore, Protocol):
+    """A store with reader sessions."""
+
+    readers: Readers
+
+    async def reader(self, member: Member, directory: str) -> Connection:
+        """Return a session without a claim in a directory of one member. Raises BrokenConnectionError."""
+        ...
+
+    def owed(self, member: Member, directory: str) -> int:
+        """Return how many answers that nobody waits for a reader session still owes."""
+        ...
+
+    def is_connected(self, server_id: bytes) -> bool:
+        """Return whether the idle session with the member is connected."""
+        ...

@@ -6,7 +6,7 @@ quorum holds. All bytes of one `read` come from one member, so different histori
 """
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
 import trio
 
@@ -14,20 +14,19 @@ from dos_client.core.agreement import reading_quorums
 from dos_client.errors import QuorumUnavailableError
 from dos_client.limits import read_bytes_max, read_timeout_s
 from dos_client.reading.questions import MemberAnswers, Question, Sessions, ask_members
-from dos_client.reading.sessions import read_one
+from dos_client.reading.sessions import ReadableStore, read_one
 from dos_client.sessions.connection import Connection
 from dos_protocol.errors import BrokenConnectionError, NotFoundError, PastEndError
 from dos_protocol.names import check_name
 from dos_protocol.store_record import Member
 
-if TYPE_CHECKING:
-    from dos_client.live_store import Store
-
 T = TypeVar("T")
 _AGAIN_S: Final = 0.1
 
 
-async def patiently(store: "Store", attempt: Callable[[], Awaitable[T]], *, for_ever: bool = False) -> T:
+async def patiently(
+    store: ReadableStore, attempt: Callable[[], Awaitable[T]], *, for_ever: bool = False
+) -> T:
     """Repeat the attempt for `read_timeout_s`, or without limit, while members cannot be reached. Raises its
     last error.
     """
@@ -41,7 +40,7 @@ async def patiently(store: "Store", attempt: Callable[[], Awaitable[T]], *, for_
         await store.wait_moved(_AGAIN_S)
 
 
-async def read_any(store: "Store", directory: str, name: str, offset: int, max_bytes: int) -> bytes:
+async def read_any(store: ReadableStore, directory: str, name: str, offset: int, max_bytes: int) -> bytes:
     """Return durable bytes of the first undamaged member. Implements `Store.read`."""
     check_name(directory)
     check_name(name)
@@ -55,7 +54,7 @@ async def read_any(store: "Store", directory: str, name: str, offset: int, max_b
     return await patiently(store, once)
 
 
-async def _read_once(store: "Store", directory: str, name: str, offset: int, wanted: int) -> bytes:
+async def _read_once(store: ReadableStore, directory: str, name: str, offset: int, wanted: int) -> bytes:
     answers = await ask_for_bytes(store, [store.record.voters], directory, name, offset, wanted)
     data = bytes_of(answers)
     if data is not None:
@@ -70,7 +69,7 @@ async def _read_once(store: "Store", directory: str, name: str, offset: int, wan
 
 
 async def ask_for_bytes(
-    store: "Store",
+    store: ReadableStore,
     tiers: Sequence[Sequence[Member]],
     directory: str,
     name: str,

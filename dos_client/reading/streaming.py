@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import Protocol, Self
 
 import trio
 
@@ -18,13 +18,11 @@ from dos_client.core.agreement import Reach
 from dos_client.errors import QuorumUnavailableError
 from dos_client.limits import piece_bytes, pieces_ahead_max, read_bytes_max, read_timeout_s
 from dos_client.reading.committed import CommittedPiece, CommittedReads
+from dos_client.reading.sessions import ReadableStore
 from dos_client.reading.store_reads import patiently
 from dos_protocol.digests import PrefixDigest
 from dos_protocol.errors import BrokenConnectionError, CorruptError, DosError, PastEndError
 from dos_protocol.limits import digest_block_bytes
-
-if TYPE_CHECKING:
-    from dos_client.live_store import Store
 
 Stream = AsyncGenerator[bytes]
 _AGAIN_S = 0.1
@@ -52,7 +50,7 @@ class Bookmark:
 class Snapshot:
     """The extent of an object as it was acknowledged when this was created."""
 
-    def __init__(self, store: "Store", committed: CommittedReads) -> None:
+    def __init__(self, store: ReadableStore, committed: CommittedReads) -> None:
         self._store = store
         self._committed = committed
         self._reach: Reach | None = None
@@ -84,7 +82,7 @@ class Snapshot:
 
 
 async def committed_stream(
-    store: "Store",
+    store: ReadableStore,
     committed: CommittedReads,
     extent: Extent,
     offset: int,
@@ -124,7 +122,9 @@ async def committed_stream(
                 yield data
 
 
-async def read_committed(store: "Store", directory: str, name: str, offset: int, max_bytes: int) -> bytes:
+async def read_committed(
+    store: ReadableStore, directory: str, name: str, offset: int, max_bytes: int
+) -> bytes:
     """Return committed bytes. Implements `Store.read`."""
     committed = CommittedReads(store, directory, name)
     end = offset + min(max_bytes, read_bytes_max)
@@ -146,7 +146,7 @@ class _Slot:
 class _Ahead:
     """The pieces fetched ahead. Invariant: the slots are contiguous."""
 
-    def __init__(self, store: "Store", committed: CommittedReads, *, for_ever: bool) -> None:
+    def __init__(self, store: ReadableStore, committed: CommittedReads, *, for_ever: bool) -> None:
         self._store = store
         self._committed = committed
         self._for_ever = for_ever

@@ -39,10 +39,10 @@ async def watch_for_damage(store: Store) -> None:
 
 async def _look(store: Store, member: Member) -> None:
     known = store.record.member(member.server_id)
-    if known is None or known.state != "in" or not store.is_connected(member.server_id):
+    connection = store.idle(member.server_id)
+    if known is None or known.state != "in" or connection is None:
         return
-    connection = store.watch(member).connection
-    for directory in await connection.list_all() if connection is not None else ():
+    for directory in await connection.list_all():
         if directory.corrupt:
             await _look_into(store, member, directory.name)
 

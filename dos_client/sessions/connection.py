@@ -41,7 +41,6 @@ from dos_protocol.errors import (
     DosError,
     RefusedError,
     RemoteProtocolError,
-    refused,
 )
 from dos_protocol.frames import Frame, FrameDecoder, frame_head
 from dos_protocol.limits import PROTOCOL_VERSION
@@ -59,6 +58,7 @@ from dos_protocol.vocabulary import (
     Ping,
     Quit,
     Welcome,
+    refused,
 )
 
 log: Final = logging.getLogger("dos.client")

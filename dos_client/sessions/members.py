@@ -5,7 +5,7 @@ The state is for people and for listings. It does not decide what counts.
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import trio
 
@@ -14,7 +14,7 @@ from dos_client.core.admission import MemberAdmission, admit
 from dos_client.core.backoff import backoff_s
 from dos_client.sessions.connection import Connection
 from dos_client.sessions.discovery import hand_over, probe
-from dos_client.sessions.witnesses import open_member_session
+from dos_client.sessions.witnesses import WitnessedStore, open_member_session
 from dos_protocol.errors import (
     DosError,
     NotAMemberError,
@@ -24,9 +24,6 @@ from dos_protocol.errors import (
     WrongStoreError,
 )
 from dos_protocol.store_record import Member
-
-if TYPE_CHECKING:
-    from dos_client.live_store import Store
 
 log: Final = logging.getLogger("dos.client")
 
@@ -54,7 +51,7 @@ class MemberStatus:
 class Watch:
     """The idle session with one member."""
 
-    def __init__(self, store: "Store", member: Member) -> None:
+    def __init__(self, store: WitnessedStore, member: Member) -> None:
         self.member = member
         self.connection: Connection | None = None
         self.error = "not connected yet"
@@ -103,7 +100,7 @@ class Watch:
                 store.member_moved()
 
 
-async def admit_or_act(store: "Store", member: Member, error: RefusedError) -> None:
+async def admit_or_act(store: WitnessedStore, member: Member, error: RefusedError) -> None:
     """React to a server that rejected a session of this store.
 
     Reads the membership again, or sends the record to the server. Returns if a retry makes sense; otherwise

@@ -8,12 +8,13 @@ session by at most `witness_timeout_s`. It is then treated as unavailable, and c
 import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import trio
 
 from dos_client.core.witnessing import ProveStamp, Step, Witnessing
 from dos_client.limits import stamp_renewal_s, witness_again_s, witness_timeout_s
+from dos_client.ports import StorePort
 from dos_client.sessions.connection import Connection, open_connection
 from dos_client.sessions.dialling import again
 from dos_protocol.errors import BrokenConnectionError, DosError, RemoteProtocolError, RolledBackError
@@ -22,16 +23,13 @@ from dos_protocol.stamps import NO_STAMP, DiskStamp, decode_witnessed
 from dos_protocol.store_record import Member, StoreRecord
 from dos_protocol.vocabulary import Stamp, Stamped, Welcome, Witness, Witnessed
 
-if TYPE_CHECKING:
-    from dos_client.live_store import Store
-
 Answer = TypeVar("Answer", Stamped, Witnessed)
 log: Final = logging.getLogger("dos.client")
 
 
 @asynccontextmanager
 async def open_member_session(
-    store: "Store", member: Member, record: StoreRecord | None = None
+    store: "WitnessedStore", member: Member, record: StoreRecord | None = None
 ) -> AsyncIterator[Connection]:
     """Open a session with a member, by `record` or the record in use, after its disk was checked.
 
@@ -61,7 +59,7 @@ class Witnesses:
     `rolled_back`: members whose disks went back in time. Nothing that they report counts.
     """
 
-    def __init__(self, store: "Store") -> None:
+    def __init__(self, store: StorePort) -> None:
         self._store = store
         self._core = Witnessing()
         self._sessions: dict[bytes, list[Connection]] = {}
@@ -173,3 +171,9 @@ def _of(welcome: Welcome, address: str) -> tuple[DiskStamp, dict[bytes, DiskStam
         raise RemoteProtocolError(
             f"{address}: the stamps that it knows of other members are invalid: {error}"
         ) from error
+
+
+class WitnessedStore(StorePort, Protocol):
+    """A store that checks the disks of its members."""
+
+    witnesses: Witnesses

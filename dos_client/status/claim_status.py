@@ -4,23 +4,20 @@ This module only observes. It decides nothing, and never waits for a member or d
 """
 
 import logging
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import trio
 
-from dos_client import metrics
 from dos_client.core.claim import ClaimState
 from dos_client.core.replica import in_words, worst_words
 from dos_client.core.waiting import MemberSeen, WaitBegan, WaitEnded, WaitTracker, waiting_reason
-from dos_client.limits import observe_step_s, waiting_after_s
-from dos_client.sessions.members import MemberStatus
+from dos_client.limits import waiting_after_s
+from dos_client.sessions.members import MemberStatus, Watch
 
 if TYPE_CHECKING:
-    from dos_client.live_store import Store
-    from dos_client.writing.claim import Claim
-    from dos_client.writing.link import MemberLink
-    from dos_protocol.store_record import Member
+    from dos_client.writing.views import ClaimView, LinkView
 
 log: Final = logging.getLogger("dos.client")
 
@@ -47,7 +44,7 @@ class ClaimStatus:
 class ClaimWaits:
     """Whether one claim waits, why, and since when. Logs the beginning and the end of a wait."""
 
-    def __init__(self, claim: "Claim") -> None:
+    def __init__(self, claim: "ClaimView") -> None:
         self._claim = claim
         self._waiting = WaitTracker()
         self._begun = trio.current_time()
@@ -98,7 +95,7 @@ class ClaimWaits:
         )
 
 
-def member_in_claim(link: "MemberLink") -> MemberStatus:
+def member_in_claim(link: "LinkView") -> MemberStatus:
     """Return the status of a member as one claim sees it."""
     targets = list(link.claim.targets.values())
     connected = link.connection is not None
@@ -117,18 +114,17 @@ def member_in_claim(link: "MemberLink") -> MemberStatus:
     )
 
 
-def member_in_store(store: "Store", member: "Member") -> MemberStatus:
-    """Return the status of a member from all claims of this client and the idle session."""
-    watch = store.watch(member)
-    seen = [
-        member_in_claim(link)
-        for claim in store.claims()
-        for link in claim.links()
-        if link.server_id == member.server_id
-    ]
-    connected = watch.connection is not None
-    wrong = store.damage.of_member(member.server_id)
-    state = "broken" if connected and wrong is not None else worst_words(one.state for one in seen)
+def of_member(claims: "Iterable[ClaimView]", server_id: bytes) -> list[MemberStatus]:
+    """Return the status of a member as each claim sees it."""
+    return [member_in_claim(link) for claim in claims if (link := claim.link(server_id)) is not None]
+
+
+def member_in_store(watch: Watch, seen: Sequence[MemberStatus], fault: str) -> MemberStatus:
+    """Return the status of a member. `seen`: the member as each claim of this client sees it. `fault`: what
+    is wrong with a copy that it holds, or ''.
+    """
+    member, connected = watch.member, watch.connection is not None
+    state = "broken" if connected and fault else worst_words(one.state for one in seen)
     if state != "broken":
         if not connected:
             state = "unavailable"
@@ -142,26 +138,6 @@ def member_in_store(store: "Store", member: "Member") -> MemberStatus:
         state,
         sum(one.lag_bytes for one in seen),
         connected,
-        next((one.error for one in seen if one.error), "") or watch.error or (str(wrong) if wrong else ""),
+        next((one.error for one in seen if one.error), "") or watch.error or fault,
         max((one.lag_s for one in seen), default=0.0),
     )
-
-
-async def observe(store: "Store") -> None:
-    """Observe the store's claims at intervals and publish the metrics. Runs as a task."""
-    figures = metrics.StoreFigures()
-    try:
-        while True:
-            await trio.sleep(observe_step_s)
-            publish_figures(store, figures)
-    finally:
-        publish_figures(store, figures)
-        figures.close()
-
-
-def publish_figures(store: "Store", figures: metrics.StoreFigures) -> None:
-    """Observe every claim and publish the metrics."""
-    for claim in store.claims():
-        claim.waits.inspect()
-    store.counts.faulty_copies = store.damage.found
-    figures.publish(store.counts, store.members(), sum(claim.waiting for claim in store.claims()))

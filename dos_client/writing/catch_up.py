@@ -13,7 +13,7 @@ prefix digest, so no byte can follow wrong content. If a source fails, the next 
 
 import logging
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import trio
 
@@ -23,22 +23,20 @@ from dos_client.core.milestones import stretch
 from dos_client.core.replica import ReplicaAgreed, ReplicaDiffered, ReplicaReached, ReplicaState
 from dos_client.core.window import Chunk, append_head
 from dos_client.limits import catch_up_in_flight_bytes_max, catch_up_read_bytes
+from dos_client.sessions.connection import Connection
+from dos_client.writing.views import CopiesView, ObjectCopy
 from dos_protocol.digests import PrefixDigest
 from dos_protocol.errors import CorruptDataError, CorruptError, DosError, LocalProtocolError, PoisonedError
 from dos_protocol.limits import digest_block_bytes
 
-if TYPE_CHECKING:
-    from dos_client.sessions.connection import Connection
-    from dos_client.writing.copies import MemberCopies, ObjectCopy
-
 log: Final = logging.getLogger("dos.client")
 
-Work = Callable[["MemberCopies", "ObjectCopy"], Awaitable[None]]
+Work = Callable[[CopiesView, ObjectCopy], Awaitable[None]]
 
 _FILLING: Final = (ReplicaState.DISCOVER_REMOTE_SIZE, ReplicaState.CATCH_UP)
 
 
-async def compare_there(copies: "MemberCopies", copy: "ObjectCopy") -> None:
+async def compare_there(copies: CopiesView, copy: ObjectCopy) -> None:
     """Ask a member that has more than the goal for its digest at the goal. Bytes after the goal do not exist
     (R6).
     """
@@ -59,7 +57,7 @@ async def compare_there(copies: "MemberCopies", copy: "ObjectCopy") -> None:
         copies.handle(copy, ReplicaDiffered(f"different content before byte {target.goal_size}"))
 
 
-async def fill(copies: "MemberCopies", copy: "ObjectCopy") -> None:
+async def fill(copies: CopiesView, copy: ObjectCopy) -> None:
     """Fill a copy up to where the memory begins, or to its goal. Compares its digest first if necessary."""
     attempt = 0
     while not _reached(copies, copy):
@@ -86,13 +84,13 @@ async def fill(copies: "MemberCopies", copy: "ObjectCopy") -> None:
             await trio.sleep(backoff_s(attempt, randomness.jitter()))
 
 
-def _nobody_may_give(copies: "MemberCopies", copy: "ObjectCopy", size: int) -> bool:
+def _nobody_may_give(copies: CopiesView, copy: ObjectCopy, size: int) -> bool:
     """Return whether every other member is connected and none has that much."""
     others = [link for link in copies.claim.links() if link is not copies.link]
     return not any(link.copies.may_give(copy.target.name, size) for link in others)
 
 
-def _offset(copy: "ObjectCopy") -> int:
+def _offset(copy: ObjectCopy) -> int:
     """Return where the copy ends, as far as is known."""
     replica = copy.replica
     if replica.state is ReplicaState.DISCOVER_REMOTE_SIZE:
@@ -101,7 +99,7 @@ def _offset(copy: "ObjectCopy") -> int:
     return replica.sent
 
 
-def _reached(copies: "MemberCopies", copy: "ObjectCopy") -> bool:
+def _reached(copies: CopiesView, copy: ObjectCopy) -> bool:
     """Return whether the copy needs no more filling, and if so let it follow the window."""
     if copy.replica.state not in _FILLING:
         return True
@@ -111,7 +109,7 @@ def _reached(copies: "MemberCopies", copy: "ObjectCopy") -> bool:
     return False
 
 
-async def _fill_locally(copies: "MemberCopies", copy: "ObjectCopy") -> bool:
+async def _fill_locally(copies: CopiesView, copy: ObjectCopy) -> bool:
     """Send one range from the local copy. Returns False if it is not available there."""
     await _room(copies, copy)
     if copy.target.local.size() <= _offset(copy):
@@ -124,7 +122,7 @@ async def _fill_locally(copies: "MemberCopies", copy: "ObjectCopy") -> bool:
     return True
 
 
-def _compared(copies: "MemberCopies", copy: "ObjectCopy", digest: int) -> bool:
+def _compared(copies: CopiesView, copy: ObjectCopy, digest: int) -> bool:
     """Compare a digest found elsewhere with the member's, if necessary. Returns whether to continue
     filling.
     """
@@ -139,7 +137,7 @@ def _compared(copies: "MemberCopies", copy: "ObjectCopy", digest: int) -> bool:
     return replica.state is ReplicaState.CATCH_UP
 
 
-async def _fill_from(source: "Connection", copies: "MemberCopies", copy: "ObjectCopy") -> None:
+async def _fill_from(source: Connection, copies: CopiesView, copy: ObjectCopy) -> None:
     """Fill as far as this source has bytes."""
     fold = await fold_at(source, copy.target.name, _offset(copy))
     if not _compared(copies, copy, fold.value):
@@ -150,7 +148,7 @@ async def _fill_from(source: "Connection", copies: "MemberCopies", copy: "Object
             return
 
 
-async def _room(copies: "MemberCopies", copy: "ObjectCopy") -> None:
+async def _room(copies: CopiesView, copy: ObjectCopy) -> None:
     """Wait until the copy's bytes have left this process and there is room in flight for one more chunk."""
     if copies.connection is not None:
         await copies.connection.wait_sent()
@@ -159,9 +157,7 @@ async def _room(copies: "MemberCopies", copy: "ObjectCopy") -> None:
         await copy.moved.wait()
 
 
-async def _copy_chunk(
-    source: "Connection", copies: "MemberCopies", copy: "ObjectCopy", fold: PrefixDigest
-) -> bool:
+async def _copy_chunk(source: Connection, copies: CopiesView, copy: ObjectCopy, fold: PrefixDigest) -> bool:
     """Send the next chunk. Returns False if the source has no more at the moment.
 
     Its sync may follow or may never come; `fill` finds out.
@@ -183,7 +179,7 @@ async def _copy_chunk(
     return True
 
 
-def _append(copies: "MemberCopies", copy: "ObjectCopy", chunk: Chunk, source: str) -> None:
+def _append(copies: CopiesView, copy: ObjectCopy, chunk: Chunk, source: str) -> None:
     """Send a chunk, unless the copy broke or the session ended while its bytes were read."""
     if copies.connection is None or copy.replica.state is not ReplicaState.CATCH_UP:
         return
@@ -192,7 +188,7 @@ def _append(copies: "MemberCopies", copy: "ObjectCopy", chunk: Chunk, source: st
     copy.replica.sent_to(chunk.end)
 
 
-async def fold_at(source: "Connection", name: str, size: int) -> PrefixDigest:
+async def fold_at(source: Connection, name: str, size: int) -> PrefixDigest:
     """Return the prefix digest of an object up to `size`, ready to be continued. Reads a digest and less than
     a block.
     """

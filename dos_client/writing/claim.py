@@ -7,7 +7,7 @@ what is acknowledged in `core.quorum`. The sessions are in `link`.
 import logging
 from collections.abc import Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self
+from typing import Final, Self
 
 import trio
 
@@ -38,12 +38,10 @@ from dos_client.writing.link import MemberLink
 from dos_client.writing.local_copy import LocalCopy
 from dos_client.writing.object_writer import ObjectWriter
 from dos_client.writing.target import WriteTarget
+from dos_client.writing.views import ClaimStore, LinkView
 from dos_protocol.errors import ClosedError, DosError, FencedError, LocalProtocolError
 from dos_protocol.names import check_name
 from dos_protocol.vocabulary import DirectoryOpened, ObjectInfo
-
-if TYPE_CHECKING:
-    from dos_client.live_store import Store
 
 log: Final = logging.getLogger("dos.client")
 
@@ -56,7 +54,7 @@ class Claim:
     """
 
     def __init__(
-        self, store: "Store", directory: str, epoch: int, writer_id: bytes, *, claiming: bool = True
+        self, store: ClaimStore, directory: str, epoch: int, writer_id: bytes, *, claiming: bool = True
     ) -> None:
         self.store = store
         self.directory = check_name(directory)
@@ -170,7 +168,7 @@ class Claim:
         Raises FencedError, ClosedError, LocalProtocolError if the object is known or exists.
         """
         if name not in self.deleting:  # an object being deleted is rejected below
-            check_absent(self, name)
+            check_absent(self.directory, name, self.answers, self.store.record)
         return self._open(name, SendWindow(), local)
 
     def resume_object(self, name: str, base: int, base_digest: int, tail: bytes) -> ObjectWriter:
@@ -270,20 +268,20 @@ class Claim:
         for link in self._links.values():
             self._nursery.start_soon(link.run)
 
-    def member_claimed(self, link: MemberLink, opened: DirectoryOpened) -> None:
+    def member_claimed(self, server_id: bytes, opened: DirectoryOpened) -> None:
         """Record that a member took the claim. Its first answer counts if nothing in it is damaged."""
         trusted = not any(info.corrupt or info.poisoned for info in opened.entries)
-        if has_less_than_it_said(self.answers.get(link.server_id, {}), opened.entries):
-            self._taken_back.add(link.server_id)
-        if trusted and link.server_id not in self.answers and link.server_id in self._quorums.sets[0]:
-            self.answers[link.server_id] = {  # without what this claim itself wrote there
+        if has_less_than_it_said(self.answers.get(server_id, {}), opened.entries):
+            self._taken_back.add(server_id)
+        if trusted and server_id not in self.answers and server_id in self._quorums.sets[0]:
+            self.answers[server_id] = {  # without what this claim itself wrote there
                 info.name: info for info in opened.entries if info.name not in self.targets
             }
         self.epoch_seen = max(self.epoch_seen, opened.epoch)
-        self._machine.handle(MemberClaimed(link.server_id, trusted))
+        self._machine.handle(MemberClaimed(server_id, trusted))
         self.changed()
 
-    def member_left(self, link: MemberLink) -> None:
+    def member_left(self, link: LinkView) -> None:
         """Record that a session ended. A link of an older record does not affect its successor."""
         if self._links.get(link.server_id) is link:
             self._machine.handle(MemberLeft(link.server_id))
@@ -341,7 +339,7 @@ class Claim:
             for link in self._links.values():
                 link.copies.sealed(target)
 
-    def source_for(self, target: WriteTarget, at_least: int, asking: MemberLink) -> Connection | None:
+    def source_for(self, target: WriteTarget, at_least: int, asking: object) -> Connection | None:
         """Return a member with at least that much of the object and an agreeing digest, or None."""
         found = [
             link.connection

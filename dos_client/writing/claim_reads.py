@@ -1,10 +1,8 @@
 """Read through a claim's own sessions what its members hold durably.
 
 This module selects the members to ask and supplies the sessions. Hedging and the evaluation of answers are in
-`asking` and `store_reads`.
+`reading/questions` and `reading/store_reads`.
 """
-
-from typing import TYPE_CHECKING
 
 import trio
 
@@ -13,18 +11,15 @@ from dos_client.limits import read_bytes_max, read_timeout_s
 from dos_client.reading.reading_ahead import ReadAhead
 from dos_client.reading.store_reads import ask_for_bytes, bytes_of
 from dos_client.sessions.connection import Connection
+from dos_client.writing.views import ClaimView, LinkView
 from dos_protocol.errors import BrokenConnectionError
 from dos_protocol.store_record import Member
-
-if TYPE_CHECKING:
-    from dos_client.writing.claim import Claim
-    from dos_client.writing.link import MemberLink
 
 
 class ClaimReads:
     """The reads of one claim."""
 
-    def __init__(self, claim: "Claim") -> None:
+    def __init__(self, claim: ClaimView) -> None:
         self._claim = claim
         self._ahead = ReadAhead(claim.store.start, self._read)
 
@@ -71,7 +66,7 @@ class ClaimReads:
             if link.connection is None and self._known(link, name) > offset
         ]
 
-    def _known(self, link: "MemberLink", name: str) -> int:
+    def _known(self, link: LinkView, name: str) -> int:
         """Return how much of the object a member is known to have, or had when it was last connected."""
         claim = self._claim
         target, info = claim.targets.get(name), claim.answers.get(link.server_id, {}).get(name)
@@ -84,7 +79,7 @@ class ClaimReads:
         """
         claim = self._claim
 
-        def has(link: "MemberLink") -> int:
+        def has(link: LinkView) -> int:
             return self._known(link, name)
 
         joined = [link for link in claim.links() if link.connection is not None]

@@ -10,12 +10,13 @@ or waited for, so that no append of this claim can recreate it after its DELETE.
 """
 
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import trio
 
 from dos_client.core.collecting import Garbage
 from dos_client.limits import collect_pause_s
+from dos_client.writing.views import ClaimView, CopiesView
 from dos_protocol.errors import (
     BeingAppendedError,
     BrokenConnectionError,
@@ -28,14 +29,10 @@ from dos_protocol.errors import (
     UnsupportedError,
 )
 
-if TYPE_CHECKING:
-    from dos_client.writing.claim import Claim
-    from dos_client.writing.copies import MemberCopies
-
 log: Final = logging.getLogger("dos.client")
 
 
-def collect(claim: "Claim", garbage: Garbage) -> None:
+def collect(claim: ClaimView, garbage: Garbage) -> None:
     """Delete what `garbage` selects, from now on until the claim ends.
 
     Raises LocalProtocolError for an object that is being written; nothing has changed then.
@@ -56,7 +53,7 @@ def collect(claim: "Claim", garbage: Garbage) -> None:
         link.copies.collectable.set()
 
 
-async def delete(claim: "Claim", name: str) -> None:
+async def delete(claim: ClaimView, name: str) -> None:
     """Delete one object of a server that is in no store. Implements `Claim.delete`."""
     if not claim.store.of_one_server:
         raise LocalProtocolError(
@@ -78,7 +75,7 @@ async def delete(claim: "Claim", name: str) -> None:
         claim.deleting.discard(name)
 
 
-async def wait_collected(claim: "Claim", timeout_s: float) -> bool:
+async def wait_collected(claim: ClaimView, timeout_s: float) -> bool:
     """Implement `Claim.wait_collected`."""
 
     def left() -> bool:
@@ -92,7 +89,7 @@ async def wait_collected(claim: "Claim", timeout_s: float) -> bool:
     return not left()
 
 
-async def sweep(copies: "MemberCopies") -> None:
+async def sweep(copies: CopiesView) -> None:
     """Delete the garbage on one member during its session."""
     connection, claim, held = copies.connection, copies.claim, copies.held
     assert connection is not None

@@ -5,7 +5,7 @@ bytes. The life of the sessions is in `link`; filling from elsewhere is in `catc
 """
 
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import trio
 
@@ -14,7 +14,6 @@ from dos_client.core.replica import (
     AGREED,
     Event,
     LocalKnown,
-    Replica,
     ReplicaDiffered,
     ReplicaEffect,
     ReplicaEntered,
@@ -28,29 +27,12 @@ from dos_client.reading.damage import CopyFault
 from dos_client.sessions.connection import Connection
 from dos_client.writing import catch_up, collecting
 from dos_client.writing.target import WriteTarget
+from dos_client.writing.views import LinkView, ObjectCopy
 from dos_protocol.digests import Buffer
 from dos_protocol.errors import CorruptError, PoisonedError, RefusedError, RemoteProtocolError
 from dos_protocol.vocabulary import DirectoryOpened, DurabilityAck, ObjectInfo
 
-if TYPE_CHECKING:
-    from dos_client.writing.link import MemberLink
-
 log: Final = logging.getLogger("dos.client")
-
-
-class ObjectCopy:
-    """One object on the member: its state machine, and an event for tasks that wait for a change.
-
-    `had`: the size that the member had reported as synced to this claim, if it came back with less.
-    """
-
-    __slots__ = ("had", "moved", "replica", "target")
-
-    def __init__(self, target: WriteTarget) -> None:
-        self.target = target
-        self.replica = Replica(trio.current_time())
-        self.moved = trio.Event()
-        self.had = 0
 
 
 class MemberCopies:
@@ -61,7 +43,7 @@ class MemberCopies:
     window.
     """
 
-    def __init__(self, link: "MemberLink") -> None:
+    def __init__(self, link: LinkView) -> None:
         self.link = link
         self.claim = link.claim
         self.server_id = link.server_id
@@ -237,7 +219,7 @@ class MemberCopies:
                 self.link.member.address, info.synced, self.claim.directory, target.name, expected,
             )  # fmt: skip
 
-    def _start(self, copy: ObjectCopy, work: "catch_up.Work") -> None:
+    def _start(self, copy: ObjectCopy, work: catch_up.Work) -> None:
         # otherwise the session is ending, and the next one starts the work again
         if self._nursery is not None:
             self._nursery.start_soon(work, self, copy)

@@ -15,7 +15,7 @@ disconnects and one when it is back, and none for each attempt.
 """
 
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import trio
 
@@ -27,6 +27,7 @@ from dos_client.sessions.connection import Connection
 from dos_client.sessions.members import admit_or_act
 from dos_client.sessions.witnesses import open_member_session
 from dos_client.writing.copies import MemberCopies
+from dos_client.writing.views import ClaimView
 from dos_protocol.errors import (
     BrokenConnectionError,
     DosError,
@@ -39,9 +40,6 @@ from dos_protocol.errors import (
 )
 from dos_protocol.store_record import Member
 from dos_protocol.vocabulary import DirectoryOpened
-
-if TYPE_CHECKING:
-    from dos_client.writing.claim import Claim
 
 log: Final = logging.getLogger("dos.client")
 
@@ -87,7 +85,7 @@ class Outage:
 class MemberLink:
     """The link of one claim with one member. `error`: why there is no session, '' while there is one."""
 
-    def __init__(self, claim: "Claim", member: Member) -> None:
+    def __init__(self, claim: ClaimView, member: Member) -> None:
         self.claim = claim
         self.member = member
         self.server_id = member.server_id
@@ -190,7 +188,7 @@ class MemberLink:
         begun = trio.current_time()
         try:
             async with trio.open_nursery() as nursery:
-                self.claim.member_claimed(self, opened)
+                self.claim.member_claimed(self.server_id, opened)
                 self.copies.begin(connection, opened, nursery)
                 try:
                     await connection.wait_broken()

@@ -6,16 +6,14 @@ memory, or the object's end. A copy that was wrong or too slow once is never use
 """
 
 import logging
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 import trio
 
 from dos_client.core.milestones import Milestones, stretch
+from dos_client.core.window import SendWindow
 from dos_client.limits import local_read_timeout_s, milestone_bytes
 from dos_protocol.digests import PrefixDigest
-
-if TYPE_CHECKING:
-    from dos_client.writing.target import WriteTarget
 
 log: Final = logging.getLogger("dos.client")
 
@@ -29,6 +27,25 @@ class LocalCopy(Protocol):
 
     def read(self, offset: int, max_bytes: int) -> bytes | None:
         """Return bytes from `offset`, fewer at the end, or None if they cannot be read."""
+        ...
+
+
+class CopiedTarget(Protocol):
+    """The object of which there is a local copy (`target.WriteTarget`)."""
+
+    name: str
+    milestones: Milestones
+    window: SendWindow | None
+    goal_size: int
+    goal_digest: int
+
+    @property
+    def base(self) -> int:
+        """Where the memory begins."""
+        ...
+
+    def digest_at(self, size: int) -> int | None:
+        """Return the prefix digest at `size` if it is known."""
         ...
 
 
@@ -48,7 +65,7 @@ class LocalSource:
     something.
     """
 
-    def __init__(self, target: "WriteTarget", copy: LocalCopy | None) -> None:
+    def __init__(self, target: CopiedTarget, copy: LocalCopy | None) -> None:
         self._target = target
         self._copy = copy
         self._proving = trio.Lock()

@@ -1,19 +1,15 @@
 """The writer's side of one object: bytes in, quorum sizes out. The links decide what is sent where."""
 
-from typing import TYPE_CHECKING
-
 import trio
 
 from dos_client.arguments import check_number
 from dos_client.core.window import SendWindow
 from dos_client.limits import chunk_bytes_max, journal_lag_bytes_max
 from dos_client.writing.target import WriteTarget
+from dos_client.writing.views import ClaimView
 from dos_protocol.digests import Buffer
 from dos_protocol.errors import ClosedError
 from dos_protocol.limits import u64_max
-
-if TYPE_CHECKING:
-    from dos_client.writing.claim import Claim
 
 
 class ObjectWriter:
@@ -23,7 +19,7 @@ class ObjectWriter:
     when `synced` has reached the size that `append` returned. No other sign means that it is durable.
     """
 
-    def __init__(self, claim: "Claim", target: WriteTarget) -> None:
+    def __init__(self, claim: ClaimView, target: WriteTarget) -> None:
         assert target.window is not None
         self._claim = claim
         self._target = target

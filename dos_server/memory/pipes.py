@@ -7,7 +7,6 @@ It behaves like TCP of Linux over loopback, which `tests/contract` checks for bo
 - Closing an end with unread bytes resets the connection; sending to a closed end is answered by a reset.
 - An error is reported once. After that, reading returns the end and writing fails with a broken pipe.
 
-`network` decides when data arrives and what is lost.
 """
 
 import errno
@@ -18,14 +17,12 @@ from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from random import Random
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self
+from typing import Final, Protocol, Self
 
 import trio
 
 from dos_protocol.digests import Buffer
-
-if TYPE_CHECKING:
-    from dos_server.memory.network import MemoryNetwork
+from dos_server.memory.timers import MemoryTimers
 
 
 class PipeSignal(Enum):
@@ -42,6 +39,24 @@ _SMALL_STEPS: Final = 0.1
 
 def _error(number: int) -> OSError:
     return OSError(number, os.strerror(number))
+
+
+class PipeNetwork(Protocol):
+    """The network of a connection (`MemoryNetwork`): it decides when data arrives and what is lost."""
+
+    timers: MemoryTimers
+    rng: Random | None
+    way_bytes_max: int
+
+    def due(self, source: str, target: str) -> float: ...
+
+    def is_blocked(self, source: str, target: str) -> bool: ...
+
+    def is_dark(self, host: str) -> bool: ...
+
+    def sends(self, sock: "MemorySocket", count: int) -> None: ...
+
+    def closed(self, sock: "MemorySocket") -> None: ...
 
 
 class PipeDirection:
@@ -98,7 +113,7 @@ class MemorySocket:
 
     family = socket.AF_UNSPEC
 
-    def __init__(self, network: "MemoryNetwork", host: str, port: int) -> None:
+    def __init__(self, network: PipeNetwork, host: str, port: int) -> None:
         self.network = network
         self.host = host
         self.port = port

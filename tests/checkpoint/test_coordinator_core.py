@@ -750,7 +750,9 @@ def test_what_the_region_waits_for_is_told_with_the_time_and_the_bytes_that_wait
     # EVIDENCE-OF: P-10
     scene = Scene().run()
     assert (scene.core.status().waiting_s, scene.core.status().waiting_bytes) == (0, 0)
-    scene.progress(1, waiting_for_store=True, waiting_reason="h2:1 is unavailable: cannot connect", lag_bytes=700)
+    scene.progress(
+        1, waiting_for_store=True, waiting_reason="h2:1 is unavailable: cannot connect", lag_bytes=700
+    )
     scene.tick(5)
     scene.progress(0, lag_bytes=30)
     status = scene.core.status()

@@ -121,7 +121,9 @@ def test_without_a_quorum_the_region_waits_and_then_goes_on(store, three_servers
             server.kill()
         region.wait_for(lambda _: region.control.status().state is RegionState.WAITING_FOR_STORE)
         gone = [server.location for server in three_servers[:2]]
-        region.wait_for(lambda _: all(f"{one} is unavailable" in region.control.status().reason for one in gone))
+        region.wait_for(
+            lambda _: all(f"{one} is unavailable" in region.control.status().reason for one in gone)
+        )
         region.wait_for(lambda _: region.control.status().waiting_s > 0)
         before = region.cuts
         for server in three_servers[:2]:

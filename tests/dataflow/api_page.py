@@ -105,6 +105,10 @@ class _Aliases:
         return [f"{name} = {text}" for name, text in sorted(self._listed.items())]
 
 
+_CLASS_OF = {"StreamT": "Stream", "Self": "KeyedStream"}
+"""What stands for a class in `KeyedOperators`, which imports none of the classes of streams."""
+
+
 class _Shown(ast.NodeTransformer):
     """Removes quotes, replaces aliases, and writes Literal["a", "b"] as 'a' | 'b'."""
 
@@ -113,7 +117,7 @@ class _Shown(ast.NodeTransformer):
         self._aliases = aliases
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
-        return self._aliases.shown(self._module, node.id)
+        return self._aliases.shown(self._module, _CLASS_OF.get(node.id, node.id))
 
     def visit_Constant(self, node: ast.Constant) -> ast.AST:
         if not isinstance(node.value, str):

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 
 from dataflow import FileSink, FileSource, Graph, GraphError, LogSink, consistent, limits
+from dataflow.errors import UserFault
 from dataflow.graph.stream import Stream
 from dataflow.limits import WorkerLimits
-from dataflow.operators.base import UserFault
 from dataflow.operators.broadcast_state import BroadcastStateOperator
 from tests.dataflow.region_in_one_thread import OneThreadRegion
 from tests.dataflow.support import rows_of

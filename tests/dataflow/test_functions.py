@@ -7,7 +7,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from dataflow.operators.base import Operator, OperatorContext, OperatorSpec, UserFault
+from dataflow.errors import UserFault
+from dataflow.operators.base import Operator, OperatorContext, OperatorSpec
 from dataflow.operators.functions import FilterSpec, FlatMapSpec, MapSpec
 from dataflow.schema import parse_schema
 

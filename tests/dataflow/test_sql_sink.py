@@ -13,8 +13,8 @@ import pytest
 import sqlalchemy as sa
 
 from dataflow import SchemaError, limits
-from dataflow.errors import SinkFencedError, SinkWriteError
-from dataflow.operators.base import OperatorContext, UserFault
+from dataflow.errors import SinkFencedError, SinkWriteError, UserFault
+from dataflow.operators.base import OperatorContext
 from dataflow.sinks.base import SinkSpec, SinkWriter
 from dataflow.sinks.sql import SqlOutput, SqlSink
 from dataflow.sinks.sql_tables import target_table

@@ -9,8 +9,8 @@ import pyarrow.compute as pc
 import pytest
 
 from dataflow import Graph, LogSink
-from dataflow.errors import SchemaError
-from dataflow.operators.base import Operator, OperatorContext, OperatorSpec, UserFault
+from dataflow.errors import SchemaError, UserFault
+from dataflow.operators.base import Operator, OperatorContext, OperatorSpec
 from dataflow.operators.functions import FilterSpec, FlatMapSpec, MapSpec
 from dataflow.schema import parse_schema
 from dataflow.sources.files import FileSource

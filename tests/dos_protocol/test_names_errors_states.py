@@ -12,11 +12,11 @@ from dos_protocol.errors import (
     ErrorCode,
     FencedError,
     LocalProtocolError,
-    refused,
 )
 from dos_protocol.messages import Error
 from dos_protocol.names import check_name, id_text, parse_id
 from dos_protocol.session_states import SESSION_TABLE, SessionEvent, SessionState, diagram, step
+from dos_protocol.vocabulary import refused
 from tests.dos_protocol.strategies import good_names
 
 HOSTILE = [

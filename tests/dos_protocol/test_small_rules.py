@@ -18,12 +18,12 @@ from dos_protocol.errors import (
     LocalProtocolError,
     RefusedError,
     RemoteProtocolError,
-    refused,
 )
 from dos_protocol.names import check_name, has_one_writer, is_name, parse_id
 from dos_protocol.stamps import DiskStamp, decode_witnessed, encode_witnessed
 from dos_protocol.store_record import default_ack_quorum
 from dos_protocol.tokens import token_in
+from dos_protocol.vocabulary import refused
 from tests.dos_protocol.strategies import ids, u64
 
 

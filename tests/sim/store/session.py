@@ -16,12 +16,21 @@ from dos_protocol.errors import (
     DosError,
     RefusedError,
     RemoteProtocolError,
-    refused,
 )
 from dos_protocol.frames import Frame
 from dos_protocol.messages import decode, encode
 from dos_protocol.names import NO_ID
-from dos_protocol.vocabulary import Append, DurabilityAck, Error, Hello, Message, Opcode, Ping, Welcome
+from dos_protocol.vocabulary import (
+    Append,
+    DurabilityAck,
+    Error,
+    Hello,
+    Message,
+    Opcode,
+    Ping,
+    Welcome,
+    refused,
+)
 from tests.sim.engine.network import Network, Wire
 from tests.sim.engine.world import Process, Signal
 

@@ -13,7 +13,7 @@ from checkpoint.core.manifest import SplitPosition
 from dataflow import Graph, LogSink
 from dataflow.operators.base import OperatorContext
 from dataflow.sources.base import (
-    Division,
+    SourceDivision,
     Positions,
     SourceBatch,
     SourceReader,
@@ -53,7 +53,7 @@ class WordsReader(SourceReader):
         del bytes_max
         return self._upto(len(self._given)) if self.has_input else None
 
-    def replay(self, division: Division) -> list[SourceBatch]:
+    def replay(self, division: SourceDivision) -> list[SourceBatch]:
         part = division.get("words")
         return [] if part is None or part.end == part.begin else [self._upto(part.end)]
 
@@ -62,7 +62,7 @@ class WordsReader(SourceReader):
         self._at = end
         return SourceBatch(pa.record_batch([pa.array(words)], schema=SCHEMA), (), len(words))
 
-    def take_division(self) -> Division:
+    def take_division(self) -> SourceDivision:
         began, self._began = self._began, self._at
         return {"words": SplitDivision(began, self._at, 0)}
 

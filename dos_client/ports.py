@@ -1,0 +1,51 @@
+"""What the parts of a client use of the store that they belong to.
+
+A part receives the store (`live_store.Store`) and names here what it uses, so that it can be imported, read
+and tested without the store. `sessions/witnesses.py` and `reading/sessions.py` add their own parts to this
+interface.
+"""
+
+from collections.abc import Awaitable, Callable
+from random import Random
+from typing import Protocol
+
+import trio
+
+from dos_client.core.hedging import Pace
+from dos_client.reading.damage import Damage
+from dos_client.status.counters import StoreCounters
+from dos_protocol.store_record import StoreRecord
+
+
+class StorePort(Protocol):
+    """An open store: its record, its credentials, and what all parts share."""
+
+    record: StoreRecord
+    token: bytes
+    client: str
+    rng: Random
+    run_token: trio.lowlevel.TrioToken
+    counts: StoreCounters
+    damage: Damage
+    pace: Pace
+
+    @property
+    def of_one_server(self) -> bool:
+        """Whether it is a single server (`connect`)."""
+        ...
+
+    def start(self, task: Callable[[], Awaitable[None]]) -> None:
+        """Run a task that ends with the store."""
+        ...
+
+    def member_moved(self) -> None:
+        """Wake the tasks in `wait_moved`: a member connected or disconnected."""
+        ...
+
+    async def wait_moved(self, timeout_s: float) -> None:
+        """Wait until a member connects or disconnects, or the time is up."""
+        ...
+
+    def reread_membership(self) -> None:
+        """Request a membership update, because a server reported a newer record."""
+        ...
