@@ -13,9 +13,9 @@ from checkpoint.core.manifest import SplitPosition
 from dataflow import Graph, LogSink
 from dataflow.operators.base import OperatorContext
 from dataflow.sources.base import (
-    SourceDivision,
     Positions,
     SourceBatch,
+    SourceDivision,
     SourceReader,
     SourceSpec,
     SplitDivision,
