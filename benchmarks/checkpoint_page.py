@@ -1,7 +1,4 @@
-"""The section of docs/benchmarks.md on cuts, recovery and latency: `./run bench checkpoint` writes it alone.
-
-Rules of this file: words and places, no figures.
-"""
+"""Write the section of docs/benchmarks.md on checkpoints, recovery and latency (`./run bench checkpoint`)."""
 
 from page_section import Section
 from rows import Row

@@ -1,7 +1,7 @@
-"""`./run bench checkpoint`: checkpoints, recovery and latency of a region, beside Spark and PyFlink.
+"""`./run bench checkpoint`: checkpoints, recovery and latency of a region, compared with Spark and PyFlink.
 
-Rules of this file: it runs the programs of this directory in turn and makes lines of what they say. A
-yardstick that cannot be had is a line that says why.
+It runs the programs of this directory in turn and formats their results as table lines. If a system to
+compare with is not available, its line contains the reason.
 """
 
 import statistics

@@ -1,7 +1,7 @@
-"""The flow that `dataflow_bytewax.py` runs: lines of files to totals by key.
+"""The flow that `dataflow_bytewax.py` runs: it reads lines from files and computes totals by key.
 
-Rules of this file: Bytewax and the standard library. Each process writes how many rows its `stateful_map` has
-had into a file of 8 bytes, now and then: that is how the meter sees them.
+It uses only Bytewax and the standard library. Each process regularly writes the number of rows that its
+`stateful_map` has processed to a file of 8 bytes, which the meter reads.
 """
 
 import os

@@ -1,8 +1,8 @@
 """The input of `./run bench dataflow`: text files of lines `key,number`, the same for every system.
 
-Rules of this file: the standard library and numpy; what a line is, and how many there are. Keys are drawn
-evenly from so many, as `k0000123`; the number is that of the line, from 0 on over all files, so it also
-serves as an event time in milliseconds that rises in each file.
+It uses only the standard library and numpy. Keys are drawn uniformly, as `k0000123`. The number is the index
+of the line over all files, from 0; so it also serves as an event time in milliseconds that rises in each
+file.
 """
 
 from dataclasses import dataclass

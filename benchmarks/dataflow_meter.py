@@ -1,12 +1,12 @@
-"""The meter of `./run bench dataflow`: rows so far, processor seconds and memory of a process and all below
-it.
+"""The meter of `./run bench dataflow`: the rows processed so far, and the processor seconds and memory of a
+process and its descendants.
 
-Rules of this file: the standard library alone, because programs of other environments use it too; and the
-same meter for all systems. What counts a system's rows is its program's.
+It uses only the standard library, because programs of other environments import it, and it is the same for
+all systems. Each system's program counts its own rows.
 
-A rate is that between two looks: the first one after the warm-up, and the last one, so that the start of
-processes and the first seconds of a JVM are left out. Processor seconds are told between the same two looks:
-on a machine with other work they say more than the rate.
+A rate is computed between two measurements: the first one after the warm-up, and the last one. This excludes
+the start of processes and the first seconds of a JVM. Processor seconds are measured over the same interval;
+on a machine with other work they are more reliable than the rate.
 """
 
 import os

@@ -1,8 +1,4 @@
-"""The section of docs/benchmarks.md on the dataflow library, and its plots: `./run bench dataflow` writes
-them.
-
-Rules of this file: words and places; figures come as records.
-"""
+"""Write the section of docs/benchmarks.md on the dataflow library, and its plots (`./run bench dataflow`)."""
 
 from collections.abc import Sequence
 from pathlib import Path

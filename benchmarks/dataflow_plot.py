@@ -1,7 +1,7 @@
-"""A chart of lines: what `./run bench dataflow` draws of its curves.
+"""Draw a line chart of the curves of `./run bench dataflow`.
 
-Rules of this file: points to lines; how pictures are made is `journal/pictures.py`'s. Both axes are
-logarithmic; the names stand beside the lines, in the order in which they end.
+`journal/pictures.py` provides the drawing. Both axes are logarithmic. Each name is written at the end of its
+line.
 """
 
 import math

@@ -1,6 +1,6 @@
-"""What the programs of `./run bench dataflow` have in common: arguments, input, and one line of JSON.
+"""Shared code of the programs of `./run bench dataflow`: arguments, input, and one line of JSON.
 
-Rules of this file: the standard library alone, because programs of other environments use it too.
+It uses only the standard library, because programs of other environments import it.
 """
 
 import argparse

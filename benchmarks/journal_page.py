@@ -1,7 +1,4 @@
-"""The section of docs/benchmarks.md on journals of files: `./run bench journal` writes it alone.
-
-Rules of this file: words and places, no figures.
-"""
+"""Write the section of docs/benchmarks.md on journaled files (`./run bench journal`)."""
 
 from collections.abc import Sequence
 

@@ -1,7 +1,4 @@
-"""The lines of the table that are about journals of files.
-
-Rules of this file: figures of `journal_speed.py`, in words.
-"""
+"""The table lines about journaled files, from the results of `journal_speed.py`."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The load generator: sends what a session has ready, in one of three rhythms, and takes the time.
+"""The load generator: sends the prepared requests of a session in one of three patterns, and measures times.
 
     pipelined       one connection, so many requests on their way at once
     writers         many connections, each with one request on its way
@@ -7,7 +7,7 @@
 It runs in a process of its own (`run_apart`), so that it has a core to itself where there are two, and says
 how much of its core it used: near 1.0 the generator is what was measured.
 
-Rules of this file: raw sockets and the clock. What is sent is `load_sessions`'s.
+It uses raw sockets and the clock; `load_sessions` provides the requests.
 """
 
 import multiprocessing

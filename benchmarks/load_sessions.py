@@ -1,9 +1,9 @@
-"""What the load generator says to a server: the same appends, in DOS's words and in Redis's.
+"""The sessions of the load generator: the same appends in the protocols of DOS and Redis.
 
 A session has a socket, requests as bytes made before the clock starts, and reads from what comes back how
 many of them are settled, durably. So the generator's own work is the same for both: bytes out, answers in.
 
-Rules of this file: bytes to one server. When they are sent, and what is timed, is `load`'s.
+`load` decides when they are sent, and what is timed.
 """
 
 import socket

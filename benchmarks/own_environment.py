@@ -1,8 +1,9 @@
-"""A Python environment of its own for each yardstick, made once from the package registry. None is a
-dependency of ours.
+"""A separate Python environment for each system to compare with, created once from the package registry. None
+of them is a dependency of this project.
 
-Rules of this file: it gives the environment's Python, or says why there is none. PyFlink pins old versions of
-packages that we use too, so it cannot live in `.venv`; it wants Java, which `./run bench` has found.
+Returns the Python of the environment, or the reason why there is none. PyFlink pins old versions of packages
+that this project also uses, so it cannot be installed in `.venv`; it needs Java, which `./run bench` has
+found.
 """
 
 import os

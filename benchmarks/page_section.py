@@ -1,7 +1,6 @@
-"""A section of docs/benchmarks.md that one measure writes by itself, between two comments.
+"""A section of docs/benchmarks.md that one benchmark writes, between two comments.
 
-Rules of this file: where it stands; what it says is its measure's. What a person writes into it, behind a
-third comment, stays when the figures are renewed.
+Text that a person adds after a third comment is kept when the figures are renewed.
 """
 
 import os

@@ -1,7 +1,5 @@
-"""What the measures of `./run bench` share: a line of the table, how much is measured, and running a
-benchmark of this directory.
-
-Rules of this file: no figure is taken here.
+"""Shared code of `./run bench`: table lines, the amount to measure, and running a benchmark of this
+directory.
 """
 
 import json

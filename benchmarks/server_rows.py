@@ -1,7 +1,4 @@
-"""The lines of the table that are about one server: its speed beside the bare copy and Redis, and its memory.
-
-Rules of this file: figures of the benchmarks beside it, in words.
-"""
+"""The table lines about one server: its speed compared with a plain copy and with Redis, and its memory."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,8 +1,8 @@
-"""What `./run bench spark` measures the source and the sink `dos` against: the least that a Python data
-source of Spark can do.
+"""What `./run bench spark` compares the source and the sink `dos` with: the minimum that a Python data source
+of Spark can do.
 
-Rules of this file: Spark's classes and nothing of ours, because Spark's Python workers import it for the
-yardsticks, whose cost is to be theirs alone.
+It uses only Spark's classes, because Spark's Python workers import it for the comparison, whose cost must not
+include ours.
 """
 
 import uuid

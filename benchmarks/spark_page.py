@@ -1,7 +1,4 @@
-"""The section of docs/benchmarks.md on the source and the sink `dos` on Spark: `./run bench spark` writes it.
-
-Rules of this file: words, aims and places; figures come as records.
-"""
+"""Write the section of docs/benchmarks.md on the source and the sink `dos` on Spark (`./run bench spark`)."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
-"""What the programs of `./run bench spark` have in common: arguments, a store and a session, and a line of
-JSON for each measurement.
-
-Rules of this file: no figure is taken here.
+"""Shared code of the programs of `./run bench spark`: arguments, a store and a session, and one line of JSON
+for each measurement.
 """
 
 import argparse

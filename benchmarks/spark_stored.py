@@ -1,6 +1,7 @@
-"""What `./run bench spark` reads: the output of a region, JSON lines, and a journal, on three real servers.
+"""The data that `./run bench spark` reads: the output of a region, JSON lines, and a journal, on three real
+servers.
 
-Rules of this file: servers, and bytes written as a region, a producer or a journal writes them. No Spark.
+The bytes are written as a region, a producer or a journal writes them, without Spark.
 """
 
 import json

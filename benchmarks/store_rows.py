@@ -1,7 +1,4 @@
-"""The lines of the table that are about a store of three, two of which acknowledge.
-
-Rules of this file: figures of the benchmarks beside it, in words.
-"""
+"""The table lines about a store of three servers, of which two must acknowledge."""
 
 from collections.abc import Mapping
 

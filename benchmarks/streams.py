@@ -1,9 +1,10 @@
-"""Much data, one way: a durable stream in version 1 and in version 0, and a large object read.
+"""Transfers of much data in one direction: a durable stream in version 1 and in version 0, and reading a
+large object.
 
 Requests are made before the clock starts, and what comes back is counted, not checked, so that the server is
 what is measured and not this end.
 
-Rules of this file: one connection each. Run with `load.run_apart`.
+Each uses one connection. Run with `load.run_apart`.
 """
 
 import os

@@ -1,8 +1,6 @@
-"""What the server is measured against: the bare copy, and Debian's Redis. And the server itself, started.
+"""What the server is compared with: a plain copy, and Debian's Redis. Also starts the server itself.
 
 Each in a process of its own, on the same disk, gone when the block ends.
-
-Rules of this file: starting, ending, and reading a yardstick's figure.
 """
 
 import contextlib

@@ -1,11 +1,11 @@
-"""What attackers send: a process of its own, ended by the end of its standard input.
+"""The connections of attackers: a separate process, which ends when its standard input ends.
 
     python -m tests.attack.crowds NAME HOST PORT TOKEN SCALE
 
 A crowd is a number of connections that do the same. One that the server ends is made again, as an attacker
 would.
 
-Rules of this file: bytes on loopback, bounded in number of connections. Who is measured is `honest`.
+Only loopback connections, of a bounded number. `honest` is the client that is measured.
 """
 
 import itertools

@@ -1,7 +1,7 @@
-"""Data directories as attackers would have filled them, written at once instead of through a server.
+"""Data directories as attackers would have filled them, written directly instead of through a server.
 
-Rules of this file: files as `core.extent` and `core.records` lay them out. Nothing here is acknowledged data
-of anybody, so nothing is synced.
+The files have the layout of `core.extent` and `core.records`. Nothing in them counts as acknowledged, so
+nothing is synced.
 """
 
 from pathlib import Path

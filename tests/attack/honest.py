@@ -1,4 +1,4 @@
-"""The honest client that is measured while others attack: a process of its own.
+"""The honest client that is measured during an attack: a separate process.
 
     python -m tests.attack.honest HOST PORT TOKEN
 
@@ -7,7 +7,7 @@ append is synced. A third one is new each time: it connects, says HELLO, opens a
 and waits. A line on standard input ends a period: its figures are one line of JSON on standard output. The
 end of standard input ends the process.
 
-Rules of this file: one client's waits, as that client sees them. Nothing is judged.
+It reports its own waiting times and makes no judgment.
 """
 
 import itertools

@@ -1,7 +1,7 @@
-"""The attacks by name: what lies in the data directory before, what the attackers do, what the server is
-told.
+"""The table of attacks: the data directory before the attack, the actions of the attackers, the options of
+the server.
 
-Rules of this file: one row an attack. What its connections send is in `crowds.pumps`.
+`crowds.pumps` implements what the connections send.
 """
 
 from collections.abc import Callable

@@ -1,10 +1,9 @@
-"""One attack on one server: what the honest client had before it, during it and after it, and a verdict.
+"""One attack on one server: the times of the honest client before, during and after it, and a verdict.
 
 Everything is ended by this process, on every way out: the crowd and the honest client end with their standard
 input, the server by its id.
 
-Rules of this file: putting together and judging. Figures are those of the machine it runs on; a busy one is
-told apart by the figures from before the attack.
+The figures depend on the machine; a busy machine is recognized by the figures from before the attack.
 """
 
 import contextlib

@@ -1,6 +1,5 @@
-"""`./run bench dataflow`: that what is compared is the same, and that figures and page say what was measured.
-
-Rules of this file: no figure is taken here.
+"""`./run bench dataflow` compares equal work, and its figures and page state what was measured. Measures
+nothing.
 """
 
 import os

@@ -1,6 +1,5 @@
-"""`./run bench spark`: that the page says what was measured and what was not, and which runs are for it.
-
-Rules of this file: no figure is taken here, and no Spark is started.
+"""`./run bench spark`: its page states what was measured and what was not, and which runs belong to it.
+Starts no Spark.
 """
 
 import json

@@ -1,6 +1,5 @@
-"""The judgement: what was acknowledged, against what is there. Pure.
+"""The checker of a run: compares what was acknowledged with what exists. Pure.
 
-Rules of this file: values in, counts out, with a few examples in words. It must find what it is for:
 `test_checker.py` plants each violation.
 
     twice       acknowledged by two writers: each record has one
@@ -8,8 +7,8 @@ Rules of this file: values in, counts out, with a few examples in words. It must
     duplicated  in the chain more than once
     reordered   in the chain after a record that was written later
     holes       numbers missing below a later one of the same epoch, or places missing in the history
-    damaged     in the chain, and not what its writer made
-    vanished    shown by a committed read, and not on the final chain
+    damaged     in the chain, and different from what its writer made
+    vanished    returned by a committed read, and not on the final chain
     diverged    a member's copy that differs from the chain within the chain's length
     behind      a member's copy that is shorter than the chain, after all had time to catch up
 """

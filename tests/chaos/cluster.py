@@ -1,7 +1,6 @@
-"""The world of a run: three servers as processes, a proxy before each, and writers as processes.
+"""The cluster of a run: three servers as processes, a proxy before each, and writers as processes.
 
-Rules of this file: it starts, stops and counts; it decides nothing. Who does what to whom, and when, is the
-nemesis's. Every process is ended by its own id.
+It starts, stops and counts. The nemesis decides what happens when. Every process is ended by its own id.
 """
 
 import shutil
@@ -97,7 +96,7 @@ class Writer:
 
 
 class Cluster:
-    """See the module. `errors`: ends of writers that are no part of the plan, in words."""
+    """The cluster of one run. `errors`: unplanned ends of writers, as text."""
 
     def __init__(self, folder: Path, seed: int, window: int, nursery: trio.Nursery) -> None:
         self.folder = folder

@@ -1,6 +1,6 @@
-"""Reading what a member has on its disk, without the member: the files of its data directory.
+"""Read the files of a member's data directory without its server.
 
-Rules of this file: only whole, verified extents; anything else makes the copy unreadable.
+Only whole, verified extents are read; anything else makes the copy unreadable.
 """
 
 from pathlib import Path

@@ -1,9 +1,9 @@
-"""The faults: each is begun, lasts, and is over. What is drawn and when, the nemesis says.
+"""The faults, one function each. The nemesis decides which are injected and when.
 
-Rules of this file: one function a fault. It draws its details from the chance it is given, says in one line
-what it does, and leaves nothing behind: cancelled at any point, its rules end and what it stopped is awake.
-Only the faults of disks lose anything for good, and only on one disk at a time, until that one is whole
-again: with Qa of 2, one lost disk is what the store promises to survive.
+A function draws its details from the random generator that it gets, describes its effect in one line, and
+undoes it: even if it is cancelled, its rules end and stopped processes continue. Only disk faults lose
+anything permanently, and only on one disk at a time, until that one is whole again: with Qa of 2, the store
+promises to survive one lost disk.
 """
 
 import random

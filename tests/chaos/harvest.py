@@ -1,8 +1,8 @@
-"""After the faults: what is there, read in every way that a user or an operator could.
+"""After the faults, read everything in every way that a user or an operator could.
 
-Rules of this file: reads and take-overs, no judgement; what they show goes to the checker. For each chain,
-in this order: a committed read while its last writer is dead, a fresh take-over and its records, a committed
-read after it, all members in sync, and, when the servers are dead, each member's disk.
+It reads and takes over; the checker judges. For each chain, in this order: a committed read while its last
+writer is dead, a new take-over and its records, a committed read after it, all members in sync, and, when the
+servers are dead, each member's disk.
 """
 
 import os

@@ -1,7 +1,7 @@
-"""The nemesis: draws faults from a seed and lets them happen, and keeps a writer in every directory.
+"""The nemesis: draws faults from a seed and injects them, and keeps a writer in every directory.
 
-Rules of this file: the order of things. A seed fixes for each lane which faults come in which order with
-which details; how they fall together in time, the machine decides.
+A seed determines for each lane the order and the details of its faults. The relative times of the lanes
+depend on the machine.
 """
 
 import random

@@ -1,6 +1,8 @@
 """The records of the append-set workload, and the checker's log of which were acknowledged.
 
-Rules of this file: what a record says of itself and what the log says of it; no judgement, no network.
+Every record is unique and describes itself: the epoch of its writer, its number in that epoch, its sequence
+number (its place in the directory's whole history), a random payload, and a digest over all of that. The
+store does not compute this digest.
 
 Every record is unlike every other and says so: the epoch of its writer, its number under that epoch, its
 sequence (its place in the directory's whole history), a random payload, and a digest over all of that. The

@@ -1,7 +1,4 @@
-"""What a run shows: a live line in a terminal, plain lines elsewhere, and the verdict.
-
-Rules of this file: words only.
-"""
+"""The output of a run: a live line in a terminal, plain lines elsewhere, and the verdict."""
 
 import shlex
 import sys

@@ -1,7 +1,4 @@
-"""One run: begin, faults and work side by side, healing, judgement.
-
-Rules of this file: the order of a run, and its report.
-"""
+"""One run: start, faults and work at the same time, healing, verdict."""
 
 import time
 from dataclasses import asdict, dataclass, field, replace

@@ -1,7 +1,6 @@
-"""The checker finds what it is for: every kind of violation planted, alone, in a history that is good without
-it.
+"""The checker finds every kind of violation, each planted alone in a history that is otherwise correct.
 
-Rules of this file: plain values; the same on a real run is in `test_chaos.py`.
+These tests use plain values; `test_chaos.py` does the same on a real run.
 """
 
 from collections.abc import Callable

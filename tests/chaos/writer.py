@@ -1,4 +1,4 @@
-"""A writer of the workload, as a process to be killed and stopped.
+"""A writer of the workload, as a process that can be killed and stopped.
 
     python -m tests.chaos.writer URL DIRECTORY LOG NAME SEED WINDOW DELAY
 
@@ -12,7 +12,7 @@ HELD`.
 All writers of a directory, rivals too, share a scratch beside the log: members are filled from it, and what
 is in it is torn by whoever was killed and tidied away by whoever took over.
 
-Rules of this file: it trusts the store and checks nothing; the checker does.
+It trusts the store; only the checker verifies.
 """
 
 import os

@@ -1,7 +1,7 @@
-"""What the tests on real servers share: writers with ids, waiting for a condition, servers in threads.
+"""Shared code of the tests on real servers: writers with ids, waiting for a condition, servers in threads.
 
-Rules of this file: real sockets, real servers. Waiting is for a condition, with an end; nothing sleeps to
-be lucky. The network that misbehaves is `tests/support/proxy.py`.
+Real sockets and real servers. Waits are for a condition, with a time limit; no test sleeps in the hope that
+something has happened. `tests/support/proxy.py` is the unreliable network.
 """
 
 import secrets

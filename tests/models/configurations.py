@@ -1,9 +1,8 @@
-"""Which worlds are explored, and in which of them each rule that is switched off is lost.
+"""The configurations that are explored, and the one in which each switched-off rule loses data.
 
-Rules of this file: it is a list. `explored` configurations run in CI, to the end, with all rules on; those
-`by_hand` are larger. `LOSSES` names for each switch the configuration in which the loss is found; a test
-runs them all. To change a world is to run `python -m tests.models` again and to bring docs/decisions/0003
-and 0010 up to date; a test compares.
+CI runs the `explored` configurations to the end, with all rules on; those `by_hand` are larger. `LOSSES`
+names for each switch the configuration in which the loss is found; a test runs them all. After a change, run
+`python -m tests.models` again and update docs/decisions/0003 and 0010; a test compares them.
 """
 
 from collections.abc import Callable

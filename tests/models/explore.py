@@ -1,8 +1,8 @@
-"""The engine: every state that a model can reach, breadth first, until one is a loss.
+"""The engine: visits every state that a model can reach, breadth first, until one is a loss.
 
-Rules of this file: it knows nothing of servers or rules. A model gives a start, the steps from a state, a
-canonical form (states that nobody can tell apart have one), and says of a state what is lost in it. Because
-the search is breadth first, the story it tells is a shortest one.
+It knows nothing of servers or rules. A model supplies a start, the steps from a state, a canonical form
+(indistinguishable states have the same one), and what is lost in a state. Because the search is breadth
+first, the story that it prints is a shortest one.
 
 How to read a story: each line is one step that somebody took; between them time passes, and whoever is not
 named did nothing, for instance because it was dead, paused or cut off. The last line says who would now

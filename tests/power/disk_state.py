@@ -1,4 +1,4 @@
-"""What programs see of a disk, and what it may hold after its power was cut.
+"""What programs see of a disk, and what it may contain after a power failure.
 
     page    4 KiB, written back by itself: any of its versions since the last sync may be the one that is
             there, also an older one than that of the page before it
@@ -12,7 +12,7 @@
 So it is as bad as POSIX allows, and worse than most file systems are: ext4 keeps entries in order, and an
 fsync of a new file brings its name along.
 
-Rules of this file: no clock, no files; chance comes in as an argument. `crash` leaves the state as it is.
+No clock and no files; random numbers are an argument. `crash` leaves the state unchanged.
 """
 
 import random

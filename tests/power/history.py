@@ -1,4 +1,4 @@
-"""What a server acknowledged and when, and whether what it shows after a power cut is that.
+"""What a server acknowledged and when, and whether its content after a power failure agrees.
 
 An object is a list of *versions*: content that grows by appends; after a DELETE nothing (None); after a MEND
 another content. A *fact* says that of a version so many bytes were acknowledged as synced, or were shown by a
@@ -10,7 +10,7 @@ read, at a moment. After a power cut at a later moment:
        answered yet may it be missing or damaged and known to be: the store was replacing it anyway
     4  a claim that was answered is there, or a later one; the server is the one that it was
 
-Rules of this file: it judges and knows no servers, except `look`, which asks one.
+It judges, and uses no server, except `look`, which queries one.
 """
 
 import math

@@ -18,8 +18,10 @@ class DeadError(Exception):
 
 
 class ModelDisk:
-    """See the module: the data directory is the folder `below` of that disk. It passes the contract of a disk
-    (`tests/contract/test_disk.py`). After `dies_after` operations every further one raises DeadError."""
+    """The server's disk interface on a `DiskState` in memory; the data directory is the folder `below` of
+    that disk. It passes the contract of a disk (`tests/contract/test_disk.py`). After `dies_after` operations
+    every further one raises DeadError.
+    """
 
     def __init__(self, state: DiskState, below: str = "", *, dies_after: int = 1 << 40) -> None:
         self.state = state

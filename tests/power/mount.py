@@ -53,7 +53,7 @@ def skip_or_fail(why: str) -> None:
 
 
 class LossyDisk:
-    """See the module."""
+    """A mounted `lossy_fs`, whose power can be cut."""
 
     def __init__(self, folder: Path, *, sync_ms: float = SYNC_MS) -> None:
         if why := what_is_missing():

@@ -1,11 +1,11 @@
-"""A writer that does everything to one server, and writes down what it was told: see `history`.
+"""A writer that sends every kind of request to one server and records the answers in `history`.
 
 Pipelined appends to several objects, reads behind them, claims after claims, objects that are new; DELETE as
 long as the server is in no store, MEND once it is in one. What it does next comes from a seed; how it falls
 together with the disk, the machine decides.
 
-Rules of this file: blocking, one thread. When the power goes it stops with OSError or EOFError, after it has
-read what was still on its way: `until_dark` turns that into a normal end.
+Blocking, in one thread. When the power fails it stops with OSError or EOFError, after it has read what was
+still in transit; `until_dark` turns that into a normal end.
 """
 
 import contextlib

@@ -1,6 +1,6 @@
-"""Planted bugs of shells, to be found: mistakes that leave the cores as they are.
+"""Planted bugs in shells, which the runs must find. The cores are unchanged.
 
-Rules of this file: as `tests.sim.bugs`: a few lines in somebody's place, for as long as a run lasts.
+As in `tests.sim.bugs`: each replaces a few lines for the duration of a run.
 """
 
 from collections.abc import Callable, Iterator

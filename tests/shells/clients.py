@@ -1,8 +1,8 @@
-"""Who uses the store: writers of journals, readers of several kinds, somebody who replaces a member,
-somebody who takes no answers. Each is a process of its own: a host in the network, and a scope that can be
+"""The clients of a store: writers of journals, readers of several kinds, a person who replaces a member, a
+client that reads no answers. Each is a process of its own: a host in the network, and a scope that can be
 cancelled anywhere.
 
-Rules of this file: what well-behaved clients do, and what they tell the history.
+Well-behaved clients, and what they report to the history.
 """
 
 from contextlib import aclosing

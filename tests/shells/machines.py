@@ -1,6 +1,6 @@
-"""A host of a run: its disk has a fate, and what it promised is written down.
+"""A host of a run: its disk can fail, and what its server promised is recorded.
 
-Rules of this file: what is told is told by the real server; here it is overheard where it leaves the core.
+Everything is recorded where it leaves the real server's core.
 """
 
 import errno
@@ -55,7 +55,7 @@ class Image(NamedTuple):
 
 
 class Machine:
-    """See the module. `told`: by object, so much of it was said to be synced."""
+    """One host. `told`: the bytes of each object that its server reported as synced."""
 
     def __init__(
         self,

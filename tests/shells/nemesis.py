@@ -1,7 +1,8 @@
-"""The faults of a run of shells: planned from the seed before it begins, as the first tier's are.
+"""The faults of a run of shells, planned from the seed before it begins, as in `tests.sim.nemesis`.
 
-Rules of this file: a kind is a function of the cluster and a fault; the table names them all. Of one
-machine a run, the victim, a sync may fail (P-5); every other fault may strike any."""
+A kind is a function of the cluster and a fault; the table names them all. On one machine of a run, the
+victim, a sync may fail (P-5); every other fault may happen on any machine.
+"""
 
 import errno
 from collections.abc import Callable

@@ -1,10 +1,10 @@
-"""One trio run that is the same each time: in any process, whatever its hash seed.
+"""A trio run that is the same each time: in any process, with any hash seed.
 
 What makes it so: tasks that can run at once take turns by a seeded generator (an option of trio that its
 plug-in for hypothesis uses, and no other code may); the clock moves only when nobody has anything to do; no
 threads; and no garbage is collected midway, or finalizers would run when it suits the collector.
 
-Rules of this file: the only one that touches what is inside trio.
+Only this file uses trio's internals.
 """
 
 import gc

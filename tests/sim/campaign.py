@@ -1,7 +1,4 @@
-"""Many seeds, on all cores: what was found, and what was tried.
-
-Rules of this file: runs are what `run` says they are; here they are handed out, counted and summed up.
-"""
+"""Run many seeds on all cores; report what was found and what was tried."""
 
 import gc
 import logging

@@ -1,6 +1,6 @@
-"""What a run is made of, and what is wrong in it at this moment, in words: for the trace.
+"""Describe the parts of a run and its current faults, for the trace.
 
-Rules of this file: it reads. A kind of fault says nothing itself; what it did shows in what has changed.
+It only reads. The effect of a fault is found in the state that it changed.
 """
 
 from collections import defaultdict

@@ -1,6 +1,6 @@
-"""What really happened in a run: who wrote what where, what was acknowledged, what was shown.
+"""The true history of a run: who wrote what where, what was acknowledged, what was returned to readers.
 
-Rules of this file: it remembers, and tells the oracles (tests/sim/oracles), which judge.
+It records, and passes the events to the oracles (tests/sim/oracles), which judge.
 """
 
 from collections import Counter
@@ -28,8 +28,9 @@ class Line:
 
 @dataclass
 class History:
-    """See the module. `segments`: what writers appended, by (directory, object); `sometimes`: how often
-    things happened that should, sometimes."""
+    """The history of one run. `segments`: what writers appended, by (directory, object); `sometimes`: how
+    often each event of `tests.sim.sometimes` happened.
+    """
 
     bench: Bench = field(default_factory=lambda: Bench(()))
     lines: dict[str, Line] = field(default_factory=dict)

@@ -4,8 +4,8 @@
     ./run python -m tests.sim.hunt NAME... --starts 5   these, from five first seeds
     ./run python -m tests.sim.hunt --starts 5 --write   and the table in docs/robustness.md made anew
 
-Rules of this file: a hunt runs seed after seed, from its first one on, with one bug planted, until an oracle
-objects or the code breaks. Hunts are independent of each other, so they go to as many processes as wanted.
+A hunt runs seed after seed, from its first one on, with one bug planted, until an oracle objects or the code
+fails. Hunts are independent, so they can run in any number of processes.
 """
 
 import gc

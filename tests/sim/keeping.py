@@ -1,7 +1,6 @@
-"""What is kept of a failing run: a directory with all that is needed to look at it later.
+"""What is kept of a failing run: a directory with everything needed to examine it later.
 
-Rules of this file: one failing seed, one JSON file. It is written for reading; `./run sim --seed` is how the
-run is had again, on the same code.
+One JSON file for each failing seed, for people. `./run sim --seed` repeats the run on the same code.
 """
 
 import json

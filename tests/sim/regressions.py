@@ -1,11 +1,11 @@
-"""Seeds that found something once, with what it was: they are run in every run of the tests.
+"""Seeds that once found a fault, with the fault: every run of the tests runs them.
 
 A seed is a run of the code as it is now: every change of a moment makes it another run. So a line here is
 kept for what it was, with the commit on which it failed, and wherever a directed test is possible it stands
 beside it, and is what holds the mend. The seeds go on being run because what found something once lies in a
 corner.
 
-Rules of this file: a table, the newest last. Never take a line away.
+A table, the newest line last. Lines are never removed.
 """
 
 from typing import Final, NamedTuple

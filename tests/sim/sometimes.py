@@ -1,4 +1,4 @@
-"""What must have happened sometimes, in many runs: the list, taken from the project's own tables.
+"""What must have happened at least once in many runs: the list, taken from the project's own tables.
 
 A branch that no run reaches is a branch that is not tested, however many runs there are. So every kind of
 fault, every answer, every row of the table of recovery, every step of a take-over and every end of a session
@@ -8,8 +8,6 @@ there after `ENOUGH_RUNS`, and what need not be, with the reason.
 To have more watched: count it where it happens (`process.world.sometimes["room: NAME"] += 1`), and add a
 `Room` to `ROOMS`, its names taken from the enum or the table that the code itself goes by. What nothing in
 the simulator sees by itself can be counted around a method: `_COUNTED`.
-
-Rules of this file: names and reasons. Nothing is run here.
 """
 
 from collections import Counter

@@ -1,6 +1,6 @@
-"""What a campaign came to, for a person and for a program.
+"""The result of a campaign, for people and for programs.
 
-Rules of this file: words and tables. What the figures mean is `campaign`'s, what is missing `sometimes`'.
+`campaign` defines the figures, `sometimes` what is missing.
 """
 
 import json

@@ -1,6 +1,6 @@
-"""One story, told anew.
+"""Replay one story and compare its text.
 
-Rules of this file: it reads a file, lets its steps happen one after the other, and compares what was told.
+It reads a file, performs its steps one after the other, and compares the text with that of the file.
 """
 
 from collections.abc import Callable

@@ -1,10 +1,10 @@
 """The file of a story: introduction, steps, and below each step what happened.
 
-Rules of this file: text in, text out. Three kinds of lines:
+Three kinds of lines:
 
     # a comment, or nothing     kept as it is
     a step                      kept as it is
-        what happened           four blanks and more: made anew each time it is told
+        what happened           four blanks and more: generated again by each replay
 """
 
 from collections.abc import Mapping

@@ -1,10 +1,10 @@
-"""The words of stories: forms of steps, and the step that has one of them.
+"""The forms of steps in stories, and matching a step with its form.
 
 A form is a sentence with blanks to fill in: `{writer} appends {count} record(s) [of {bytes} bytes]`. What may
 stand in a blank is in KINDS; `(s)` may be there or not, and so may what is in brackets. Brackets without a
 blank are a flag, named by their words.
 
-Rules of this file: it matches and calls. What a step does is the matter of whoever defines the form.
+The definition of a form implements what its step does.
 """
 
 import re

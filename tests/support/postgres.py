@@ -1,8 +1,8 @@
-"""A PostgreSQL server of the test's own: a new cluster, reached through a socket in its folder, gone at the
-end.
+"""A PostgreSQL server of the test's own: a new cluster, reached through a socket in its directory, deleted at
+the end.
 
-Rules of this file: the programs of PostgreSQL. They refuse to run as root: then another user runs them, in a
-folder of that user's own (pytest's are closed to others).
+It uses the programs of PostgreSQL, which refuse to run as root: then another user runs them, in a directory
+of that user (pytest's are closed to others).
 """
 
 import os

@@ -1,8 +1,9 @@
-"""A TCP proxy in front of one server that misbehaves on request: the network of the tests with real servers.
+"""A TCP proxy before one server that injects network faults on request: the network of the tests with real
+servers.
 
-Rules of this file: bytes, connections and frames; it knows nothing of stores or journals. What rules are is
-in `proxy_rules`, what moves bytes in `proxy_pipes`. A *rule* is one fault, begun by a method of `Proxy` and
-ended by `Rule.end`, by leaving its `with` block, or by `Proxy.heal`:
+It handles bytes, connections and frames and knows nothing of stores or journals. `proxy_rules` defines the
+rules, `proxy_pipes` moves the bytes. A *rule* is one fault, begun by a method of `Proxy` and ended by
+`Rule.end`, by leaving its `with` block, or by `Proxy.heal`:
 
     hold        bytes are taken and kept, and arrive late when the rule ends: a partition
     lose        bytes are taken and thrown away: a partition that outlives the connection. A stream never
@@ -42,8 +43,9 @@ class HasAddress(Protocol):
 
 
 class Proxy:
-    """See the module. `target` may be another server from the next connection on. `frames` False: bytes that
-    are not ours, so no client names and no `drop_reply`."""
+    """One proxy. `target` may be changed; it applies from the next connection on. `frames` False: the bytes
+    are not frames, so there are no client names and no `drop_reply`.
+    """
 
     def __init__(self, target: tuple[str, int], *, frames: bool = True) -> None:
         self.target = target

@@ -1,6 +1,6 @@
-"""A connection through the proxy: one pipe each way, and what is read along. See `proxy`.
+"""A connection through the proxy: one pipe for each direction, which also reads the frames. Part of `proxy`.
 
-Rules of this file: it asks the rules before it takes bytes and again before it passes them on.
+It consults the rules before it reads bytes and again before it passes them on.
 """
 
 import socket

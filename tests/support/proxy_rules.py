@@ -1,6 +1,6 @@
-"""The rules of the proxy: what can be wrong with a network, as values. See `proxy`.
+"""The rules of the proxy: network faults as values. Part of `proxy`.
 
-Rules of this file: which bytes and which clients a rule concerns; nothing here moves a byte.
+A rule names the bytes and clients that it concerns; nothing here moves a byte.
 """
 
 from collections.abc import Callable

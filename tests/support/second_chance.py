@@ -1,9 +1,9 @@
-"""What `./run test` does with tests that failed beside others: it runs them once more, alone.
+"""`./run test` runs tests that failed beside others once more, alone.
 
-Real processes have real time limits, and on a machine that stands still for seconds one of three thousand
-misses its own. That one, when it passes alone, is named as flaky, and is to be mended; it does not stop the
-others' work. Rules of this file: nothing is excused that judges what is never allowed, whatever the machine
-does: tests of seeds, models, power cuts and chaos have no second chance, and neither have many at once.
+Real processes have real time limits. On a machine that stalls for seconds, one of several thousand tests may
+exceed its limit. If it passes alone, it is reported as flaky, to be repaired, and does not fail the run.
+Tests of what must never happen, on any machine, get no second run: seeds, models, power failures, chaos. If
+many tests failed at once, none gets one.
 """
 
 from typing import Final

@@ -1,7 +1,7 @@
-"""Breaks a TCP connection between two processes from outside: both ends see it end, and nobody is asked.
+"""Break a TCP connection between two processes from outside: both ends see it end, without their cooperation.
 
-Rules of this file: Linux only (/proc, `pidfd_getfd`); the processes are this one's own descendants, which a
-container lets it look into. `ss -K` would do the same, where the kernel was built for it.
+Linux only (/proc, `pidfd_getfd`). The processes are descendants of this one, which a container permits it to
+inspect. `ss -K` would do the same, if the kernel was built for it.
 """
 
 import ctypes

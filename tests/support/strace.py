@@ -1,4 +1,4 @@
-"""Faults from outside: strace attached to a running server makes its system calls fail, or come late.
+"""Faults from outside: strace, attached to a running server, makes its system calls fail or delays them.
 
     with Injected(server.pid, log, "inject=fdatasync:error=EIO"):
         ...
@@ -7,7 +7,7 @@ From the first line of the block until its end every matching call of every thre
 none before or after. `paths` narrows it to calls on those files. The log has every matching call, with the
 path of each descriptor.
 
-Rules of this file: strace and its log. What is right under a fault, the tests say.
+It controls strace and reads its log; the tests decide what is correct under a fault.
 """
 
 import re
@@ -39,7 +39,9 @@ class Call(NamedTuple):
 
 
 class Injected:
-    """See the module. `wishes` go to strace's -e; without an `inject=` it only listens."""
+    """strace, attached for the duration of the block. `wishes` are options for its -e; without an `inject=`
+    it only records.
+    """
 
     def __init__(self, pid: int, log: Path, *wishes: str, paths: tuple[Path, ...] = ()) -> None:
         self._pid = pid

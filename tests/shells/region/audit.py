@@ -1,7 +1,5 @@
-"""Who looks at a region's journals when all is over: the manifest's cuts, the state of each worker at one,
-the files of its operators there, the logs of its outputs.
-
-Rules of this file: it reads with the product's own code, and judges nothing.
+"""Reads a region's journals at the end of a run: the manifest's checkpoints, the state of each worker at one,
+the files of its operators there, and its output logs.
 """
 
 from contextlib import aclosing
@@ -30,8 +28,9 @@ _AWAY = (QuorumUnavailableError, StoreNotReadyError)
 
 
 class Auditor(RegionProcess):
-    """See the module. `cuts`: the manifest's; `counts`: (cut, worker) -> word -> count; `files`: (cut,
-    worker) -> name -> content; `done`: all is read."""
+    """The audit of one region. `cuts`: the manifest's checkpoints; `counts`: (checkpoint, worker) -> word ->
+    count; `files`: (checkpoint, worker) -> name -> content; `done`: everything is read.
+    """
 
     kind = "auditor"
 

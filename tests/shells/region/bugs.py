@@ -1,6 +1,6 @@
-"""Planted bugs of a region's shells, to be found: the cores are as they are.
+"""Planted bugs in a region's shells, which the runs must find. The cores are unchanged.
 
-Rules of this file: as `tests.shells.bugs`, whose table they are in.
+They are in the table of `tests.shells.bugs`.
 """
 
 from collections.abc import Callable, Sequence

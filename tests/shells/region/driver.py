@@ -1,7 +1,6 @@
-"""The process of a coordinator: its real shell, listening, with a manifest and an ear for requests.
+"""The process of a coordinator: its real shell, listening, with a manifest and a request queue.
 
-Rules of this file: what `checkpoint.coordinator.control` does on its thread. What the shell is told and what
-it does is overheard for the record.
+It does what `checkpoint.coordinator.control` does on its thread. The shell's events and effects are recorded.
 """
 
 from collections.abc import Callable
@@ -58,7 +57,7 @@ class Overheard(RegionShell):
 
 
 class Driver(RegionProcess):
-    """See the module. `end`: how it ended, None while it runs."""
+    """One coordinator process. `end`: its outcome, None while it runs."""
 
     kind = "driver"
 

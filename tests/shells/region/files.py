@@ -1,6 +1,6 @@
-"""An operator of a region that keeps files, and what must be true of them at every cut.
+"""An operator of a region that keeps files, and what must be true of them at every checkpoint.
 
-Rules of this file: the files are real ones, in a directory of each worker's own that goes with it.
+The files are real, in a directory of each worker that is deleted with it.
 """
 
 from collections import Counter

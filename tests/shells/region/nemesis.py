@@ -1,7 +1,7 @@
 """Faults of a run with a region: those of its store, and of its drivers and workers.
 
-Rules of this file: as `tests.shells.nemesis`. A process here cannot be stopped and continued; one that nobody
-hears of, and that hears of nobody, is as good.
+As in `tests.shells.nemesis`. A process here cannot be stopped and continued; instead it is cut off from the
+network in both directions.
 """
 
 from collections.abc import Callable

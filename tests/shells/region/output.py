@@ -1,7 +1,6 @@
-"""What a region has put out: files on the disks of its workers' machines, and logs in the store.
+"""The output of a region: files on the disks of its workers' machines, and logs in the store.
 
-Rules of this file: rows, whatever they lie in. Files are the first tier's, and real writers write them; logs
-are read with the code that users read them with.
+The files are those of the simulator, written by real writers; logs are read with the code that users use.
 """
 
 from checkpoint.core.manifest import Cut
@@ -10,7 +9,7 @@ from tests.sim.regions.output import Output
 
 
 class ShellOutput(Output):
-    """See the module. `logs`: of each sink that is a log, its steps as they were read last."""
+    """The output of one region. `logs`: for each log sink, its steps as they were last read."""
 
     def __init__(self, workers: int) -> None:
         super().__init__(workers)

@@ -1,6 +1,7 @@
-"""A run with a region: faults, the heal, the finish, the finish once more from what is stored, the verdict.
+"""The phases of a run with a region: faults, healing, the end, the end once more from what is stored, the
+verdict.
 
-Rules of this file: order. As `tests.shells.run`, which begins and ends the world.
+`tests.shells.run` starts and ends the environment.
 """
 
 from collections.abc import Iterator

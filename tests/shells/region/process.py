@@ -1,7 +1,7 @@
 """A process of a region: a host in the network, a scope that can be cancelled anywhere, threads.
 
-Rules of this file: how such processes end, and what must be so then. What they do is for `driver` and
-`worker`.
+This file determines how such processes end and what must be true then; `driver` and `worker` implement their
+work.
 """
 
 import traceback
@@ -35,7 +35,7 @@ def leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 class RegionProcess(Client):
-    """See the module. `failure`: what it ended with, '' if by itself."""
+    """One process. `failure`: the error that ended it, '' if there was none."""
 
     def __init__(self, region: "ShellRegion", name: str) -> None:
         super().__init__(region.cluster, name)

@@ -1,6 +1,6 @@
-"""A region of a run of shells: what it is to do, its drivers and workers, and who starts a driver again.
+"""A region of a run of shells: its task, its drivers and workers, and the restart of drivers.
 
-Rules of this file: the region as its operators see it, as the first tier's `regions.region`.
+The region as its operators see it, as in `tests.sim.regions.region`.
 """
 
 from collections import Counter
@@ -71,7 +71,7 @@ def _no_part(worker: int) -> Part:
 
 
 class ShellRegion:
-    """See the module. `made`: all its journals are there. `finished`: a driver said so."""
+    """One region. `made`: all its journals exist. `finished`: a driver reported its end."""
 
     def __init__(self, cluster: "Cluster") -> None:
         self.cluster = cluster

@@ -1,6 +1,6 @@
-"""What the processes of a region take from outside, in memory: `checkpoint.runtime`'s world for one run.
+"""The environment of the processes of a region, in memory: `checkpoint.runtime` for one run.
 
-Rules of this file: as `dos_server.memory.ports`. Which process asks, `here` says: each has a host of its own.
+As `dos_server.memory.ports`. `here` returns the process that calls; each has a host of its own.
 """
 
 from collections.abc import Callable
@@ -55,7 +55,7 @@ class Threads:
 
 
 class Surroundings:
-    """See the module."""
+    """The environment of all processes of one run."""
 
     def __init__(self, network: MemoryNetwork, rng: Random) -> None:
         self._network = network

@@ -1,6 +1,6 @@
-"""Who uses a region: somebody who looks at its outputs, somebody who asks it through the store.
+"""The users of a region: a reader of its outputs, and a client that sends requests through the store.
 
-Rules of this file: as `tests.shells.clients`.
+As in `tests.shells.clients`.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,6 @@
 """The process of a worker: its real links, and the circuit's thread, which is a task here.
 
-Rules of this file: what `dataflow.worker.process.run_worker` and `dataflow.worker.link_thread` do with two
-threads.
+It does what `dataflow.worker.process.run_worker` and `dataflow.worker.link_thread` do with two threads.
 """
 
 from types import SimpleNamespace
@@ -63,7 +62,7 @@ class Mailbox(Inbox):
 
 
 class Worker(RegionProcess):
-    """See the module."""
+    """One worker process."""
 
     kind = "worker"
 

@@ -1,11 +1,10 @@
-"""Planted bugs: each is one rule broken, in the real code, for as long as a run lasts.
+"""Planted bugs: each breaks one rule in the real code for the duration of a run.
 
 They are here to be found: a simulator that finds none of them would find nothing. The switch is this
 module, which only tests import: a bug is a replacement of functions, put in place by `planted` and taken
 away after.
 
-Rules of this file: a bug is a few lines, and says which row of the bug classes or which rule of take-over
-it breaks.
+A bug is a few lines and names the row of the bug classes, or the rule of take-over, that it breaks.
 """
 
 from collections.abc import Iterator

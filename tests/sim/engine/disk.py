@@ -1,7 +1,7 @@
-"""A disk with a fate: the fake disk of the tests (which keeps, loses, tears and zeroes what was not synced),
+"""A disk with faults: the fake disk of the tests (which keeps, loses, tears and zeroes what was not synced),
 and what can happen to it in a run.
 
-Rules of this file: faults of the medium. When they come is planned in `nemesis`.
+Faults of the medium; `nemesis` plans when they happen.
 """
 
 import errno
@@ -41,11 +41,12 @@ class _ShortWrites:
 
 
 class SimDisk(MemoryDisk):
-    """See the module. `cut_in`: so many calls from now the power goes; `failing`: methods that fail with that
-    error for as long as they are here; `trouble`: says of a method whether this call of it fails, with an
-    error number, or 0; `short`: where the kernel ends writes early now, by chance; `unreadable`: sectors that
-    cannot be read, by the file they belong to, whatever its name is: a new copy in the place of an old one
-    has other sectors. `was_full`: somebody made it so, ever. `sometimes`: counts what came of faults."""
+    """A disk with faults. `cut_in`: the power fails after so many more calls; `failing`: methods that fail
+    with that error while they are listed; `trouble`: returns for a method the error number of this call, or
+    0; `short`: the places where the kernel now ends writes early, at random; `unreadable`: sectors that
+    cannot be read, by the file that they belong to, whatever its name: a new copy that replaces an old one
+    has other sectors. `was_full`: the disk was full at any time. `sometimes`: counts the effects of faults.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,13 +1,12 @@
-"""Real trio code as a process of the world: the shells of `dos_client`, unchanged, on virtual time.
+"""Real trio code as a process of the simulation: the shells of `dos_client`, unchanged, on virtual time.
 
 Trio runs as the guest of the world ("guest mode"): its loop goes round only when something has come or a
 deadline is due, and its clock is the process's own. So a guest is paused, killed and skewed like any other
 process, and one seed schedules its tasks in one order.
 
-Rules of this file: how trio's loop and the world's heap take turns. What the code inside talks to is
-`sockets`. Of trio's private parts two are used, and nothing else: where a thread keeps the run it is in (many
-guests live in one thread, each in its turn), and the switch that its own tests use to schedule tasks in an
-order that a seed decides.
+This file makes trio's loop and the simulator's event heap take turns; `sockets` is what the code inside talks
+to. Two private parts of trio are used and nothing else: where a thread keeps its current run (many guests
+share one thread), and the switch with which trio's own tests schedule tasks in a seeded order.
 """
 
 import math

@@ -1,9 +1,9 @@
-"""Connections between processes, as TCP makes them: in order, each way by itself, late, cut, or held back.
+"""Connections between processes, as TCP makes them: ordered, independent in each direction; delayed, cut or
+held back.
 
-Rules of this file: messages and ends of connections. What is in a message is none of its business. A one-way
-block holds what goes that way back, for as long as it lasts; nothing is lost but by the end of a connection,
-and then it is the end of what was under way, never something out of the middle. How long a message is, it
-says itself: thin lines carry so many bytes a second.
+It does not look into messages. A one-way block holds back what is sent in that direction while it lasts. Data
+is lost only by the end of a connection, and then only at the end of the stream. Each message has a length:
+thin links carry a bounded number of bytes per second.
 
 A connection ends in one of four ways: closed by a process, which the other end hears after what was sent
 before; reset, which loses some of what was under way each way; with the process at one end, which is a reset

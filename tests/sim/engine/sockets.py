@@ -1,8 +1,7 @@
-"""Sockets for guests: the connections of `network`, as trio's sockets look to the sessions of `dos_client`.
+"""Sockets for guests: the connections of `network`, as trio's sockets appear to the sessions of `dos_client`.
 
-Rules of this file: bytes to frames and back. A connection of the world carries whole frames one way and the
-other; what a session writes is cut into frames here, and what comes is given to it as bytes, as many as it
-takes at a time.
+Connections of the simulator carry whole frames. What a session writes is split into frames here, and what
+arrives is returned as bytes, as many as it reads at a time.
 """
 
 from collections import deque

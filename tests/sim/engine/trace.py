@@ -11,7 +11,7 @@ import xxhash
 
 
 class Trace:
-    """See the module. `lines` is empty unless `kept`."""
+    """The trace of one run. `lines` is empty unless `kept`."""
 
     def __init__(self, *, keep: bool = False) -> None:
         self.lines: list[str] = []

@@ -1,9 +1,8 @@
-"""Virtual time: a heap of things to do, coroutines that wait on it, processes that own both.
+"""Virtual time: a heap of events, coroutines that wait on it, processes that own both.
 
-Rules of this file: nothing here knows what runs. Time passes only from one thing to the next; what is due at
-the same moment goes in the order in which it was asked for. A process that is paused does nothing until it is
-resumed, and then everything that came meanwhile; one that was killed never does anything again: its next life
-is another process.
+This file does not know what runs. Time passes only from one event to the next; events of the same time run in
+the order in which they were requested. A paused process does nothing until it is resumed, and then handles
+everything that arrived. A killed process never does anything again: its next incarnation is another process.
 
 Coroutines are driven by hand, not by a library: they wait with `sleep`, `Signal.wait` and
 `Process.timeout`, and nothing else. A wait is a function that is given what to call when it is over;

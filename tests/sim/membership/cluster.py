@@ -1,8 +1,8 @@
-"""The cluster of a run with an operator: servers that are in no store yet, the person who wants things
-done, and what may be damaged now, as the store changes.
+"""The cluster of a run with an operator: servers that are in no store yet, the person who changes the store,
+and what may be damaged as it changes.
 
-Rules of this file: what a careful person does. One change at a time, the same words until it is done, a new
-disk or a new server for one that was lost; and the same carelessness as everybody: sometimes two terminals.
+The person is careful: one change at a time, the same command until it is done, a new disk or a new server for
+a lost one. Like real people, they sometimes use two terminals.
 """
 
 from contextlib import ExitStack
@@ -34,8 +34,9 @@ PERSON_S = 0.4
 
 
 class MembershipCluster(Cluster):
-    """See the module. `jobs`: all there ever were, in order. `lost`: machines whose disk was lost while
-    they were members, with the identity they had; nobody has replaced them yet."""
+    """A cluster with an operator. `jobs`: all jobs so far, in order. `lost`: machines whose disk was lost
+    while they were members, with the identity they had, and which are not replaced yet.
+    """
 
     LAGS = (1.0, 1.0, 1.0, 5.0, 20.0)
     """A second to and fro is beyond what a look waits for (3 s with its dialling), and while a member is

@@ -1,9 +1,9 @@
-"""What a person wants done to the store, and the operators that try: each is one run of one `dos store`
-command, in a process of its own, that may die at any moment. Whoever begins again says the same command
+"""The changes that a person wants, and the operators that try them. Each operator is one run of one `dos
+store` command, in a process of its own, which may die at any moment; the next one runs the same command
 again.
 
-Rules of this file: which function of `dos_client` a command calls, with which arguments. What must be true
-when it says that it is done is `oracles/members`'s.
+This file determines which function of `dos_client` a command calls, with which arguments. `oracles/members`
+checks what must be true when it reports success.
 """
 
 from collections.abc import Awaitable, Callable

@@ -5,8 +5,8 @@ seed switches whole kinds off, and gives the others weights (swarm testing): con
 what needs one kind alone. Some seeds are about scripts, which need time and quiet: few other kinds, and fewer
 faults.
 
-Rules of this file: a kind is a function of the cluster and a fault; the table names them all. What may be
-damaged is bounded by the promise (P-5): the platters of one machine a run, at most Qa - 1 of them.
+A kind is a function of the cluster and a fault; the table names them all. The promise (P-5) bounds what may
+be damaged: the disks of one machine per run, at most Qa - 1 of them.
 """
 
 from random import Random

@@ -1,6 +1,6 @@
-"""Clients that are no good: they ask for too much at once, or for what nobody may have.
+"""Misbehaving clients: they request too much at once, or what no client may have.
 
-Rules of this file: each is a process with one session, which dies when the fault is over.
+Each is a process with one session, which ends with the fault.
 """
 
 from collections.abc import Awaitable, Callable

@@ -1,4 +1,4 @@
-"""Plays on a region, in which the order matters: what a random fault does not come upon.
+"""Sequences of faults on a region in which the order matters, and which random faults do not reach.
 
     reset_at_a_step   a user asks for a reset just when a step is taken: what was under way is in doubt, and
                       the same driver finds out what became of it (R11, V10)
@@ -12,8 +12,7 @@
 
 The last is planned by a stream of its own, once a run, as most runs begin only once.
 
-Rules of this file: as in `scripts`. A play knows who runs and how far input is read, not what is wrong with
-the code.
+As in `scripts`. A play uses who runs and how far the input is read; it does not know the code's mistakes.
 """
 
 from collections.abc import Callable, Coroutine

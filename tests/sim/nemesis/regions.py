@@ -1,8 +1,7 @@
-"""Drivers and workers of a region that die, lose their power, stand still, are not alone, or lose their
-links.
+"""Drivers and workers of a region that die, lose power, pause, run twice, or lose their links.
 
-Rules of this file: as in `clients`. Every kind leaves runs without a region, or without a living process
-of the sort, as they are.
+As in `clients`. Every kind leaves a run without a region, or without a living process of that kind,
+unchanged.
 """
 
 from random import Random

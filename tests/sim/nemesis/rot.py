@@ -1,9 +1,9 @@
-"""What happens to sectors at rest: bits flip, sectors are zeroed, change places, are what they were earlier,
-cannot be read; files end too early.
+"""Faults of sectors at rest: bits flip; sectors are zeroed, change places, have an earlier content or cannot
+be read; files end too early.
 
-Rules of this file: only objects of the one machine of a run that may be damaged, while its server is down and
-what it had written is on the platters; or under a server at work, whose cache hides it from all but the
-scrub. What is damaged is noted: a server may lose that, and must say so.
+Only objects of the one machine of a run that may be damaged: while its server is down and everything it wrote
+is on the disk; or under a running server, whose cache hides it from all reads but the scrub. Damage is
+recorded: a server may lose that, and must report it.
 """
 
 import re

@@ -1,5 +1,6 @@
-"""Faults in an order that matters: what the violations V1 to V13 of the take-over rules have in common, as
-small plays on one directory. Who sees whom, how far each gets and how it ends is drawn anew for each play.
+"""Sequences of faults in which the order matters: the common pattern of the violations V1 to V13 of the
+take-over rules, on one directory. Who sees whom, how far each gets and how it ends is drawn for each run of a
+sequence.
 
     reigns       writer after writer, each seeing only some members; from some stage on, what it sends reaches
                  fewer still; then it dies, or sleeps and wakes up later, and another sees others (V1, V2, V3,
@@ -12,8 +13,8 @@ small plays on one directory. Who sees whom, how far each gets and how it ends i
     two_of_three those who acknowledged are one damaged and one away; who was behind is asked (V7)
     backups      all members but one get back disks from before the journal was, while that one is away (R16)
 
-Rules of this file: a directory on stage has no other play, nor does anybody else start writers there. A play
-knows what writers can see of each other, not what is wrong with the code.
+A directory in use by a sequence has no other one, and no other writer is started there. A sequence knows what
+writers can see of each other; it does not know the code's mistakes.
 """
 
 from collections.abc import Callable, Coroutine, Iterator

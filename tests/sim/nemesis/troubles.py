@@ -1,9 +1,9 @@
-"""What goes away again: descriptors and rights that are missing, memory that is short, writes that the kernel
-ends early, at work and while a server starts. And what does not: a directory that somebody removes under a
-server, and reads and writes that fail for a while.
+"""Faults that pass: missing descriptors and rights, too little memory, writes that the kernel ends early,
+during work and while a server starts. Also faults that do not pass: a person removes a directory under a
+server; reads and writes fail for a while.
 
-Rules of this file: a cause that passes damages nothing, so it may strike every machine, and nothing may be
-left of it (O14). What is removed, or cannot be read, is damage, bounded as all damage is (P-5).
+A cause that passes damages nothing, so it may affect every machine, and must leave no effect (O14). What is
+removed or cannot be read is damage, which is bounded (P-5).
 """
 
 import errno

@@ -27,8 +27,9 @@ _FILES_BESIDE: int = 64
 
 
 class Caps(Oracle):
-    """See the module. What one session has under way is looked at whenever its server served it, the rest
-    when a machine loses its power and at the end."""
+    """Checks the limits of a session whenever its server served it, the others when a machine loses its power
+    and at the end.
+    """
 
     number = "O10"
 

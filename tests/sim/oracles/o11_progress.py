@@ -4,7 +4,7 @@ from tests.sim.oracles.oracle import Oracle
 
 
 class Progress(Oracle):
-    """See the module."""
+    """Checks that work continues after the heal."""
 
     number = "O11"
 

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 
 class Damage(Oracle):
-    """See the module. Of directories that it has not loaded a server says nothing yet."""
+    """Compares reported damage with the damage that was done. A server reports nothing about directories that
+    it has not loaded.
+    """
 
     number = "O12"
 

@@ -19,7 +19,7 @@ _NO_SPACE: Final = int(ErrorCode.NO_SPACE)
 
 
 class Causes(Oracle):
-    """See the module."""
+    """Checks what servers report about causes."""
 
     number = "O14"
 

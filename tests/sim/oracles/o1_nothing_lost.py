@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class NothingLost(Oracle):
-    """See the module."""
+    """Compares take-overs with what was acknowledged."""
 
     number = "O1"
 

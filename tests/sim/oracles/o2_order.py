@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Order(Oracle):
-    """See the module."""
+    """Checks the order of records in take-overs and reads."""
 
     number = "O2"
 

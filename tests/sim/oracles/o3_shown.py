@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Shown(Oracle):
-    """See the module."""
+    """Compares take-overs and reads with what readers got before."""
 
     number = "O3"
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class OneWriter(Oracle):
-    """See the module. It remembers of each directory what the newest take-over found."""
+    """Remembers the result of the newest take-over of each directory."""
 
     number = "O4"
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Listed(Oracle):
-    """See the module. Objects that are damaged are another oracle's matter (O12)."""
+    """Compares LIST and STAT with what was acknowledged. O12 checks damaged objects."""
 
     number = "O5"
 

@@ -6,7 +6,7 @@ from tests.sim.oracles.oracle import Oracle
 
 
 class Refused(Oracle):
-    """See the module."""
+    """Checks the refusals of take-overs."""
 
     number = "O6"
 

@@ -25,8 +25,9 @@ _UNKNOWN_EFFECT: Final = frozenset({int(ErrorCode.POISONED), int(ErrorCode.CORRU
 
 
 class NoEffect(Oracle):
-    """See the module. `_ends`: where the appends to each object end that were asked for and not refused, by
-    session and request."""
+    """Checks the copies for bytes of refused appends. `_ends`: where the requested and not refused appends to
+    each object end, by session and request.
+    """
 
     number = "O9"
 

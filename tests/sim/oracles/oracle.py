@@ -1,8 +1,7 @@
-"""What an oracle is, and the bench that a run's oracles sit on.
+"""The interface of oracles, and the bench that passes the events of a run to them.
 
-Rules of this file: things that happen are told to the bench by the method of that name, and it tells those
-oracles that have one. An oracle keeps what it needs for itself; what everybody may want to know is in
-`History`.
+An event is reported to the bench by the method of its name, and the bench calls the oracles that have this
+method. An oracle keeps its own state; shared state is in `History`.
 """
 
 from collections.abc import Callable, Iterable, Iterator

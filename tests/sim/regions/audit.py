@@ -1,7 +1,7 @@
-"""Who looks at a region's journals when all is over: the manifest's cuts, and the state of each worker at
+"""Reads a region's journals at the end of a run: the manifest's checkpoints, and the state of each worker at
 one.
 
-Rules of this file: it reads with the journal's own code, as a restore does, and judges nothing.
+It uses the journal's own code, as a restore does, and judges nothing.
 """
 
 from contextlib import aclosing
@@ -22,8 +22,9 @@ def retained_of(cuts: list[Cut]) -> list[Cut]:
 
 
 class Auditor(Process):
-    """See the module. `cuts`: the manifest's; `counts`: (cut, worker) -> word -> count; `done`: all is
-    read."""
+    """The audit of one region. `cuts`: the manifest's checkpoints; `counts`: (checkpoint, worker) -> word ->
+    count; `done`: everything is read.
+    """
 
     def __init__(self, region: Region) -> None:
         super().__init__(region.world, "auditor")

@@ -1,7 +1,7 @@
-"""One end of a link between processes of a region: frames in order, behind a handshake.
+"""One end of a link between processes of a region: ordered frames after a handshake.
 
-Rules of this file: what `checkpoint.link` does with sockets, with the connections of a run. Frames are
-encoded and decoded, proofs made and checked, by the real cores.
+It does with the connections of a run what `checkpoint.link` does with sockets. The real cores encode and
+decode frames and make and verify proofs.
 """
 
 from collections import deque
@@ -20,8 +20,9 @@ KEY: Final = b"the key of the job, of this run!"
 
 
 class Channel:
-    """See the module. `over`: why nothing comes any more, '' while something may. `hello`: who dialled, once
-    it is proved."""
+    """One end of a link. `over`: why nothing more arrives, '' while something may. `hello`: the identity of
+    the peer that dialled, after it is verified.
+    """
 
     def __init__(self, process: Process, wire: Wire, *, dialler: bool) -> None:
         self.process = process

@@ -1,6 +1,6 @@
-"""Claims of a region's directories, and where its manifest runs: `ManifestHost` on virtual time.
+"""Claims of a region's directories, and the host of its manifest: `ManifestHost` on virtual time.
 
-Rules of this file: what `dos_client.Claim` has and the claims of plain writers do without.
+The parts of `dos_client.Claim` that the claims of plain writers do not need.
 """
 
 from random import Random

@@ -1,7 +1,7 @@
 """The coordinator's process: the real core, its manifest, its links.
 
-Rules of this file: events in, effects out, in order, as `checkpoint.coordinator.shell` does; nothing is
-decided here.
+It passes events in and performs effects in order, as `checkpoint.coordinator.shell` does, and decides
+nothing.
 """
 
 from collections import deque
@@ -58,7 +58,7 @@ class WatchedState(CoordinatorState):
 
 
 class Driver(Process):
-    """See the module. `end`: how it ended, None while it runs."""
+    """One coordinator process. `end`: its outcome, None while it runs."""
 
     def __init__(self, region: "Region", name: str) -> None:
         super().__init__(region.world, name)

@@ -1,8 +1,8 @@
-"""The input of a region: splits of rows, the same for every life of it, and the source that reads them.
+"""The input of a region: splits of rows, the same for every incarnation, and the source that reads them.
 
-Rules of this file: a model of a source as `dataflow.sources.base` asks for one. What is read when is
-chance, so that only a recorded division makes a replay exact; a replay of other rows than were taken is
-refused, as a real source does. It reads to the end of what is there: nothing grows.
+A model of a source with the interface of `dataflow.sources.base`. What is read when is random, so only a
+recorded division makes a replay exact. As in a real source, a replay of other rows than were read is refused.
+The input does not grow.
 """
 
 from bisect import bisect_right

@@ -1,8 +1,7 @@
-"""The launcher of a driver, as Spark is one: starts attempts of workers, cancels them, says when they are
-over.
+"""The launcher of a driver, like Spark: starts attempts of workers, cancels them, reports their end.
 
-Rules of this file: what `checkpoint.core.region.Launcher` promises. One process of a worker at a time;
-each start's end is reported once. What belongs to a dead driver is started and told no more.
+It keeps the promises of `checkpoint.core.region.Launcher`: one process of a worker at a time; the end of each
+start is reported once. Nothing is started for, or reported to, a dead driver.
 """
 
 from typing import TYPE_CHECKING
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Launcher:
-    """See the module."""
+    """The launcher of one driver."""
 
     def __init__(self, driver: "Driver") -> None:
         self._driver = driver

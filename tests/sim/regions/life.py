@@ -1,8 +1,7 @@
 """One incarnation of a worker: its claim, its chains, its links to peers, its votes.
 
-Rules of this file: what `dataflow.worker.link_incarnation` and `dataflow.worker.exchange` do with trio, as
-tasks of a process. What is durable before what is `Journals`'s, what is taken of a peer's frames
-`IncomingFrames`'s.
+It does as tasks of a process what `dataflow.worker.link_incarnation` and `dataflow.worker.exchange` do with
+trio. `Journals` determines what is durable before what, `IncomingFrames` which frames of a peer are accepted.
 """
 
 from collections import deque
@@ -72,7 +71,7 @@ _LOST = (
 
 
 class Life:
-    """See the module. `claim`: None until it is granted."""
+    """One incarnation. `claim`: None until it is granted."""
 
     def __init__(self, worker: "Worker", order: Restore) -> None:
         self.number = order.incarnation

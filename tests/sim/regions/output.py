@@ -1,7 +1,7 @@
-"""What a region puts out: the parts of its file sinks, on the disks of its workers' machines.
+"""The output of a region: the parts of its file sinks, on the disks of its workers' machines.
 
-Rules of this file: files and locks. What is written, kept and cut back is the real `FileWriter`'s. A part
-is written by one process at a time, as its lock says; who wants it while another has it waits.
+Files and locks; the real `FileWriter` writes, keeps and truncates. A part is written by one process at a
+time, as its lock ensures; another one waits for the lock.
 """
 
 from collections import Counter

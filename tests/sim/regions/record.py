@@ -1,8 +1,8 @@
-"""What was promised in a region on the way, and what contradicts it at once.
+"""What was promised in a region during a run, and what contradicts it immediately.
 
-Rules of this file: it hears of votes, orders, appends and commits as they happen, from the tasks that
-carry them out, and looks itself at what the machines have told to be synced. It asks no core. Who hears late
-that something was synced may find it removed: a newer incarnation has put its own in the place of that.
+The tasks report votes, orders, appends and commits as they happen, and the record compares them with what the
+machines reported as synced. It queries no core. When a late report says that something was synced, it may
+already be removed, because a newer incarnation has replaced it.
 """
 
 from typing import TYPE_CHECKING
@@ -28,7 +28,7 @@ _ORDERS = (Restore, Start, RequestCut, Committed)
 
 
 class Record:
-    """See the module. `committed`: cuts whose append was acknowledged, in that order."""
+    """The promises of one region. `committed`: checkpoints whose append was acknowledged, in that order."""
 
     def __init__(self, region: "Region") -> None:
         self._region = region

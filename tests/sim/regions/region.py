@@ -1,7 +1,6 @@
-"""A region of a run: what it is to do, its drivers and workers, and who starts a driver again.
+"""A region of a run: its task, its drivers and workers, and the restart of drivers.
 
-Rules of this file: the region as its operators see it. Cores and tasks are in `driver`, `worker` and
-`life`.
+The region as its operators see it. Cores and tasks are in `driver`, `worker` and `life`.
 """
 
 from collections import Counter
@@ -70,7 +69,7 @@ def _no_part(worker: int) -> Part:
 
 
 class Region:
-    """See the module. `made`: all its journals are there. `finished`: a driver said so."""
+    """One region. `made`: all its journals exist. `finished`: a driver reported its end."""
 
     def __init__(self, cluster: "Cluster") -> None:
         self.world = cluster.world

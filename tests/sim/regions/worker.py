@@ -1,8 +1,7 @@
-"""A worker's process: the real circuit loop and the real participant core, and the tasks that join them.
+"""A worker's process: the real circuit loop and the real participant core, and the tasks that connect them.
 
-Rules of this file: what the two threads of a worker do, as tasks of one process. It takes the
-coordinator's orders in the order in which they come, and ends one incarnation before it begins the next.
-What one incarnation does is `life`'s.
+It does as tasks of one process what the two threads of a worker do. It executes the coordinator's orders in
+the order in which they arrive, and ends one incarnation before it begins the next. `life` is one incarnation.
 """
 
 from collections import deque
@@ -101,7 +100,7 @@ class ProcessClock(Clock):
 
 
 class Worker(Process):
-    """See the module. `slowness`: how many times longer its work takes."""
+    """One worker process. `slowness`: the factor by which its work takes longer."""
 
     def __init__(self, region: "Region", driver: "Driver", index: int, attempt: int, name: str) -> None:
         super().__init__(region.world, name)

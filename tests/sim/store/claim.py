@@ -1,10 +1,10 @@
-"""A directory claimed on the members of a store: the cores of `dos_client`, performed on virtual time.
+"""A claim of a directory on the members of a store: the cores of `dos_client`, performed on virtual time.
 
 What is granted and lost, what counts and what a copy is worth is decided by the real `ClaimMachine`,
 `Quorums`, `Replica` and `SendWindow`; the shells around them are written anew here, as short as can be. The
 journal's own code runs on top of it unchanged: this is its `ClaimPort`.
 
-Rules of this file: who owns the claim waits in its coroutines; the members' links are `member`'s.
+The owner of the claim waits in its coroutines; `member` has the links with members.
 """
 
 from random import Random
@@ -127,7 +127,7 @@ def _nothing(_: str) -> bool:
 
 
 class SimClaim:
-    """See the module. `answers`, `lost`, `epoch` and the rest as in `dos_client.writing.claim`."""
+    """One claim. `answers`, `lost`, `epoch` and the others as in `dos_client.writing.claim`."""
 
     def __init__(
         self, store: SimStore, process: Process, network: Network, rng: Random, directory: str, epoch: int

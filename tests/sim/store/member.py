@@ -1,7 +1,7 @@
-"""What connects a claim with one member: session after session, and the copies of the claim's objects there.
+"""The link of a claim with one member: session after session, and the copies of the claim's objects there.
 
-Rules of this file: it performs what `core.replica` says of each copy and what `core.claim` says of FENCED, on
-virtual time. One task a link, and one for each copy that is compared or filled.
+It performs on virtual time what `core.replica` decides for each copy and what `core.claim` decides about
+FENCED. One task for each link, and one for each copy that is compared or filled.
 """
 
 from collections.abc import Coroutine
@@ -59,7 +59,7 @@ class Copy:
 
 
 class Link:
-    """See the module. `session`: on which the member holds the claim, None without one."""
+    """One link. `session`: the session on which the member holds the claim, None without one."""
 
     def __init__(self, claim: "SimClaim", member: Member) -> None:
         self.claim = claim

@@ -1,10 +1,10 @@
-"""A server: a machine with an address and a disk, and one life of the server process after the other.
+"""A server: a machine with an address and a disk, and one incarnation of the server process after the other.
 
 The core and the storage are the real ones. What the shell would do in threads happens here after a while of
 virtual time: a sync touches the disk when it begins and is reported when it ends, so nothing written
 meanwhile is covered.
 
-Rules of this file: it performs effects, in the order given. What goes wrong with it is decided in `nemesis`.
+It performs effects in order. `nemesis` decides its faults.
 """
 
 from collections.abc import Callable

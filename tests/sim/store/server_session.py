@@ -1,8 +1,8 @@
-"""The server's end of a connection, of either version: what came and is not taken yet.
+"""The server's end of a connection, of either version, with the received data that is not processed yet.
 
-Rules of this file: as `dos_server.connection`, without sockets: frames of version 1, or the bytes of version
-0, are given to the core as far as it takes them now. What is given and said of files that nobody claims is
-told to `visitors.files`.
+As `dos_server.connection`, without sockets: frames of version 1, or the bytes of version 0, are passed to the
+core as far as it accepts them now. Requests and answers about unclaimed files are reported to
+`visitors.files`.
 """
 
 import re
@@ -26,7 +26,7 @@ _SIZES: Final = re.compile(rb"(\d+)\t(\d+)")
 
 
 class ServerSession:
-    """See the module. Of version 0, what comes are `bytes`, and none of them: no more is to come."""
+    """One connection. In version 0 the received items are `bytes`; b'' means that no more follow."""
 
     def __init__(self, server: "Server", number: int, wire: Wire) -> None:
         self.server = server

@@ -58,8 +58,9 @@ def _no_refusal(tag: int, error: RefusedError) -> None:
 
 
 class Session(Requests):
-    """See the module. `failure`: why it is over, None while it lives. `changed`: an answer came, or the
-    end."""
+    """One session. `failure`: why it ended, None while it lives. `changed`: an answer arrived, or the session
+    ended.
+    """
 
     def __init__(self, process: Process, network: Network, address: str) -> None:
         self.process = process

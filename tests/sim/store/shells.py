@@ -1,8 +1,8 @@
-"""Writers and readers whose store is `dos_client`'s own, with all its tasks: they find its record, follow it
-from generation to generation, mend by themselves what is damaged.
+"""Writers and readers on `dos_client`'s own store, with all its tasks: they find its record, follow it from
+generation to generation, and repair damage automatically.
 
-Rules of this file: what a well-behaved client does, as `writer` and `reader` do, and what it tells the
-history of the run. No decision about members, records or copies is taken here.
+What well-behaved clients do, as in `writer` and `reader`, and what they report to the history. Decisions
+about members, records and copies are the real code's.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
-"""What servers write in their logs, for those who read a run: the trace, and stories.
+"""The log lines of servers, for those who read a run: the trace, and stories.
 
-Rules of this file: it listens. What a server does is its own matter, and is the same whether anybody listens.
+It only listens; a server behaves the same without it.
 """
 
 import logging

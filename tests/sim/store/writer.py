@@ -1,7 +1,7 @@
 """A writer: a client that takes a chain over, appends records to it, and lives until it is superseded or
 killed.
 
-The chain is the journal's own code. Rules of this file: what a well-behaved client does, and what it tells
+The chain is the journal's own code. This file has what a well-behaved client does, and what it reports to
 the history of the run.
 """
 

@@ -1,6 +1,6 @@
-"""Which runs have visitors, and who comes.
+"""Which runs have visitors, and which clients they are.
 
-Rules of this file: numbers. They come when the run begins, and stay until its last words.
+They come when the run begins, and stay until its end.
 """
 
 from typing import TYPE_CHECKING, Final

@@ -21,8 +21,9 @@ ORACLE: Final = "V0"
 
 
 class LooseFile:
-    """See the module. `content`: all that may be in it; `synced`: how much of that was told to be. `holder`:
-    who streams into it, while its session lives."""
+    """One file. `content`: everything that may be in it; `synced`: how much of that was reported as synced.
+    `holder`: the client that streams into it, while its session lives.
+    """
 
     def __init__(self, machine: "Machine", name: str) -> None:
         self.machine = machine

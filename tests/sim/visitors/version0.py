@@ -1,6 +1,6 @@
-"""A client of version 0: appends to a file as the original does, looks at files, removes one.
+"""A client of version 0: appends to a file as the original does, reads files, removes one.
 
-Rules of this file: what such a client sends, and when it loses patience. What it must find is `files`'s.
+This file determines what such a client sends, and its timeouts. `files` checks the answers.
 """
 
 from collections import deque

@@ -1,7 +1,5 @@
 """A client of version 1 without a claim: appends to a file of one server, a few chunks at a time, all of one
 length, and does not wait for one before it sends the next (row 40).
-
-Rules of this file: as `version0`.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,7 @@
-"""The workers, and what happens in them next.
+"""The workers of a story of markers, and the next event in them.
 
-Rules of this file: after each step everything that can happen happens, worker after worker, but for what is
-held back. What is told of a step: who ends it and what it sends, who has it of everybody, and what that
-makes.
+After each step everything that can happen happens, worker after worker, except what is held back. The text of
+a step contains: who ends it and what it sends, who has received it from all, and the result.
 """
 
 from collections import defaultdict, deque
@@ -105,7 +104,7 @@ class Workers(OneThreadRegion):
 
 
 class Play:
-    """See the module."""
+    """The state of one story of markers."""
 
     def __init__(self) -> None:
         self.told: list[str] = []

@@ -1,6 +1,6 @@
-"""The input of these stories, words that a worker is given; and how rows and frames are told.
+"""The input of these stories, words for a worker, and the text of rows and frames.
 
-Rules of this file: a source that reads what is there, and text. A position is the number of words read.
+A source that reads what is there. A position is the number of words read.
 """
 
 from collections import Counter, defaultdict

@@ -1,7 +1,7 @@
-"""A region, and what happens in it next.
+"""A region of a story, and the next event in it.
 
-Rules of this file: after each step everything that can happen without a fault happens, but for what is held
-back and for the steps of workers, which the story lets them do. Always in the same order.
+After each step everything that can happen without a fault happens, in a fixed order, except what is held back
+and the steps of workers, which the story controls.
 """
 
 from typing import Any
@@ -74,7 +74,7 @@ class StoryWorld(World):
 
 
 class Play:
-    """See the module. `held`: beginnings of names of actions that wait."""
+    """The state of one story of a region. `held`: prefixes of names of actions that wait."""
 
     def __init__(self) -> None:
         self.told: list[str] = []

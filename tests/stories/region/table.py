@@ -1,6 +1,6 @@
-"""The words of stories of a region: each form, what happens, and what does it.
+"""The step forms of stories of a region: each form, its effect and its text.
 
-Rules of this file: one function a form, named as what it does, with the blanks as its arguments.
+One function for each form, named as its effect, with the blanks as arguments.
 """
 
 from checkpoint.core.coordinator_vocabulary import CutWanted

@@ -1,6 +1,6 @@
-"""Who says what to whom, in words.
+"""The text of messages and effects: who sends what to whom.
 
-Rules of this file: messages and effects in, words out; `{}` stands for the worker. Heartbeats are not told.
+`{}` stands for the worker. Heartbeats are left out.
 """
 
 from checkpoint.core.coordinator_vocabulary import (

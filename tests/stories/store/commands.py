@@ -1,8 +1,8 @@
-"""What a person does with the `dos` command: the functions behind `dos store replace` and `dos store repair`,
-with all their tasks, in a process of their own.
+"""The `dos` commands of a person: the functions of `dos store replace` and `dos store repair`, with all their
+tasks, in a process of their own.
 
-Rules of this file: which function a command calls, and what it prints. What the client writes in its log
-meanwhile is told, too: that is where the generations of the store's record show.
+This file determines which function a command calls and what it prints. The client's log is included, because
+it contains the generations of the store's record.
 """
 
 import io

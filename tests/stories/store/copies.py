@@ -1,9 +1,7 @@
-"""What a copy holds, in words: `1:0 up to 275 (a1 a2 a3)`.
+"""The content of a copy as text: `1:0 up to 275 (a1 a2 a3)`.
 
 A segment is called by its epoch and its base, as positions are: 2:275 was opened by epoch 2 where the chain
 had 275 bytes.
-
-Rules of this file: what was appended where, and the words for a part of it.
 """
 
 import re

@@ -1,7 +1,4 @@
-"""The simulator's machine, as stories want it.
-
-Rules of this file: nothing by chance.
-"""
+"""The simulator's machine for stories: nothing is random."""
 
 from random import Random
 
@@ -14,7 +11,7 @@ from tests.stories.store.old_client import StoryServer
 
 
 class StoryMachine(Machine):
-    """See the module. Its server does not scrub; what it logs is told."""
+    """A machine whose server does not scrub. Its log lines are printed."""
 
     def __init__(self, world: World, network: Network, name: str, rng: Random, log: ServerLog) -> None:
         super().__init__(world, network, name, rng)

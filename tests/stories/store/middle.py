@@ -11,7 +11,9 @@ from typing import Any
 
 
 class Middle(Random):
-    """See the module. Identities (`randbytes`) are as of any seed: different ones."""
+    """A random generator that always returns the middle. Only identities (`randbytes`) differ, as with any
+    seed.
+    """
 
     def random(self) -> float:
         return 0.5

@@ -1,7 +1,6 @@
-"""A client of the original service: it speaks version 0, and sits on the server's own machine.
+"""A client of the original service: it uses version 0, on the server's own machine.
 
-Rules of this file: its requests as events of the server's core, and what it is sent, as frames. It knows no
-store and no claim.
+Its requests are events of the server's core, its answers frames. It knows no store and no claim.
 """
 
 from collections.abc import Callable

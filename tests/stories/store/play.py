@@ -1,8 +1,7 @@
-"""A store, its time, and who is there.
+"""A store of a story, its time, and its clients.
 
-Rules of this file: a step happens, then time passes until what it began is done, or for as long as a person
-would wait; then a little longer, so that nothing of it is still under way. Whatever happens meanwhile is told
-in its order; what is said again and again, once.
+A step happens; then time passes until its consequences have ended, or for as long as a person would wait, and
+a little longer, so that nothing is still in progress. Events are printed in order; repeated ones once.
 """
 
 from collections.abc import Callable
@@ -32,7 +31,7 @@ READER = "the reader"
 
 
 class Play:
-    """See the module. `told`: what happened since somebody emptied it."""
+    """The state of one story of a store. `told`: the events since it was last emptied."""
 
     def __init__(self) -> None:
         self.told: list[str] = []

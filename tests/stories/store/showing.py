@@ -1,7 +1,6 @@
-"""Looking at a store: as a reader, who is shown what is committed, and as the teller, who is shown
-everything.
+"""Read a store: as a reader, which gets what is committed, and as the narrator, which sees everything.
 
-Rules of this file: it asks servers, as anybody may, and changes nothing.
+It sends ordinary requests and changes nothing.
 """
 
 from dos_protocol.errors import BrokenConnectionError, DosError

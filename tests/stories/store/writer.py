@@ -1,9 +1,8 @@
-"""A writer that does what it is told, and tells what came of it.
+"""A writer that is controlled by the story, and reports the results.
 
 Taking over, appending and rolling are the journal's own coroutines, on the simulator's claim.
 
-Rules of this file: a step begins something; what it waits for is known (`waits_for`), and what it comes to is
-told when it comes.
+A step begins an operation; `waits_for` is what it waits for, and its result is printed when it arrives.
 """
 
 from collections.abc import Callable, Coroutine
