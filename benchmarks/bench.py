@@ -11,8 +11,8 @@ compared is measured in turn (A B A B) and given as medians, because such figure
 a shared machine; so the ratio counts, not the figure. `--quick` measures less of each, to try the harness;
 `--long` lets an object grow to 10 GB instead of 1. `server` takes a few minutes: one server beside the bare
 copy and Redis. `journal` takes about five: records, replays, restores and archives of journals of files.
-`dataflow` takes about two hours by itself and `spark` ten minutes; each has options of its own, and a section
-of the file too.
+`dataflow` takes about two hours on its own and `spark` ten minutes; each has options of its own, and a
+section of the file too.
 """
 
 import argparse
@@ -252,14 +252,14 @@ Everything ran on it: clients, servers and Spark.
   forty small batches to get warm. Our input and output are on two of three disks, synced; theirs is a
   socket, and output without any sink; their state is one copy on the local disk, not synced. A yardstick
   that gives no figures in five minutes is not measured.
-- **Dataflow library** (`./run bench dataflow`, by itself; no figures where its section has no date): every
+- **Dataflow library** (`./run bench dataflow`, alone; no figures where its section has no date): every
   system reads the same text files, lines `key,number` with keys drawn evenly, with two workers or slots, a
   checkpoint each second (Spark: one each micro-batch), results let go of. The rate is that of what came after
   the warm-up (5 s, or a fifth of the input); a measurement ends with the input or 60 s after its first rows.
   Ours: three servers, and a cut counts when it is synced on two of them. Spark and PyFlink: RocksDB, one copy
   on the local disk; Bytewax: SQLite, likewise. PyFlink has no vectorised function with state on a stream
   without windows: what is measured is a vectorised scalar function before its SQL.
-- **The store on Spark** (`./run bench spark`, by itself; no figures where its section has no date): a session
+- **The store on Spark** (`./run bench spark`, alone; no figures where its section has no date): a session
   on `local[2]`. *Micro-batch*: a step of 100 rows of each of two workers, next to a source with as many
   tasks that yield nothing; what counts is a micro-batch without `walCommit` and `commitOffsets`, which Spark
   writes the same for every source. *Batch*: from `load` to the last row, columns `key string, number long`;

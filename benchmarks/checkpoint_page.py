@@ -8,7 +8,7 @@ SECTION = """\
 {begin}
 ## Cuts, recovery, latency
 
-Measured on {date}, by itself; {load:.1f} processes wanted a core on average when it ended, its own with them.
+Measured on {date}, alone; {load:.1f} processes on average wanted a core when it ended, including its own.
 
 | what | measured | beside it | aim |
 |---|---|---|---|

@@ -80,7 +80,7 @@ def environment(folder: Path, port: int) -> StreamExecutionEnvironment:
         "python.client.executable": sys.executable,
         "python.fn-execution.bundle.size": "100000",  # as long as its time lets it: each bundle is dear
         "python.state.cache-size": "200000",  # all keys
-        "restart-strategy.type": "none",  # what fails is told, and not tried for ever
+        "restart-strategy.type": "none",  # a failure is reported, and not retried for ever
         "parallelism.default": str(PARALLELISM),
         "taskmanager.numberOfTaskSlots": str(PARALLELISM),
         "state.backend.type": "rocksdb",

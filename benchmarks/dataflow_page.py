@@ -38,7 +38,7 @@ SECTION = """\
 {begin}
 ## Rows a second of the dataflow library
 
-Measured on {date}, by itself, {rounds}; {load:.1f} processes wanted a core on
+Measured on {date}, alone, {rounds}; {load:.1f} processes wanted a core on
 average when it ended, its own with them. Lines `key,number` of text files, the same for all; of each key the
 count, the sum and the largest; a checkpoint each second; two workers or slots; results are let go of. Start
 and warm-up do not count. *Durable* says what a checkpoint is when it counts. CPU: processor seconds of all

@@ -60,7 +60,7 @@ def linked(paths: Sequence[Path], folder: Path) -> Path:
 
 
 def free_port() -> int:
-    """One that nobody listens on just now."""
+    """A port on which no process listens at the moment."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port: int = listener.getsockname()[1]
         return port

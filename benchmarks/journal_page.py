@@ -10,7 +10,7 @@ SECTION = """\
 {begin}
 ## Journals of files
 
-Measured on {date}, by itself, {rounds}; {load:.1f} processes wanted a core on average when it
+Measured on {date}, alone, {rounds}; {load:.1f} processes wanted a core on average when it
 ended, its own with them. A *CPU second* is one of a processor at work for the process that is measured; of a
 restore, for the one that restores, without its server.
 

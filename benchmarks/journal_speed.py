@@ -12,7 +12,7 @@ archive  a chain from a server to a bucket of S3 (moto, over HTTP, in a process 
          back and proved, and the restore from there with no server asked. Beside them what boto3 alone takes
          for as many bytes in objects of the same size: to put and get them, and to get them in the same parts
 
-Medians of the pairs. MB are 10^6 bytes of journal. Beside the clock's time that of the processor is told, of
+Medians of the pairs. MB are 10^6 bytes of journal. Besides elapsed time, processor time is reported, of
 the process that is measured (of a restore: the one that restores, without the server): on a machine that
 others use too it says more.
 """

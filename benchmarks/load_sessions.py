@@ -86,7 +86,7 @@ class Watermarks:
         self._rest = b""
 
     def take(self, data: bytes) -> int:
-        """The last `synced` that was told. Raises what an Error says, EOFError at the end."""
+        """Return the last reported `synced`. Raises the error of an ERROR message, EOFError at the end."""
         if not data:
             raise EOFError("the server closed the connection")
         data = self._rest + data if self._rest else data

@@ -40,7 +40,7 @@ class Section:
         return page[begin : end + len(self.end)] if 0 <= begin < end else f"{self.begin}\n{self.end}"
 
     def put_into(self, page: str, text: str) -> str:
-        """The page with this text, from comment to comment, in the place of its own, and what a person wrote
+        """The page with this text, from comment to comment, instead of its own, and what a person wrote
         there. Raises ValueError if it has no place for it.
         """
         before = self.found_in(page)

@@ -110,7 +110,7 @@ def say(text: str) -> None:
 
 @contextmanager
 def told_at_the_end(lines: Callable[[], Iterable[str]]) -> Iterator[None]:
-    """What was found so far is told in any case."""
+    """Report the results so far in any case."""
     try:
         yield
     except KeyboardInterrupt:

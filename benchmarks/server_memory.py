@@ -5,7 +5,7 @@
 Idle connections have said HELLO and which directory, and nothing since. The object grows by durable appends
 of 1 MiB; the resident memory is read ten times on the way, and its slope over the last half is what counts:
 an index or a queue that grew with the object would show there. When the disk has no room for the object and
-a tenth more, it grows to what there is room for, and the figures say so. Everything is removed afterwards.
+a tenth more, it grows to the free space, and the figures name that size. Everything is removed afterwards.
 """
 
 import argparse

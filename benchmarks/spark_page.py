@@ -12,7 +12,7 @@ SECTION = """\
 {begin}
 ## The store on Spark
 
-Measured on {date}, by itself, {rounds}, on one session of two slots; {load:.1f}
+Measured on {date}, alone, {rounds}, on one session of two slots; {load:.1f}
 processes wanted a core on average when it ended, its own with them. What is read is let go of (`noop`).
 What `dos` reads and writes is {stored}; a write ends when it is.
 
@@ -92,7 +92,7 @@ LINES = (
 
 
 def lines_of(records: Sequence[Record]) -> list[str]:
-    """The rows of the table; what is missing says so."""
+    """Return the rows of the table; a missing figure has its reason."""
     found: Found = {(one["part"], one.get("system", "")): one for one in records}
     lines = []
     for line in LINES:

@@ -1,4 +1,4 @@
-"""A socket that gives lines to whoever connects: the input of the yardsticks, Spark and Flink.
+"""A socket that sends lines to each client that connects: the input of Spark and Flink.
 
 A line is a key and, in microseconds, when it was sent; 0 for those that only make the state. Who reads
 cannot ask for a line again: both yardsticks keep what they took in memory, or lose it, which costs them

@@ -4,7 +4,7 @@
 
 Real servers and workers, each a process, on the Python standard library's text. Words per second count from
 RUNNING to the final cut; processor seconds are those of the processes from start to end, so that a figure
-from a busy machine can be told from a slow program.
+from a busy machine can be distinguished from a slow program.
 """
 
 import argparse

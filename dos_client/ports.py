@@ -17,7 +17,7 @@ from dos_client.status.counters import StoreCounters
 from dos_protocol.store_record import StoreRecord
 
 
-class StorePort(Protocol):
+class SharedStore(Protocol):
     """An open store: its record, its credentials, and what all parts share."""
 
     record: StoreRecord

@@ -4,7 +4,7 @@
     ./run python examples/shop.py dos://HOST till-1 20    # a till that sells 20 things; there may be many
     ./run python examples/shop.py dos://HOST close        # no more input: the application ends
 
-A till that was killed goes on behind what was recorded when it is started again.
+A till that was killed and is started again continues after the last recorded row.
 """
 
 import sys

@@ -1,7 +1,7 @@
 """Counts the words of text files, durably, on Spark:  ./run python examples/wordcount.py OUT FILE...
 
 Every (word, new count) goes to OUT/part-w*.tsv; a word's last line is its count. Run it again after a crash,
-with a store named in DOS_STORE, and it goes on from the last cut.
+with a store named in DOS_STORE, and it continues from the last checkpoint.
 """
 
 import os

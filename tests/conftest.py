@@ -52,7 +52,7 @@ def starts_spark(file: str) -> bool:
 
 
 class SparkInOneProcess(LoadScopeScheduling):
-    """Each test is handed out by itself, but Spark's all to one process: starting Spark takes seconds."""
+    """Each test is scheduled alone, but Spark's all in one process: starting Spark takes seconds."""
 
     def _split_scope(self, nodeid: str) -> str:
         return SPARK_TESTS if starts_spark(nodeid.partition("::")[0]) else nodeid

@@ -1,6 +1,6 @@
 """Every promise of protocol.md has evidence: a test that cites it. And no test cites a promise nobody made.
 
-A promise is defined in protocol.md as `**P-n**`. A test that shows it says so in a comment: `# EVIDENCE-OF:
+A promise is defined in protocol.md as `**P-n**`. A test that shows it has a comment: `# EVIDENCE-OF:
 P-3`, or several with commas. Whether the test is any good the comment cannot show: that is the reviewer's
 part.
 """

@@ -1,7 +1,7 @@
 """What holds for the repository as a whole: no trace of a machine, complete pins, links that lead somewhere.
 
 A checkout is built on machines that are not ours, with package indexes that are not ours: so no file names an
-index, and no file holds an absolute path from somebody's home.
+index, and no file holds an absolute path of a home directory.
 """
 
 import ast

@@ -14,7 +14,7 @@ import trio
 
 from dos_client.core.witnessing import ProveStamp, Step, Witnessing
 from dos_client.limits import stamp_renewal_s, witness_again_s, witness_timeout_s
-from dos_client.ports import StorePort
+from dos_client.ports import SharedStore
 from dos_client.sessions.connection import Connection, open_connection
 from dos_client.sessions.dialling import again
 from dos_protocol.errors import BrokenConnectionError, DosError, RemoteProtocolError, RolledBackError
@@ -59,7 +59,7 @@ class Witnesses:
     `rolled_back`: members whose disks went back in time. Nothing that they report counts.
     """
 
-    def __init__(self, store: StorePort) -> None:
+    def __init__(self, store: SharedStore) -> None:
         self._store = store
         self._core = Witnessing()
         self._sessions: dict[bytes, list[Connection]] = {}
@@ -173,7 +173,7 @@ def _of(welcome: Welcome, address: str) -> tuple[DiskStamp, dict[bytes, DiskStam
         ) from error
 
 
-class WitnessedStore(StorePort, Protocol):
+class WitnessedStore(SharedStore, Protocol):
     """A store that checks the disks of its members."""
 
     witnesses: Witnesses

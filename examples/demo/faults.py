@@ -1,4 +1,4 @@
-"""What is broken, and when: drawn from a seed, so that a run can be told to somebody else. Pure.
+"""The faults and their times, drawn from a seed, so that another person can repeat a run. Pure.
 
 A moment is a part of the input: the fault comes when so much of it is counted. The same seed gives the same
 faults in the same order at the same parts; what the machine does between them is its own.

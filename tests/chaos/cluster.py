@@ -25,7 +25,7 @@ SERVERS = 3
 
 
 class Member:
-    """A server and the proxy before it. `turn`: whoever kills, starts or wipes it holds this."""
+    """A server and the proxy before it. `turn`: held by the task that kills, starts or wipes it."""
 
     def __init__(self, name: str, server: ServerProcess) -> None:
         self.name = name
@@ -187,7 +187,7 @@ class Cluster:
         return sum(map(self.acknowledged_in, self.writers))
 
     def logged(self, directory: str) -> list[Entry]:
-        """Everything acknowledged in a directory, whoever wrote it."""
+        """Return everything acknowledged in a directory, by any writer."""
         return [
             entry
             for writer in self.writers[directory]

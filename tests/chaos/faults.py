@@ -205,7 +205,7 @@ async def replaced(cluster: Cluster, member: Member, kill_after_s: float | None)
 
 
 async def damage_disk(act: Act) -> None:
-    """A bit of one copy flips while its server is down; `dos store repair` mends it. Ends when mended."""
+    """A bit of one copy flips while its server is down; `dos store repair` repairs it. Ends when repaired."""
     member, draw = act.rng.choice(act.cluster.members), act.rng.random()
     with trio.CancelScope(shield=True):
         async with member.turn:
@@ -217,7 +217,7 @@ async def damage_disk(act: Act) -> None:
             repair = ["repair", "--read", act.cluster.url]
             while not await store_command(act.cluster, repair, None):  # noqa: ASYNC110 - another process
                 await trio.sleep(0.1)
-    act.say(f"{member.name} is mended")
+    act.say(f"{member.name} is repaired")
 
 
 def flip_a_bit(data: Path, rng: random.Random) -> str:
@@ -263,7 +263,7 @@ async def kill_writer(act: Act) -> None:
 
 
 async def zombie(act: Act) -> None:
-    """A writer sleeps, another takes over and is acknowledged, the first wakes up and goes on appending."""
+    """A writer sleeps, another takes over and is acknowledged, the first wakes up and continues to append."""
     directory = act.some_directory()
     act.say(f"SIGSTOP the writer of {directory}, another takes over, SIGCONT")
     sleeping = act.cluster.living(directory)

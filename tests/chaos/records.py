@@ -4,13 +4,9 @@ Every record is unique and describes itself: the epoch of its writer, its number
 number (its place in the directory's whole history), a random payload, and a digest over all of that. The
 store does not compute this digest.
 
-Every record is unlike every other and says so: the epoch of its writer, its number under that epoch, its
-sequence (its place in the directory's whole history), a random payload, and a digest over all of that. The
-digest is not one of those that the store computes.
-
 The log is a file of entries of 32 bytes, one for each acknowledged record, written after the record's own
-synced watermark was passed, outside of all servers. What a killed writer could not log any more was
-acknowledged to nobody.
+synced watermark was passed, outside of all servers. What a killed writer could not log any more
+counts as not acknowledged.
 """
 
 import hashlib

@@ -95,7 +95,7 @@ async def test_of_two_rivals_one_wins_each_time_and_the_other_is_told_the_epoch(
             async with trio.open_nursery() as nursery:
                 for _ in range(2):
                     nursery.start_soon(contend, round_over, open_now)
-                await until(lambda: len(fenced_at) > before, "one is told that it is fenced")  # noqa: B023
+                await until(lambda: len(fenced_at) > before, "one is fenced")  # noqa: B023
                 (loser,) = fenced_at.keys() - set(list(fenced_at)[:before])
                 await until(lambda: any(epoch > loser for epoch in open_now), "the other goes on")  # noqa: B023
                 round_over.set()

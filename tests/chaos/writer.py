@@ -2,7 +2,7 @@
 
     python -m tests.chaos.writer URL DIRECTORY LOG NAME SEED WINDOW DELAY
 
-It opens the store, waits DELAY seconds, takes the chain of the directory over, goes on where its history
+It opens the store, waits DELAY seconds, takes the chain of the directory over, continues where its history
 ends, and appends for ever, at most WINDOW records beyond what is acknowledged; in a manifest's directory
 none, so that each record proves the one before (R9). Superseded before its own start is acknowledged it
 begins again after a random, doubling time (R17); superseded later it ends with exit code 3. What it says on
@@ -10,7 +10,7 @@ standard output, a line each: `store`, `claims EPOCH`, `open EPOCH SEQUENCE`, `s
 HELD`.
 
 All writers of a directory, rivals too, share a scratch beside the log: members are filled from it, and what
-is in it is torn by whoever was killed and tidied away by whoever took over.
+is in it was torn by a killed writer and is removed by the next one.
 
 It trusts the store; only the checker verifies.
 """

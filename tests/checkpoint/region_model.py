@@ -379,7 +379,7 @@ class World:
                 process.to_driver.append(None)
 
     def cut_link(self, process: Process) -> None:
-        """The link breaks at the coordinator's end first: the worker goes on until it notices."""
+        """The link breaks at the coordinator's end first: the worker continues until it notices."""
         if None not in process.to_driver:
             process.to_driver.append(None)
             process.to_worker.append(None)

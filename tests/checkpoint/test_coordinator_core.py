@@ -126,7 +126,7 @@ class Scene:
         )
 
     def run_to_start(self):
-        """Until all are told to start."""
+        """Run until all have received Start."""
         self.opened()
         for worker in range(self.spec.workers):
             self.join(worker)

@@ -257,7 +257,9 @@ async def test_who_waits_hears_of_a_batch_as_soon_as_it_is_recorded(store: Store
         assert trio.current_time() - begin < 0.5
         begin = trio.current_time()
         await reader.wait(5.0)
-        assert trio.current_time() - begin == pytest.approx(5.0), "it is told once of what it does not take"
+        assert trio.current_time() - begin == pytest.approx(5.0), (
+            "it is notified once of what it does not take"
+        )
         assert [piece.data for piece in await all_of(reader)] == [b"late"]
     async with await opened(store) as log:
         begin = trio.current_time()

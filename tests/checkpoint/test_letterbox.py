@@ -167,7 +167,7 @@ def test_a_member_that_was_unavailable_gets_what_it_missed_and_a_tail_of_one_mem
             await until(lambda: all_are_back(store))
             copies = QueueRepair(store, DIRECTORY)
             await copies.repair()
-            assert not await settled(store)  # whoever writes next may fill it: only what lasts is repaired
+            assert not await settled(store)  # the next writer may fill it: only lasting damage is repaired
             await copies.repair()
             assert await settled(store)
             member = store.record.members[0].server_id

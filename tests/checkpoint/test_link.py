@@ -1,4 +1,4 @@
-"""Links: the job's key is proved both ways, frames arrive whole, ends and breaks are told apart. Real
+"""Links: the job's key is proved both ways, frames arrive whole, ends and breaks are distinguished. Real
 sockets.
 """
 

@@ -1,4 +1,4 @@
-"""Whatever the order of cuts, pins, releases, trims and crashes: each retained and each pinned cut restores.
+"""In any order of checkpoints, savepoints, releases, trims and crashes, each retained one restores.
 
 Real parts, on a store in memory that keeps the real one's rules: the coordinator's core, the manifest's
 keeper, the versioned state of one worker, and the trimming of a region that nobody runs. A crash can come
@@ -205,7 +205,7 @@ class World:
         return kept
 
     async def stand_in(self, name, number, crash, *, on=True):
-        """Pin a cut, or let a pin go, in the place of a driver that is gone, or is fenced by it."""
+        """Create or drop a savepoint instead of a driver that is gone, or that this fences."""
         host, before = Host(self.store), await self.kept()
         if crash:  # it dies between the claim and the record
             async with in_the_drivers_place(host, REGION):

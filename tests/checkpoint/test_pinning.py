@@ -1,4 +1,4 @@
-"""Pins: which cuts stay restorable until somebody lets them go."""
+"""Savepoints: which checkpoints stay restorable until a person drops them."""
 
 import re
 
@@ -28,7 +28,7 @@ from tests.checkpoint.test_request_desk import Desk, in_state
 
 
 def settled(scene):
-    """What was told of pins since the effects were last taken."""
+    """Return the reports about savepoints since the effects were last taken."""
     return [one.event for one in scene.take(NotifyObservers) if isinstance(one.event, SavepointSettled)]
 
 

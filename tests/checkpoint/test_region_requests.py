@@ -32,7 +32,7 @@ from tests.support.servers import ServerProcess, three_servers, url_of
 __all__ = ["three_servers"]
 pytestmark = pytest.mark.process
 LONG = 5_000_000
-"""Numbers for a region that does not finish by itself."""
+"""Numbers for a region that does not finish on its own."""
 
 
 @pytest.fixture(scope="module")

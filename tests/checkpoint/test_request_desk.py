@@ -49,7 +49,7 @@ RESET = ResetReport(time=1.0, worker=-1, reason="asked", seconds=0.5, bytes=10, 
 
 
 class Desk:
-    """A desk, a clock that is told, and what came of it."""
+    """A request queue, a clock that the test sets, and the results."""
 
     def __init__(self):
         self.desk, self.now, self.status, self.effects = RequestHandler("words"), 100.0, RUNNING, []

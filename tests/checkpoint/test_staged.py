@@ -1,4 +1,4 @@
-"""What becomes of rows that were put down and not recorded: each case, and in every order in which drivers,
+"""What happens to rows that were staged and not recorded: each case, and every order in which drivers,
 zombies and sweeps may come.
 """
 
@@ -242,7 +242,7 @@ class Producer(RuleBasedStateMachine):
         assert self.checkpoint <= len(self.records) <= self.checkpoint + 1
 
     def teardown(self) -> None:
-        """All die and nobody comes back: whoever gives everything up finds nothing left."""
+        """All die and none returns: after everything is given up, nothing is left."""
         for partition in (0, 1):
             self.take_away(partition, Decided(len(self.records), b"", closed=False), 0)
         assert self.there == [{}, {}]

@@ -142,7 +142,7 @@ class ToyRegion:
 
 
 class DriverSpec(msgspec.Struct):
-    """What a driver process is told, as JSON."""
+    """The arguments of a driver process, as JSON."""
 
     store: str
     folder: str

@@ -41,7 +41,7 @@ SCHEMA = block_schema(pa.schema([("key", pa.int64())]), pa.schema([("count", pa.
 
 
 class ToySpec(msgspec.Struct, kw_only=True):
-    """What a toy worker is told, as JSON."""
+    """The arguments of a toy worker, as JSON."""
 
     region: str
     worker: int
@@ -159,7 +159,7 @@ class Life:
         else:
             begin, end = self.position, min(self.position + random.randint(1, 200), spec.numbers)
             self.steps.record(self.step, time.time_ns() // 10**6, {"n": {"n": (begin, end)}})
-        assert begin == self.position, "a replay goes on where the cut was"
+        assert begin == self.position, "a replay continues at the checkpoint"
         if spec.fail_at and begin <= spec.fail_at < end:
             await self.tell(
                 "operator", operator="toy", position=f"n[{spec.fail_at}]", message="ValueError: bad"

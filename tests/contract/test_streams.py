@@ -241,7 +241,7 @@ async def test_who_sends_to_an_end_that_is_closed_is_told_so(stream: Any, sock: 
 async def test_a_broken_connection_is_ready_for_whoever_waits_for_it(
     stream: Any, sock: Any, rounds: Rounds
 ) -> None:
-    """Whoever only waits for room hears of it as of something to read: reading tells what it is."""
+    """A task that waits for room only is woken as for reading; a read returns the reason."""
     filled(sock)
     called: list[bool] = []
     ended = trio.Event()

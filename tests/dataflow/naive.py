@@ -44,7 +44,7 @@ class Division(NamedTuple):
 
 
 class Stream(NamedTuple):
-    """What an operator is told: the rows of each step in the order of arrival, the watermark behind it."""
+    """The input of an operator: the rows of each step in the order of arrival, the watermark after it."""
 
     steps: list[list[Row]]
     watermarks: list[int]

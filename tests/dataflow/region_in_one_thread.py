@@ -279,7 +279,7 @@ class OneThreadRegion:
         for side in self.sides:
             side.commits.append(PublishCut(self.incarnation, number, last.barrier.final))
 
-    # --- time goes on -------------------------------------------------------------------------------------
+    # --- time advances ------------------------------------------------------------------------------------
 
     def turn(self) -> bool:
         """Some worker does one thing, or some frame arrives. False if nothing can happen any more."""

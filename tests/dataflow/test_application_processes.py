@@ -143,7 +143,7 @@ def test_operators_outside_of_any_region_see_a_row_at_most_once_and_reset_nobody
         assert app.status[board].state is RegionState.FINISHED
     counted = seen(tmp_path)
     assert set(counted.values()) == {1}, "at most once"
-    assert f"p {sent - 1}" in counted, "after a failure it goes on at the present"
+    assert f"p {sent - 1}" in counted, "after a failure it continues with current rows"
     table = collect_output(store, region, "shown")
     assert table is not None
     assert table.num_rows == sent, "the region itself lost nothing"

@@ -292,7 +292,7 @@ def test_a_cut_writes_what_changed() -> None:
         assert repr(found.to_pylist()) == repr([dict(zip("ab", r, strict=True)) for r in made])
 
 
-# --- what is wrong is told by operator and column -----------------------------------------------------------
+# --- errors name the operator and the column ----------------------------------------------------------------
 
 
 class Plain(UserOperator):

@@ -140,7 +140,7 @@ def test_each_input_has_a_time_of_its_own_and_the_smallest_is_that_of_all() -> N
     assert told()[1:] == [("prices", second(4)), ("all", second(4))]
     trial.crash()
     trial.step({})
-    assert len(told()) == 3, "what was told before the cut is not told again"
+    assert len(told()) == 3, "what was reported before the checkpoint is not reported again"
     trial.step({"orders": [order(20)], "prices": [price(12), price(9.5, price=7.0)]})
     assert told()[3:] == [("orders", second(20)), ("prices", second(12)), ("all", second(12))]
     assert trial.rows("out") == [{**order(5), "price": 2.5}, {**order(9), "price": 2.5}]
@@ -214,7 +214,7 @@ def test_what_process_raises_names_the_input() -> None:
         trial.step({"b": [{"n": 1}]})
 
 
-# --- what is wrong is told before anything runs -------------------------------------------------------------
+# --- errors are raised before anything runs -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,7 @@ def test_without_its_migration_a_cut_is_refused_with_both_states() -> None:
     give(trial, "a")
     with pytest.raises(FingerprintMismatchError, match="kept"):
         trial.go_on_with(kept(Bare()))
-    assert give(trial, "b") == ["a", "b"], "it goes on as before"
+    assert give(trial, "b") == ["a", "b"], "it continues as before"
 
 
 def test_a_migration_that_fails_is_told_by_operator_and_version() -> None:

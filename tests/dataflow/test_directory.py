@@ -159,7 +159,7 @@ def test_a_trial_says_which_operators_keep_files() -> None:
 
 
 class Misused(UserOperator):
-    """Changes a file where it is told."""
+    """Changes a file in the given method."""
 
     keeps_files = True
     state = "n bigint"

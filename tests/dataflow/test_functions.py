@@ -1,4 +1,4 @@
-"""User functions on rows and batches: what they may return, and how a fault is told."""
+"""User functions on rows and batches: what they may return, and how a fault is reported."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Input handles on real servers, with producers and workers that are killed: each row is put out once."""
+"""Input handles on real servers, with producers and workers that are killed: each row is written once."""
 
 import os
 import signal
@@ -108,7 +108,7 @@ def test_each_row_is_put_out_once_whoever_is_killed(
         watch.wait(lambda event: isinstance(event, ResetReport))
         three_servers[0].kill()
         with producing(store, name, "p1", count, batch) as again:
-            assert again.says("opened") in (batch, 2 * batch), "it goes on behind what was recorded"
+            assert again.says("opened") in (batch, 2 * batch), "it continues after what was recorded"
             os.kill(control.status.workers[1].pid, signal.SIGKILL)
             assert again.popen.wait() == 0
         watch.wait(lambda event: isinstance(event, ResetReport), 2)

@@ -100,7 +100,7 @@ def test_what_was_left_over_is_removed(tmp_path: Path) -> None:
     writer.sync()
     writer.process(rows(2))
     writer.close()
-    (tmp_path / "_notes.parquet").write_bytes(b"somebody else's")
+    (tmp_path / "_notes.parquet").write_bytes(b"not ours")
     later = opened(tmp_path, 2)
     later.reset_to(None)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["_notes.parquet", "_region.json"]

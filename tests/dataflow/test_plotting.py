@@ -29,7 +29,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def shop() -> Graph:
-    """Two regions and an outside; a join, a union, side outputs, a control table in a cycle."""
+    """Two regions and an outside; a join, a union, side outputs, a broadcast table in a cycle."""
     graph = Graph("shop <of> tea & more")
     clicks = graph.source("clicks", InputSource("clicks", "at timestamp, who string, page string"))
     orders = graph.source("orders", InputSource("orders", "at timestamp, who string, price double"))

@@ -97,7 +97,7 @@ def store(three_servers: list[ServerProcess]) -> str:
 
 
 def unhurried(hurry: Path, batch: pa.RecordBatch) -> pa.Array:
-    """A function that takes its time over each batch, until it is told to hurry."""
+    """A function that is slow with each batch, until the test ends that."""
     if not hurry.exists():
         time.sleep(0.15)
     return split_words(batch)

@@ -33,7 +33,7 @@ SMALL_STEPS = WorkerLimits(step_bytes_max=4096, batch_bytes_max=2048)
 
 
 class Heard(RegionListener):
-    """Remembers what it is told, and raises at some of it."""
+    """Records its calls, and raises in some of them."""
 
     def __init__(self, failing: str = "") -> None:
         self.calls: list[tuple[str, dict[str, Any]]] = []

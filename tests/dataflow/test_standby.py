@@ -21,7 +21,7 @@ END_S = 30.0
 
 
 def begin() -> "subprocess.Popen[bytes]":
-    """A process that ends when its standard input does, as a worker's does that is told nothing."""
+    """A process that ends when its standard input does, as the process of an idle worker does."""
     return subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
 
 

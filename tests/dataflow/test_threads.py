@@ -80,7 +80,7 @@ def test_of_several_faults_the_first_row_is_told_and_nothing_is_begun_behind_it(
     assert caught.value.row == 37
     under_way = len(asked)
     operator.close()
-    assert len(asked) == under_way, "a thread went on after the fault was told"
+    assert len(asked) == under_way, "a thread continued after the fault was reported"
 
 
 @pytest.mark.parametrize("threads", [0, 257])

@@ -1,4 +1,4 @@
-"""Streams of updates: whoever would be wrong on them refuses before anything runs."""
+"""Streams of updates: operators that would be wrong on them refuse before anything runs."""
 
 from collections.abc import Callable
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""What nobody needs any more goes on every member of a store: also on one that was away or lags; and nothing
+"""Unneeded objects are deleted on every member of a store, also on one that was unavailable or lags; nothing
 else goes, and nobody waits for it."""
 
 from pathlib import Path

@@ -33,7 +33,7 @@ PIECE = 1 << 20
 
 
 def record_of(count: int, ack_quorum: int, change: MemberState) -> StoreRecord:
-    """A store of so many members, and perhaps one more that joins in the place of the first, or is added."""
+    """A store of so many members, and perhaps one more that replaces the first, or is added."""
     members = [Member(server_id, f"h{server_id[0]}:1") for server_id in IDS[:count]]
     if change != "in":
         members.insert(1, Member(b"n" * 16, "new:1", change))
@@ -325,7 +325,7 @@ async def test_what_one_member_alone_holds_is_not_served_as_committed(three: Thr
 @pytest.mark.trio
 async def test_a_damaged_copy_does_not_say_how_far_an_object_goes(three: Threads) -> None:
     """One member has the end, and is away; one was away when it was written; one is damaged before it. The
-    two that answer agree on a shorter object, of which nobody may be told that it is whole."""
+    two that answer agree on a shorter object, which no reader may take for complete."""
     # EVIDENCE-OF: P-5
     await init_store(url_of(three))
     async with claimed(three) as (_, claim):

@@ -1,4 +1,4 @@
-"""Following an object: every byte once, in order, only what a quorum holds, whoever dies meanwhile."""
+"""Following an object: every byte once, in order, only what a quorum holds, even if members die."""
 
 import os
 from collections.abc import AsyncIterator

@@ -244,7 +244,7 @@ async def test_with_connections_cut_and_the_local_copy_spoiled_all_the_time_ever
             for server in three:
                 await has(server, "d", "x", CONTENT)
             assert sum(store.counts.filled_bytes.values()) > 0, "else this shows nothing"
-    assert not [one for one in caplog.messages if "d/x there" in one], "a copy was wrong, and mended"
+    assert not [one for one in caplog.messages if "d/x there" in one], "a copy was wrong, and repaired"
 
 
 @pytest.mark.trio

@@ -316,7 +316,7 @@ async def test_a_survivor_that_goes_away_while_it_is_fenced_off_is_told_as_such(
 
 async def test_damage_above_what_the_others_have_is_told_and_given_up_by_word(five: Threads) -> None:
     """What its writer, which is dead, had sent to it alone is damaged. Its server takes no shorter copy,
-    which nobody knows before it is asked: without the word the person is told so, and nothing is given up."""
+    which is unknown before it is asked: without confirmation it is refused, and nothing is given up."""
     # EVIDENCE-OF: P-2
     ahead, *others = five[:3]
     url = url_of(five[:3])
@@ -418,7 +418,7 @@ async def test_damage_that_nobody_can_mend_is_given_up_by_word(five: Threads) ->
 
 async def test_a_member_lost_while_another_is_added_is_replaced_by_word(five: Threads) -> None:
     """An addition needs everybody. The way out gives it up: by the person's word the survivors go on with a
-    new server in the place of the lost one; the store may be made larger afterwards."""
+    new server instead of the lost one; the store may be made larger afterwards."""
     # EVIDENCE-OF: P-5, P-10
     one, two, gone, added, new = five
     url = url_of([one, two, gone])
@@ -453,7 +453,7 @@ async def test_a_member_lost_while_another_is_added_is_replaced_by_word(five: Th
 
 @pytest.mark.parametrize("place", ["another", "the same"])
 async def test_a_server_lost_while_it_is_added_is_replaced_by_word(five: Threads, place: str) -> None:
-    """All members are there, and nothing goes on without the one that was to come."""
+    """All members are available, and nothing continues without the one that was joining."""
     # EVIDENCE-OF: P-10
     one, two, added, other = five[:4]
     url = url_of([one, two])

@@ -1,4 +1,4 @@
-"""Putting copies right on real servers: by command, by itself; under a writer, and before a take-over."""
+"""Repairing copies on real servers: by command and automatically, with a writer and before a take-over."""
 
 import json
 from collections.abc import Iterable
@@ -87,7 +87,7 @@ async def test_a_live_writer_goes_on_while_a_copy_of_what_it_writes_is_mended(th
         size = writer.synced
         async with open_store(url_of(three)) as other:
             repair = await repair_object(other, bad, "d", "x")
-        # the writer's own store mends it too, so this one may come too late, or find it at that
+        # the writer's own store repairs it too, so this one may come too late, or find it at that
         assert repair is None or repair.outcome in (
             RepairOutcome.REPAIRED,
             RepairOutcome.LEFT,
@@ -99,7 +99,7 @@ async def test_a_live_writer_goes_on_while_a_copy_of_what_it_writes_is_mended(th
         )
         await off(three[0])
         size = writer.synced
-        await until(lambda: writer.synced > size + 1_000, "the mended member is needed, and is there")
+        await until(lambda: writer.synced > size + 1_000, "the repaired member is needed, and is there")
         nursery.cancel_scope.cancel()
     assert claim.lost is None
     assert (await content_of(three[1], "d", "x")).startswith(bytes(content[: writer.synced]))
@@ -182,7 +182,7 @@ async def test_what_a_reader_stumbles_on_is_mended_by_itself(three: Threads) -> 
         with trio.fail_after(60):
             await read_until_noticed()
             assert await store.read("d", "a", 0, 1 << 20) == CONTENT
-            await until(lambda: not store.damage.reports(), "it is mended")
+            await until(lambda: not store.damage.reports(), "it is repaired")
         assert (await verify_store(store, read=True)).findings == []
     assert await content_of(bad, "d", "a") == CONTENT
 
@@ -206,7 +206,7 @@ def test_the_command_mends_and_says_so(three: Threads) -> None:
 async def test_a_member_that_goes_away_while_it_is_looked_at_is_told_as_away(
     three: Threads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Found by the simulator (seed 282): it ended the whole client, which mends by itself."""
+    """Found by the simulator (seed 282): it ended the whole client, which repairs automatically."""
     await filled(three, "a")
     member, enter = three[0], StoreWalk.enter
     await damage(member, "d", "a")

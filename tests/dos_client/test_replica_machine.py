@@ -56,7 +56,7 @@ class Meanwhile(Enum):
     NOTHING = "it is as it was"
     SHORTER = "a server before this one wrote less, or it is a new one"
     OTHER = "another content of some length"
-    LONGER = "somebody wrote behind it"
+    LONGER = "another writer appended to it"
     POISONED = "its disk failed"
 
 

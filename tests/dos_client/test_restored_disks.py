@@ -1,6 +1,6 @@
 """A member's disk is restored from an older copy while another member is away (docs/decisions/0211).
 
-Where a member is there that was told of a newer stamp, the disk is found out before it counts. Where none is,
+If an available member knows a newer stamp, the disk is detected before it counts. If none does,
 an epoch is granted twice: then what was acknowledged before is on one member, and is neither overwritten nor
 passed over in silence.
 """
@@ -166,7 +166,7 @@ async def all_told(store: Store, three: list[ThreadServer]) -> None:
         )
 
     assert store.members()
-    await until(told, "all members were told of each other")
+    await until(told, "all members know each other's stamps")
 
 
 def said_of(server: ThreadServer, members: Iterable[MemberStatus]) -> str:
@@ -247,7 +247,7 @@ async def test_a_disk_that_went_back_counts_for_nothing_and_nothing_acknowledged
                 "went back in time"
                 in next(one for one in store.members() if one.address == first.location).error
             ),
-            "people are told why it is away",
+            "the status names why it is unavailable",
         )
     status = await store_status([one.location for one in three])
     assert [one.condition for one in status.members] == [
@@ -279,7 +279,7 @@ async def test_a_writer_that_lives_is_witness_enough(three: list[ThreadServer]) 
                 "went back in time"
                 in next(one for one in claim.status().members if one.address == first.location).error
             ),
-            "the writer says so",
+            "the writer reports it",
         )
         await on(second, third)
         await writer.wait_synced(writer.append(b", and more"))

@@ -1,4 +1,4 @@
-"""Rot in an old object that nobody reads: a server's scrub finds it, and the store mends it from the others.
+"""Damage to an old object that is not read: a server's scrub finds it, and the store repairs it.
 
 Real servers as processes, a bit flipped on a disk, no person, no reader.
 """
@@ -48,7 +48,7 @@ async def old_object(servers: list[ServerProcess]) -> None:
 
 
 def repaired(server: ServerProcess) -> bool:
-    """Whether the server put a new copy in the place of its bad one; seen on its disk, by no request."""
+    """Whether the server replaced its bad copy by a new one; read from its disk, without a request."""
     folder = server.data / "d" / "old"
     return (folder / ".broken.o.0").exists() and (folder / "o").exists()
 
@@ -64,7 +64,7 @@ async def test_rot_that_nobody_reads_is_found_and_mended_by_the_living_store(
     async with claimed(three_scrubbed, "elsewhere") as (store, _):
         await damage(bad, "old", "o", notice=False, at=500_000)
         await until(lambda: repaired(bad), "the copy is replaced")
-        await until(lambda: not store.damage.reports(), "the store has nothing left to mend")
+        await until(lambda: not store.damage.reports(), "the store has nothing left to repair")
         assert store.damage.found == 1
         verified = await verify_store(store, read=True)
         assert (verified.findings, verified.unavailable) == ([], {})

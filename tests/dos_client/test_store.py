@@ -62,7 +62,7 @@ async def test_making_a_store_that_was_half_made_finishes_it(three: Servers) -> 
     async with open_store(url) as store:
         assert store.record == record
         async with open_connection(three[2].location) as connection:
-            assert connection.record == record, "whoever meets a decided record hands it on"
+            assert connection.record == record, "a client that reads a decided record passes it on"
 
 
 async def test_alone_under_two_names_is_no_store_of_two(alone: ThreadServer) -> None:

@@ -27,7 +27,7 @@ MUCH = bytes(1 << 20)
 async def test_bytes_that_only_a_member_damaged_since_the_claim_had_are_for_a_new_claim_to_judge(
     three: list[ThreadServer],
 ) -> None:
-    """One member had them, so nobody was told that they are safe: it is not "lost", and the next claim finds
+    """One member had them, so they were never acknowledged: they are not "lost", and the next claim finds
     two sound members without them (R4)."""
     await init_store(url_of(three))
     async with claimed(three, epoch=1) as (_, claim):
@@ -195,7 +195,7 @@ async def test_a_server_that_went_back_under_a_living_writer_is_filled_or_said_t
             assert all(
                 re.fullmatch(rf"d/x on this member: \d+ {why}", state_of(claim, one)[1]) for one in three
             )
-            await until(lambda: why in claim.status().waiting, "the writer is told what it waits for")
+            await until(lambda: why in claim.status().waiting, "the status names what the writer waits for")
 
 
 @pytest.mark.trio

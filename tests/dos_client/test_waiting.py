@@ -1,4 +1,4 @@
-"""Without a quorum a writer waits: nothing is lost, memory is bounded, and people are told why."""
+"""Without a quorum a writer waits: nothing is lost, memory is bounded, and the status names the reason."""
 
 import logging
 import tracemalloc
@@ -81,7 +81,7 @@ async def test_a_writer_that_waits_says_so_once_and_says_when_it_goes_on(
             await off(*three[:2])
             size = writer.append(b" and after")
             await until(lambda: figure("dos_client_waiting_claims") == 1, "the metrics say that it waits")
-            await until(lambda: "cannot connect" in claim.status().waiting, "the cause is told")
+            await until(lambda: "cannot connect" in claim.status().waiting, "the status names the cause")
             has_all = f'dos_client_member_lag_bytes{{member="{three[2].location}"}} 0.0'
             await until(lambda: has_all in metrics.text(), "the member that is there has all")
             check_status(claim, three)
@@ -90,7 +90,7 @@ async def test_a_writer_that_waits_says_so_once_and_says_when_it_goes_on(
             await on(*three[:2])
             await writer.wait_synced(size)
             await until(lambda: claim.status().waiting == "", "it does not wait any more")
-            await until(lambda: figure("dos_client_waiting_claims") == 0, "the metrics say so")
+            await until(lambda: figure("dos_client_waiting_claims") == 0, "the metrics show it")
             assert claim.status().waiting_s == 0
             for server in three:
                 await has(server, "d", "x", b"before and after")

@@ -19,8 +19,9 @@ def stamp(number: int, letter: str = "x") -> DiskStamp:
 
 
 class Members:
-    """Three servers: the history of each, what it was told of the others, and who was found out. `lost`: a
-    member that lacks a stamp which somebody was told of."""
+    """Three servers: the history of each, the stamps it knows of the others, and which were detected. `lost`:
+    a member that lacks a stamp which another member knows.
+    """
 
     def __init__(self) -> None:
         self.histories = {one: [DiskStamp(1, one)] for one in MEMBERS}
@@ -34,7 +35,7 @@ class Members:
         self.histories[member].append(DiskStamp(number, self._made.to_bytes(16, "big")))
 
     def lacks(self, member: bytes, witness: bytes) -> bool:
-        """Whether the witness was told of a stamp that the member has not."""
+        """Whether the witness knows a stamp that the member lacks."""
         held = self.told[witness].get(member)
         return held is not None and held not in self.histories[member]
 

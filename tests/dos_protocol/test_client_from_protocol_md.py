@@ -82,7 +82,7 @@ def test_a_life_of_objects(one_server: ServerProcess) -> None:
 
 
 def go_on(client: PlainClient, name: str, size: int, data: bytes) -> int:
-    """Append to an object somebody else wrote: the whole blocks are known by their digest, the rest is
+    """Append to an object of another writer: the whole blocks are known by their digest, the rest is
     read."""
     base = size - size % BLOCK
     _, blocks_digest = client.stat(name, base)

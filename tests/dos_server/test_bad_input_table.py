@@ -1,7 +1,8 @@
 """The table of bad input, its rows about the wire, one test a cell, for version 1.
 
-A real server on loopback. Each cell asserts what the peer is told and whether it may go on; around each, the
-data directory must be the same to the byte, and the log hold as many lines as it should, nothing raw in them.
+A real server on loopback. Each cell asserts the answer to the peer and whether it may continue; around each,
+the data directory must be the same to the byte, and the log hold as many lines as it should, nothing raw in
+them.
 """
 
 import socket
@@ -298,7 +299,7 @@ def test_one_byte_per_packet_is_a_whole_append(tmp_path: Path) -> None:
 def test_a_record_whose_addresses_hold_control_characters_is_refused(
     server: embedded.EmbeddedServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its addresses are written to the log, where a line of their own would be somebody else's word."""
+    """Its addresses are written to the log, where a line of their own would look like the server's."""
     with Wire(server.address) as wire:
         server_id = wire.welcome.server_id
         wire.sock.sendall(encode_frame(m.encode(m.Configure(record_at(server_id, "h:1\n2026 fine")), 5)))

@@ -1,5 +1,5 @@
 """The table of bad input, its rows about names, one test a cell, for version 1: what a client names, and what
-somebody planted in the data directory.
+were planted in the data directory.
 
 A planted thing is answered CORRUPT: the copy counts for nothing, and nothing behind it is read or written.
 """

@@ -3,7 +3,7 @@ oracles.
 
     1 what a watermark told is there after any crash, with the same bytes               (P-1)
     2 what GET gives is a prefix of what was accepted, and no longer than what is durable    (P-2)
-    3 a claim's answer tells at least what any older session was told; those gain nothing after it    (P-4)
+    3 a claim's answer reports at least what any older session received; those gain nothing after it (P-4)
 
 One number is a whole run: the failing number is printed by hypothesis and by the assertion.
 """
@@ -26,7 +26,7 @@ NAMES = ("a", "b", "c")
 
 @dataclass
 class Run:
-    """The world's memory of one run: what was accepted, what was told, who writes."""
+    """The history of one run: what was accepted, what was reported, which session writes."""
 
     seed: int
     server: Harness = field(default_factory=Harness)
@@ -63,7 +63,7 @@ class Run:
                 history = self.history.get(name, b"")[: info.synced]
                 assert prefix_digest(history) == info.digest, (self.seed, name)
                 self.history[name] = history
-                self.told[name] = info.synced  # a size that is told is durable too
+                self.told[name] = info.synced  # a reported size is durable too
         for name in self.history.keys() - infos.keys():
             self.history[name] = b""
 

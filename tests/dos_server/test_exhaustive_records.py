@@ -1,8 +1,8 @@
 """The small files of a data directory, every bit flipped and every byte cut off: what they said before, or a
 refusal by name, and never anything else.
 
-Identity, store record and claim are one value each: whoever is not sure of it must not answer. A mark is a
-lower bound: one that is not whole says nothing, and the log says so.
+Identity, store record and claim are one value each: a server that is not sure of it must not answer. A mark
+is a lower bound: an incomplete one is ignored, with a line in the log.
 """
 
 import logging

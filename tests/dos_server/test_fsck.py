@@ -575,7 +575,7 @@ def test_a_disk_that_went_back_and_a_damaged_history_of_stamps_are_reported(data
 
 @pytest.mark.parametrize("lacks", [1, 64])
 def test_an_extent_beyond_the_goal_is_damage(lacks: int) -> None:
-    """A goal is where an extent ends: one that goes on behind it was not acknowledged so."""
+    """A goal is the end of an extent: an extent that crosses it was not acknowledged like that."""
     file = Endless(3)
     goal = VerifyGoal(file.size - lacks, file.digest)
     with pytest.raises(DamagedExtentError, match="an extent of the bytes from"):

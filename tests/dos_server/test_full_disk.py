@@ -182,7 +182,7 @@ def test_a_tail_torn_on_a_full_disk_is_cut_when_there_is_space_without_a_restart
 def test_a_disk_that_fills_within_a_write_takes_a_part_of_it_and_says_so(
     disk: SmallDisk,
 ) -> None:
-    """What RealDisk makes of it: it goes on where the short write ended, and gets the error."""
+    """RealDisk continues where the short write ended, and gets the error."""
     real = RealDisk(disk.path / "data")
     handle = real.open("o", create=True)
     real.write(handle, 0, [b"abc"])

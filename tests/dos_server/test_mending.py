@@ -1,4 +1,4 @@
-"""A new copy takes the place of a bad one: what is refused, what is told, and what a crash may leave.
+"""A new copy replaces a bad one: what is refused, what is reported, and what a crash may leave.
 
 The story that all of it is about: a copy with a damaged tail must never, at no moment, look like a sound one
 that is merely short. A take-over would count it as having answered, and lose what it had."""
@@ -115,7 +115,7 @@ def test_a_damaged_copy_stays_damaged_until_a_whole_new_one_is_in_its_place(new:
     world = World()
     world.rot(150_000)
     old = world.inspect()
-    assert (old.corrupt, old.synced, old.received) == (True, 0, 0), "no size is told that covers the wound"
+    assert (old.corrupt, old.synced, old.received) == (True, 0, 0), "no reported size includes the damage"
     repairer = world.reader()
     answer = world.repair(repairer, bytes([new[0] ^ 1]) + new[1:], old=old, chunk=chunk)
     assert isinstance(answer, m.Error)
@@ -168,7 +168,7 @@ def test_the_new_copy_may_not_end_below_what_was_durable_once() -> None:
 
 
 def test_what_a_start_could_not_write_again_for_want_of_room_may_have_been_durable() -> None:
-    """Nothing of it is told, for nothing is known to be on the disk; a shorter copy in its place would lose
+    """Nothing of it is reported, because nothing is known to be on the disk; a shorter copy would lose
     what may well have been acknowledged."""
     # EVIDENCE-OF: P-5
     world = World()

@@ -1,6 +1,6 @@
-"""Random lives of a server whose objects are damaged and mended while a writer appends, claims and crashes.
+"""Random runs of a server whose objects are damaged and repaired while a writer appends, claims and crashes.
 
-The others of the store are played by the history: what the writer was told is on them. Two oracles, after
+The others of the store are played by the history: what was acknowledged is on them. Two oracles, after
 every step: a copy that looks sound has at least what any watermark told; and it is a prefix of the history.
 
 What fails is the object, never its mark: a copy whose end rots, whose mark can then not be written, and is
@@ -106,7 +106,7 @@ class Life:
         self.claim()
 
     def claim(self) -> None:
-        """The writer comes back: what it finds sound is what it goes on from."""
+        """The writer returns and continues from what it finds undamaged."""
         self.world.disk.heal()
         self.listen()
         self.repairer = self.repair = None

@@ -29,7 +29,7 @@ class Asked:
 @dataclass
 class World:
     """`lives`: per directory and name, the content of each object, or copy of one, that was ever there or on
-    its way. In a store copies are mended as well."""
+    its way. In a store copies are also repaired."""
 
     rng: random.Random
     in_store: bool

@@ -199,9 +199,7 @@ def test_damage_that_is_found_while_a_sync_runs_is_remembered_and_nothing_above_
     server.settle()
     answer = server.answer(writer, appending)
     assert (code_of(answer), answer.actual) == (ErrorCode.CORRUPT, 100_000)
-    assert server.unasked(writer, m.DurabilityAck) == told, (
-        "a size that is told counts for all that is below it"
-    )
+    assert server.unasked(writer, m.DurabilityAck) == told, "a reported size covers everything below it"
     server.disk.kill()
     server.start()
     again = server.connect()

@@ -344,7 +344,7 @@ class Life:
         self.rotten: dict[str, int] = {}
         self.flipped: set[tuple[ObjectState, int]] = set()
         self.late = self.repairs = self.removals = 0
-        self.in_store = self.rng.random() < 0.5  # where copies are mended, and none is removed
+        self.in_store = self.rng.random() < 0.5  # where copies are repaired, and none is removed
         if not self.in_store:
             self.world.core._tables.record = None
 
@@ -401,7 +401,7 @@ class Life:
             self.others()
             answer = world.answer(repairer, number)
             if not isinstance(answer, m.RepairAck):
-                assert state.damaged, (self.seed, answer)  # found just now: the copy is not what it was
+                assert state.damaged, (self.seed, answer)  # found by this read: the copy has changed
                 world.end(repairer)
                 return
         self.history[name], self.repairs = data, self.repairs + 1

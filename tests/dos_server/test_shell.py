@@ -196,7 +196,7 @@ async def test_what_is_written_while_a_sync_runs_waits_for_the_next_and_is_not_r
 
     with planted(bug):
         await with_server(disk, story)
-    assert told_early == ([] if bug is None else [6]), "with its rule broken it is told before its sync"
+    assert told_early == ([] if bug is None else [6]), "with its rule broken it is reported before its sync"
 
 
 @pytest.mark.parametrize("bug", [None, "claims_are_answered_before_they_are_stored"])
@@ -220,7 +220,7 @@ async def test_a_claim_is_answered_when_it_is_durable(bug: str | None) -> None:
             at_end.callback(may_end.set)
             request = wire.send(m.ChangeDirectory("dir", claim=True, epoch=1, writer_id=b"w" * 16))
             assert begun.wait(30)
-            assert other.ask(m.Ping(b"")) == m.Pong(b"")  # the server goes on with others meanwhile
+            assert other.ask(m.Ping(b"")) == m.Pong(b"")  # the server continues with others meanwhile
             answered, _, _ = select.select([wire.sock], [], [], 0 if bug is None else 30)
             assert bool(answered) is (bug is not None)
             may_end.set()

@@ -209,7 +209,10 @@ def test_no_order_of_appends_and_looks_takes_from_the_reserve(seed: int) -> None
         count = rng.randrange(30 * new_file_bytes)
         if rng.random() < 0.5:
             space.seen(seen, TOTAL, before, now=0.0)
-            before, seen = space.room_bytes, free - taken  # a look that has begun, and is told later
+            before, seen = (
+                space.room_bytes,
+                free - taken,
+            )  # a measurement that has begun, and is reported later
         elif space.take(count):
             taken += count
         else:

@@ -85,7 +85,7 @@ def test_a_file_whose_sync_failed_is_never_synced_again_not_even_at_the_end() ->
 
 
 def test_a_new_copy_is_synced_by_the_handle_that_wrote_it() -> None:
-    """An error of writing back is told to handles that were open then, and to no later one."""
+    """A write-back error is reported to handles that were open then, and to no later one."""
     world = World()
     world.rot(150_000)
     before = len(world.disk.calls)

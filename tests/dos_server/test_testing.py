@@ -45,7 +45,7 @@ async def test_what_was_acknowledged_is_there_after_crash_power_cut_and_restart(
 
 
 def test_a_power_cut_loses_what_was_not_synced() -> None:
-    """The disk can be told to: a sync fails, so what it was for is not acknowledged, and not there."""
+    """The disk can fail a sync; the bytes are then neither acknowledged nor stored."""
 
     async def main() -> None:
         async with memory_server(seed=3) as server:

@@ -211,7 +211,7 @@ def test_rot_below_a_torn_tail_is_remembered_and_stays() -> None:
     server.disk.write(handle, 0, [bytes(file)])
     server.disk.kill()
     server.start()
-    assert stat(server, claimed(server, 2)).corrupt, "found damaged once: until it is mended"
+    assert stat(server, claimed(server, 2)).corrupt, "found damaged once: until it is repaired"
 
 
 def test_a_disk_that_fails_while_the_tail_is_copied_is_no_want_of_room() -> None:

@@ -1,4 +1,4 @@
-"""A journal whose store was damaged and mended, or lost more than it is made for and was recovered."""
+"""A journal whose store was damaged and repaired, or lost more than it tolerates and was recovered."""
 
 import os
 import shutil

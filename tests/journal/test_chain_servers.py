@@ -69,7 +69,7 @@ def test_nothing_acknowledged_is_lost_when_the_writer_and_a_server_are_killed(
     with writing(url, 1) as first:
         acknowledged(first, 500)
         three_servers[0].kill()
-        seen = acknowledged(first, 1000)  # it goes on with two of three
+        seen = acknowledged(first, 1000)  # it continues with two of three
         first.kill()
         seen = rest_acknowledged(first, seen)
 

@@ -1,4 +1,4 @@
-"""Every example in the help of `dos journal` works: tried as somebody would who copies it."""
+"""Every example in the help of `dos journal` works: run as a user would who copies it."""
 
 import inspect
 import os

@@ -44,7 +44,7 @@ def names(root: Path) -> list[str]:
 
 
 class Clock:
-    """A wall clock that goes when it is told."""
+    """A wall clock that the test advances."""
 
     def __init__(self) -> None:
         self.ms = BEGIN_MS

@@ -25,7 +25,7 @@ def fed(inspector: Inspector, data: bytes, piece: int) -> list[tuple[int, int, R
 
 @given(st.sampled_from([None, FIRST, LATER]), st.integers(1, 400), st.booleans())
 def test_each_record_has_its_place_on_the_chain(start: SegmentStart | None, piece: int, named: bool) -> None:
-    """Named or not: an object that was copied to a file is told by its start alone."""
+    """Under any name, an object that was copied to a file is recognized by its start alone."""
     records = MARKS if start is None else [start_record(start), *MARKS]
     base, name = (start.base, start.name) if start is not None else (0, "file")
     inspector = Inspector(name if named else "file")

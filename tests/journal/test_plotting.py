@@ -41,7 +41,7 @@ def drawing(timeline: Timeline, path: Path, title: str = "some") -> ElementTree.
 
 
 def bars(picture: ElementTree.Element, kind: str) -> list[str]:
-    """What is told of each bar or tick of a kind."""
+    """Return the tooltip of each bar or tick of a kind."""
     groups = [one for one in picture.iter(f"{SPACE}g") if (one.get("id") or "").startswith(f"{kind}-")]
     return [one.findtext(f"{SPACE}title") or "" for one in groups]
 

@@ -1,4 +1,4 @@
-"""Records and faults as lines: every byte is shown, what is cut says so, and a JSON line holds all fields."""
+"""Records and faults as lines: every byte is visible, a cut is marked, and a JSON line has all fields."""
 
 import json
 

@@ -270,7 +270,7 @@ async def test_a_reader_does_not_build_on_a_start_that_may_still_vanish() -> Non
     for members in ([1, 2, 3], [1, 2], [1, 3]):
         assert await looked(PartialStore(store, members)) == ["base"]
     d = store.claim(4, [2, 3])
-    assert await told(d, await taken(d)) == ["base"], "n is gone: whoever had been shown it was misled"
+    assert await told(d, await taken(d)) == ["base"], "n is gone: a reader that got it was misled"
 
 
 async def test_r9_a_record_of_an_unpipelined_chain_proves_the_one_before_it() -> None:
@@ -505,7 +505,7 @@ async def test_a_journal_that_exists_is_not_created_a_second_time() -> None:
 
 
 async def test_a_start_that_was_cut_off_everywhere_never_existed() -> None:
-    """Its writer died while creating the journal; nobody was told anything."""
+    """Its writer died while creating the journal; nothing was acknowledged."""
     store = MemoryStore()
     a = store.claim(1)
     a.held = True

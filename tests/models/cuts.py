@@ -8,7 +8,7 @@ votes with its position; when all votes are in, the cut is committed. At any tim
 begin: it restores the last cut, and orders the workers to its positions; or a person goes back to an older
 one. Workers hear of it when they hear of it.
 
-    a zombie that wakes up     a worker that has not heard goes on in its incarnation; its votes arrive
+    a zombie that wakes up     a worker that is not notified continues in its incarnation; its votes arrive
                                whenever they like
     a contender that dies      nobody has to take a step; a new incarnation may begin at any moment
 
@@ -41,10 +41,11 @@ class CutRules(NamedTuple):
     r12_votes_of_this_incarnation: bool = True
     """Only votes of the coordinator's own incarnation count."""
     r13_base_is_the_position_ordered: bool = True
-    """A worker goes on where it was ordered to; without it, at the end of its longest history."""
+    """A worker continues where it was ordered to; without it, at the end of its longest history."""
     r14_release_is_a_record: bool = True
-    """Workers delete what older cuts need after the manifest says so; without it, when the coordinator says
-    so."""
+    """Workers delete what older cuts need after the manifest has it; without it, when the coordinator orders
+    it so.
+    """
 
 
 class CutWorld(NamedTuple):

@@ -4,9 +4,9 @@ It knows nothing of servers or rules. A model supplies a start, the steps from a
 (indistinguishable states have the same one), and what is lost in a state. Because the search is breadth
 first, the story that it prints is a shortest one.
 
-How to read a story: each line is one step that somebody took; between them time passes, and whoever is not
-named did nothing, for instance because it was dead, paused or cut off. The last line says who would now
-look, and what is not there. The story is told again from the start, on states that are not canonical, so
+How to read a story: each line is one step of a participant; between them time passes, and a participant that
+is not named did nothing, for instance because it was dead, paused or cut off. The last line says who would
+now look, and what is not there. The story is replayed from the start, on states that are not canonical, so
 that a server keeps its name.
 """
 

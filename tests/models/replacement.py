@@ -62,8 +62,8 @@ LAYOUTS = {
         (((_AB, 2),), ((_A, 1), (_AD, 2)), ((_AD, 2),)), (_AB, _A, _AD), (2, 1, 2), alike=False, looks=1
     ),
 }
-"""c is replaced by d; d is added to a and b; a person says that b is gone, and a goes on with d: b may well
-live, and go on with whoever still believes in generation 0 (docs/decisions/0013)."""
+"""c is replaced by d; d is added to a and b; a person confirms that b is gone, and a continues with d: b may
+live, and continue with those that still use generation 0 (docs/decisions/0013)."""
 FIRST, SECOND = 1, 2
 """The epochs of the writers, and of their segments."""
 CLOSED, SETTLING, OPEN = range(3)
@@ -278,6 +278,6 @@ STORIES = {
     "copy": ("B copies A's record to server {0}", True),
     "sync": ("server {1} syncs the record of writer {0}", True),
     "crash": ("server {0} crashes and comes back", True),
-    "learn": ("writer {0} goes on in generation {1}", False),
+    "learn": ("writer {0} continues in generation {1}", False),
     "choose": ("B has F claims, and stands on {0} records of A", False),
 }

@@ -146,7 +146,7 @@ class Replacement(Quorums):
                 yield from self._choices(state)
 
     def _learned(self, state: ReplacementState, index: int, generation: int) -> ReplacementState:
-        """A writer goes on in a newer generation: its sessions end, and what they told counts no more."""
+        """A writer continues in a newer generation: its sessions end, and their reports no longer count."""
         servers = []
         for server in state.servers:
             live = (False, server.live[1]) if index == 0 else (server.live[0], False)

@@ -3,8 +3,9 @@
 What is modelled. Member A keeps the history of its starts: one random number for each, durable before it
 serves. B and C each remember the newest start of A that a client told them of. A client that has sessions
 with a quorum works: it finds what the quorum holds, and has one more record acknowledged by it. A may be
-copied once, may start again, and may be replaced once by the copy; it starts then, as after a crash. Whoever
-is not in a quorum is away, for as long as the search likes. `docs/decisions/0205` says what follows from it.
+copied once, may start again, and may be replaced once by the copy; it starts then, as after a crash. A client
+that is not in a quorum is away, for as long as the search likes. `docs/decisions/0205` says what follows from
+it.
 
 What is demanded: a quorum that may work holds all that was ever acknowledged.
 
@@ -27,7 +28,7 @@ class RestoredRules(NamedTuple):
     """What is asked of a member before it counts. Each can be switched off."""
 
     starts_are_compared: bool = True
-    """A does not count beside a member that was told of a start which is not in A's history."""
+    """A does not count beside a member that knows a start which is not in A's history."""
     starts_are_random: bool = True
     """A start is known by its random number; without it, by how many there were before."""
     all_others_record_it: bool = True
@@ -51,7 +52,7 @@ class Disk(NamedTuple):
 
 
 class RestoredState(NamedTuple):
-    """Everything. `told`: of B and C, the newest start of A that each was told of."""
+    """Everything. `told`: for B and C, the newest start of A that each knows."""
 
     disk: Disk
     others: tuple[int, int]
@@ -136,7 +137,7 @@ class RestoredDisk:
         return state._replace(told=(told[0], told[1]))
 
     def _worked(self, state: RestoredState, chosen: tuple[int, ...]) -> tuple[Step, RestoredState]:
-        """The quorum goes on from the longest that it holds."""
+        """The quorum continues from the longest history that it holds."""
         who = " and ".join(NAMES[one] for one in chosen)
         sizes = [state.disk.size, *state.others]
         longest = max(sizes[one] for one in chosen)

@@ -28,7 +28,7 @@ What is abstracted, and why nothing is lost by it:
   so "sent early, arrives late" is "carried out late, if the server still lets it". A second arrival is
   refused by size.
 - *Answers* come at once. A writer that has not heard yet is one that has not acted yet, which it never has
-  to. A watermark told late is one that was told at once: being told only ever lets a writer do more, and
+  to. A late durability ack equals an immediate one: an ack only ever allows a writer to do more, and
   demands more of us.
 - *A claim syncs first* in our servers; here it does not, which is worse: bytes may become durable after it
   (R3).
@@ -60,10 +60,10 @@ class Rules(NamedTuple):
     r2_claim_is_synced: bool = True
     """A claim survives a crash of the server."""
     r2_claim_is_checked: bool = True
-    """An append is checked against the claim when it is carried out; without it, any session goes on for
+    """An append is checked against the claim when it is carried out; without it, any session continues for
     ever."""
     r3_no_late_watermark: bool = True
-    """A session that was superseded hears nothing more; without it, it is told of later syncs."""
+    """A superseded session receives nothing more; without it, it receives later acks."""
     r4_sizes_after_the_claim: bool = True
     """Sizes come with the answer to the claim; without it, from a look that was taken before."""
     r4_a_wiped_server_has_not_answered: bool = True
@@ -76,7 +76,7 @@ class Rules(NamedTuple):
     r7_settle_before_opening: bool = True
     """A taker-over opens only when all below is synced on a quorum."""
     r7_settle_before_rolling: bool = True
-    """A writer goes on in a new segment only when all it appended is synced on a quorum."""
+    """A writer continues in a new segment only when all it appended is synced on a quorum."""
     r8_silent_until_the_start: bool = True
     """What was read is acted on and told when the own start is acknowledged; without it, once it is on a
     quorum."""
@@ -252,7 +252,7 @@ NAMES: dict[str, Callable[[int], str]] = {
     "s": lambda number: str(number + 1),
     "n": str,
 }
-"""How a number in a step is told: as a writer, as a server or segment (counted from 1), as it is."""
+"""How a number in a step is printed: as a writer, as a server or segment (counted from 1), as it is."""
 STORIES = {
     "claim": "{0} claims server {1}",
     "look": "{0} looks at server {1}, without a claim",
@@ -260,7 +260,7 @@ STORIES = {
     "append": "{0}'s record {2} of segment {1} is written on server {3}",
     "sync": "server {1} syncs what it has of segment {0}, to record {2}",
     "fill": "{0} copies record {2} of segment {1} to server {3}",
-    "roll": "{0} goes on in segment {1}, behind {2} records of the one before",
+    "roll": "{0} continues in segment {1}, after {2} records of the one before",
     "delete": "{0} deletes segment {1} on server {2}",
     "crash": "server {0} crashes and comes back",
     "wipe": "server {0} loses its disk",

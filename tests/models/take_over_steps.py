@@ -147,7 +147,8 @@ class TakeOver:
                 )
 
     def _chosen(self, state: State, writer: int, segment: int, bases: tuple[tuple[int, int], ...]) -> State:
-        """The head is chosen. Whoever answered that it holds all of the chain need not be asked again."""
+        """The head is chosen. A member that answered that it holds all of the chain need not be asked again.
+        """
         spans = self.chains.below(segment, bases)
         servers = []
         for server in state.servers:
@@ -227,7 +228,7 @@ class TakeOver:
             yield ("wipe", number), self._put(state._replace(wipes=state.wipes - 1), number, after)
 
     def _rolls(self, state: State) -> Iterator[tuple[Step, State]]:
-        """A writer goes on in a new segment of its epoch."""
+        """A writer continues in a new segment of its epoch."""
         owners = self.world.owners
         for segment in range(1, len(owners)):
             below = segment - 1
@@ -307,7 +308,7 @@ class TakeOver:
         return State(tuple(servers), stages, bases, owed, wipes)
 
     def _settled(self, servers: list[Server], segment: int, bases: tuple[tuple[int, int], ...]) -> bool:
-        """R7: all below is synced on a quorum, as far as the writer was told. If so, that has done its
+        """R7: all below is synced on a quorum, as far as the writer knows. If so, that has done its
         work."""
         writer, spans = self.world.owners[segment], self.chains.below(segment, bases)
         count = 0
@@ -323,7 +324,7 @@ class TakeOver:
         return True
 
     def _forget(self, servers: list[Server], segment: int) -> None:
-        """What was told of a segment has done its work."""
+        """The acks of a segment are no longer needed."""
         for number, server in enumerate(servers):
             if server.told[segment]:
                 servers[number] = server._replace(told=put(server.told, segment, 0))
@@ -331,7 +332,7 @@ class TakeOver:
     def _acknowledge(
         self, servers: list[Server], segment: int, bases: tuple[tuple[int, int], ...], owed: tuple[int, ...]
     ) -> tuple[int, ...]:
-        """What its writer was told is synced on a quorum is owed, with all it stands on (R3, R8)."""
+        """What was acknowledged to its writer is owed, with everything below it (R3, R8)."""
         writer, done = self.world.owners[segment], owed[segment]
         told = []
         for server in servers:

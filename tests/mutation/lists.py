@@ -15,7 +15,7 @@ PLANTED = HERE / "planted.toml"
 
 
 class Planted(NamedTuple):
-    """A bug that somebody wrote: a piece of the source, found once, and what replaces it; and the near tests
+    """A bug written by a person: a piece of the source, found once, and what replaces it; and the near tests
     that find it."""
 
     name: str

@@ -170,7 +170,7 @@ def sample(mutants: Iterable[Mutant], count: int | None, seed: int) -> list[Muta
     return drawn if count is None else drawn[:count]
 
 
-# Putting a mutant in the place of the code that runs
+# Running a mutant instead of the code
 
 
 def codes_in(code: CodeType) -> Iterator[CodeType]:

@@ -1,4 +1,4 @@
-"""What is tried again in CI: mutants with a test that kills each (kills.toml), and bugs that somebody planted
+"""What is tried again in CI: mutants with a test that kills each (kills.toml), and bugs that a person planted
 (planted.toml). A row whose source has changed names no mutant any more and is skipped; of those there may not
 be too many.
 """

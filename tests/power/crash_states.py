@@ -40,11 +40,11 @@ class Recorded:
     history: History
 
     def before(self, count: int) -> float:
-        """What was told before this moment was told with no more than so many operations done."""
+        """What was acknowledged before this moment was acknowledged after at most so many operations."""
         return self.operations[count].at if count < len(self.operations) else inf
 
     def moments(self, rng: random.Random, count: int) -> list[int]:
-        """Numbers of operations: one half anywhere, one half right after something was told."""
+        """Numbers of operations: one half anywhere, one half right after an acknowledgement."""
         anywhere = [rng.randint(1, len(self.operations)) for _ in range(count // 2)]
         facts = [fact.at for one in self.history.objects.values() for fact in one.facts]
         facts += [at for claims in self.history.epochs.values() for at, _ in claims]
@@ -55,7 +55,7 @@ class Recorded:
 
 
 def record(folder: Path, seed: int, *, steps: int = 90) -> Recorded:
-    """A server at work, first by itself, then as a store of one."""
+    """A working server, first without a store, then as a store of one."""
     history = History()
     with LossyDisk(folder) as disk:
         server = disk.start_server()

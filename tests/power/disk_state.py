@@ -1,6 +1,6 @@
 """What programs see of a disk, and what it may contain after a power failure.
 
-    page    4 KiB, written back by itself: any of its versions since the last sync may be the one that is
+    page    4 KiB, written back on its own: any of its versions since the last sync may be the one that is
             there, also an older one than that of the page before it
     sector  512 B, never torn. A page may be: its first sectors of one version, the others of another
     size    any that the file had since the last sync, or one on the way: ahead of the data (zeros) or behind

@@ -105,7 +105,7 @@ class Writer:
             one.told(message.synced)
 
     def drain(self) -> None:
-        """What was told before the power went, and not heard yet."""
+        """Read the answers that were sent before the power failure."""
         with until_dark():
             while True:
                 message = self.wire.unasked.pop(0) if self.wire.unasked else self.wire.receive()

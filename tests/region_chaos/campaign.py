@@ -35,7 +35,7 @@ class Options:
 
 
 class Campaign:
-    """Run i of seed S is run 0 of seed S + i: so a run that went wrong is told by one number."""
+    """Run i of seed S is run 0 of seed S + i: so one number identifies a failed run."""
 
     def __init__(self, options: Options, say: Callable[[str], None]) -> None:
         self.options = options

@@ -1,4 +1,4 @@
-"""The driver: a program with a Spark session of its own, which runs one region after another as it is told.
+"""The driver: a program with a Spark session of its own, which runs one region after another as ordered.
 
     python -m tests.region_chaos.driver DIRECTORY
 
@@ -26,7 +26,7 @@ from spark_integration import RegionHandle, run
 WORKERS = 2
 CHECKPOINT_INTERVAL_S = 0.2
 BATCH_S = 0.2
-"""What user code takes for a batch until it is told to hurry: longer than it should, so batches get small."""
+"""The time of user code for a batch until the test ends that: too long, so batches get small."""
 _said = threading.Lock()
 
 
@@ -65,7 +65,7 @@ def say(**what: Any) -> None:
 
 
 def tell(region: str, event: RegionEvent) -> None:
-    """One line for each event that somebody waits for."""
+    """One line for each event that another process waits for."""
     if isinstance(event, CutCommitted):
         say(region=region, event="cut", cut=event.cut)
     elif isinstance(event, WorkerJoined):

@@ -21,7 +21,7 @@ def digest(folder: Path) -> str:
 
 
 def true_digest(paths: Iterable[Path]) -> str:
-    """Of what must come of these inputs: `Counter` says so."""
+    """The expected output of these inputs, by `Counter`."""
     lines = [line for path in paths for line in path.read_bytes().splitlines()]
     rows = (line.replace(b" ", b"\t") for line in lines)
     return _digest_of(rows, dict(Counter(line.split()[0] for line in lines)))

@@ -259,7 +259,7 @@ def a_newer_stamp_is_told_before_the_older_one_is_proved() -> list[Patch]:
 @restored
 @bug("O11")
 def a_stamp_is_told_before_it_is_stored() -> list[Patch]:
-    """After a crash an honest disk lacks a stamp that others were told of."""
+    """After a crash an honest disk lacks a stamp that others know."""
     original = Storage.give_stamp
 
     def give(self: Any, stamp_id: bytes) -> Any:

@@ -103,7 +103,7 @@ class Machine:
         if self.up:
             return
         await self.host.wait_ended()
-        if self.up:  # somebody else has started it meanwhile
+        if self.up:  # another task has started it meanwhile
             return
         try:
             self.host.start(nursery, self._scrub)

@@ -53,7 +53,7 @@ def reset(cluster: "Cluster", fault: Fault, rng: Random) -> None:
 
 
 def half_open(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """A writer's connections, or some of anybody, are dead, and nobody is told: who waits must notice the
+    """Connections of a writer, or of any client, are dead without notice: a waiting client must notice the
     silence. The servers' kernels do when all is healed, the clients' never."""
     writers, sockets = cluster.living_writers(), list(cluster.network.sockets)
     if writers and rng.random() < 0.7:

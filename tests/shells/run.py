@@ -196,7 +196,7 @@ class Cluster:
         return [one for one in self.clients if isinstance(one, Writer) and one.alive]
 
     async def supervise(self) -> None:
-        """Where nobody writes or reads, somebody is started; queues are looked at."""
+        """Start writers and readers where none is; check queues."""
         while True:
             await trio.sleep(0.25)
             for directory in self.directories:
@@ -226,7 +226,7 @@ class Cluster:
 
 
 def plan_of(seed: int) -> list[Fault]:
-    """The plan of a seed, by itself."""
+    """Return the plan of a seed alone."""
     rng = Chance(seed)
     return region_plan(rng, REGION_SAFETY_S) if has_region(seed) else nemesis.plan(rng, SAFETY_S)
 

@@ -67,7 +67,7 @@ class History:
         return self.numbers
 
     def acknowledge(self, directory: str, number: int) -> None:
-        """A writer was told that its record is safe."""
+        """A record was acknowledged to its writer."""
         self.line(directory).acknowledged.append(number)
         self.bench.acknowledged(self, directory, number)
 
@@ -85,12 +85,12 @@ class History:
         if self.loss is not None and directory in self.loss.broken:
             self.sometimes["loss: a chain names bytes that are gone"] += 1
         elif self.loss is not None and directory in self.loss.pending:
-            self.sometimes["loss: refused while the person is asked"] += 1  # stuck, if it goes on so
+            self.sometimes["loss: refused while the person is asked"] += 1  # stuck, if this continues
         else:
             self.bench.refused(directory, why)
 
     def begins_anew(self, directory: str, found: list[int]) -> None:
-        """A take-over is done in a store that goes on by a person's word."""
+        """A take-over is done in a store that continues by a person's decision."""
         if self.loss is not None:
             self.loss.taken_over(self, directory, found)
 

@@ -2,7 +2,7 @@
 
 A seed is a run of the code as it is now: every change of a moment makes it another run. So a line here is
 kept for what it was, with the commit on which it failed, and wherever a directed test is possible it stands
-beside it, and is what holds the mend. The seeds go on being run because what found something once lies in a
+beside it, and keeps the correction. The seeds are still run because what found something once is in a
 corner.
 
 A table, the newest line last. Lines are never removed.
@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 
 class Regression(NamedTuple):
-    """One seed. `commit`: the last without the mend; `test`: the file with one that holds it, or nothing."""
+    """One seed. `commit`: the last without the correction; `test`: the file with a test of it, or nothing."""
 
     seed: int
     found: str

@@ -195,7 +195,7 @@ class Cluster:
         return lambda: None if self.healed else call()
 
     def _supervise(self) -> None:
-        """Where nobody writes, somebody is started."""
+        """Start a writer where none is."""
         for directory in self.directories:
             if directory in self.on_stage:
                 continue

@@ -7,7 +7,7 @@ there after `ENOUGH_RUNS`, and what need not be, with the reason.
 
 To have more watched: count it where it happens (`process.world.sometimes["room: NAME"] += 1`), and add a
 `Room` to `ROOMS`, its names taken from the enum or the table that the code itself goes by. What nothing in
-the simulator sees by itself can be counted around a method: `_COUNTED`.
+the simulator sees on its own can be counted around a method: `_COUNTED`.
 """
 
 from collections import Counter

@@ -1,7 +1,8 @@
-"""A process that is a task or a driver of the sink `dos`, and dies where it is told: for tests of the sink.
+"""A process that is a task or a driver of the sink `dos`, and dies where the test orders it: for tests of the
+sink.
 
 SinkProcesses starts one process that has imported everything; of each command it forks one that does it,
-and dies by SIGKILL before or after a step, if the command says so.
+and dies by SIGKILL before or after a step, if the command orders it.
 """
 
 import json
@@ -30,11 +31,11 @@ SCHEMA = pa.schema([("n", pa.int64()), ("text", pa.string())])
 
 STEPS: dict[str, tuple[Any, str]] = {
     "write: claim": (staging, "claim_above"),
-    "write: put down": (BlockingObjectWriter, "append"),
+    "write: stage": (BlockingObjectWriter, "append"),
     "write: synced": (BlockingObjectWriter, "wait_synced"),
     "commit: become the producer": (InputLog, "open"),
     "commit: judge": (committing, "judge_commit"),
-    "commit: read what was put down": (staged_reading, "staged_data"),
+    "commit: read staged rows": (staged_reading, "staged_data"),
     "commit: send a part": (InputLog, "_put"),
     "commit: send the batch": (InputLog, "append_from"),
     "commit: recorded": (InputLog, "recorded"),

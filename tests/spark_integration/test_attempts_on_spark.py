@@ -76,7 +76,7 @@ def parent(pid):
 
 def slow_at_first(name, at):
     # Both attempts of the second partition stop before batch `at`. The second does not begin before the
-    # first has claimed, and goes on when it was seen what became of the first.
+    # first has claimed, and continues after the end of the first was observed.
     def rows(batches):
         task = TaskContext.get()
         second, number = task.partitionId() == 1, task.attemptNumber()

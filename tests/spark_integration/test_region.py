@@ -100,7 +100,7 @@ def store(tmp_path: Path) -> Iterator[str]:
 
 
 class Heard(RegionListener):
-    """Remembers what it is told."""
+    """Records its calls."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, dict[str, Any]]] = []

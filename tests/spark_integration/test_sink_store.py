@@ -158,7 +158,7 @@ def test_an_attempt_is_fenced_by_a_later_one_of_its_partition(
     store: BlockingStore, options: SinkOptions
 ) -> None:
     def slow() -> Iterator[pa.RecordBatch]:
-        for number in range(1, 6):  # the first are put down by then
+        for number in range(1, 6):  # the first are staged by then
             yield pa.RecordBatch.from_pylist(rows(number, text=BIG), SCHEMA)
         later.extend(written(options, batch(0), rows(1, 2, text=BIG)))
         for number in range(6, 12):
@@ -207,7 +207,7 @@ def test_batch_writes_follow_each_other_and_the_same_one_counts_once(options: Si
     for unit in (first, first, second, second):
         commit(options, written(options, unit, rows(ord(unit.key[0])), rows(0, text=BIG)), SCHEMA)
     assert read(options) == [97, 0, 98, 0]
-    numbered = CommitUnit(WriteKind.JOB, "c" * 32, 2)  # tried again by somebody who numbers
+    numbered = CommitUnit(WriteKind.JOB, "c" * 32, 2)  # retried by a client that numbers its batches
     assert commit(options, written(options, numbered, rows(9)), SCHEMA) is CommitDecision.DONE
     with pytest.raises(OtherWriterError, match=r"was written by job b+, but this is stream"):
         commit(options, written(options, batch(2), rows(9)), SCHEMA)

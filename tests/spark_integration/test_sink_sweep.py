@@ -59,7 +59,7 @@ def states(found: dict[str, Any]) -> list[tuple[int | None, str, bool]]:
 
 
 def killed(processes: SinkProcesses, options: SinkOptions, unit: CommitUnit, step: str) -> list[StagedCommit]:
-    """Two partitions put down by tasks, and a driver that dies by SIGKILL before that step of its commit."""
+    """Two partitions staged by tasks, and a driver that dies by SIGKILL before that step of its commit."""
     text = [rows(10 * (unit.number or 0) + at, text=BIG) for at in range(2)]
     prepared = [processes.do(Command(options, unit, "p", at, one)) for at, one in enumerate(text)]
     with pytest.raises(Died):
@@ -127,7 +127,7 @@ def test_a_sweep_fences_the_driver_and_the_task_that_are_at_work_only_when_it_gi
 ) -> None:
     def slow() -> Iterator[pa.RecordBatch]:
         for number in range(12):
-            if number == 6:  # the first are put down by then
+            if number == 6:  # the first are staged by then
                 found.append(swept(options, "--apply", "--undecided-older-than", age))
             yield pa.RecordBatch.from_pylist(rows(number, text=BIG), SCHEMA)
 

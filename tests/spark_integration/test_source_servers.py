@@ -30,7 +30,7 @@ def steps(first: int, last: int) -> dict[int, list[dict[str, Any]]]:
 
 
 def slow(said: str, go_on: str) -> Any:
-    """A function for a stream: at the first rows it says so in a file, and waits for another one."""
+    """A function for a stream: at the first rows it creates a file, and waits for another one."""
 
     def take(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import time

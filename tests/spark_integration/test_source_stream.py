@@ -129,7 +129,7 @@ def test_a_stream_of_an_output_goes_on_where_it_was_and_skips_and_repeats_nothin
         assert stream.batch() == [3, 11, 12]
         assert stream.between(before, stream.at) == [3, 11, 12], "a batch that is planned again is the same"
     with query(servers, name, output="out", start=before) as again:
-        assert again.batch() == [3, 11, 12], "a query that begins again goes on with the offset it kept"
+        assert again.batch() == [3, 11, 12], "a restarted query continues from its stored offset"
 
 
 def test_output_by_cut_is_given_when_the_cut_is_committed(

@@ -116,7 +116,7 @@ class Killed:
         self.process.wait()
 
     def finish(self) -> None:
-        """No more orders: it ends by itself."""
+        """No more orders: it ends on its own."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         assert self.process.wait(END_S_MAX) == 0

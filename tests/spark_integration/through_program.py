@@ -5,7 +5,7 @@
 Orders come as names of runs, one in a line; `stream` or `batch`. What
 happens goes out as lines of JSON. A program that is started behind a killed one is given the same orders.
 
-Functions of its own, on both sides of a region and in it, wait at their place for as long as somebody holds
+Functions of its own, on both sides of a region and in it, wait at their place for as long as the test holds
 them there (`Holds`): so that a moment lasts until it was seen.
 """
 
@@ -71,7 +71,7 @@ class Holds:
             (self._held / place).unlink()
 
     def reached(self, place: str) -> bool:
-        """Whether somebody has waited there since it is held."""
+        """Whether a task has waited there since it is held."""
         return (self._reached / place).exists()
 
 
@@ -235,7 +235,7 @@ def say(**what: Any) -> None:
 
 
 def tell(run: str, event: RegionEvent) -> None:
-    """One line for each event that somebody waits for."""
+    """One line for each event that another process waits for."""
     if isinstance(event, CutCommitted):
         say(run=run, event="cut", cut=event.cut, step=event.step)
     elif isinstance(event, WorkerJoined):

@@ -2,7 +2,7 @@
 
 Rules of this room, from the bottom:
 
-    script     the file: what is written by hand, what is told by the program
+    script     the file: what is written by hand, what the program prints
     words      forms of steps, such as `{writer} appends {count} record(s)`, and how a step is matched to one
     store/     a store and its writers: the cores of the simulator's first tier, on its virtual time
     region/    a region: coordinators and participants, with a model of the manifest

@@ -69,7 +69,9 @@ def check(path: Path, *, rewrite: bool = False) -> str:
     if rewrite and before != after:
         path.write_text(after, encoding="utf-8")
         return ""
-    lines = unified_diff(before.splitlines(), after.splitlines(), f"{path}", "as it is told now", lineterm="")
+    lines = unified_diff(
+        before.splitlines(), after.splitlines(), f"{path}", "as it is printed now", lineterm=""
+    )
     return "\n".join(lines)
 
 

@@ -17,7 +17,7 @@ WIDTH = 120
 
 
 class StoryError(Exception):
-    """A story cannot be told: which file and line, and why."""
+    """A story cannot be replayed: the file, the line and the reason."""
 
     def __init__(self, path: Path, line: int, why: str) -> None:
         super().__init__(f"{path}:{line}: {why}")

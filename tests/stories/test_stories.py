@@ -1,4 +1,4 @@
-"""Stories are told as they happen; and a story that cannot be told says where and why."""
+"""Stories are replayed and compared; a story that cannot be replayed names the place and the reason."""
 
 import re
 from pathlib import Path

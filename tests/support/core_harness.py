@@ -29,7 +29,7 @@ class Harness:
     """A server that the test drives.
 
     `heard[session]`: (request id, message) in the order sent; `bytes_heard[session]`: what a session of
-    version 0 was sent; `notes`, `told`: what only the log is told, `warnings`: the bad ones of it.
+    version 0 was sent; `notes`, `told`: what only the log receives, `warnings`: the bad ones of it.
     `slow_writes`: they run in threads, as those of a shell whose disk takes its time.
     `scrub_due`: when the scrub wants to look next, None: it does not wait for that.
     """

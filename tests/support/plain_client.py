@@ -1,7 +1,7 @@
 """A client of version 1 written from protocol.md alone: the standard library and xxhash, nothing of ours.
 
-It does what an application needs and no more, one request at a time but for appends. Whoever writes a client
-in another language may begin here; whoever changes protocol.md sees here whether it is still enough.
+It does what an application needs and no more, one request at a time but for appends. An author of a client
+in another language may begin here; after a change of protocol.md this shows whether it is still enough.
 """
 
 import socket

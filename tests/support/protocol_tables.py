@@ -2,7 +2,7 @@
 the file.
 
 Each stands between `<!-- table: NAME -->` and `<!-- end -->`. A test demands that file and code agree;
-whoever changes a format changes the code, runs this, and reviews the difference of protocol.md.
+to change a format, change the code, run this, and review the difference of protocol.md.
 """
 
 import logging

@@ -72,5 +72,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if config.getoption("alone"):
         for report in terminalreporter.getreports("passed"):
             terminalreporter.write_line(
-                f"FLAKY {report.nodeid}: failed beside others, passed alone. It is to be mended.", yellow=True
+                f"FLAKY {report.nodeid}: failed beside others, passed alone. Repair it.", yellow=True
             )

@@ -16,11 +16,11 @@ class SmallDisk:
         self._prefix = prefix
 
     def resize(self, size_bytes: int) -> None:
-        """Space returns, or goes, under whoever uses it."""
+        """Space appears or disappears while the disk is in use."""
         self._run("mount", "-o", f"remount,size={size_bytes}", str(self.path))
 
     def fill(self, leave_bytes: int = 0) -> Path:
-        """Somebody else's file takes all but so much. Its path: remove it, and the space is back."""
+        """A foreign file takes all but so much. Returns its path: remove it, and the space is free again."""
         ballast = self.path / "ballast"
         about = subprocess.run(
             ["stat", "--file-system", "--format=%a %S", str(self.path)],

@@ -1,4 +1,4 @@
-"""The proxy does what it says: each fault by itself, on an echo of bytes and on a real server's frames."""
+"""The proxy does what it says: each fault alone, on an echo of bytes and on a real server's frames."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -143,7 +143,7 @@ class V0Replicator(threading.Thread):
     happens to the connection, until `stop`.
 
     `synced`: the highest size that a status said is synced; `sessions`: streams that were begun; `waits`:
-    how often the file was being appended, still or by somebody else.
+    how often the file was being appended, still or by another client.
     """
 
     def __init__(self, address: tuple[str, int], directory: str, name: str) -> None:

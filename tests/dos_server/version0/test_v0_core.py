@@ -339,7 +339,7 @@ def test_a_file_found_damaged_below_its_stream_is_told_no_more(then: str) -> Non
     server.settle()
     assert server.replies(session) == []
     assert session in server.closed
-    assert server.ask0(other, "l") == b"f\t0\tno\n", "no size is told that would count for the damage"
+    assert server.ask0(other, "l") == b"f\t0\tno\n", "no reported size includes the damage"
 
 
 def test_a_full_disk_ends_the_stream_and_it_goes_on_when_there_is_space() -> None:

@@ -9,7 +9,7 @@ threads and files of outputs; the rows of the input; the launcher. A worker's tw
     driver        the process of a coordinator
     worker        the process of a worker
     region        what there is to do, and who starts a driver again
-    output        what the region has put out, in files and in logs
+    output        the output of the region, in files and in logs
     users         who looks at outputs, and who asks through the store
     audit         who looks at the journals when all is over
     phases        a run with a region

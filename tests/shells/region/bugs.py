@@ -137,7 +137,7 @@ class _Instead:
 
 @bug("R12")
 def votes_do_not_wait_for_output_logs() -> list[Patch]:
-    """Where an output log ends is told, not waited for."""
+    """The end of an output log is reported without waiting."""
 
     async def synced(self: Any, step: int) -> dict[str, Any]:
         found = {}

@@ -34,7 +34,7 @@ def kill_worker(cluster: "Cluster", fault: Fault, rng: Random) -> None:
 
 
 def power_cut_worker(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """Its machine is gone for good, with what its outputs had not synced, and nobody is told."""
+    """Its machine is gone for good, with what its outputs had not synced, without notice."""
     worker, region = _worker(cluster, rng), _region(cluster)
     if worker is not None:
         for process in [one for one in region.workers if one.alive and one.index == worker.index]:
@@ -121,7 +121,7 @@ def no_quorum(cluster: "Cluster", fault: Fault, rng: Random) -> None:
 
 
 def bad_row(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """A row that cannot be read: an operator fails, the region ends, a person mends it."""
+    """A row that cannot be read: an operator fails, the region ends, a person corrects it."""
     region = _region(cluster)
     region.broken = region.made
 

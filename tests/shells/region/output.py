@@ -28,7 +28,7 @@ class ShellOutput(Output):
         return [row for step in self.logs[sink] if step.step <= cut.step for row in of_step(step, worker)]
 
     def open_files(self) -> list[str]:
-        """That somebody has open now."""
+        """Open at the moment."""
         return sorted(path for disk in self.disks for _, path in disk._handles.values())
 
 

@@ -84,7 +84,7 @@ class RegionProcess(Client):
             super().kill()
 
     def power_cut(self) -> None:
-        """Its machine loses its power: nobody is told."""
+        """Its machine loses power, without notice to others."""
         if self.alive:
             self.alive = False
             self.threads.end()

@@ -200,7 +200,7 @@ class ShellRegion:
             self.finished = True
         elif end.state is RegionState.FAILED:
             if "a row cannot be read" in end.reason:
-                self.broken = False  # somebody looked at what failed, and mended it
+                self.broken = False  # a person examined the failure, and corrected it
             elif not any(text in end.reason for text in FOR_A_PERSON):
                 self.cluster.fail(ViolationError("O7", f"the region failed: {end.reason}"))
 

@@ -1,4 +1,4 @@
-"""The server's claims and sizes: who may write, where, and what is told."""
+"""The server's claims and sizes: who may write, where, and what is reported."""
 
 from typing import Any
 
@@ -127,7 +127,7 @@ def any_epoch_may_be_claimed() -> list[Patch]:
 
 @bug("P-8")
 def refused_appends_are_written() -> list[Patch]:
-    """A fenced writer is told so, and what it sent is in the file all the same."""
+    """A fenced writer is refused, but what it sent is in the file."""
     original = Appends.append
 
     def append(self: Appends, session: Session, request: m.Append, request_id: int) -> None:

@@ -110,7 +110,7 @@ def records_do_not_wait_for_the_one_before() -> list[Patch]:
 
 @bug("R18")
 def a_lost_member_is_done_without() -> list[Patch]:
-    """A writer that one member has fenced goes on with the others."""
+    """A writer that one member has fenced continues with the others."""
     handle = ClaimMachine.handle
 
     def handled(self: ClaimMachine, event: Any) -> Any:

@@ -196,7 +196,7 @@ def _always_aligned(self: Schedule, step: int, watermark: Any) -> None:
 
 @of_regions("row 35: frames of any incarnation are taken")
 def frames_of_any_incarnation() -> list[Patch]:
-    """And a link outlives the incarnation that it was dialled for. Each by itself does no harm: a link that
+    """And a link outlives the incarnation that it was dialled for. Each alone does no harm: a link that
     ends with its incarnation brings nothing of it to the next, and frames say which they are of."""
     admits, take = IncomingFrames.admits, IncomingFrames.take
 

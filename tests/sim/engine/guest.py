@@ -57,7 +57,7 @@ class _Clock(trio.abc.Clock):
 
 
 class Guest(Process):
-    """A process whose life is a trio coroutine. `failure`: what it ended with, if not by itself."""
+    """A process whose life is a trio coroutine. `failure`: the error that ended it, if any."""
 
     def __init__(self, world: World, name: str) -> None:
         super().__init__(world, name)

@@ -106,7 +106,7 @@ class Wire:
         self._network.world.after(seconds, deliver)
 
     def mute(self) -> None:
-        """A machine lost its power: nothing more goes either way, and nobody is told."""
+        """A machine lost its power: nothing more arrives in either direction, without notice."""
         self.muted = True
         for way in self._ways:
             way.going.clear()
@@ -158,7 +158,7 @@ class Network:
         self._held: dict[tuple[str, str], list[tuple[Wire, _Way]]] = {}
 
     def listen(self, address: str, process: Process, accept: Callable[[Wire], End]) -> None:
-        """Whoever dials the address reaches this process."""
+        """A connection to the address reaches this process."""
         self._listening[address] = (process, accept)
 
     def dial(self, client: Process, address: str, done: Callable[[Wire | None], None]) -> None:
@@ -258,7 +258,7 @@ class Network:
                     wire.reset()
 
     def power_back(self, address: str) -> None:
-        """A machine is up again: what still holds a connection to its last life is told that there is
+        """A machine is up again: what still holds a connection to its last life is notified that there is
         none."""
         for wire in [one for one in self.wires if one.muted and one.address == address]:
             wire.muted = False

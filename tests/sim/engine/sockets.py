@@ -102,7 +102,7 @@ class _Outside:
         return self.rng.randbytes(size)
 
     async def connect(self, host: str, port: int) -> SimSocket:
-        """As the network has it; or never, when nobody is told: who dials sets a time-out."""
+        """As the network does; or never, if there is no notice: the dialling side sets a time-out."""
         answered: list[Wire | None] = []
         done, given_up = trio.Event(), False
 

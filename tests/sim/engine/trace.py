@@ -1,6 +1,6 @@
 """What happened in a run: a line an event, and a digest over all of them.
 
-The digest is always made, the lines are kept when somebody wants to read them. A line has nothing in it that
+The digest is always made, the lines are kept on request. A line has nothing in it that
 another process would tell otherwise: no address of an object, no order of a set, no time of this machine.
 """
 
@@ -36,7 +36,7 @@ class Trace:
 
     @property
     def digest(self) -> str:
-        """Of all that happened so far: what was told, and the moment of each step."""
+        """The digest of everything so far: the events, and the time of each step."""
         whole = self._fold.copy()
         whole.update(self._times.tobytes())
         return whole.hexdigest()

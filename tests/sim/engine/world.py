@@ -6,7 +6,7 @@ everything that arrived. A killed process never does anything again: its next in
 
 Coroutines are driven by hand, not by a library: they wait with `sleep`, `Signal.wait` and
 `Process.timeout`, and nothing else. A wait is a function that is given what to call when it is over;
-whoever comes first wins.
+the first one wins.
 """
 
 import types
@@ -41,7 +41,7 @@ class StoppedError(BaseException):
 
 class World:
     """The heap. `now`: seconds since the beginning; `steps`: things done so far; `sometimes`: how often what
-    should happen sometimes did, for whoever sees it.
+    should happen sometimes did, for those who count it.
 
     An entry says what to call with what, and which process does it: none, when it is the world's own."""
 
@@ -127,7 +127,7 @@ class Task:
         register(partial(self._wake, self._turn))
 
     def _wake(self, turn: int) -> None:
-        """That wait is over; who is told so again, by what comes late, has long gone on."""
+        """The wait is over; later calls have no effect."""
         if turn == self._turn and not self.done:
             self._process.soon(self.step, turn)
 

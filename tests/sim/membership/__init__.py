@@ -1,4 +1,4 @@
-"""Runs in which the servers of the store change: members are replaced, added, lost and mended while writers
+"""Runs in which the servers of the store change: members are replaced, added, lost and repaired while writers
 work.
 
 Everything that decides here is `dos_client`'s own, shells and all: what `dos store replace`, `add`,

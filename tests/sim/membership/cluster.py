@@ -47,7 +47,7 @@ class MembershipCluster(Cluster):
 
     def __init__(self, seed: int, trace: Trace) -> None:
         self.jobs: list[Job] = []
-        self.closing: Job | None = None  # the last: all copies are mended
+        self.closing: Job | None = None  # the last: all copies are repaired
         self.lost: dict[Machine, bytes] = {}
         self._operators = 0
         super().__init__(seed, trace)
@@ -138,7 +138,7 @@ class MembershipCluster(Cluster):
         )
 
     def may_lose(self, machine: Machine) -> bool:
-        """Whether its disk may be lost: of two members one may, if the person then says so (`word`)."""
+        """Whether its disk may be lost: of two members one may, if the person then confirms it (`word`)."""
         if self.may_fail(machine):
             return True
         records = self.in_force()
@@ -166,8 +166,8 @@ class MembershipCluster(Cluster):
 
     def lose_too_many(self, rng: Random) -> None:
         """Of the members so many lose their disks that bytes may be gone that were acknowledged; and a person
-        goes on with the others. Before that, these may be behind for a while, and writers may go with the
-        disks: who lives has in memory what he was told of last. Not with visitors about: their directory
+        continues with the others. Before that, these may be behind for a while, and writers may go with the
+        disks: a living member remembers the last stamp it received. Not with visitors about: their directory
         is claimed as all others (decision 0013), and is theirs no more."""
         members = self._sound_members()
         if len(members) <= self.record.ack_quorum or self.crowd is not None:
@@ -208,7 +208,7 @@ class MembershipCluster(Cluster):
         return members if whole and len(self.history.starts) >= len(self.directories) else []
 
     def _told_of_loss(self) -> None:
-        """Without the word nothing is done, and the person is told what is left."""
+        """Without confirmation nothing is done, and the command prints what is left."""
         loss = self.history.loss
         if loss is None or loss.bytes:
             return
@@ -286,7 +286,7 @@ class MembershipCluster(Cluster):
 
     def _look_after(self) -> None:
         """What is begun is tried again; after the heal, what was lost is replaced and all copies are
-        mended."""
+        repaired."""
         for job in self.jobs:
             if not job.over and not any(one.alive for one in job.operators):
                 if job.what == "add" and self.lost and job.tries > 1:
@@ -345,7 +345,7 @@ class MembershipCluster(Cluster):
             self._changed_to(job)
 
     def _give_up_copies(self, job: Job) -> None:
-        """All are there, and yet a copy cannot be mended: what only it had is given up, by a word."""
+        """All are available, but a copy cannot be repaired: what only it had is given up, by a decision."""
         job.unmendable += 1
         if job.unmendable % UNMENDABLE_TIMES or self.lost:
             return

@@ -84,7 +84,7 @@ async def _repair(job: Job, url: str) -> StoreRecord:
 
 def _all_well(report: RepairReport) -> bool:
     """Nothing is damaged, missing or different. (Copies behind may be so for as long as writers work; what
-    visitors left on one server has no copies to be mended from.)"""
+    visitors left on one server has no copies to be repaired from.)"""
     left = [one for one in report.repairs if not one.done and one.directory != LOOSE]
     return not report.unavailable and not left
 

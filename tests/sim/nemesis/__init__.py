@@ -203,7 +203,7 @@ def _of_operators(rng: Random) -> dict[str, float]:
 
 
 def plan_of(seed: int) -> list[Fault]:
-    """The plan of a seed, by itself."""
+    """Return the plan of a seed alone."""
     return plan(Chance(seed))
 
 

@@ -38,7 +38,7 @@ def add(cluster: "Cluster", fault: Fault, rng: Random) -> None:
 
 
 def repair(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """Somebody mends, also beside a replacement."""
+    """A person repairs, also beside a replacement."""
     _of(cluster).begin(Job("repair", alone=False))
 
 
@@ -51,7 +51,7 @@ def kill_operator(cluster: "Cluster", fault: Fault, rng: Random) -> None:
 
 
 def pause_operator(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """It sleeps, in half of the cases so long that another one goes on with its work; then it wakes up."""
+    """It sleeps, in half of the cases so long that another one continues its work; then it wakes up."""
     town = _of(cluster)
     if town.operators:
         operator = rng.choice(town.operators)
@@ -120,5 +120,5 @@ def damaged_ahead(cluster: "Cluster", fault: Fault, rng: Random) -> None:
 
 
 def lose_too_many(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """As many disks are lost as acknowledge. A person goes on with what is left, by a word."""
+    """As many disks are lost as acknowledge. A person decides to continue with what is left."""
     _of(cluster).lose_too_many(rng)

@@ -41,7 +41,7 @@ def _visit(cluster: "Cluster", machine: "Machine", fault: Fault, visit: _Visit) 
 
 
 def flood(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """Somebody sends many requests and waits for none of the answers."""
+    """A client sends many requests and waits for none of the answers."""
     if not cluster.directories:
         return
     directory, count = rng.choice(cluster.directories), rng.choice([20, 50, 200])
@@ -58,7 +58,7 @@ def flood(cluster: "Cluster", fault: Fault, rng: Random) -> None:
 
 
 def wild_claim(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """Somebody claims a directory with an epoch far above all (R17), where the rules forbid it."""
+    """A client claims a directory with an epoch far above all (R17), where the rules forbid it."""
     if not cluster.directories:
         return
     directory = rng.choice(cluster.directories)

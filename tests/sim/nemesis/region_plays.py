@@ -57,7 +57,7 @@ class Play:
         return None
 
     def driver_without_power(self) -> None:
-        """The driver that runs is gone, and nobody is told."""
+        """The running driver is gone, without notice."""
         driver = self.region.running
         if driver is not None:
             self.cluster.network.process_died(driver, power=True)

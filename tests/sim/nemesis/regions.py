@@ -43,7 +43,7 @@ def kill_worker(cluster: "Cluster", fault: Fault, rng: Random) -> None:
 
 
 def power_cut_worker(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """Its machine is gone: what its outputs had not synced goes by chance, and nobody is told at once."""
+    """Its machine is gone: what its outputs had not synced is lost at random, without immediate notice."""
     worker = _worker(cluster, rng)
     region = cluster.region
     if worker is not None and region is not None:
@@ -146,7 +146,7 @@ def hold_link(cluster: "Cluster", fault: Fault, rng: Random) -> None:
 
 
 def bad_row(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """A row that cannot be read: an operator fails, the region ends, a person mends it."""
+    """A row that cannot be read: an operator fails, the region ends, a person corrects it."""
     region = cluster.region
     if region is not None and region.made:
         region.broken = True

@@ -151,7 +151,7 @@ def _meanwhile(play: Play, seen: "list[Machine]") -> None:
 
 
 async def leftovers(play: Play) -> None:
-    """What nobody was told of may come back or not, but always alike."""
+    """Records that were never acknowledged may return or not, but always the same."""
     rng, cluster = play.rng, play.cluster
     play.clear_the_stage()
     few = rng.sample(cluster.machines, play.quorum - 1)

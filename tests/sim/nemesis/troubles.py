@@ -91,8 +91,8 @@ def failing_medium(cluster: "Cluster", fault: Fault, rng: Random) -> None:
 
 
 def removed_directory(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """Somebody removes a directory, with all that is in it, under a server at work. It cannot know before it
-    syncs; nothing may be acknowledged of what comes after. Whoever did it gives the server an empty disk."""
+    """A person removes a directory, with all that is in it, under a server at work. It cannot know before it
+    syncs; nothing may be acknowledged of what comes after. The person then gives the server an empty disk."""
     machine = cluster.victim
     there = [one for one in machine.disk.entries("d") if one != LOOSE and machine.disk.entries(f"d/{one}")]
     if not cluster.may_lose(machine) or not machine.up or machine.hangs or not there:

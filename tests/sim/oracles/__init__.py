@@ -3,7 +3,7 @@
     O1   nothing lost    what was acknowledged is found by every take-over, and is on the platters
     O2   order           records are in the order of epochs and numbers; copies are prefixes
     O3   shown           what a reader was shown stays
-    O4   one writer      an object has one, and no fenced one is told that something is safe
+    O4   one writer      an object has one, and no fenced one receives an acknowledgement
     O5   listed          LIST and STAT show what was acknowledged, and no more than is durable
     O6   refused         no take-over is refused while no more is damaged than may be
     O9   no effect       a refused append leaves no byte

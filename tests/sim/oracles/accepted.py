@@ -1,4 +1,4 @@
-"""P-5 of a loss that a person accepted: what the survivors of a store hold when the person is told, and
+"""P-5 of a loss that a person accepted: what the survivors of a store hold when the command reports it, and
 nothing less, is there afterwards. What only the lost disks had, acknowledged or shown, may be gone.
 
 What survivors hold is read from their platters, by `platters`' own hand; a chain on them is walked as by
@@ -29,9 +29,10 @@ ANY_GENERATION = 1 << 40
 @dataclass
 class Loss:
     """More disks were lost than the store is made for. `pending`: directories that nobody took over since;
-    `era`: of the store's records until then;
-    `held`: the records of each that the survivors had when the person was told, and `bytes` of each object;
-    `broken`: whose chain names bytes that no survivor has, so that it is refused for ever."""
+    `era`: of the store's records until then; `held`: the records of each that the survivors had when the
+    command reported it, and `bytes` of each object; `broken`: whose chain names bytes that no survivor has,
+    so that it is refused for ever.
+    """
 
     pending: set[str]
     era: int = 0
@@ -40,7 +41,7 @@ class Loss:
     broken: set[str] = field(default_factory=set)
 
     def note(self, history: "History", survivors: "Iterable[Machine]") -> None:
-        """The person is told what is left."""
+        """The command reports what is left."""
         machines = list(survivors)
         for directory, name in history.segments:
             path = f"d/{directory}/{name}"
@@ -56,7 +57,7 @@ class Loss:
                 self.held[directory] = found
 
     def taken_over(self, history: "History", directory: str, found: list[int]) -> None:
-        """Somebody goes on from what is left: that is the history from now on. Raises ViolationError."""
+        """A writer continues from what is left: that is the history from now on. Raises ViolationError."""
         if directory not in self.pending:
             return
         self.pending.discard(directory)
@@ -110,10 +111,10 @@ class _Survivors:
             raise MissingDataError(f"no survivor has {size} bytes of {name}")
 
     def collect(self, garbage: Callable[[str], bool]) -> None:
-        raise AssertionError("nobody goes on from here")
+        raise AssertionError("no writer continues from here")
 
     def open_object(self, name: str, local: object = None) -> Any:
-        raise AssertionError("nobody goes on from here")
+        raise AssertionError("no writer continues from here")
 
 
 def records_on(directory: str, machines: "Iterable[Machine]") -> list[int] | None:

@@ -1,4 +1,4 @@
-"""P-4, P-5 of stores that change: a generation has one record, and when the person is told that a change is
+"""P-4, P-5 of stores that change: a generation has one record, and when the command reports that a change is
 done, every byte acknowledged so far is on so many members of the new record that any take-over of it finds
 them.
 
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 
 def check_records(machines: "Iterable[Machine]") -> None:
-    """Of each generation there is one record, whoever keeps or kept it. Raises ViolationError."""
+    """Of each generation there is one record, on every server that keeps or kept it. Raises ViolationError.
+    """
     known: dict[int, StoreRecord] = {}
     for machine in machines:
         for record in machine.records:

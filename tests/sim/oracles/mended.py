@@ -1,4 +1,4 @@
-"""O12: what was damaged was found, told and mended. After a repair that says that all is well, each member
+"""O12: damage was found, reported and repaired. After a repair that reports success, each member
 of the store has, whole, all that it ever told of. Damage of platters below a cache that still has the bytes
 is the scrub's to find, not the repair's: it reads what readers see.
 
@@ -32,4 +32,4 @@ def check_mended(cluster: "MembershipCluster") -> None:
                 raise ViolationError(
                     "O12", f"{machine.name} has {len(whole)} of {told} bytes of {path}: {how}"
                 )
-        cluster.history.sometimes["damaged copies were mended"] += machine.copies_mended
+        cluster.history.sometimes["damaged copies were repaired"] += machine.copies_mended

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tests.sim.store.server import Machine, Server
 
 _FILES_BESIDE: int = 64
-"""Marks of directories, and files used just now."""
+"""Marks of directories, and files in use."""
 
 
 class Caps(Oracle):

@@ -1,4 +1,4 @@
-"""O11: after the heal, work goes on without a person (P-10). How long is waited for what, `run` says."""
+"""O11: after the heal, work continues without a person (P-10). `run` has the time limits."""
 
 from tests.sim.oracles.oracle import Oracle
 

@@ -2,10 +2,10 @@
 
 At the end, after two more rounds of its scrub, a machine has reported exactly the objects that the run
 damaged such that bytes are gone of which it had told; where no scrub runs, a look at the whole object finds
-them. Objects whose damage cost nothing that was told may be reported or not, and so may those of a machine
-whose disk gave errors: an object of which no mark can be written is one that nobody should go by. Damage
-of an object whose newest mark a power cut took, before or after, and no later life has written anew, may be
-taken for a torn tail (decision 0002, "What still fails").
+them. Objects whose damage cost nothing that was acknowledged may be reported or not, and so may those of a
+machine whose disk gave errors: an object of which no mark can be written is one that nobody should go by.
+Damage of an object whose newest mark a power cut took, before or after, and no later life has written anew,
+may be taken for a torn tail (decision 0002, "What still fails").
 """
 
 from typing import TYPE_CHECKING

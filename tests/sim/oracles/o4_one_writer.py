@@ -1,5 +1,5 @@
 """O4: one epoch at a time gains a quorum. An object has one writer, who appends where it ended; and what a
-writer is told to be safe after a newer one took over is among what that one found.
+writer receives as safe after a newer one took over is among what that one found.
 """
 
 from typing import TYPE_CHECKING
@@ -31,4 +31,4 @@ class OneWriter(Oracle):
         epoch, found = self._newest.get(directory, (0, frozenset()))
         mine = history.line(directory).appended[number]
         if mine < epoch and number not in found:
-            self.object(f"epoch {mine} of {directory} was told that {number} is safe, epoch {epoch} lacks it")
+            self.object(f"epoch {mine} of {directory} received an ack of {number}, epoch {epoch} lacks it")

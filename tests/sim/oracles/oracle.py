@@ -26,10 +26,10 @@ class ViolationError(Exception):
 
 
 class Oracle:
-    """One thing that must be true. It overrides what it wants to be told of. `number`: its name.
+    """One thing that must be true. It overrides the methods of the events that it uses. `number`: its name.
 
     took_over      a take-over is done, its start acknowledged: it found these records
-    acknowledged   a writer was told that a record is safe
+    acknowledged   a record was acknowledged to its writer
     showed         a reader was shown these records
     wrote          a writer handed bytes to its claim
     refused        a take-over was refused for good

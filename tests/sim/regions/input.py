@@ -68,7 +68,7 @@ class Input:
 
 class RegionSource(SourceSpec):
     """The description. `chance_of`: a stream of random numbers for each reader. `broken`: whether reading
-    fails now, as where a row is no row. `readers`: the newest of each worker, for whoever looks on."""
+    fails now, as for an invalid row. `readers`: the newest of each worker, for observers."""
 
     def __init__(
         self,

@@ -38,7 +38,7 @@ class Record:
         """Incarnation -> the last cut of its manifest when its start was acknowledged."""
         self.committed: list[Cut] = []
         self.shown: dict[int, Cut] = {}
-        """Cut number -> what workers were told to be committed, or to restore."""
+        """Cut number -> what was reported to workers as committed, or ordered to restore."""
         self._restores: set[tuple[int, int]] = set()
 
     def voted(self, worker: int, incarnation: int, vote: Prepared) -> None:
@@ -100,7 +100,7 @@ class Record:
         elif isinstance(message, Committed):
             known = self.shown.get(message.cut)
             if known is None or known.incarnation != message.incarnation:
-                raise ViolationError("O7", f"cut {message.cut} is told to be committed, and is not")
+                raise ViolationError("O7", f"cut {message.cut} is reported as committed, and is not")
 
     def appended(self, cut: Cut, workers: int) -> None:
         """A cut is handed to the manifest: with every worker's vote of this incarnation."""

@@ -198,7 +198,7 @@ class Region:
             self.finished = True
         elif end.state is RegionState.FAILED:
             if "a row cannot be read" in end.reason:
-                self.broken = False  # somebody looked at what failed, and mended it
+                self.broken = False  # a person examined the failure, and corrected it
             elif not any(text in end.reason for text in FOR_A_PERSON):
                 raise ViolationError("O7", f"the region failed: {end.reason}")
 

@@ -138,7 +138,7 @@ class Worker(Process):
         self.start("circuit", self._circuit())
 
     def die(self, why: str | None) -> None:
-        """The process is over, by a signal or by itself (None: in an orderly way)."""
+        """The process has ended, by a signal or on its own (None: in an orderly way)."""
         if self.alive:
             self.note(f"ends: {why or 'told to stop'}")
             self.region.network.process_died(self, power=False)

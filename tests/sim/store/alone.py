@@ -1,4 +1,4 @@
-"""A machine by itself, in a world in which nothing else happens: for tests of what is noted of one."""
+"""A machine alone, in a simulation without other events: for tests of what is recorded about one."""
 
 from random import Random
 

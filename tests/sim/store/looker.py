@@ -1,4 +1,4 @@
-"""A looker: asks one machine after the other what it has, with LIST and STAT, as somebody with a shell would
+"""A looker: asks one machine after the other what it has, with LIST and STAT, as a person with a shell would
 (O5).
 """
 

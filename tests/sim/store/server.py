@@ -257,9 +257,9 @@ class Server(Process):
 
 
 class Machine:
-    """An address, a disk, and whoever runs there. `life`: what runs there; `slowness`: how many times longer
+    """An address, a disk, and a server process. `life`: the process; `slowness`: how many times longer
     its disk takes; `hangs`: it does nothing at all. `damaged`: objects that the run itself has damaged, and
-    whether their marks still vouch for what was told of them: where a power cut took those, before the
+    whether their marks still prove what was reported of them: where a power cut took those, before the
     damage or after it, nothing can be missed."""
 
     life: Callable[["Machine"], Server] = Server
@@ -375,7 +375,7 @@ class Machine:
         self.disk.sometimes = self.world.sometimes
 
     def directory_is_removed(self, directory: str, fresh_id: bytes) -> None:
-        """Somebody removes a directory under the server at work; the machine is to lose its disk for that."""
+        """A person removes a directory under the running server; the machine is to lose its disk for that."""
         assert self.server is not None, "a server is at work"
         there = self.server.core._tables.directories.get(directory)
         if there is not None:
@@ -423,7 +423,9 @@ class Machine:
         self.bench.power_cut(self)
 
     def vouched(self, path: str) -> bool:
-        """Whether the mark of an object, as the next life finds it, vouches for all that was told of it."""
+        """Whether the mark of an object, as the next life finds it, proves everything that was reported of
+        it.
+        """
         _, directory, name = path.split("/")
         watermarks = decode_marks(self.disk.content(f"d/{directory}/.marks") or b"")
         vouched = max(

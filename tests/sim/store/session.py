@@ -157,7 +157,7 @@ class Session(Requests):
             self._post(message, self._take_id())
 
     def append(self, message: Append, request_id: int) -> None:
-        """Send an append; what comes of it is told by watermarks and refusals."""
+        """Send an append; durability acks and refusals report the result."""
         if self.failure is None:
             self._post(message, request_id)
 

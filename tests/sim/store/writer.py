@@ -192,7 +192,7 @@ class Writer(Process):
                 await writer.wait_synced()
                 keep = [Record(Op.OUTPUT, number) for number in numbers] if rng.random() < 0.5 else None
                 await writer.roll(keep)
-                self._note(f"goes on in a new segment{'' if keep is None else ', with all records anew'}")
+                self._note(f"continues in a new segment{'' if keep is None else ', with all records anew'}")
                 self.history.sometimes["writer: rolled"] += 1
             hurries = self.world.now < self.hurries_until
             await self.sleep(0.001 + (0.005 if hurries else rng.expovariate(1 / self.pace_s)))

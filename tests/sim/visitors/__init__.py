@@ -1,5 +1,5 @@
 """Clients that are no members' clients: each goes to one server, as the clients of the original service do
-(version 0), and as `dos append` does to a server by itself (version 1 without a claim). In a directory that
+(version 0), and as `dos append` does to a single server (version 1 without a claim). In a directory that
 nobody claims they append to the same files, look, and remove.
 
     files      what such a file may hold, and what the server said of it: judged at the server's boundary

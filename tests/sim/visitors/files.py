@@ -1,5 +1,5 @@
 """What a file of a directory that nobody claims may hold, and what its server promised (protocol.md,
-"Version 0", and P-1, P-3, P-8): what is told as synced is there and stays; one stream at a time, from the
+"Version 0", and P-1, P-3, P-8): what is reported as synced exists and stays; one stream at a time, from the
 size that the file has; an append of version 1 only behind the content that its sender knows, and not while a
 stream has the file locked; nothing is shown that is not synced.
 
@@ -52,7 +52,7 @@ class LooseFile:
         self.content += data
 
     def told(self, written: int, synced: int) -> None:
-        """The server says so: in a status, or by a watermark."""
+        """The server reported it: in a status frame, or by a durability ack."""
         if not synced <= written <= len(self.content):
             self._object(f"it tells {written} written, {synced} synced of at most {len(self.content)} bytes")
         self.synced = max(self.synced, synced)
@@ -75,15 +75,15 @@ class LooseFile:
         """The server lists it."""
         self._durable(size, "lists")
         if size < self.synced and not self.damaged and not self._waits_for_room():
-            self._object(f"it lists {size} bytes, {self.synced} were told as synced")
+            self._object(f"it lists {size} bytes, {self.synced} were reported as synced")
 
     def on_platters(self) -> None:
-        """At the end, nobody writes any more: what was told is there, and nothing else."""
+        """At the end, when no client writes: what was reported exists, and nothing else."""
         found = payload_at(self.machine.disk.content(self.path), self.path)
         if not self.content.startswith(found):
             self._object(f"its disk has {len(found)} bytes that nobody wrote so")
         if len(found) < self.synced and not self.damaged:
-            self._object(f"its disk has {len(found)} bytes, {self.synced} were told as synced")
+            self._object(f"its disk has {len(found)} bytes, {self.synced} were reported as synced")
 
     @property
     def damaged(self) -> bool:
@@ -106,7 +106,7 @@ class LooseFile:
     def _goes_on_at(self, offset: int, what: str) -> None:
         if offset > len(self.content) or (offset < self.synced and not self.damaged):
             self._object(
-                f"{what} is taken at {offset}; {self.synced} bytes were told as synced, at most "
+                f"{what} is taken at {offset}; {self.synced} bytes were reported as synced, at most "
                 f"{len(self.content)} were written"
             )
         del self.content[offset:]
@@ -135,7 +135,7 @@ class LooseFiles:
         return self._files.setdefault(name, LooseFile(self._machine, name))
 
     def removal_asked(self, name: str) -> None:
-        """From now on it may be gone. It is not while somebody streams into it."""
+        """From now on it may be gone. Not while a client streams into it."""
         file = self[name]
         if file.holder is None or not file.holder.lives:
             self._machine.told.pop((LOOSE, name), None)

@@ -53,7 +53,7 @@ class Visitor1(Process):
                 session.fail(BrokenConnectionError("closed"))
 
     async def _append(self, session: Session, name: str) -> None:
-        """What it finds there it reads, and goes on behind it, sometimes late."""
+        """It reads what it finds there and continues after it, sometimes late."""
         rng, digest = self._rng, PrefixDigest()
         with suppress(NotFoundError):
             digest.update(await session.get(name, 0, _GET_BYTES))

@@ -37,7 +37,7 @@ class StoryWorld(World):
         name = f"driver {driver.number + 1}"
         match event:
             case ManifestOpened(incarnation, last, _):
-                goes_on = f"it goes on from {cut_in_words(last)}"
+                goes_on = f"it continues from {cut_in_words(last)}"
                 self.told.say(f"{name}'s start is acknowledged: incarnation {incarnation}; {goes_on}")
             case CutAppended(cut):
                 self.told.say(f"the manifest has cut {cut.cut} on its quorum: it is committed")
@@ -82,7 +82,7 @@ class Play:
         self.held: list[str] = []
 
     def end(self) -> None:
-        """Nothing runs by itself here."""
+        """Nothing runs on its own here."""
 
     def make(self, workers: int) -> None:
         if not 1 <= workers <= 9:
@@ -114,7 +114,7 @@ class Play:
     # What happens
 
     def settle(self) -> None:
-        """Everything that can happen now, and what follows from it; then it is told."""
+        """Perform everything that can happen now, and its consequences; then print it."""
         for _ in range(_ACTIONS_MAX):
             action = next(
                 (act for name, act in self.world.actions() if not name.startswith(("step ", *self.held))),

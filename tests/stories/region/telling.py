@@ -70,7 +70,7 @@ def reported(message: ControlMessage) -> str:
 
 
 def performed(effect: Effect) -> tuple[str, int | None]:
-    """What a coordinator does, with the worker that it does it to; '' for what is told elsewhere."""
+    """What a coordinator does, with the worker that it does it to; '' for what is printed elsewhere."""
     match effect:
         case LaunchWorker(worker, attempt):
             return f"launches {{}}, attempt {attempt}", worker

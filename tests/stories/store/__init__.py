@@ -6,7 +6,7 @@ Its files, from the bottom:
     copies      what a copy holds, in words
     old_client  a client of the original service
     machine     the simulator's machine, without scrubbing
-    writer      a writer that does what it is told, and tells what came of it
+    writer      a writer that the story controls, and that reports the results
     play        the store, its time, and who is there
     commands    what a person does with `dos store`: the shells of `dos_client`, whole
     showing     what a reader is shown, and what every server says

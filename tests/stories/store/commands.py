@@ -48,7 +48,7 @@ def replace(play: Play, old: str, new: str) -> None:
             record = store.record
         play.stores.record = record
         members = ", ".join(member.address for member in record.members)
-        play.tell(f"{new} is in, in the place of {old}: generation {record.generation}, {members}")
+        play.tell(f"{new} is in and replaces {old}: generation {record.generation}, {members}")
 
     _run(play, work)
 

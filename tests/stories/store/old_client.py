@@ -45,7 +45,7 @@ class OldClient:
             count = int.from_bytes(self.heard[:4], "big")
             body = bytes(self.heard[4 : 4 + count]).decode()
             del self.heard[: 4 + count]
-            self._tell(f"{NAME} is told '{body.rstrip().expandtabs(1)}'")
+            self._tell(f"{NAME} receives '{body.rstrip().expandtabs(1)}'")
         if self.over and not self.heard:
             self._tell(f"the server ends the connection of {NAME}")
             self.over = False

@@ -130,7 +130,7 @@ class Play:
         return SimStore(process, self.network, self.stores.record)
 
     def block(self, client: str, servers: list[str]) -> None:
-        """Nothing goes between them any more, and nobody is told."""
+        """Nothing passes between them any more, without notice."""
         for server in servers:
             self.machine(server)
             self.network.block((client, server))
@@ -150,7 +150,7 @@ class Play:
     # Time
 
     def until_idle(self, *writers: StoryWriter) -> None:
-        """Until they have done what they were told, or are waited for in vain: then what for is told."""
+        """Run until they have finished, or wait in vain: then print what they wait for."""
         waiting = list(writers)
         took = self._run(lambda: not any(one.busy for one in waiting), PATIENCE_S)
         for one in waiting:

@@ -40,15 +40,15 @@ def read(play: Play, directory: str) -> None:
 
 def show(play: Play, directory: str) -> None:
     """What each server says, those that say the same together."""
-    teller = Process(play.world, "teller")
+    narrator = Process(play.world, "narrator")
     said: dict[str, str] = {}
     for name, machine in play.machines.items():
         if machine.up:
-            teller.start("ask", _ask(play, teller, machine, directory, said))
+            narrator.start("ask", _ask(play, narrator, machine, directory, said))
         else:
             said[name] = "down"
     play.pass_time(lambda: len(said) == len(play.machines), _ANSWER_S)
-    teller.kill()
+    narrator.kill()
     together: dict[str, list[str]] = {}
     for name in play.machines:
         together.setdefault(said.get(name, "no answer"), []).append(name)
@@ -57,9 +57,9 @@ def show(play: Play, directory: str) -> None:
 
 
 async def _ask(
-    play: Play, teller: Process, machine: StoryMachine, directory: str, said: dict[str, str]
+    play: Play, narrator: Process, machine: StoryMachine, directory: str, said: dict[str, str]
 ) -> None:
-    session = Session(teller, play.network, machine.address)
+    session = Session(narrator, play.network, machine.address)
     try:
         await session.open()
         opened = await session.open_directory(directory)

@@ -45,7 +45,7 @@ def take_over_at_once(play: Play, writer: str, other: str, directory: str) -> No
 
 @WORDS.form(
     "{writer} appends {count} record(s) [of {bytes} bytes] [without waiting]",
-    "and waits for the quorum, or goes on without",
+    "and waits for the quorum, or continues without",
 )
 def appends(play: Play, writer: str, count: int, bytes: int | None, without_waiting: bool) -> None:  # noqa: A002
     one = play.writer(writer)
@@ -79,7 +79,7 @@ def sleeps(play: Play, writer: str) -> None:
     play.pass_time()
 
 
-@WORDS.form("{writer} wakes up", "and goes on with whatever it was at")
+@WORDS.form("{writer} wakes up", "and continues what it was doing")
 def wakes_up(play: Play, writer: str) -> None:
     one = play.writer(writer)
     one.resume()
@@ -89,7 +89,7 @@ def wakes_up(play: Play, writer: str) -> None:
 # Paths
 
 
-@WORDS.form("cut {client} off from {servers}", "nothing goes through, either way, and nobody is told")
+@WORDS.form("cut {client} off from {servers}", "nothing passes in either direction, without notice")
 def cut_off(play: Play, client: str, servers: list[str]) -> None:
     play.block(client, servers)
     play.pass_time()
@@ -189,7 +189,7 @@ def is_full(play: Play, server: str) -> None:
     play.pass_time()
 
 
-@WORDS.form("the disk of {server} has room again", "somebody deleted something else")
+@WORDS.form("the disk of {server} has room again", "a person deleted something else")
 def has_room(play: Play, server: str) -> None:
     play.machine(server).disk.fill(FREE_BYTES)
     play.pass_time()
@@ -206,14 +206,14 @@ def new_server(play: Play, server: str) -> None:
     play.pass_time()
 
 
-@WORDS.form("dos store replace {old:server} {server}", "somebody puts the second in the place of the first")
+@WORDS.form("dos store replace {old:server} {server}", "a person replaces the first by the second")
 def replace(play: Play, old: str, server: str) -> None:
     play.machine(old)
     play.running(server)
     commands.replace(play, old, server)
 
 
-@WORDS.form("dos store repair", "somebody has every copy read, and mended where it must be")
+@WORDS.form("dos store repair", "a person has every copy read, and repaired if necessary")
 def repair(play: Play) -> None:
     commands.repair(play)
 

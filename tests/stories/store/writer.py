@@ -59,7 +59,7 @@ class StoryClaim(SimClaim):
 
 
 class StoryWriter(Process):
-    """One writer process. `busy`: what it was told to do is not done; `waits_for`: what is missing, in
+    """One writer process. `busy`: its operation is not done; `waits_for`: what is missing, in
     words; `before_start`: what happens to it between reading the journal and opening its segment."""
 
     def __init__(self, name: str, stores: Stores, book: Book, tell: Callable[[str], None]) -> None:
@@ -81,10 +81,10 @@ class StoryWriter(Process):
         self._appended = Signal()
         self.before_start: Callable[[], None] = lambda: None
 
-    # What it is told
+    # Orders
 
     def take_over(self, directory: str, *, one_at_a_time: bool) -> None:
-        """Claim, take over, open; it goes on waiting when the step is over."""
+        """Claim, take over, open; it continues to wait when the step is over."""
         self._one_at_a_time = one_at_a_time
         self._begin(self._take_over(directory))
 
