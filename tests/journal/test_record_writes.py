@@ -1,5 +1,4 @@
-"""The short way of sound WRITEs: it writes and reads what the long way does, and refuses nothing on its own.
-"""
+"""The short way of sound WRITEs: it writes and reads what the long way does, and refuses nothing on its own."""
 
 from collections.abc import Callable
 from typing import TypeVar

@@ -1,5 +1,4 @@
-"""Version 0, and appends without a claim: what is reported as synced, who has the lock, whose content it is.
-"""
+"""Version 0, and appends without a claim: what is reported as synced, who has the lock, whose content it is."""
 
 from functools import partial
 from typing import Any
