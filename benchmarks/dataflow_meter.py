@@ -89,7 +89,7 @@ class Meter:
     def watch(
         self, rows_so_far: Callable[[], int], is_over: Callable[[], bool] = lambda: False
     ) -> dict[str, Any]:
-        """Measure until the end and return the figures. `is_over`: whether the system has ended on its own."""
+        """Measure until the end and return the figures. `is_over`: whether the system has ended."""
         begun = time.perf_counter()
         while True:
             over = is_over()

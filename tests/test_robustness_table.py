@@ -14,6 +14,7 @@ from tests.sim.bugs import BUGS
 ROOT = Path(__file__).parent.parent
 ROW = re.compile(r"^\| (\d+) \| ", re.M)
 TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
+FILE = re.compile(r"`((?:tests|examples|benchmarks)/[\w/]+\.(?:py|toml|txt|md))`")
 ROWS = {*range(1, 17), 24}
 """The faults of a disk that a server alone, or a store, must survive."""
 
@@ -78,6 +79,7 @@ def test_every_test_that_is_named_exists(page: Path) -> None:
         for path, name in TEST.findall(text)
         if not (ROOT / path).is_file() or name not in functions_of(path)
     ]
+    missing += [path for path in FILE.findall(text) if not (ROOT / path).exists()]
     assert not missing, "\n".join(missing)
 
 

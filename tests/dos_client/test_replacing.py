@@ -448,7 +448,7 @@ async def test_where_nobody_ever_claimed_files_that_differ_stay_where_they_are(f
 async def test_a_damaged_file_that_nobody_claimed_stops_no_replacement(
     four: Threads, claimed_once: bool
 ) -> None:
-    """Nobody has another copy of it: `dos store repair` cannot repair it, and reports nothing about others."""
+    """No other copy exists: `dos store repair` cannot repair it, and reports nothing about others."""
     # EVIDENCE-OF: P-5, P-10
     url, content = url_of(four[:3]), bytes(range(256)) * 8
     await init_store(url)

@@ -1,4 +1,4 @@
-"""The short way of sound WRITEs: it writes and reads what the long way does, and refuses nothing on its own."""
+"""The fast path of valid WRITEs: it writes and reads what the general path does, and refuses nothing."""
 
 from collections.abc import Callable
 from typing import TypeVar

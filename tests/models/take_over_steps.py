@@ -147,7 +147,7 @@ class TakeOver:
                 )
 
     def _chosen(self, state: State, writer: int, segment: int, bases: tuple[tuple[int, int], ...]) -> State:
-        """The head is chosen. A member that answered that it holds all of the chain need not be asked again."""
+        """The head is chosen. A member that answered that it holds the whole chain is not asked again."""
         spans = self.chains.below(segment, bases)
         servers = []
         for server in state.servers:

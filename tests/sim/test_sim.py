@@ -47,7 +47,7 @@ FOUND_SOON = (
     "one_member_acknowledges",
     "payload_digests_are_not_compared",
     "want_of_descriptors_is_remembered_as_damage",
-    "missing_rights_are_told_as_no_space",
+    "missing_rights_are_reported_as_no_space",
     "every_error_is_the_disks",
     "short_writes_are_taken_for_whole",
     "the_rest_of_a_short_write_goes_to_the_beginning",

@@ -26,7 +26,7 @@ def want_of_descriptors_is_remembered_as_damage() -> list[Patch]:
 
 
 @bug("0202", where=has_troubles)
-def missing_rights_are_told_as_no_space() -> list[Patch]:
+def missing_rights_are_reported_as_no_space() -> list[Patch]:
     return [(troubles, "_MEANING", {**troubles._MEANING, errno.EACCES: DiskFailure.NO_SPACE})]
 
 

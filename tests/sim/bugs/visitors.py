@@ -1,4 +1,4 @@
-"""Version 0, and appends without a claim: what is reported as synced, who has the lock, whose content it is."""
+"""Version 0, and appends without a claim: what is reported as synced, locks, the origin of content."""
 
 from functools import partial
 from typing import Any

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def check_records(machines: "Iterable[Machine]") -> None:
-    """Of each generation there is one record, on every server that keeps or kept it. Raises ViolationError."""
+    """Each generation has one record, on every server that keeps or kept it. Raises ViolationError."""
     known: dict[int, StoreRecord] = {}
     for machine in machines:
         for record in machine.records:
