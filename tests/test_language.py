@@ -112,7 +112,7 @@ LONGER: dict[str, int] = {
     "tests/checkpoint/test_coordinator_core.py": 953,
     "tests/checkpoint/test_manifest.py": 416,
     "tests/checkpoint/test_region_requests.py": 430,
-    "tests/checkpoint/test_what_readers_meet.py": 405,
+    "tests/checkpoint/test_what_readers_meet.py": 407,
     "tests/contract/test_disk.py": 424,
     "tests/dataflow/test_apply.py": 409,
     "tests/dataflow/test_operators_exactly.py": 437,

@@ -246,7 +246,7 @@ def test_two_calls_at_once_install_once(checkout: Checkout) -> None:
 
 
 @pytest.mark.parametrize("home", ["", "/nowhere/at/all"])
-def test_a_home_that_is_not_there_is_replaced(checkout: Checkout, home: str) -> None:
+def test_a_home_that_is_missing_is_replaced(checkout: Checkout, home: str) -> None:
     done = checkout.run("python", "x", HOME=home)
     assert f"HOME={checkout.root}/.venv/home" in done.stdout
     assert (checkout.root / ".venv" / "home").is_dir()
@@ -339,7 +339,7 @@ def test_a_pyfuse3_that_cannot_be_built_stops_nothing(checkout: Checkout) -> Non
     assert "python -m pytest" in done.stdout
 
 
-def test_without_a_python_it_says_what_to_do(checkout: Checkout) -> None:
+def test_without_a_python_it_reports_what_to_do(checkout: Checkout) -> None:
     done = checkout.run("dos", DOS_PYTHON="/nowhere/python3")
     assert done.returncode == 2
     assert done.stderr == (

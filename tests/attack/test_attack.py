@@ -31,6 +31,6 @@ def test_every_attack_has_a_crowd() -> None:
     assert set(ATTACKS) == {*pumps(), "garbage"}
 
 
-def test_a_result_says_why_it_did_not_hold() -> None:
+def test_a_result_names_the_reason_it_did_not_hold() -> None:
     assert Result("x", 1.0).held
     assert Result("x", 1.0, faults=["no ping in 1 s"]).as_json()["held"] is False

@@ -94,7 +94,7 @@ def test_the_page_has_a_place_for_the_section() -> None:
     assert page.PLACE.found_in(text) in text
 
 
-def test_lines_come_as_they_are_printed_and_a_bad_end_is_told(tmp_path: Path) -> None:
+def test_lines_come_as_they_are_printed_and_a_bad_end_is_reported(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text("print('words')\nprint('{\"a\": 1}', flush=True)\nraise SystemExit(3)\n")
     lines = shared.json_lines(program, timeout_s=60)

@@ -97,7 +97,7 @@ def test_a_planted_violation_is_found(plant: Callable[[list[Entry]], None], expe
     assert verdict.examples
 
 
-def test_a_gap_below_what_nobody_was_told_is_found_too() -> None:
+def test_a_gap_below_what_nobody_was_notified_is_found_too() -> None:
     chain = history()
     del chain[14]
     assert violations(judged(history()[:10], chain)) == {"holes": 2}

@@ -158,7 +158,7 @@ async def test_a_contender_that_sees_other_servers_than_the_writer_takes_nothing
             await history.check(store)
 
 
-async def test_a_claim_with_an_epoch_that_another_holds_is_told_which(three: list[ThreadServer]) -> None:
+async def test_a_claim_with_an_epoch_that_another_holds_is_reported_which(three: list[ThreadServer]) -> None:
     # EVIDENCE-OF: P-4
     url = url_of(three)
     await init_store(url)
@@ -278,7 +278,7 @@ async def test_a_contender_may_die_at_any_step_of_its_take_over(three: list[Thre
             await history.check(store)
 
 
-async def test_a_server_may_go_and_come_back_at_any_step_of_a_take_over(three: list[ThreadServer]) -> None:
+async def test_a_server_may_go_and_return_at_any_step_of_a_take_over(three: list[ThreadServer]) -> None:
     # EVIDENCE-OF: P-5, P-10
     rng, history = random.Random(6), History()
     async with before(three) as between:
@@ -347,7 +347,7 @@ async def acknowledges(writer: Writer, at_least: int) -> None:
 
 
 @pytest.mark.process
-async def test_a_contender_killed_before_or_after_it_opened_leaves_a_chain_to_go_on_with(
+async def test_a_contender_killed_before_or_after_it_opened_leaves_a_chain_to_continue_with(
     tmp_path: Path,
 ) -> None:
     # EVIDENCE-OF: P-1, P-4, P-10
@@ -371,7 +371,7 @@ async def test_a_contender_killed_before_or_after_it_opened_leaves_a_chain_to_go
 
 
 @pytest.mark.process
-async def test_a_take_over_waits_for_a_server_that_comes_back_and_never_counts_a_wiped_one(
+async def test_a_take_over_waits_for_a_server_that_returns_and_never_counts_a_wiped_one(
     three_servers: list[ServerProcess],  # noqa: F811
 ) -> None:
     """s3 was away while the record was written; s1 is away, then wiped, when it is looked for."""

@@ -46,7 +46,7 @@ def play(history, order):
 
 
 @given(histories(), st.lists(st.integers(0, 5), min_size=60, max_size=60), st.randoms())
-def test_steps_and_cuts_do_not_depend_on_the_order_of_arrival(history, order, random) -> None:
+def test_steps_and_checkpoints_do_not_depend_on_the_order_of_arrival(history, order, random) -> None:
     total = sum(len(frames) for frames in history)
     one, left = play(history, (order * 2)[:total])
     shuffled = order[:]
@@ -60,7 +60,7 @@ def test_steps_and_cuts_do_not_depend_on_the_order_of_arrival(history, order, ra
 
 
 @given(histories(), st.lists(st.integers(0, 5), min_size=60, max_size=60))
-def test_a_cut_is_at_the_first_step_where_any_sender_asks_for_a_higher_number(history, order) -> None:
+def test_a_checkpoint_is_at_the_first_step_where_any_sender_asks_for_a_higher_number(history, order) -> None:
     done, _ = play(history, (order * 2)[: sum(len(frames) for frames in history)])
     last = 0
     for step in done:
@@ -87,7 +87,7 @@ def test_a_step_waits_for_every_sender_and_says_for_whom() -> None:
     assert alignment.step == 6
 
 
-def test_asking_again_for_a_cut_that_was_made_changes_nothing() -> None:
+def test_asking_again_for_a_checkpoint_that_was_made_changes_nothing() -> None:
     alignment = Alignment(2, first_step=1, last_cut=0)
     alignment.step_end(0, 1, 0, cut=1)
     alignment.step_end(1, 1, 0)
@@ -100,7 +100,7 @@ def test_asking_again_for_a_cut_that_was_made_changes_nothing() -> None:
     assert cut_of_step([], 0) == 0
 
 
-def test_a_final_cut_is_known_by_its_flag() -> None:
+def test_a_final_checkpoint_is_known_by_its_flag() -> None:
     alignment = Alignment(2, first_step=1, last_cut=3)
     alignment.step_end(0, 1, 0, cut=4, final=True)
     alignment.step_end(1, 1, 0)

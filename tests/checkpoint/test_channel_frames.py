@@ -31,7 +31,7 @@ def frames(draw):
 
 
 @given(st.lists(frames(), max_size=6), st.data())
-def test_frames_come_back_however_the_bytes_are_cut(sent, data) -> None:
+def test_frames_return_however_the_bytes_are_cut(sent, data) -> None:
     wire = b"".join(encode(frame) for frame in sent)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(wire)), max_size=8)))
     decoder, found = ChannelFrameDecoder(), []

@@ -280,7 +280,7 @@ def test_an_attempt_that_was_replaced_cannot_join() -> None:
 # --- cuts -------------------------------------------------------------------------------------------
 
 
-def test_a_cut_commits_only_by_the_acknowledged_append_after_every_vote() -> None:
+def test_a_checkpoint_commits_only_by_the_acknowledged_append_after_every_vote() -> None:
     # EVIDENCE-OF: P-6
     scene = Scene().run()
     scene.progress(0, step=3)
@@ -299,7 +299,7 @@ def test_a_cut_commits_only_by_the_acknowledged_append_after_every_vote() -> Non
     assert scene.core.status().last_cut == 1
 
 
-def test_cuts_follow_one_another_never_two_at_a_time() -> None:
+def test_checkpoints_follow_one_another_never_two_at_a_time() -> None:
     scene = Scene().run()
     scene.progress(0, step=3)
     scene.tick(1)
@@ -316,7 +316,7 @@ def test_cuts_follow_one_another_never_two_at_a_time() -> None:
     assert [order.cut for _, order in scene.sent(RequestCut)] == [2, 2]  # the time had come meanwhile
 
 
-def test_an_idle_region_makes_no_cuts_but_a_user_can_have_one() -> None:
+def test_an_idle_region_makes_no_checkpoints_but_a_user_can_have_one() -> None:
     scene = Scene().run()
     scene.tick(10)
     assert scene.sent(RequestCut) == []
@@ -324,7 +324,7 @@ def test_an_idle_region_makes_no_cuts_but_a_user_can_have_one() -> None:
     assert [order.cut for _, order in scene.sent(RequestCut)] == [1, 1]
 
 
-def test_where_operators_trigger_cuts_time_does_not_and_each_place_gets_one() -> None:
+def test_where_operators_trigger_checkpoints_time_does_not_and_each_place_gets_one() -> None:
     scene = Scene(trigger="operator").run()
     scene.progress(0, step=3)
     scene.tick(5)
@@ -346,7 +346,7 @@ def test_where_operators_trigger_cuts_time_does_not_and_each_place_gets_one() ->
     assert scene.sent(RequestCut) == []
 
 
-def test_where_time_triggers_cuts_operators_do_not() -> None:
+def test_where_time_triggers_checkpoints_operators_do_not() -> None:
     scene = Scene(checkpoint_interval_s=100.0).run()
     scene.hear(0, WantsCut, step=3)
     scene.tick(5)
@@ -401,7 +401,7 @@ def test_a_vote_whose_positions_are_of_another_epoch_is_refused() -> None:
     assert [effect.refusal.name for effect in scene.take()] == ["STALE_INCARNATION"]
 
 
-def test_a_vote_of_a_former_life_does_not_complete_the_same_number_in_this_one() -> None:
+def test_a_vote_of_an_earlier_incarnation_does_not_complete_the_same_number_in_this_one() -> None:
     # EVIDENCE-OF: P-6
     # worker 0 voted for cut 1 in incarnation 1, worker 1 died before it did; cut 1 is asked for again
     scene = Scene().run()
@@ -430,7 +430,7 @@ def test_a_worker_votes_once() -> None:
     assert [effect.refusal.name for effect in scene.take()] == ["UNEXPECTED"]
 
 
-def test_votes_for_different_steps_make_no_cut_and_stop_the_region() -> None:
+def test_votes_for_different_steps_make_no_checkpoint_and_stop_the_region() -> None:
     scene = Scene().run()
     scene.play(CutWanted())
     scene.vote(0, 1, step=5)
@@ -543,7 +543,7 @@ def test_two_workers_lost_at_one_time_are_one_attempt() -> None:
     assert report.reason.startswith("worker 0 was lost: its control link is gone")
 
 
-def test_a_reset_says_where_its_time_went() -> None:
+def test_a_reset_names_the_place_its_time_went() -> None:
     """One after the other, so that the sum is the whole; of the workers the slowest one counts."""
     scene = Scene().run()
     scene.die(1)
@@ -560,7 +560,7 @@ def test_a_reset_says_where_its_time_went() -> None:
     assert report.seconds == sum(report.phases_s.values())
 
 
-def test_attempts_run_out_clearly_and_a_committed_cut_forgives_them() -> None:
+def test_attempts_run_out_clearly_and_a_committed_checkpoint_forgives_them() -> None:
     # EVIDENCE-OF: P-10
     scene = Scene(max_consecutive_reset_attempts=2).run()
     attempt = 1
@@ -643,7 +643,7 @@ def test_a_failure_of_a_life_that_is_over_changes_nothing() -> None:
     assert [e.refusal.name for e in scene.take(MessageRefused)] == ["STALE_INCARNATION"] * 2
 
 
-def test_a_report_restored_of_a_former_life_starts_nobody() -> None:
+def test_a_report_restored_of_an_earlier_incarnation_starts_nobody() -> None:
     scene = Scene().run()
     scene.hear(0, Failed, kind="peer", message="x")
     scene.opened()
@@ -827,7 +827,7 @@ def test_a_manifest_that_cannot_be_read_fails_with_the_reason() -> None:
     assert scene.core.state.outcome.error is error
 
 
-def test_a_cut_of_another_graph_or_size_is_refused_before_anything_starts() -> None:
+def test_a_checkpoint_of_another_graph_or_size_is_refused_before_anything_starts() -> None:
     scene = Scene().run()
     cut = scene.commit()
     other = Scene(operators={"count": "count(word binary)"})
@@ -842,7 +842,7 @@ def test_a_cut_of_another_graph_or_size_is_refused_before_anything_starts() -> N
 # --- ends -------------------------------------------------------------------------------------------
 
 
-def test_exhausted_sources_lead_to_one_final_cut_and_the_end() -> None:
+def test_exhausted_sources_lead_to_one_final_checkpoint_and_the_end() -> None:
     scene = Scene().run()
     scene.progress(0, step=4, exhausted=True)
     assert scene.sent(RequestCut) == []
@@ -864,7 +864,7 @@ def test_exhausted_sources_lead_to_one_final_cut_and_the_end() -> None:
     assert scene.core.deadline() is None
 
 
-def test_a_worker_lost_before_it_published_the_final_cut_is_restored_to_it() -> None:
+def test_a_worker_lost_before_it_published_the_final_checkpoint_is_restored_to_it() -> None:
     scene = Scene().run()
     for worker in (0, 1):
         scene.progress(worker, step=4, exhausted=True)
@@ -889,7 +889,7 @@ def test_a_worker_lost_before_it_published_the_final_cut_is_restored_to_it() -> 
     assert [(order.cut, order.final) for _, order in scene.sent(RequestCut)] == [(2, True), (2, True)]
 
 
-def test_stop_takes_a_last_cut_if_there_is_anything_to_cut() -> None:
+def test_stop_takes_a_last_checkpoint_if_there_is_anything_to_checkpoint() -> None:
     scene = Scene().run()
     scene.progress(0, step=4)
     scene.play(StopWanted())
@@ -917,7 +917,7 @@ def test_stop_of_an_idle_or_starting_region_is_immediate() -> None:
     assert starting.sent(Restore) == []
 
 
-def test_stop_does_not_wait_for_ever_neither_for_a_cut_nor_for_workers() -> None:
+def test_stop_does_not_wait_for_ever_neither_for_a_checkpoint_nor_for_workers() -> None:
     scene = Scene().run()
     scene.progress(0, step=4)
     scene.play(StopWanted())

@@ -126,7 +126,9 @@ async def test_a_batch_larger_than_memory_is_read_a_second_time(store: Store, se
 
 
 @on_servers
-async def test_reading_goes_on_with_a_server_lost_and_over_segments(store: Store, servers: InMemory) -> None:
+async def test_reading_continues_with_a_server_lost_and_over_segments(
+    store: Store, servers: InMemory
+) -> None:
     reader = follower(store)
     sent = []
     for life in range(4):
@@ -144,7 +146,7 @@ async def test_reading_goes_on_with_a_server_lost_and_over_segments(store: Store
 
 
 @on_servers
-async def test_a_closed_handle_says_where_every_producer_ended_and_takes_no_other(
+async def test_a_closed_handle_names_the_place_every_producer_ended_and_takes_no_other(
     store: Store, servers: InMemory
 ) -> None:
     assert await InputHandle(store, "app", "orders").ends() is None
@@ -187,7 +189,7 @@ def parts_of(seed: int) -> tuple[list[tuple[InputPart, int, int]], list[bytes]]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_from_any_position_given_out_reading_goes_on_with_what_follows(seed: int) -> None:
+def test_from_any_position_given_out_reading_continues_with_what_follows(seed: int) -> None:
     records, counts = parts_of(seed)
     line, given = InputSequence("p"), []
     for record in records:
@@ -242,7 +244,9 @@ def test_names_tell_which_directory_is_whose() -> None:
 
 
 @on_servers
-async def test_who_waits_hears_of_a_batch_as_soon_as_it_is_recorded(store: Store, servers: InMemory) -> None:
+async def test_who_waits_is_notified_of_a_batch_as_soon_as_it_is_recorded(
+    store: Store, servers: InMemory
+) -> None:
     reader = follower(store)
     async with await opened(store) as log:
         await record(log, 1)

@@ -102,7 +102,7 @@ def test_letters_of_many_writers_arrive_once_each_and_what_was_there_before_is_n
     trio.run(main)
 
 
-def test_one_object_is_gone_on_with_until_it_is_full(shared) -> None:
+def test_one_object_is_continued_with_until_it_is_full(shared) -> None:
     # EVIDENCE-OF: P-9
     async def main():
         async with open_store(shared) as store:
@@ -117,7 +117,7 @@ def test_one_object_is_gone_on_with_until_it_is_full(shared) -> None:
     trio.run(main)
 
 
-def test_a_long_object_is_gone_on_with_from_its_last_block(shared) -> None:
+def test_a_long_object_is_continued_with_from_its_last_block(shared) -> None:
     async def main():
         async with open_store(shared) as store:
             reader = QueueReader(store, "long.requests")
@@ -232,7 +232,7 @@ def test_what_one_member_alone_has_is_no_letter_until_a_writer_takes_it_over(url
     trio.run(main)
 
 
-def test_objects_that_nobody_looks_at_any_more_are_taken_away(shared) -> None:
+def test_objects_that_nobody_inspects_any_more_are_taken_away(shared) -> None:
     # EVIDENCE-OF: P-9
     directory = "tidy.answers"
 

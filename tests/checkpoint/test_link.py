@@ -49,7 +49,7 @@ async def echo(link):
         pass
 
 
-async def test_frames_of_any_size_come_back() -> None:
+async def test_frames_of_any_size_return() -> None:
     seen = []
 
     async def handler(link):
@@ -162,7 +162,7 @@ async def test_nobody_there_is_said_with_the_address() -> None:
         await connect_link(*address, key=KEY, hello=HELLO)
 
 
-async def test_an_orderly_end_a_break_and_a_close_are_told_apart() -> None:
+async def test_an_orderly_end_a_break_and_a_close_are_distinguished() -> None:
     async def half_a_frame(link):
         await link._stream.send_all(encode(ChannelFrame(FrameType.DATA, payload=b"abc"))[:65])
 
@@ -256,7 +256,7 @@ async def test_a_short_key_is_a_bug() -> None:
 # --- control messages -------------------------------------------------------------------------------
 
 
-async def test_control_messages_come_back_and_are_checked_against_their_frame() -> None:
+async def test_control_messages_return_and_are_checked_against_their_frame() -> None:
     join = Join(job="app", worker=3, attempt=1, pid=9, host="h", exchange_host="h", exchange_port=1)
     frame = control_frame(join)
     assert decode_from_worker(frame) == join

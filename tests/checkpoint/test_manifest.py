@@ -79,7 +79,7 @@ def cuts(draw):
 
 
 @given(cuts())
-def test_a_cut_comes_back_from_its_record(cut) -> None:
+def test_a_checkpoint_returns_from_its_record(cut) -> None:
     record = encode_cut(cut)
     assert record.ints == (cut.cut, cut.step, cut.incarnation)
     assert bool(record.flags & CutFlag.FINAL) == cut.final
@@ -88,7 +88,7 @@ def test_a_cut_comes_back_from_its_record(cut) -> None:
 
 
 @given(cuts(), st.data())
-def test_a_cut_that_was_damaged_is_refused_by_name_or_still_says_the_same_numbers(cut, data) -> None:
+def test_a_checkpoint_that_was_damaged_is_refused_by_name_or_still_says_the_same_numbers(cut, data) -> None:
     flags, ints, text = encode_cut(cut)
     bad = bytearray(text)
     bad[data.draw(st.integers(0, len(text) - 1))] = data.draw(st.integers(0, 255))
@@ -125,7 +125,7 @@ def edited(**fields):
         ((0, (5, 40, 3), bytes(limits.manifest_record_bytes_max + 1)), "its record has"),
     ],
 )
-def test_a_record_that_is_no_cut_is_refused_with_the_reason(record, text) -> None:
+def test_a_record_that_is_no_checkpoint_is_refused_with_the_reason(record, text) -> None:
     with pytest.raises(ManifestError, match=text):
         decode_cut(*record)
 
@@ -165,7 +165,7 @@ def at(**fields):
         (a_cut(incarnation=3, workers={n: worker_cut(2) for n in (0, 1)}), None),
     ],
 )
-def test_a_cut_that_cannot_be_restored_is_refused_with_the_reason(cut, text) -> None:
+def test_a_checkpoint_that_cannot_be_restored_is_refused_with_the_reason(cut, text) -> None:
     before = a_cut(cut=4, step=30, parent=3)
     if text is None:
         check_cut(cut, workers=2, before=before)
@@ -174,7 +174,7 @@ def test_a_cut_that_cannot_be_restored_is_refused_with_the_reason(cut, text) -> 
         check_cut(cut, workers=2, before=before)
 
 
-def test_a_cut_of_an_older_incarnation_cannot_follow_and_a_rollback_may_go_back_in_steps() -> None:
+def test_a_checkpoint_of_an_older_incarnation_cannot_follow_and_a_rollback_may_go_back_in_steps() -> None:
     before = a_cut(cut=4, step=50, incarnation=4, parent=3)
     with pytest.raises(ManifestError, match="incarnation 3 is below 4 of checkpoint 4"):
         check_cut(a_cut(), workers=2, before=before)
@@ -183,7 +183,7 @@ def test_a_cut_of_an_older_incarnation_cannot_follow_and_a_rollback_may_go_back_
     assert encode_cut(back).flags == CutFlag.ROLLBACK
 
 
-def test_a_cut_too_large_to_be_read_again_is_not_written(monkeypatch) -> None:
+def test_a_checkpoint_too_large_to_be_read_again_is_not_written(monkeypatch) -> None:
     monkeypatch.setattr(limits, "manifest_record_bytes_max", 100)
     with pytest.raises(ManifestError, match="the limit is 100"):
         encode_cut(a_cut())
@@ -261,7 +261,7 @@ def test_another_graph_is_refused_naming_each_operator_that_differs() -> None:
         names, st.dictionaries(names, st.tuples(st.integers(0, 9), st.integers(9, 2**60))), max_size=3
     )
 )
-def test_a_division_comes_back_from_its_record(sources) -> None:
+def test_a_division_returns_from_its_record(sources) -> None:
     assert decode_division((4, 99), encode_sources(sources)) == Division(4, 99, sources)
 
 
@@ -291,7 +291,7 @@ def test_the_newest_line_of_divisions_counts_and_has_no_hole(after, goes_back_to
     assert fold.between(0, 10**6) == [d for n, d in sorted(line.items()) if n > after + 2]
 
 
-def test_a_line_that_is_forgotten_whole_goes_on_where_it_ended() -> None:
+def test_a_line_that_is_forgotten_whole_continues_where_it_ended() -> None:
     fold = DivisionFold(3)
     for step in (4, 5):
         fold.add(Division(step, 0, {}))
@@ -301,7 +301,7 @@ def test_a_line_that_is_forgotten_whole_goes_on_where_it_ended() -> None:
     assert fold.last_step == 6
 
 
-def test_a_chain_trimmed_above_the_cut_gives_nothing_to_replay_and_a_hole_is_an_error() -> None:
+def test_a_chain_trimmed_above_the_checkpoint_gives_nothing_to_replay_and_a_hole_is_an_error() -> None:
     fold = DivisionFold(3)
     fold.add(Division(7, 1, {}))
     assert fold.last_step == 3
@@ -325,7 +325,7 @@ GOLDEN_VERSION_1 = (
 """As it was written before cuts said what is retained."""
 
 
-def test_a_cut_of_version_1_is_read_and_says_nothing_of_what_is_free() -> None:
+def test_a_checkpoint_of_version_1_is_read_and_says_nothing_of_what_is_free() -> None:
     cut = decode_cut(*GOLDEN_VERSION_1)
     check_cut(cut, workers=1)
     assert (cut.version, cut.retained, cut.workers[0].floors) == (1, (), {})
@@ -343,14 +343,14 @@ GOLDEN_LATER = (
 """Of versions 2 and 4: what is said of the worker last, the version."""
 
 
-def test_a_cut_of_version_2_is_read_and_knows_no_directories() -> None:
+def test_a_checkpoint_of_version_2_is_read_and_knows_no_directories() -> None:
     cut = decode_cut(0, (5, 40, 3), GOLDEN_LATER % (b'"floors":{"state":[2,60]}', 2))
     check_cut(cut, workers=1)
     assert (cut.version, cut.workers[0].directories) == (2, {})
     assert floors_of(keep((), cut), 0) == {"state": (2, 60)}
 
 
-def test_a_cut_of_version_4_has_the_positions_of_directories() -> None:
+def test_a_checkpoint_of_version_4_has_the_positions_of_directories() -> None:
     part = b'"floors":{"files-own":[2,60]},"directories":{"own":{"epoch":3,"size":70,"digest":9}}'
     cut = decode_cut(0, (5, 40, 3), GOLDEN_LATER % (part, 4))
     check_cut(cut, workers=1)
@@ -386,7 +386,7 @@ floors = st.dictionaries(st.sampled_from(["state", "steps"]), st.tuples(st.integ
 
 
 @given(st.lists(floors, min_size=1, max_size=12), st.integers(2, 5))
-def test_nothing_that_a_retained_cut_needs_is_ever_garbage(given_floors, retain) -> None:
+def test_nothing_that_a_retained_checkpoint_needs_is_ever_garbage(given_floors, retain) -> None:
     # EVIDENCE-OF: P-6
     kept, every = (), {}
     for number, chains in enumerate(given_floors, 1):
@@ -409,7 +409,7 @@ def test_nothing_that_a_retained_cut_needs_is_ever_garbage(given_floors, retain)
         assert steps_kept_after(kept) == kept[0].step
 
 
-def test_a_cut_of_the_old_format_among_the_retained_keeps_everything() -> None:
+def test_a_checkpoint_of_the_old_format_among_the_retained_keeps_everything() -> None:
     old, new = a_cut(cut=4, parent=3, version=1), a_cut(workers={0: worker_cut(floors={"state": (3, 9)})})
     assert floors_of((old, new), 0) == {}
     assert floors_of((new,), 0) == {"state": (3, 9)}

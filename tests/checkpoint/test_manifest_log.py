@@ -107,7 +107,7 @@ async def opened(url, region, count=1):
             await keeper.log.aclose()
 
 
-async def test_cuts_are_found_again_by_the_next_incarnation(keepers) -> None:
+async def test_checkpoints_are_found_again_by_the_next_incarnation(keepers) -> None:
     # EVIDENCE-OF: P-6
     async with keepers() as keeper:
         assert await keeper.open() == ManifestOpened(1, None)
@@ -133,7 +133,7 @@ async def test_the_older_of_two_commits_nothing_more_and_learns_who_holds_it(kee
         assert isinstance(await newer.append(a_cut(2, 2)), CutAppended)
 
 
-async def test_a_claim_lost_while_nothing_is_appended_is_told(keepers) -> None:
+async def test_a_claim_lost_while_nothing_is_appended_is_reported(keepers) -> None:
     async with keepers(2) as (older, newer), trio.open_nursery() as nursery:
         await older.open()
         nursery.start_soon(older.log.watch)
@@ -157,7 +157,7 @@ async def test_a_claimant_that_died_over_its_claim_is_taken_over_from(keepers, m
         assert opened == ManifestOpened(8, committed.cut, (committed.cut,))
 
 
-async def test_rivals_that_claim_before_the_start_is_acknowledged_are_told_apart(keepers) -> None:
+async def test_rivals_that_claim_before_the_start_is_acknowledged_are_distinguished(keepers) -> None:
     async with keepers(2) as pair:
         answers = []
 
@@ -225,7 +225,7 @@ async def test_a_long_manifest_is_opened_and_rolled_with_a_snapshot(keepers, mon
         (Record(Op.CUT, ints=(2, 1, 1), strings=cut_record(a_cut(1, 1)).strings), "its record has ints"),
     ],
 )
-async def test_a_manifest_with_a_cut_that_cannot_be_is_refused(keepers, record, reason) -> None:
+async def test_a_manifest_with_a_checkpoint_that_cannot_be_is_refused(keepers, record, reason) -> None:
     async with keepers() as keeper:
         async with await keeper.log._host._store.claim(keeper.log._directory, 1, b"x" * 16) as claim:
             state = await take_over(claim, "manifest", generation=keeper.log._host._store.record.generation)

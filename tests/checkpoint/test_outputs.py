@@ -96,7 +96,7 @@ outputs = st.builds(
 
 
 @given(outputs)
-def test_an_output_comes_back_from_its_record(output: Output) -> None:
+def test_an_output_returns_from_its_record(output: Output) -> None:
     record = encode_output(output)
     assert decode_output(record.ints, record.strings, where="c", at=9) == output
 
@@ -141,7 +141,7 @@ async def steps_in(store: MemoryStore) -> list[int]:
 
 
 @pytest.mark.trio
-async def test_a_log_shown_by_step_is_gone_on_with_at_its_head_and_never_goes_back() -> None:
+async def test_a_log_published_by_step_is_continued_with_at_its_head_and_never_goes_back() -> None:
     # EVIDENCE-OF: P-7
     store = MemoryStore()
     log = await opened(store, 1, Publish.STEP)
@@ -167,7 +167,7 @@ async def test_a_log_shown_by_step_is_gone_on_with_at_its_head_and_never_goes_ba
 
 
 @pytest.mark.trio
-async def test_a_log_shown_by_cut_goes_back_to_the_cut_and_compares_nothing() -> None:
+async def test_a_log_shown_by_checkpoint_goes_back_to_the_checkpoint_and_compares_nothing() -> None:
     store = MemoryStore()
     log = await opened(store, 1, Publish.CUT)
     await fill(log, 1, 2, 3)
@@ -188,7 +188,7 @@ async def test_a_log_shown_by_cut_goes_back_to_the_cut_and_compares_nothing() ->
 
 
 @pytest.mark.trio
-async def test_a_step_that_is_not_in_the_log_has_no_place_in_a_cut() -> None:
+async def test_a_step_that_is_not_in_the_log_has_no_place_in_a_checkpoint() -> None:
     log = await opened(MemoryStore(), 1, Publish.STEP)
     await fill(log, 1)
     with pytest.raises(LocalProtocolError, match="the output of step 2 is not known; the last is 1"):

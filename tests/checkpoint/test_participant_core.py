@@ -178,7 +178,7 @@ def test_reports_of_a_life_that_is_over_do_not_go_out(running) -> None:
     assert running.sent == []
 
 
-def test_a_vote_before_start_or_twice_or_for_a_past_cut_is_a_bug_that_raises(worker) -> None:
+def test_a_vote_before_start_or_twice_or_for_a_past_checkpoint_is_a_bug_that_raises(worker) -> None:
     worker.hear(restore(7, cut=4))
     with pytest.raises(LocalProtocolError, match="in state RESTORING"):
         worker.report(vote(5, 7))
@@ -191,7 +191,7 @@ def test_a_vote_before_start_or_twice_or_for_a_past_cut_is_a_bug_that_raises(wor
         worker.report(vote(5, 7))
 
 
-def test_a_request_for_a_cut_that_a_peer_told_of_earlier_is_passed_over(running) -> None:
+def test_a_request_for_a_checkpoint_that_a_peer_told_of_earlier_is_passed_over(running) -> None:
     running.report(vote(1, 7))
     running.hear(message(RequestCut, incarnation=7, cut=1))
     assert running.orders() == []
@@ -204,7 +204,7 @@ def test_a_commit_of_what_was_not_voted_for_is_refused(running) -> None:
     assert running.refused == ["STALE_CUT"]
 
 
-def test_only_the_first_failure_of_an_incarnation_is_told(running) -> None:
+def test_only_the_first_failure_of_an_incarnation_is_reported(running) -> None:
     running.report(Failed(job="", worker=0, kind="peer"))
     running.report(Failed(job="", worker=0, kind="internal"))
     assert [sent.kind for sent in running.sent] == ["peer"]

@@ -35,7 +35,7 @@ def paused(scene: Scene) -> Scene:
     return scene
 
 
-def test_all_are_told_and_when_all_stand_a_cut_is_asked_for_and_then_it_is_paused() -> None:
+def test_all_are_notified_and_when_all_stand_a_checkpoint_is_asked_for_and_then_it_is_paused() -> None:
     scene = Scene().run()
     scene.play(PauseWanted(on=True))
     assert [order.pause for _, order in scene.sent(Pause)] == [1, 1]
@@ -49,7 +49,7 @@ def test_all_are_told_and_when_all_stand_a_cut_is_asked_for_and_then_it_is_pause
     assert scene.sent(RequestCut) == []
 
 
-def test_where_a_cut_came_before_a_step_that_was_made_another_one_follows() -> None:
+def test_where_a_checkpoint_came_before_a_step_that_was_made_another_one_follows() -> None:
     """Worker 1 was behind, and flagged its step 3; worker 0 had ended step 4 by then."""
     scene = Scene().run()
     scene.play(PauseWanted(on=True))
@@ -66,7 +66,7 @@ def test_where_a_cut_came_before_a_step_that_was_made_another_one_follows() -> N
     assert scene.state is RegionState.PAUSED
 
 
-def test_where_a_worker_flagged_one_step_more_than_the_cut_is_of_another_one_follows() -> None:
+def test_where_a_worker_flagged_one_step_more_than_the_checkpoint_is_of_another_one_follows() -> None:
     """The request for cut 1 met worker 1 after step 4, which worker 0 had flagged: it began step 5 for it."""
     scene = Scene().run()
     scene.play(PauseWanted(on=True))
@@ -82,7 +82,7 @@ def test_where_a_worker_flagged_one_step_more_than_the_cut_is_of_another_one_fol
     assert scene.state is RegionState.PAUSED
 
 
-def test_a_region_that_has_taken_nothing_since_its_last_cut_is_paused_without_another() -> None:
+def test_a_region_that_has_taken_nothing_since_its_last_checkpoint_is_paused_without_another() -> None:
     scene = Scene().run()
     scene.play(PauseWanted(on=True))
     scene.all_hear(Paused, pause=1, step=0, counters=Counters(step=0))
@@ -90,7 +90,7 @@ def test_a_region_that_has_taken_nothing_since_its_last_cut_is_paused_without_an
     assert scene.sent(RequestCut) == []
 
 
-def test_time_makes_no_cuts_while_it_is_paused_and_one_that_is_asked_for_changes_nothing() -> None:
+def test_time_makes_no_checkpoints_while_it_is_paused_and_one_that_is_asked_for_changes_nothing() -> None:
     scene = paused(Scene().run())
     scene.tick(30)
     assert scene.sent(RequestCut) == []
@@ -100,7 +100,7 @@ def test_time_makes_no_cuts_while_it_is_paused_and_one_that_is_asked_for_changes
     assert scene.state is RegionState.PAUSED
 
 
-def test_it_goes_on_when_it_is_told_to_and_an_answer_to_the_order_before_counts_for_nothing() -> None:
+def test_it_continues_when_it_is_told_to_and_an_answer_to_the_order_before_counts_for_nothing() -> None:
     scene = paused(Scene().run())
     scene.play(PauseWanted(on=False))
     assert [order.pause for _, order in scene.sent(Pause)] == [0, 0]
@@ -121,7 +121,7 @@ def test_a_wish_that_is_in_force_changes_nothing() -> None:
     assert scene.state is RegionState.PAUSED
 
 
-def test_after_a_reset_workers_are_told_again_behind_their_start() -> None:
+def test_after_a_reset_workers_are_notified_again_behind_their_start() -> None:
     scene = paused(Scene().run())
     scene.play(ResetWanted())
     assert scene.state is RegionState.RESTORING
@@ -142,7 +142,7 @@ def test_a_wish_that_comes_before_it_runs_is_told_with_the_start() -> None:
     assert [order.pause for _, order in scene.sent(Pause)] == [1, 1]
 
 
-def test_a_paused_region_stops_without_another_cut() -> None:
+def test_a_paused_region_stops_without_another_checkpoint() -> None:
     scene = paused(Scene().run())
     scene.play(StopWanted())
     assert scene.sent(RequestCut) == []
@@ -170,7 +170,7 @@ def test_a_request_is_done_when_the_region_is_seen_to_be_as_wished(what, on, bef
     assert (said.verdict, said.result["state"]) == ("done", after.value)
 
 
-def test_a_cut_can_be_asked_for_while_it_is_paused() -> None:
+def test_a_checkpoint_can_be_asked_for_while_it_is_paused() -> None:
     desk = Desk()
     desk.status = in_state(RegionState.PAUSED)
     desk.ask(1, "checkpoint")

@@ -302,7 +302,7 @@ HISTORIES = st.lists(
 
 @given(HISTORIES, st.integers(2, 3))
 @settings(max_examples=60)
-def test_each_retained_and_each_pinned_cut_restores_whatever_happens(history, retain) -> None:
+def test_each_retained_and_each_savepoint_restores_with_any_failures(history, retain) -> None:
     # EVIDENCE-OF: P-6
     trio.run(play, history, retain)
 
@@ -342,7 +342,7 @@ def test_a_rule_that_is_left_out_is_found_out(monkeypatch, where, what, how) -> 
         play_some()
 
 
-def test_a_pin_of_a_stopped_region_that_releases_is_found_out(monkeypatch) -> None:
+def test_a_savepoint_of_a_stopped_region_that_releases_is_found_out(monkeypatch) -> None:
     def releasing(kept, incarnation, wanted):
         cut = once_more(kept, incarnation, wanted)
         return msgspec.structs.replace(cut, retained=tuple(sorted({*wanted.values(), cut.cut})))

@@ -49,7 +49,7 @@ def with_cuts(count, **fields):
     return scene
 
 
-def test_a_pinned_cut_is_retained_by_all_that_follow_until_it_is_let_go() -> None:
+def test_a_savepoint_is_retained_by_all_that_follow_until_it_is_let_go() -> None:
     # EVIDENCE-OF: P-6
     scene = with_cuts(3)
     scene.play(SavepointWanted("good", 2))
@@ -66,13 +66,13 @@ def test_a_pinned_cut_is_retained_by_all_that_follow_until_it_is_let_go() -> Non
     assert settled(scene) == [SavepointSettled("good", 2)]
 
 
-def test_a_wish_that_comes_while_votes_are_collected_is_in_that_cut() -> None:
+def test_a_wish_that_comes_while_votes_are_collected_is_in_that_checkpoint() -> None:
     scene = with_cuts(2)
     scene.play(CutWanted(), SavepointWanted("good"))
     assert carried(scene, 3, 3).savepoints == {"good": 2}
 
 
-def test_a_wish_that_comes_while_a_cut_is_appended_waits_for_the_next_one() -> None:
+def test_a_wish_that_comes_while_a_checkpoint_is_appended_waits_for_the_next_one() -> None:
     scene = with_cuts(2)
     scene.play(CutWanted())
     for worker in range(2):
@@ -85,7 +85,7 @@ def test_a_wish_that_comes_while_a_cut_is_appended_waits_for_the_next_one() -> N
     assert carried(scene, 4, 4).retained == (2, 3, 4)
 
 
-def test_a_pin_survives_its_driver() -> None:
+def test_a_savepoint_survives_its_driver() -> None:
     scene = with_cuts(3)
     scene.play(SavepointWanted("good", 3))
     scene.take()
@@ -149,14 +149,14 @@ def test_what_cannot_be_pinned_is_refused_with_the_reason_and_changes_nothing(ev
     assert scene.core.state.savepoints == before
 
 
-def test_there_are_no_more_pins_than_there_is_room_for(monkeypatch) -> None:
+def test_there_are_no_more_savepoints_than_there_is_room_for(monkeypatch) -> None:
     monkeypatch.setattr(limits, "savepoints_max", 2)
     scene = with_cuts(2)
     scene.play(SavepointWanted("a"), SavepointWanted("b"), SavepointWanted("c"))
     assert [one.error for one in settled(scene)] == ["there are already 2 savepoints: drop one first"]
 
 
-def test_a_cut_with_pins_is_of_a_version_that_who_knows_no_pins_refuses() -> None:
+def test_a_checkpoint_with_savepoints_is_of_a_version_that_who_knows_no_savepoints_refuses() -> None:
     cut = a_cut(retained=(2, 4, 5), savepoints={"good": 2}, version=3)
     encoded = encode_cut(cut)
     assert decode_cut(*encoded) == cut
@@ -172,7 +172,7 @@ def test_a_cut_with_pins_is_of_a_version_that_who_knows_no_pins_refuses() -> Non
 
 
 @pytest.mark.trio
-async def test_a_snapshot_of_the_manifest_may_leave_out_what_lay_between_a_pinned_cut_and_the_next() -> None:
+async def test_a_snapshot_of_the_manifest_may_leave_out_what_lay_between_a_savepoint_and_the_next() -> None:
     # EVIDENCE-OF: P-6
     savepoints = {"good": 2}
     savepoint = a_cut(cut=2, parent=1, step=2, retained=(1, 2))
@@ -196,7 +196,9 @@ async def test_a_snapshot_of_the_manifest_may_leave_out_what_lay_between_a_pinne
         await read(begin, savepoint, later[0], end, later[2])
 
 
-def test_a_request_for_a_pin_is_done_with_the_cut_that_carries_it_and_told_why_it_failed() -> None:
+def test_a_request_for_a_savepoint_is_done_with_the_checkpoint_that_carries_it_and_told_why_it_failed() -> (
+    None
+):
     desk = Desk()
     desk.ask(1, "pin", name="good", cut=4)
     desk.ask(2, "pin", name="bad", cut=1)
@@ -215,7 +217,7 @@ def test_a_request_for_a_pin_is_done_with_the_cut_that_carries_it_and_told_why_i
     assert desk.said(3)[-1] == ("done", "")
 
 
-def test_a_region_that_is_being_stopped_pins_nothing() -> None:
+def test_a_region_that_is_being_stopped_savepoints_nothing() -> None:
     desk = Desk()
     desk.status = in_state(RegionState.STOPPING)
     desk.ask(1, "pin", name="good")

@@ -59,7 +59,7 @@ def test_the_first_report_has_no_rate_and_the_next_has() -> None:
     assert meter.last is second
 
 
-def test_a_worker_that_began_again_counts_from_its_restart_on_and_the_other_goes_on() -> None:
+def test_a_worker_that_began_again_counts_from_its_restart_on_and_the_other_continues() -> None:
     meter = ProgressMeter("words")
     meter.report(CUT, status(1000, 1000), now=1.0, timestamp="")
     both = status(1010, 1005)
@@ -72,7 +72,7 @@ def test_a_worker_that_began_again_counts_from_its_restart_on_and_the_other_goes
     assert meter.report(CUT, again, now=2.0, timestamp="")["numInputRows"] == 10 + 1005
 
 
-def test_operators_count_between_two_cuts_and_anew_in_a_new_incarnation() -> None:
+def test_operators_count_between_two_checkpoints_and_anew_in_a_new_incarnation() -> None:
     meter = ProgressMeter("words")
     first = meter.report(CUT, status(10, 20), now=1.0, timestamp="")
     assert first["operators"] == [{"name": "counts", "rowsIn": 30, "rowsOut": 30, "keys": 8}]

@@ -62,7 +62,7 @@ def test_a_spec_shows_neither_its_key_nor_its_token() -> None:
     assert KEY.hex() not in text
 
 
-def test_a_store_that_is_not_there_fails_the_region_with_the_reason(monkeypatch, caplog) -> None:
+def test_a_store_that_is_missing_fails_the_region_with_the_reason(monkeypatch, caplog) -> None:
     monkeypatch.setattr("dos_client.store.open_timeout_s", 0.2)
     caplog.set_level(logging.DEBUG, logger="dos.checkpoint")
     control, launcher = RegionControl(a_spec()), NoLauncher()
@@ -90,7 +90,7 @@ def test_stop_before_start_ends_at_once() -> None:
     assert control.exception() is None
 
 
-def test_the_listener_is_there_before_the_region_begins_and_knows_its_own() -> None:
+def test_the_listener_exists_before_the_region_begins_and_knows_its_own() -> None:
     control = RegionControl(a_spec())
     address = control.listen()
     assert control.listen() == address

@@ -64,7 +64,7 @@ def commits_two_more(world: World) -> Callable[[], bool]:
 @given(choices, st.integers(1, 3))
 @example([], 1)
 @settings(max_examples=150)
-def test_no_interleaving_breaks_a_cut_and_progress_comes_back(moves, workers) -> None:
+def test_no_interleaving_breaks_a_checkpoint_and_progress_returns(moves, workers) -> None:
     # EVIDENCE-OF: P-4, P-6, P-10
     world = World(workers, max_consecutive_reset_attempts=50)
     world.start_driver()
@@ -105,7 +105,7 @@ def random_walk(rng: random.Random) -> World:
 
 @given(choices)
 @settings(max_examples=100)
-def test_with_few_attempts_a_region_stops_clearly_or_goes_on(moves) -> None:
+def test_with_few_attempts_a_region_stops_clearly_or_continues(moves) -> None:
     # EVIDENCE-OF: P-10
     world = World(2, max_consecutive_reset_attempts=1)
     world.start_driver()

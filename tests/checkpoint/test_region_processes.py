@@ -113,7 +113,7 @@ def test_a_server_that_dies_for_good_is_not_missed(store, three_servers, tmp_pat
     assert len(resets(region)) == 1
 
 
-def test_without_a_quorum_the_region_waits_and_then_goes_on(store, three_servers, tmp_path) -> None:
+def test_without_a_quorum_the_region_waits_and_then_continues(store, three_servers, tmp_path) -> None:
     # EVIDENCE-OF: P-10
     with ToyRegion(store, tmp_path / "r", numbers=30_000) as region:
         region.wait_cuts(1)
@@ -145,7 +145,7 @@ def test_user_code_that_raises_stops_the_region(region) -> None:
     assert "n[3000]" in str(error)
 
 
-def test_stop_takes_a_last_cut_and_the_next_run_goes_on_there(region) -> None:
+def test_stop_takes_a_last_checkpoint_and_the_next_run_continues_there(region) -> None:
     with region(numbers=30_000) as run:
         run.wait_cuts(2)
         number = run.control.request_cut()
@@ -224,7 +224,7 @@ class Driver:
         self.process.stdout.close()
 
 
-def test_a_driver_killed_and_started_again_resumes_its_last_cut(shared_store, tmp_path) -> None:
+def test_a_driver_killed_and_started_again_resumes_its_last_checkpoint(shared_store, tmp_path) -> None:
     # EVIDENCE-OF: P-4, P-6, P-10
     spec = DriverSpec(shared_store, str(tmp_path / "r"), 2, 40_000, 0.005)
     Path(spec.folder).mkdir()

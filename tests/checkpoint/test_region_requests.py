@@ -175,7 +175,7 @@ def test_the_command_shows_the_region_has_it_cut_reset_and_stopped(region) -> No
     assert "may still start it until" in silent.stderr
 
 
-def test_a_pin_is_held_and_let_go_by_its_handle_and_by_the_command(region) -> None:
+def test_a_savepoint_is_held_and_let_go_by_its_handle_and_by_the_command(region) -> None:
     url, name = region.store, region.control.spec.name
     savepoint = region.control.savepoint("here", timeout=60)
     assert region.control.status().savepoints == {"here": savepoint}
@@ -215,7 +215,7 @@ def test_a_region_that_never_was_is_told_with_those_that_were(shared_store, regi
         (("SHARED",), 2, "NAME"),
     ],
 )
-def test_wrong_usage_and_stores_that_are_not_there(shared_store, monkeypatch, arguments, code, words) -> None:
+def test_wrong_usage_and_stores_that_are_missing(shared_store, monkeypatch, arguments, code, words) -> None:
     monkeypatch.setattr("dos_client.store.open_timeout_s", 0.2)
     shown = dos("region", "status", *(shared_store if one == "SHARED" else one for one in arguments))
     assert shown.returncode == code
@@ -223,7 +223,7 @@ def test_wrong_usage_and_stores_that_are_not_there(shared_store, monkeypatch, ar
     assert "Traceback" not in shown.stderr
 
 
-def test_names_of_regions_and_cuts_are_completed(region) -> None:
+def test_names_of_regions_and_checkpoints_are_completed(region) -> None:
     def completed(*words):
         shown = subprocess.run(
             [sys.executable, "-m", "dos_cli"],
@@ -364,7 +364,7 @@ def test_a_fenced_driver_says_nothing_and_the_newer_one_answers(region, tmp_path
         assert answer.incarnation == newer.control.status().incarnation
 
 
-def test_a_region_that_takes_no_requests_is_left_alone_and_that_is_said(shared_store, tmp_path) -> None:
+def test_a_region_that_takes_no_requests_is_left_alone_and_that_is_reported(shared_store, tmp_path) -> None:
     with ToyRegion(shared_store, tmp_path, name="deaf", numbers=LONG, answer_requests=False) as region:
         region.wait_cuts(1)
         shown = dos("region", "stop", shared_store, "deaf", "--timeout", 1)
@@ -378,7 +378,7 @@ def test_a_region_that_takes_no_requests_is_left_alone_and_that_is_said(shared_s
 # --- a store in trouble --------------------------------------------------------------------------------
 
 
-def test_with_one_server_away_requests_work_and_without_a_quorum_the_command_says_so(
+def test_with_one_server_away_requests_work_and_without_a_quorum_the_command_reports_it(
     three_servers, tmp_path
 ) -> None:
     url = url_of(three_servers)
@@ -406,7 +406,7 @@ def test_with_one_server_away_requests_work_and_without_a_quorum_the_command_say
         assert trio.run(last).cut == answer.result["lastCheckpoint"]
 
 
-def test_a_request_that_cannot_be_written_is_told_with_the_members_that_are_away(
+def test_a_request_that_cannot_be_written_is_told_with_the_members_that_are_unavailable(
     three_servers, tmp_path, monkeypatch
 ) -> None:
     url = url_of(three_servers)

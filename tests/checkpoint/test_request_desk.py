@@ -74,7 +74,7 @@ class Desk:
         ]
 
 
-def test_a_status_is_said_when_looked_and_serves_all_who_asked() -> None:
+def test_a_status_is_reported_when_looked_and_serves_all_who_asked() -> None:
     desk = Desk()
     desk.ask(1)
     desk.ask(2)
@@ -92,7 +92,7 @@ def test_two_status_answers_are_a_second_apart() -> None:
     assert desk.do(QueueRead(), at=100.0 + limits.status_answers_s)
 
 
-def test_a_cut_is_done_with_one_that_began_after_the_request() -> None:
+def test_a_checkpoint_is_done_with_one_that_began_after_the_request() -> None:
     desk = Desk()
     desk.ask(1, "checkpoint")
     assert desk.orders() == [CutWanted()]
@@ -104,7 +104,7 @@ def test_a_cut_is_done_with_one_that_began_after_the_request() -> None:
     assert desk.do(RegionNotified(cut(8, seconds=0.1)), at=103.0) == []
 
 
-def test_a_cut_wished_while_the_region_restores_is_ordered_when_it_runs() -> None:
+def test_a_checkpoint_wished_while_the_region_restores_is_ordered_when_it_runs() -> None:
     desk = Desk()
     desk.status = in_state(RegionState.RESTORING)
     desk.ask(1, "checkpoint")

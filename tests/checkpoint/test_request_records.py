@@ -138,7 +138,7 @@ def test_whatever_lies_there_nothing_is_raised_and_every_byte_is_accounted_for(p
         (lambda data: data[:-1] + b"!", "wrong digest"),
     ],
 )
-def test_what_is_wrong_is_said(change, why) -> None:
+def test_what_is_wrong_is_reported(change, why) -> None:
     found = read(change(encode_record(a_request())))
     assert why in found[0].why
     assert good(found) == []

@@ -87,7 +87,7 @@ def test_a_directory_is_swept_when_there_is_garbage_in_it_and_nothing_undecided(
 
 
 @given(st.integers(1, 1 << 63), st.integers(0, 1 << 63), st.integers(0, (1 << 48) - 1), st.booleans())
-def test_a_name_says_what_it_was_made_of_and_is_one_that_servers_take(
+def test_a_name_reports_what_it_was_made_of_and_is_one_that_servers_take(
     number: int, epoch: int, since_ms: int, is_job: bool
 ) -> None:
     unit = JOB if is_job else QUERY._replace(number=number)

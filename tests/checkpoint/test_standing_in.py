@@ -29,7 +29,7 @@ async def with_cuts(count, retain=2):
 
 
 @pytest.mark.trio
-async def test_the_last_cut_is_recorded_once_more_and_the_region_goes_on_from_it() -> None:
+async def test_the_last_checkpoint_is_recorded_once_more_and_the_region_continues_from_it() -> None:
     world = await with_cuts(3)
     assert await savepoint_stopped(Host(world.store), REGION, "end", 0, on=True) == 3
     *_, before, last = await world.kept()
@@ -76,7 +76,7 @@ async def test_what_cannot_be_pinned_is_refused_and_nothing_is_recorded(savepoin
 
 
 @pytest.mark.trio
-async def test_a_region_without_a_cut_has_none_to_pin() -> None:
+async def test_a_region_without_a_checkpoint_has_none_to_pin() -> None:
     world = World(2)
     await world.crash()
     with pytest.raises(SavepointRefusedError, match="has committed no checkpoint"):
@@ -114,7 +114,7 @@ class Slow(Host):
 
 @pytest.mark.trio
 @pytest.mark.parametrize("members", [0, 1, 2])
-async def test_a_driver_that_starts_meanwhile_has_the_pin_or_never_will(members) -> None:
+async def test_a_driver_that_starts_meanwhile_has_the_savepoint_or_never_will(members) -> None:
     """The record has reached so many of three members when the driver claims."""
     # EVIDENCE-OF: P-6
     world = await with_cuts(2)
@@ -147,7 +147,7 @@ async def test_a_driver_that_starts_meanwhile_has_the_pin_or_never_will(members)
     assert (await world.kept())[-1].savepoints == ({"end": 2} if counts else {})
 
 
-def test_a_final_cut_stays_final_and_a_cut_once_more_says_whose_it_is() -> None:
+def test_a_final_checkpoint_stays_final_and_a_checkpoint_once_more_says_whose_it_is() -> None:
     last = a_cut(final=True, retained=(5,))
     again = once_more((last,), 9, {"end": 5})
     twice = once_more((last, again), 11, {})

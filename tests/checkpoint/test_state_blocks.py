@@ -111,7 +111,7 @@ def test_a_block_beyond_a_limit_becomes_several(monkeypatch) -> None:
     assert encode_block(block.slice(0, 0)) == []
 
 
-def test_a_block_says_by_itself_what_its_keys_are() -> None:
+def test_a_block_says_on_its_own_what_its_keys_are() -> None:
     block = decode_block(encode_block(words_block([("a", 1)]))[0])
     assert key_columns(block.schema) == ["word"]
     assert block.schema.names == ["word", HASH_COLUMN, "count", DELETED_COLUMN]

@@ -222,7 +222,7 @@ async def test_divisions_survive_every_reset_and_are_divided_anew_behind_what_al
 
 
 @pytest.mark.trio
-async def test_the_position_of_a_step_is_synced_before_it_is_told() -> None:
+async def test_the_position_of_a_step_is_synced_before_it_is_notified() -> None:
     # EVIDENCE-OF: P-7
     memory = MemoryStore()
     claim = memory.claim(1)
@@ -250,7 +250,7 @@ async def test_a_step_that_leaves_a_hole_is_not_recorded() -> None:
 
 
 @pytest.mark.trio
-async def test_steps_below_every_cut_are_forgotten_also_in_the_chain(monkeypatch) -> None:
+async def test_steps_below_every_checkpoint_are_forgotten_also_in_the_chain(monkeypatch) -> None:
     # EVIDENCE-OF: P-9
     monkeypatch.setattr(limits, "snapshot_bytes_min", 2_000)
     memory = MemoryStore()
@@ -274,7 +274,7 @@ step the next life begins."""
 
 
 @given(lives)
-def test_a_rolled_chain_has_every_step_above_the_oldest_retained_cut(told) -> None:
+def test_a_rolled_chain_has_every_step_above_the_oldest_retained_checkpoint(told) -> None:
     """Whichever retained cut a life is restored to, and however often the chain was rolled in between."""
     # EVIDENCE-OF: P-7
     memory, known = MemoryStore(), {}

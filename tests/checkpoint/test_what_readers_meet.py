@@ -66,7 +66,7 @@ def test_a_workers_directory_says_whose_it_is(region: str, worker: int) -> None:
 @pytest.mark.parametrize(
     "name", [".w0001", "a", "w0001", "a.w001", "a.w000x", "a.coord", "a.w\u0661\u0661\u0661\u0661"]
 )
-def test_what_is_no_workers_directory_is_told_apart(name: str) -> None:
+def test_what_is_no_workers_directory_is_distinguished(name: str) -> None:
     assert region_of_worker(name) is None
 
 
@@ -85,7 +85,7 @@ def test_of_a_stream_what_is_older_is_left_over(number: int, recorded: bool, orp
     assert not is_orphan("nonsense", job, recorded=recorded)
 
 
-def test_of_a_job_what_others_put_down_is_left_over_until_it_is_recorded_and_its_own_then() -> None:
+def test_of_a_job_what_others_staged_is_left_over_until_it_is_recorded_and_its_own_then() -> None:
     job, other = CommitUnit(UnitKind.JOB, "a" * 32, None), CommitUnit(UnitKind.JOB, "b" * 32, None)
     own, strange = staged_name(job, 1, 1), staged_name(other, 1, 1)
     assert [is_orphan(name, job, recorded=False) for name in (own, strange)] == [False, True]
@@ -201,7 +201,7 @@ def test_a_split_may_stand_at_its_beginning_and_not_before() -> None:
 
 @pytest.mark.parametrize("gap", [False, True])
 @pytest.mark.parametrize("parent", [3, 4, 5])
-def test_a_cut_goes_on_from_the_one_before_it_or_from_a_later_one_that_is_gone(
+def test_a_checkpoint_continues_from_the_one_before_it_or_from_a_later_one_that_is_gone(
     parent: int, gap: bool
 ) -> None:
     after = a_cut(6, parent=parent)
@@ -212,7 +212,9 @@ def test_a_cut_goes_on_from_the_one_before_it_or_from_a_later_one_that_is_gone(
             check_cut(after, workers=2, before=a_cut(4), gap=gap)
 
 
-def test_a_record_of_a_cut_may_be_as_long_as_the_limit_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_of_a_checkpoint_may_be_as_long_as_the_limit_and_no_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     encoded = encode_cut(a_cut())
     monkeypatch.setattr(limits, "manifest_record_bytes_max", len(encoded[2]))
     assert decode_cut(*encoded) == a_cut()
@@ -221,7 +223,7 @@ def test_a_record_of_a_cut_may_be_as_long_as_the_limit_and_no_longer(monkeypatch
         decode_cut(*encoded)
 
 
-def test_a_pin_that_is_there_may_be_put_again_when_there_is_no_room_for_another() -> None:
+def test_a_savepoint_that_exists_may_be_put_again_when_there_is_no_room_for_another() -> None:
     full = {f"p{number}": 2 for number in range(limits.savepoints_max)}
     assert savepoint_problem("p0", 2, full, {2}) == ""
     assert "already 64 savepoints" in savepoint_problem("new", 2, full, {2})
@@ -257,7 +259,7 @@ def test_a_cut_in_a_row_and_in_full() -> None:
     assert [one["worker"] for one in full["layout"]["ranges"]] == [0, 1]
 
 
-def test_what_lies_between_two_cuts() -> None:
+def test_what_lies_between_two_checkpoints() -> None:
     old = {"lines": {"a": SplitPosition(7), "b": SplitPosition(1), "": SplitPosition(2)}}
     new = {"lines": {"a": SplitPosition(9), "c": SplitPosition(4, done=True), "": SplitPosition(2)}}
     before = a_cut(5, workers={0: part(100, sources=old, sinks={"out": {"size": 3}, "x": {"size": 1}})})

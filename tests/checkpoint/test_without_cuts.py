@@ -16,7 +16,7 @@ def a_scene(**fields: object) -> Scene:
     return Scene(without_cuts=True, **fields).run()
 
 
-def test_no_cut_is_asked_for_by_time_by_hand_or_at_the_end() -> None:
+def test_no_checkpoint_is_asked_for_by_time_by_hand_or_at_the_end() -> None:
     scene = a_scene(checkpoint_interval_s=1.0)
     for worker in (0, 1):
         scene.progress(worker, step=7)
@@ -47,7 +47,7 @@ def back_again(scene: Scene, attempt: int) -> None:
 
 
 @pytest.mark.parametrize("ran_s", [5, int(reset_forgiven_s) + 5])
-def test_running_for_a_while_forgives_resets_as_a_cut_does_elsewhere(ran_s: int) -> None:
+def test_running_for_a_while_forgives_resets_as_a_checkpoint_does_elsewhere(ran_s: int) -> None:
     scene = a_scene(max_consecutive_reset_attempts=2)
     for attempt in (1, 2):
         back_again(scene, attempt)
@@ -57,7 +57,7 @@ def test_running_for_a_while_forgives_resets_as_a_cut_does_elsewhere(ran_s: int)
     assert scene.core.state.over == (ran_s < reset_forgiven_s)
 
 
-def test_who_asks_for_a_cut_is_told_that_there_are_none() -> None:
+def test_who_asks_for_a_checkpoint_is_told_that_there_are_none() -> None:
     control = RegionControl(spec(2, without_cuts=True))
     for ask in (control.checkpoint, control.pause):
         with pytest.raises(LocalProtocolError, match="any consistent region and has no checkpoints"):

@@ -81,7 +81,7 @@ def test_what_is_missing_is_a_file_not_found(disk: Disk) -> None:
         disk.rename("", "a", "b")
 
 
-def test_writes_go_where_they_are_told_and_reads_are_short_only_at_the_end(disk: Disk) -> None:
+def test_writes_go_where_they_are_notified_and_reads_are_short_only_at_the_end(disk: Disk) -> None:
     handle = disk.open("a", create=True)
     disk.write(handle, 0, [b"hello ", memoryview(b"world"), bytearray(b"!")])
     disk.write(handle, 6, [b"WORLD"])
@@ -230,7 +230,7 @@ def test_a_cut_makes_a_file_shorter_or_longer(disk: Disk) -> None:
     disk.close(handle)
 
 
-def test_what_is_free_is_said(strict: Disk) -> None:
+def test_what_is_free_is_reported(strict: Disk) -> None:
     free, total = strict.free_space()
     assert 0 < free <= total
 

@@ -135,7 +135,7 @@ async def test_bytes_come_in_order_in_pieces_of_any_size(stream: Any, sock: Any,
 
 
 @story
-async def test_nothing_to_read_is_said_and_blocks_nobody(stream: Any, sock: Any, rounds: Rounds) -> None:
+async def test_nothing_to_read_is_reported_and_blocks_nobody(stream: Any, sock: Any, rounds: Rounds) -> None:
     with pytest.raises(BlockingIOError):
         sock.recv_into(bytearray(9))
     await stream.sendmsg([b"x"])
@@ -143,7 +143,7 @@ async def test_nothing_to_read_is_said_and_blocks_nobody(stream: Any, sock: Any,
 
 
 @story
-async def test_room_is_bounded_and_comes_back_when_the_peer_reads(
+async def test_room_is_bounded_and_returns_when_the_peer_reads(
     stream: Any, sock: Any, rounds: Rounds
 ) -> None:
     sent = filled(sock)

@@ -115,7 +115,7 @@ async def test_the_end_comes_after_all_that_was_sent_and_stays(kind: str) -> Non
         assert await far.receive_some() == b""
 
 
-async def test_who_sends_to_an_end_that_is_closed_hears_that_it_broke(kind: str) -> None:
+async def test_a_send_to_a_closed_end_fails(kind: str) -> None:
     async with ends_of(kind) as (near, far):
         await far.aclose()
         with pytest.raises(trio.BrokenResourceError) as caught, trio.fail_after(30):
@@ -132,7 +132,7 @@ async def test_who_closes_with_bytes_unread_breaks_the_connection(kind: str) -> 
             await near.receive_some()
 
 
-async def test_an_end_that_was_closed_here_says_so(kind: str) -> None:
+async def test_an_end_that_was_closed_here_reports_it(kind: str) -> None:
     async with ends_of(kind) as (near, _):
         await near.aclose()
         await near.aclose()

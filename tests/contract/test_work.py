@@ -79,7 +79,7 @@ async def test_one_at_a_time_is_in_order(kind: str) -> None:
         rounds.close()
 
 
-async def test_what_is_asked_for_begins_when_its_owner_says_so(kind: str) -> None:
+async def test_what_is_asked_for_begins_when_its_owner_reports_it(kind: str) -> None:
     begun: list[str] = []
     heard: list[str] = []
 
@@ -119,7 +119,7 @@ async def test_what_work_raises_is_raised_in_the_round(kind: str) -> None:
         rounds.close()
 
 
-async def test_closing_waits_for_what_began_and_nobody_hears_of_it(kind: str) -> None:
+async def test_closing_waits_for_what_began_and_nobody_is_notified_of_it(kind: str) -> None:
     done: list[int] = []
     heard: list[None] = []
     async with ports_of(kind) as ports:

@@ -114,7 +114,7 @@ def expected(rows: list[Row]) -> list[Row]:
 
 @settings(max_examples=30)
 @given(rows=_rows, data=st.data())
-def test_the_last_row_of_each_key_is_that_of_all_its_rows_whatever_happens(
+def test_the_last_row_of_each_key_is_that_of_all_its_rows_with_any_failures(
     rows: list[Row], data: st.DataObject
 ) -> None:
     trial = play_with_trouble(all_of_them(), data.draw(arrangements({"rows": rows})), data)
@@ -190,7 +190,7 @@ def test_what_does_not_fit_is_refused_before_anything_runs(aggregates: dict[str,
     assert words in str(caught.value)
 
 
-def test_an_aggregate_is_one_of_ours_and_stands_behind_a_key_by() -> None:
+def test_an_aggregate_is_one_of_ours_and_stands_after_a_key_by() -> None:
     graph = Graph("g")
     rows = graph.source("rows", InputSource("rows", SCHEMA))
     with pytest.raises(SchemaError, match=r"an aggregate is Count\(\), .* and 'total' is 'sum'"):

@@ -19,7 +19,7 @@ def test_the_page_is_current(pytestconfig: pytest.Config) -> None:
 
 
 @pytest.mark.parametrize("kind", [dataflow.Graph, dataflow.Stream, dataflow.KeyedStream])
-def test_every_public_method_is_there_with_all_its_arguments(kind: Any) -> None:
+def test_every_public_method_exists_with_all_its_arguments(kind: Any) -> None:
     """The methods are found in another way than for the page."""
     shown = " ".join(PAGE.read_text(encoding="utf-8").split())
     for name, method in inspect.getmembers(kind, callable):
@@ -33,7 +33,7 @@ def test_every_public_method_is_there_with_all_its_arguments(kind: Any) -> None:
         assert all(one in call for one in inspect.signature(method).parameters if one != "self"), name
 
 
-def test_every_source_and_sink_is_there() -> None:
+def test_every_source_and_sink_exists() -> None:
     text = PAGE.read_text(encoding="utf-8")
     for name in (*dataflow.__all__, "SqlSink"):
         if name.endswith(("Source", "Sink")):

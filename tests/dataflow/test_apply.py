@@ -139,7 +139,7 @@ def test_punctuations_come_once_and_what_waits_for_them_is_state(
     assert multiset(trial.rows("out")) == multiset([{"key": one["key"], "at": one["at"]} for one in rows])
 
 
-def test_an_operator_is_told_in_the_order_of_the_paper() -> None:
+def test_an_operator_is_notified_in_the_order_of_the_paper() -> None:
     calls: list[str] = []
 
     class Tells(UserOperator):
@@ -237,7 +237,7 @@ class Flushes(UserOperator):
         self.waiting = state.column("word").to_pylist()
 
 
-def test_what_drain_gives_is_before_the_cut_and_a_state_without_rows_is_one() -> None:
+def test_what_drain_gives_is_before_the_checkpoint_and_a_state_without_rows_is_one() -> None:
     trial = Trial(graph_of(Flushes()))
     trial.step({"rows": [{"word": "a"}]})
     assert trial.rows("out") == []
@@ -260,7 +260,7 @@ def test_rows_of_a_drain_need_the_declaration() -> None:
         trial.step({"rows": [{"word": "a"}]}, checkpoint=True)
 
 
-def test_a_cut_writes_what_changed() -> None:
+def test_a_checkpoint_writes_what_changed() -> None:
     from dataflow.operators.own_state import OwnState
     from dataflow.state.migration import StateHistory
 
@@ -329,7 +329,7 @@ def _of(**declared: Any) -> UserOperator:
         ),
     ],
 )
-def test_declarations_that_do_not_fit_are_told_before_anything_runs(
+def test_declarations_that_do_not_fit_are_reported_before_anything_runs(
     operator: UserOperator, words: str
 ) -> None:
     with pytest.raises(GraphError, match=f"apply 'own':?.*{words}"):
@@ -350,7 +350,7 @@ def test_an_unknown_side_output_is_told_with_the_nearest() -> None:
         graph.plan()
 
 
-def test_what_is_not_deterministic_may_not_be_shown_by_step() -> None:
+def test_what_is_not_deterministic_may_not_be_published_by_step() -> None:
     graph = Graph("g")
     made = graph.source("rows", InputSource("rows", "word string")).apply("own", Flushes())
     made.sink("out", LogSink(publish="step"))

@@ -99,7 +99,7 @@ _prices = st.lists(st.builds(price, _times, _items, st.sampled_from([1.0, 2.0, 3
 
 @settings(max_examples=40)
 @given(orders=_orders, prices=_prices, data=st.data())
-def test_the_rows_are_the_same_whatever_the_order_of_arrival_the_cuts_and_the_crashes(
+def test_the_rows_are_the_same_in_any_order_of_arrival_the_checkpoints_and_the_crashes(
     orders: list[Row], prices: list[Row], data: st.DataObject
 ) -> None:
     order_steps, late_order = data.draw(timely("orders", orders, "at"))
@@ -243,7 +243,7 @@ def test_one_stream_is_not_two() -> None:
         a.apply("own", Says())
 
 
-def test_what_is_no_stream_is_told() -> None:
+def test_what_is_no_stream_is_reported() -> None:
     graph = Graph("g")
     a, _ = two(graph)
     with pytest.raises(GraphError, match="apply 'own' takes streams, not 'b'"):

@@ -111,7 +111,7 @@ def test_two_versions_are_passed_at_once() -> None:
     assert give(trial, "b") == ["a:1", "b"]
 
 
-def test_without_its_migration_a_cut_is_refused_with_both_states() -> None:
+def test_without_its_migration_a_checkpoint_is_refused_with_both_states() -> None:
     class Bare(Two):
         migrations = ()
 
@@ -143,7 +143,7 @@ def test_a_migration_that_fails_is_told_by_operator_and_version() -> None:
         ({**NO_STATE, "state_version": 2}, "has a state_version or migrations but declares no state"),
     ],
 )
-def test_a_history_with_gaps_is_told_before_anything_runs(declared: dict[str, Any], said: str) -> None:
+def test_a_history_with_gaps_is_reported_before_anything_runs(declared: dict[str, Any], said: str) -> None:
     operator = type("Own", (One,), declared)
     with pytest.raises(GraphError, match=said):
         kept(operator()).plan()

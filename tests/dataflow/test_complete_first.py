@@ -70,7 +70,7 @@ def texts(rng: random.Random, files: int, items: int) -> tuple[list[str], list[s
 # EVIDENCE-OF: P-7
 @pytest.mark.parametrize("behind", [False, True])
 @pytest.mark.parametrize(("workers", "files"), [(1, 1), (2, 1), (2, 5), (3, 2)])
-def test_every_row_finds_its_value_whatever_is_reset(
+def test_every_row_finds_its_value_with_any_resets(
     workers: int, files: int, behind: bool, tmp_path: Path
 ) -> None:
     for seed in range(6):

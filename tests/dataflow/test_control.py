@@ -49,7 +49,7 @@ def test_a_row_of_nulls_takes_its_key_out() -> None:
     assert dict(control.table) == {"b": {"max": 2}}
 
 
-def test_a_cut_has_what_came_in_its_own_step_and_only_what_changed() -> None:
+def test_a_checkpoint_has_what_came_in_its_own_step_and_only_what_changed() -> None:
     control, again = table(), table()
     control.process(rows(("a", 1), ("b", 2)))
     again.restore(control.checkpoint())
@@ -177,7 +177,7 @@ def problem_of(graph: Graph) -> str:
     return str(caught.value)
 
 
-def test_a_cycle_of_data_ports_is_refused_and_says_what_closes_one() -> None:
+def test_a_cycle_of_data_ports_is_refused_and_reports_what_closes_one() -> None:
     graph, lines = sensors()
     both = lines.union("both", graph.stream("same"))
     both.map("same", lambda row: row).sink("out", FileSink("out"))

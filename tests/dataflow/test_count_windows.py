@@ -50,7 +50,7 @@ def expected(rows: list[Row], size: int, slide: int) -> list[Row]:
 
 @settings(max_examples=40)
 @given(rows=_rows, window=_windows, data=st.data())
-def test_every_full_window_is_given_once_and_holds_its_rows_whatever_happens(
+def test_every_full_window_is_given_once_and_holds_its_rows_with_any_failures(
     rows: list[Row], window: tuple[int, int], data: st.DataObject
 ) -> None:
     steps, lateness = data.draw(timely("rows", rows, "at"))
@@ -62,7 +62,7 @@ def test_every_full_window_is_given_once_and_holds_its_rows_whatever_happens(
     assert trial.rows("late_out") == []
 
 
-def test_a_late_row_is_not_counted_and_a_window_goes_on_over_a_crash() -> None:
+def test_a_late_row_is_not_counted_and_a_window_continues_over_a_crash() -> None:
     trial = Trial(counting(CountWindow("at", 2)))
     trial.step({"rows": [row(1), row(2)]}, checkpoint=True)
     trial.crash()

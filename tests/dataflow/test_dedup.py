@@ -34,7 +34,7 @@ def equal_ones(rows: list[Row]) -> list[Row]:
 
 @settings(max_examples=30)
 @given(rows=_rows, data=st.data())
-def test_each_key_gives_one_row_whatever_happens(rows: list[Row], data: st.DataObject) -> None:
+def test_each_key_gives_one_row_with_any_failures(rows: list[Row], data: st.DataObject) -> None:
     rows = equal_ones(rows)
     trial = play_with_trouble(once(None), data.draw(arrangements({"rows": rows})), data)
     assert multiset(trial.rows("out")) == multiset(list({(r["key"], r["at"]): r for r in rows}.values()))
@@ -51,7 +51,7 @@ def test_with_a_window_too_and_it_leaves_no_state(rows: list[Row], data: st.Data
     assert [counters["once"]["keys"] for counters in trial.counters()] == [0] * len(trial.counters())
 
 
-def test_a_key_comes_again_in_another_window_and_not_behind_its_own() -> None:
+def test_a_key_comes_again_in_another_window_and_not_after_its_own() -> None:
     graph = Graph("once")
     rows = graph.source("rows", InputSource("rows", SCHEMA)).event_time("timed", "at", lateness=timedelta(0))
     made = rows.key_by("by_key", "key").dedup("once", Tumbling("at", SIZE))

@@ -83,7 +83,7 @@ def judged(shown: list[Counter[str]], delivery: Delivery) -> None:
 
 
 @pytest.mark.parametrize("delivery", DELIVERIES)
-def test_rows_of_files_are_there_as_often_as_was_promised(delivery: Delivery, tmp_path: Path) -> None:
+def test_rows_of_files_exist_as_often_as_was_promised(delivery: Delivery, tmp_path: Path) -> None:
     shown = []
     for seed in range(4):
         run(FileSink(tmp_path / str(seed)), delivery, seed)
@@ -102,7 +102,9 @@ def test_a_function_is_called_as_often_as_was_promised(delivery: Delivery) -> No
 
 
 @pytest.mark.parametrize("delivery", DELIVERIES)
-def test_what_waits_for_its_cut_is_shown_once_or_not_at_all(delivery: Delivery, tmp_path: Path) -> None:
+def test_what_waits_for_its_checkpoint_is_visible_once_or_not_at_all(
+    delivery: Delivery, tmp_path: Path
+) -> None:
     shown = []
     for seed in range(4):
         run(ParquetSink(tmp_path / str(seed)), delivery, seed)
@@ -112,12 +114,12 @@ def test_what_waits_for_its_cut_is_shown_once_or_not_at_all(delivery: Delivery, 
 
 
 @pytest.mark.parametrize("delivery", DELIVERIES)
-def test_without_a_failure_every_row_is_there_once(delivery: Delivery, tmp_path: Path) -> None:
+def test_without_a_failure_every_row_exists_once(delivery: Delivery, tmp_path: Path) -> None:
     run(FileSink(tmp_path), delivery, 1, resets=False)
     assert Counter(row[0] for _, row in rows_of(tmp_path)) == Counter(ALL)
 
 
-def test_at_most_once_nothing_is_shown_before_it_is_durable_that_it_was_read() -> None:
+def test_at_most_once_nothing_is_visible_before_it_is_durable_that_it_was_read() -> None:
     called: list[str] = []
     region = OneThreadRegion(graph_to(CallSink(called.append), "at-most-once"), 2, lambda _: 0)
     region.restore()

@@ -66,7 +66,7 @@ APPEND = {"kind": "append", "name": "log", "other": "", "at": 0, "data": b"x"}
     ),
     data=st.data(),
 )
-def test_any_changes_are_there_after_any_cuts_and_crashes(
+def test_any_changes_exist_after_any_checkpoints_and_crashes(
     changes: list[tuple[Any, ...]], data: st.DataObject
 ) -> None:
     """Each step is one change or none; a crash takes back what no cut holds, and it is made again."""
@@ -127,7 +127,7 @@ def split(row: dict[str, Any]) -> tuple[str, int]:
     return word, int(n)
 
 
-def test_the_test_kit_compares_files_and_finds_those_written_behind_the_directory() -> None:
+def test_the_test_kit_compares_files_and_finds_those_written_after_the_directory() -> None:
     schema = "word string, n bigint"
     rows = [{"word": word, "n": n} for n, word in enumerate(["ape", "bee", "ape", "cow", "bee", "ape"])]
     trial = assert_crash_safe(graph_of(Diary(), schema), {"rows": rows})
@@ -148,7 +148,7 @@ def test_the_test_kit_compares_files_and_finds_those_written_behind_the_director
         assert_crash_safe(graph_of(Behind(), schema), {"rows": [*rows[:4], CRASH, *rows[4:]]})
 
 
-def test_a_trial_says_which_operators_keep_files() -> None:
+def test_a_trial_names_the_operators_keep_files() -> None:
     with pytest.raises(
         SchemaError, match=r"'rows' keeps no files on worker 0 of 1; operators with files: 'own'"
     ):
@@ -203,7 +203,7 @@ class Misused(UserOperator):
 
 
 @pytest.mark.parametrize("where", ["open", "process", "drain", "reset"])
-def test_files_are_changed_where_a_cut_follows(where: str) -> None:
+def test_files_are_changed_where_a_checkpoint_follows(where: str) -> None:
     trial = Trial(filing(Misused(where)))
     trial.step({"rows": [APPEND]}, checkpoint=True)
     trial.crash()
@@ -229,7 +229,7 @@ def test_files_are_not_changed_elsewhere(where: str, text: str) -> None:
         trial.step({"rows": [APPEND]}, checkpoint=True)
 
 
-def test_closing_changes_no_files_and_says_so() -> None:
+def test_closing_changes_no_files_and_reports_it() -> None:
     trial = Trial(filing(Misused("close")))
     with pytest.raises(Exception, match="cannot be changed outside of the operator's methods"):
         trial.crash()
@@ -283,7 +283,7 @@ def test_who_keeps_files_is_in_a_region_and_has_a_name_for_its_chain() -> None:
         graph.plan()
 
 
-def test_files_are_part_of_what_a_cut_must_fit() -> None:
+def test_files_are_part_of_what_a_checkpoint_must_fit() -> None:
     class Without(Filing):
         keeps_files = False
 
@@ -297,7 +297,7 @@ def test_files_are_part_of_what_a_cut_must_fit() -> None:
     assert trial.files("own") == {"log": b"x"}
 
 
-def test_a_disk_that_fails_takes_the_region_back_also_where_the_operator_goes_on(
+def test_a_disk_that_fails_takes_the_region_back_also_where_the_operator_continues(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class GoesOn(Filing):
@@ -367,7 +367,7 @@ def test_with_delivery_at_most_once_a_row_is_in_files_once_or_not_at_all(seed: i
     assert set(numbers) <= {n for _, n in rows}
 
 
-def test_a_handle_of_a_former_life_changes_nothing() -> None:
+def test_a_handle_of_an_earlier_incarnation_changes_nothing() -> None:
     kept: list[OperatorDirectory] = []
 
     class Keeps(Filing):

@@ -119,7 +119,7 @@ def test_damaged_gzip_is_an_error_and_not_waited_for(tmp_path: Path) -> None:
         Reading(DirectorySource(tmp_path)).lines()
 
 
-def test_it_ends_when_its_end_is_there_and_all_is_read(tmp_path: Path) -> None:
+def test_it_ends_when_its_end_exists_and_all_is_read(tmp_path: Path) -> None:
     end = tmp_path / "END"
     (tmp_path / "a").write_text("one\ntwo")
     reading = Reading(DirectorySource(tmp_path, until=end))
@@ -174,7 +174,7 @@ def test_the_same_content_under_the_same_name_is_the_same_file(tmp_path: Path) -
     assert reading.lines() == ["more"]
 
 
-def test_read_files_may_be_taken_away_where_that_is_said(tmp_path: Path) -> None:
+def test_read_files_may_be_taken_away_where_that_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text("line\n")
     source = DirectorySource(tmp_path, gone="forget")
@@ -300,7 +300,7 @@ def shown_in(out: Path) -> int:
 
 @pytest.mark.process
 @pytest.mark.usefixtures("forks")
-def test_lines_written_while_workers_are_killed_are_there_once(shared_store: str, tmp_path: Path) -> None:
+def test_lines_written_while_workers_are_killed_exist_once(shared_store: str, tmp_path: Path) -> None:
     folder = tmp_path / "in"
     folder.mkdir()
     source = DirectorySource(folder, until=folder / "END", poll_s=0.05)

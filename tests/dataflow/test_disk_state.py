@@ -197,7 +197,7 @@ def played(
     data=st.data(),
 )
 @pytest.mark.usefixtures("tight")
-def test_with_cuts_crashes_migrations_and_time_to_live_the_result_is_that_of_memory(
+def test_with_checkpoints_crashes_migrations_and_time_to_live_the_result_is_that_of_memory(
     rows: list[Row],
     play: list[tuple[str, str]],
     workers: int,
@@ -215,7 +215,7 @@ def test_another_place_is_no_other_graph() -> None:
     assert plans[0].operators == plans[1].operators
 
 
-def test_a_place_that_is_none_is_told() -> None:
+def test_a_place_that_is_none_is_reported() -> None:
     with pytest.raises(
         SchemaError, match=r"state_on is 'memory' or 'disk', not 'disc' \(did you mean 'disk'\?"
     ):
@@ -320,7 +320,7 @@ def test_a_full_disk_is_told_with_its_place_and_remedy_and_nothing_is_lost(
 
 @pytest.mark.process
 @pytest.mark.usefixtures("forks")
-def test_a_region_whose_disk_is_full_resets_and_goes_on_when_there_is_space(
+def test_a_region_whose_disk_is_full_resets_and_continues_when_there_is_space(
     disk: SmallDisk, shared_store: str, tmp_path: Path
 ) -> None:
     graph, name = Graph("texts"), tmp_path.name

@@ -167,7 +167,7 @@ def _rows_of_split(split: str, position: int) -> Any:
 
 
 @pytest.mark.process
-def test_a_bounded_region_that_dropped_rows_says_so_in_its_end_and_its_progress(
+def test_a_bounded_region_that_dropped_rows_reports_it_in_its_end_and_its_progress(
     shared_store: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     graph = Graph("late")

@@ -80,7 +80,7 @@ def test_a_sum_of_text_and_an_extreme_of_bytes_are_refused() -> None:
         graph_of(total=Sum("name")).plan()
 
 
-def test_an_operator_between_key_by_and_a_keyed_method_is_told_of() -> None:
+def test_an_operator_between_key_by_and_a_keyed_method_is_reported_of() -> None:
     graph = Graph("shop")
     keyed = graph.source("rows", InputSource("rows", "key string")).key_by("by_key", "key")
     assert isinstance(keyed, KeyedStream)

@@ -91,7 +91,7 @@ def test_a_replay_of_divisions_gives_the_same_rows_in_the_same_order(seed: int) 
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_from_the_positions_of_any_step_reading_goes_on_with_what_follows(seed: int) -> None:
+def test_from_the_positions_of_any_step_reading_continues_with_what_follows(seed: int) -> None:
     every, steps = steps_read(seed)
     for index, (_, _, positions) in enumerate(steps[:-1]):
         at = {split: stand.position for split, stand in positions.items()}
@@ -111,7 +111,7 @@ def test_no_busy_split_holds_up_the_others() -> None:
     assert set(reader.take_division()) == {"quiet"}
 
 
-def test_a_replay_waits_for_what_is_not_there_and_gets_it_without_regard_to_room() -> None:
+def test_a_replay_waits_for_what_is_missing_and_gets_it_without_regard_to_room() -> None:
     pieces = pieces_of("a", 3)
     wide = [piece._replace(data=bytes(limits.feed_split_bytes_max)) for piece in pieces]
     buffer = filled(wide[:1])

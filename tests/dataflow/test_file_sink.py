@@ -34,7 +34,7 @@ _values = st.text(alphabet="ab\t\n\r\\N é日", max_size=6) | st.none()
 
 
 @given(st.lists(st.tuples(_values, st.integers(-(2**63), 2**63 - 1) | st.none(), _values), max_size=10))
-def test_every_value_comes_back_from_its_text(rows: list[tuple]) -> None:
+def test_every_value_returns_from_its_text(rows: list[tuple]) -> None:
     schema = pa.schema([("a", pa.string()), ("n", pa.int64()), ("b", pa.string())])
     given_rows = [dict(zip(schema.names, row, strict=True)) for row in rows]
     data = bytes(tsv_of(pa.RecordBatch.from_pylist(given_rows, schema=schema)))
@@ -57,7 +57,7 @@ def write_step(writer: FileWriter, *rows: tuple[str | None, int | None]) -> None
 
 # EVIDENCE-OF: P-7
 @given(st.lists(st.sampled_from(["step", "cut", "reset", "crash"]), max_size=20))
-def test_a_file_holds_exactly_the_steps_since_the_cut_it_went_back_to(acts: list[str]) -> None:
+def test_a_file_holds_exactly_the_steps_since_the_checkpoint_it_went_back_to(acts: list[str]) -> None:
     with TemporaryDirectory() as name:
         directory = Path(name) / "out"
         writer = opened(directory)
@@ -90,7 +90,7 @@ def test_rows_of_a_step_that_did_not_end_are_not_written(tmp_path: Path) -> None
     assert (tmp_path / "part-w0000.tsv").read_bytes() == b""
 
 
-def test_the_test_only_switch_leaves_what_lies_past_the_cut(tmp_path: Path) -> None:
+def test_the_test_only_switch_leaves_what_lies_past_the_checkpoint(tmp_path: Path) -> None:
     writer = opened(tmp_path, truncate=False)
     writer.reset_to(None)
     write_step(writer, ("a", 1))
@@ -102,7 +102,9 @@ def test_the_test_only_switch_leaves_what_lies_past_the_cut(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("damage", [b"a\t1", b"a\t2\nb\t1\n"])
-def test_output_that_is_shorter_or_other_than_the_cut_says_is_an_error(tmp_path: Path, damage: bytes) -> None:
+def test_output_that_is_shorter_or_other_than_the_checkpoint_says_is_an_error(
+    tmp_path: Path, damage: bytes
+) -> None:
     writer = opened(tmp_path)
     writer.reset_to(None)
     write_step(writer, ("a", 1))
@@ -160,7 +162,7 @@ def test_a_part_that_another_process_writes_is_waited_for_and_then_refused(
 
 
 # EVIDENCE-OF: P-7
-def test_a_worker_of_an_earlier_incarnation_cuts_nothing_back(tmp_path: Path) -> None:
+def test_a_worker_of_an_earlier_incarnation_checkpoints_nothing_back(tmp_path: Path) -> None:
     """Found by the simulator: it had waited for the lock while a later one wrote, committed and ended."""
     newer = opened(tmp_path, incarnation=7)
     newer.reset_to(None)

@@ -67,7 +67,7 @@ def test_every_line_comes_once_per_pass_whatever_the_batches_and_workers(
 
 
 @given(_texts, st.integers(1, 30), st.data())
-def test_a_reader_goes_on_from_any_position_and_replays_any_division(
+def test_a_reader_continues_from_any_position_and_replays_any_division(
     texts: list[str], bytes_max: int, data: st.DataObject
 ) -> None:
     with TemporaryDirectory() as directory:
@@ -97,7 +97,7 @@ def test_passes_deal_files_to_other_workers_so_that_they_even_out(tmp_path: Path
     assert [name.partition(":")[0] + path[-1] for name, path in source.splits_of(1, 2)] == ["01", "10"]
 
 
-def test_a_cut_does_not_grow_with_the_number_of_files_read(tmp_path: Path) -> None:
+def test_a_checkpoint_does_not_grow_with_the_number_of_files_read(tmp_path: Path) -> None:
     source = FileSource(write(tmp_path, ["some words\n"] * 50))
     reader = FileReader(source, 0, 1)
     reader.read(35)
@@ -173,7 +173,9 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
             FileReader(FileSource(path), 0, 1).read(100)
 
 
-def test_where_operators_trigger_cuts_a_file_is_the_end_until_a_cut_was_taken(tmp_path: Path) -> None:
+def test_where_operators_trigger_checkpoints_a_file_is_the_end_until_a_checkpoint_was_taken(
+    tmp_path: Path,
+) -> None:
     paths = write(tmp_path, ["a\nb\n", "c\n", "d\n"])
     reader = FileReader(FileSource(paths), 0, 1, cut_after_file=True)
     batch = reader.read(1000)
@@ -232,7 +234,7 @@ def test_a_line_longer_than_a_batch_comes_whole_and_one_beyond_the_limit_is_refu
         FileReader(FileSource(paths), 0, 1).read(16)
 
 
-def test_the_place_of_a_row_is_told_as_file_and_byte(tmp_path: Path) -> None:
+def test_the_place_of_a_row_is_reported_as_file_and_byte(tmp_path: Path) -> None:
     paths = write(tmp_path, [b"aa\nbbb\n", b"c\nd"])
     reader = FileReader(FileSource(paths, repeat=2), 0, 1)
     batch = reader.read(1000)

@@ -139,7 +139,7 @@ def test_nothing_changes_on_the_way_through_pandas() -> None:
     assert made.equals(large)
 
 
-def test_a_pandas_function_that_returns_something_else_is_told() -> None:
+def test_a_pandas_function_that_returns_something_else_is_reported() -> None:
     with pytest.raises(UserFault, match="it returned the columns 'x'; the schema says 'line'"):
         run(MapSpec(lambda frame: frame.rename(columns={"line": "x"}), "pandas"))
     with pytest.raises(UserFault, match="a map must return one row for each; it got 3 and returned 2"):

@@ -90,7 +90,7 @@ def send(store: BlockingStore, application: str, producer: str, begin: int, coun
 
 
 # EVIDENCE-OF: P-7
-def test_each_row_is_put_out_once_whoever_is_killed(
+def test_each_row_is_written_once_with_any_process_killed(
     three_servers: list[ServerProcess], tmp_path: Path
 ) -> None:
     store, name, count, batch = made(three_servers), tmp_path.name, 400_000, 150_000
@@ -144,7 +144,7 @@ def test_a_producer_that_was_started_twice_records_nothing_more(shared_store: st
     assert steps[-1].inputs["taken"] == {"p": end}, "outputs say which input they correspond to"
 
 
-def test_a_driver_started_again_goes_on_where_the_input_was_read(shared_store: str, tmp_path: Path) -> None:
+def test_a_driver_started_again_continues_where_the_input_was_read(shared_store: str, tmp_path: Path) -> None:
     name = tmp_path.name
     with open_blocking(shared_store) as client:
         with running(numbers("checkpoint"), shared_store, tmp_path) as (control, watch):

@@ -52,7 +52,7 @@ def together(lefts: list[Step], rights: list[Step]) -> list[Step]:
 
 @settings(max_examples=30)
 @given(lefts=_lefts, rights=_rights, data=st.data())
-def test_every_pair_comes_once_whatever_happens(
+def test_every_pair_comes_once_with_any_failures(
     lefts: list[Row], rights: list[Row], data: st.DataObject
 ) -> None:
     left_steps, left = data.draw(timely("left", lefts, "at"))

@@ -61,7 +61,7 @@ _actions = st.lists(
 
 
 @given(actions=_actions, few=st.booleans())
-def test_a_table_is_a_dict_and_so_is_what_comes_back_from_its_blocks(actions: list[Any], few: bool) -> None:
+def test_a_table_is_a_dict_and_so_is_what_returns_from_its_blocks(actions: list[Any], few: bool) -> None:
     before, rows_before = keyed_table._dead_min, limits.snapshot_piece_rows
     keyed_table._dead_min = 1 if few else before
     limits.snapshot_piece_rows = 2 if few else rows_before
@@ -92,7 +92,7 @@ def test_a_table_is_a_dict_and_so_is_what_comes_back_from_its_blocks(actions: li
         keyed_table._dead_min, limits.snapshot_piece_rows = before, rows_before
 
 
-def test_keys_that_came_and_went_between_two_cuts_leave_no_trace() -> None:
+def test_keys_that_came_and_went_between_two_checkpoints_leave_no_trace() -> None:
     table, counts = made()
     put(table, counts, [("a", 1), ("b", 2)])
     table.take_touched()

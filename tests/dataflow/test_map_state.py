@@ -66,7 +66,7 @@ def expected(rows: list[Row]) -> list[Row]:
 
 @settings(max_examples=40)
 @given(rows=_rows, data=st.data())
-def test_sessions_are_those_of_the_rows_in_order_whatever_happens(
+def test_sessions_are_those_of_the_rows_in_order_with_any_failures(
     rows: list[Row], data: st.DataObject
 ) -> None:
     steps, lateness = data.draw(timely("rows", rows, "at"))
@@ -76,7 +76,7 @@ def test_sessions_are_those_of_the_rows_in_order_whatever_happens(
     assert [counters["sessions"]["keys"] for counters in trial.counters()] == [0] * len(trial.counters())
 
 
-def test_a_timer_comes_behind_the_rows_of_its_time_and_before_later_ones() -> None:
+def test_a_timer_comes_after_the_rows_of_its_time_and_before_later_ones() -> None:
     trial = Trial(sessions())
     trial.step({"rows": [row(0), row(5), row(10.5), row(30, "b")]}, checkpoint=True)
     assert [(one["since"], one["until"], one["n"]) for one in trial.rows("out")] == [
@@ -155,7 +155,7 @@ def told(lateness: timedelta = timedelta(0), **sides: str) -> Graph:
 
 @settings(max_examples=20)
 @given(rows=_rows, data=st.data())
-def test_side_outputs_of_both_functions_are_the_same_whatever_happens(
+def test_side_outputs_of_both_functions_are_the_same_with_any_failures(
     rows: list[Row], data: st.DataObject
 ) -> None:
     steps, lateness = data.draw(timely("rows", rows, "at"))

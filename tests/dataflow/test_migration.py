@@ -97,7 +97,7 @@ def counted(trial: Trial) -> dict[str, tuple[int, str]]:
     return {row["key"]: (row["n"], row["note"]) for row in trial.rows("out")}
 
 
-def test_a_cut_of_version_1_is_restored_by_version_2_through_its_migration() -> None:
+def test_a_checkpoint_of_version_1_is_restored_by_version_2_through_its_migration() -> None:
     trial = Trial(graph_of(1), workers=2)
     trial.step({"rows": [at(0, "a"), at(1, "a"), at(2, "b"), at(3, "c")]}, checkpoint=True)
     trial.step({"rows": [at(4, "a")]})
@@ -108,7 +108,7 @@ def test_a_cut_of_version_1_is_restored_by_version_2_through_its_migration() -> 
 
 @settings(max_examples=30)
 @given(data=st.data(), keys=st.lists(st.sampled_from("abc"), min_size=6, max_size=12))
-def test_a_state_goes_through_two_versions_wherever_its_cuts_and_crashes_are(
+def test_a_state_goes_through_two_versions_wherever_its_checkpoints_and_crashes_are(
     data: st.DataObject, keys: list[str]
 ) -> None:
     trial = Trial(graph_of(1), workers=data.draw(st.integers(1, 2)))
@@ -176,7 +176,7 @@ class _Watched(OneThreadRegion):
         return seen
 
 
-def test_the_first_cut_after_a_migration_writes_all_of_the_state_anew(tmp_path: Path) -> None:
+def test_the_first_checkpoint_after_a_migration_writes_all_of_the_state_anew(tmp_path: Path) -> None:
     paths = write_files(tmp_path, texts_of([[(second, "k") for second in range(400)]]))
     region = _Watched(_file_graph(paths, tmp_path / "out", 1))
     for version in (1, 2, 2):
@@ -206,7 +206,7 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(("stored", "graph", "words"), REFUSALS)
-def test_a_cut_without_a_migration_is_refused_with_both_schemas_and_what_to_do(
+def test_a_checkpoint_without_a_migration_is_refused_with_both_schemas_and_what_to_do(
     stored: int, graph: Any, words: str
 ) -> None:
     trial = Trial(graph_of(stored))
@@ -259,7 +259,7 @@ def test_what_is_no_declared_state_is_refused_where_it_is_written(
 
 @pytest.mark.process
 @pytest.mark.usefixtures("forks")
-def test_a_region_goes_on_with_a_newer_version_of_its_state(shared_store: str, tmp_path: Path) -> None:
+def test_a_region_continues_with_a_newer_version_of_its_state(shared_store: str, tmp_path: Path) -> None:
     """Stopped under way, gone on with version 3, a worker killed there; an older graph is refused."""
     sink, name = FileSink(tmp_path / "out"), tmp_path.name
 

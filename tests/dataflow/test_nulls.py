@@ -69,7 +69,7 @@ _rows = st.lists(
 @settings(max_examples=60)
 @given(data=st.data(), rows=_rows, time=st.sampled_from(["drop", "side"]))
 @pytest.mark.parametrize("key", ["group", "drop", "side"])
-def test_rows_go_on_or_are_put_aside_or_counted_whatever_fails(
+def test_rows_continue_or_are_put_aside_or_counted_whatever_fails(
     data: st.DataObject, rows: list[Row], time: str, key: str
 ) -> None:
     steps: list[Step] = data.draw(arrangements({"rows": rows}))
@@ -125,7 +125,7 @@ def test_an_error_names_operator_column_how_many_rows_and_the_remedy(graph: Grap
         trial.step({"rows": [row(1), row(None), row(2, None), row(None)]})
 
 
-def test_a_null_in_another_time_column_says_that_on_null_does_not_look_there() -> None:
+def test_a_null_in_another_time_column_reports_that_on_null_does_not_look_there() -> None:
     graph = Graph("nulls")
     rows = graph.source("rows", InputSource("rows", "at timestamp, other timestamp, key string"))
     timed = rows.event_time("timed", "at", lateness=timedelta(1), on_null="drop")

@@ -37,7 +37,7 @@ def write(folder: Path, sizes: list[int], rng: random.Random) -> list[Path]:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_cut_holds_whole_files_whatever_the_order_and_the_resets(workers: int, tmp_path: Path) -> None:
+def test_a_checkpoint_holds_whole_files_in_any_order_and_the_resets(workers: int, tmp_path: Path) -> None:
     for seed in range(15):
         rng = random.Random(seed)
         folder = tmp_path / str(seed)

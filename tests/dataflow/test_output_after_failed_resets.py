@@ -130,7 +130,7 @@ async def whole(scan: ChainScan) -> AsyncGenerator[StreamPiece]:
         yield piece
 
 
-async def test_a_reader_without_a_checkpoint_says_what_it_cannot_show() -> None:
+async def test_a_reader_without_a_checkpoint_reports_what_it_cannot_show() -> None:
     store = await region_whose_resets_failed(Publish.STEP)
     state = await inspect_chain(store, WORKER, output_chain(SINK))
     there = sum(len(data) for data in store.servers[0].objects[WORKER].values())
@@ -165,7 +165,9 @@ async def test_bytes_in_flight_of_a_living_writer_are_not_told_as_unproved() -> 
     assert state.claimed == 2
 
 
-async def test_a_manifest_says_when_a_later_cut_may_be_hidden(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_manifest_says_when_a_later_checkpoint_may_be_hidden(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     # The newest record of a manifest is the checkpoint: nothing else names it.
     store = RegionStore()
     claim = store.claim(1, directory=coordinator_directory(REGION))

@@ -91,7 +91,9 @@ def a_clock(row: dict[str, str]) -> list[tuple[str, int]]:
     return [(row["line"], time.time_ns())]
 
 
-def test_other_output_than_was_shown_stops_the_region_and_names_the_step(store: str, tmp_path: Path) -> None:
+def test_other_output_than_was_visible_stops_the_region_and_names_the_step(
+    store: str, tmp_path: Path
+) -> None:
     paths = inputs(tmp_path)
     graph = Graph("clock")
     slow = partial(unhurried, tmp_path / "out.hurry")
@@ -117,7 +119,7 @@ def steps_of_when_there(store: str, region: str) -> list[StepRows]:
         return []
 
 
-def test_what_cannot_be_shown_by_step_is_refused_before_anything_starts(tmp_path: Path) -> None:
+def test_what_cannot_be_published_by_step_is_refused_before_anything_starts(tmp_path: Path) -> None:
     graph = Graph("g")
     lines = graph.source("lines", FileSource(tmp_path / "a"))
     lines.map("asked", lambda row: row["line"], deterministic=False).sink("shown", LogSink(publish="step"))

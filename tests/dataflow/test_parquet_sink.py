@@ -42,7 +42,7 @@ def test_rows_are_neither_lost_nor_doubled(tmp_path: Path, monkeypatch: pytest.M
     assert check_sink(fresh, runs=5)
 
 
-def test_a_file_appears_when_its_cut_is_committed(tmp_path: Path) -> None:
+def test_a_file_appears_when_its_checkpoint_is_committed(tmp_path: Path) -> None:
     writer = opened(tmp_path)
     writer.reset_to(None)
     writer.process(rows(1, 2))

@@ -121,7 +121,7 @@ def test_an_empty_graph_and_one_without_a_source_are_refused() -> None:
     assert "at least one source" in problems_of(NodeSpec("out", OperatorKind.SINK, ()))
 
 
-def test_all_problems_are_told_at_once() -> None:
+def test_all_problems_are_reported_at_once() -> None:
     said = find_problems(
         [node("", OperatorKind.SOURCE), node("out", OperatorKind.SINK), node("out", OperatorKind.SINK)]
     )

@@ -33,7 +33,7 @@ def test_times_are_those_of_arrow(unit: str, zone: str | None, times: list[int |
 
 
 @given(st.lists(TIMES))
-def test_any_time_that_python_has_comes_back(times: list[datetime | None]) -> None:
+def test_any_time_that_python_has_returns(times: list[datetime | None]) -> None:
     for zone in (None, UTC):
         given_times = [time and time.replace(tzinfo=zone) for time in times]
         batch = pa.RecordBatch.from_arrays(

@@ -49,7 +49,7 @@ def run_with_trouble(region: OneThreadRegion, draw: Any, troubles: int) -> None:
 # EVIDENCE-OF: P-7
 @given(data=st.data(), texts=st.lists(_texts, min_size=1, max_size=4), workers=st.integers(1, 3))
 @settings(max_examples=60)
-def test_a_word_count_is_exact_whatever_the_order_and_however_often_it_is_reset(
+def test_a_word_count_is_exact_in_any_order_and_however_often_it_is_reset(
     data: st.DataObject, texts: list[str], workers: int
 ) -> None:
     with TemporaryDirectory() as directory:
@@ -89,7 +89,7 @@ def two_exchanges(paths: list[Path], out: Path) -> Graph:
 # EVIDENCE-OF: P-7
 @given(data=st.data(), texts=st.lists(_texts, min_size=1, max_size=4), workers=st.integers(1, 3))
 @settings(max_examples=40)
-def test_exchanges_behind_exchanges_take_their_cuts_at_the_same_step(
+def test_exchanges_after_exchanges_take_their_checkpoints_at_the_same_step(
     data: st.DataObject, texts: list[str], workers: int
 ) -> None:
     with TemporaryDirectory() as directory:
@@ -119,7 +119,7 @@ def shown_word_count(paths: list[Path], publish: str = "step") -> Graph:
 
 # EVIDENCE-OF: P-7
 @pytest.mark.parametrize("first", [0, 20])
-def test_what_was_shown_by_step_is_made_again_as_it_was(first: int, tmp_path: Path) -> None:
+def test_output_published_by_step_is_made_again_as_it_was(first: int, tmp_path: Path) -> None:
     """Of 40 such runs some five show other output, if a step is shown before its division is durable at all
     workers.
     """
@@ -156,7 +156,7 @@ def rows_shown(outputs: list[OutputMade]) -> list[dict[str, Any]]:
     ]
 
 
-def test_the_final_cut_waits_for_rows_of_a_worker_that_is_a_step_ahead(tmp_path: Path) -> None:
+def test_the_final_checkpoint_waits_for_rows_of_a_worker_that_is_a_step_ahead(tmp_path: Path) -> None:
     """Found by the test above: a worker without input flagged step 2 as final while another had rows in step
     3.
     """

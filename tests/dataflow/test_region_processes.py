@@ -188,7 +188,7 @@ def test_without_truncation_a_killed_worker_shows_in_the_output(
 # EVIDENCE-OF: P-5
 # EVIDENCE-OF: P-10
 @pytest.mark.usefixtures("forks")
-def test_one_server_may_be_gone_and_without_two_the_region_waits_and_goes_on_by_itself(
+def test_one_server_may_be_gone_and_without_two_the_region_waits_and_continues_automatically(
     store: str, three_servers: list[ServerProcess], texts: list[Path], tmp_path: Path
 ) -> None:
     graph = slow_word_count(texts, tmp_path / "out")
@@ -219,7 +219,7 @@ def fail_at(word: str, row: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.usefixtures("forks")
-def test_a_user_function_that_raises_stops_the_region_and_says_where(
+def test_a_user_function_that_raises_stops_the_region_and_names_the_place(
     shared_store: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "input.txt"
@@ -249,7 +249,7 @@ def test_a_graph_that_breaks_a_rule_starts_nothing(shared_store: str, tmp_path: 
 
 
 @pytest.mark.usefixtures("forks")
-def test_a_stopped_region_goes_on_where_it_was_unless_its_input_is_not_what_it_read(
+def test_a_stopped_region_continues_where_it_was_unless_its_input_is_not_what_it_read(
     shared_store: str, tmp_path: Path
 ) -> None:
     """One stop; then the input shrinks, changes, and at last has only grown."""

@@ -297,7 +297,7 @@ def wait_for_a_vote(control: RegionHandle) -> int:
 
 
 # EVIDENCE-OF: P-7
-def test_a_sink_that_cannot_write_its_part_of_a_cut_is_rolled_back(scenario: Scenario) -> None:
+def test_a_sink_that_cannot_write_its_part_of_a_checkpoint_is_rolled_back(scenario: Scenario) -> None:
     """A part may grow no further: the kernel refuses, the cut is given up, the next process writes it."""
     with scenario.running(scenario.graph()) as (control, watch):
         watch.cuts(2)
@@ -362,7 +362,7 @@ def test_a_barrier_passes_where_one_worker_is_slow_and_all_others_wait(scenario:
         scenario.ends_right(control)
 
 
-def test_a_sink_that_is_not_there_at_the_start_and_comes_later_is_waited_for(scenario: Scenario) -> None:
+def test_a_sink_that_is_missing_at_the_start_is_waited_for(scenario: Scenario) -> None:
     """The output lies on something that is mounted late: a link that leads nowhere yet."""
     mounted = scenario.folder / "mounted"
     scenario.out.symlink_to(mounted)
@@ -374,7 +374,7 @@ def test_a_sink_that_is_not_there_at_the_start_and_comes_later_is_waited_for(sce
         scenario.ends_right(control)
 
 
-def test_a_second_worker_is_refused_clearly_and_the_first_alone_goes_on(scenario: Scenario) -> None:
+def test_a_second_worker_is_refused_clearly_and_the_first_alone_continues(scenario: Scenario) -> None:
     with scenario.running(scenario.graph(), workers=1) as (control, watch):
         watch.cuts(2)
         control.stop()

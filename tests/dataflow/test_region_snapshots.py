@@ -125,7 +125,7 @@ def test_a_restore_begins_at_the_newest_snapshot(
 
 
 # EVIDENCE-OF: P-6, P-9
-def test_a_store_stays_as_small_as_the_cuts_that_are_retained(
+def test_a_store_stays_as_small_as_the_checkpoints_that_are_retained(
     one_server: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The workers write several times what the store has at any time, and the last cuts are restorable."""

@@ -110,7 +110,7 @@ def dos(*arguments: Any, code: int = 0) -> str:
     return done.stderr if code else done.stdout
 
 
-def test_a_paused_region_takes_nothing_until_it_is_told_to_go_on_even_if_it_is_reset(
+def test_a_paused_region_takes_nothing_until_it_is_told_to_continue_even_if_it_is_reset(
     store: str, tmp_path: Path
 ) -> None:
     with running(store, tmp_path, "paused") as control:
@@ -131,7 +131,7 @@ def test_a_paused_region_takes_nothing_until_it_is_told_to_go_on_even_if_it_is_r
         assert sum(worker.rows_in for worker in control.status.workers) > taken
 
 
-def test_a_region_tells_listeners_of_its_start_its_cuts_its_resets_and_its_end(
+def test_a_region_tells_listeners_of_its_start_its_checkpoints_its_resets_and_its_end(
     store: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     careless, heard, late = Heard(failing="onProgress"), Heard(), Heard()
@@ -162,7 +162,7 @@ def test_a_region_tells_listeners_of_its_start_its_cuts_its_resets_and_its_end(
     after.wait(lambda calls: calls == ["onStart", "onTerminated"])
 
 
-def test_progress_tells_rows_of_operators_lag_and_where_the_time_of_a_cut_went(
+def test_progress_tells_rows_of_operators_lag_and_where_the_time_of_a_checkpoint_went(
     store: str, tmp_path: Path
 ) -> None:
     with running(store, tmp_path, "progress", passes=40) as control:
@@ -200,7 +200,9 @@ def test_a_region_that_cannot_be_has_an_end_without_a_start(tmp_path: Path, monk
     assert "127.0.0.1:1" in heard.calls[0][1]["exception"]
 
 
-def test_cuts_are_listed_shown_and_compared_with_the_keys_that_changed(store: str, tmp_path: Path) -> None:
+def test_checkpoints_are_listed_shown_and_compared_with_the_keys_that_changed(
+    store: str, tmp_path: Path
+) -> None:
     with running(store, tmp_path, "cuts", passes=3, retain=1_000) as control:
         assert control.awaitTermination(WAIT_S)
     with running(

@@ -69,7 +69,7 @@ class Region:
 
 
 # EVIDENCE-OF: P-6
-def test_a_pinned_cut_stays_restorable_until_it_is_let_go_also_by_the_next_driver(
+def test_a_savepoint_stays_restorable_until_it_is_let_go_also_by_the_next_driver(
     one_server: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     region = Region(one_server, tmp_path, monkeypatch)
@@ -101,7 +101,7 @@ def test_a_pinned_cut_stays_restorable_until_it_is_let_go_also_by_the_next_drive
 
 
 # EVIDENCE-OF: P-6
-def test_what_workers_that_died_did_not_delete_is_shown_and_deleted_and_the_region_goes_on(
+def test_what_workers_that_died_did_not_delete_is_visible_and_deleted_and_the_region_continues(
     one_server: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     region = Region(one_server, tmp_path, monkeypatch)
@@ -140,7 +140,7 @@ def test_what_workers_that_died_did_not_delete_is_shown_and_deleted_and_the_regi
 
 
 # EVIDENCE-OF: P-6
-def test_the_last_cut_of_a_stopped_region_is_pinned_and_the_region_goes_on_from_it(
+def test_the_last_checkpoint_of_a_stopped_region_is_pinned_and_the_region_continues_from_it(
     one_server: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     region = Region(one_server, tmp_path, monkeypatch)

@@ -218,7 +218,9 @@ def test_settings_out_of_their_range_are_refused_at_once(settings: dict[str, flo
         consistent(**settings)  # type: ignore[arg-type]
 
 
-def test_operators_trigger_cuts_where_a_source_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operators_trigger_checkpoints_where_a_source_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     graph = word_count([tmp_path / "a"], tmp_path / "out")
     graph.annotate("lines", consistent(trigger="operator"))
     assert graph.plan().the_region().trigger == "operator"

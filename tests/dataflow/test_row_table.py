@@ -36,7 +36,7 @@ def loaded(blocks: list[Any]) -> RowTable:
 
 
 @given(actions=_actions)
-def test_a_table_is_a_dict_and_so_is_what_comes_back_from_its_blocks(actions: list[Any]) -> None:
+def test_a_table_is_a_dict_and_so_is_what_returns_from_its_blocks(actions: list[Any]) -> None:
     table = RowTable(COLUMNS)
     model: dict[int, tuple[int, str]] = {}
     blocks: list[Any] = []

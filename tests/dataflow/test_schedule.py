@@ -54,7 +54,7 @@ def test_the_highest_stage_that_can_run_runs_first() -> None:
     assert following(one, {(0, 2)}) == RunStage(1, 2)
 
 
-def test_an_idle_worker_makes_a_step_only_for_a_peer_or_a_cut() -> None:
+def test_an_idle_worker_makes_a_step_only_for_a_peer_or_a_checkpoint() -> None:
     one = schedule()
     assert following(one, input_waits=False) == Wait("there is no input")
     assert following(one, input_waits=False, peers_at=1) == Produce(1, replay=False)
@@ -77,7 +77,7 @@ def test_recorded_steps_are_replayed_even_without_room() -> None:
     assert following(one) == Produce(6, replay=False)
 
 
-def test_a_cut_that_a_peer_asked_for_first_is_not_asked_for_again() -> None:
+def test_a_checkpoint_that_a_peer_asked_for_first_is_not_asked_for_again() -> None:
     one = schedule()
     one.step_produced()
     one.request_cut(1, final=False)
@@ -88,7 +88,7 @@ def test_a_cut_that_a_peer_asked_for_first_is_not_asked_for_again() -> None:
     assert one.step_produced() == Barrier(), "a request for a cut that has happened"
 
 
-def test_after_the_final_cut_nothing_is_produced() -> None:
+def test_after_the_final_checkpoint_nothing_is_produced() -> None:
     one = schedule()
     one.request_cut(3, final=True)
     assert one.step_produced() == Barrier(3, final=True)

@@ -62,7 +62,7 @@ HAVE_NO_PLACE = {
 
 # EVIDENCE-OF: P-7
 @pytest.mark.parametrize("made", [one for several in REFUSE.values() for one in several])
-def test_a_place_that_another_run_wrote_is_refused_and_the_run_itself_goes_on(
+def test_a_place_that_another_run_wrote_is_refused_and_the_run_itself_continues(
     made: Callable[[Path], Made], tmp_path: Path
 ) -> None:
     check_refuses_other_run(lambda _: made(tmp_path / "place"))

@@ -26,7 +26,7 @@ def sorting(lateness: timedelta) -> Graph:
 
 @settings(max_examples=30)
 @given(rows=_rows, data=st.data())
-def test_rows_come_once_and_each_worker_gives_them_in_order_whatever_happens(
+def test_rows_come_once_and_each_worker_gives_them_in_order_with_any_failures(
     rows: list[Row], data: st.DataObject
 ) -> None:
     steps, lateness = data.draw(timely("rows", rows, "at"))
@@ -47,7 +47,7 @@ def test_the_order_is_one_and_the_same(rows: list[Row], data: st.DataObject) -> 
     assert [one["at"] for one in graphs[0]] == sorted(one["at"] for one in rows)
 
 
-def test_a_row_behind_the_punctuation_is_late_also_after_a_crash() -> None:
+def test_a_row_after_the_punctuation_is_late_also_after_a_crash() -> None:
     trial = Trial(sorting(timedelta(seconds=2)))
     trial.step({"rows": [row(5), row(9), row(7), row(6)]}, checkpoint=True)
     assert trial.rows("out") == [row(5), row(6)]

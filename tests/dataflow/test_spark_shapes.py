@@ -112,7 +112,7 @@ _rows = st.lists(st.builds(row, st.integers(0, 60), st.sampled_from("ab"), st.ju
 @pytest.mark.parametrize("shape", ["function", "row", "pandas"])
 @settings(max_examples=12)
 @given(rows=_rows, data=st.data())
-def test_they_give_the_same_whatever_the_order_the_cuts_and_the_crashes(
+def test_they_give_the_same_in_any_order_the_checkpoints_and_the_crashes(
     shape: str, rows: list[AnyRow], data: st.DataObject
 ) -> None:
     steps, lateness = data.draw(timely("rows", rows, "at"))

@@ -66,7 +66,7 @@ def test_rows_are_neither_lost_nor_doubled(url: str, monkeypatch: pytest.MonkeyP
 
 
 # EVIDENCE-OF: P-7
-def test_rows_with_a_key_come_again_and_are_there_once(url: str) -> None:
+def test_rows_with_a_key_come_again_and_exist_once(url: str) -> None:
     assert check_sink(fresh_tables(url, key="id"), early="stays", workers=1, runs=0)
 
 
@@ -106,7 +106,7 @@ def test_a_null_in_the_key_is_refused(url: str) -> None:
     writer.close()
 
 
-def test_every_type_that_has_a_column_comes_back(url: str) -> None:
+def test_every_type_that_has_a_column_returns(url: str) -> None:
     row: dict[str, Any] = {
         "flag": True,
         "small": -3,
@@ -140,7 +140,7 @@ def test_every_type_that_has_a_column_comes_back(url: str) -> None:
     assert set(nothing.values()) == {None}
 
 
-def test_a_table_that_is_there_is_used_as_it_is(url: str) -> None:
+def test_a_table_that_exists_is_used_as_it_is(url: str) -> None:
     name = f"t{next(_tables)}"
     told(url, f"CREATE TABLE {name} (text varchar(5), id integer, more integer DEFAULT 7)")
     writer = opened(SqlSink(url, name, create=False))
@@ -152,7 +152,7 @@ def test_a_table_that_is_there_is_used_as_it_is(url: str) -> None:
     assert rows_in(url, name, pa.schema([*SCHEMA, ("more", pa.int64())])) == [(1, "a", 7)]
 
 
-def test_a_server_that_is_away_resets_the_region_and_loses_nothing(postgres: PostgresServer) -> None:
+def test_a_server_that_is_unavailable_resets_the_region_and_loses_nothing(postgres: PostgresServer) -> None:
     sink = SqlSink(postgres.url, f"t{next(_tables)}")
     writer = opened(sink)
     writer.process(batch((1, "a")))

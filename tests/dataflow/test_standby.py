@@ -25,7 +25,7 @@ def begin() -> "subprocess.Popen[bytes]":
     return subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
 
 
-def test_one_is_there_after_the_start_and_after_each_reset_and_none_after_the_end() -> None:
+def test_one_exists_after_the_start_and_after_each_reset_and_none_after_the_end() -> None:
     standby = Standby(begin, 1)
     assert standby.take() is None, "a region that is starting has the processor for itself"
     standby.onStart({})

@@ -49,7 +49,7 @@ def test_the_index_gives_each_key_one_slot_for_ever(
 
 
 @given(st.lists(st.tuples(st.sampled_from(["a", "", None]), st.none() | st.integers(0, 3)), max_size=60))
-def test_keys_of_several_columns_are_told_apart_by_all_of_them(
+def test_keys_of_several_columns_are_distinguished_by_all_of_them(
     rows: list[tuple[str | None, int | None]],
 ) -> None:
     index = KeyIndex([pa.string(), pa.int64()])
@@ -93,7 +93,7 @@ _steps = st.lists(
 
 
 @given(_steps, st.sets(st.integers(0, 5)))
-def test_a_count_is_a_counter_that_says_what_changed(
+def test_a_count_is_a_counter_that_reports_what_changed(
     steps: list[list[list[tuple[str, int]]]], cuts: set[int]
 ) -> None:
     """Weighted batches, several a step; at some steps a cut, from which a twin is restored and must agree."""

@@ -22,7 +22,7 @@ def sold() -> Graph:
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
 @pytest.mark.parametrize("snapshot", [False, True])
-def test_a_crash_takes_state_and_output_back_to_the_last_cut(workers: int, snapshot: bool) -> None:
+def test_a_crash_takes_state_and_output_back_to_the_last_checkpoint(workers: int, snapshot: bool) -> None:
     trial = Trial(sold(), workers=workers)
     tea = [{"item": "tea", "price": 3}]
     trial.step({"orders": tea}, checkpoint=True, snapshot=snapshot)
@@ -34,7 +34,7 @@ def test_a_crash_takes_state_and_output_back_to_the_last_cut(workers: int, snaps
     assert trial.rows("sold")[-1] == {"item": "tea", "count": 2}
 
 
-def test_without_a_cut_a_crash_takes_all_back() -> None:
+def test_without_a_checkpoint_a_crash_takes_all_back() -> None:
     trial = Trial(sold())
     trial.step({"orders": [{"item": "tea", "price": 3}]})
     assert trial.crash() == 0
@@ -81,7 +81,7 @@ def test_no_function_and_no_operator_is_called_with_an_empty_batch(workers: int)
     assert trial.rows("sizes_out") == [{"n": 1}]
 
 
-def test_a_fault_of_a_function_says_which_row() -> None:
+def test_a_fault_of_a_function_names_the_row() -> None:
     graph = Graph("shop")
     orders = graph.source("orders", InputSource("orders", "item string, price bigint"))
     orders.map("halves", lambda row: row["price"] // 0, schema="n bigint").sink("out", CallSink(print))

@@ -67,7 +67,7 @@ def test_each_kind_of_function_gives_the_same_with_threads() -> None:
     assert run(batches) == list(range(1, 101))
 
 
-def test_of_several_faults_the_first_row_is_told_and_nothing_is_begun_behind_it() -> None:
+def test_of_several_faults_the_first_row_is_reported_and_nothing_is_begun_after_it() -> None:
     asked = []
 
     def bad(row: dict) -> dict:
@@ -89,7 +89,7 @@ def test_the_number_of_threads_has_its_limits(threads: int) -> None:
         MapSpec(lambda row: row, threads=threads)
 
 
-def test_what_was_shown_by_step_is_made_again_as_it_was_by_threads(tmp_path: Path) -> None:
+def test_output_published_by_step_is_made_again_as_it_was_by_threads(tmp_path: Path) -> None:
     """A cut never lies between a row and what became of it, whatever the threads do."""
     rng = random.Random(7)
     lines = ["\n".join(" ".join(rng.choices(["a", "b", "cc"], k=5)) for _ in range(40)) for _ in range(3)]

@@ -43,7 +43,7 @@ def expected(rows: list[Row], k: int) -> list[Row]:
 
 @settings(max_examples=40)
 @given(rows=_rows, k=st.integers(1, 4), few=st.booleans(), data=st.data())
-def test_the_largest_rows_of_each_window_come_once_whatever_happens(
+def test_the_largest_rows_of_each_window_come_once_with_any_failures(
     rows: list[Row], k: int, few: bool, data: st.DataObject
 ) -> None:
     before, top_k._prune_rows_min = top_k._prune_rows_min, 2 if few else 1000

@@ -49,7 +49,7 @@ _rows = st.lists(st.builds(row, st.integers(0, 40), st.sampled_from("ab"), st.ju
 
 @settings(max_examples=40)
 @given(rows=_rows, data=st.data())
-def test_a_state_lives_as_long_whatever_the_order_the_cuts_and_the_crashes(
+def test_a_state_lives_as_long_in_any_order_the_checkpoints_and_the_crashes(
     rows: list[Row], data: st.DataObject
 ) -> None:
     steps, lateness = data.draw(timely("rows", rows, "at"))
@@ -63,7 +63,7 @@ def keys(trial: Trial) -> int:
 
 
 @pytest.mark.parametrize("snapshot", [False, True])
-def test_what_has_expired_is_neither_in_memory_nor_in_the_next_cut(snapshot: bool) -> None:
+def test_what_has_expired_is_neither_in_memory_nor_in_the_next_checkpoint(snapshot: bool) -> None:
     trial = Trial(numbered())
     trial.step({"rows": [row(0), row(1, "b")]}, checkpoint=True)
     trial.step({"rows": [row(3, "b"), row(5)]}, checkpoint=True)  # all rows before second 5 are through

@@ -85,7 +85,7 @@ def test_a_sink_of_two_phases_neither_loses_nor_doubles_rows() -> None:
 # EVIDENCE-OF: P-7
 @given(st.integers(0, 2**32), st.integers(1, 3))
 @settings(max_examples=40)
-def test_what_a_cut_covers_is_shown_though_nobody_lived_to_hear_of_its_commit(
+def test_what_a_checkpoint_covers_is_visible_though_nobody_lived_to_receive_of_its_commit(
     seed: int, workers: int
 ) -> None:
     """The kit tells its sinks of a restored cut; here it is the worker that has to."""
@@ -253,7 +253,7 @@ def test_a_call_sink_is_at_least_once() -> None:
 # --- names and errors ---------------------------------------------------------------------------------------
 
 
-def test_names_come_back_from_their_text_and_sort_as_they_are_shown() -> None:
+def test_names_return_from_their_text_and_sort_as_they_are_visible() -> None:
     name = TransactionName(2**64 - 1, 3, 70, 5)
     assert parse_name(str(name)) == name
     later = [name._replace(number=6), name._replace(number=10**9), name._replace(incarnation=71)]

@@ -22,7 +22,7 @@ def both() -> Graph:
 
 
 @given(first=_rows, second=_rows, data=st.data())
-def test_a_union_gives_every_row_once_whatever_the_order(
+def test_a_union_gives_every_row_once_in_any_order(
     first: list[dict], second: list[dict], data: st.DataObject
 ) -> None:
     steps = data.draw(arrangements({"first": first, "second": second}))

@@ -48,7 +48,7 @@ KINDS: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
 
 
 @given(data=st.data())
-def test_what_comes_back_is_what_arrow_gives_one_by_one_and_all_together(data: st.DataObject) -> None:
+def test_what_returns_is_what_arrow_gives_one_by_one_and_all_together(data: st.DataObject) -> None:
     drawn = data.draw(st.lists(st.sampled_from(range(len(KINDS))), min_size=1, max_size=4), label="kinds")
     columns = pa.schema([(f"c{place}", KINDS[kind][0]) for place, kind in enumerate(drawn)])
     one = st.fixed_dictionaries({f"c{place}": st.none() | KINDS[kind][1] for place, kind in enumerate(drawn)})

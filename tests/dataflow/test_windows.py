@@ -102,7 +102,7 @@ def window_of(size: timedelta, slide: timedelta) -> Tumbling | Sliding:
 
 @settings(max_examples=30)
 @given(rows=_rows, sizes=_windows, data=st.data())
-def test_every_window_is_given_once_and_whole_whatever_happens(
+def test_every_window_is_given_once_and_whole_with_any_failures(
     rows: list[Row], sizes: tuple[timedelta, timedelta], data: st.DataObject
 ) -> None:
     steps, lateness = data.draw(timely("rows", rows, "at"))
@@ -128,7 +128,7 @@ def test_a_step_gives_the_same_in_whatever_order_its_rows_come_also_those_that_a
         assert given_out + len(once.rows("late_out")) == len(rows), "every row is in a window, or late"
 
 
-def test_a_window_is_over_at_the_first_microsecond_behind_it() -> None:
+def test_a_window_is_over_at_the_first_microsecond_after_it() -> None:
     trial = Trial(windowed(Tumbling("at", timedelta(seconds=10))))
     trial.step({"rows": [row(3)]})
     trial.step({"rows": [row(9.999999)]})
@@ -226,7 +226,7 @@ def test_who_waits_for_event_time_must_get_it() -> None:
         ),
     ],
 )
-def test_a_time_column_is_a_timestamp_that_is_there(window: Tumbling, words: str) -> None:
+def test_a_time_column_is_a_timestamp_that_exists(window: Tumbling, words: str) -> None:
     with pytest.raises(GraphError) as caught:
         windowed(window).plan()
     assert f"window 'made': {words}" in str(caught.value)
@@ -246,7 +246,7 @@ def test_windows_that_make_no_sense_are_refused_where_they_are_written(make: Any
         make()
 
 
-def test_a_side_output_that_is_not_there_is_refused_and_event_time_moves_in_one_way() -> None:
+def test_a_side_output_that_is_missing_is_refused_and_event_time_moves_in_one_way() -> None:
     graph = Graph("g")
     rows = graph.source("rows", InputSource("rows", SCHEMA))
     rows.side_output("late", "late").sink("out", CallSink(print))
@@ -258,7 +258,7 @@ def test_a_side_output_that_is_not_there_is_refused_and_event_time_moves_in_one_
 
 
 @pytest.mark.parametrize("columns", [("when", None), ("at", "when")])
-def test_event_time_is_of_columns_that_are_there(columns: tuple[str, str | None]) -> None:
+def test_event_time_is_of_columns_that_exist(columns: tuple[str, str | None]) -> None:
     graph = Graph("g")
     rows = graph.source("rows", InputSource("rows", SCHEMA))
     moves: Any = {"punctuation": columns[1]} if columns[1] else {"lateness": timedelta(0)}
@@ -273,7 +273,7 @@ def test_a_window_is_one_of_ours() -> None:
         keyed.aggregate("made", "day", n=Count())  # type: ignore[arg-type]
 
 
-def test_a_cut_holds_the_time_of_its_own_step_though_sources_are_ahead() -> None:
+def test_a_checkpoint_holds_the_time_of_its_own_step_though_sources_are_ahead() -> None:
     trial = Trial(windowed(Tumbling("at", timedelta(seconds=10))))
     (circuit,) = trial._circuits
     sent = {}

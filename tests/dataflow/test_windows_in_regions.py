@@ -86,7 +86,7 @@ def texts_of(files: list[list[tuple[int, str]]]) -> list[str]:
 
 # EVIDENCE-OF: P-7
 @pytest.mark.parametrize("workers", [1, 2, 3])
-def test_windows_are_those_of_a_run_without_failures_whatever_is_reset(workers: int, tmp_path: Path) -> None:
+def test_windows_are_those_of_a_run_without_failures_with_any_resets(workers: int, tmp_path: Path) -> None:
     """Shown by step: a replay that closed a window in another step would stop it (OutputDiffersError)."""
     for seed in range(8):
         rng = random.Random(100 * workers + seed)

@@ -101,7 +101,7 @@ async def test_a_vote_waits_until_its_changes_are_on_a_quorum(tmp_path: Path) ->
 
 
 @pytest.mark.trio
-async def test_each_cut_of_a_directory_is_found_by_its_number_and_step_also_below_a_snapshot(
+async def test_each_checkpoint_of_a_directory_is_found_by_its_number_and_step_also_below_a_snapshot(
     tmp_path: Path,
 ) -> None:
     store, held = MemoryStore(), {}
@@ -145,7 +145,7 @@ async def test_a_vote_that_does_not_wait_loses_files(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.trio
-async def test_a_cut_holds_what_was_written_before_it_whatever_the_circuit_has_done_since(
+async def test_a_checkpoint_holds_what_was_written_before_it_whatever_the_circuit_has_done_since(
     tmp_path: Path,
 ) -> None:
     store = MemoryStore()
@@ -171,7 +171,7 @@ async def test_a_cut_holds_what_was_written_before_it_whatever_the_circuit_has_d
 
 
 @pytest.mark.trio
-async def test_without_a_cut_a_directory_begins_empty_whatever_was_written(tmp_path: Path) -> None:
+async def test_without_a_checkpoint_a_directory_begins_empty_whatever_was_written(tmp_path: Path) -> None:
     store = MemoryStore()
     async with standing(store, 1, tmp_path) as worker:
         worker.files.append("log", b"x")
@@ -181,7 +181,7 @@ async def test_without_a_cut_a_directory_begins_empty_whatever_was_written(tmp_p
 
 
 @pytest.mark.trio
-async def test_a_cut_that_says_nothing_of_a_directory_is_refused_by_the_operators_name(
+async def test_a_checkpoint_that_says_nothing_of_a_directory_is_refused_by_the_operators_name(
     tmp_path: Path,
 ) -> None:
     with pytest.raises(ExceptionGroup) as told:
@@ -254,7 +254,7 @@ async def test_a_worker_that_is_superseded_votes_no_more(tmp_path: Path) -> None
 
 
 @pytest.mark.trio
-async def test_nothing_that_the_last_cut_needs_is_deleted_before_a_snapshot(tmp_path: Path) -> None:
+async def test_nothing_that_the_last_checkpoint_needs_is_deleted_before_a_snapshot(tmp_path: Path) -> None:
     store, taken = MemoryStore(), None
     for incarnation in range(1, 5):
         async with standing(store, incarnation, tmp_path, taken) as worker:
@@ -265,7 +265,7 @@ async def test_nothing_that_the_last_cut_needs_is_deleted_before_a_snapshot(tmp_
 
 
 @pytest.mark.trio
-async def test_snapshots_let_what_released_cuts_needed_be_deleted(tmp_path: Path) -> None:
+async def test_snapshots_let_what_released_checkpoints_needed_be_deleted(tmp_path: Path) -> None:
     store, taken, rewritten = MemoryStore(), None, 200
     for incarnation in range(1, 4):
         async with standing(store, incarnation, tmp_path / str(incarnation), taken, SMALL) as worker:
@@ -289,7 +289,7 @@ async def test_snapshots_let_what_released_cuts_needed_be_deleted(tmp_path: Path
     ),
     rng=st.randoms(use_true_random=False),
 )
-def test_any_changes_cuts_and_crashes_leave_the_files_of_the_last_cut_that_counts(
+def test_any_changes_checkpoints_and_crashes_leave_the_files_of_the_last_checkpoint_that_counts(
     tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[Any, ...]], rng: Any
 ) -> None:
     trio.run(_any_changes, tmp_path_factory.mktemp("any"), changes, rng)

@@ -42,7 +42,7 @@ async def test_a_member_whose_fsync_hangs_delays_no_acknowledgement(
             await has(server, "d", "x", content)
 
 
-async def test_a_member_whose_fsync_fails_does_not_count_and_comes_back_after_a_restart(
+async def test_a_member_whose_fsync_fails_does_not_count_and_returns_after_a_restart(
     three_servers: list[ServerProcess],  # noqa: F811
     tmp_path: Path,
 ) -> None:

@@ -56,7 +56,7 @@ def test_a_member_with_damaged_objects_does_not_count_towards_the_grant() -> Non
     assert machine.state is ClaimState.HELD
 
 
-def test_without_a_quorum_it_waits_and_goes_on_by_itself() -> None:
+def test_without_a_quorum_it_waits_and_continues_automatically() -> None:
     # EVIDENCE-OF: P-10
     machine = claimed(A, B)
     machine.handle(MemberLeft(A))
@@ -153,7 +153,7 @@ def test_waiting_before_the_next_attempt_grows_and_is_bounded(attempt: int, rng:
     assert backoff_s(attempt + 1, rng) >= seconds
 
 
-def test_a_damaged_copy_beside_a_member_that_is_away_does_not_say_that_bytes_are_lost() -> None:
+def test_a_damaged_copy_beside_a_member_that_is_unavailable_does_not_say_that_bytes_are_lost() -> None:
     """R4: one member lacks them, one is damaged; the third, which is away, may hold them with the damaged
     one."""
     first, second, third = (server_id(letter) for letter in "abc")

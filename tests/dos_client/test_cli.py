@@ -100,7 +100,7 @@ def test_a_damaged_object_is_listed_as_what_it_is_beside_the_others(alone: Threa
     assert (bad["corrupt"], "corrupt" in good) == (True, False)
 
 
-def test_the_digest_of_a_prefix_is_shown(alone: ThreadServer) -> None:
+def test_the_digest_of_a_prefix_is_visible(alone: ThreadServer) -> None:
     url, data = f"{alone.url}/notes/x", os.urandom(100_000)
     answered("append", url, stdin=data)
     for size in (0, 5, 65_536, 70_000, 100_000):
@@ -250,7 +250,7 @@ def test_the_examples_in_the_help_work(three: list[ThreadServer], tmp_path: Path
         h5.kill()
 
 
-def test_a_store_of_two_goes_on_by_a_persons_word(three: list[ThreadServer]) -> None:
+def test_a_store_of_two_continues_by_a_persons_word(three: list[ThreadServer]) -> None:
     # EVIDENCE-OF: P-5
     url = url_of(three[:2])
     gone, new = three[1].location, three[2].location
@@ -267,7 +267,7 @@ def test_a_store_of_two_goes_on_by_a_persons_word(three: list[ThreadServer]) -> 
     assert f"without {gone}" in log
 
 
-def test_a_store_that_lost_too_much_goes_on_by_a_persons_word(three: list[ThreadServer]) -> None:
+def test_a_store_that_lost_too_much_continues_by_a_persons_word(three: list[ThreadServer]) -> None:
     url = url_of(three)
     answered("store", "init", url)
     answered("append", f"{url}/notes/x", stdin=b"kept")

@@ -77,7 +77,7 @@ async def make(three: list[ThreadServer]) -> None:
 
 
 @pytest.mark.trio
-async def test_garbage_goes_on_all_members_and_the_rest_stays(three: list[ThreadServer]) -> None:
+async def test_garbage_continues_all_members_and_the_rest_stays(three: list[ThreadServer]) -> None:
     # EVIDENCE-OF: P-5, P-9
     await make(three)
     async with claimed(three) as (store, claim):
@@ -106,7 +106,7 @@ async def test_what_is_being_written_is_no_garbage(three: list[ThreadServer]) ->
 
 
 @pytest.mark.trio
-async def test_a_member_that_was_away_is_swept_when_it_is_back(three: list[ThreadServer]) -> None:
+async def test_a_member_that_was_unavailable_is_swept_when_it_is_back(three: list[ThreadServer]) -> None:
     # EVIDENCE-OF: P-10
     await make(three)
     async with claimed(three) as (store, claim):

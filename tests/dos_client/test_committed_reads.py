@@ -86,7 +86,7 @@ def test_a_digest_counts_when_a_quorum_gives_it_and_no_other_has_one(
             assert not any(quorums.can_acknowledge([*camp, *few]) for camp in camps.values())
 
 
-def test_what_readers_are_shown_while_a_member_is_added_every_later_claimant_finds() -> None:
+def test_what_readers_are_visible_while_a_member_is_added_every_later_claimant_finds() -> None:
     # EVIDENCE-OF: P-2, P-5
     for count in range(1, 6):
         for ack_quorum in range(count // 2 + 1, count + 1):

@@ -130,7 +130,7 @@ async def test_a_session_pages_through_names_and_waits_for_bytes(alone: ThreadSe
             assert await reader.get("b", 2, 100, wait_ms=1) == b""
 
 
-async def test_a_server_that_is_not_there_says_so(alone: ThreadServer) -> None:
+async def test_a_server_that_is_missing_reports_it(alone: ThreadServer) -> None:
     alone.kill()
     with pytest.raises(BrokenConnectionError, match="cannot connect to"):
         async with open_connection(alone.location):
@@ -143,7 +143,7 @@ async def test_a_refused_hello_is_raised_as_what_it_is(alone: ThreadServer) -> N
             pass
 
 
-async def test_when_the_server_goes_every_waiter_hears_it(alone: ThreadServer) -> None:
+async def test_when_the_server_goes_every_waiter_receives_it(alone: ThreadServer) -> None:
     async with proxies([alone]) as (proxy,), open_connection(proxy.location) as connection:
         proxy.lose(Way.TO_CLIENT)
         broken = 0

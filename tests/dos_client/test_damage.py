@@ -58,7 +58,7 @@ async def test_who_waits_for_reports_misses_none() -> None:
 
 
 @pytest.mark.trio
-async def test_what_is_mended_or_no_member_any_more_is_forgotten() -> None:
+async def test_what_is_repaired_or_no_member_any_more_is_forgotten() -> None:
     damage = Damage()
     for server_id in (A, B):
         damage.note(server_id, "d", "x", 0, CopyFault.DAMAGED)
@@ -80,7 +80,7 @@ async def test_the_register_is_bounded() -> None:
 
 
 @pytest.mark.trio
-async def test_a_wrong_copy_is_shown_in_the_status_until_it_is_mended(three: list[ThreadServer]) -> None:
+async def test_a_wrong_copy_is_visible_in_the_status_until_it_is_repaired(three: list[ThreadServer]) -> None:
     await init_store(url_of(three))
     async with open_store(url_of(three)) as store:
         await until(lambda: all(one.connected for one in store.members()), "all connected")

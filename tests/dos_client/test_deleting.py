@@ -31,7 +31,7 @@ async def epoch_of(server: ThreadServer) -> int:
 
 
 @pytest.mark.trio
-async def test_a_session_deletes_and_says_what_it_may_not(alone: ThreadServer) -> None:
+async def test_a_session_deletes_and_reports_what_it_may_not(alone: ThreadServer) -> None:
     # EVIDENCE-OF: P-8
     async with open_connection(alone.location) as connection, connect(alone.url) as store:
         async with await store.unclaimed("d") as claim:

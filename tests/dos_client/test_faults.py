@@ -90,7 +90,7 @@ async def test_kill_9_of_all_loses_nothing_acknowledged(three_servers: Processes
 
 
 @pytest.mark.process
-async def test_without_a_quorum_it_waits_and_goes_on_by_itself(three_servers: Processes) -> None:  # noqa: F811
+async def test_without_a_quorum_it_waits_and_continues_automatically(three_servers: Processes) -> None:  # noqa: F811
     # EVIDENCE-OF: P-10
     await init_store(url_of(three_servers))
     async with claimed(three_servers) as (store, claim):
@@ -154,7 +154,7 @@ async def test_a_stopped_member_holds_up_no_opening_looking_or_claiming(three_se
 
 
 @pytest.mark.process
-async def test_with_two_stopped_members_it_says_that_it_waits(three_servers: Processes) -> None:  # noqa: F811
+async def test_with_two_stopped_members_it_reports_that_it_waits(three_servers: Processes) -> None:  # noqa: F811
     await init_store(url_of(three_servers))
     async with claimed(three_servers) as (_, claim):
         writer = claim.open_object("x")
@@ -393,7 +393,7 @@ async def test_one_server_at_two_members_addresses_counts_once(three: Threads) -
             await writer.wait_synced(size)
 
 
-async def test_whoever_waits_when_the_claim_is_lost_hears_it(three: Threads) -> None:
+async def test_whoever_waits_when_the_claim_is_lost_receives_it(three: Threads) -> None:
     # EVIDENCE-OF: P-4
     async with proxies(three) as between:
         await init_store(url_of(between))

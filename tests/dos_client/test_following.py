@@ -164,7 +164,7 @@ async def test_more_directories_are_followed_than_sessions_are_kept(three: Threa
 
 
 @pytest.mark.parametrize("fault", ["hold", "stall", "lose"])
-async def test_a_follower_goes_on_past_a_member_that_falls_silent(three: Threads, fault: str) -> None:
+async def test_a_follower_continues_past_a_member_that_falls_silent(three: Threads, fault: str) -> None:
     # EVIDENCE-OF: P-10
     async with proxies(three) as between:
         await init_store(url_of(between))

@@ -47,7 +47,7 @@ async def read_times(store: Store, content: bytes, count: int) -> list[float]:
 
 
 @pytest.mark.process
-async def test_reads_go_on_at_once_when_a_member_is_stopped(three_servers: list[ServerProcess]) -> None:  # noqa: F811
+async def test_reads_continue_when_a_member_is_stopped(three_servers: list[ServerProcess]) -> None:  # noqa: F811
     # EVIDENCE-OF: P-10
     content = await filled(url_of(three_servers), three_servers)
     async with open_store(url_of(three_servers)) as store:

@@ -63,7 +63,7 @@ def test_a_stretch_goes_from_one_milestone_to_the_next_or_to_the_limit(offset: i
 
 
 @pytest.mark.trio
-async def test_a_members_lag_is_told_in_bytes_and_seconds_and_goes_away(three: list[ThreadServer]) -> None:
+async def test_a_members_lag_is_told_in_bytes_and_seconds_and_disappears(three: list[ThreadServer]) -> None:
     # EVIDENCE-OF: P-10
     await init_store(url_of(three))
     async with claimed(three) as (store, claim):

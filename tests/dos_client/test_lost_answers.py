@@ -22,7 +22,7 @@ def url_through(between: list) -> str:
 
 
 @pytest.mark.trio
-async def test_bytes_acknowledged_to_nobody_are_there_once_and_are_sent_once(three: Threads) -> None:
+async def test_bytes_acknowledged_to_nobody_exist_once_and_are_sent_once(three: Threads) -> None:
     # EVIDENCE-OF: P-3, P-10
     async with proxies(three) as between:
         await init_store(url_through(between))

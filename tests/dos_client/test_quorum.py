@@ -100,7 +100,7 @@ def test_while_one_is_added_members_cover_only_what_a_quorum_of_before_cannot_ha
     assert {server_id(letter) for letter in letters[: n - qa + 1]} in covers
 
 
-def test_with_the_replaced_member_dead_the_two_others_go_on() -> None:
+def test_with_the_replaced_member_dead_the_two_others_continue() -> None:
     during = Quorums(record("abc", 2, 2, joining="j", after="c"))
     assert during.can_acknowledge([server_id("a"), server_id("b")])
     assert during.can_take_over([server_id("a"), server_id("b")])

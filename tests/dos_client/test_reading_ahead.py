@@ -81,7 +81,7 @@ def test_whatever_is_read_the_bytes_are_those_of_the_object(steps: list[tuple[st
 
 
 @pytest.mark.trio
-async def test_pieces_are_there_before_they_are_asked_for(autojump_clock: trio.testing.MockClock) -> None:
+async def test_pieces_exist_before_they_are_asked_for(autojump_clock: trio.testing.MockClock) -> None:
     # EVIDENCE-OF: P-9
     objects = Objects()
     objects.grow("a", 20)

@@ -60,7 +60,7 @@ async def wipe(*servers: ThreadServer) -> None:
         shutil.rmtree(server.data)
 
 
-async def test_of_two_members_one_is_gone_and_a_person_says_so(five: Threads) -> None:
+async def test_of_two_members_one_is_gone_and_a_person_reports_it(five: Threads) -> None:
     # EVIDENCE-OF: P-5, P-10
     one, gone, new = five[:3]
     url = url_of([one, gone])
@@ -108,7 +108,7 @@ async def _session(server: ThreadServer, store_id: bytes, generation: int) -> No
 
 
 @pytest.mark.parametrize("phase", ["joining", "filling", "finishing"])
-async def test_a_forced_replacement_that_was_interrupted_goes_on(five: Threads, phase: str) -> None:
+async def test_a_forced_replacement_that_was_interrupted_continues(five: Threads, phase: str) -> None:
     # EVIDENCE-OF: P-10
     one, gone, new = five[:3]
     url = url_of([one, gone])
@@ -151,7 +151,7 @@ async def test_servers_of_several_stores_are_not_mixed_up(five: Threads) -> None
         await recover_store(url_of([five[0], five[3]]), accept_loss=True)
 
 
-async def test_two_of_three_are_lost_and_the_last_goes_on_with_two_new_ones(five: Threads) -> None:
+async def test_two_of_three_are_lost_and_the_last_continues_with_two_new_ones(five: Threads) -> None:
     # EVIDENCE-OF: P-5, P-10
     last, wiped, away, *new = five
     url = url_of(five[:3])
@@ -203,7 +203,7 @@ async def test_two_of_three_are_lost_and_the_last_goes_on_with_two_new_ones(five
 
 
 @pytest.mark.parametrize("phase", ["forcing", "cutting", "fencing", "filling", "finishing"])
-async def test_a_recovery_that_was_interrupted_goes_on(five: Threads, phase: str) -> None:
+async def test_a_recovery_that_was_interrupted_continues(five: Threads, phase: str) -> None:
     # EVIDENCE-OF: P-10
     last, new = five[0], five[3]
     url = url_of(five[:3])
@@ -226,7 +226,7 @@ async def test_a_recovery_that_was_interrupted_goes_on(five: Threads, phase: str
         assert not (await verify_store(store)).findings
 
 
-async def test_a_recovery_that_had_decided_a_record_and_given_it_to_nobody_goes_on(
+async def test_a_recovery_that_had_decided_a_record_and_given_it_to_nobody_continues(
     five: Threads,
 ) -> None:
     # EVIDENCE-OF: P-10
@@ -264,7 +264,7 @@ async def test_what_was_forced_is_read_whole_though_a_member_has_less_of_it(five
             assert [one.finished for one in await read_overrides(store)] == [False, True]
 
 
-async def test_a_recovery_whose_own_log_is_damaged_goes_on_by_word(five: Threads) -> None:
+async def test_a_recovery_whose_own_log_is_damaged_continues_by_word(five: Threads) -> None:
     """It was interrupted, and what it had noted of itself can be read by nobody: it would wait for ever."""
     # EVIDENCE-OF: P-10
     last, new = five[0], five[3]
@@ -293,7 +293,7 @@ async def test_a_recovery_whose_own_log_is_damaged_goes_on_by_word(five: Threads
         assert [(one.name, one.expected_size) for one in findings] in ([], [(log.name, 0)])
 
 
-async def test_a_survivor_that_goes_away_while_it_is_fenced_off_is_told_as_such(five: Threads) -> None:
+async def test_a_survivor_that_disappears_while_it_is_fenced_off_is_reported_as_such(five: Threads) -> None:
     """And not as a group of errors, which no caller waits for."""
     # EVIDENCE-OF: P-10
     last = five[0]
@@ -314,7 +314,7 @@ async def test_a_survivor_that_goes_away_while_it_is_fenced_off_is_told_as_such(
     assert [one.address for one in done.record.voters] == [last.location]
 
 
-async def test_damage_above_what_the_others_have_is_told_and_given_up_by_word(five: Threads) -> None:
+async def test_damage_above_what_the_others_have_is_reported_and_given_up_by_word(five: Threads) -> None:
     """What its writer, which is dead, had sent to it alone is damaged. Its server takes no shorter copy,
     which is unknown before it is asked: without confirmation it is refused, and nothing is given up."""
     # EVIDENCE-OF: P-2
@@ -392,7 +392,7 @@ async def test_what_is_damaged_on_the_last_one_is_cut_to_what_is_good(five: Thre
     assert await content_of(five[3], "idle", "o0") == good
 
 
-async def test_damage_that_nobody_can_mend_is_given_up_by_word(five: Threads) -> None:
+async def test_damage_that_nobody_can_repair_is_given_up_by_word(five: Threads) -> None:
     # EVIDENCE-OF: P-2
     bad, gone = five[1:3]
     url = url_of(five[:3])

@@ -39,7 +39,7 @@ def test_of_two_one_has_all_that_was_acknowledged_and_of_three_it_has_not() -> N
     assert (now.complete, now.covered) == (False, False)
 
 
-def test_wiped_and_foreign_servers_are_not_among_those_who_are_there() -> None:
+def test_wiped_and_foreign_servers_are_not_among_those_who_exist() -> None:
     foreign = StoreRecord(b"F" * 16, 9, 2, (member("c"), member("d")))
     wiped = ServerAnswer("b:1", server_id("x"), None)
     assert [one.address for one in stand(answer("a", TWO), wiped).present] == ["a:1"]

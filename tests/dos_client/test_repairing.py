@@ -28,7 +28,7 @@ def outcomes(report: RepairReport) -> dict[tuple[str, str], str]:
 
 
 @pytest.mark.trio
-async def test_every_kind_of_bad_copy_is_mended_and_a_dry_run_changes_nothing(three: Threads) -> None:
+async def test_every_kind_of_bad_copy_is_repaired_and_a_dry_run_changes_nothing(three: Threads) -> None:
     # EVIDENCE-OF: P-5
     await filled(three, "a", "b", "c")
     async with claimed(three, epoch=2) as (_, claim):
@@ -67,7 +67,7 @@ async def test_every_kind_of_bad_copy_is_mended_and_a_dry_run_changes_nothing(th
 
 
 @pytest.mark.trio
-async def test_a_live_writer_goes_on_while_a_copy_of_what_it_writes_is_mended(three: Threads) -> None:
+async def test_a_live_writer_continues_while_a_copy_of_what_it_writes_is_repaired(three: Threads) -> None:
     # EVIDENCE-OF: P-5, P-10
     await init_store(url_of(three))
     async with claimed(three) as (store, claim), trio.open_nursery() as nursery:
@@ -106,7 +106,7 @@ async def test_a_live_writer_goes_on_while_a_copy_of_what_it_writes_is_mended(th
 
 
 @pytest.mark.trio
-async def test_a_damaged_member_has_not_answered_until_it_is_mended(three: Threads) -> None:
+async def test_a_damaged_member_has_not_answered_until_it_is_repaired(three: Threads) -> None:
     # EVIDENCE-OF: P-5
     await filled(three, "a")
     await damage(three[1], "d", "a")
@@ -166,7 +166,7 @@ async def test_where_nobody_ever_claimed_each_server_keeps_its_own(three: Thread
 
 
 @pytest.mark.trio
-async def test_what_a_reader_stumbles_on_is_mended_by_itself(three: Threads) -> None:
+async def test_what_a_reader_stumbles_on_is_repaired_on_its_own(three: Threads) -> None:
     # EVIDENCE-OF: P-5, P-10
     await filled(three, "a")
     bad = three[1]
@@ -187,7 +187,7 @@ async def test_what_a_reader_stumbles_on_is_mended_by_itself(three: Threads) -> 
     assert await content_of(bad, "d", "a") == CONTENT
 
 
-def test_the_command_mends_and_says_so(three: Threads) -> None:
+def test_the_command_repairs_and_reports_it(three: Threads) -> None:
     url = url_of(three)
     trio.run(filled, three, "a")
     trio.run(damage, three[0], "d", "a")
@@ -203,7 +203,7 @@ def test_the_command_mends_and_says_so(three: Threads) -> None:
 
 
 @pytest.mark.trio
-async def test_a_member_that_goes_away_while_it_is_looked_at_is_told_as_away(
+async def test_a_member_that_disappears_while_it_is_inspected_is_reported_as_unavailable(
     three: Threads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Found by the simulator (seed 282): it ended the whole client, which repairs automatically."""

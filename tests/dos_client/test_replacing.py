@@ -107,7 +107,7 @@ async def test_a_dead_member_is_replaced_under_a_live_writer(four: Threads) -> N
     assert await replace_member(url, old=four[2].location, new=four[3].location) == record
 
 
-async def test_a_wiped_server_is_replaced_by_itself_at_its_own_address(three: Threads) -> None:
+async def test_a_wiped_server_is_replaced_on_its_own_at_its_own_address(three: Threads) -> None:
     # EVIDENCE-OF: P-5
     url = url_of(three)
     await init_store(url)
@@ -233,7 +233,7 @@ async def test_far_epochs_are_carried_over_too(four: Threads) -> None:
 
 
 @pytest.mark.parametrize("phase", ["joining", "filling", "finishing"])
-async def test_interrupted_anywhere_it_goes_on_where_it_was(four: Threads, phase: str) -> None:
+async def test_interrupted_anywhere_it_continues_where_it_was(four: Threads, phase: str) -> None:
     # EVIDENCE-OF: P-10
     url = url_of(four[:3])
     await init_store(url)
@@ -277,7 +277,7 @@ async def test_a_decided_record_that_reached_one_server_is_finished_by_whoever_c
     assert done.generation == 3
 
 
-async def test_a_writer_of_the_old_generation_follows_by_itself(four: Threads) -> None:
+async def test_a_writer_of_the_old_generation_follows_on_its_own(four: Threads) -> None:
     # EVIDENCE-OF: P-4
     url = url_of(four[:3])
     record = await init_store(url)

@@ -165,7 +165,7 @@ def test_nothing_is_sent_to_a_copy_that_was_not_compared() -> None:
             replica.sent_to(100)
 
 
-def test_a_broken_copys_watermarks_count_for_nothing_and_it_says_why() -> None:
+def test_a_broken_copys_watermarks_count_for_nothing_and_it_names_the_reason() -> None:
     replica, _ = entered(copy(60))
     assert replica.handle(ReplicaDiffered("its disk failed"), 3.0) == [ReplicaEffect.DISCOUNT]
     assert not replica.acknowledge(60, 60)
@@ -180,7 +180,7 @@ def test_what_the_memory_moved_on_past_is_filled() -> None:
     assert replica.state is ReplicaState.CATCH_UP
 
 
-def test_a_member_is_shown_as_its_worst_copy() -> None:
+def test_a_member_is_visible_as_its_worst_copy() -> None:
     assert in_words([]) == "in sync"
     assert in_words([ReplicaState.IN_SYNC, ReplicaState.CATCH_UP]) == "catching up"
     assert in_words([ReplicaState.CATCH_UP, ReplicaState.ENTER, ReplicaState.BROKEN]) == "broken"

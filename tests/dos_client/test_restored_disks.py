@@ -286,7 +286,9 @@ async def test_a_writer_that_lives_is_witness_enough(three: list[ThreadServer]) 
     assert await content_of(second, "d", "o") == b"acknowledged, and more"
 
 
-async def test_a_member_that_went_back_is_replaced_by_itself_emptied(three: list[ThreadServer]) -> None:
+async def test_a_member_that_went_back_is_emptied_and_replaced_under_its_own_address(
+    three: list[ThreadServer],
+) -> None:
     await restored_while_another_is_away(three, running=False)
     first, second, _ = three
     url = url_of(three)

@@ -54,7 +54,7 @@ def repaired(server: ServerProcess) -> bool:
 
 
 @pytest.mark.trio
-async def test_rot_that_nobody_reads_is_found_and_mended_by_the_living_store(
+async def test_rot_that_nobody_reads_is_found_and_repaired_by_the_living_store(
     three_scrubbed: list[ServerProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # EVIDENCE-OF: P-5, P-10
@@ -77,7 +77,7 @@ async def test_rot_that_nobody_reads_is_found_and_mended_by_the_living_store(
 
 
 @pytest.mark.trio
-async def test_without_a_living_writer_it_is_quarantined_and_the_command_mends_it(
+async def test_without_a_living_writer_it_is_quarantined_and_the_command_repairs_it(
     three_scrubbed: list[ServerProcess],
 ) -> None:
     # EVIDENCE-OF: P-5

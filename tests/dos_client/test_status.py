@@ -127,7 +127,7 @@ async def test_the_status_names_each_of_them(three: Threads) -> None:
 
 
 @pytest.mark.trio
-async def test_two_members_that_changed_places_are_shown_so(three: Threads) -> None:
+async def test_two_members_that_changed_places_are_visible_so(three: Threads) -> None:
     await init_store(url_of(three))
     await swapped(three)
     status = await store_status([one.location for one in three])
@@ -179,7 +179,7 @@ async def test_one_server_under_two_names_counts_once(three: Threads) -> None:
 
 
 @pytest.mark.trio
-async def test_lag_and_damage_are_shown(three: Threads) -> None:
+async def test_lag_and_damage_are_visible(three: Threads) -> None:
     await filled(three, "a")
     await off(three[2])
     async with claimed(three, epoch=2) as (_, claim):

@@ -83,7 +83,7 @@ async def test_servers_with_objects_or_away_are_refused_by_name(three: Servers) 
         await init_store(url_of(three))
 
 
-async def test_opening_what_is_no_store_says_so(three: Servers) -> None:
+async def test_opening_what_is_no_store_reports_it(three: Servers) -> None:
     with pytest.raises(StoreNotReadyError, match="dos store init") as caught:
         async with open_store(url_of(three)):
             pass
@@ -122,7 +122,7 @@ async def test_what_is_acknowledged_is_on_a_quorum_and_soon_on_all(three: Server
 
 
 @pytest.mark.parametrize("bug", [None, "a_member_that_was_away_is_not_watched"])
-async def test_a_member_that_comes_back_is_seen_again(
+async def test_a_member_that_returns_is_seen_again(
     three: Servers, bug: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With its rule broken it stays away for this client as long as anybody looks."""
@@ -217,7 +217,7 @@ async def test_a_newer_claim_fences_the_older_one_for_ever(three: Servers) -> No
             assert held.value.epoch_held == 2
 
 
-async def test_an_idle_writer_hears_that_it_was_superseded(three: Servers) -> None:
+async def test_an_idle_writer_is_notified_that_it_was_superseded(three: Servers) -> None:
     # EVIDENCE-OF: P-4
     await init_store(url_of(three))
     async with claimed(three, epoch=1) as (_, old), claimed(three, epoch=2):
@@ -371,7 +371,7 @@ async def test_a_member_of_a_store_is_not_written_alone(three: Servers) -> None:
             pass
 
 
-async def test_a_read_of_a_store_that_is_away_is_given_up_after_some_seconds(
+async def test_a_read_of_a_store_that_is_unavailable_is_given_up_after_some_seconds(
     three: list[ThreadServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dos_client.reading.store_reads.read_timeout_s", 0.5)

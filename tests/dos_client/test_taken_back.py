@@ -98,7 +98,7 @@ async def test_a_copy_found_damaged_does_not_say_that_what_an_absent_member_has_
 
 @pytest.mark.trio
 @pytest.mark.parametrize("offset", [1, 100])
-async def test_what_a_claim_reads_is_not_short_while_members_that_have_more_are_away(
+async def test_what_a_claim_reads_is_not_short_while_members_that_have_more_are_unavailable(
     three: list[ThreadServer], offset: int
 ) -> None:
     """The end of the one member that is there is not the object's end."""
@@ -218,7 +218,7 @@ async def test_bytes_that_only_an_absent_member_may_have_are_waited_for(three: l
 
 
 @pytest.mark.trio
-async def test_a_member_that_was_away_while_the_others_went_back_is_not_compared_for_ever(
+async def test_a_member_that_was_unavailable_while_the_others_went_back_is_not_compared_for_ever(
     three: list[ThreadServer],
 ) -> None:
     """It has all that it ever acknowledged, so nothing of it went back; nobody has the rest all the same."""

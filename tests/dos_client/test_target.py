@@ -62,7 +62,7 @@ async def test_what_was_acknowledged_stays_acknowledged() -> None:
 
 
 @pytest.mark.trio
-async def test_a_member_that_is_away_keeps_no_more_than_the_window_in_memory() -> None:
+async def test_a_member_that_is_unavailable_keeps_no_more_than_the_window_in_memory() -> None:
     # EVIDENCE-OF: P-9
     target = target_of(3 * window_bytes_max)
     for size in range(0, 3 * window_bytes_max + 1, 65_536):

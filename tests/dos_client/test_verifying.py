@@ -98,7 +98,7 @@ async def test_rot_that_nobody_has_read_yet_is_found_by_reading(three: Threads) 
 
 
 @pytest.mark.trio
-async def test_a_copy_that_lags_behind_a_live_writer_is_no_difference(three: Threads) -> None:
+async def test_a_copy_that_lags_after_a_live_writer_is_no_difference(three: Threads) -> None:
     await init_store(url_of(three))
     async with claimed(three) as (_, claim), trio.open_nursery() as nursery:
         writer = claim.open_object("x")
@@ -158,7 +158,7 @@ async def test_members_that_go_meanwhile_are_named_or_the_rest_is_not_compared(
             assert not report.findings
 
 
-def test_the_command_says_what_it_found(three: Threads) -> None:
+def test_the_command_reports_what_it_found(three: Threads) -> None:
     url = url_of(three)
     trio.run(filled, three, "a")
     done = dos("store", "verify", url)

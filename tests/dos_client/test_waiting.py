@@ -20,7 +20,7 @@ Threads = list[ThreadServer]
 
 
 @given(st.lists(st.tuples(st.sampled_from(["", "this", "that"]), st.integers(0, 9)), max_size=20))
-def test_waiting_is_told_once_it_is_long_and_all_of_it_is_counted(looks: list[tuple[str, int]]) -> None:
+def test_waiting_is_reported_once_it_is_long_and_all_of_it_is_counted(looks: list[tuple[str, int]]) -> None:
     waiting, now, total, this_time, told = WaitTracker(), 0.0, 0.0, 0.0, False
     before = ""
     for reason, eighths in looks:
@@ -64,7 +64,7 @@ def figure(name: str) -> float:
 
 
 @pytest.mark.trio
-async def test_a_writer_that_waits_says_so_once_and_says_when_it_goes_on(
+async def test_a_writer_that_waits_reports_it_once_and_says_when_it_continues(
     three: Threads, caplog: pytest.LogCaptureFixture
 ) -> None:
     # EVIDENCE-OF: P-10

@@ -113,7 +113,7 @@ def test_what_may_change_later_is_copied() -> None:
 
 
 @given(st.integers(0, 3 * BLOCK), st.integers(0, 2 * BLOCK))
-def test_a_window_goes_on_from_a_block_boundary_and_a_tail(before: int, more: int) -> None:
+def test_a_window_continues_from_a_block_boundary_and_a_tail(before: int, more: int) -> None:
     content = pattern(0, before)
     base = before - before % BLOCK
     window = SendWindow(base, prefix_digest(content[:base]), content[base:])

@@ -56,7 +56,7 @@ class Members:
 
 
 @given(st.integers(0, 1 << 32), st.integers(1, 60))
-def test_who_is_compared_with_everybody_there_has_every_stamp_that_they_were_told_of(
+def test_who_is_compared_with_everybody_there_has_every_stamp_that_they_were_notified_of(
     seed: int, length: int
 ) -> None:
     # EVIDENCE-OF: P-5
@@ -113,7 +113,7 @@ def test_all_agree_and_nothing_is_asked() -> None:
     assert core.steps() == []
 
 
-def test_who_was_told_nothing_is_told_at_once() -> None:
+def test_who_receives_nothing_is_reported_at_once() -> None:
     core = Witnessing()
     core.met(A, stamp(3), {})
     assert core.steps() == [], "alone it waits for nobody"

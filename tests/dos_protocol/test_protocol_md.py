@@ -10,6 +10,6 @@ def test_the_tables_of_protocol_md_are_those_of_the_code() -> None:
     )
 
 
-def test_every_table_is_shown() -> None:
+def test_every_table_is_visible() -> None:
     text = PROTOCOL.read_text()
     assert [name for name in TABLES if f"<!-- table: {name} -->" not in text] == []

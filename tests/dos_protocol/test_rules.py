@@ -57,7 +57,7 @@ def test_a_meta_is_exactly_as_its_row_says(opcode: m.Opcode) -> None:
 
 
 @EACH
-def test_a_payload_is_there_where_one_belongs_and_nowhere_else(opcode: m.Opcode) -> None:
+def test_a_payload_exists_where_one_belongs_and_nowhere_else(opcode: m.Opcode) -> None:
     frame, row = m.encode(SAMPLES[opcode], 7), m.TABLE[opcode]
     if row.payload:
         assert getattr(m.decode(frame._replace(payload=b"other")), row.payload) == b"other"
@@ -133,7 +133,7 @@ def test_an_id_of_another_length_is_refused_in_every_message(size: int) -> None:
 # --- entries ---
 
 
-def test_entries_are_exactly_as_many_as_are_said() -> None:
+def test_entries_are_exactly_as_many_as_are_reported() -> None:
     good = m.encode_entries((INFO, INFO))
     assert m.decode_entries(good) == (INFO, INFO)
     assert m.decode_entries(m.encode_entries(())) == ()
@@ -239,7 +239,7 @@ def test_the_first_byte_alone_tells_a_stranger_or_is_waited_behind() -> None:
         decoder.next_frame()
 
 
-def test_a_bad_digest_names_its_request_and_is_told_again() -> None:
+def test_a_bad_digest_names_its_request_and_is_reported_again() -> None:
     data = bytearray(encode_frame(m.encode(SAMPLES[m.Opcode.GET], 77)))
     data[-1] ^= 1
     decoder = FrameDecoder()

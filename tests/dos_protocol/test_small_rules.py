@@ -74,7 +74,7 @@ def test_a_token_has_at_most_4096_bytes(size: int) -> None:
             token_in(b"t" * size, "f")
 
 
-def test_a_file_without_a_token_says_what_it_has() -> None:
+def test_a_file_without_a_token_reports_what_it_has() -> None:
     for data, words in (
         (b"", "an empty file"),
         (b" \ntoken", "a blank first line"),
@@ -109,7 +109,7 @@ def test_the_usual_quorum_is_a_majority(members: int, quorum: int) -> None:
 # --- errors, numbers ---
 
 
-def test_errors_carry_what_they_were_told() -> None:
+def test_errors_keep_their_fields() -> None:
     error = CorruptDataError("file", 7, "this", "that", "do so")
     assert (error.where, error.offset, error.expected, error.found, error.hint) == (
         "file",

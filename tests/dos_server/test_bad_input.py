@@ -145,7 +145,7 @@ def test_a_whole_frame_with_a_meta_unlike_its_row_is_named_and_closed(
             assert wire.ends()
 
 
-def test_wrong_sizes_digests_epochs_and_names_are_named_and_the_session_goes_on(
+def test_wrong_sizes_digests_epochs_and_names_are_named_and_the_session_continues(
     server: embedded.EmbeddedServer,
 ) -> None:
     # EVIDENCE-OF: P-3, P-4, P-8
@@ -247,7 +247,7 @@ def test_time_outs_end_silent_and_half_sent_logins_but_never_idle_sessions(
         assert idle.ask(m.Ping(b"idle")) == m.Pong(b"idle")
 
 
-def test_too_many_connections_are_told_busy(
+def test_too_many_connections_are_reported_busy(
     server: embedded.EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # EVIDENCE-OF: P-9
@@ -266,7 +266,7 @@ def test_two_servers_never_share_a_data_directory(server: embedded.EmbeddedServe
         assert again.url.startswith("dos://127.0.0.1:")
 
 
-def test_the_error_reaches_a_peer_that_goes_on_sending(server: embedded.EmbeddedServer) -> None:
+def test_the_error_reaches_a_peer_that_continues_sending(server: embedded.EmbeddedServer) -> None:
     with Wire(server.address) as wire:
         wire.sock.sendall(raw_header(payload_bytes=2**32 - 1))
         with contextlib.suppress(ConnectionError):

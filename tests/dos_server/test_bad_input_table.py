@@ -83,7 +83,7 @@ STRANGERS = {
 
 @pytest.mark.parametrize("greet", [True, False], ids=["after HELLO", "at once"])
 @pytest.mark.parametrize("stranger", STRANGERS)
-def test_a_stranger_is_told_once_and_closed_with_one_line_in_the_log(
+def test_a_stranger_is_reported_once_and_closed_with_one_line_in_the_log(
     server: embedded.EmbeddedServer, stranger: str, greet: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     # EVIDENCE-OF: P-8
@@ -192,7 +192,7 @@ REFUSALS: dict[str, tuple[m.Message, ErrorCode, int]] = {
 
 
 @pytest.mark.parametrize("cell", REFUSALS)
-def test_what_is_wrong_is_refused_and_the_session_goes_on(
+def test_what_is_wrong_is_refused_and_the_session_continues(
     server: embedded.EmbeddedServer, cell: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     # EVIDENCE-OF: P-3, P-4, P-8
@@ -209,7 +209,7 @@ def test_what_is_wrong_is_refused_and_the_session_goes_on(
 
 
 @pytest.mark.parametrize("opcode", sorted({0, 12, 77, 127, 128, 135, 140, 254} - set(m.Opcode)))
-def test_an_unknown_opcode_is_refused_and_the_session_goes_on(
+def test_an_unknown_opcode_is_refused_and_the_session_continues(
     server: embedded.EmbeddedServer, opcode: int
 ) -> None:
     with Wire(server.address) as wire:
@@ -255,7 +255,7 @@ def test_content_is_never_read_as_a_request(server: embedded.EmbeddedServer, con
 
 
 @pytest.mark.parametrize("rest", [b"GET", b"\0", b"\xd0\x5e\x02" + bytes(29), raw_header(digest=1)])
-def test_what_follows_a_whole_request_is_judged_by_itself(
+def test_what_follows_a_whole_request_is_judged_on_its_own(
     server: embedded.EmbeddedServer, rest: bytes
 ) -> None:
     with Wire(server.address) as wire:

@@ -77,7 +77,7 @@ REQUESTS: dict[str, Callable[[str], m.Message]] = {
 
 @pytest.mark.parametrize("request_kind", REQUESTS)
 @pytest.mark.parametrize("name", sorted(set(NAMES)), ids=ascii)
-def test_a_bad_name_is_refused_and_the_session_goes_on(
+def test_a_bad_name_is_refused_and_the_session_continues(
     server: embedded.EmbeddedServer,
     data: Path,
     name: str,

@@ -31,7 +31,7 @@ def code_of(answer: object) -> ErrorCode:
     return ErrorCode(answer.code)
 
 
-def test_nothing_is_told_before_the_sync_has_ended() -> None:
+def test_nothing_is_reported_before_the_sync_has_ended() -> None:
     # EVIDENCE-OF: P-1
     server = Harness()
     session = claimed(server)
@@ -76,7 +76,7 @@ def test_appends_of_one_batch_share_extents() -> None:
     assert server.disk.size(handle) == 64 + 10
 
 
-def test_received_is_told_when_no_sync_ends_for_a_while() -> None:
+def test_received_is_reported_when_no_sync_ends_for_a_while() -> None:
     server = Harness()
     session = claimed(server)
     server.send(session, append(b"", b"hello"))
@@ -104,7 +104,7 @@ def test_an_append_needs_the_exact_size_and_prefix() -> None:
     assert server.ask(session, m.Get("o", 0, 100)).payload == b"hello"
 
 
-def test_after_a_refusal_what_was_pipelined_behind_it_is_refused_too() -> None:
+def test_after_a_refusal_what_was_pipelined_after_it_is_refused_too() -> None:
     # EVIDENCE-OF: P-3
     server = Harness()
     session = claimed(server)
@@ -203,7 +203,7 @@ def test_the_same_writer_may_claim_again_on_a_new_connection() -> None:
     assert server.unasked(second, m.DurabilityAck) == [m.DurabilityAck("o", 4, 4)]
 
 
-def test_of_two_claims_at_once_the_higher_wins_and_the_other_is_told() -> None:
+def test_of_two_claims_at_once_the_higher_wins_and_the_other_is_notified() -> None:
     server = Harness()
     a, b = server.connect(), server.connect()
     low = server.send(a, m.ChangeDirectory("dir", claim=True, epoch=2, writer_id=W1))
@@ -240,7 +240,7 @@ def test_a_directory_nobody_claimed_takes_appends_until_somebody_does() -> None:
     assert code_of(server.ask(session, append(b"abcde", b"f"))) == ErrorCode.FENCED
 
 
-def test_requests_behind_a_cwd_wait_for_it() -> None:
+def test_requests_after_a_cwd_wait_for_it() -> None:
     server = Harness()
     session = server.connect()
     server.send(session, m.ChangeDirectory("dir", claim=True, epoch=1, writer_id=W1))
@@ -292,7 +292,7 @@ def test_after_a_failed_sync_a_restart_does_not_believe_the_cache() -> None:
     assert any(name.startswith(".torn.o.") for name in server.disk.names("d/dir") or [])
 
 
-def test_a_claim_on_a_directory_with_a_poisoned_object_is_answered_and_says_so() -> None:
+def test_a_claim_on_a_directory_with_a_poisoned_object_is_answered_and_reports_it() -> None:
     server = Harness()
     session = claimed(server)
     server.disk.fail("sync", errno.EIO)
@@ -305,7 +305,7 @@ def test_a_claim_on_a_directory_with_a_poisoned_object_is_answered_and_says_so()
     assert info.corrupt
 
 
-def test_a_full_disk_refuses_whole_appends_and_goes_on_when_there_is_space() -> None:
+def test_a_full_disk_refuses_whole_appends_and_continues_when_there_is_space() -> None:
     # EVIDENCE-OF: P-8
     disk = FakeDisk(space=4_000)
     server = Harness(disk)
@@ -365,7 +365,7 @@ def test_a_claim_that_could_not_be_stored_does_not_cost_the_one_that_came_after_
     assert server.ask(server.connect(), m.ChangeDirectory("dir")).epoch == 2
 
 
-def test_a_session_that_is_elsewhere_hears_no_watermark_of_what_it_left() -> None:
+def test_a_session_that_is_elsewhere_receives_no_watermark_of_what_it_left() -> None:
     """Its objects have the same names there: a watermark would be taken for theirs."""
     # EVIDENCE-OF: P-1
     server = Harness()
@@ -540,7 +540,7 @@ def test_a_store_record_is_kept_and_only_a_newer_one_replaces_it() -> None:
     assert server.core.record_bytes == record(2)
 
 
-def test_a_session_that_leaves_behind_a_store_record_gets_its_bye_though_the_disk_fails() -> None:
+def test_a_session_that_leaves_after_a_store_record_gets_its_bye_though_the_disk_fails() -> None:
     server = Harness()
     session = server.connect()
     server.disk.fail("write", errno.EIO)

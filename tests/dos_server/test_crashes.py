@@ -128,7 +128,7 @@ class Run:
 
 
 @given(seed=st.integers(0, 2**32))
-def test_no_crash_takes_back_what_was_told(seed: int) -> None:
+def test_no_crash_takes_back_what_was_reported(seed: int) -> None:
     # EVIDENCE-OF: P-1, P-2, P-4
     Run(seed).live(150)
 

@@ -51,7 +51,7 @@ def content(server: Harness, name: str = "o") -> object:
     return bytes(answer.payload) if isinstance(answer, m.Data) else code_of(answer)
 
 
-def test_the_writer_deletes_and_hears_of_it_when_it_is_durable() -> None:
+def test_the_writer_deletes_and_is_notified_of_it_when_it_is_durable() -> None:
     # EVIDENCE-OF: P-1
     server, session = with_object()
     request = server.send(session, m.Delete("o"))
@@ -79,7 +79,7 @@ def test_the_name_is_free_and_a_new_object_there_begins_at_nothing() -> None:
     assert content(server) == b"another"
 
 
-def test_what_is_not_there_is_not_found_and_bad_names_and_no_directory_are_said() -> None:
+def test_what_is_missing_is_not_found_and_bad_names_and_no_directory_are_reported() -> None:
     server, session = with_object()
     assert code_of(server.ask(session, m.Delete("p"))) == ErrorCode.NOT_FOUND
     assert code_of(server.ask(session, m.Delete("../o"))) == ErrorCode.BAD_NAME
@@ -167,7 +167,7 @@ def test_what_another_session_or_a_stream_appends_to_is_not_deleted() -> None:
     assert server.ask(other, m.Delete("o")) == m.Deleted("o")
 
 
-def test_while_it_goes_nobody_uses_it_and_who_waited_for_more_hears_that_it_is_gone() -> None:
+def test_while_it_goes_nobody_uses_it_and_who_waited_for_more_is_notified_that_it_is_gone() -> None:
     # EVIDENCE-OF: P-2
     server, session = with_object()
     reader = server.connect()
@@ -234,7 +234,7 @@ def test_poisoned_objects_stay_and_damaged_ones_may_go() -> None:
 
 
 @pytest.mark.parametrize("step", ["write", "sync", "sync_folder", "remove"])
-def test_a_delete_that_fails_is_told_and_leaves_the_object_as_it_was(step: str) -> None:
+def test_a_delete_that_fails_is_reported_and_leaves_the_object_as_it_was(step: str) -> None:
     # EVIDENCE-OF: P-8
     disk = FakeDisk()
     server, session = with_object(disk)

@@ -176,7 +176,7 @@ def test_every_cut_and_every_zeroed_end_is_an_error_or_costs_nothing_acknowledge
 
 
 @pytest.mark.parametrize("mark", MARKED)
-def test_zeros_behind_the_end_are_the_end_however_many(mark: int | None) -> None:
+def test_zeros_after_the_end_are_the_end_however_many(mark: int | None) -> None:
     for count in (*range(1, 130), 447, 448, 449, 511, 512, 513, 4096, 262_144, 262_208):
         one = judge(with_object(WHOLE + bytes(count), mark), len(CONTENT), f"{count} zeros")
         assert (one.served, one.error, one.found.letter) == (CONTENT, False, "B")

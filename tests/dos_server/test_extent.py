@@ -103,7 +103,7 @@ def test_a_flipped_bit_in_a_header_is_seen(header: ExtentHeader, bit: int) -> No
     assert decode_header(data, SEED) is HeaderFault.DIGEST
 
 
-def test_a_newer_version_and_impossible_fields_are_told_from_damage() -> None:
+def test_a_newer_version_and_impossible_fields_are_reported_from_damage() -> None:
     good = bytearray(encode_header(ExtentHeader(5, 10, 3, 7, 1, 2, 3), SEED))
     for place, value in ((2, 2), (3, 1), (5, 1), (7, 1)):
         data = bytearray(good)

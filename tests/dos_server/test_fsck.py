@@ -187,7 +187,7 @@ def read_through(storage: Storage, size: int) -> int | None:
 
 
 @pytest.mark.parametrize("parts", [PARTS, LARGE], ids=["small", "large"])
-def test_for_flipped_bits_it_says_what_a_start_decides(tmp_path: Path, parts: list[bytes]) -> None:
+def test_for_flipped_bits_it_reports_what_a_start_decides(tmp_path: Path, parts: list[bytes]) -> None:
     data = written(tmp_path / "data", "a", parts=parts)
     path = data / "d" / "dir" / "a"
     whole, rng = path.read_bytes(), random.Random(4)
@@ -200,7 +200,7 @@ def test_for_flipped_bits_it_says_what_a_start_decides(tmp_path: Path, parts: li
         path.write_bytes(whole)
 
 
-def test_for_cuts_and_zeros_with_and_without_a_mark_it_says_what_a_start_decides(
+def test_for_cuts_and_zeros_with_and_without_a_mark_it_reports_what_a_start_decides(
     data: Path, tmp_path: Path
 ) -> None:
     path, marks = data / "d" / "dir" / "a", data / "d" / "dir" / ".marks"
@@ -281,7 +281,7 @@ def set_mark(data: Path, mark: ObjectMark) -> None:
     path.write_bytes(b"".join(records.encode_mark(mark if one.name == mark.name else one) for one in slots))
 
 
-def test_flags_of_marks_are_told(data: Path) -> None:
+def test_flags_of_marks_are_reported(data: Path) -> None:
     set_mark(data, ObjectMark("a", len(CONTENT), damaged=True))
     set_mark(data, ObjectMark("b", len(PARTS[0]), poisoned=True))
     told = verdicts(data)
@@ -307,7 +307,7 @@ def test_a_swapped_or_foreign_file_is_noticed(data: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["link", "hard link", "pipe", "folder"])
-def test_what_is_no_regular_file_of_one_name_is_told_and_never_followed(data: Path, kind: str) -> None:
+def test_what_is_no_regular_file_of_one_name_is_reported_and_never_followed(data: Path, kind: str) -> None:
     folder = data / "d" / "dir"
     path = folder / "a"
     aside = path.rename(data.parent / "aside")
@@ -331,7 +331,7 @@ def test_what_is_no_regular_file_of_one_name_is_told_and_never_followed(data: Pa
         disk.shut()
 
 
-def test_a_directory_that_is_a_link_is_told(data: Path) -> None:
+def test_a_directory_that_is_a_link_is_reported(data: Path) -> None:
     (data / "d" / "other").symlink_to(data / "d" / "dir")
     assert verdicts(data)["other"][0] is Severity.DAMAGED
 

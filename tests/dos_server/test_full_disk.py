@@ -179,7 +179,7 @@ def test_a_tail_torn_on_a_full_disk_is_cut_when_there_is_space_without_a_restart
         assert len(list(file_of(server, "o").parent.glob(".torn.o.*"))) == 1
 
 
-def test_a_disk_that_fills_within_a_write_takes_a_part_of_it_and_says_so(
+def test_a_disk_that_fills_within_a_write_takes_a_part_of_it_and_reports_it(
     disk: SmallDisk,
 ) -> None:
     """RealDisk continues where the short write ended, and gets the error."""

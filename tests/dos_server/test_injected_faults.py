@@ -104,7 +104,7 @@ def test_a_failed_write_poisons_its_object_and_no_other(one_server: ServerProces
 
 
 @pytest.mark.parametrize("error", ["ENOSPC", "EDQUOT", "EFBIG"])
-def test_a_write_without_space_refuses_whole_appends_and_goes_on_by_itself(
+def test_a_write_without_space_refuses_whole_appends_and_continues_automatically(
     one_server: ServerProcess, log: Path, error: str
 ) -> None:
     # EVIDENCE-OF: P-8, P-10
@@ -168,7 +168,7 @@ def test_writes_that_take_their_time_delay_answers_and_nothing_else(
         assert content_of(wire, "o") == content
 
 
-def test_a_short_write_is_gone_on_with_and_a_disk_that_lies_about_it_is_found_out(
+def test_a_short_write_is_continued_with_and_a_disk_that_lies_about_it_is_found_out(
     one_server: ServerProcess, log: Path
 ) -> None:
     """strace answers 100 for the first write and performs nothing: those 100 bytes were never written."""

@@ -56,7 +56,7 @@ def test_a_client_that_goes_at_any_byte_leaves_whole_appends_or_none(server: emb
 
 @pytest.mark.parametrize("sync_ends", ["before the new session", "after its claim is asked for"])
 @pytest.mark.parametrize("step", range(5))
-def test_a_session_that_ends_at_any_step_of_an_append_leaves_a_size_to_go_on_from(
+def test_a_session_that_ends_at_any_step_of_an_append_leaves_a_size_to_continue_from(
     step: int, sync_ends: str
 ) -> None:
     # EVIDENCE-OF: P-1, P-2

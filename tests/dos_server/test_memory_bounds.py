@@ -70,7 +70,7 @@ def test_many_that_waited_are_answered_in_parts_and_none_reads_more_than_it_may(
 
 
 @pytest.mark.parametrize("what", ["removed", "removed and made anew"])
-def test_who_was_woken_and_not_answered_hears_that_the_object_was_removed(
+def test_who_was_woken_and_not_answered_is_notified_that_the_object_was_removed(
     monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     # EVIDENCE-OF: P-2

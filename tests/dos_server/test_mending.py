@@ -212,7 +212,7 @@ def test_a_missing_object_is_made() -> None:
     assert world.content() == CONTENT
 
 
-def test_a_poisoned_object_is_mended_without_a_restart() -> None:
+def test_a_poisoned_object_is_repaired_without_a_restart() -> None:
     # EVIDENCE-OF: P-1
     world = World()
     world.disk.fail("sync", errno.EIO)
@@ -226,7 +226,7 @@ def test_a_poisoned_object_is_mended_without_a_restart() -> None:
     assert world.content() == LONGER
 
 
-def test_nothing_is_mended_while_a_sync_of_the_bad_copy_is_under_way() -> None:
+def test_nothing_is_repaired_while_a_sync_of_the_bad_copy_is_under_way() -> None:
     """Its end would be taken for that of the new copy's first sync, and acknowledge what is on no disk."""
     # EVIDENCE-OF: P-1
     world = World()

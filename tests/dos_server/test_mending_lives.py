@@ -140,7 +140,7 @@ class Life:
 
 
 @given(seed=st.integers(0, 2**32))
-def test_no_life_makes_a_copy_look_sound_that_lost_what_was_told(seed: int) -> None:
+def test_no_life_makes_a_copy_look_sound_that_lost_what_was_reported(seed: int) -> None:
     # EVIDENCE-OF: P-1, P-2, P-5
     Life(seed).live(120)
 

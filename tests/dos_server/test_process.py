@@ -159,7 +159,7 @@ def serve(*options: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
 
 
-def test_a_second_server_on_one_data_directory_exits_2_and_the_first_goes_on(
+def test_a_second_server_on_one_data_directory_exits_2_and_the_first_continues(
     one_server: ServerProcess,
 ) -> None:
     with Wire(one_server.address) as wire:
@@ -182,7 +182,9 @@ def test_a_second_server_on_one_data_directory_exits_2_and_the_first_goes_on(
         assert read_all(wire, "o") == b"before and after"
 
 
-def test_what_cannot_be_served_exits_2_and_says_why(one_server: ServerProcess, tmp_path: Path) -> None:
+def test_what_cannot_be_served_exits_2_and_names_the_reason(
+    one_server: ServerProcess, tmp_path: Path
+) -> None:
     far = serve("--data", str(tmp_path / "far"), "--listen", "0.0.0.0:0")
     assert far.returncode == 2
     assert "--insecure" in far.stderr

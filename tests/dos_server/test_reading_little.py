@@ -71,7 +71,7 @@ def test_a_digest_among_small_extents_reads_a_block_of_them_and_not_an_extent_of
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_what_lies_in_many_small_extents_is_read_in_parts_and_each_goes_on_where_the_last_one_ended(
+def test_what_lies_in_many_small_extents_is_read_in_parts_and_each_continues_where_the_last_one_ended(
     seed: int,
 ) -> None:
     # EVIDENCE-OF: P-2, P-9

@@ -95,7 +95,7 @@ def test_a_sync_that_brings_no_bytes_does_not_begin_the_wait_anew() -> None:
     assert server.answer(writer, waiting) == m.Data("o", 0, 0, b"")
 
 
-def test_a_wait_goes_on_through_a_claim_and_ends_with_the_new_writers_bytes() -> None:
+def test_a_wait_continues_through_a_claim_and_ends_with_the_new_writers_bytes() -> None:
     server, _, reader = with_reader()
     waiting = server.send(reader, m.Get("o", 5, 100, 60_000))
     taker = server.connect()
@@ -105,7 +105,7 @@ def test_a_wait_goes_on_through_a_claim_and_ends_with_the_new_writers_bytes() ->
     assert server.answer(reader, waiting) == m.Data("o", 5, 6, b"!")
 
 
-def test_the_wait_of_a_writer_goes_on_when_it_is_superseded() -> None:
+def test_the_wait_of_a_writer_continues_when_it_is_superseded() -> None:
     server, writer, _ = with_reader()
     waiting = server.send(writer, m.Get("o", 5, 100, 60_000))
     taker = server.connect()
@@ -128,7 +128,7 @@ def test_who_sends_no_more_gets_what_there_is_at_once(by_quit: bool) -> None:
     assert not server.core.wants_tick()
 
 
-def test_a_wait_goes_on_when_its_session_looks_elsewhere() -> None:
+def test_a_wait_continues_when_its_session_looks_elsewhere() -> None:
     server, writer, reader = with_reader()
     waiting = server.send(reader, m.Get("o", 5, 100, 60_000))
     other = server.connect()
@@ -157,7 +157,7 @@ def test_a_wait_ends_when_the_object_is_found_damaged_or_its_disk_fails() -> Non
     assert code_of(server.ask(reader, m.Get("o", 5, 100, 60_000))) == ErrorCode.CORRUPT
 
 
-def test_a_wait_is_answered_from_the_new_copy_of_a_mended_object() -> None:
+def test_a_wait_is_answered_from_the_new_copy_of_a_repaired_object() -> None:
     world = World(b"short")
     reader = world.reader()
     waiting = world.send(reader, m.Get("o", 5, 100, 60_000))

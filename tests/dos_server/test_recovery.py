@@ -231,7 +231,7 @@ def test_damage_found_while_the_digest_is_resumed_is_quarantined() -> None:
     zeros=st.integers(0, 3000),
     ask=st.integers(0, 900_000),
 )
-def test_any_file_with_a_zero_tail_comes_back_whole_and_digests_any_prefix(
+def test_any_file_with_a_zero_tail_returns_whole_and_digests_any_prefix(
     sizes: list[int], zeros: int, ask: int
 ) -> None:
     from dos_server.core.scan import prefix_fold

@@ -143,7 +143,7 @@ def crash_in(disk: FakeDisk, step: str, nth: int, *, after: bool) -> None:
     setattr(disk, step, call)
 
 
-def test_a_removal_that_a_crash_cut_short_is_finished_and_damage_does_not_come_back_as_a_short_file() -> None:
+def test_a_removal_that_a_crash_cut_short_is_finished_and_damage_does_not_return_as_a_short_file() -> None:
     # EVIDENCE-OF: P-2
     disk = FakeDisk()
     server, _ = with_file(disk)
@@ -266,7 +266,7 @@ def test_slots_of_marks_are_used_again() -> None:
     assert server.ask0(server.connect0("dir"), "l") == b"f\t6000\tno\n"
 
 
-def test_random_lives_with_removals_keep_what_was_told() -> None:
+def test_random_lives_with_removals_keep_what_was_reported() -> None:
     # EVIDENCE-OF: P-1, P-2
     for seed in range(60):
         rng = random.Random(seed)
@@ -304,7 +304,7 @@ def test_random_lives_with_removals_keep_what_was_told() -> None:
                 put(server, name, told[name])
 
 
-def test_the_event_says_which_session_and_request_it_answers() -> None:
+def test_the_event_names_the_session_and_request_it_answers() -> None:
     server, session = with_file()
     server.request(session, "df")
     (effect, _) = server.pending[0]

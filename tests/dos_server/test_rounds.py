@@ -241,7 +241,7 @@ async def test_what_is_written_while_a_sync_runs_waits_for_the_next() -> None:
 
 
 @pytest.mark.trio
-async def test_many_objects_are_synced_at_once_and_each_is_told() -> None:
+async def test_many_objects_are_synced_at_once_and_each_is_notified() -> None:
     def story(address: tuple[str, int]) -> None:
         wires = [Wire(address) for _ in range(40)]
         for number, wire in enumerate(wires):

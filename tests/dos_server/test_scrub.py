@@ -98,7 +98,7 @@ def test_a_whole_file_of_another_time_is_found_by_its_root() -> None:
     assert state_of(mine, "dir", "o").corrupt_from == 0
 
 
-def test_only_what_was_synced_when_it_began_is_looked_at() -> None:
+def test_only_what_was_synced_when_it_began_is_inspected() -> None:
     world = World(LARGE[:500_000], PLAN)
     for part in (b"x" * 1_000, b"y" * 1_000):
         content = LARGE[:500_000] if part[:1] == b"x" else LARGE[:500_000] + b"x" * 1_000
@@ -135,7 +135,7 @@ def damage_listed(server: Harness) -> set[str]:
     return {entry.name for entry in listing.entries if entry.corrupt}
 
 
-def test_a_list_of_directories_marks_those_with_damage_until_it_is_mended_also_after_a_restart() -> None:
+def test_a_list_of_directories_marks_those_with_damage_until_it_is_repaired_also_after_a_restart() -> None:
     # EVIDENCE-OF: P-10
     world = World(LARGE, PLAN)
     other = world.connect(HELLO)

@@ -34,7 +34,7 @@ async def with_server(disk: FakeDisk, story: Callable[[tuple[str, int]], None]) 
         nursery.cancel_scope.cancel()
 
 
-async def test_a_failed_sync_answers_poisoned_and_other_objects_go_on() -> None:
+async def test_a_failed_sync_answers_poisoned_and_other_objects_continue() -> None:
     # EVIDENCE-OF: P-1
     disk = FakeDisk()
 
@@ -67,7 +67,7 @@ def refused_now(wire: Wire, request: int) -> bool:
     return False
 
 
-async def test_a_full_disk_answers_no_space_and_the_session_goes_on() -> None:
+async def test_a_full_disk_answers_no_space_and_the_session_continues() -> None:
     # EVIDENCE-OF: P-8
     disk = FakeDisk(space=2_000)
 

@@ -200,7 +200,7 @@ def look_at_all(server: ServerProcess, names: set[str]) -> None:
             assert reader.ask(m.Get(name, 0, 200)).payload == b"x" * 100, name
 
 
-def test_opening_and_listing_wait_while_too_much_stands_before_peers_and_go_on_when_they_are_cut_off(
+def test_opening_and_listing_wait_while_too_much_stands_before_peers_and_continue_when_they_are_cut_off(
     tmp_path: Path,
 ) -> None:
     # EVIDENCE-OF: P-9, P-10

@@ -65,7 +65,7 @@ def test_what_is_appended_while_a_write_is_under_way_keeps_its_bytes() -> None:
     assert server.ask(session, m.Get("o", 0, 100_000)).payload == content
 
 
-def test_no_space_in_a_thread_refuses_what_was_accepted_behind_it_too() -> None:
+def test_no_space_in_a_thread_refuses_what_was_accepted_after_it_too() -> None:
     # EVIDENCE-OF: P-8
     server, session = slow()
     send(server, session, b"", b"good")
@@ -118,7 +118,7 @@ def test_an_object_poisoned_while_a_thread_writes_is_left_alone_until_that_has_e
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_whatever_order_threads_end_in_what_was_told_is_there_after_a_crash(seed: int) -> None:
+def test_whatever_order_threads_end_in_what_was_reported_exists_after_a_crash(seed: int) -> None:
     # EVIDENCE-OF: P-1, P-2
     rng = random.Random(seed)
     server, session = slow()

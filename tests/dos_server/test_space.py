@@ -84,7 +84,7 @@ def test_what_is_taken_while_the_shell_looks_is_not_forgotten() -> None:
     assert space.has_room(30)
 
 
-def test_a_full_disk_is_told_once_and_so_is_its_end() -> None:
+def test_a_full_disk_is_reported_once_and_so_is_its_end() -> None:
     server, session = nearly_full(10 * KIB)
     big = append(b"", b"b" * 50 * KIB)
     for _ in range(3):
@@ -104,7 +104,7 @@ def test_a_full_disk_is_told_once_and_so_is_its_end() -> None:
     assert len(server.warnings) == 2
 
 
-def test_a_disk_that_others_fill_is_told_without_an_append() -> None:
+def test_a_disk_that_others_fill_is_reported_without_an_append() -> None:
     server, _ = nearly_full(0)
     assert len(server.warnings) == 1
 
@@ -142,7 +142,7 @@ def test_claims_records_removals_and_a_restart_work_from_the_reserve() -> None:
 
 
 @pytest.mark.parametrize("body", ["ao\t0", "anew\t0"])
-def test_version_0_is_told_at_its_append_that_the_disk_is_full(body: str) -> None:
+def test_version_0_is_reported_at_its_append_that_the_disk_is_full(body: str) -> None:
     server = Harness(FakeDisk(space=TOTAL))
     session = server.connect0("dir")
     assert server.ask0(session, "ao\t0") == b"ok"
@@ -159,7 +159,7 @@ def test_version_0_is_told_at_its_append_that_the_disk_is_full(body: str) -> Non
     assert server.ask0(server.connect0("dir"), "do") == b"ok", "and a file can be removed"
 
 
-def test_a_stream_of_version_0_ends_at_the_reserve_and_goes_on_when_there_is_space() -> None:
+def test_a_stream_of_version_0_ends_at_the_reserve_and_continues_when_there_is_space() -> None:
     server = Harness(FakeDisk(space=TOTAL))
     session = server.connect0("dir")
     assert server.ask0(session, "ao\t0") == b"ok"

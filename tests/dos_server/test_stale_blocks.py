@@ -209,7 +209,7 @@ def test_the_root_of_each_object_of_a_name_is_another_and_its_mark_says_it() -> 
 
 
 @pytest.mark.parametrize("cut", range(len(SIZES)))
-def test_what_is_appended_behind_a_torn_tail_and_after_a_restart_follows_the_chain(cut: int) -> None:
+def test_what_is_appended_after_a_torn_tail_and_after_a_restart_follows_the_chain(cut: int) -> None:
     server = Harness(FakeDisk())
     content = appended(server, opened(server), parts(1)[:cut])
     if cut:

@@ -67,7 +67,7 @@ def test_each_start_gives_the_disk_another_stamp_and_welcome_tells_it_to_session
     assert (alone.stamp_number, alone.witnessed, alone.rolled_back) == (0, b"", False)
 
 
-def test_a_disk_that_has_the_stamp_says_so_and_goes_on(server: Harness) -> None:
+def test_a_disk_that_has_the_stamp_reports_it_and_continues(server: Harness) -> None:
     before = newest_of(server)
     server.start()
     session = server.connect(HELLO)
@@ -99,7 +99,7 @@ def test_a_disk_that_lacks_a_stamp_serves_its_store_no_more_not_even_after_a_sta
         server.start()
 
 
-def test_a_stamp_is_told_when_it_is_durable_and_an_old_one_is_replaced_when_somebody_asks(
+def test_a_stamp_is_reported_when_it_is_durable_and_an_old_one_is_replaced_when_somebody_asks(
     server: Harness,
 ) -> None:
     first = newest_of(server)
@@ -228,7 +228,7 @@ def test_a_history_knows_exactly_its_own_stamps(
     assert decode_history(encode_history(marked)) == marked
 
 
-def test_of_stamps_older_than_all_that_are_kept_nothing_is_said() -> None:
+def test_of_stamps_older_than_all_that_are_kept_nothing_is_reported() -> None:
     history = History()
     for number in range(1, stamps_kept_max + 3):
         history = history.grown(number.to_bytes(16, "big"))

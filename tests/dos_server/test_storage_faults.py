@@ -179,7 +179,7 @@ def test_a_tail_torn_again_at_the_same_place_leaves_the_copy_of_the_first_alone(
 
 
 @pytest.mark.parametrize("error", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
-def test_an_append_whose_file_cannot_be_opened_for_want_of_descriptors_is_refused_and_goes_on(
+def test_an_append_whose_file_cannot_be_opened_for_want_of_descriptors_is_refused_and_continues(
     monkeypatch: pytest.MonkeyPatch, error: int
 ) -> None:
     """Nothing was written, and the object is as sound as before."""
@@ -227,7 +227,7 @@ def test_a_directory_that_cannot_be_opened_now_is_opened_when_the_cause_has_pass
     assert server.ask(session, m.Get("o", 0, 100)).payload == b"abc"
 
 
-def test_the_scrub_goes_on_past_a_directory_that_cannot_be_opened_now() -> None:
+def test_the_scrub_continues_past_a_directory_that_cannot_be_opened_now() -> None:
     world = World(scrub=ScrubPlan(1e9, 0.0, 0.0))
     world.storage.stop()
     world.start()

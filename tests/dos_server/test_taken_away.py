@@ -114,7 +114,7 @@ def replaced(data: Path) -> None:
 
 
 @pytest.mark.parametrize("do", [removed, moved, replaced])
-def test_a_server_whose_data_directory_is_gone_ends_and_says_so(
+def test_a_server_whose_data_directory_is_gone_ends_and_reports_it(
     tmp_path: Path, do: Callable[[Path], None]
 ) -> None:
     with ServerProcess(tmp_path / "data") as server:
@@ -124,7 +124,7 @@ def test_a_server_whose_data_directory_is_gone_ends_and_says_so(
         assert not (tmp_path / "data" / "identity").exists()
 
 
-def test_a_server_whose_data_directory_is_there_goes_on(tmp_path: Path) -> None:
+def test_a_server_whose_data_directory_exists_continues(tmp_path: Path) -> None:
     """By another name for the same place, too."""
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")

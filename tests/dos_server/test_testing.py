@@ -28,7 +28,7 @@ async def written(server: MemoryServer, epoch: int, *parts: bytes) -> None:
 
 
 @pytest.mark.trio
-async def test_what_was_acknowledged_is_there_after_crash_power_cut_and_restart() -> None:
+async def test_what_was_acknowledged_exists_after_crash_power_cut_and_restart() -> None:
     # EVIDENCE-OF: P-1
     async with memory_server() as server:
         await written(server, 1, b"one ", b"two")
@@ -65,7 +65,7 @@ def test_a_power_cut_loses_what_was_not_synced() -> None:
 
 
 @pytest.mark.trio
-async def test_a_store_of_three_goes_on_without_one_and_takes_over_what_was_acknowledged() -> None:
+async def test_a_store_of_three_continues_without_one_and_takes_over_what_was_acknowledged() -> None:
     # EVIDENCE-OF: P-5
     async with memory_store() as servers, open_store(servers.url) as store:
         async with await store.claim("app.w0000", 1, os.urandom(16)) as claim:

@@ -69,7 +69,7 @@ def test_a_second_run_copies_only_what_is_new_and_a_dry_run_nothing(s3: FakeS3, 
     assert not put & before
 
 
-def test_an_interrupted_run_goes_on_where_it_was(s3: FakeS3, tmp_path: Path) -> None:
+def test_an_interrupted_run_continues_where_it_was(s3: FakeS3, tmp_path: Path) -> None:
     store = MemoryStore()
     write_lines(store, tmp_path / "live")
     whole = archived(store, dry_run=True).copied_segments

@@ -228,7 +228,7 @@ def test_the_manifest_of_another_directory_is_refused(s3: FakeS3, tmp_path: Path
     assert not (tmp_path / "end").exists()
 
 
-def test_an_archive_that_is_not_there_is_named(s3: FakeS3) -> None:
+def test_an_archive_that_is_missing_is_named(s3: FakeS3) -> None:
     with pytest.raises(ArchiveNotFoundError, match=r"has no archive of chain files in app\.w0000"):
         trio.run(opened)
     with pytest.raises(ArchiveNotFoundError, match="NoSuchBucket"):

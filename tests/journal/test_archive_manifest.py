@@ -27,7 +27,7 @@ def manifest(end: Position, *segments: ArchivedSegment) -> ArchiveManifest:
 WHOLE = manifest(Position(2, 700, 5), segment(1, 0, 500), segment(2, 500, archive_block_bytes + 1))
 
 
-def test_a_manifest_comes_back_as_it_was() -> None:
+def test_a_manifest_returns_as_it_was() -> None:
     assert decode_manifest(encode_manifest(WHOLE), "here") == WHOLE
 
 
@@ -67,7 +67,7 @@ def test_a_manifest_that_contradicts_itself_is_refused(bad: ArchiveManifest, wor
         decode_manifest(encode_manifest(bad), "here")
 
 
-def test_a_newer_version_says_so() -> None:
+def test_a_newer_version_reports_it() -> None:
     data = bytearray(encode_manifest(WHOLE))
     data[4] = 2
     with pytest.raises(CorruptDataError, match=r"version 2.*newer"):

@@ -56,7 +56,7 @@ def test_later_parts_are_asked_for_while_the_first_is_on_its_way_but_not_too_man
     assert reads.ahead_most == archive_reads_ahead_max + 1
 
 
-def test_what_is_wrong_with_a_part_is_told_where_it_would_have_come() -> None:
+def test_what_is_wrong_with_a_part_is_reported_where_it_would_have_come() -> None:
     reads = Reads(5, last_needed=1, broken=1)
     with pytest.raises(OSError, match="read 1"):
         trio.run(reads.take)

@@ -97,7 +97,7 @@ async def test_a_journal_that_never_was_has_no_end(bench: Bench) -> None:
     assert claim.epoch == 1
 
 
-async def test_records_come_back_in_order_with_their_positions(bench: Bench) -> None:
+async def test_records_return_in_order_with_their_positions(bench: Bench) -> None:
     # EVIDENCE-OF: P-1
     claim, state = await bench.take_over(1)
     writer = await ChainWriter.open(claim, "J", state, 1)
@@ -148,7 +148,7 @@ async def test_a_record_of_many_mebibytes_goes_through_in_one_piece(bench: Bench
     assert writer.append(note("still in order")).size == writer.end.size
 
 
-async def test_a_roll_goes_on_in_a_new_segment_of_the_same_epoch(bench: Bench) -> None:
+async def test_a_roll_continues_in_a_new_segment_of_the_same_epoch(bench: Bench) -> None:
     writer = await bench.write(1, "ab")
     before = writer.end
     await writer.roll()

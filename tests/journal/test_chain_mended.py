@@ -47,7 +47,7 @@ async def everywhere(store: Store, servers: Threads) -> list[str]:
     return sorted({name for objects in view.answers.values() for name in objects})
 
 
-async def test_a_take_over_stands_on_a_member_that_was_mended(four: Threads) -> None:
+async def test_a_take_over_stands_on_a_member_that_was_repaired(four: Threads) -> None:
     # EVIDENCE-OF: P-5
     url = url_of(four[:3])
     await init_store(url)
@@ -63,7 +63,7 @@ async def test_a_take_over_stands_on_a_member_that_was_mended(four: Threads) -> 
         assert await notes(store, 2, range(40, 50)) == list(range(1, 40))
 
 
-async def test_after_a_loss_was_accepted_the_journal_goes_on_from_what_is_there(four: Threads) -> None:
+async def test_after_a_loss_was_accepted_the_journal_continues_from_what_exists(four: Threads) -> None:
     # EVIDENCE-OF: P-5, P-10
     url = url_of(four[:3])
     await init_store(url)

@@ -88,7 +88,7 @@ def test_terminal_codes_in_a_journal_stay_in_quotes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", [V0, V1])
-def test_verify_of_a_sound_journal_says_so_and_exits_0(path: Path) -> None:
+def test_verify_of_a_sound_journal_reports_it_and_exits_0(path: Path) -> None:
     done = journal("verify", path)
     assert done.returncode == 0
     assert done.stdout.startswith(f"sound: {path}: ")
@@ -164,7 +164,7 @@ def test_wrong_usage_exits_2_with_one_line_and_no_traceback(
     assert done.stdout == ""
 
 
-def test_a_store_that_is_not_there_exits_3() -> None:
+def test_a_store_that_is_missing_exits_3() -> None:
     done = journal("verify", "dos://127.0.0.1:1/a/b")
     assert done.returncode == 3
     assert "Traceback" not in done.stderr
@@ -234,7 +234,7 @@ def test_a_chain_a_segment_and_a_plain_object_of_a_store_are_dumped_and_verified
 
 
 @pytest.mark.process
-def test_of_a_chain_only_what_is_committed_is_shown_of_a_segment_what_members_have(
+def test_of_a_chain_only_what_is_committed_is_visible_of_a_segment_what_members_have(
     servers: list[ServerProcess], store_url: str
 ) -> None:
     """R10: a record on one member only may vanish when another writer takes over."""
@@ -336,7 +336,7 @@ def test_grep_shows_the_records_in_which_something_is_found(
         (["--op", "APPEND", "x"], "the operations are TRUNCATE, WRITE, REMOVE"),
     ],
 )
-def test_grep_says_what_is_wrong_with_what_it_is_asked(arguments: list[str], words: str) -> None:
+def test_grep_reports_what_is_wrong_with_what_it_is_asked(arguments: list[str], words: str) -> None:
     done = journal("grep", *arguments, V0)
     assert (done.returncode, done.stdout) == (2, "")
     assert words in done.stderr
@@ -359,7 +359,7 @@ def test_output_that_cannot_be_written_ends_in_one_line(
     )
 
 
-def test_what_is_not_there_is_said_with_what_is(store_url: str, tmp_path: Path) -> None:
+def test_what_is_missing_is_said_with_what_is(store_url: str, tmp_path: Path) -> None:
     unique = f"there{os.getpid()}"
     trio.run(write_chain, store_url, unique)
     for verb in ("dump", "files", "status", "follow"):

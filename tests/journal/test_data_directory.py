@@ -92,7 +92,7 @@ def test_what_is_on_the_disk_of_a_server_that_is_down_is_read_and_nothing_is_cha
         (("verify", "ledger/nothing"), "no object and no chain nothing"),
     ],
 )
-def test_what_cannot_be_read_there_is_said(data: Path, arguments: tuple[str, ...], words: str) -> None:
+def test_what_cannot_be_read_there_is_reported(data: Path, arguments: tuple[str, ...], words: str) -> None:
     command, name, *more = arguments
     done = dos("journal", command, *more, data / name)
     assert done.exit_code == 2, done.stderr
@@ -104,7 +104,7 @@ def test_what_one_disk_has_is_not_archived(data: Path) -> None:
     assert (done.exit_code, "only a store knows" in done.stderr) == (2, True)
 
 
-def test_history_that_is_gone_and_that_nobody_trimmed_is_said_and_the_exit_code_is_1(data: Path) -> None:
+def test_history_that_is_gone_and_that_nobody_trimmed_is_reported_and_the_exit_code_is_1(data: Path) -> None:
     target, stored = data / "ledger" / "files", data / "d" / "ledger"
     assert dos("journal", "verify", "--history", target).exit_code == 0
     lowest = min(path.name for path in stored.iterdir() if path.name[0] != ".")

@@ -95,7 +95,7 @@ def changed(model: dict[str, bytes], change: tuple[Any, ...]) -> dict[str, bytes
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(changes=st.lists(CHANGE, max_size=25), snapshots=st.booleans())
-def test_any_changes_are_there_again_at_every_position(
+def test_any_changes_restored_at_every_position(
     tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[Any, ...]], snapshots: bool
 ) -> None:
     trio.run(any_changes, tmp_path_factory.mktemp("files"), changes, snapshots)
@@ -193,7 +193,7 @@ async def test_a_snapshot_has_empty_files_and_holes_and_nothing_that_was_removed
 
 
 @pytest.mark.trio
-async def test_a_directory_is_there_for_as_long_as_a_file_is_in_it(tmp_path: Path) -> None:
+async def test_a_directory_exists_for_as_long_as_a_file_is_in_it(tmp_path: Path) -> None:
     store = MemoryStore()
     async with opened(store, tmp_path / "live", 1) as directory:
         await directory.append("d/e/one", b"x")
@@ -208,7 +208,7 @@ async def test_a_directory_is_there_for_as_long_as_a_file_is_in_it(tmp_path: Pat
 
 @pytest.mark.trio
 @pytest.mark.parametrize("file_bytes", [400, 40_000])
-async def test_a_restore_reads_no_more_than_was_said_or_twice_the_files(
+async def test_a_restore_reads_no_more_than_was_reported_or_twice_the_files(
     tmp_path: Path, file_bytes: int
 ) -> None:
     store, most = MemoryStore(), 20_000
@@ -226,7 +226,7 @@ async def test_a_restore_reads_no_more_than_was_said_or_twice_the_files(
 
 
 @pytest.mark.trio
-async def test_a_change_that_was_recorded_and_not_applied_is_there_after_the_next_opening(
+async def test_a_change_that_was_recorded_and_not_applied_exists_after_the_next_opening(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = MemoryStore()
@@ -264,7 +264,7 @@ async def test_a_change_that_reached_no_quorum_is_taken_back_by_the_next_opening
 
 
 @pytest.mark.trio
-async def test_what_a_crash_left_beside_a_directory_goes_away(tmp_path: Path) -> None:
+async def test_what_a_crash_left_beside_a_directory_disappears(tmp_path: Path) -> None:
     store = MemoryStore()
     for left in (".live.rebuilding", ".live.replaced"):
         (tmp_path / left / "sub").mkdir(parents=True)
@@ -394,7 +394,7 @@ async def test_a_restore_writes_over_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.trio
-async def test_a_moment_below_what_is_left_is_said_to_be_gone(tmp_path: Path) -> None:
+async def test_a_moment_below_what_is_left_is_reported_as_gone(tmp_path: Path) -> None:
     store = MemoryStore()
     async with opened(store, tmp_path / "live", 1, recovery_bytes=400) as directory:
         for _ in range(20):

@@ -256,7 +256,7 @@ def test_a_torn_tail_is_left_out_and_said_a_flipped_bit_makes_nothing(three: Pat
         (["--at", "-9999999999999d"], "before the year 1"),
     ],
 )
-def test_a_moment_that_is_none_says_what_can_be_written(
+def test_a_moment_that_is_none_reports_what_can_be_written(
     three: Path, arguments: list[str], words: str
 ) -> None:
     done = journal("files", three, *arguments)
@@ -298,7 +298,7 @@ def test_a_file_that_the_journal_does_not_have_is_not_replayed_in_silence(
     assert files(tmp_path / "into") == {"d/new": b"xyz"}
 
 
-def test_a_target_that_is_there_is_left_alone(three: Path, tmp_path: Path) -> None:
+def test_a_target_that_exists_is_left_alone(three: Path, tmp_path: Path) -> None:
     done = journal("replay", three, "--into", tmp_path)
     assert done.returncode == 2
     assert "does not exist or is empty" in done.stderr
@@ -384,7 +384,7 @@ def test_an_age_is_a_moment_of_a_difference_and_no_option(three: Path) -> None:
     assert "No such option" in journal("diff", three, "-x").stderr
 
 
-def test_a_moment_before_the_first_mark_is_said_so(three: Path) -> None:
+def test_a_moment_before_the_first_mark_is_reported_it(three: Path) -> None:
     assert "as of offset 0, before the first time mark" in journal("files", three, "--at", "-9d").stdout
 
 

@@ -261,7 +261,7 @@ def dos(*arguments: object) -> Any:
 
 
 @pytest.mark.process
-def test_the_command_shows_and_deletes_and_says_what_it_refuses(
+def test_the_command_shows_and_deletes_and_reports_what_it_refuses(
     one_server: ServerProcess, tmp_path: Path
 ) -> None:
     async def write() -> None:
@@ -340,7 +340,7 @@ async def test_nothing_is_let_go_before_a_cut_that_is_none(tmp_path: Path) -> No
         assert (await directory.trim(store, DIRECTORY, before=AtStep(290))).segments
 
 
-def test_a_record_of_a_cut_is_shown_in_a_dump(tmp_path: Path) -> None:
+def test_a_record_of_a_cut_is_visible_in_a_dump(tmp_path: Path) -> None:
     from journal.core.record import encode_v1
 
     (tmp_path / "j").write_bytes(encode_v1(Record(Op.CUT, ints=(7, 41))))

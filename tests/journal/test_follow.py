@@ -63,7 +63,7 @@ async def following(follow: Callable[..., Any], *arguments: Any) -> AsyncIterato
 
 @pytest.mark.process
 @pytest.mark.trio
-async def test_a_chain_is_followed_through_segments_and_records_are_shown_once(store_url: str) -> None:
+async def test_a_chain_is_followed_through_segments_and_records_are_visible_once(store_url: str) -> None:
     name = f"follow.{os.urandom(4).hex()}"
     async with (
         open_store(store_url) as store,

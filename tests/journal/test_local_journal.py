@@ -101,7 +101,7 @@ async def test_after_a_write_or_sync_that_failed_nothing_is_appended(
 
 
 @pytest.mark.process
-def test_a_mirror_follows_through_a_crash_and_a_server_that_is_away(
+def test_a_mirror_follows_through_a_crash_and_a_server_that_is_unavailable(
     tmp_path: Path, servers: list[ServerProcess], store_url: str
 ) -> None:
     name, path = f"worker.{os.urandom(4).hex()}", tmp_path / "my_app.journal"
@@ -138,7 +138,7 @@ def test_a_mirror_follows_through_a_crash_and_a_server_that_is_away(
 
 
 @pytest.mark.process
-def test_a_mirror_never_goes_on_behind_other_bytes(tmp_path: Path, store_url: str) -> None:
+def test_a_mirror_never_continues_behind_other_bytes(tmp_path: Path, store_url: str) -> None:
     name, path = f"worker.{os.urandom(4).hex()}", tmp_path / "my_app.journal"
 
     async def mirror_once(epoch: int) -> None:

@@ -86,7 +86,7 @@ def test_a_png_shows_a_bar_in_its_place(tmp_path: Path) -> None:
     assert blue.index(True) / len(blue) == pytest.approx(0.5, abs=0.01)
 
 
-def test_a_picture_of_nothing_says_so_and_one_without_times_counts_bytes(tmp_path: Path) -> None:
+def test_a_picture_of_nothing_reports_it_and_one_without_times_counts_bytes(tmp_path: Path) -> None:
     assert "no records" in words(drawing(Timeline(), tmp_path))
     timeline = Timeline()
     for number in range(100):
@@ -119,7 +119,7 @@ def test_a_long_name_stays_in_the_picture(tmp_path: Path) -> None:
     assert len(shown) * 14 * 0.602 < WIDTH - _LEFT
 
 
-def test_the_command_draws_and_says_what_it_cannot(tmp_path: Path) -> None:
+def test_the_command_draws_and_reports_what_it_cannot(tmp_path: Path) -> None:
     path = tmp_path / "some.journal"
     path.write_bytes(b"".join(encode_v1(mark(1000 * n)) + encode_v1(WRITE) for n in range(5)))
     done = journal("timeline", "--plot", tmp_path / "a.svg", path)

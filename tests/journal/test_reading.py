@@ -45,7 +45,7 @@ async def test_what_one_member_lacks_another_gives() -> None:
 
 @pytest.mark.trio
 @pytest.mark.parametrize("absence", [AWAY, BrokenConnectionError("reset")])
-async def test_bytes_that_a_member_may_have_that_is_away_are_not_lost(absence: Exception) -> None:
+async def test_bytes_that_a_member_may_have_that_is_unavailable_are_not_lost(absence: Exception) -> None:
     """Found by the simulator, seed 464: it had answered the claim, and lost its power before it was read."""
     for answers in ({"a": absence, "b": b"abc"}, {"a": b"abc", "b": absence}):
         with pytest.raises(QuorumUnavailableError, match="x from byte 3 on may be on a member"):

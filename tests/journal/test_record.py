@@ -101,7 +101,7 @@ def test_a_record_with_255_ints_and_255_strings_fits() -> None:
     assert decode_all(encode(record))[0][0][1] == record
 
 
-def test_the_header_says_how_long_a_record_is_before_its_body_is_there() -> None:
+def test_the_header_says_how_long_a_record_is_before_its_body_exists() -> None:
     data = encode_v1(Record(Op.WRITE, ints=(0,), strings=(b"a", bytes(1000))))
     decoder = RecordDecoder()
     assert decoder.feed(data[: HEADER_V1.size]) == []

@@ -180,7 +180,7 @@ def with_header_digest(header: bytes) -> bytes:
         (HEADER_V1.pack(MAGIC, 1, 4, 0, 2, 0, 0, 15, 0), CorruptRecordError, "found 15 bytes"),
     ],
 )
-def test_a_valid_header_that_this_release_cannot_read_is_told_from_damage(
+def test_a_valid_header_that_this_release_cannot_read_is_reported_from_damage(
     header: bytes, kind: type[CorruptDataError], words: str
 ) -> None:
     good = encode(THREE[0])
@@ -191,7 +191,7 @@ def test_a_valid_header_that_this_release_cannot_read_is_told_from_damage(
     assert len(good) <= fault.offset < len(good) + 24
 
 
-def test_a_version_0_record_of_a_later_version_says_so() -> None:
+def test_a_version_0_record_of_a_later_version_reports_it() -> None:
     data = bytearray(encode(THREE[0], 0))
     data[4] = 3
     _, fault = decode_all(bytes(data), 0)

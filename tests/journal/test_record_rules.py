@@ -79,7 +79,7 @@ def test_every_rule_of_a_header_of_version_1_is_kept_at_its_boundary() -> None:
             assert caught.value.args == parsed.fault.args, case
 
 
-def test_what_is_said_of_a_header_is_what_it_holds() -> None:
+def test_what_is_reported_of_a_header_is_what_it_holds() -> None:
     said = {
         header_v1(version=9): ("version 9", "newer release"),
         header_v1(flags=0x300): ("flags within 0x00ff", "0x0300", "newer release"),
@@ -318,7 +318,7 @@ def test_zeros_at_the_end_are_counted_and_so_are_those_before_other_bytes() -> N
     assert (caught.value.offset, caught.value.found) == (40, "35 zero bytes, then others")
 
 
-def test_a_cut_off_record_is_told_with_what_is_there_and_what_it_needs() -> None:
+def test_a_cut_off_record_is_told_with_what_exists_and_what_it_needs() -> None:
     good, half = encode(Record(Op.MARK, 0, (1,))), encode(Record(Op.MARK, 0, (2,)))
     for size in range(1, len(half)):
         decoder = RecordDecoder(where="J")

@@ -35,7 +35,7 @@ def test_a_line_is_what_the_original_wrote_with_place_and_name() -> None:
 
 @pytest.mark.parametrize("size", [0, 1, SHOWN - 1, SHOWN, SHOWN + 1, 1000])
 @pytest.mark.parametrize("full", [False, True])
-def test_of_a_long_string_the_beginning_is_shown_and_how_long_it_is(size: int, full: bool) -> None:
+def test_of_a_long_string_the_beginning_is_visible_and_how_long_it_is(size: int, full: bool) -> None:
     cut = size > SHOWN and not full
     shown = "a" * (SHOWN if cut else size)
     expected = f"'{shown}'" + (f"...[{size} bytes]" if cut else "")
@@ -81,7 +81,7 @@ def test_a_fault_in_bytes_is_told_with_both_offsets(fault: CorruptDataError, kin
     assert "logical offset  1005" in fault_text(fault, 1000).splitlines()
 
 
-def test_of_another_fault_the_problem_and_the_remedy_are_told_and_nothing_empty() -> None:
+def test_of_another_fault_the_problem_and_the_remedy_are_reported_and_nothing_empty() -> None:
     fault = LostBytesError("bytes are gone", remedy="get them back")
     assert fault_fields(fault) == {"kind": "lost", "problem": "bytes are gone", "hint": "get them back"}
     assert len(fault_text(CorruptRecordError("J", 0, "x", "y", "")).splitlines()) == 6

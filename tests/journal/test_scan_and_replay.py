@@ -237,7 +237,7 @@ def test_a_replay_checks_length_and_digest_at_the_spans_end() -> None:
         replay(bytes(broken))
 
 
-def test_a_fold_stops_exactly_where_it_is_told() -> None:
+def test_a_fold_stops_exactly_at_the_given_size() -> None:
     steps = [(Position(1, size, size), mark(size)) for size in (10, 20, 30)]
 
     def add(state: tuple[int, ...], record: Record) -> tuple[int, ...]:

@@ -88,7 +88,7 @@ async def first_writer(store: MemoryStore, *texts: str) -> tuple[MemoryClaim, Ch
     return claim, writer
 
 
-async def test_a_writer_goes_on_where_the_last_one_ended() -> None:
+async def test_a_writer_continues_where_the_last_one_ended() -> None:
     # EVIDENCE-OF: P-1
     store = MemoryStore()
     _, writer = await first_writer(store, "a", "b")
@@ -349,7 +349,7 @@ async def test_a_copy_that_proves_damaged_after_the_claim_is_left_to_a_new_claim
     assert await told(again := store.claim(3), await taken(again)) == ["base"]
 
 
-async def test_a_wiped_member_costs_nothing_while_a_quorum_of_the_others_is_there() -> None:
+async def test_a_wiped_member_costs_nothing_while_a_quorum_of_the_others_exists() -> None:
     # EVIDENCE-OF: P-5
     store = MemoryStore()
     await first_writer(store, "a", "b")
@@ -466,7 +466,7 @@ async def test_a_rollback_to_nothing_begins_the_chain_anew() -> None:
     assert await told(claim, await taken(claim)) == ["a"]
 
 
-async def test_r16_a_journal_is_created_only_when_every_member_says_that_it_is_not_there(
+async def test_r16_a_journal_is_created_only_when_every_member_reports_that_it_is_missing(
     autojump_clock: object,
 ) -> None:
     store = MemoryStore()

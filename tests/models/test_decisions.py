@@ -46,12 +46,12 @@ def number(text: str) -> int:
     return int(text.replace(",", ""))
 
 
-def test_every_world_and_every_switch_is_told_of() -> None:
+def test_every_world_and_every_switch_is_reported_of() -> None:
     assert set(EXPLORED) <= set(told_states()) <= set(CONFIGURATIONS)
     assert {switch: world for switch, (world, _, _) in told_losses().items()} == LOSSES
 
 
-def test_every_rule_says_where_it_is_kept_and_what_shows_it() -> None:
+def test_every_rule_names_the_place_it_is_kept_and_what_shows_it() -> None:
     kept = [row[0] for row in rows() if len(row) == 3 and re.fullmatch(r"R\d+", row[0]) and ".py:" in row[1]]
     assert kept == [f"R{rule}" for rule in range(1, 19)]
 
@@ -64,6 +64,6 @@ def names_in(path: str) -> set[str]:
 
 
 @pytest.mark.parametrize("decision", DECISIONS)
-def test_whatever_a_decision_names_in_the_code_is_there(decision: str) -> None:
+def test_whatever_a_decision_names_in_the_code_exists(decision: str) -> None:
     cited = re.findall(r"`([\w/]+\.py):(\w+)`", (ROOT / decision).read_text(encoding="utf-8"))
     assert [f"{path}:{name}" for path, name in cited if name not in names_in(path)] == []

@@ -88,7 +88,7 @@ def test_texts_logs_assertions_and_annotations_are_left_alone(source: Source) ->
     assert not [one for one in changes(source) if "log." in one[1] or "assert" in one[1] or "raise" in one[1]]
 
 
-def test_what_runs_at_import_is_told_from_what_a_function_does(source: Source) -> None:
+def test_what_runs_at_import_is_reported_from_what_a_function_does(source: Source) -> None:
     at_import = {one.key.before for one in source.mutants if one.at_import}
     assert at_import == {
         "TABLE = {'a': 1, 'b': 2}", "size: int = 3", "def near(self, at: int, limit: int=5) -> bool:"
@@ -137,7 +137,7 @@ def test_functions_that_the_session_before_left_frozen_are_found() -> None:
         gc.unfreeze()
 
 
-def test_the_scope_of_each_package_is_there() -> None:
+def test_the_scope_of_each_package_exists() -> None:
     for package in PACKAGES.values():
         assert all((ROOT / name).exists() for name in package.tests)
         assert all(any(ROOT.glob(pattern)) for pattern in package.modules)

@@ -27,7 +27,7 @@ from tests.power.disk_state import SECTOR, DiskState
 pytestmark = pytest.mark.process
 
 
-def test_after_a_power_cut_at_any_moment_all_that_was_acknowledged_is_there(
+def test_after_a_power_cut_at_any_moment_all_that_was_acknowledged_exists(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     # EVIDENCE-OF: P-1, P-2, P-4

@@ -37,14 +37,14 @@ def contents(disk: ModelDisk, path: str) -> set[bytes | None]:
     return {image.get(path) for image in images(disk)}
 
 
-def test_what_was_synced_is_there_whatever_happens(disk: ModelDisk) -> None:
+def test_what_was_synced_exists_with_any_failures(disk: ModelDisk) -> None:
     write(disk, "b", 0, b"x")
     assert contents(disk, "a") == {b"s" * 700}
     assert all("d" in image for image in images(disk))
     assert disk.state.bare() == {"a": b"s" * 700, "d": None}
 
 
-def test_of_bytes_behind_it_any_page_may_be_there_or_zeros_and_the_size_ahead_or_behind(
+def test_of_bytes_after_it_any_page_may_be_there_or_zeros_and_the_size_ahead_or_behind(
     disk: ModelDisk,
 ) -> None:
     write(disk, "a", 700, b"u" * (3 * PAGE))
@@ -77,7 +77,7 @@ def test_a_page_is_torn_between_sectors_and_nowhere_else(disk: ModelDisk) -> Non
     assert edges == set(range(SECTOR, PAGE, SECTOR))
 
 
-def test_an_older_version_of_a_page_may_be_the_one_that_is_there(disk: ModelDisk) -> None:
+def test_an_older_version_of_a_page_may_be_the_one_that_exists(disk: ModelDisk) -> None:
     for letter in (b"1", b"2", b"3"):
         write(disk, "a", 0, letter)
     assert {one[:1] for one in contents(disk, "a") if one} == {b"s", b"1", b"2", b"3"}
@@ -90,7 +90,7 @@ def test_a_sync_covers_what_came_before_it_began_only(disk: ModelDisk) -> None:
     assert b"s" * 700 in contents(disk, "a")
 
 
-def test_a_name_is_there_for_sure_once_its_folder_is_synced_and_each_folder_above(disk: ModelDisk) -> None:
+def test_a_name_exists_for_sure_once_its_folder_is_synced_and_each_folder_above(disk: ModelDisk) -> None:
     disk.make_folder("d/e")
     write(disk, "d/e/x", 0, b"data")
     disk.sync(disk.open("d/e/x", create=False))
@@ -100,7 +100,7 @@ def test_a_name_is_there_for_sure_once_its_folder_is_synced_and_each_folder_abov
     assert contents(disk, "d/e/x") == {b"data"}
 
 
-def test_a_rename_is_old_or_new_and_a_removed_name_may_come_back(disk: ModelDisk) -> None:
+def test_a_rename_is_old_or_new_and_a_removed_name_may_return(disk: ModelDisk) -> None:
     write(disk, "new", 0, b"new")
     disk.sync(disk.open("new", create=False))
     disk.sync_folder("")

@@ -22,7 +22,7 @@ from tests.support.core_harness import Harness
 
 
 @given(seed=st.integers(0, 2**32))
-def test_no_sequence_of_kills_and_power_cuts_takes_back_what_was_told(seed: int) -> None:
+def test_no_sequence_of_kills_and_power_cuts_takes_back_what_was_reported(seed: int) -> None:
     # EVIDENCE-OF: P-1, P-2, P-4
     many_lives(seed, 8)
 
@@ -36,7 +36,7 @@ def test_what_was_refused_leaves_nothing_behind_whatever_is_killed_or_cut(seed: 
 
 
 @given(seed=st.integers(0, 2**32))
-def test_what_a_session_of_version_0_was_told_is_never_taken_back(seed: int) -> None:
+def test_what_a_session_of_version_0_was_reported_is_never_taken_back(seed: int) -> None:
     # EVIDENCE-OF: P-1
     many_lives(seed, 6, version0=True)
 

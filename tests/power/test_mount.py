@@ -93,7 +93,7 @@ def test_nothing_is_left_behind_when_the_disk_is_frozen_or_its_process_killed(tm
 
 
 @pytest.mark.parametrize(("ci", "outcome"), [("true", pytest.fail.Exception), ("", pytest.skip.Exception)])
-def test_where_it_cannot_be_mounted_the_reason_says_what_to_install_and_ci_fails(
+def test_where_it_cannot_be_mounted_the_reason_reports_what_to_install_and_ci_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ci: str, outcome: type[BaseException]
 ) -> None:
     monkeypatch.setenv("CI", ci)

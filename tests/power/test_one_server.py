@@ -87,7 +87,7 @@ def first_ack(disk: LossyDisk, server: ServerProcess, history: History, seed: in
     writer.close()
 
 
-def test_a_new_object_in_a_new_directory_is_there_after_its_first_acknowledgement(disk: LossyDisk) -> None:
+def test_a_new_object_in_a_new_directory_exists_after_its_first_acknowledgement(disk: LossyDisk) -> None:
     # EVIDENCE-OF: P-1
     server, history = disk.start_server(), History()
     for seed in (None, 1, 2):
@@ -97,7 +97,7 @@ def test_a_new_object_in_a_new_directory_is_there_after_its_first_acknowledgemen
         assert shown.objects[f"new{seed}", "object"] == b"first bytes"
 
 
-def test_a_claim_that_was_answered_is_there_and_none_is_half_there(disk: LossyDisk) -> None:
+def test_a_claim_that_was_answered_exists_and_none_is_half_there(disk: LossyDisk) -> None:
     """Eight directories are claimed at once, again and again; the power goes when some were answered."""
     # EVIDENCE-OF: P-4
     server, history = disk.start_server(), History()

@@ -124,7 +124,7 @@ async def test_all_servers_lose_their_power_at_once_and_no_acknowledged_record(t
         assert verdict.acknowledged >= 1_000
 
 
-async def test_servers_lose_their_power_one_after_the_other_and_the_writers_go_on(three: Three) -> None:
+async def test_servers_lose_their_power_one_after_the_other_and_the_writers_continue(three: Three) -> None:
     """At the end as Jepsen did to NATS: one is cut while the two others stand still, then these at once."""
     # EVIDENCE-OF: P-1, P-5, P-10
     await init_store(three.url)

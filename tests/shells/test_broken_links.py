@@ -29,7 +29,7 @@ async def one_goes_and_comes_back() -> str:
         return f"{member.address == servers[0].address} {member.state}"
 
 
-def test_a_member_that_was_away_is_brought_up() -> None:
+def test_a_member_that_was_unavailable_is_brought_up() -> None:
     assert trio.run(one_goes_and_comes_back, clock=MockClock(autojump_threshold=0)) == "True in sync"
 
 

@@ -46,7 +46,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, totals: Totals, *words: str) -> Any:
     return CliRunner().invoke(command.app, words)
 
 
-def test_a_room_says_what_was_never_seen_and_what_need_not_be() -> None:
+def test_a_group_names_events_that_were_never_seen_and_those_that_need_not_be() -> None:
     room = Room("answer", ("BUSY", "FENCED", "INTERNAL"), {"INTERNAL": "it is a bug"})
     assert room.missing(Counter({"answer: BUSY": 3})) == ["answer: FENCED"]
     with pytest.raises(ValueError, match=r"nothing is called \['LATE'\]"):

@@ -77,7 +77,7 @@ def test_what_released_cuts_needed_goes_from_the_servers() -> None:
     assert result.history.sometimes["collected"] > 10
 
 
-def test_a_start_of_which_a_driver_hears_late_may_have_been_removed_by_a_newer_one() -> None:
+def test_a_start_of_which_a_driver_receives_late_may_have_been_removed_by_a_newer_one() -> None:
     one = machine()
     region = SimpleNamespace(spec=SimpleNamespace(name="region"), machines=[one], quorum=1)
     record = Record(cast("Region", region))

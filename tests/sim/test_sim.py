@@ -68,7 +68,7 @@ def quiet() -> Iterator[None]:
 
 # EVIDENCE-OF: P-1, P-2, P-4, P-5, P-10
 @pytest.mark.parametrize("batch", range(BATCHES))
-def test_nothing_is_lost_whatever_happens(batch: int) -> None:
+def test_nothing_is_lost_with_any_failures(batch: int) -> None:
     for outcome in run_batch(range(1 + batch * BATCH, 1 + (batch + 1) * BATCH)):
         assert not outcome.violation, f"{outcome.violation}\n  {line_of(outcome.seed, None)}"
 

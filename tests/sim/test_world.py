@@ -163,7 +163,7 @@ def test_a_blocked_way_holds_back_and_loses_nothing(world: World) -> None:
     assert there.heard_items == [0, 1, 2, 3, 4]
 
 
-def test_a_reset_loses_the_last_of_what_was_under_way_and_both_are_told(world: World) -> None:
+def test_a_reset_loses_the_last_of_what_was_under_way_and_both_are_reported(world: World) -> None:
     _, wire, here, there = connected(world)
     for number in range(20):
         wire.send(number, dialler=True)
@@ -174,7 +174,7 @@ def test_a_reset_loses_the_last_of_what_was_under_way_and_both_are_told(world: W
     assert there.over
 
 
-def test_without_power_nobody_is_told_until_it_is_back(world: World) -> None:
+def test_without_power_nothing_is_reported_until_it_is_back(world: World) -> None:
     network, wire, here, _ = connected(world)
     network.process_died(wire.processes[1], power=True)
     wire.send(1, dialler=True)
@@ -185,7 +185,7 @@ def test_without_power_nobody_is_told_until_it_is_back(world: World) -> None:
     assert here.over
 
 
-def test_who_looks_at_a_disk_from_outside_calls_nothing_of_it() -> None:
+def test_who_inspects_a_disk_from_outside_calls_nothing_of_it() -> None:
     """So the power that goes at a certain call goes in the server, never in the nemesis or an oracle."""
     disk = SimDisk()
     disk.put("d/a/two", b"2")

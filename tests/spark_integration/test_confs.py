@@ -51,7 +51,7 @@ def test_on_yarn_and_kubernetes_lost_executors_should_be_forgiven() -> None:
         assert judge_confs({"spark.executor.failuresValidityInterval": "1h"}.get, master).warnings == []
 
 
-def test_executors_come_by_themselves_only_where_the_conf_and_the_master_let_them() -> None:
+def test_executors_come_on_their_own_only_where_the_conf_and_the_master_let_them() -> None:
     dynamic = {"spark.dynamicAllocation.enabled": "true"}
     assert grows(dynamic.get, YARN)
     assert not grows(dynamic.get, LOCAL)

@@ -96,7 +96,7 @@ def test_a_micro_batch_is_the_oldest_pieces_up_to_its_limits(
 
 
 @given(st.lists(st.binary(max_size=3)), st.lists(st.integers(0, 40)))
-def test_a_record_ends_as_soon_as_its_last_byte_is_there(records: list[bytes], cuts: list[int]) -> None:
+def test_a_record_ends_as_soon_as_its_last_byte_exists(records: list[bytes], cuts: list[int]) -> None:
     data = b"".join(len(one).to_bytes(4, "big") + one for one in records)
     due, at = [], 0
     for one in records:

@@ -116,7 +116,7 @@ def counts(url: str, **options: str) -> dict[str, Any]:
 # --- dos-state ----------------------------------------------------------------------------------------------
 
 
-def test_the_state_of_an_operator_at_any_retained_cut_is_its_keys_and_values(
+def test_the_state_of_an_operator_at_any_retained_checkpoint_is_its_keys_and_values(
     servers: Servers[ThreadedServer], store: BlockingStore
 ) -> None:
     assert counts(servers.url) == {"b": 2, "c": 1, "d": 2, "y": 1, "z": 2}
@@ -149,14 +149,14 @@ def test_tasks_share_the_hashes_of_a_worker_and_give_each_key_once(
     assert counts(servers.url, tasksPerWorker="5") == counts(servers.url)
 
 
-def test_a_control_table_that_each_worker_has_whole_is_read_once(
+def test_a_broadcast_table_that_each_worker_has_whole_is_read_once(
     servers: Servers[ThreadedServer], store: BlockingStore
 ) -> None:
     rows = Inside("state", f"{servers.url}/words", operator="limits", checkpoint="2").rows()
     assert rows == [{"word": "x", "count": 5}]
 
 
-def test_the_difference_of_two_cuts_is_what_was_written_between_with_what_was_deleted(
+def test_the_difference_of_two_checkpoints_is_what_was_written_between_with_what_was_deleted(
     servers: Servers[ThreadedServer], store: BlockingStore
 ) -> None:
     rows = Inside("state", f"{servers.url}/words", operator="counts", since="2", checkpoint="3").rows()
@@ -216,7 +216,7 @@ def test_state_of_two_versions_is_refused_and_named(
         Inside("state", f"{servers.url}/moved", operator="counts", checkpoint="2").rows()
 
 
-def test_state_that_is_not_there_is_named(servers: Servers[ThreadedServer], store: BlockingStore) -> None:
+def test_state_that_is_missing_is_named(servers: Servers[ThreadedServer], store: BlockingStore) -> None:
     def refused(error: type[Exception], text: str, path: str = "words", **options: str) -> None:
         with pytest.raises(error, match=text):
             Inside("state", f"{servers.url}/{path}", **{"operator": "counts", **options}).rows()
@@ -236,7 +236,7 @@ def test_state_that_is_not_there_is_named(servers: Servers[ThreadedServer], stor
     refused(FilterError, "the filter names column 'cuont'", filter="cuont = 1")
 
 
-def test_blocks_that_went_away_are_said_to_have_gone_with_their_cut(
+def test_blocks_that_went_away_are_said_to_have_gone_with_their_checkpoint(
     servers: Servers[ThreadedServer], store: BlockingStore
 ) -> None:
     ends = write_state(store, "gone", 0, [{"counts": {"a": 1}}])
@@ -253,7 +253,7 @@ def test_blocks_that_went_away_are_said_to_have_gone_with_their_cut(
 # --- dos-checkpoints ----------------------------------------------------------------------------------
 
 
-def test_cuts_are_rows_as_the_command_lists_them(
+def test_checkpoints_are_rows_as_the_command_lists_them(
     servers: Servers[ThreadedServer], store: BlockingStore
 ) -> None:
     rows = Inside("cuts", f"{servers.url}/words").rows()
@@ -268,7 +268,7 @@ def test_cuts_are_rows_as_the_command_lists_them(
         assert row == one
 
 
-def test_a_cut_in_full_is_there_when_it_is_named(
+def test_a_cut_in_full_exists_when_it_is_named(
     servers: Servers[ThreadedServer], store: BlockingStore
 ) -> None:
     (row,) = Inside(
@@ -286,7 +286,7 @@ def test_a_cut_in_full_is_there_when_it_is_named(
     assert columns_of(Inside("cuts", f"{servers.url}/words", columns="shards").table).names == ["shards"]
 
 
-def test_a_region_that_is_not_there_has_no_cuts(
+def test_a_region_that_is_missing_has_no_checkpoints(
     servers: Servers[ThreadedServer], store: BlockingStore
 ) -> None:
     with pytest.raises(NoRegionError, match="no region 'wrods': it has"):
@@ -336,7 +336,7 @@ def test_the_changes_between_two_places_are_rows(
     assert (step["name"], step["ints"][0]) == ("OUTPUT", 2)
 
 
-def test_the_changes_of_an_operators_files_between_two_cuts_are_rows(
+def test_the_changes_of_an_operators_files_between_two_checkpoints_are_rows(
     servers: Servers[ThreadedServer], store: BlockingStore
 ) -> None:
     url = f"{servers.url}/filed.w0000/{directory_chain('own.s')}"
@@ -362,7 +362,7 @@ def test_a_journal_that_is_an_object_is_read_and_its_fault_is_raised_or_ends_it(
     assert "because of failOnFault=false" in caplog.text
 
 
-def test_a_journal_that_is_not_there_or_trimmed_is_named(
+def test_a_journal_that_is_missing_or_trimmed_is_named(
     servers: Servers[ThreadedServer], store: BlockingStore
 ) -> None:
     def refused(error: type[Exception], text: str, path: str, **options: str) -> None:

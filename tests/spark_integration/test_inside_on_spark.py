@@ -82,7 +82,7 @@ def test_all_columns_come_to_spark_as_they_are(
     assert {row["_worker"] for row in state.load(f"{servers.url}/wordcount").collect()} == {0, 1}
 
 
-def test_what_is_wrong_is_said_when_load_is_called(
+def test_what_is_wrong_is_reported_when_load_is_called(
     spark: SparkSession, servers: Servers[ThreadedServer], store: BlockingStore
 ) -> None:
     def refused(text: str, kind: str, path: str, **options: str) -> None:

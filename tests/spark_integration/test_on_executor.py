@@ -97,7 +97,7 @@ def with_first_on_path(directory: Path, program: str, given: bytes = b"") -> str
         ("pyarrow", "17.0.0", "18 or newer"),
     ],
 )
-def test_a_version_that_is_not_supported_is_said_before_it_is_imported(
+def test_a_version_that_is_not_supported_is_reported_before_it_is_imported(
     tmp_path: Path, name: str, version: str, needed: str
 ) -> None:
     said = with_first_on_path(

@@ -178,7 +178,7 @@ def test_a_killed_worker_is_started_again_and_the_output_shows_nothing_of_it(
 
 
 # EVIDENCE-OF: P-10
-def test_while_the_store_is_away_the_region_waits_says_why_and_goes_on_by_itself(
+def test_while_the_store_is_unavailable_the_region_waits_names_the_reason_and_continues_automatically(
     start: Start, tmp_path: Path
 ) -> None:
     graph = word_count(tmp_path, passes=60, function=split_slowly)
@@ -201,7 +201,7 @@ def test_while_the_store_is_away_the_region_waits_says_why_and_goes_on_by_itself
     assert_right(tmp_path, passes=60)
 
 
-def test_a_region_that_was_stopped_goes_on_from_its_last_cut(
+def test_a_region_that_was_stopped_continues_from_its_last_checkpoint(
     start: Start, tmp_path: Path, store: str
 ) -> None:
     graph = word_count(tmp_path, passes=150, function=split_slowly)

@@ -24,7 +24,7 @@ def judged(unit: CommitUnit, last: int, mark: bytes) -> CommitDecision:
     return judge_commit(unit, last, mark, "shop.in.orders.spark")
 
 
-def test_the_table_says_what_becomes_of_every_unit_that_there_can_be() -> None:
+def test_the_table_reports_what_becomes_of_every_unit_that_there_can_be() -> None:
     cannot_be = {
         *((kind, BatchOwner.NOBODY, BatchPlace.RECORDED) for kind in WriteKind),  # nothing is recorded
         *(

@@ -40,7 +40,7 @@ LAST = ("write: synced", "commit: send a part", "commit: recorded", "commit: swe
 KILLS = [(step, when) for step in STEPS for when in ("before", "behind") if when == "before" or step in LAST]
 
 
-def test_killed_between_any_two_steps_every_row_is_there_once_and_nothing_is_left_over(
+def test_killed_between_any_two_steps_every_row_exists_once_and_nothing_is_left_over(
     options: SinkOptions,
 ) -> None:
     """Each time with rows of the micro-batch cut into partitions in another way, as Spark may do."""

@@ -16,7 +16,7 @@ GOOD = {"path": "dos://h1,h2/shop", "input": "orders"}
 ROWS = StructType([StructField("n", LongType())])
 
 
-def test_options_are_told_apart_without_regard_to_case_and_sparks_own_are_let_through() -> None:
+def test_options_are_distinguished_without_regard_to_case_and_sparks_own_are_let_through() -> None:
     given = {**GOOD, "Producer": "till", "BATCH": "7", "checkpointlocation": "/c", "queryName": "q"}
     options = parse_sink_options(given)
     assert (options.servers, options.application, options.input) == (
@@ -52,14 +52,14 @@ def test_what_is_wrong_is_named(changed: dict[str, str], kind: type[DosError], s
         parse_sink_options({**GOOD, **changed})
 
 
-def test_nowhere_and_nothing_to_write_to_are_told() -> None:
+def test_nowhere_and_nothing_to_write_to_are_reported() -> None:
     with pytest.raises(BadOptionError, match="no target was given"):
         parse_sink_options({"input": "orders"})
     with pytest.raises(BadOptionError, match="the option 'input' is required"):
         parse_sink_options({"path": GOOD["path"]})
 
 
-def test_a_store_is_not_overwritten_and_a_stream_numbers_by_itself() -> None:
+def test_a_store_is_not_overwritten_and_a_stream_numbers_on_its_own() -> None:
     with pytest.raises(BadOptionError, match=r"a store only grows.*mode\(\"append\"\)"):
         DosSource(GOOD).writer(ROWS, overwrite=True)
     with pytest.raises(BadOptionError, match="a store only grows"):

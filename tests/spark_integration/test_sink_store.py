@@ -213,7 +213,7 @@ def test_batch_writes_follow_each_other_and_the_same_one_counts_once(options: Si
         commit(options, written(options, batch(2), rows(9)), SCHEMA)
 
 
-def test_a_member_that_is_away_holds_nothing_up_once_the_producer_is_there(
+def test_a_member_that_is_unavailable_holds_nothing_up_once_the_producer_exists(
     servers: Servers[ThreadedServer], options: SinkOptions
 ) -> None:
     commit(options, written(options, batch(0), rows(1)), SCHEMA)

@@ -146,7 +146,7 @@ def test_a_sweep_fences_the_driver_and_the_task_that_are_at_work_only_when_it_gi
     assert not left_over(store, options)
 
 
-def test_when_the_input_is_closed_all_of_it_goes_and_a_member_that_is_away_holds_nothing_up(
+def test_when_the_input_is_closed_all_of_it_goes_and_a_member_that_is_unavailable_holds_nothing_up(
     processes: SinkProcesses,
     options: SinkOptions,
     store: BlockingStore,
@@ -181,7 +181,7 @@ def test_an_input_that_nobody_has_written_to_is_no_input_without_garbage(options
         (("dos://h", "shop", "orders", "--undecided-older-than", "-1"), "greater than or equal to 0"),
     ],
 )
-def test_what_cannot_be_meant_is_told(arguments: tuple[str, ...], said: str) -> None:
+def test_what_cannot_be_meant_is_reported(arguments: tuple[str, ...], said: str) -> None:
     done = CliRunner(env={"COLUMNS": "160", "NO_COLOR": "1"}).invoke(app, ["sweep", *arguments])
     assert (done.exit_code, done.stdout) == (2, "")
     assert said in done.stderr

@@ -146,7 +146,9 @@ def test_limits_count_rows_and_a_stream_is_taken_whole(
         assert asked.batches() == [[1, 2, 3, 4, 5, 6, 7, 8]]
 
 
-def test_what_is_wrong_with_an_object_is_said(servers: Servers[ThreadedServer], store: BlockingStore) -> None:
+def test_what_is_wrong_with_an_object_is_reported(
+    servers: Servers[ThreadedServer], store: BlockingStore
+) -> None:
     write_objects(store, "odd", {"a": stream([1]) + b"and then something else"})
     with pytest.raises(NotReadableError, match=r"odd/a: at byte \d+: not an Arrow stream"):
         Reading(servers.url, "odd", content="arrow").rows()

@@ -113,7 +113,7 @@ def test_partitions_are_by_worker_and_segment_up_to_a_size(
     assert apart.words() == "abcz"
 
 
-def test_output_that_no_cut_covers_is_read_only_when_synced_will_do(
+def test_output_that_no_checkpoint_covers_is_read_only_when_synced_will_do(
     servers: Servers[ThreadedServer], store: BlockingStore
 ) -> None:
     assert Reading(servers.url, "cut", output="out").words() == "a"
@@ -215,7 +215,7 @@ def test_records_of_a_journal_are_rows(servers: Servers[ThreadedServer], store: 
     assert found[1]["offset"] > 0
 
 
-def test_what_is_not_there_is_named_with_what_is_near(
+def test_what_is_missing_is_named_with_what_is_near(
     servers: Servers[ThreadedServer], store: BlockingStore
 ) -> None:
     with pytest.raises(NoRegionError, match="no region 'wards': it has "):

@@ -42,7 +42,7 @@ GOOD = {"path": "dos://h1,h2,h3/words", "output": "counts"}
 STORE, WHAT = "ab" * 16, "output words/counts"
 
 
-def test_options_are_told_apart_without_regard_to_case() -> None:
+def test_options_are_distinguished_without_regard_to_case() -> None:
     options = parse_options({**GOOD, "MAXROWSperTrigger": "10", "Read": "SYNCED", "failondataloss": "False"})
     assert (options.servers, options.directory, options.output) == (
         "dos://h1:9999,h2:9999,h3:9999",
@@ -128,7 +128,7 @@ def test_what_is_for_streams_is_refused_in_a_batch_and_the_other_way_round() -> 
     check_streaming(parse_options(given))
 
 
-def test_a_token_comes_from_a_file_and_a_file_that_is_not_there_is_said(tmp_path: Any) -> None:
+def test_a_token_comes_from_a_file_and_a_file_that_is_missing_is_reported(tmp_path: Any) -> None:
     (tmp_path / "token").write_text("secret\nnot this\n")
     source = DosSource({**GOOD, "tokenFile": str(tmp_path / "token")})
     assert source._options.token == b"secret"
@@ -142,7 +142,7 @@ def test_a_token_comes_from_a_file_and_a_file_that_is_not_there_is_said(tmp_path
 @given(
     st.dictionaries(st.text(max_size=9), st.builds(SplitPoint, st.integers(0, 2**62), st.integers(0, 2**62)))
 )
-def test_points_come_back_from_an_offset(points: dict[str, SplitPoint]) -> None:
+def test_points_return_from_an_offset(points: dict[str, SplitPoint]) -> None:
     assert points_of(offset_of(STORE, WHAT, points), STORE, WHAT) == points
 
 
@@ -182,7 +182,7 @@ def test_an_offset_that_is_none_is_refused(change: dict[str, Any], text: str) ->
         ),
     ],
 )
-def test_a_beginning_is_said_by_name_step_cut_or_time(text: str, starting: Starting) -> None:
+def test_a_beginning_is_said_by_name_step_checkpoint_or_time(text: str, starting: Starting) -> None:
     assert parse_starting(text) == starting
 
 

@@ -60,7 +60,7 @@ def until(start: Callable[[], Any], done: Callable[[Any], bool]) -> Any:
     raise AssertionError(error)
 
 
-def test_a_server_that_dies_in_the_middle_of_a_batch_costs_no_row_and_a_query_goes_on_from_its_checkpoint(
+def test_a_server_that_dies_in_the_middle_of_a_batch_costs_no_row_and_a_query_continues_from_its_checkpoint(
     spark: SparkSession, three_servers: list[ServerProcess], tmp_path: Path
 ) -> None:
     register(spark)

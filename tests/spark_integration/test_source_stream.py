@@ -115,7 +115,7 @@ def query(
         reader.stop()
 
 
-def test_a_stream_of_an_output_goes_on_where_it_was_and_skips_and_repeats_nothing(
+def test_a_stream_of_an_output_continues_where_it_was_and_skips_and_repeats_nothing(
     servers: Servers[ThreadedServer], store: BlockingStore, name: str
 ) -> None:
     write_steps(store, name, "out", 0, {1: n(1), 2: n(2)}, N)
@@ -132,7 +132,7 @@ def test_a_stream_of_an_output_goes_on_where_it_was_and_skips_and_repeats_nothin
         assert again.batch() == [3, 11, 12], "a restarted query continues from its stored offset"
 
 
-def test_output_by_cut_is_given_when_the_cut_is_committed(
+def test_output_by_checkpoint_is_given_when_the_checkpoint_is_committed(
     servers: Servers[ThreadedServer], store: BlockingStore, name: str
 ) -> None:
     ends = write_steps(store, name, "out", 0, {1: n(1), 2: n(2), 3: n(3)}, N, publish=Publish.CUT)
@@ -163,7 +163,7 @@ def test_output_by_cut_is_given_when_the_cut_is_committed(
         ("time:2070-01-01T00:00:00+01:00", []),
     ],
 )
-def test_a_new_stream_begins_where_it_is_told(
+def test_a_new_stream_begins_where_it_is_notified(
     servers: Servers[ThreadedServer], store: BlockingStore, starting: str, rows: list[int]
 ) -> None:
     name = "starting"
@@ -383,7 +383,7 @@ def test_an_offset_of_another_store_or_source_is_refused_at_the_start(
         stream.batch()
 
 
-def test_columns_that_do_not_fit_are_said_before_the_first_batch(
+def test_columns_that_do_not_fit_are_reported_before_the_first_batch(
     servers: Servers[ThreadedServer], store: BlockingStore, name: str
 ) -> None:
     write_steps(store, name, "out", 0, {1: n(1)}, N)
@@ -396,7 +396,7 @@ def test_columns_that_do_not_fit_are_said_before_the_first_batch(
         pass
 
 
-def test_an_object_that_goes_away_is_an_error_unless_that_is_meant(
+def test_an_object_that_disappears_is_an_error_unless_that_is_meant(
     servers: Servers[ThreadedServer], store: BlockingStore, name: str
 ) -> None:
     write_objects(store, name, {"a": b"one\n", "b": b"two\n"})

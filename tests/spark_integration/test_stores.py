@@ -26,7 +26,7 @@ def claim_once(url: str, epoch: int) -> int:
     return trio.run(claim)
 
 
-def test_without_a_name_a_local_session_gets_one_server_and_is_told_where_it_keeps_its_copy(
+def test_without_a_name_a_local_session_gets_one_server_and_the_place_of_its_copy(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
@@ -67,14 +67,14 @@ def test_empty_servers_that_are_named_are_made_a_store(tmp_path: Path) -> None:
             used.close()
 
 
-def test_on_another_master_no_store_is_guessed_and_the_commands_that_start_one_are_shown() -> None:
+def test_on_another_master_no_store_is_guessed_and_the_commands_that_start_one_are_visible() -> None:
     with pytest.raises(StoreNotChosenError) as refused:
         choose_store(None, one_machine=False, master="spark://h:7077", data_dir=None)
     for command in ("dos serve --data", "dos store init dos://", 'run(..., store="dos://'):
         assert command in str(refused.value)
 
 
-def test_a_store_that_is_not_there_is_refused_with_what_is_missing(tmp_path: Path) -> None:
+def test_a_store_that_is_missing_is_refused_with_what_is_missing(tmp_path: Path) -> None:
     with embedded.start(tmp_path) as gone:
         url = gone.url
     with pytest.raises(StoreNotUsableError, match=url.removeprefix("dos://")):

@@ -79,7 +79,7 @@ def test_the_ends_of_a_graph_are_found_or_asked_for_and_columns_that_do_not_fit_
         ends_of(closed, WORDS, into=None, output=None)
 
 
-def test_a_frame_that_is_no_stream_comes_back_whole_and_again_without_being_fed_again(
+def test_a_frame_that_is_no_stream_returns_whole_and_again_without_being_fed_again(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     words = ["one", "two", "two", "three", "three", "three"] * 7
@@ -130,7 +130,7 @@ def test_null_keys_are_grouped_as_spark_groups_them_and_null_times_are_counted(
     found.dos.stop()
 
 
-def test_the_readmes_stream_goes_through_a_region_and_on_where_it_stopped_and_says_why_its_feed_failed(
+def test_the_readmes_stream_continues_where_it_stopped_and_names_the_reason_if_its_feed_failed(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     (tmp_path / "logs").mkdir()
@@ -168,7 +168,7 @@ def read(spark: SparkSession, tmp_path: Path) -> list[Any]:
     return spark.read.parquet(f"{tmp_path}/counts").collect()
 
 
-def test_what_is_missing_is_said_before_anything_is_started(spark: SparkSession) -> None:
+def test_what_is_missing_is_reported_before_anything_is_started(spark: SparkSession) -> None:
     stream = spark.readStream.format("rate").load().selectExpr("string(value) AS word")
     with pytest.raises(NoCheckpointError, match=r"through\(\.\.\., checkpoint="):
         dos.through(stream, counting("g"))
@@ -191,7 +191,7 @@ def test_a_graph_of_several_regions_is_refused_before_anything_is_started(spark:
         assert store.list_directories() == []
 
 
-def test_the_sessions_place_for_checkpoints_will_do_and_a_store_that_is_not_there_will_not(
+def test_the_sessions_place_for_checkpoints_will_do_and_a_store_that_is_missing_will_not(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     stream = spark.readStream.format("rate").load().selectExpr("string(value) AS word")
@@ -221,7 +221,7 @@ def raising(batches: Any) -> Any:
     raise ValueError("a row too many")
 
 
-def test_what_fails_later_ends_the_region_and_the_same_call_goes_on(
+def test_what_fails_later_ends_the_region_and_the_same_call_continues(
     spark: SparkSession, servers: Servers[ThreadedServer], tmp_path: Path
 ) -> None:
     unwilling = Graph("unwilling")

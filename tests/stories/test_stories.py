@@ -68,7 +68,7 @@ def story(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("path", stories(), ids=lambda path: path.stem)
-def test_a_story_is_told_as_it_happens(path: Path, pytestconfig: pytest.Config) -> None:
+def test_a_story_is_reported_as_it_happens(path: Path, pytestconfig: pytest.Config) -> None:
     diff = check(path, rewrite=pytestconfig.getoption("--rewrite"))
     assert not diff, f"{diff}\n\nIf that is right: ./run test tests/stories --rewrite"
 
@@ -124,7 +124,9 @@ def test_rewriting_keeps_what_was_written_by_hand(story: Path) -> None:
         (TOLD + "s1 is killed\nA appends 1 record\nA appends 1 record\n", 11, "waits for a quorum for a1"),
     ],
 )
-def test_a_story_that_cannot_be_told_says_where_and_why(story: Path, text: str, line: int, why: str) -> None:
+def test_a_story_that_cannot_be_reported_names_the_place_and_why(
+    story: Path, text: str, line: int, why: str
+) -> None:
     story.write_text(text)
     with pytest.raises(StoryError) as caught:
         check(story, rewrite=True)
@@ -178,7 +180,7 @@ def test_every_form_is_used_by_a_story() -> None:
 
 
 @pytest.mark.parametrize("path", stories(), ids=lambda path: path.stem)
-def test_a_story_is_short_and_says_which_rule_it_shows(path: Path) -> None:
+def test_a_story_is_short_and_names_the_rule_it_shows(path: Path) -> None:
     lines = path.read_text(encoding="utf-8").splitlines()
     introduction = "\n".join(lines[: lines.index("")])
     assert re.search(r"\b(R\d+|P-\d+)\b", introduction), "its introduction names a rule or a promise"

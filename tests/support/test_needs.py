@@ -20,7 +20,7 @@ def test_where_ci_is_set_what_is_lacking_is_a_failure(monkeypatch: pytest.Monkey
         needs.lacking("no such thing here")
 
 
-def test_without_strace_or_mounts_the_reason_says_what_to_do(
+def test_without_strace_or_mounts_the_reason_reports_what_to_do(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("CI", raising=False)
@@ -33,7 +33,7 @@ def test_without_strace_or_mounts_the_reason_says_what_to_do(
         pass
 
 
-def test_a_process_that_is_not_there_cannot_be_attached_to(
+def test_a_process_that_is_missing_cannot_be_attached_to(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("CI", raising=False)

@@ -277,7 +277,7 @@ async def test_cut_now(how: Ending) -> None:
         await until(lambda: echo.endings == [how.name], "the server sees it too")
 
 
-async def test_refused_connections_end_and_those_there_go_on() -> None:
+async def test_refused_connections_end_and_those_there_continue() -> None:
     async with echoing() as (echo, proxy):
         there = await dial(proxy)
         await there.send_all(b"a")
@@ -381,7 +381,7 @@ async def test_only_the_answer_to_that_request_is_dropped(tmp_path: Path) -> Non
         assert all(rule.done.is_set() for rule in rules)
 
 
-async def test_a_frame_may_vanish_from_a_session_that_goes_on(tmp_path: Path) -> None:
+async def test_a_frame_may_vanish_from_a_session_that_continues(tmp_path: Path) -> None:
     async with before_a_server(tmp_path) as proxy, open_connection(proxy.location) as connection:
         proxy.drop_reply(Opcode.PING, then_cut=False)
         with pytest.raises(BrokenConnectionError, match="did not answer"):

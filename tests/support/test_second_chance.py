@@ -56,7 +56,7 @@ def test_what_passes_alone_is_named_and_what_fails_again_has_failed(tmp_path: Pa
     assert pytest_in(tmp_path, *again).returncode == 1
 
 
-def test_a_test_that_took_a_second_run_of_its_own_says_so(tmp_path: Path) -> None:
+def test_a_test_that_took_a_second_run_of_its_own_reports_it(tmp_path: Path) -> None:
     (tmp_path / "test_slow.py").write_text(TAKES_TWO_RUNS)
     done = pytest_in(tmp_path, "-n", "1")
     assert done.returncode == 0, done.stdout

@@ -137,7 +137,7 @@ def test_names_that_are_deep_or_end_oddly_are_refused(server: embedded.EmbeddedS
 
 
 @pytest.mark.usefixtures("_nothing_written")
-def test_bytes_behind_a_request_are_the_next_request(server: embedded.EmbeddedServer) -> None:
+def test_bytes_after_a_request_are_the_next_request(server: embedded.EmbeddedServer) -> None:
     with connect(server) as tool:
         tool.send(b"\0\0\0\1l" + b"\0\0\0\2so" + framed(b"sox", b"so"))
         assert tool.receive_frame() == b"o\t%d\tno\n" % len(CONTENT)

@@ -201,7 +201,7 @@ def test_bytes_sent_before_a_reset_are_read_to_their_end(server: ServerProcess) 
         assert tool.get("f") == content
 
 
-def test_where_it_is_switched_off_its_clients_are_told_and_version_1_is_served(tmp_path: Path) -> None:
+def test_where_it_is_switched_off_its_clients_are_notified_and_version_1_is_served(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "server", options=("--no-v0",)) as server:
         told_that_it_is_off(server.address, "switched off", b"")
 

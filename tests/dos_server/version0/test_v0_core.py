@@ -45,7 +45,7 @@ def reading(server: Harness, directory: str = "dir") -> int:
 # Streams and their status
 
 
-def test_a_stream_is_told_nothing_within_the_first_second_and_the_truth_at_its_end() -> None:
+def test_a_stream_is_reported_nothing_within_the_first_second_and_the_truth_at_its_end() -> None:
     # EVIDENCE-OF: P-1
     server = Harness()
     session = streaming(server)
@@ -60,7 +60,7 @@ def test_a_stream_is_told_nothing_within_the_first_second_and_the_truth_at_its_e
     assert server.ask(reading(server), m.Get("f", 0, 100)).payload == b"hello world"
 
 
-def test_the_end_of_an_empty_stream_is_told_too() -> None:
+def test_the_end_of_an_empty_stream_is_reported_too() -> None:
     server = Harness()
     written(server, "f", b"12345")
     session = streaming(server, "f", 5)
@@ -98,7 +98,7 @@ def test_the_two_numbers_are_what_is_written_and_what_is_synced() -> None:
     assert server.replies(session) == [b"110\t110"]
 
 
-def test_after_a_pause_of_a_second_what_is_new_is_told_once_and_then_nothing() -> None:
+def test_after_a_pause_of_a_second_what_is_new_is_reported_once_and_then_nothing() -> None:
     server = Harness()
     session = streaming(server)
     server.tick(10.0)
@@ -217,7 +217,7 @@ def test_a_new_file_is_durable_before_its_append_is_answered() -> None:
     assert server.ask0(server.connect0("dir"), "l") == b"f\t0\tno\n"
 
 
-def test_nobody_is_told_of_a_new_file_before_its_name_is_durable() -> None:
+def test_nothing_is_reported_of_a_new_file_before_its_name_is_durable() -> None:
     """Not even that it has no bytes, by a session that did not make it; nobody else appends until it is."""
     # EVIDENCE-OF: P-1
     server = Harness()
@@ -321,7 +321,7 @@ def test_a_failed_sync_ends_the_stream_without_a_word() -> None:
 
 
 @pytest.mark.parametrize("then", ["bytes", "a pause", "the end"])
-def test_a_file_found_damaged_below_its_stream_is_told_no_more(then: str) -> None:
+def test_a_file_found_damaged_below_its_stream_is_reported_no_more(then: str) -> None:
     # EVIDENCE-OF: P-2
     server = Harness()
     written(server, "f", bytes(5000))
@@ -342,7 +342,7 @@ def test_a_file_found_damaged_below_its_stream_is_told_no_more(then: str) -> Non
     assert server.ask0(other, "l") == b"f\t0\tno\n", "no reported size includes the damage"
 
 
-def test_a_full_disk_ends_the_stream_and_it_goes_on_when_there_is_space() -> None:
+def test_a_full_disk_ends_the_stream_and_it_continues_when_there_is_space() -> None:
     # EVIDENCE-OF: P-8
     disk = FakeDisk()
     server = Harness(disk)
@@ -364,7 +364,7 @@ def test_a_full_disk_ends_the_stream_and_it_goes_on_when_there_is_space() -> Non
     assert server.replies(session) == [b"5003\t5003"]
 
 
-def test_a_file_that_cannot_be_made_is_refused_and_is_not_there() -> None:
+def test_a_file_that_cannot_be_made_is_refused_and_is_missing() -> None:
     # EVIDENCE-OF: P-8
     disk = FakeDisk()
     server = Harness(disk)
@@ -384,7 +384,7 @@ def test_a_directory_that_cannot_be_made_is_refused() -> None:
     assert server.ask0(session, "udir") == b"ok"
 
 
-def test_use_makes_the_directory_and_it_is_there_after_a_power_cut() -> None:
+def test_use_makes_the_directory_and_it_exists_after_a_power_cut() -> None:
     server = Harness()
     server.connect0("dir")
     for seed in range(5):
@@ -542,7 +542,7 @@ def test_an_answer_that_is_due_is_given_to_a_client_that_sends_no_more() -> None
 
 
 @pytest.mark.parametrize(("token", "version0"), [(b"secret", True), (b"", False)])
-def test_where_version_0_is_off_it_is_said_once(token: bytes, version0: bool) -> None:
+def test_where_version_0_is_off_it_is_reported_once(token: bytes, version0: bool) -> None:
     server = Harness(token=token, version0=version0)
     session = server.connect0()
     reply = server.ask0(session, "udir")
