@@ -15,7 +15,7 @@ State is found by operator name after a restart: renaming an operator disconnect
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from typing import Literal
 
 from checkpoint import fingerprint
 from dataflow.core.plan import NodeSpec, find_problems, make_plan
@@ -31,10 +31,10 @@ from dataflow.graph.checks import (
     sink_deliveries,
     time_problems,
 )
+from dataflow.graph.diagram import FORMS
 from dataflow.graph.explaining import explain
 from dataflow.graph.operator_schemas import find_schemas
 from dataflow.graph.plan import GraphPlan
-from dataflow.graph.plotting import plot
 from dataflow.graph.stream import BroadcastTable, Node, Stream
 from dataflow.graph.watermark_lags import find_lags
 from dataflow.operators.apply import apply_spec
@@ -199,16 +199,17 @@ class Graph:
         plan = self.plan()
         print(explain(self.name, plan.plan, plan.choice, sink_deliveries(plan.choice, plan.specs)))
 
-    def plot(self, path: "str | Path") -> None:
-        """Write a drawing of this graph as SVG or PNG: operators, regions, exchanges, side outputs, broadcast
-        tables.
+    def diagram(self, form: Literal["mermaid", "dot"] = "mermaid") -> str:
+        """Return a diagram of this graph as text: operators, regions, exchanges, side outputs, tables.
 
-        It needs matplotlib: `pip install 'dos-journal[plots]'`. Raises GraphError as `plan` does, ValueError
-        for another file type or without matplotlib, and OSError.
+        GitHub, GitLab and JupyterLab draw Mermaid in Markdown; Graphviz draws DOT (`dot -Tsvg`). Raises
+        GraphError as `plan` does, ValueError for another form.
 
-            graph.plot("shop.svg")
+            print(graph.diagram())
         """
-        plot(self.plan(), Path(path))
+        if form not in FORMS:
+            raise ValueError(f"form must be {' or '.join(map(repr, FORMS))}, got {form!r}")
+        return FORMS[form](self.plan())
 
     def plan(self) -> GraphPlan:
         """Check the graph and return its plan. Starts nothing. Raises GraphError with all problems found.
