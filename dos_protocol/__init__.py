@@ -7,8 +7,6 @@ Pure: no I/O, no clock. The modules build on each other in this order:
     frames          bytes <-> frames
     messages        frames <-> messages; `vocabulary` has the message classes
     session_states  which message is legal when
-
-`specification` defines the same bytes a second time, declaratively, for the tests.
 """
 
 from dos_protocol.digests import PrefixDigest, digest64, prefix_digest

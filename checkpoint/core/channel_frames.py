@@ -1,7 +1,7 @@
 """The frame of every link of a region: worker to worker (exchange) and worker to coordinator (control).
 
-Pure: it converts bytes to frames and back, without regard to their meaning. `specification.py` is the
-executable specification of the same layout; tests compare the two.
+Pure: it converts bytes to frames and back, without regard to their meaning. Tests compare it with
+`tests/specifications/channel_frames.py`.
 
 Layout, 64 bytes, big-endian, then the payload:
 

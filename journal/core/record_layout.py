@@ -1,7 +1,7 @@
 """The byte layouts of records, versions 0 and 1, and their constants.
 
-Property tests compare every layout below with the executable specification in `specification.py`. All numbers
-are big-endian.
+Property tests compare every layout below with the executable specification in
+`tests/specifications/records.py`. All numbers are big-endian.
 
 Version 1, 24 + body + 8 bytes:
 

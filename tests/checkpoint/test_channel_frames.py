@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checkpoint import limits
-from checkpoint.core import specification
 from checkpoint.core.channel_frames import (
     HEADER_BYTES,
     ChannelFrame,
@@ -17,6 +16,7 @@ from checkpoint.core.channel_frames import (
 )
 from checkpoint.errors import ChannelFrameError
 from dos_protocol.errors import ErrorCode
+from tests.specifications import channel_frames as specification
 
 u16, u32, u64 = st.integers(0, 2**16 - 1), st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
 EMPTY = (FrameType.DURABLE, FrameType.EOF, FrameType.RESET)

@@ -127,7 +127,7 @@ def test_what_users_call_has_an_example_that_runs(
     called = f".{name.rpartition('.')[2]}(" if name in CALLED else name
     assert called in example, f"{name} has no example that shows it"
     names = shop()
-    if name in ("Graph.explain", "Graph.plot", "Graph.plan"):
+    if name in ("Graph.explain", "Graph.diagram", "Graph.plan"):
         finish(names["graph"])
     exec(compile(example, f"the example of {name}", "exec"), names)
     finish(names["graph"])

@@ -13,8 +13,8 @@ from dos_protocol import messages as m
 from dos_protocol.errors import ErrorCode, LocalProtocolError, RemoteProtocolError
 from dos_protocol.frames import Frame, FrameDecoder, encode_frame
 from dos_protocol.limits import meta_bytes_max, payload_bytes_max
-from dos_protocol.specification import META_SPECS, PAYLOADS, EntriesSpec, FrameSpec, build_frame
 from tests.dos_protocol.strategies import messages, u16, u64
+from tests.specifications.wire import META_SPECS, PAYLOADS, EntriesSpec, FrameSpec, build_frame
 
 
 def drain(decoder: FrameDecoder) -> list[Frame]:

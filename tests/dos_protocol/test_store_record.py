@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from dos_protocol.digests import digest64
 from dos_protocol.errors import CorruptDataError
-from dos_protocol.specification import StoreRecordSpec
 from dos_protocol.store_record import (
     Member,
     StoreRecord,
@@ -16,6 +15,7 @@ from dos_protocol.store_record import (
     encode_store_record,
 )
 from tests.dos_protocol.strategies import store_records
+from tests.specifications.wire import StoreRecordSpec
 
 A, B = Member(b"a" * 16, "a:1"), Member(b"b" * 16, "b:1")
 

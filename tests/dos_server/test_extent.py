@@ -26,8 +26,8 @@ from dos_server.core.extent import (
 )
 from dos_server.core.index import ExtentPlace, SparseIndex
 from dos_server.limits import extent_payload_bytes_max, index_entries_max
-from dos_server.specification import ClaimSpec, MarkSpec, extent_spec
 from tests.dos_protocol.strategies import good_names, ids, u64
+from tests.specifications.extents import ClaimSpec, MarkSpec, extent_spec
 
 SEED = object_seed("dir", "obj")
 u32 = st.integers(0, 2**32 - 1)

@@ -15,20 +15,11 @@ import xxhash
 from construct import ConstructError
 
 from checkpoint.core import channel_frames as channel
-from checkpoint.core import specification as channel_spec
 from checkpoint.errors import ChannelFrameError
 from dos_protocol import messages as m
 from dos_protocol.digests import digest64, prefix_digest
 from dos_protocol.errors import CorruptDataError, RemoteProtocolError
 from dos_protocol.frames import Frame, FrameDecoder, encode_frame
-from dos_protocol.specification import (
-    META_SPECS,
-    PAYLOADS,
-    EntriesSpec,
-    FrameSpec,
-    StoreRecordSpec,
-    build_frame,
-)
 from dos_protocol.store_record import decode_store_record, encode_store_record
 from dos_server.core import records
 from dos_server.core.extent import HeaderFault, decode_header, encode_header, object_seed
@@ -37,12 +28,21 @@ from dos_server.core.recovery_scan import recover
 from dos_server.core.scan import DamagedExtentError, read_content
 from dos_server.core.version0 import requests as v0
 from dos_server.core.version0 import wire as v0_wire
-from dos_server.specification import ClaimSpec, MarkSpec, extent_spec
 from journal.core import record as journal_record
 from journal.core.decoder import Decoded, RecordDecoder
-from journal.core.specification import RECORD_V0, RECORD_V1
 from spark_integration.core.arrow_messages import ArrowMessage, ArrowMessages
 from spark_integration.errors import NotReadableError
+from tests.specifications import channel_frames as channel_spec
+from tests.specifications.extents import ClaimSpec, MarkSpec, extent_spec
+from tests.specifications.records import RECORD_V0, RECORD_V1
+from tests.specifications.wire import (
+    META_SPECS,
+    PAYLOADS,
+    EntriesSpec,
+    FrameSpec,
+    StoreRecordSpec,
+    build_frame,
+)
 
 REFUSED_BY_SPEC: Final = (ConstructError, UnicodeDecodeError)
 HELD_BYTES_MAX: Final = 3 << 20

@@ -5,9 +5,9 @@ from hypothesis import given
 from dos_protocol.digests import digest64
 from journal.core.decoder import decode_all
 from journal.core.record import Record, encode_v0, encode_v1
-from journal.core.specification import RECORD_V0, RECORD_V1
 from journal.ops import Op
 from tests.journal.strategies import v0_records, v1_records
+from tests.specifications.records import RECORD_V0, RECORD_V1
 
 
 def by_specification_v1(record: Record) -> bytes:

@@ -1,4 +1,4 @@
-"""The executable specification of the channel frame: slow and plain. `channel_frames.py` is the fast version.
+"""The executable specification of the channel frame: slow and plain.
 
 protocol.md shows this layout. Property tests check that both write and read the same bytes.
 """
