@@ -187,6 +187,13 @@ class OutputDiffersError(DosError):
         self.step = step
 
 
+def errors_in(error: BaseException) -> list[Exception]:
+    """Return the exceptions in nested groups, in order, without the groups."""
+    if isinstance(error, BaseExceptionGroup):
+        return [one for inner in error.exceptions for one in errors_in(inner)]
+    return [error] if isinstance(error, Exception) else []
+
+
 __all__ = [
     "ChannelFrameError",
     "ControlMessageError",
@@ -208,4 +215,5 @@ __all__ = [
     "StepOrderError",
     "StoppedError",
     "UnsupportedKeyTypeError",
+    "errors_in",
 ]

@@ -33,9 +33,6 @@ send_batch_bytes: Final = 1 * MIB
 send_batch_buffers: Final = 256
 """The approximate size of one gathered write, far below the kernel's limit of 1024 buffers."""
 
-socket_buffer_bytes: Final = 4 * MIB
-"""Requested from the kernel for sending. The kernel may grant less."""
-
 milestone_bytes: Final = 256 * KIB
 """The prefix digest is kept at every multiple of this. Bytes that are read elsewhere are verified in units of
 this size. A multiple of the digest's block, and at most one chunk.

@@ -44,10 +44,6 @@ class ExecutorMismatchError(DosError):
     """The Python or the packages of an executor differ from those of the driver."""
 
 
-class UnreachableWorkerError(DosError):
-    """A worker cannot be reached by another worker or by the driver. The message names both."""
-
-
 class UnknownOptionError(DosError):
     """The format (`dos`, `dos-state`, ...) has no such option. Nothing was read or written."""
 

@@ -1,8 +1,5 @@
 """Every limit of the Spark integration; the unit is the last word of a name. Constants only."""
 
-WORKERS_MAX = 64
-"""Workers of one region per driver. Each holds a slot and a driver thread while the region runs."""
-
 SLOTS_WARN_S = 30.0
 """After this time without enough executors, a warning names what is missing."""
 

@@ -39,7 +39,7 @@ from checkpoint.core.region import (
     StateChanged,
 )
 from checkpoint.core.request_handling import NO_CUTS
-from checkpoint.errors import RegionFailedError
+from checkpoint.errors import RegionFailedError, errors_in
 from checkpoint.limits import listeners_end_s
 from checkpoint.runtime import this_driver, timestamp
 from dos_client import MemberStatus, Store
@@ -47,7 +47,7 @@ from dos_protocol.errors import LocalProtocolError
 
 logger: Final = logging.getLogger("dos.checkpoint")
 
-__all__ = ["Observer", "RegionControl", "RegionListener", "first_error"]
+__all__ = ["Observer", "RegionControl", "RegionListener"]
 _CUT_ASKED_AGAIN_S: Final = 1.0
 
 
@@ -291,7 +291,7 @@ class RegionControl:
         try:
             trio.run(self._main)
         except Exception as group:
-            error = first_error(group)
+            error = errors_in(group)[0]
             logger.error("region %s ended with an error: %s", self.spec.name, error, exc_info=group)
         with self._lock:
             if error is not None:
@@ -370,10 +370,3 @@ class RegionControl:
 
     def _stamp(self, status: RegionStatus) -> dict[str, Any]:
         return {"name": self.spec.name, "timestamp": timestamp(), "incarnation": status.incarnation}
-
-
-def first_error(error: Exception) -> Exception:
-    """Return the first exception in nested groups that is not a group, for display."""
-    while isinstance(error, ExceptionGroup):
-        error = error.exceptions[0]
-    return error

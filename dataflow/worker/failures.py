@@ -3,7 +3,7 @@
 from typing import Final, NamedTuple
 
 from checkpoint import FailureKind
-from checkpoint.errors import ManifestError
+from checkpoint.errors import ManifestError, errors_in
 from dataflow.errors import InputChangedError, PeerLostError
 from dos_protocol.errors import DosError, FencedError
 from journal import EpochUsedTwiceError
@@ -33,13 +33,6 @@ def failure_of(error: Exception) -> Failure:
 
 
 def first_error(error: BaseException) -> Exception:
-    """Return the first error of a group that is no PeerLostError; it tells more than the loss of a peer."""
-    found = list(_flat(error))
-    plain = [one for one in found if not isinstance(one, PeerLostError)]
-    return (plain or found)[0]
-
-
-def _flat(error: BaseException) -> list[Exception]:
-    if isinstance(error, BaseExceptionGroup):
-        return [one for inner in error.exceptions for one in _flat(inner)]
-    return [error] if isinstance(error, Exception) else []
+    """Return the first error of a group that is no PeerLostError; which explains less."""
+    found = errors_in(error)
+    return next((one for one in found if not isinstance(one, PeerLostError)), found[0])

@@ -61,9 +61,6 @@ class ArchivedSegment(msgspec.Struct, frozen=True):
     def block(self, number: int) -> bytes:
         return self.blocks[number * _SHA256_BYTES : (number + 1) * _SHA256_BYTES]
 
-    def is_of(self, span: SegmentSpan) -> bool:
-        return (self.name, self.length, self.digest) == (span.name, span.length, span.digest)
-
 
 class ArchiveManifest(msgspec.Struct, frozen=True):
     """The content of the manifest of a chain.
