@@ -119,7 +119,7 @@ def test_rewriting_keeps_what_was_written_by_hand(story: Path) -> None:
         ("# Why.\nservers 1, quorum 1\ns1 starts\n", 3, "s1 is running"),
         ("# Why.\nregion of 1 worker\ndriver 2 starts\n", 3, "the next driver is 1"),
         ("# Why.\nregion of 1 worker\nworker 0 dies\n", 3, "no process of worker 0 lives"),
-        ("# Why.\nregion of 1 worker\ndriver 1 wants a cut\n", 3, "there is no driver 1 yet"),
+        ("# Why.\nregion of 1 worker\ndriver 1 wants a checkpoint\n", 3, "there is no driver 1 yet"),
         (TOLD + "A dies\nA appends 1 record\n", 10, "A is dead"),
         (TOLD + "s1 is killed\nA appends 1 record\nA appends 1 record\n", 11, "waits for a quorum for a1"),
     ],

@@ -66,7 +66,7 @@ class Workers(OneThreadRegion):
             read = self.words.given[index][part.begin : part.end]
             does = f"ends step {message.step} with {in_words(read) if read else 'no word'}"
         for peer, frames in message.frames.items():
-            cut = f", with cut {frames[-1].cut}" if frames[-1].cut else ""
+            cut = f", with checkpoint {frames[-1].cut}" if frames[-1].cut else ""
             gets = words_in(frames)
             gets = f"{gets} and the marker" if gets else "the marker alone"
             self.tell(f"worker {index} {does}; worker {peer} is sent {gets}{cut}")
@@ -74,12 +74,12 @@ class Workers(OneThreadRegion):
 
     def _cut_taken(self, index: int, message: CutTaken) -> None:
         changed = counts_in(data for _, data in message.blocks)
-        at = f"cut {message.barrier.cut}, the end of step {message.step}"
+        at = f"checkpoint {message.barrier.cut}, the end of step {message.step}"
         self.tell(f"worker {index} votes for {at}: changed is {changed}")
         super()._cut_taken(index, message)
 
     def _commit(self, number: int, votes: dict[int, CutTaken]) -> None:
-        self.tell(f"cut {number}, the end of step {votes[0].step}, is committed")
+        self.tell(f"checkpoint {number}, the end of step {votes[0].step}, is committed")
         super()._commit(number, votes)
 
     def take(self, side: WorkerSide, index: int, peer: int, frame: ChannelFrame) -> None:
@@ -172,5 +172,5 @@ class Play:
                     self.late[peer, index] += queue
         self.workers.restore()
         at = self.workers.cut
-        where = "the beginning" if at is None else f"cut {at.cut}, the end of step {at.step}"
+        where = "the beginning" if at is None else f"checkpoint {at.cut}, the end of step {at.step}"
         self.told.append(f"incarnation {self.workers.incarnation}: all stand at {where}, and go on")

@@ -33,13 +33,13 @@ def arrives(play: Play, number: int, other: int) -> None:
     play.settle()
 
 
-@WORDS.form("all are asked for cut {cut:number}", "as a coordinator would")
+@WORDS.form("all are asked for checkpoint {cut:number}", "as a coordinator would")
 def ask_all(play: Play, cut: int) -> None:
     play.ask([*range(play.workers.workers)], cut)
     play.settle()
 
 
-@WORDS.form("worker {number} alone is asked for cut {cut:number}", "the others have not heard of it yet")
+@WORDS.form("worker {number} alone is asked for checkpoint {cut:number}", "the others have not heard of it yet")
 def ask_one(play: Play, number: int, cut: int) -> None:
     play.ask([number], cut)
     play.settle()
@@ -57,7 +57,7 @@ def resume(play: Play) -> None:
     play.settle()
 
 
-@WORDS.form("everything is reset", "to the last committed cut, in a new incarnation")
+@WORDS.form("everything is reset", "to the last committed checkpoint, in a new incarnation")
 def reset(play: Play) -> None:
     play.reset()
     play.settle()

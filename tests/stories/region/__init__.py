@@ -1,4 +1,4 @@
-"""Stories of a region: drivers with their coordinators, workers, and cuts.
+"""Stories of a region: drivers with their coordinators, workers, and checkpoints.
 
 The cores of coordinator and participant are the real ones; the manifest is the model of
 `tests/checkpoint/region_model.py`, and so is the worker's circuit. That the manifest's chain keeps what it

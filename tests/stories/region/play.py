@@ -40,7 +40,7 @@ class StoryWorld(World):
                 goes_on = f"it continues from {cut_in_words(last)}"
                 self.told.say(f"{name}'s start is acknowledged: incarnation {incarnation}; {goes_on}")
             case CutAppended(cut):
-                self.told.say(f"the manifest has cut {cut.cut} on its quorum: it is committed")
+                self.told.say(f"the manifest has checkpoint {cut.cut} on its quorum: it is committed")
             case ManifestLost(_, held):
                 self.told.say(f"the manifest refuses {name}: it is claimed with epoch {held}")
         super().feed(driver, event)

@@ -38,7 +38,7 @@ def worker_steps(play: Play, number: int, count: int) -> None:
     play.settle()
 
 
-@WORDS.form("driver {number} wants a cut", "it asks its workers for one")
+@WORDS.form("driver {number} wants a checkpoint", "it asks its workers for one")
 def wants_a_cut(play: Play, number: int) -> None:
     play.world.feed(play.driver(number), CutWanted())
     play.settle()
@@ -89,13 +89,13 @@ def driver_dies_append_arrives(play: Play, number: int) -> None:
     play.settle()
 
 
-@WORDS.form("show the manifest", "its claim, and its cuts; this is no part of what happens")
+@WORDS.form("show the manifest", "its claim, and its checkpoints; this is no part of what happens")
 def show(play: Play) -> None:
     manifest = play.world.manifest
     play.told.append(f"claimed with epoch {manifest.claimed}")
     for cut in manifest.cuts:
         at = ", ".join(f"worker {number} at {one.state}" for number, one in sorted(cut.workers.items()))
-        behind = f"behind cut {cut.parent}" if cut.parent else "the first"
+        behind = f"behind checkpoint {cut.parent}" if cut.parent else "the first"
         play.told.append(
-            f"cut {cut.cut}, {behind}: end of step {cut.step}, incarnation {cut.incarnation}; {at}"
+            f"checkpoint {cut.cut}, {behind}: end of step {cut.step}, incarnation {cut.incarnation}; {at}"
         )

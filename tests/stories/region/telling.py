@@ -32,8 +32,8 @@ from tests.stories.store.copies import in_words
 
 
 def cut_in_words(cut: Cut | None) -> str:
-    """`cut 2, the end of step 5`, or `the beginning`."""
-    return "the beginning" if cut is None else f"cut {cut.cut}, the end of step {cut.step}"
+    """`checkpoint 2, the end of step 5`, or `the beginning`."""
+    return "the beginning" if cut is None else f"checkpoint {cut.cut}, the end of step {cut.step}"
 
 
 def ordered(message: ControlMessage) -> str:
@@ -44,9 +44,9 @@ def ordered(message: ControlMessage) -> str:
         case Start():
             return "tells {} to go"
         case RequestCut():
-            return f"asks {{}} for cut {message.cut}"
+            return f"asks {{}} for checkpoint {message.cut}"
         case Committed():
-            return f"tells {{}} that cut {message.cut} is committed"
+            return f"tells {{}} that checkpoint {message.cut} is committed"
         case Stop():
             return f"tells {{}} to stop: {message.reason}"
     return ""
@@ -61,7 +61,7 @@ def reported(message: ControlMessage) -> str:
             return "{} stands there, and owns its directory"
         case Prepared():
             at = message.positions.state
-            return f"{{}} votes for cut {message.cut}: all of step {message.step} is synced, up to {at}"
+            return f"{{}} votes for checkpoint {message.cut}: all of step {message.step} is synced, up to {at}"
         case Failed():
             return f"{{}} fails: {message.kind}, its directory is claimed by incarnation {message.epoch_held}"
         case Finished():
@@ -77,7 +77,7 @@ def performed(effect: Effect) -> tuple[str, int | None]:
         case CancelWorker(worker):
             return "ends {}", worker
         case AppendCut(cut):
-            return f"has every vote, and appends cut {cut.cut} to the manifest", None
+            return f"has every vote, and appends checkpoint {cut.cut} to the manifest", None
         case CoordinatorRefused(_, refusal):
             return f"refuses {{}}: {refusal.name}, {refusal.text}", None
         case End(state, reason):
