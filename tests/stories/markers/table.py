@@ -39,7 +39,7 @@ def ask_all(play: Play, cut: int) -> None:
     play.settle()
 
 
-@WORDS.form("worker {number} alone is asked for checkpoint {cut:number}", "the others have not heard of it yet")
+@WORDS.form("worker {number} alone is asked for checkpoint {cut:number}", "the others do not know of it yet")
 def ask_one(play: Play, number: int, cut: int) -> None:
     play.ask([number], cut)
     play.settle()

@@ -61,7 +61,8 @@ def reported(message: ControlMessage) -> str:
             return "{} stands there, and owns its directory"
         case Prepared():
             at = message.positions.state
-            return f"{{}} votes for checkpoint {message.cut}: all of step {message.step} is synced, up to {at}"
+            synced = f"all of step {message.step} is synced, up to {at}"
+            return f"{{}} votes for checkpoint {message.cut}: {synced}"
         case Failed():
             return f"{{}} fails: {message.kind}, its directory is claimed by incarnation {message.epoch_held}"
         case Finished():
