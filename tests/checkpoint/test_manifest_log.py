@@ -1,7 +1,7 @@
 """The manifest on real servers: what was acknowledged is found again, the older of two is fenced."""
 
 import contextlib
-import re
+import zlib
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -94,7 +94,7 @@ def shared_store(tmp_path_factory):
 @pytest.fixture
 def keepers(shared_store, request):
     """keepers(count): manifest keepers of a region of this test's own."""
-    name = re.sub(r"[^a-z0-9]", "-", request.node.name)[:60]
+    name = f"r{zlib.crc32(request.node.name.encode())}"
     return partial(opened, shared_store, name)
 
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import zlib
 from functools import partial
 from pathlib import Path
 
@@ -40,7 +41,7 @@ def shared_store(tmp_path_factory):
 @pytest.fixture
 def region(shared_store, tmp_path, request):
     """Makes regions of this test's own name."""
-    name = request.node.name.removeprefix("test_")[:40].replace("[", ".").replace("]", "")
+    name = f"r{zlib.crc32(request.node.name.encode())}"
     return partial(ToyRegion, shared_store, tmp_path / "r", name=name)
 
 
