@@ -1,13 +1,13 @@
-"""The same questions to PyFlink: checkpoints and recovery of a count by key in its Table API, RocksDB state.
+"""Measure checkpoints and recovery of PyFlink: a count by key in its Table API, with RocksDB state.
 
-    checkpoint_flink.py checkpoint KEYS CUTS        # 1 % of the keys changed for each
-    checkpoint_flink.py recovery KEYS ROUNDS        # a TaskManager is killed, and started again at once
+    checkpoint_flink.py checkpoint KEYS CHECKPOINTS   # 1 % of the keys changed for each
+    checkpoint_flink.py recovery KEYS ROUNDS          # a TaskManager is killed, and started again at once
 
-Run by the Python of an environment of its own (`own_environment.py`): nothing here is ours but
-`word_feed`, and that knows the standard library alone. A standalone cluster on loopback: a JobManager and
-two TaskManagers of a slot each. Incremental checkpoints on the local disk, one copy, each second in
-`recovery`; the source is a socket, so what a TaskManager had read since the last checkpoint is not read
-again. Output counts as visible when a TaskManager has printed it. Prints one line of JSON.
+It runs with the Python of a separate environment (`own_environment.py`), and imports nothing of this project
+except `word_feed`, which uses only the standard library. A standalone cluster runs on loopback: a JobManager
+and two TaskManagers with one slot each. Checkpoints are incremental, with one copy on the local disk, every
+second in `recovery`. The source is a socket, so input that a TaskManager had read since the last checkpoint
+is not read again. Output counts as visible after a TaskManager has printed it. Prints one line of JSON.
 """
 
 import json
@@ -34,11 +34,11 @@ PACE_S = 0.02
 RECOVERY_ROWS_PER_S = 5_000
 CHANGED = 0.01
 PROBES = 64
-"""Keys sent at the end of what makes the state: when all of these are counted, so is what came before."""
+"""Keys that are sent last when the state is built: after all of these are counted, so are those before."""
 CAP_S = 120.0
-"""A wait that is longer has gone wrong."""
+"""A longer wait is an error."""
 RECOVERIES_S = 90.0
-"""No further one is begun after so long."""
+"""No further measurement is begun after this time."""
 ROW = re.compile(r"\[k(\d+), (\d+), (\d+)\]")
 CONFIG = """\
 jobmanager.rpc.address: 127.0.0.1
@@ -76,8 +76,8 @@ def free_port() -> int:
 
 
 def java_options(home: Path, tmp: Path) -> str:
-    """What Flink's own configuration tells Java to open, without which nothing of Flink starts on Java 17;
-    and where temporary files go: what is killed leaves them behind.
+    """Return the Java options of Flink's own configuration, without which Flink does not start on Java 17,
+    and the folder for temporary files, which killed processes leave behind.
     """
     option = re.search(r"^      all: (--add.*)$", (home / "conf" / "config.yaml").read_text(), re.M)
     if option is None:
@@ -86,7 +86,7 @@ def java_options(home: Path, tmp: Path) -> str:
 
 
 class Cluster:
-    """The processes, and what they print."""
+    """The processes of the cluster, and their output."""
 
     def __init__(self, folder: Path, interval: str) -> None:
         import pyflink
@@ -149,7 +149,7 @@ class Cluster:
                     self.changed.notify_all()
 
     def kill_manager(self, index: int) -> float:
-        """SIGKILL of a TaskManager; another one is started at once. When it was killed."""
+        """Kill a TaskManager with SIGKILL and start another one at once. Returns the time of the kill."""
         manager = self.managers[index]
         manager.kill()
         killed = time.time()
@@ -162,16 +162,16 @@ class Cluster:
         with self.changed:
             while not condition():
                 if time.monotonic() > deadline:
-                    raise RuntimeError("Flink did not get there")
+                    raise RuntimeError("Flink did not reach the expected state")
                 self.changed.wait(0.05)
 
     def visible(self, sent: float) -> float:
-        """When a line sent then, or later, was visible."""
+        """Return when a line that was sent at `sent` or later was visible."""
         self.until(lambda: bool(self.seen) and self.seen[-1][1] >= sent)
         return next(when for when, last in self.seen if last >= sent)
 
     def ask(self, path: str, body: dict[str, str] | None = None) -> dict[str, Any]:
-        """A request of the REST interface."""
+        """Send a request to the REST interface."""
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.rest}{path}",
             data=None if body is None else json.dumps(body).encode(),
@@ -188,20 +188,20 @@ class Cluster:
                 if self.ask("/overview")["slots-total"] >= 2:
                     return
             except OSError:
-                pass  # it does not listen yet
+                pass  # it is not listening yet
             if time.monotonic() > deadline:
                 raise RuntimeError("Flink's cluster did not start")
             time.sleep(0.2)
 
     def submit(self, port: int) -> str:
-        """The job's id."""
+        """Submit the job and return its id."""
         os.environ.update(self.environment)
         from pyflink.common import Configuration
         from pyflink.datastream import DataStream, StreamExecutionEnvironment
         from pyflink.java_gateway import get_gateway
         from pyflink.table import StreamTableEnvironment
 
-        conf = Configuration()  # of the job: what the cluster's own says of jobs does not come here
+        conf = Configuration()  # of the job: the configuration of the cluster does not apply to it
         for line in self.config.splitlines():
             key, _, value = line.partition(": ")
             if key.startswith(("execution.", "state.", "restart-strategy")):
@@ -235,13 +235,13 @@ def preload(cluster: Cluster, feed: WordFeed, keys: int) -> None:
 
 
 def checkpoint(cluster: Cluster, feed: WordFeed, job: str, keys: int, cuts: int) -> dict[str, Any]:
-    """From the trigger to the end, as Flink counts it."""
+    """Measure checkpoints from the trigger to the end, as Flink reports it."""
     preload(cluster, feed, keys)
     rng, found = random.Random(1), []
-    for number in range(cuts + 1):  # the first one is of all keys
+    for number in range(cuts + 1):  # the first one contains all keys
         sent = feed.send(rng.sample(range(keys), int(keys * CHANGED)))
         cluster.visible(sent - 1e-6)
-        time.sleep(0.3)  # the rows behind the first that was printed
+        time.sleep(0.3)  # the rows after the first one that was printed
         cluster.ask(f"/jobs/{job}/checkpoints", {"checkpointType": "CONFIGURED"})
         done: dict[str, Any] = {}
         deadline = time.monotonic() + CAP_S
@@ -262,14 +262,14 @@ def checkpoint(cluster: Cluster, feed: WordFeed, job: str, keys: int, cuts: int)
 
 
 def recovery(cluster: Cluster, feed: WordFeed, job: str, keys: int, rounds: int) -> dict[str, Any]:
-    """Seconds from the SIGKILL of a TaskManager until output is visible of input sent after it."""
+    """Measure the seconds from the SIGKILL of a TaskManager until output of later input is visible."""
     preload(cluster, feed, keys)
     feed.paced(keys, RECOVERY_ROWS_PER_S, PACE_S)
     seconds: list[float] = []
     begun = time.monotonic()
     for number in range(rounds):
         if time.monotonic() > begun + RECOVERIES_S:
-            break  # at least one was had
+            break  # at least one was completed
         before = cluster.ask(f"/jobs/{job}/checkpoints")["counts"]["completed"]
         deadline = time.monotonic() + CAP_S
         while cluster.ask(f"/jobs/{job}/checkpoints")["counts"]["completed"] < before + 2:
@@ -277,7 +277,7 @@ def recovery(cluster: Cluster, feed: WordFeed, job: str, keys: int, rounds: int)
                 raise RuntimeError("Flink made no checkpoints")
             time.sleep(0.1)
         killed = cluster.kill_manager(number % 2)
-        # what the other one still prints of lines it had taken is not recovery: the job must have gone back
+        # the other one still prints output of lines that it had read; the job must have gone back first
         while cluster.ask(f"/jobs/{job}/checkpoints")["counts"]["restored"] <= number:
             if time.monotonic() > deadline + CAP_S:
                 raise RuntimeError("Flink did not restore")

@@ -6,16 +6,18 @@ from rows import Row
 PLACE = Section("checkpoint")
 SECTION = """\
 {begin}
-## Cuts, recovery, latency
+## Checkpoints, recovery, latency
 
-Measured on {date}, alone; {load:.1f} processes on average wanted a core when it ended, including its own.
+Measured on {date} with no other benchmark running. The load average at the end was {load:.1f}, including the
+benchmark itself.
 
-| what | measured | beside it | aim |
+| what | measured | compared with | aim |
 |---|---|---|---|
 {rows}
 {end}"""
 
 
 def section_of(rows: list[Row], *, date: str, load: float) -> str:
+    """Return the text of the section."""
     lines = "\n".join(f"| {row.what} | {row.figure} | {row.beside} | {row.aim} |" for row in rows)
     return SECTION.format(begin=PLACE.begin, end=PLACE.end, date=date, load=load, rows=lines)

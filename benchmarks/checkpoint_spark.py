@@ -1,11 +1,11 @@
-"""The same questions to Spark's micro-batches: recovery and latency of `groupBy().agg()`, RocksDB state.
+"""Measure recovery and latency of Spark's micro-batches: `groupBy().agg()` with RocksDB state.
 
     benchmarks/checkpoint_spark.py recovery KEYS ROUNDS     # local-cluster: an executor's JVM is killed
     benchmarks/checkpoint_spark.py latency ROWS_PER_S SECONDS
 
-Changelog checkpoints on the local disk, two shuffle partitions, the next batch as soon as one is done; the
-source is a socket, whose lines the driver keeps in memory. Output counts as visible when `foreachBatch` has
-the batch's result. Prints one line of JSON.
+It uses changelog checkpoints on the local disk and two shuffle partitions. Each batch begins as soon as the
+previous one is complete. The source is a socket, whose lines the driver keeps in memory. Output counts as
+visible when `foreachBatch` has the result of the batch. Prints one line of JSON.
 """
 
 import json
@@ -34,22 +34,22 @@ WARM_BATCHES = 3
 WARM_ROUNDS = 40
 WARM_ROWS = 500
 WARM_S = 30.0
-"""A JVM is slow at first: so many small batches, each awaited, or so long, come before what counts."""
+"""A JVM is slow at first. Small batches, one after the other, or this time, precede the measurement."""
 LIMIT_S = 240.0
-"""From the start of the program: what was found by then is the answer."""
+"""From the start of the program. The figures measured by then are the result."""
 BEGUN = time.monotonic()
 MORE = {
-    "spark.driver.extraJavaOptions": "-Xss64m",  # a long batch of a socket overflows a usual stack
+    "spark.driver.extraJavaOptions": "-Xss64m",  # a long batch of a socket overflows the default stack
     "spark.executor.memory": "1g",
 }
 
 
 class TimeIsUp(Exception):  # noqa: N818
-    """It did not get there within LIMIT_S."""
+    """The program did not reach the expected state within LIMIT_S."""
 
 
 class Query:
-    """The count of keys; `seen` has, for each batch, when it was visible and the last line in it."""
+    """The query that counts keys. `seen`: when each batch was visible, and the time of its last line."""
 
     def __init__(self, spark: SparkSession, feed: WordFeed, folder: Path) -> None:
         self.seen: list[tuple[float, float]] = []
@@ -84,23 +84,23 @@ class Query:
                 self.changed.wait(0.1)
 
     def warm(self, feed: WordFeed) -> None:
-        """Small batches, one after the other."""
+        """Run small batches, one after the other."""
         until = time.monotonic() + WARM_S
         for number in range(WARM_ROUNDS):
             sent = feed.send(range(WARM_ROWS))
             self.visible(sent - 1e-6)
             if time.monotonic() > until:
-                print(f"Spark had {number + 1} batches to get warm", file=sys.stderr, flush=True)
+                print(f"Spark had {number + 1} batches as a warm-up", file=sys.stderr, flush=True)
                 return
 
     def visible(self, sent: float) -> float:
-        """When a line sent at `sent`, or later, was visible."""
+        """Return when a line that was sent at `sent` or later was visible."""
         self.until(lambda: any(last >= sent for _, last in self.seen))
         return next(when for when, last in self.seen if last >= sent)
 
 
 def executors_of(driver: int) -> list[int]:
-    """The JVMs of executors, below a driver of local-cluster."""
+    """Return the JVMs of the executors below a driver of local-cluster."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -124,14 +124,14 @@ def _is_below(pid: str, ancestor: int) -> bool:
 
 
 def recovery(folder: Path, keys: int, rounds: int) -> dict[str, Any]:
-    """Seconds from the SIGKILL of an executor until output is visible that holds input sent after it."""
+    """Measure the seconds from the SIGKILL of an executor until output of later input is visible."""
     with ExitStack() as stack:
         spark = session(folder, "local-cluster[2,1,1024]", MORE)
         stack.callback(spark.stop)
         feed = WordFeed()
         stack.callback(feed.close)
         query = Query(spark, feed, folder)
-        for begin in range(0, keys, PART_KEYS):  # awaited: a batch travels to executors in its tasks
+        for begin in range(0, keys, PART_KEYS):  # one at a time: tasks carry their batch to the executors
             end = min(begin + PART_KEYS, keys)
             feed.send(range(begin, end), timed=False)
             query.until(lambda end=end: query.keys >= end)
@@ -155,7 +155,7 @@ def recovery(folder: Path, keys: int, rounds: int) -> dict[str, Any]:
 
 
 def latency(folder: Path, rows_per_s: float, seconds: float) -> dict[str, Any]:
-    """From before a line is sent until its batch is visible; the first seconds, until it runs, left out."""
+    """Measure from before a line is sent until its batch is visible, without the first seconds."""
     with ExitStack() as stack:
         spark = session(folder, more=MORE)
         stack.callback(spark.stop)
@@ -172,16 +172,16 @@ def latency(folder: Path, rows_per_s: float, seconds: float) -> dict[str, Any]:
         begun = time.time()
         query.until(lambda: time.time() > begun + seconds)
         feed.rest()
-        of_interest = [when for when in sent if begun <= when <= begun + seconds]
+        measured = [when for when in sent if begun <= when <= begun + seconds]
         with suppress(TimeIsUp):
-            query.visible(of_interest[-1] - 1e-6)
-        now = time.time()  # what is not visible by then took at least so long
-        shown = [next((at for at, last in query.seen if last >= when - 1e-6), 0.0) for when in of_interest]
-        found = [(at or now) - when for at, when in zip(shown, of_interest, strict=True)]
+            query.visible(measured[-1] - 1e-6)
+        now = time.time()  # lines that are not visible by then took at least this long
+        shown = [next((at for at, last in query.seen if last >= when - 1e-6), 0.0) for when in measured]
+        found = [(at or now) - when for at, when in zip(shown, measured, strict=True)]
         late = shown.count(0.0)
         query.query.stop()
-    cuts = statistics.quantiles(found, n=100)
-    percentiles = {"p50_ms": round(cuts[49] * 1000, 1), "p99_ms": round(cuts[98] * 1000, 1)}
+    points = statistics.quantiles(found, n=100)
+    percentiles = {"p50_ms": round(points[49] * 1000, 1), "p99_ms": round(points[98] * 1000, 1)}
     return {"rows_per_s": rows_per_s, "batches": len(found), "late": late, **percentiles}
 
 
@@ -193,7 +193,7 @@ def main() -> None:
             else:
                 figures = latency(Path(name), float(sys.argv[2]), float(sys.argv[3]))
         except TimeIsUp:
-            figures = {"missing": f"it did not get there in {LIMIT_S:.0f} s"}
+            figures = {"missing": f"not finished within {LIMIT_S:.0f} s"}
     print(json.dumps(figures), flush=True)
 
 

@@ -1,15 +1,18 @@
-"""`./run bench dataflow`: rows a second of the dataflow library beside Spark, PyFlink and Bytewax.
+"""`./run bench dataflow`: rows per second of the dataflow library, compared with Spark, PyFlink and Bytewax.
 
-    ./run bench dataflow                        # all of it; writes its section of docs/benchmarks.md
+    ./run bench dataflow                        # everything; writes its section of docs/benchmarks.md
     ./run bench dataflow --only batch --rounds 3
     ./run bench dataflow --only builtin --systems ours,spark --keys 1000 --rows 2000000 --json figures.json
 
-Three tables, each with 1,000 and with 100,000 keys: what is built in, batch functions, row functions. And the
-processor seconds that a million rows take with one worker and with two, and curves over the number of keys.
-Every system reads the same files, makes a checkpoint each second, has two cores' worth of workers, and lets
-go of its results. They run in turn, `--rounds` times; the medians count. A measurement ends when all rows are
-through, or 60 s after its first rows (--cap), with the rate so far; what shows no row in 120 s is "did not
-finish". Interrupt it when you like: what was measured so far is printed, and written to --json.
+There are three tables, each with 1,000 and with 100,000 keys: built-in aggregates, functions of batches,
+functions of rows. In addition, the processor seconds per million rows with one and with two workers are
+measured, and curves over the number of keys.
+
+Every system reads the same files, takes a checkpoint every second, uses two workers or slots, and discards
+its results. The systems run alternately, `--rounds` times, and medians are reported. A measurement ends when
+all rows are processed, or 60 s after its first rows (--cap), with the rate so far. A system that processes no
+row within 120 s is reported as "did not finish". It may be interrupted at any time: the results so far are
+printed, and are in --json.
 """
 
 import argparse
@@ -27,22 +30,24 @@ from dataflow_input import Input, make_input
 from dataflow_page import write_section
 from dataflow_program import CAP_S
 from own_environment import BYTEWAX, FLINK, PROTOBUF
-from rows import run_json, say, told_at_the_end
+from rows import printed_at_the_end, run_json, say
 
 TABLES = ("builtin", "batch", "row")
 PARTS = (*TABLES, "workers", "curves")
 KEYS = (1_000, 100_000)
 CURVE_KEYS = (100, 10_000, 1_000_000)
-"""Beside KEYS, which the first table has already."""
+"""In addition to KEYS, which are in the first table already."""
 ROWS = {"builtin": 30_000_000, "batch": 20_000_000, "row": 5_000_000}
-"""More than any system takes in the warm-up and some twenty seconds on two quiet cores."""
+"""More than any system processes in the warm-up and about twenty seconds on two idle cores."""
 PROCESS_S_MAX = 300.0
-"""What takes longer than this, start and warm-up with it, has gone wrong."""
+"""A process that takes longer, including start and warm-up, is taken for failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """command: of a program of this directory, with its Python, for (table, workers). Raises RuntimeError."""
+    """A system to measure. `command`: (table, workers) -> the command line of its program. It may raise
+    RuntimeError.
+    """
 
     name: str
     tables: tuple[str, ...]
@@ -79,7 +84,7 @@ SYSTEMS = (
 
 @dataclass(slots=True)
 class Run:
-    """What is asked for, and what was found: a list of records, one a measurement."""
+    """The options, and the results: a list with one record per measurement."""
 
     options: argparse.Namespace
     found: list[dict[str, Any]]
@@ -87,15 +92,15 @@ class Run:
     _inputs: dict[tuple[int, int], Input]
 
     def input(self, keys: int, rows: int) -> Input:
-        """Made once for all that read it."""
+        """Return the input files. They are written once for all systems."""
         made = self._inputs.get((keys, rows))
         if made is None:
-            say(f"making {rows:,} rows of {keys:,} keys")
+            say(f"writing {rows:,} rows of {keys:,} keys")
             made = self._inputs[keys, rows] = make_input(self.folder / f"{keys}-{rows}", rows, keys)
         return made
 
     def measure(self, part: str, system: System, table: str, keys: int, workers: int, *, place: str) -> None:
-        """One measurement; what goes wrong is a record too."""
+        """Make one measurement. A failure is also stored as a record."""
         rows = self.options.rows or ROWS[table]
         given = self.input(keys, rows)
         record = {"part": part, "system": system.name, "table": table, "keys": keys, "workers": workers}
@@ -113,7 +118,7 @@ class Run:
         except RuntimeError as error:
             figures = {"missing": str(error)}
         self.found.append({**record, **figures})
-        say(f"    {told(figures)}")
+        say(f"    {summary_line(figures)}")
         self.write()
 
     def write(self) -> None:
@@ -130,15 +135,15 @@ def _environment(system: System, table: str) -> dict[str, str]:
     }
 
 
-def told(figures: dict[str, Any]) -> str:
-    """A measurement in a line."""
+def summary_line(figures: dict[str, Any]) -> str:
+    """Return a measurement as one line."""
     if "missing" in figures:
         return f"missing: {figures['missing']}"
     if figures["rows_per_s"] is None:
-        return f"did not finish: {figures['rows']:,} rows in its time"
+        return f"did not finish: {figures['rows']:,} rows within the time limit"
     end = "" if figures["finished"] else ", stopped at the cap"
     return (
-        f"{figures['rows_per_s']:,} rows/s, {figures['cpu_s_per_million']:.2f} CPU s a million rows,"
+        f"{figures['rows_per_s']:,} rows/s, {figures['cpu_s_per_million']:.2f} CPU s per million rows,"
         f" {figures['peak_mb']:,} MB{end}"
     )
 
@@ -148,7 +153,7 @@ Asked: TypeAlias = "tuple[str, System, str, int, int]"
 
 
 def measurements(options: argparse.Namespace) -> list[Asked]:
-    """All that is asked for, in an order in which what is compared runs in turn."""
+    """Return the requested measurements in an order in which compared systems alternate."""
     chosen = [one for one in SYSTEMS if one.name in options.systems]
     keys_of = tuple(options.keys or KEYS)
     rounds = range(options.rounds)
@@ -162,15 +167,15 @@ def measurements(options: argparse.Namespace) -> list[Asked]:
             ("workers", ours, "builtin", keys, count) for keys in keys_of for _ in rounds for count in (1, 2)
         ]
     if "curves" in options.only:
-        told = set(keys_of) if "builtin" in options.only else set()
-        along = sorted({*(keys_of if options.keys else (*CURVE_KEYS, *KEYS))} - told)
+        measured = set(keys_of) if "builtin" in options.only else set()
+        along = sorted({*(keys_of if options.keys else (*CURVE_KEYS, *KEYS))} - measured)
         able = [one for one in chosen if "builtin" in one.tables]
         found += [("curves", one, "builtin", keys, 2) for keys in along for one in able]
     return found
 
 
 def medians(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rounds of each measurement as one record, in the order in which they came."""
+    """Return one record with the medians of the rounds for each measurement, in the order of measurement."""
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for one in found:
         groups.setdefault(tuple(one[name] for name in ("part", "system", "keys", "workers")), []).append(one)
@@ -186,15 +191,15 @@ def medians(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def summary(found: Sequence[dict[str, Any]]) -> list[str]:
-    """The medians of each measurement in a line."""
+    """Return the medians of each measurement as lines."""
     return [
-        f"{one['part']}: {one['system']}, {one['keys']:,} keys, {one['workers']} workers: {told(one)}"
+        f"{one['part']}: {one['system']}, {one['keys']:,} keys, {one['workers']} workers: {summary_line(one)}"
         for one in medians(found)
     ]
 
 
 def listed(choices: Sequence[str]) -> Callable[[str], list[str]]:
-    """A comma-separated option of these words."""
+    """Return the parser of a comma-separated option with these choices."""
 
     def parse(text: str) -> list[str]:
         words = text.split(",")
@@ -208,27 +213,27 @@ def listed(choices: Sequence[str]) -> Callable[[str], list[str]]:
 
 
 def options_of(arguments: Sequence[str]) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         prog="./run bench dataflow",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     systems = [one.name for one in SYSTEMS]
-    parser.add_argument("--rounds", type=int, default=3, help="of each measurement (3)")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of each measurement (3)")
     parser.add_argument("--only", type=listed(PARTS), default=list(PARTS), metavar=",".join(PARTS))
     parser.add_argument("--systems", type=listed(systems), default=systems, metavar=",".join(systems))
     parser.add_argument(
         "--keys", type=int, action="append", help="instead of 1,000 and 100,000; may be repeated"
     )
-    parser.add_argument("--rows", type=int, help="of the input; else as many as the table needs")
+    parser.add_argument("--rows", type=int, help="rows of the input; default: as many as the table needs")
     parser.add_argument("--cap", type=float, default=CAP_S, metavar="SECONDS", help=f"({CAP_S:.0f})")
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="also write every measurement there, as it is made"
     )
     options = parser.parse_args(arguments)
     if options.rounds < 1:
-        parser.error(f"--rounds is 1 or more, not {options.rounds}")
+        parser.error(f"--rounds must be at least 1, not {options.rounds}")
     return options
 
 
@@ -237,7 +242,7 @@ def main(arguments: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="dos-bench-") as name:
         run = Run(options, [], Path(name), {})
         try:
-            with told_at_the_end(lambda: summary(run.found)):
+            with printed_at_the_end(lambda: summary(run.found)):
                 todo = measurements(options)
                 for number, asked in enumerate(todo, 1):
                     run.measure(*asked, place=f"{number} of {len(todo)}")

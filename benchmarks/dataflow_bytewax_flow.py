@@ -19,7 +19,7 @@ COUNT_EACH = 5_000
 
 
 class Counted:
-    """Rows of this process."""
+    """The number of rows of this process, in a file."""
 
     def __init__(self) -> None:
         self.rows = 0
@@ -42,7 +42,7 @@ def parsed(line: str) -> tuple[str, int]:
 
 
 def add(state: tuple[int, int, int] | None, number: int) -> tuple[tuple[int, int, int], Any]:
-    """One row's new totals of its key."""
+    """Add one row to the totals of its key, and return them."""
     counted.one()
     rows, total, largest = state or (0, 0, 0)
     state = (rows + 1, total + number, max(largest, number))
@@ -50,14 +50,14 @@ def add(state: tuple[int, int, int] | None, number: int) -> tuple[tuple[int, int
 
 
 class Nowhere(StatelessSinkPartition[Any]):
-    """Lets go of what comes."""
+    """A sink that discards its rows."""
 
     def write_batch(self, items: list[Any]) -> None:
         del items
 
 
 class NowhereSink(DynamicSink[Any]):
-    """On each worker."""
+    """Builds the sink on each worker."""
 
     def build(self, step_id: str, worker_index: int, worker_count: int) -> Nowhere:
         del step_id, worker_index, worker_count

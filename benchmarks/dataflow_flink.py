@@ -1,15 +1,15 @@
-"""PyFlink, for `./run bench dataflow`: its SQL, its vectorised functions, its DataStream functions.
+"""Measure PyFlink, for `./run bench dataflow`: its SQL, its vectorized functions, its DataStream functions.
 
     dataflow_flink.py {builtin,batch,row} FOLDER KEYS ROWS [--cap SECONDS]
 
 builtin   SQL: COUNT, SUM, MAX, with mini-batches and two phases
-batch     the same of a number that came through a vectorised (pandas) scalar function: PyFlink has no
-          vectorised aggregate without a window on a stream, so the state itself is that of its SQL
+batch     the same after a vectorized (pandas) scalar function. PyFlink has no vectorized aggregate without
+          a window on a stream, so the state is that of its SQL
 row       a KeyedProcessFunction with a ValueState, in Python
 
-Run by the Python of an environment of its own (`own_environment.py`). One process runs the job, with
-parallelism 2; RocksDB state, an incremental checkpoint each second on the local disk, no sink. Prints one
-line of JSON.
+It runs with the Python of a separate environment (`own_environment.py`). One process runs the job with
+parallelism 2, RocksDB state, an incremental checkpoint every second on the local disk, and no sink. Prints
+one line of JSON.
 """
 
 import argparse
@@ -41,11 +41,11 @@ QUERY = """\
 INSERT INTO nowhere SELECT `key`, COUNT(*), SUM({number}), MAX({number}) FROM numbers GROUP BY `key`"""
 FUNCTION_OUT = re.compile(r"^KEYED_PROCESS\.numRecordsOut$")
 SOURCE_OUT = re.compile(r"^Source_.*\.numRecordsOut$")
-"""What counts rows: the function gives one row for each; before SQL, no more than a mini-batch waits."""
+"""Operators whose rows are counted. A function emits one row per row. SQL buffers at most one mini-batch."""
 
 
 class Totals(KeyedProcessFunction):
-    """One row's new totals of its key."""
+    """Add one row to the totals of its key, and return them."""
 
     def open(self, runtime_context: RuntimeContext) -> None:
         kind = Types.TUPLE([Types.LONG(), Types.LONG(), Types.LONG()])
@@ -66,7 +66,7 @@ def parsed(line: str) -> tuple[str, int]:
 
 @udf(result_type=DataTypes.BIGINT(), func_type="pandas")
 def passed(numbers: Any) -> Any:
-    """A vectorised function."""
+    """The vectorized function."""
     return numbers + 0
 
 
@@ -76,11 +76,11 @@ def environment(folder: Path, port: int) -> StreamExecutionEnvironment:
         "rest.port": str(port),
         "rest.bind-port": str(port),
         "rest.address": "127.0.0.1",
-        "python.executable": sys.executable,  # else the `python` of PATH, which has no PyFlink
+        "python.executable": sys.executable,  # otherwise the `python` of PATH is used, which has no PyFlink
         "python.client.executable": sys.executable,
-        "python.fn-execution.bundle.size": "100000",  # as long as its time lets it: each bundle is dear
+        "python.fn-execution.bundle.size": "100000",  # bundles are expensive
         "python.state.cache-size": "200000",  # all keys
-        "restart-strategy.type": "none",  # a failure is reported, and not retried for ever
+        "restart-strategy.type": "none",  # a failure is reported, not retried for ever
         "parallelism.default": str(PARALLELISM),
         "taskmanager.numberOfTaskSlots": str(PARALLELISM),
         "state.backend.type": "rocksdb",
@@ -119,7 +119,7 @@ def by_row(env: StreamExecutionEnvironment, source: Path) -> JobClient:
 
 
 def nowhere() -> Any:
-    """Flink's own sink that lets go of what comes."""
+    """Return Flink's own sink that discards its rows."""
     from pyflink.datastream.functions import SinkFunction
     from pyflink.java_gateway import get_gateway
 
@@ -128,10 +128,10 @@ def nowhere() -> Any:
 
 
 class Job:
-    """A running one, by the REST interface, which goes away with it when it is over."""
+    """A running job, observed by the REST interface, which ends with the job."""
 
     def __init__(self, port: int, client: JobClient, counted: re.Pattern[str], rows: int) -> None:
-        """counted: the metric that says how many of the rows are through."""
+        """counted: the metric with the number of processed rows."""
         self._counted = counted
         self._client = client
         self._url = f"http://127.0.0.1:{port}/jobs/{client.get_job_id()}"
@@ -145,7 +145,7 @@ class Job:
             return json.load(answer)
 
     def rows_so_far(self) -> int:
-        """Rows that are through."""
+        """Return the number of processed rows."""
         try:
             self._rows = max(self._rows, self._asked_rows())
         except OSError:
@@ -170,7 +170,7 @@ class Job:
             state = self.ask()["state"]
             self.checkpoints = self.ask("/checkpoints")["counts"]["completed"]
         except OSError:
-            self._client.get_job_execution_result().result()  # raises what it failed of
+            self._client.get_job_execution_result().result()  # raises the failure of the job
             return True
         if state in ("FAILED", "FAILING", "CANCELED"):
             raise RuntimeError(f"the job is {state}: {self.ask('/exceptions')['root-exception']}")

@@ -1,8 +1,8 @@
 """The input of `./run bench dataflow`: text files of lines `key,number`, the same for every system.
 
 It uses only the standard library and numpy. Keys are drawn uniformly, as `k0000123`. The number is the index
-of the line over all files, from 0; so it also serves as an event time in milliseconds that rises in each
-file.
+of the line over all files, from 0. It also serves as an event time in milliseconds, which increases within
+each file.
 """
 
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class Input:
 
 
 def make_input(folder: Path, rows: int, keys: int) -> Input:
-    """As many whole files as `rows` needs, in a new folder."""
+    """Write as many whole files as `rows` needs into a new folder."""
     folder.mkdir(parents=True)
     rng = np.random.default_rng(_SEED)
     files = -(-rows // FILE_ROWS)
@@ -43,7 +43,7 @@ def make_input(folder: Path, rows: int, keys: int) -> Input:
 
 
 def _lines(keys: npt.NDArray[np.int64], numbers: npt.NDArray[np.int64]) -> bytes:
-    """All lines have one length, so they are a table of bytes."""
+    """Return the lines as bytes. All lines have one length, so they are a table of bytes."""
     width = 1 + _KEY_DIGITS + 1 + _NUMBER_DIGITS + 1
     table = np.empty((len(keys), width), np.uint8)
     table[:, 0] = ord("k")

@@ -16,19 +16,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-LOOK_S = 0.1
+POLL_S = 0.1
 MEMORY_EACH_S = 1.0
 START_S_MAX = 120.0
-"""How long the first rows may take: a JVM, and Python workers below it."""
+"""The time limit for the first rows: a JVM has to start, and Python workers below it."""
 WARM_S = 5.0
 WARM_PART = 0.2
-"""The warm-up is over when so long has passed since the first rows, or so much of the input."""
+"""The warm-up ends this long after the first rows, or after this part of the input."""
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """What was seen at a time."""
+class Sample:
+    """The rows and processor seconds at one time."""
 
     time: float
     rows: int
@@ -36,7 +36,7 @@ class Look:
 
 
 def tree(root: int) -> list[int]:
-    """A process and all below it."""
+    """Return a process and all its descendants."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -52,7 +52,7 @@ def tree(root: int) -> list[int]:
 
 
 def cpu_seconds(pids: list[int]) -> float:
-    """What these processes have used, and those below them that have ended."""
+    """Return the processor seconds of these processes and of their descendants that have ended."""
     total = 0
     for pid in pids:
         try:
@@ -64,7 +64,7 @@ def cpu_seconds(pids: list[int]) -> float:
 
 
 def memory_mb(pids: list[int]) -> float:
-    """What they hold now, pages that several share counted once, in MB (10^6 bytes)."""
+    """Return the current memory in MB (10^6 bytes). Shared pages are counted once."""
     total = 0
     for pid in pids:
         try:
@@ -76,13 +76,13 @@ def memory_mb(pids: list[int]) -> float:
 
 
 class Meter:
-    """`watch` until all rows are through, or the time is up."""
+    """Measures a system: `watch` samples until all rows are processed or the time limit is reached."""
 
     def __init__(self, rows: int, cap_s: float) -> None:
-        """rows: how many there are in all. cap_s: seconds from the first rows on."""
+        """rows: the number of rows of the input. cap_s: the time limit, in seconds from the first rows on."""
         self._rows = rows
         self._cap_s = cap_s
-        self._looks: list[Look] = []
+        self._samples: list[Sample] = []
         self._peak_mb = 0.0
         self._memory_at = 0.0
 
@@ -93,46 +93,50 @@ class Meter:
         begun = time.perf_counter()
         while True:
             over = is_over()
-            self._look(rows_so_far())
+            self._sample(rows_so_far())
             now = time.perf_counter()
-            until = self._looks[0].time + self._cap_s if self._looks else begun + START_S_MAX
-            if over or (self._looks and self._looks[-1].rows >= self._rows):
+            until = self._samples[0].time + self._cap_s if self._samples else begun + START_S_MAX
+            if over or (self._samples and self._samples[-1].rows >= self._rows):
                 return self.figures(finished=True)
             if now > until:
                 return self.figures(finished=False)
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
 
-    def _look(self, rows: int) -> None:
+    def _sample(self, rows: int) -> None:
         now = time.perf_counter()
-        came = rows and (not self._looks or rows > self._looks[-1].rows)
+        came = rows and (not self._samples or rows > self._samples[-1].rows)
         weigh = now > self._memory_at + MEMORY_EACH_S
         pids = tree(os.getpid()) if came or weigh else []
         if came:
-            self._looks.append(Look(now, rows, cpu_seconds(pids)))
+            self._samples.append(Sample(now, rows, cpu_seconds(pids)))
         if weigh:
             self._memory_at = now
             self._peak_mb = max(self._peak_mb, memory_mb(pids))
 
     def figures(self, *, finished: bool) -> dict[str, Any]:
-        """As JSON: rows_per_s None if too little came to tell."""
-        looks = self._looks
+        """Return the figures as JSON. `rows_per_s` is None if there were too few samples."""
+        samples = self._samples
         found: dict[str, Any] = {
-            "rows": looks[-1].rows if looks else 0,
+            "rows": samples[-1].rows if samples else 0,
             "of": self._rows,
             "finished": finished,
             "peak_mb": round(self._peak_mb),
             "rows_per_s": None,
             "cpu_s_per_million": None,
         }
-        if len(looks) < 2:
+        if len(samples) < 2:
             return found
-        last = looks[-1]
+        last = samples[-1]
         warm = next(
-            (one for one in looks if one.time > looks[0].time + WARM_S or one.rows > self._rows * WARM_PART),
-            looks[0],
+            (
+                one
+                for one in samples
+                if one.time > samples[0].time + WARM_S or one.rows > self._rows * WARM_PART
+            ),
+            samples[0],
         )
         if warm is last:
-            warm = looks[-2]
+            warm = samples[-2]
         rows = last.rows - warm.rows
         found["seconds"] = round(last.time - warm.time, 2)
         found["rows_per_s"] = round(rows / (last.time - warm.time))

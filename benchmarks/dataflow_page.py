@@ -28,36 +28,37 @@ WAYS = {
     },
 }
 TITLES = {
-    "builtin": "What is built in",
+    "builtin": "Built-in aggregates",
     "batch": "Functions of batches",
     "row": "Functions of rows",
 }
 AIMS = {"builtin": (1.5, None), "batch": (20.0, "spark"), "row": (3.0, None)}
-"""How many times the best of the others, or this one, we want to be."""
+"""The factor by which DOS should be faster than the best of the others, or than the named one."""
 SECTION = """\
 {begin}
-## Rows a second of the dataflow library
+## Rows per second of the dataflow library
 
-Measured on {date}, alone, {rounds}; {load:.1f} processes wanted a core on
-average when it ended, its own with them. Lines `key,number` of text files, the same for all; of each key the
-count, the sum and the largest; a checkpoint each second; two workers or slots; results are let go of. Start
-and warm-up do not count. *Durable* says what a checkpoint is when it counts. CPU: processor seconds of all
-processes, servers and JVMs too, for a million rows; memory: the most that all of them held together.
+Measured on {date} with no other benchmark running, {rounds}. The load average at the end was {load:.1f},
+including the benchmark itself. All systems read the same text files of lines `key,number` and compute the
+count, the sum and the maximum per key. They take a checkpoint every second, have two workers or slots, and
+discard their results. Start and warm-up are excluded. CPU: processor seconds of all processes, including
+servers and JVMs, per million rows. Memory: the maximum that all processes used together. *Durable*: where a
+checkpoint is stored when it counts.
 
 {tables}
 {plots}{end}"""
 COLUMNS = """\
-| system | way | keys | rows/s | CPU s a million rows | memory | durable |
+| system | program | keys | rows/s | CPU s per million rows | memory | durable |
 |---|---|---|---|---|---|---|"""
 
 
 def write_section(records: Sequence[dict[str, Any]], rounds: int) -> None:
-    """Renew the section and the plots below docs/. Raises ValueError if the page has no place for it."""
+    """Update the section, and the plots below docs/. Raises ValueError if the page has no such section."""
     PLACE.write(section_of(records, rounds, draw(records, DOCS / "benchmarks")))
 
 
 def section_of(records: Sequence[dict[str, Any]], rounds: int, plots: Sequence[str]) -> str:
-    """The text."""
+    """Return the text of the section."""
     tables = [table_of(table, [one for one in records if one["part"] == table]) for table in TITLES]
     tables.append(workers_of([one for one in records if one["part"] == "workers"]))
     return PLACE.filled(
@@ -69,12 +70,12 @@ def section_of(records: Sequence[dict[str, Any]], rounds: int, plots: Sequence[s
 
 
 def table_of(table: str, records: Sequence[dict[str, Any]]) -> str:
-    """One of the three."""
+    """Return one of the three tables."""
     lines = [f"### {TITLES[table]}\n", COLUMNS]
     for one in records:
         way = f"{NAMES[one['system']]} | {WAYS[table][one['system']]} | {one['keys']:,}"
         if one.get("rows_per_s") is None:
-            why = one.get("missing", f"did not finish: {one.get('rows', 0):,} rows in its time")
+            why = one.get("missing", f"did not finish: {one.get('rows', 0):,} rows within the time limit")
             lines.append(f"| {way} | {why} | | | {one.get('durable', '')} |")
         else:
             cap = "" if one["finished"] else " (stopped at the cap)"
@@ -86,7 +87,7 @@ def table_of(table: str, records: Sequence[dict[str, Any]]) -> str:
 
 
 def ratios(table: str, records: Sequence[dict[str, Any]]) -> list[str]:
-    """How we stand to the aim, for each number of keys."""
+    """Return the ratio to the aim, for each number of keys."""
     aim, beside = AIMS[table]
     found = []
     for keys in dict.fromkeys(one["keys"] for one in records):
@@ -104,10 +105,10 @@ def ratios(table: str, records: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def workers_of(records: Sequence[dict[str, Any]]) -> str:
-    """What a second worker costs."""
+    """Return the table of the cost of a second worker."""
     lines = [
-        "### One worker and two\n",
-        "| keys | workers | rows/s | CPU s a million rows |\n|---|---|---|---|",
+        "### One and two workers\n",
+        "| keys | workers | rows/s | CPU s per million rows |\n|---|---|---|---|",
     ]
     costs: dict[int, dict[int, float]] = {}
     for one in records:
@@ -115,15 +116,15 @@ def workers_of(records: Sequence[dict[str, Any]]) -> str:
             costs.setdefault(one["keys"], {})[one["workers"]] = cpu = one["cpu_s_per_million"]
             lines.append(f"| {one['keys']:,} | {one['workers']} | {one['rows_per_s']:,.0f} | {cpu:.2f} |")
     both = [(keys, cost[2] / cost[1]) for keys, cost in costs.items() if {1, 2} <= cost.keys()]
-    told = [
-        f"{keys:,} keys: two take {ratio:.2f} times the CPU of one (aim: at most 1.25)."
+    ratios = [
+        f"{keys:,} keys: two workers use {ratio:.2f} times the CPU of one (aim: at most 1.25)."
         for keys, ratio in both
     ]
-    return "\n".join([*lines, "", *told]) + "\n"
+    return "\n".join([*lines, "", *ratios]) + "\n"
 
 
 def draw(records: Sequence[dict[str, Any]], folder: Path) -> list[str]:
-    """Write the plots, and give what the page says of them."""
+    """Write the plots, and return the text of the page about them."""
     drawn = [one for one in records if one["part"] in ("builtin", "curves") and one.get("rows_per_s")]
     curves = sorted(drawn, key=lambda one: int(one["keys"]))
     if not curves:
@@ -131,7 +132,7 @@ def draw(records: Sequence[dict[str, Any]], folder: Path) -> list[str]:
     folder.mkdir(exist_ok=True)
     found = []
     for name, title, value in (
-        ("rate", "rows a second, built-in aggregates", "rows_per_s"),
+        ("rate", "rows per second, built-in aggregates", "rows_per_s"),
         ("memory", "memory of all processes in MB, built-in aggregates", "peak_mb"),
     ):
         lines = {
@@ -142,5 +143,5 @@ def draw(records: Sequence[dict[str, Any]], folder: Path) -> list[str]:
         found.append(f"![{title}](benchmarks/dataflow-{name}.svg)")
     sizes = [(one["keys"], one["state_bytes"], one["peak_mb"]) for one in curves if one.get("state_bytes")]
     rows = "\n".join(f"| {keys:,} | {size / 1e6:.1f} MB | {peak:,.0f} MB |" for keys, size, peak in sizes)
-    found.append(f"| keys | our state in memory | memory of all our processes |\n|---|---|---|\n{rows}")
+    found.append(f"| keys | state of DOS in memory | memory of all processes of DOS |\n|---|---|---|\n{rows}")
     return found

@@ -12,14 +12,14 @@ from journal.pictures import HEAD_PX, INK, drawn, points
 
 WIDTH, HEIGHT = 720, 400
 PLACE = (0.13, 0.14, 0.66, 0.74)
-"""Of the lines: left, bottom, width and height, as shares of the picture."""
+"""Area of the lines: left, bottom, width and height, as fractions of the picture."""
 COLOURS = ("#1b6ca8", "#c8553d", "#588157", "#7b2d8b")
 
 Points = Sequence[tuple[float, float]]
 
 
 def chart(path: Path, title: str, across: str, lines: Mapping[str, Points]) -> None:
-    """Lines of (x, y), all above 0. Raises ValueError if there is no point, and what `drawn` raises."""
+    """Draw lines of (x, y), all above 0. Raises ValueError if there is no point, and errors of `drawn`."""
     found = {name: sorted(line) for name, line in lines.items() if line}
     if not found:
         raise ValueError("a chart needs a point")
@@ -43,6 +43,6 @@ def chart(path: Path, title: str, across: str, lines: Mapping[str, Points]) -> N
 
 
 def _decades(values: Sequence[float]) -> tuple[float, float]:
-    """The powers of ten around them: an axis that begins elsewhere makes small differences large."""
+    """Return the powers of ten around the values: another start of the axis would exaggerate differences."""
     first, last = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
     return 10.0**first, 10.0 ** max(last, first + 1)

@@ -1,16 +1,16 @@
-"""A region of ours, for `./run bench dataflow`: real servers, real workers, a cut each second.
+"""Measure a region, for `./run bench dataflow`: real servers, real workers, a checkpoint every second.
 
     benchmarks/dataflow_region.py {builtin,batch,row} FOLDER KEYS ROWS [--workers N] [--cap SECONDS]
 
-FOLDER: of `dataflow_input.make_input`. Of each key the number of its rows, and the sum and the largest of its
-numbers, once a step:
+FOLDER: of `dataflow_input.make_input`. The region computes the number of rows of each key, and the sum and
+maximum of its numbers, once per step:
 
 builtin   Count, Sum and Max
-batch     the same in a `UserOperator`, which gets Arrow batches, works with pandas, and keeps a table
+batch     the same in a `UserOperator`, which receives Arrow batches, uses pandas, and keeps a table
 row       a function of (row, state), in the order of event time (`map_state`)
 
-Everything a cut needs is on the disks of two of three servers, synced, before it counts. Where results go,
-they are let go of. Prints one line of JSON.
+A checkpoint counts after everything that it needs is synced on two of three servers. Results are discarded.
+Prints one line of JSON.
 """
 
 import argparse
@@ -46,17 +46,17 @@ ROW = "key string, number bigint"
 RESULT = "key string, rows bigint, total bigint, largest bigint"
 NAMES = ["key", "rows", "total", "largest"]
 SERVERS = 3
-DURABLE = "two of three servers, synced to disk, before a cut counts"
+DURABLE = "two of three servers, synced to disk"
 
 
 def parsed(batch: pa.RecordBatch) -> dict[str, pa.Array]:
-    """The columns of `key,number` lines."""
+    """Return the columns of `key,number` lines."""
     parts = pc.split_pattern(batch.column("line"), ",")
     return {"key": pc.list_element(parts, 0), "number": pc.list_element(parts, 1).cast(pa.int64())}
 
 
 def parsed_with_time(batch: pa.RecordBatch) -> dict[str, pa.Array]:
-    """The same, and the number as milliseconds of event time."""
+    """Return the same columns, and the number as milliseconds of event time."""
     columns = parsed(batch)
     return {
         **columns,
@@ -65,7 +65,7 @@ def parsed_with_time(batch: pa.RecordBatch) -> dict[str, pa.Array]:
 
 
 class Totals(UserOperator):
-    """What a user would write with pandas and numpy: a table by key, the groups of each batch added to it."""
+    """An operator as a user would write it with pandas and numpy: it adds batches to a table by key."""
 
     needs = ROW
     schema = RESULT
@@ -99,7 +99,7 @@ class Totals(UserOperator):
 
 
 def add(row: dict[str, Any], state: Any) -> list[dict[str, Any]]:
-    """One row's new totals of its key."""
+    """Add one row to the totals of its key, and return them."""
     kept = state.value
     number = row["number"]
     if kept is None:
@@ -134,11 +134,11 @@ WAYS = {"builtin": built_in, "batch": batches, "row": rows}
 
 
 def forget(batch: pa.RecordBatch) -> None:
-    """Where results go."""
+    """Discard the results."""
 
 
-class Cuts:
-    """What a region says of its cuts."""
+class Checkpoints:
+    """The events of committed checkpoints."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -150,7 +150,7 @@ class Cuts:
 
 @contextmanager
 def running(
-    folder: Path, url: str, way: str, paths: list[Path], workers: int, cuts: Cuts
+    folder: Path, url: str, way: str, paths: list[Path], workers: int, checkpoints: Checkpoints
 ) -> Iterator[RegionHandle]:
     graph = Graph("totals")
     WAYS[way](graph.source("lines", FileSource(paths))).sink("nowhere", CallSink(forget, takes="batch"))
@@ -159,7 +159,7 @@ def running(
         name="totals",
         workers=workers,
         store=url,
-        on_event=cuts,
+        on_event=checkpoints,
         logs=folder / "logs",
         checkpoint_interval=1.0,
         standby=0,
@@ -173,35 +173,35 @@ def running(
 
 
 def totals_of(status: RegionStatus) -> list[dict[str, int]]:
-    """What the operator that keeps the totals says of itself, on each worker."""
+    """Return the counters of the operator that keeps the totals, for each worker."""
     return [worker.counters.operators.get("totals", {}) for worker in status.workers]
 
 
 def rows_through(control: RegionHandle) -> int:
-    """Rows that were read, but for those that wait for event time."""
+    """Return the number of rows that were read, without those that wait for event time."""
     status = control.status
     return status.rows_in - sum(one.get("rows", 0) for one in totals_of(status))
 
 
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     paths = input_files(options)
-    meter, cuts = Meter(len(paths) * FILE_ROWS, options.cap), Cuts()
+    meter, checkpoints = Meter(len(paths) * FILE_ROWS, options.cap), Checkpoints()
     with ExitStack() as stack:
         servers = [stack.enter_context(ServerProcess(folder / f"s{index}")) for index in range(SERVERS)]
         url = url_of(servers)
         trio.run(init_store, url)
-        control = stack.enter_context(running(folder, url, options.way, paths, options.workers, cuts))
+        control = stack.enter_context(running(folder, url, options.way, paths, options.workers, checkpoints))
         figures = meter.watch(lambda: rows_through(control), lambda: control.status.state.is_end)
         status = control.status
         if status.state.is_end and status.state is not RegionState.FINISHED:
             raise RuntimeError(f"the region ended as {status.state}: {control.exception()}")
         state = totals_of(status)
-    cut_s = sorted(cuts.seconds)
+    seconds = sorted(checkpoints.seconds)
     return {
         **figures,
         "state_bytes": sum(one.get("state_bytes", 0) for one in state),
-        "cuts": len(cut_s),
-        "cut_s_median": round(cut_s[len(cut_s) // 2], 3) if cut_s else None,
+        "checkpoints": len(seconds),
+        "checkpoint_s_median": round(seconds[len(seconds) // 2], 3) if seconds else None,
         "durable": DURABLE,
     }
 

@@ -1,15 +1,15 @@
-"""Spark's Structured Streaming, for `./run bench dataflow`: its aggregates, and its two kinds of Python
-state.
+"""Measure Spark's Structured Streaming, for `./run bench dataflow`: its aggregates, and its two kinds of
+Python state.
 
     benchmarks/dataflow_spark.py {builtin,batch,row} FOLDER KEYS ROWS [--cap SECONDS]
 
 builtin   groupBy().agg(count, sum, max)
 batch     applyInPandasWithState
-row       transformWithState (wants protobuf, see `own_environment.py`)
+row       transformWithState (needs protobuf, see `own_environment.py`)
 
-Settings that are good for it: RocksDB state with changelog checkpoints, as many shuffle partitions as slots,
-no sink, the next micro-batch as soon as one is done; of the files as many a micro-batch as make it last about
-a second where it can (each one is a checkpoint). Prints one line of JSON.
+The settings favor Spark: RocksDB state with changelog checkpoints, as many shuffle partitions as slots, no
+sink, and each micro-batch begins as soon as the previous one is complete. The number of files per micro-batch
+is chosen so that it lasts about a second, if possible (each one is a checkpoint). Prints one line of JSON.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def built_in(rows: DataFrame) -> DataFrame:
 
 
 def added(key: Any, frames: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
-    """One key's new totals."""
+    """Return the new totals of one key."""
     rows, total, largest = state.get if state.exists else (0, 0, 0)
     for frame in frames:
         rows += len(frame)
@@ -54,7 +54,7 @@ def batches(rows: DataFrame) -> DataFrame:
 
 
 class Totals(StatefulProcessor):
-    """One key's totals, a row at a time."""
+    """The totals of one key, row by row."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self.kept = handle.getValueState("totals", TOTALS)
@@ -67,7 +67,7 @@ class Totals(StatefulProcessor):
         yield Row(key=key[0], rows=count, total=total, largest=largest)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no resources are open."""
 
 
 def by_row(rows: DataFrame) -> DataFrame:
@@ -92,7 +92,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     seen: dict[int, int] = {}
 
     def rows_so_far() -> int:
-        """Of the micro-batches that are committed."""
+        """Return the number of rows in committed micro-batches."""
         failure = query.exception()
         if failure is not None:
             raise RuntimeError(str(failure))

@@ -8,20 +8,20 @@ from rows import Row
 PLACE = Section("journal")
 SECTION = """\
 {begin}
-## Journals of files
+## Journaled files
 
-Measured on {date}, alone, {rounds}; {load:.1f} processes wanted a core on average when it
-ended, its own with them. A *CPU second* is one of a processor at work for the process that is measured; of a
-restore, for the one that restores, without its server.
+Measured on {date} with no other benchmark running, {rounds}. The load average at the end was {load:.1f},
+including the benchmark itself. A *CPU second* is a second of processor time of the measured process. For a
+restore, this is the process that restores, without its server.
 
-| what | measured | beside it | aim |
+| what | measured | compared with | aim |
 |---|---|---|---|
 {rows}
 {end}"""
 
 
 def section_of(rows: Sequence[Row], rounds: int) -> str:
-    """The text."""
+    """Return the text of the section."""
     lines = "\n".join(f"| {row.what} | {row.figure} | {row.beside} | {row.aim} |" for row in rows)
     return PLACE.filled(
         SECTION,

@@ -1,4 +1,4 @@
-"""The table lines about journaled files, from the results of `journal_speed.py`."""
+"""The table rows about journaled files, from the results of `journal_speed.py`."""
 
 from typing import Any
 
@@ -7,9 +7,9 @@ from rows import Effort, Row, run_json
 SMALL, LARGE = "100 B", "4 KiB"
 RATE_AIM, RECORDS_AIM = "200 MB/s", "300,000 records/s"
 ROUNDS_MAX = 3
-"""Of each: so all of it takes some four minutes on a quiet machine."""
+"""Maximum number of rounds: all of them take about four minutes on an idle machine."""
 S3_MB_MIN = 140
-"""Two segments of 64 MiB and something: the newest one is not archived."""
+"""Two segments of 64 MiB and a part of a third one: the newest segment is not archived."""
 Figures = dict[str, float]
 
 
@@ -18,7 +18,7 @@ def rounds_of(effort: Effort) -> int:
 
 
 def measure_journal(effort: Effort) -> list[Row]:
-    """Encoding, replay, restore with and without snapshots, the archive, and memory."""
+    """Measure encoding, replay, restore with and without snapshots, the archive, and memory."""
     megabytes = effort.large_object_mb
     s3_megabytes = max(megabytes * 35 // 100, S3_MB_MIN)
     sizes = ["--megabytes", megabytes, "--s3-megabytes", s3_megabytes, "--pairs", rounds_of(effort)]

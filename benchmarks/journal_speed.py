@@ -1,20 +1,21 @@
-"""How quickly journals of files are encoded, replayed, restored and archived, and with how much memory.
+"""Measure the speed and memory of encoding, replaying, restoring and archiving journaled files.
 
     python benchmarks/journal_speed.py [--megabytes 1000] [--s3-megabytes 350] [--pairs 3] [--json]
 
-encode   records to bytes, in one process, written nowhere
-replay   a journal file in the page cache to files, as `dos journal replay FILE --into DIR` does it: every
-         checksum verified, every write made. Records of 4 KiB, and of 100 B
-restore  the same from a server over loopback, each in a process of its own, whose largest resident memory is
-         told: a directory of 32 MB that was written over until its journal has so many megabytes, without
-         snapshots and with (`recovery_bytes_max`); and with half and a quarter of the journal, for the memory
-archive  a chain from a server to a bucket of S3 (moto, over HTTP, in a process of its own), each segment read
-         back and proved, and the restore from there with no server asked. Beside them what boto3 alone takes
-         for as many bytes in objects of the same size: to put and get them, and to get them in the same parts
+encode   records to bytes, in one process, in memory only
+replay   a journal file in the page cache to files, like `dos journal replay FILE --into DIR`: every checksum
+         is verified, and every write is made. Records of 4 KiB, and of 100 B
+restore  the same from a server over loopback, in a process of its own, whose peak resident memory is
+         reported: a directory of 32 MB that was overwritten until its journal had the given size, with and
+         without snapshots (`recovery_bytes_max`). Half and a quarter of the journal show whether memory grows
+archive  a chain from a server to an S3 bucket (moto, over HTTP, in a process of its own). Each segment is
+         read back and verified. Then the restore from the bucket alone. Both are compared with boto3 alone,
+         for as many bytes in objects of the same size: to store and read them, and to read them in the same
+         parts
 
-Medians of the pairs. MB are 10^6 bytes of journal. Besides elapsed time, processor time is reported, of
-the process that is measured (of a restore: the one that restores, without the server): on a machine that
-others use too it says more.
+Medians of the rounds are reported. MB are 10^6 bytes of journal. In addition to elapsed time, the processor
+time of the measured process is reported (for a restore: of the process that restores, without the server),
+which is more reliable on a shared machine.
 """
 
 import argparse
@@ -54,13 +55,13 @@ LIVE_BYTES = 32_000_000
 WRITE_BYTES = 4000
 FILES = 8
 ALL_BYTES = 1 << 62
-"""Of journal that may be read: no snapshot is ever due."""
+"""A limit for the journal bytes read by a restore that is never reached: no snapshot is ever due."""
 KEYS = {"AWS_ACCESS_KEY_ID": "bench", "AWS_SECRET_ACCESS_KEY": "bench", "AWS_DEFAULT_REGION": "us-east-1"}
 
 
 @contextmanager
 def running(command: list[str], address: str) -> Iterator[str]:
-    """The address of a process that prints it in its first line."""
+    """Run a process that prints its address in its first line. Yields the address."""
     process = subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True, cwd=ROOT)
     try:
         assert process.stdout is not None
@@ -80,7 +81,7 @@ def running_server(data: Path) -> Iterator[str]:
 
 
 def run_s3() -> None:
-    """A bucket `bench`, until killed."""
+    """Serve a bucket `bench` until killed."""
     import boto3
     from moto.moto_server.threaded_moto_server import ThreadedMotoServer
 
@@ -98,7 +99,7 @@ def run_s3() -> None:
 
 
 def records(total: int, record_bytes: int) -> list[Record]:
-    """Writes one behind the other to a few files; each record has about `record_bytes` in all."""
+    """Return consecutive writes to a few files. Each record has about `record_bytes` in total."""
     paths = [f"file-{number}".encode() for number in range(FILES)]
     data = os.urandom(record_bytes - 24 - 8 - 3 * 8 - len(paths[0]))
     return [
@@ -108,7 +109,7 @@ def records(total: int, record_bytes: int) -> list[Record]:
 
 
 class Clock:
-    """Time since it was made: the clock's, and this process's of processors, its threads' too."""
+    """Measures elapsed time, and the processor time of this process with its threads, since its creation."""
 
     def __init__(self) -> None:
         self._begun = time.perf_counter(), time.process_time()
@@ -118,7 +119,7 @@ class Clock:
 
 
 def rates(clock: Clock, size: int, count: int) -> dict[str, float]:
-    """Of that many bytes and records until now."""
+    """Return the rates of that many bytes and records until now."""
     seconds, cpu_s = clock.read()
     return {
         "mb_per_s": size / seconds / 1e6,
@@ -129,7 +130,7 @@ def rates(clock: Clock, size: int, count: int) -> dict[str, float]:
 
 
 def encoded(path: Path, total: int, record_bytes: int) -> dict[str, float]:
-    """Encode, and put the journal at `path` when the clock has stopped."""
+    """Measure the encoding. The journal is written to `path` after the clock has stopped."""
     given = records(total, record_bytes)
     clock = Clock()
     parts = list(map(encode_v1, given))
@@ -154,7 +155,7 @@ def replayed(path: Path, into: Path) -> dict[str, float]:
 
 
 async def write_directory(url: str, name: str, folder: Path, total: int, recovery_bytes: int | None) -> int:
-    """Write over a directory of LIVE_BYTES until its journal has `total`; the journal's end."""
+    """Overwrite a directory of LIVE_BYTES until its journal has `total` bytes. Returns the journal's size."""
     data, per_file = os.urandom(WRITE_BYTES), LIVE_BYTES // FILES // WRITE_BYTES
     options = {} if recovery_bytes is None else {"recovery_bytes": recovery_bytes}
     async with (
@@ -172,7 +173,7 @@ async def write_directory(url: str, name: str, folder: Path, total: int, recover
 
 
 def restored_alone(target: str, name: str, into: Path) -> dict[str, Any]:
-    """By a process of its own: what `restore_here` prints."""
+    """Restore in a process of its own. Returns what `restore_here` prints."""
     command = [sys.executable, __file__, "--restore", target, name, str(into)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     found: dict[str, Any] = json.loads(done.stdout)
@@ -181,7 +182,7 @@ def restored_alone(target: str, name: str, into: Path) -> dict[str, Any]:
 
 async def restore_here(target: str, name: str, into: Path) -> dict[str, float]:
     if not target.startswith("dos://"):
-        import boto3  # noqa: F401 - as every other import, before the clock starts
+        import boto3  # noqa: F401 - imported before the clock starts, like every other module
     clock = Clock()
     if target.startswith("dos://"):
         async with open_store(target) as store:
@@ -210,7 +211,7 @@ async def archived(url: str, name: str, bucket: str) -> dict[str, float]:
 
 
 def boto3_alone(total: int) -> dict[str, float]:
-    """MB/s of as many bytes put and got again, and got in parts, one request after the other."""
+    """Return the MB/s of storing and reading as many bytes, and of reading them in parts, one at a time."""
     import boto3
 
     size, step = files_segment_bytes_max, archive_read_bytes
@@ -231,7 +232,7 @@ def boto3_alone(total: int) -> dict[str, float]:
     return {"put_get_mb_per_s": size_mb / both_s, "get_mb_per_s": size_mb / parts_s}
 
 
-# --- all of it --------------------------------------------------------------------------------------------
+# --- everything --------------------------------------------------------------------------------------------
 
 
 def median_of(pairs: int, measure: Callable[[int], dict[str, float]]) -> dict[str, float]:
@@ -294,7 +295,7 @@ def measure_archive(options: argparse.Namespace, folder: Path, url: str) -> dict
     return {name: median_of(options.pairs, lambda number, n=name: rounds[number][n]) for name in rounds[0]}
 
 
-def shown(figures: dict[str, dict[str, float]]) -> str:
+def figures_text(figures: dict[str, dict[str, float]]) -> str:
     return "\n".join(
         f"{name:<18} " + ", ".join(f"{key} {value:,.1f}" for key, value in found.items())
         for name, found in figures.items()
@@ -307,8 +308,8 @@ def main() -> int:
     )
     parser.add_argument("--megabytes", type=int, default=1000)
     parser.add_argument("--s3-megabytes", type=int, default=350)
-    parser.add_argument("--pairs", type=int, default=3, help="how often each is measured")
-    parser.add_argument("--folder", type=Path, default=None, help="where journals and files are kept")
+    parser.add_argument("--pairs", type=int, default=3, help="rounds of each measurement")
+    parser.add_argument("--folder", type=Path, default=None, help="folder for journals and files")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--restore", nargs=3, metavar=("TARGET", "NAME", "INTO"), help=argparse.SUPPRESS)
     parser.add_argument("--s3", action="store_true", help=argparse.SUPPRESS)
@@ -321,7 +322,7 @@ def main() -> int:
         return 0
     with tempfile.TemporaryDirectory(dir=options.folder) as place:
         figures = {**measure_files(options, Path(place)), **measure_servers(options, Path(place))}
-    print(json.dumps(figures) if options.json else shown(figures))
+    print(json.dumps(figures) if options.json else figures_text(figures))
     return 0
 
 

@@ -1,9 +1,9 @@
-"""`./run python -m benchmarks.keyed_state`: a declared state in memory and on disk, at many keys.
+"""`./run python -m benchmarks.keyed_state`: declared state with many keys, in memory and on disk.
 
-One process for each place. First each key is new once, in random order; then random ones are found again and
-changed. Values are a number, a time and 100 bytes of text. Steps of 10,000 rows, no cuts: what is measured is
-the state and the calls. Prints keys a second (of CPU time too), and what the process holds in memory: its own
-(RssAnon) and pages of the file, which the machine takes back when it needs them (RssFile).
+Each of the two runs in its own process. First all keys are inserted once, in random order; then random keys
+are read and changed. Values are a number, a time and 100 bytes of text. The state and the calls are measured,
+in steps of 10,000 rows, without checkpoints. Prints keys per second, also of CPU time, and the memory of the
+process: its own (RssAnon), and pages of the file, which the kernel can reclaim (RssFile).
 """
 
 import argparse
@@ -46,7 +46,7 @@ def trial_of(place: str) -> Trial:
 
 
 def steps(rng: np.random.Generator, keys: int, touches: int) -> Iterator[pa.RecordBatch]:
-    """All keys once; then random ones."""
+    """Yield all keys once, then random keys."""
     order = np.concatenate([rng.permutation(keys), rng.integers(0, keys, touches)])
     begin = int(datetime(2026, 1, 1, tzinfo=UTC).timestamp()) * 1_000_000
     for first in range(0, len(order), STEP_ROWS):
@@ -74,7 +74,7 @@ def measure(place: str, keys: int, touches: int) -> None:
             wall, cpu = time.perf_counter() - begin, time.process_time() - begin_cpu
             count = keys if len(watermarks) == 2 else touches
             held = memory()
-            words = "new" if len(watermarks) == 2 else "found again"
+            words = "new" if len(watermarks) == 2 else "changed"
             own, file = (held[name] - before[name] for name in ("RssAnon", "RssFile"))
             print(
                 f"{place:7} {count:>9,} keys {words:11} {count / wall:>9,.0f} keys/s"
@@ -92,7 +92,7 @@ def main() -> None:
     )
     parser.add_argument("--keys", type=int, default=1_000_000)
     parser.add_argument("--touches", type=int, default=200_000)
-    parser.add_argument("--place", action="append", choices=["memory", "disk"], help="default: both")
+    parser.add_argument("--place", action="append", choices=["memory", "disk"], help="default: both of them")
     given = parser.parse_args()
     for place in given.place or ["memory", "disk"]:
         child = multiprocessing.get_context("spawn").Process(

@@ -1,11 +1,11 @@
 """The load generator: sends the prepared requests of a session in one of three patterns, and measures times.
 
-    pipelined       one connection, so many requests on their way at once
-    writers         many connections, each with one request on its way
-    one at a time   one connection, one request on its way
+    pipelined       one connection, a number of requests in flight
+    writers         many connections, each with one request in flight
+    one at a time   one connection, one request in flight
 
-It runs in a process of its own (`run_apart`), so that it has a core to itself where there are two, and says
-how much of its core it used: near 1.0 the generator is what was measured.
+It runs in a process of its own (`run_apart`), so that it has its own core on a machine with two. It reports
+how much of its core it used: near 1.0, the generator is the bottleneck.
 
 It uses raw sockets and the clock; `load_sessions` provides the requests.
 """
@@ -22,7 +22,7 @@ from load_sessions import Session
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What came of it. `times_s`: of each request, where they were taken; `busy`: of the generator's core."""
+    """The result. `times_s`: the times of requests, if measured; `busy`: the generator's use of its core."""
 
     requests: int
     seconds: float
@@ -31,25 +31,25 @@ class Load:
 
     @property
     def rate(self) -> float:
-        """Requests a second."""
+        """Return the requests per second."""
         return self.requests / self.seconds
 
 
 def percentile(times: Sequence[float], part: float) -> float:
-    """The time that `part` of the times do not exceed."""
+    """Return the time that `part` of the times do not exceed."""
     ordered = sorted(times)
     return ordered[min(len(ordered) - 1, int(part * len(ordered)))]
 
 
 def warm_up(session: Session) -> None:
-    """Settle the first request: the object is there, and what making it costs is not in the figures."""
+    """Complete the first request, so that the figures do not include the creation of the object."""
     session.sock.sendall(session.requests[0])
     while session.settled(session.sock.recv(4_096)) < 1:
         pass
 
 
 def pipelined(session: Session, depth: int) -> Load:
-    """Keep `depth` requests on their way until all are settled."""
+    """Keep `depth` requests in flight until all are settled."""
     warm_up(session)
     sock, requests = session.sock, session.requests
     total, sent, settled = len(requests), 1, 1
@@ -116,7 +116,7 @@ def writers(sessions: Sequence[Session]) -> Load:
 
 
 def run_apart(work: Callable[..., Any], *args: Any) -> Any:
-    """What `work` returns, from a process of its own. Raises RuntimeError when that failed."""
+    """Run `work` in a process of its own and return its result. Raises RuntimeError if it failed."""
     receiver, sender = multiprocessing.Pipe(duplex=False)
     process = multiprocessing.Process(target=_send_result, args=(sender, work, args), daemon=True)
     process.start()
@@ -124,7 +124,7 @@ def run_apart(work: Callable[..., Any], *args: Any) -> Any:
     try:
         result, error = receiver.recv()
     except EOFError:
-        result, error = None, "it ended without a word"
+        result, error = None, "it ended without a result"
     process.join()
     if error:
         raise RuntimeError(f"the load generator failed: {error}")
@@ -134,5 +134,5 @@ def run_apart(work: Callable[..., Any], *args: Any) -> Any:
 def _send_result(sender: Any, work: Callable[..., Any], args: tuple[Any, ...]) -> None:
     try:
         sender.send((work(*args), ""))
-    except Exception as error:  # told to the parent, which raises it
+    except Exception as error:  # sent to the parent, which raises it
         sender.send((None, f"{type(error).__name__}: {error}"))

@@ -1,9 +1,10 @@
 """The sessions of the load generator: the same appends in the protocols of DOS and Redis.
 
-A session has a socket, requests as bytes made before the clock starts, and reads from what comes back how
-many of them are settled, durably. So the generator's own work is the same for both: bytes out, answers in.
+A session has a socket and requests as bytes, which are built before the clock starts. It derives from the
+answers how many requests are settled, that is, durable. So the work of the generator is the same for both
+protocols: it sends bytes and reads answers.
 
-`load` decides when they are sent, and what is timed.
+`load` decides when requests are sent, and measures the times.
 """
 
 import socket
@@ -33,7 +34,7 @@ class Session(Protocol):
     requests: Sequence[bytes]
 
     def settled(self, data: bytes) -> int:
-        """Take what the server said; how many of the requests are durable, all told."""
+        """Process an answer. Returns the total number of requests that are durable."""
 
 
 def connect(address: Address) -> socket.socket:
@@ -43,7 +44,7 @@ def connect(address: Address) -> socket.socket:
 
 
 def dos_login(address: Address, directory: str) -> socket.socket:
-    """A connection that was welcomed and is in the directory, which it does not claim."""
+    """Return a connection that was welcomed and has entered the directory, without a claim."""
     sock = connect(address)
     decoder = FrameDecoder()
     for request in (m.Hello(client="bench server"), m.ChangeDirectory(directory)):
@@ -53,7 +54,7 @@ def dos_login(address: Address, directory: str) -> socket.socket:
 
 
 def answer(sock: socket.socket, decoder: FrameDecoder) -> m.Message:
-    """The next message. Raises what an Error says, EOFError at the end."""
+    """Return the next message. Raises the error of an ERROR message, EOFError at the end."""
     while (frame := decoder.next_frame()) is None:
         decoder.receive(_received(sock))
     message = m.decode(Frame(frame.opcode, frame.request_id, frame.meta, bytes(frame.payload)))
@@ -70,7 +71,7 @@ def _received(sock: socket.socket) -> bytes:
 
 
 def append_heads(name: str, block: bytes, count: int) -> list[bytes]:
-    """Header and meta of so many appends of the block, one behind the other."""
+    """Return the header and meta of `count` consecutive appends of the block."""
     fold, heads = PrefixDigest(), []
     for _ in range(count):
         heads.append(frame_head(m.encode(m.Append(name, fold.size, fold.value, block), 2)))
@@ -79,7 +80,7 @@ def append_heads(name: str, block: bytes, count: int) -> list[bytes]:
 
 
 class Watermarks:
-    """Reads `synced` out of watermarks. Checks no digest: what is measured is the server."""
+    """Reads `synced` from durability acks. Verifies no digest, so that the figures measure the server."""
 
     def __init__(self) -> None:
         self.synced = 0
@@ -116,7 +117,7 @@ class Watermarks:
 
 
 class DosSession:
-    """Appends to an object of DOS."""
+    """A session that appends to an object of DOS."""
 
     def __init__(self, address: Address, directory: str, name: str, block: bytes, count: int) -> None:
         self.sock = dos_login(address, directory)
@@ -129,9 +130,10 @@ class DosSession:
 
 
 class RedisSession:
-    """APPEND to a string of Redis, which is answered with its length, after the sync of the log.
+    """A session that sends APPEND to a string of Redis. The answer is its length, after the sync of the log.
 
-    With `appendfsync always` that is: a sync of what came in one turn of its loop, then the answers.
+    With `appendfsync always`, one sync covers what arrived in one iteration of the event loop; the answers
+    follow.
     """
 
     def __init__(self, address: Address, directory: str, name: str, block: bytes, count: int) -> None:

@@ -18,8 +18,9 @@ INSTALL_S_MAX = 1_200.0
 
 @dataclass(frozen=True, slots=True)
 class Yardstick:
-    """package: what is installed; module: what must be importable then; pythons: which are tried, in
-    order."""
+    """A system to compare with. `package` is installed; `module` must be importable then; `pythons` are tried
+    in this order.
+    """
 
     name: str
     package: str
@@ -28,11 +29,11 @@ class Yardstick:
 
     @property
     def place(self) -> Path:
-        """DOS_FLINK_ENVIRONMENT, DOS_BYTEWAX_ENVIRONMENT name another one, made before."""
+        """The folder of the environment. DOS_FLINK_ENVIRONMENT or DOS_BYTEWAX_ENVIRONMENT overrides it."""
         return Path(os.environ.get(f"DOS_{self.name.upper()}_ENVIRONMENT", BELOW / self.name))
 
     def python(self) -> Path:
-        """The Python that has it. Raises RuntimeError with the reason when it cannot be had."""
+        """Return the Python that has the package. Raises RuntimeError with the reason if there is none."""
         python = self.place / "bin" / "python"
         if self._is_there(python):
             return python
@@ -76,4 +77,4 @@ BYTEWAX = Yardstick(
     "bytewax", "bytewax==0.21.*", "bytewax.run", ("python3.11", "python3.12", "python3.10", "python3")
 )
 PROTOBUF = Yardstick("protobuf", "protobuf>=6,<8", "google.protobuf", (sys.executable,))
-"""What Spark's `transformWithState` wants, and does not bring."""
+"""What Spark's `transformWithState` requires but does not install."""

@@ -1,6 +1,6 @@
 """A section of docs/benchmarks.md that one benchmark writes, between two comments.
 
-Text that a person adds after a third comment is kept when the figures are renewed.
+Text that a person adds after a third comment is kept when the figures are updated.
 """
 
 import os
@@ -15,33 +15,34 @@ PAGE = DOCS / "benchmarks.md"
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """That of `./run bench NAME`."""
+    """The section of `./run bench NAME`."""
 
     name: str
 
     @property
     def begin(self) -> str:
-        """The comment that it begins with."""
+        """The comment at the beginning of the section."""
         return f"<!-- {self.name}: written by ./run bench {self.name} -->"
 
     @property
     def end(self) -> str:
-        """The comment that it ends with."""
+        """The comment at the end of the section."""
         return f"<!-- {self.name}: end -->"
 
     @property
     def by_hand(self) -> str:
-        """The comment behind which a person wrote."""
+        """The comment after which text by a person follows."""
         return f"<!-- {self.name}: by hand -->"
 
     def found_in(self, page: str) -> str:
-        """The one that a page has, comments included; an empty one if it has none."""
+        """Return the section of a page, including its comments; an empty section if the page has none."""
         begin, end = page.find(self.begin), page.find(self.end)
         return page[begin : end + len(self.end)] if 0 <= begin < end else f"{self.begin}\n{self.end}"
 
     def put_into(self, page: str, text: str) -> str:
-        """The page with this text, from comment to comment, instead of its own, and what a person wrote
-        there. Raises ValueError if it has no place for it.
+        """Return the page with this text, from comment to comment, as its section. Text by a person is kept.
+
+        Raises ValueError if the page has no such section.
         """
         before = self.found_in(page)
         if before not in page:
@@ -52,8 +53,9 @@ class Section:
         return page.replace(before, text)
 
     def filled(self, text: str, rounds: int, **parts: Any) -> str:
-        """The text between its comments, with the date, how often each was measured, and how busy the machine
-        was, where it names them; `parts` are its measure's.
+        """Fill in the comments, the date, the number of rounds and the load average that the text names.
+
+        `parts`: further values that the text names.
         """
         return text.format(
             begin=self.begin,
@@ -65,10 +67,10 @@ class Section:
         )
 
     def write(self, text: str) -> None:
-        """Renew it in the docs. Raises ValueError if they have no place for it."""
+        """Update the section in docs/benchmarks.md. Raises ValueError if the page has no such section."""
         PAGE.write_text(self.put_into(PAGE.read_text(), text))
 
 
 def rounds_text(rounds: int) -> str:
-    """How often each was measured."""
-    return "each once" if rounds == 1 else f"medians of {rounds} rounds in turn"
+    """Return how often each figure was measured."""
+    return "each once" if rounds == 1 else f"medians of {rounds} alternating rounds"

@@ -1,17 +1,17 @@
-"""Replay of a journal of 4 KiB records in one process: from a file, and from a real server in two ways.
+"""Measure the replay of a journal of 4 KiB records in one process: from a file, and from a server twice.
 
     python benchmarks/replay.py [--megabytes 200] [--record 4096] [--pairs 5] [--folder DIR] [--json]
 
-Replay means: bytes in, both checksums of every record verified, its fields read, the record applied to a
-state (bytes written to each of 100 paths).
+Replay means: the bytes are read, both checksums of every record are verified, its fields are decoded, and the
+record is applied to a state (bytes written to each of 100 paths).
 
     file     the decoder alone on a file in the page cache, as `dos journal verify` reads it
-    restore  what a worker does at a reset: claim, take over at a position, read the chain over loopback, all
-             digests verified, open a segment there. The chain was written through a store of one server
-    reader   what `dos journal dump URL` does: look, which surveys the newest segment for its last whole
-             record, then read; so the bytes go over the wire twice
+    restore  what a worker does during a reset: claim, take over at a position, read the chain over loopback,
+             verify all digests, open a segment there. The chain was written through a store of one server
+    reader   what `dos journal dump URL` does: inspect the chain, which scans the newest segment for its last
+             whole record, then read. So the bytes are sent twice
 
-Medians; the three run in turn. Exit 0; 1 when the replay of the file is below `--aim`.
+Medians are reported; the three run alternately. Exit code 0; 1 if the replay of the file is below `--aim`.
 """
 
 import argparse
@@ -42,7 +42,7 @@ PATHS = [f"/w/file-{number:02}".encode() for number in range(100)]
 
 @contextmanager
 def running_server(data: Path) -> Iterator[str]:
-    """The URL of a server of its own."""
+    """Run a server. Yields its URL."""
     command = [sys.executable, "-m", "dos_cli", "serve", "--data", str(data), "--listen", "127.0.0.1:0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     try:
@@ -56,7 +56,7 @@ def running_server(data: Path) -> Iterator[str]:
 
 
 def records(total: int, record_bytes: int) -> Iterator[Record]:
-    """Writes to files until the journal has `total` bytes; each record has about `record_bytes` in all."""
+    """Return writes to files for a journal of `total` bytes, in records of about `record_bytes`."""
     data = os.urandom(record_bytes - 24 - 8 - 3 * 8 - len(PATHS[0]))
     for number in range(total // record_bytes):
         yield Record(Op.WRITE, number, (number * len(data),), (PATHS[number % len(PATHS)], data))
@@ -69,7 +69,7 @@ def apply(state: dict[bytes, int], record: Record) -> None:
 
 
 def replay_file(path: Path) -> tuple[int, dict[bytes, int]]:
-    """Records and state of a journal file."""
+    """Return the number of records and the state of a journal file."""
     decoder, state, count = RecordDecoder(), dict[bytes, int](), 0
     with path.open("rb", buffering=0) as file:
         while chunk := file.read(CHUNK_BYTES):
@@ -104,7 +104,7 @@ async def read_all(
 
 
 async def restore(url: str, epoch: int, at: Position) -> tuple[int, dict[bytes, int]]:
-    """Records and state of the chain, taken over at its end."""
+    """Return the number of records and the state of the chain, taken over at its end."""
     async with open_store(url) as store, await store.claim("bench", epoch, os.urandom(16)) as claim:
         chain = await take_over(claim, "J", at=at, generation=1)
         found = await read_all(claim, chain, None)
@@ -112,8 +112,8 @@ async def restore(url: str, epoch: int, at: Position) -> tuple[int, dict[bytes, 
         return found
 
 
-async def look_and_read(url: str) -> tuple[int, dict[bytes, int]]:
-    """Records and state of the chain, as anyone may see it."""
+async def inspect_and_read(url: str) -> tuple[int, dict[bytes, int]]:
+    """Return the number of records and the state of the chain, read without a claim."""
     async with open_store(url) as store:
         return await read_all(store, await inspect_chain(store, "bench", "J"), "bench")
 
@@ -140,7 +140,7 @@ def measure(options: argparse.Namespace) -> list[dict[str, float]]:
         for number in range(options.pairs):
             figures = timed(lambda: replay_file(path), total)
             ways = {
-                "reader": lambda: trio.run(look_and_read, url),
+                "reader": lambda: trio.run(inspect_and_read, url),
                 "restore": lambda epoch=number + 2: trio.run(restore, url, epoch, end),
             }
             for name, way in ways.items():
@@ -163,10 +163,10 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--megabytes", type=int, default=200)
-    parser.add_argument("--record", type=int, default=4096, help="bytes of one record, all in all")
+    parser.add_argument("--record", type=int, default=4096, help="bytes of one record in total")
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument(
-        "--folder", type=Path, default=Path(tempfile.gettempdir()), help="where the journals lie"
+        "--folder", type=Path, default=Path(tempfile.gettempdir()), help="folder for the journals"
     )
     parser.add_argument("--aim", type=float, default=100.0, help="MB/s from the file")
     parser.add_argument("--json", action="store_true")

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How much is measured of each."""
+    """The amount to measure in each benchmark."""
 
     pairs: int
     stream_mb: int
@@ -36,7 +36,7 @@ class Effort:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the table."""
+    """One row of a table. `beside`: the figures that it is compared with; `aim`: the target."""
 
     what: str
     figure: str
@@ -50,9 +50,10 @@ def run_json(
     timeout_s: float | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Run a benchmark of this directory and read the JSON of its last line. Its other words are passed on.
+    """Run a benchmark of this directory and return the JSON of its last line. Its standard error is kept.
 
-    Raises RuntimeError when it gives no figures, or not in time; then what it started is ended with it.
+    Raises RuntimeError if it prints no figures, or not in time. The processes that it started are killed
+    then.
     """
     with subprocess.Popen(
         [python, *map(str, command)],
@@ -67,20 +68,20 @@ def run_json(
         except BaseException as error:
             os.killpg(process.pid, signal.SIGKILL)
             if isinstance(error, subprocess.TimeoutExpired):
-                raise RuntimeError(f"{command[0]} gave no figures in {timeout_s:.0f} s") from error
+                raise RuntimeError(f"{command[0]} printed no figures within {timeout_s:.0f} s") from error
             raise
     lines = output.strip().splitlines()
     if not lines or not lines[-1].startswith("{"):
-        raise RuntimeError(f"{command[0]} ended with {process.returncode} and no figures")
+        raise RuntimeError(f"{command[0]} ended with {process.returncode} without figures")
     result: dict[str, Any] = json.loads(lines[-1])
     return result
 
 
 def json_lines(*command: str | Path, timeout_s: float) -> Generator[dict[str, Any]]:
-    """Run a benchmark of this directory and give each of its lines of JSON as it comes.
+    """Run a benchmark of this directory and yield each of its lines of JSON when it is printed.
 
-    Raises RuntimeError when it ends badly, or not in time; then, and when nobody asks for more, what it
-    started is ended with it.
+    Raises RuntimeError if it fails, or does not end in time. The processes that it started are killed then,
+    and also when the generator is closed.
     """
     with subprocess.Popen(
         [sys.executable, *map(str, command)],
@@ -109,12 +110,12 @@ def say(text: str) -> None:
 
 
 @contextmanager
-def told_at_the_end(lines: Callable[[], Iterable[str]]) -> Iterator[None]:
-    """Report the results so far in any case."""
+def printed_at_the_end(lines: Callable[[], Iterable[str]]) -> Iterator[None]:
+    """Print the results so far at the end, also after an error or an interrupt."""
     try:
         yield
     except KeyboardInterrupt:
-        say("interrupted: this is what was measured so far")
+        say("interrupted; the results so far follow")
         raise
     finally:
         for line in lines():

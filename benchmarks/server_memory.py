@@ -1,11 +1,12 @@
-"""The memory of one server: with many idle connections, and while an object grows.
+"""Measure the memory of one server: with many idle connections, and while an object grows.
 
     python benchmarks/server_memory.py [--connections 1000] [--gigabytes 1] [--folder DIR] [--json]
 
-Idle connections have said HELLO and which directory, and nothing since. The object grows by durable appends
-of 1 MiB; the resident memory is read ten times on the way, and its slope over the last half is what counts:
-an index or a queue that grew with the object would show there. When the disk has no room for the object and
-a tenth more, it grows to the free space, and the figures name that size. Everything is removed afterwards.
+Idle connections have sent HELLO and entered a directory, and have sent nothing since. The object grows by
+durable appends of 1 MiB. The resident memory is read ten times meanwhile, and its slope over the last half is
+reported: an index or a queue that grows with the object would be visible there. If the disk has not enough
+space for the object and a tenth more, the object grows to the free space, and the figures contain that size.
+Everything is removed at the end.
 """
 
 import argparse
@@ -20,7 +21,7 @@ from typing import Any, Final
 
 from load_sessions import Watermarks, dos_login
 from streams import WINDOW_BYTES
-from yardsticks import Running, end_cleanly_when_told, running_dos
+from yardsticks import Running, raise_at_sigterm, running_dos
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
@@ -32,11 +33,11 @@ from dos_protocol.limits import MIB  # noqa: E402
 
 SAMPLES: Final = 10
 SPARE: Final = 1.1
-"""So much more than the object takes must be free on the disk."""
+"""This factor times the size of the object must be free on the disk."""
 
 
 def idle(folder: Path, count: int) -> dict[str, Any]:
-    """Resident MB before any connection, and with so many that say nothing."""
+    """Return the resident MB before any connection, and with `count` idle connections."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = max(soft, count + 256)
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted if hard < 0 else min(hard, wanted), hard))
@@ -50,7 +51,7 @@ def idle(folder: Path, count: int) -> dict[str, Any]:
 
 
 def growth(folder: Path, gigabytes: float) -> dict[str, Any]:
-    """Resident MB while an object grows, and how many MB more for each GB of it."""
+    """Return the resident MB while an object grows, and the increase in MB per GB."""
     room = shutil.disk_usage(folder).free / SPARE / 1e9
     goal = min(gigabytes, room)
     with running_dos(folder / "growth") as dos:
@@ -92,10 +93,12 @@ def main() -> int:
     )
     parser.add_argument("--connections", type=int, default=1_000)
     parser.add_argument("--gigabytes", type=float, default=1.0)
-    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="where it writes")
+    parser.add_argument(
+        "--folder", type=Path, default=Path(tempfile.gettempdir()), help="folder for all data"
+    )
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    end_cleanly_when_told()
+    raise_at_sigterm()
     with tempfile.TemporaryDirectory(prefix="dos-bench-", dir=options.folder) as name:
         found = {
             "idle": idle(Path(name), options.connections),

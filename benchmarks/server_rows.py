@@ -1,4 +1,4 @@
-"""The table lines about one server: its speed compared with a plain copy and with Redis, and its memory."""
+"""The table rows about one server: its speed compared with a plain copy and with Redis, and its memory."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,15 +9,15 @@ from server_speed import CASES, REDIS, Case
 Found = Mapping[str, Any]
 
 _YARDSTICKS = {
-    "file": "bare copy with a sync each 64 MB",
-    "socket": "bare copy from the page cache",
-    "ping": "bare write, sync and answer",
-    REDIS: "Redis, synced always",
+    "file": "plain copy with a sync every 64 MB",
+    "socket": "plain copy from the page cache",
+    "ping": "plain write, sync and reply",
+    REDIS: "Redis, `appendfsync always`",
 }
 
 
 def measure_server(effort: Effort) -> list[Row]:
-    """Speed, then memory."""
+    """Measure the speed, then the memory."""
     options = ["--json", "--pairs", str(effort.pairs), "--scale", str(effort.server_scale)]
     found = run_json("benchmarks/server_speed.py", *options)["cases"]
     return [*(_speed_row(case, found[name]) for name, case in CASES.items()), *_memory_rows(effort)]
@@ -41,19 +41,19 @@ def _figure(case: Case, figures: Found) -> str:
 def _memory_rows(effort: Effort) -> list[Row]:
     found = run_json("benchmarks/server_memory.py", "--json", "--gigabytes", str(effort.growth_gb))
     idle, growth = found["idle"], found["growth"]
-    what = f"memory of a server while an object grows to {growth['gigabytes']:.1f} GB"
+    what = f"growth of a server's memory while an object grows to {growth['gigabytes']:.1f} GB"
     if growth["gigabytes"] < 0.99 * growth["wanted_gigabytes"]:
-        what += f" (not {growth['wanted_gigabytes']:.0f} GB: the disk has no room)"
+        what += f" (not {growth['wanted_gigabytes']:.0f} GB: the disk has not enough space)"
     return [
         Row(
             f"memory of a server with {idle['connections']:,} idle connections",
             f"{idle['resident_mb']:.0f} MB",
-            f"with none: {idle['before_mb']:.0f} MB",
+            f"without connections: {idle['before_mb']:.0f} MB",
             "under 100 MB",
         ),
         Row(
             what,
-            f"{growth['mb_per_gb']:+.2f} MB for each GB",
+            f"{growth['mb_per_gb']:+.2f} MB per GB",
             f"peak {growth['peak_mb']:.0f} MB",
             "flat",
         ),

@@ -1,12 +1,12 @@
-"""One server against the bare copy and against Redis: `./run bench server` without the memory.
+"""Compare one server with a plain copy and with Redis: `./run bench server` without the memory.
 
     python benchmarks/server_speed.py [CASE ...] [--pairs 5] [--scale 1.0] [--folder DIR] [--json]
 
-Every case takes its turn with its yardstick (A B A B) and gives medians, and the median of the pairs' ratios:
-figures drift with the disk and with who else is at work, the ratio is what counts. Redis runs with
-`appendonly yes` and `appendfsync always`, on a port and a directory of its own, and is asked by the same
-generator. Without it, or without the bare copy, a case says why it was not measured. Exit 0; 1 when a ratio
-is below its aim.
+Every case runs alternately with the system that it is compared with (A B A B). It reports medians, and the
+median of the ratios of the pairs. The figures vary with the disk and with other load, so the ratio is more
+reliable. Redis runs with `appendonly yes` and `appendfsync always`, on its own port and directory, and the
+same generator sends its requests. If Redis or the plain copy is missing, a case reports that it was not
+measured, with the reason. Exit code 0; 1 if a ratio is below its aim.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from yardsticks import (
     BARE_COPY,
     Running,
     bare_seconds,
-    end_cleanly_when_told,
+    raise_at_sigterm,
     redis_program,
     running_dos,
     running_redis,
@@ -50,7 +50,7 @@ SessionType = type[DosSession] | type[RedisSession]
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Where and how much. `redis` is None where there is none."""
+    """The servers, the folder and the amount to measure. `redis` is None if there is no Redis."""
 
     dos: Running
     redis: Running | None
@@ -62,7 +62,7 @@ class Bench:
         return max(1, int(amount * self.scale))
 
 
-# The sides of a pair. Each gives figures, `rate` among them.
+# The sides of a pair. Each returns figures, including `rate`.
 
 
 def stream_64k(bench: Bench) -> Figures:
@@ -97,7 +97,7 @@ def get(bench: Bench) -> Figures:
 
 @contextlib.contextmanager
 def _own_server(bench: Bench) -> Iterator[Running]:
-    """A server of its own, so that its peak is this case's and its data are gone afterwards."""
+    """Run a server for one case: its peak memory belongs to that case. Its data is removed at the end."""
     with tempfile.TemporaryDirectory(dir=bench.folder) as data, running_dos(Path(data) / "server") as dos:
         yield dos
 
@@ -187,7 +187,7 @@ def _timed(done: Load) -> Figures:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """`ours` and `theirs` in turn; the ratio of the rates should be at least `aim`."""
+    """`ours` and `theirs` run alternately; the ratio of the rates should be at least `aim`."""
 
     what: str
     unit: str
@@ -203,13 +203,13 @@ CASES: Final = {
     "stream-1m": Case("durable stream of 1 MiB appends", "MB/s", stream_1m, bare_file_1m, "file", 1.0),
     "stream-v0": Case("version 0 stream", "MB/s", stream_v0, bare_file_64k, "file", 1.0),
     "pipelined": Case(
-        "100 B appends, 1,000 on their way", "appends/s", dos_pipelined, redis_pipelined, REDIS, 0.7
+        "100 B appends, 1,000 in flight", "appends/s", dos_pipelined, redis_pipelined, REDIS, 0.7
     ),
     "writers-16": Case(
-        "1 KiB appends of 16 writers, each to its object", "appends/s", dos_16, redis_16, REDIS, 0.5
+        "1 KiB appends by 16 writers, each to its own object", "appends/s", dos_16, redis_16, REDIS, 0.5
     ),
     "writers-64": Case(
-        "1 KiB appends of 64 writers, each to its object", "appends/s", dos_64, redis_64, REDIS, 0.5
+        "1 KiB appends by 64 writers, each to its own object", "appends/s", dos_64, redis_64, REDIS, 0.5
     ),
     "one": Case("100 B appends, one at a time", "appends/s", dos_one, bare_ping, "ping", 0.5),
     "get": Case("GET of an object of 512 MiB", "MB/s", get, bare_socket, "socket", 0.6),
@@ -217,7 +217,7 @@ CASES: Final = {
 
 
 def run_cases(names: list[str], pairs: int, scale: float, folder: Path) -> dict[str, dict[str, Any]]:
-    """Measure; by case, its medians and pairs, or `not_measured` with the reason."""
+    """Measure the cases. Returns, for each case, its medians and pairs, or `not_measured` with the reason."""
     program = redis_program()
     found: dict[str, dict[str, Any]] = {}
     with contextlib.ExitStack() as stack:
@@ -241,7 +241,7 @@ def run_cases(names: list[str], pairs: int, scale: float, folder: Path) -> dict[
 def _why_not(case: Case, redis: Running | None) -> str:
     if case.yardstick == REDIS:
         return "" if redis is not None else "no redis-server"
-    return "" if BARE_COPY.exists() else f"no {BARE_COPY.name}: say where with DOS_BARE_COPY"
+    return "" if BARE_COPY.exists() else f"{BARE_COPY.name} does not exist; set DOS_BARE_COPY to its path"
 
 
 def _run_pairs(name: str, case: Case, rounds: list[Bench]) -> dict[str, Any]:
@@ -271,11 +271,18 @@ def main() -> int:
     )
     parser.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(CASES))
     parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--scale", type=float, default=1.0, help="how much of each, 1.0 is the usual amount")
-    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="where all write")
+    parser.add_argument(
+        "--scale",
+        type=float,
+        default=1.0,
+        help="factor for the amount that is measured; 1.0 is the usual amount",
+    )
+    parser.add_argument(
+        "--folder", type=Path, default=Path(tempfile.gettempdir()), help="folder for all data"
+    )
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    end_cleanly_when_told()
+    raise_at_sigterm()
     if unknown := set(options.cases) - set(CASES):
         parser.error(f"no case named {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
     found = run_cases(options.cases or list(CASES), options.pairs, options.scale, options.folder)

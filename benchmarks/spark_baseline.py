@@ -1,10 +1,10 @@
-"""The same word count in Spark alone, with its Python state: `applyInPandasWithState`.
+"""Measure the demo's word count in Spark alone, with its Python state: `applyInPandasWithState`.
 
     spark_baseline.py CORPUS_DIR [SECONDS]
 
-Reads the files of CORPUS_DIR as a stream, one file a micro-batch, and is stopped after SECONDS (60), which is
-before it has read them all once. The settings are good ones for it: RocksDB state with changelog checkpoints,
-as many shuffle partitions as slots, and a sink that keeps nothing. Prints one line of JSON: the words of all
+It reads the files of CORPUS_DIR as a stream, one file per micro-batch, and is stopped after SECONDS (60),
+before it has read all files once. The settings favor Spark: RocksDB state with changelog checkpoints, as many
+shuffle partitions as slots, and a sink that discards its rows. Prints one line of JSON: the words of all
 committed micro-batches, the seconds from the start of the query to the last of them, and the rate.
 """
 
@@ -23,7 +23,7 @@ from spark_session import session
 
 
 def count(key: Any, batches: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
-    """One word's new count."""
+    """Yield the new count of one word."""
     before = state.get[0] if state.exists else 0
     now = before + sum(len(batch) for batch in batches)
     state.update((now,))

@@ -1,12 +1,12 @@
-"""`./run bench spark`: what the source and the sink `dos` cost on Spark, beside the least that Spark can do.
+"""`./run bench spark`: the cost of the source and the sink `dos` on Spark, compared with minimal ones.
 
-    ./run bench spark                           # all of it; writes its section of docs/benchmarks.md
+    ./run bench spark                           # everything; writes its section of docs/benchmarks.md
     ./run bench spark --only overhead,rows --rounds 5
     ./run bench spark --rows 1000000 --journal-mb 100 --json figures.json
 
-Three real servers and a `local[2]` session for each part. What is compared runs in turn on one session,
-`--rounds` times; the medians count. Full size takes about ten minutes on a quiet machine. Interrupt it when
-you like: what was measured so far is printed, and written to --json.
+Each part uses three real servers and a `local[2]` session. Systems that are compared run alternately on one
+session, `--rounds` times, and medians are reported. The full size takes about ten minutes on an idle machine.
+It may be interrupted at any time: the results so far are printed, and are in --json.
 """
 
 import argparse
@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from dataflow_bench import listed
-from rows import json_lines, say, told_at_the_end
-from spark_page import told, write_section
-from yardsticks import end_cleanly_when_told
+from rows import json_lines, printed_at_the_end, say
+from spark_page import summary_line, write_section
+from yardsticks import raise_at_sigterm
 
 PROGRAMS = {
     "overhead": "benchmarks/spark_reading.py",
@@ -33,21 +33,21 @@ PROGRAMS = {
 }
 PARTS = tuple(PROGRAMS)
 SIZES = {"rounds": 3, "rows": 6_000_000, "batches": 60, "journal_mb": 1_000, "record_bytes": 4_096}
-"""Of a run whose figures are for the page; each is an option."""
+"""The sizes of a run whose figures go to the page. Each is an option."""
 PART_S_MAX = 900.0
-"""What takes longer than this, start and warm-up with it, has gone wrong."""
+"""A part that takes longer, including start and warm-up, is taken for failed."""
 
 
 @dataclass(slots=True)
 class Run:
-    """What is asked for, and what was found: a list of records, one a measurement."""
+    """The options, and the results: a list with one record per measurement."""
 
     options: argparse.Namespace
     found: list[dict[str, Any]]
     folder: Path
 
     def measure(self, part: str) -> None:
-        """All rounds of a part; what goes wrong is a record too."""
+        """Measure all rounds of a part. A failure is also stored as a record."""
         sizes = [word for name in SIZES for word in (flag(name), str(getattr(self.options, name)))]
         say(f"{part} ...")
         try:
@@ -58,18 +58,20 @@ class Run:
 
     def add(self, record: dict[str, Any]) -> None:
         self.found.append(record)
-        say(f"    {told(record)}")
+        say(f"    {summary_line(record)}")
         if self.options.json is not None:
             self.options.json.write_text(json.dumps(self.found, indent=1) + "\n")
 
 
 def flag(name: str) -> str:
-    """The option of a size."""
+    """Return the command-line option of a size."""
     return f"--{name.replace('_', '-')}"
 
 
 def medians(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rounds of each system of each part as one record, in the order in which they came."""
+    """Return one record with the medians of the rounds for each system of each part, in the order of
+    measurement.
+    """
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for one in found:
         groups.setdefault((one["part"], one.get("system", "")), []).append(one)
@@ -87,45 +89,45 @@ def _median(group: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def options_of(arguments: Sequence[str]) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         prog="./run bench spark",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--only", type=listed(PARTS), default=list(PARTS), metavar=",".join(PARTS))
-    says = {
-        "rounds": "of each measurement",
-        "rows": "of a batch",
+    helps = {
+        "rounds": "rounds of each measurement",
+        "rows": "rows of a batch",
         "batches": "micro-batches of a query in a round",
-        "journal_mb": "of the journal",
-        "record_bytes": "of a record of the journal",
+        "journal_mb": "size of the journal in MB",
+        "record_bytes": "size of a record of the journal",
     }
     for name, value in SIZES.items():
-        parser.add_argument(flag(name), type=int, default=value, help=f"{says[name]} ({value:,})")
+        parser.add_argument(flag(name), type=int, default=value, help=f"{helps[name]} ({value:,})")
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="also write every measurement there, as it is made"
     )
     options = parser.parse_args(arguments)
     for name in SIZES:
         if getattr(options, name) < 1:
-            parser.error(f"{flag(name)} is 1 or more, not {getattr(options, name)}")
+            parser.error(f"{flag(name)} must be at least 1, not {getattr(options, name)}")
     return options
 
 
 def is_whole(options: argparse.Namespace) -> bool:
-    """Whether the figures are for the page."""
+    """Whether the figures go to the page."""
     asked = all(getattr(options, name) >= value for name, value in SIZES.items() if name != "record_bytes")
     return asked and set(options.only) == set(PARTS)
 
 
 def main(arguments: Sequence[str]) -> int:
     options = options_of(arguments)
-    end_cleanly_when_told()
+    raise_at_sigterm()
     with tempfile.TemporaryDirectory(prefix="dos-bench-") as name:
         run = Run(options, [], Path(name))
         try:
-            with told_at_the_end(lambda: map(told, medians(run.found))):
+            with printed_at_the_end(lambda: map(summary_line, medians(run.found))):
                 for part in (part for part in PARTS if part in options.only):
                     run.measure(part)
         except KeyboardInterrupt:

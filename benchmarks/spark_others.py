@@ -29,7 +29,7 @@ ROW = "key string, number long"
 
 
 class EmptyStream(DataSourceStreamReader):  # type: ignore[misc]  # pyspark is not typed here
-    """There is always something new, and it is nothing."""
+    """A stream that always has a new offset and never a row."""
 
     def __init__(self, partitions: int) -> None:
         self._partitions = partitions
@@ -48,7 +48,7 @@ class EmptyStream(DataSourceStreamReader):  # type: ignore[misc]  # pyspark is n
 
 
 class Prebuilt(DataSourceReader):  # type: ignore[misc]
-    """Each task makes one batch, and gives it again and again."""
+    """A reader whose tasks build one batch each and yield it repeatedly."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._partitions = int(options["partitions"])
@@ -69,13 +69,13 @@ class Prebuilt(DataSourceReader):  # type: ignore[misc]
 
 @dataclass
 class Written(WriterCommitMessage):  # type: ignore[misc]
-    """The file of a task."""
+    """The commit message of a task: its file."""
 
     path: str
 
 
 class ParquetWriter(DataSourceArrowWriter):  # type: ignore[misc]
-    """Each task writes a file under a name of its own, which a commit renames."""
+    """A writer whose tasks write one file each under a temporary name, which a commit renames."""
 
     def __init__(self, folder: str, schema: pa.Schema) -> None:
         self._folder = folder
@@ -105,7 +105,7 @@ class _Source(DataSource):  # type: ignore[misc]
 
 
 class EmptySource(_Source):
-    """Option `partitions`."""
+    """The source of `EmptyStream`. Option: `partitions`."""
 
     @classmethod
     def name(cls) -> str:
@@ -116,7 +116,7 @@ class EmptySource(_Source):
 
 
 class PrebuiltSource(_Source):
-    """Options `partitions`, `times` and `rows` of each batch."""
+    """The source of `Prebuilt`. Options: `partitions`; `times` and `rows` of each batch."""
 
     @classmethod
     def name(cls) -> str:
@@ -127,7 +127,7 @@ class PrebuiltSource(_Source):
 
 
 class ParquetSink(_Source):
-    """Option `path`, a folder that is there."""
+    """The sink of `ParquetWriter`. Option: `path`, an existing folder."""
 
     @classmethod
     def name(cls) -> str:
@@ -138,6 +138,6 @@ class ParquetSink(_Source):
 
 
 def register_others(spark: SparkSession) -> None:
-    """Let this session know them."""
+    """Register the sources and the sink in this session."""
     for source in (EmptySource, PrebuiltSource, ParquetSink):
         spark.dataSource.register(source)

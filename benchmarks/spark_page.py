@@ -12,11 +12,11 @@ SECTION = """\
 {begin}
 ## The store on Spark
 
-Measured on {date}, alone, {rounds}, on one session of two slots; {load:.1f}
-processes wanted a core on average when it ended, its own with them. What is read is let go of (`noop`).
-What `dos` reads and writes is {stored}; a write ends when it is.
+Measured on {date} with no other benchmark running, {rounds}, on one session of two slots. The
+load average at the end was {load:.1f}, including the benchmark itself. Rows that are read are discarded
+(`noop`). Data that `dos` reads is {stored}. A write of `dos` ends when its data is, too.
 
-| what | measured | beside it | aim |
+| what | measured | compared with | aim |
 |---|---|---|---|
 {rows}
 {end}"""
@@ -26,7 +26,7 @@ Found = dict[tuple[str, str], Record]
 
 
 class Line(NamedTuple):
-    """A row of the table. figures: of the two records, what was measured and what stood beside it."""
+    """A row of the table. `figures`: the two records -> the measured figure and the compared one."""
 
     what: str
     part: str
@@ -39,10 +39,10 @@ class Line(NamedTuple):
 def _overhead(ours: Record, other: Record) -> tuple[str, str]:
     more = ours["ms"] - other["ms"]
     planned, tasks = (ours["phases"][name] - other["phases"][name] for name in ("latestOffset", "addBatch"))
-    whole = f"{ours['whole_ms']:.0f} ms beside {other['whole_ms']:.0f} ms"
+    whole = f"{ours['whole_ms']:.0f} ms and {other['whole_ms']:.0f} ms"
     return (
         f"{more:.0f} ms ({planned:.0f} ms in `latestOffset`, {tasks:.0f} ms in `addBatch`)",
-        f"{ours['ms']:.0f} ms beside {other['ms']:.0f} ms; with what Spark writes about it {whole}",
+        f"{ours['ms']:.0f} ms beside {other['ms']:.0f} ms; including Spark's own logs {whole}",
     )
 
 
@@ -70,12 +70,12 @@ def _through(ours: Record, other: Record) -> tuple[str, str]:
 
 
 PREBUILT = "a Python source that yields prebuilt batches"
-PARQUET = f"a Python sink that writes one Parquet file a task, {LOCAL}, not synced"
-PACED = "at 1,000 rows/s, from when a row is due until Spark has it again"
+PARQUET = f"a Python sink that writes one Parquet file per task, {LOCAL}, not synced"
+PACED = "at 1,000 rows/s, from when a row is due until Spark receives the result"
 JSON = f"Spark's own JSON lines, {LOCAL}"
 LINES = (
     Line(
-        "a micro-batch of stream `dos`, over an empty Python source",
+        "additional time of a micro-batch of stream `dos` over an empty Python source",
         "overhead",
         "dos",
         "empty",
@@ -98,7 +98,7 @@ def lines_of(records: Sequence[Record]) -> list[str]:
     for line in LINES:
         ours, other = found.get((line.part, line.ours)), found.get((line.part, line.beside))
         if ours is None or other is None:
-            why = found.get((line.part, ""), {}).get("missing", "it was not asked for")
+            why = found.get((line.part, ""), {}).get("missing", "it was not requested")
             figures = (f"not measured: {why}", "")
         else:
             figures = line.figures(ours, other)
@@ -107,7 +107,7 @@ def lines_of(records: Sequence[Record]) -> list[str]:
 
 
 def _what(line: Line, ours: Record | None) -> str:
-    """With its size."""
+    """Return the name of a row with the size of the data."""
     if ours is None or "rows" not in ours:
         return line.what
     size = (
@@ -118,8 +118,8 @@ def _what(line: Line, ours: Record | None) -> str:
     return f"{line.what}, {size}"
 
 
-def told(record: Record) -> str:
-    """A measurement in a line."""
+def summary_line(record: Record) -> str:
+    """Return a measurement as one line."""
     if "missing" in record:
         return f"{record['part']}: missing: {record['missing']}"
     name = f"{record['part']}, {record['system']}"
@@ -128,12 +128,12 @@ def told(record: Record) -> str:
     if "rows_per_s" in record:
         return f"{name}: {record['rows_per_s']:,.0f} rows/s"
     if "seconds" not in record:
-        return f"{name}: {record['ms']:.0f} ms a micro-batch, {record['whole_ms']:.0f} ms in all"
+        return f"{name}: {record['ms']:.0f} ms per micro-batch, {record['whole_ms']:.0f} ms in total"
     return f"{name}: {record['seconds']:.2f} s, {record['rows'] / record['seconds']:,.0f} rows/s"
 
 
 def section_of(records: Sequence[Record], rounds: int) -> str:
-    """The text."""
+    """Return the text of the section."""
     return PLACE.filled(
         SECTION,
         rounds,
@@ -143,5 +143,5 @@ def section_of(records: Sequence[Record], rounds: int) -> str:
 
 
 def write_section(records: Sequence[Record], rounds: int) -> None:
-    """Renew the section. Raises ValueError if the page has no place for it."""
+    """Update the section. Raises ValueError if the page has no such section."""
     PLACE.write(section_of(records, rounds))

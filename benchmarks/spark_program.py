@@ -20,7 +20,7 @@ from spark_integration import register
 
 
 class Bench(NamedTuple):
-    """What a part measures with. folder: of its own, and goes."""
+    """The session, store and options of a part. `folder`: a temporary folder."""
 
     options: argparse.Namespace
     spark: SparkSession
@@ -29,16 +29,18 @@ class Bench(NamedTuple):
 
 
 Part: TypeAlias = Callable[[Bench], Iterator[dict[str, Any]]]
-"""Measures, and gives a record of each measurement as it is made."""
+"""A function that measures, and yields the record of each measurement."""
 
 
 def run(parts: Mapping[str, Part], doc: str | None) -> None:
-    """Parse the command line, measure, print each record, and end at once: the JVM is not waited for."""
+    """Parse the command line, measure, print each record, and end at once, without waiting for the JVM."""
     options = _options(parts, doc)
     folder = Path(tempfile.mkdtemp(prefix="dos-spark-", dir=options.folder))
     try:
         with running_store(folder) as url:
-            os.environ["PYTHONPATH"] = str(Path(__file__).parent)  # Spark's Python workers read spark_others
+            os.environ["PYTHONPATH"] = str(
+                Path(__file__).parent
+            )  # Spark's Python workers import spark_others
             spark = session(folder)
             register(spark)
             register_others(spark)
@@ -53,7 +55,7 @@ def run(parts: Mapping[str, Part], doc: str | None) -> None:
 def _options(parts: Mapping[str, Part], doc: str | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
     parser.add_argument("part", choices=list(parts))
-    parser.add_argument("folder", type=Path, help="where what is measured may lie, and goes")
+    parser.add_argument("folder", type=Path, help="folder for temporary data")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--rows", type=int, default=6_000_000)
     parser.add_argument("--batches", type=int, default=60, help="micro-batches of each query")

@@ -1,13 +1,13 @@
-"""Reading with the source `dos`, for `./run bench spark`, beside the least that a source of Spark can do.
+"""Measure reading with the source `dos`, for `./run bench spark`, compared with minimal sources.
 
     benchmarks/spark_reading.py {overhead,rows,journal} FOLDER [--rounds N] ...
 
 overhead  a stream of very small micro-batches, and one of an empty Python data source
-rows      a batch of rows: the output of a region, and JSON lines in the store; beside them a Python source
-          that yields prebuilt Arrow batches, and Spark's own JSON lines
+rows      a batch of rows: the output of a region, and JSON lines in the store; compared with a Python
+          source that yields prebuilt Arrow batches, and with Spark's own JSON lines
 journal   a batch of the records of a chain: as `dos-journal`, and as `dos` with content="journal"
 
-All on one session, in turn, after a round that does not count. Rows are let go of. Prints a line of JSON a
+All run alternately on one session, after a warm-up round. Rows are discarded. Prints a line of JSON per
 measurement.
 """
 
@@ -38,20 +38,20 @@ from spark_stored import (
 )
 
 SMALL_ROWS = 100
-"""Of a worker in a micro-batch of `overhead`."""
+"""Rows of a worker in a micro-batch of `overhead`."""
 WARM_BATCHES = 15
 SPARKS_OWN = ("walCommit", "commitOffsets")
-"""What Spark writes about a micro-batch: the same for every source, and most of the noise."""
+"""The phases in which Spark writes its own logs: the same for every source, and most of the variation."""
 BATCH_S_MAX = 60.0
 READ_TIMES = 4
-"""Of `--rows`, for `rows`: beside so many the second that it takes to begin a query counts for little."""
+"""Factor of `--rows` for `rows`: with this many, the second that a query needs to start matters little."""
 
 
 # --- overhead ---------------------------------------------------------------------------------------------
 
 
 def overhead(bench: Bench) -> Iterator[dict[str, Any]]:
-    """A micro-batch takes a step of each worker, which is as little as there is."""
+    """Measure micro-batches of one step per worker, which is the minimum."""
     batches = WARM_BATCHES + bench.options.batches
     write_output(bench.url, 2 * batches, block_of(SMALL_ROWS))
     sources = {
@@ -68,7 +68,7 @@ def overhead(bench: Bench) -> Iterator[dict[str, Any]]:
 
 
 def micro_batches(source: DataFrame, checkpoint: str, count: int) -> list[dict[str, int]]:
-    """How long the phases of so many micro-batches took, one after the other without a pause."""
+    """Return the durations of the phases of `count` consecutive micro-batches."""
     query = source.writeStream.format("noop").option("checkpointLocation", checkpoint).start()
     try:
         return _watched(query, count)
@@ -92,7 +92,7 @@ def _watched(query: StreamingQuery, count: int) -> list[dict[str, int]]:
 
 
 def split_up(batches: list[dict[str, int]]) -> dict[str, Any]:
-    """Medians, in ms: of the micro-batch, of it without what Spark writes, and of each phase."""
+    """Return medians in ms: of the micro-batch, of it without Spark's own logs, and of each phase."""
     phases = {name: statistics.median(one.get(name, 0) for one in batches) for name in sorted(batches[0])}
     own = [one["triggerExecution"] - sum(one.get(name, 0) for name in SPARKS_OWN) for one in batches]
     return {"ms": statistics.median(own), "whole_ms": phases["triggerExecution"], "phases": phases}
@@ -102,7 +102,7 @@ def split_up(batches: list[dict[str, int]]) -> dict[str, Any]:
 
 
 def rows(bench: Bench) -> Iterator[dict[str, Any]]:
-    """The same rows from everywhere."""
+    """Measure the same rows from all sources."""
     steps = max(1, READ_TIMES * bench.options.rows // (WORKERS * STEP_ROWS))
     count = steps * WORKERS * STEP_ROWS
     block = block_of(STEP_ROWS)
@@ -130,7 +130,7 @@ def rows(bench: Bench) -> Iterator[dict[str, Any]]:
 def in_turn(
     bench: Bench, ways: dict[str, Callable[[], DataFrame]], said: dict[str, Any]
 ) -> Iterator[dict[str, Any]]:
-    """Rounds of all ways, the time that each takes from `load` to the last row."""
+    """Measure rounds of all ways: the time from `load` to the last row."""
     for number in range(bench.options.rounds):
         for name, way in ways.items():
             begun = time.perf_counter()
@@ -142,7 +142,7 @@ def in_turn(
 
 
 def journal(bench: Bench) -> Iterator[dict[str, Any]]:
-    """All columns of all records."""
+    """Read all columns of all records."""
     total = bench.options.journal_mb * 1_000_000
     count = write_journal(bench.url, total, bench.options.record_bytes)
     ways = journal_ways(bench.spark, bench.url)

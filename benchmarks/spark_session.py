@@ -1,4 +1,4 @@
-"""The Spark session of every program here that measures Spark: settings that are good for it, in one place.
+"""The Spark session of every program here that measures Spark, with settings that favor Spark.
 
 RocksDB state with changelog checkpoints, and as many shuffle partitions as slots.
 """
@@ -18,7 +18,7 @@ NO_MORE: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 def session(folder: Path, master: str = f"local[{SLOTS}]", more: Mapping[str, str] = NO_MORE) -> SparkSession:
-    """folder: of its own, for what Spark puts down. more: settings beside those."""
+    """folder: a temporary folder for Spark's files. more: additional settings."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
     options = {
         "spark.ui.enabled": "false",

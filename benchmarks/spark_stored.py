@@ -31,7 +31,7 @@ WORKERS: Final = 2
 ROW: Final = "key string, number long"
 SCHEMA: Final = pa.schema([("key", pa.string()), ("number", pa.int64())])
 STEP_ROWS: Final = 50_000
-"""What a worker at full speed puts out in a step, about; and how many rows a prebuilt batch has."""
+"""About the number of rows that a worker at full speed emits in a step; also the size of a prebuilt batch."""
 REGION: Final = "rows"
 SINK: Final = "out"
 LINES: Final = "lines"
@@ -44,7 +44,7 @@ _SEED: Final = 8
 
 
 def block_of(rows: int) -> pa.RecordBatch:
-    """So many rows, the same whenever they are made."""
+    """Return a batch of `rows` rows. Its content is the same in every call."""
     rng = np.random.default_rng(_SEED)
     keys = [f"k{key:07}" for key in rng.integers(0, _KEYS, rows)]
     return pa.RecordBatch.from_arrays(
@@ -53,12 +53,12 @@ def block_of(rows: int) -> pa.RecordBatch:
 
 
 def json_of(block: pa.RecordBatch) -> bytes:
-    """The same rows as JSON lines."""
+    """Return the same rows as JSON lines."""
     return b"".join(json.dumps(row).encode() + b"\n" for row in block.to_pylist())
 
 
 def arrow_of(block: pa.RecordBatch) -> bytes:
-    """The same rows as the Arrow stream that a sink puts into its log."""
+    """Return the same rows as the Arrow stream that a sink writes into its log."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, block.schema) as writer:
         writer.write_batch(block)
@@ -67,7 +67,7 @@ def arrow_of(block: pa.RecordBatch) -> bytes:
 
 @contextmanager
 def running_store(folder: Path) -> Iterator[str]:
-    """The URL of a store of three servers on this machine, gone at the end."""
+    """Run a store of three servers on this machine while the block runs. Yields its URL."""
     with ExitStack() as stack:
         servers = [stack.enter_context(ServerProcess(folder / f"s{index}")) for index in range(SERVERS)]
         url = url_of(servers)
@@ -76,7 +76,7 @@ def running_store(folder: Path) -> Iterator[str]:
 
 
 def write_output(url: str, steps: int, block: pa.RecordBatch) -> None:
-    """The output of so many steps of each worker of the region, a block a step."""
+    """Write the output of `steps` steps of each worker of the region, one block per step."""
     data = arrow_of(block)
 
     async def write() -> None:
@@ -100,7 +100,7 @@ def write_output(url: str, steps: int, block: pa.RecordBatch) -> None:
 
 
 def write_objects(url: str, names: Sequence[str], data: bytes, times: int) -> None:
-    """Objects with `data` so many times each, in the directory LINES."""
+    """Write objects that contain `data` `times` times each, in the directory LINES."""
 
     async def write() -> None:
         async with open_store(url) as store, await store.claim(LINES, 1, _WRITER) as claim:
@@ -115,7 +115,7 @@ def write_objects(url: str, names: Sequence[str], data: bytes, times: int) -> No
 
 
 def write_files(folder: Path, names: Sequence[str], data: bytes, times: int) -> None:
-    """The same as files."""
+    """Write the same content as files."""
     folder.mkdir()
     for name in names:
         with (folder / name).open("wb") as file:
@@ -124,7 +124,7 @@ def write_files(folder: Path, names: Sequence[str], data: bytes, times: int) -> 
 
 
 def write_journal(url: str, total_bytes: int, record_bytes: int) -> int:
-    """A chain of about so many bytes, in segments of 64 MiB; how many of the records are writes."""
+    """Write a chain of about `total_bytes`, in segments of 64 MiB. Returns the number of WRITE records."""
     data = os.urandom(record_bytes - 60)
     count = total_bytes // record_bytes
 

@@ -1,13 +1,13 @@
-"""A DataFrame through a region (`dos.through`) and out again, for `./run bench spark`.
+"""Measure a DataFrame that is processed by a region (`dos.through`), for `./run bench spark`.
 
     benchmarks/spark_through.py through FOLDER [--rounds N] [--rows N]
 
-backlog   a stream of Parquet files, as many rows as it takes; counted by key in a region, whose output Spark
+backlog   a stream of Parquet files, read as fast as possible; counted by key in a region, whose output Spark
           reads
-paced     1,000 rows a second through a region that hands them on, each with the time when it was due
+paced     1,000 rows per second through a region that passes them on, each with the time when it was due
 
-One worker, because a session of two slots leaves the other one to the stream. Prints a line of JSON a
-measurement.
+The region has one worker, because a session of two slots leaves the other one to the stream. Prints a line of
+JSON per measurement.
 """
 
 import statistics
@@ -28,15 +28,15 @@ RATE = 1_000
 ROUNDS_MAX = 3
 FILES_A_BATCH = 2
 SHARE = 2
-"""A backlog is this part of the rows of a batch."""
+"""A backlog has 1/SHARE of the rows of a batch."""
 PACED_S = 10.0
 WARM_ROWS = 6_000
-"""Of the paced rows the first ones do not count: Spark's first micro-batches take seconds."""
+"""The first paced rows are ignored: Spark's first micro-batches take seconds."""
 PAUSE_S_MAX = 60.0
 
 
 def through(bench: Bench) -> Iterator[dict[str, Any]]:
-    """Each round is a region of its own."""
+    """Measure rounds, each with a region of its own."""
     parquet = bench.folder / "backlog"
     count = bench.options.rows // SHARE
     frame = made(bench.spark, count).selectExpr("substr(key, 6) AS key", "number")
@@ -49,7 +49,7 @@ def through(bench: Bench) -> Iterator[dict[str, Any]]:
 
 
 def backlog(bench: Bench, frame: DataFrame, wanted: int, number: int) -> dict[str, Any]:
-    """From when the first output was there until all rows were counted in what came out."""
+    """Measure from the first output until all rows are counted in the output."""
     graph = Graph(f"backlog{number}")
     rows = graph.source("rows", InputSource("rows", "key string, number bigint"))
     totals = rows.key_by("by_key", "key").aggregate("totals", rows=Count())
@@ -74,12 +74,12 @@ def backlog(bench: Bench, frame: DataFrame, wanted: int, number: int) -> dict[st
 
 
 def same(batch: pa.RecordBatch) -> dict[str, pa.Array]:
-    """What comes is handed on."""
+    """Return the batch unchanged."""
     return {name: batch.column(name) for name in batch.schema.names}
 
 
 def paced(bench: Bench, number: int) -> dict[str, Any]:
-    """From when Spark's rate source had a row due until it was in the driver's hands again."""
+    """Measure from when a row of Spark's rate source is due until the driver receives it."""
     graph = Graph(f"paced{number}")
     rows = graph.source("rows", InputSource("rows", "due_ms bigint"))
     rows.map("same", same, schema="due_ms bigint", takes="batch").sink("out", LogSink(publish="step"))
@@ -106,14 +106,14 @@ def run_through(
     take: Callable[[DataFrame, int], None],
     left: Callable[[], int],
 ) -> None:
-    """Until nothing is left to come."""
+    """Run until no rows are left."""
     place = bench.folder / graph.name
     out = dos.through(frame, graph, workers=1, store=bench.url, checkpoint=f"{place}-in")
     query = out.writeStream.foreachBatch(take).option("checkpointLocation", f"{place}-out").start()
     moved, before = time.monotonic(), left()
     try:
         while (now := left()) > 0:
-            time.sleep(0.05)  # a poll for what `take` was given
+            time.sleep(0.05)  # a poll for the rows that `take` received
             failure = out.dos.exception() or query.exception()
             moved = time.monotonic() if now != before else moved
             before = now

@@ -1,11 +1,11 @@
-"""Writing with the sink `dos`, for `./run bench spark`, beside a Python sink that writes a Parquet file a
-task.
+"""Measure writing with the sink `dos`, for `./run bench spark`, compared with a Python sink that writes one
+Parquet file per task.
 
     benchmarks/spark_writing.py sink FOLDER [--rounds N] [--rows N]
 
-sink      a batch of rows that Spark makes, into an input handle; beside it a Parquet file a task
+sink      a batch of rows that Spark generates, into an input handle; compared with a Parquet file per task
 
-In turn on one session, after a round that does not count. Prints a line of JSON a measurement.
+The two run alternately on one session, after a warm-up round. Prints a line of JSON per measurement.
 """
 
 import time
@@ -21,13 +21,13 @@ HANDLE = "rows"
 
 
 def made(spark: SparkSession, rows: int) -> DataFrame:
-    """The rows that are written."""
+    """Return the rows to write."""
     keys = "concat('k', lpad(cast(id * 7919 % 100000 AS string), 7, '0')) AS key"
     return spark.range(0, rows, 1, SLOTS).selectExpr(keys, "id AS number")
 
 
 def sink(bench: Bench) -> Iterator[dict[str, Any]]:
-    """A write ends when it is committed."""
+    """Measure writes until they are committed."""
     files = bench.folder / "parquet"
     files.mkdir()
     rows = bench.options.rows
@@ -53,7 +53,7 @@ def sink(bench: Bench) -> Iterator[dict[str, Any]]:
 
 
 def check(bench: Bench, files: str, rows: int) -> None:
-    """Both wrote all of it."""
+    """Check that both sinks wrote all rows."""
     ours = bench.spark.read.format("dos").option("input", HANDLE).load(f"{bench.url}/{APPLICATION}")
     for name, frame in {"dos": ours, "parquet": bench.spark.read.parquet(files)}.items():
         if (found := frame.count()) != rows:

@@ -1,11 +1,12 @@
-"""One small append at a time, acknowledged by two of three: with all members there, and with one stopped
-(SIGSTOP).
+"""Measure one small append at a time, acknowledged by two of three members: with all members running, and
+with one stopped (SIGSTOP).
 
     python benchmarks/store_latency.py [--appends 1000] [--rounds 5] [--folder DIR] [--json]
 
-A stopped member must cost the others nothing: the aim is a 99th percentile within 1.5 of the one without
-it. The two are measured in turn (A B A B), each time after the one that was stopped has caught up, and the
-ratio is the median of the rounds: the disk's own mood changes from second to second. Exit 1 beyond the aim.
+A stopped member must not slow down the others: the aim is a 99th percentile of at most 1.5 times the one
+without it. The two are measured alternately (A B A B), each time after the stopped member has caught up. The
+ratio is the median of the rounds, because the speed of the disk varies from second to second. Exit code 1 if
+the aim is missed.
 """
 
 import argparse
@@ -34,7 +35,7 @@ Milliseconds = list[float]
 
 
 async def times(writer: ObjectWriter, count: int) -> Milliseconds:
-    """Milliseconds of each append, until a quorum has it durably."""
+    """Return the milliseconds of each append, until it is durable on a quorum."""
     found = []
     for _ in range(count):
         begin = time.perf_counter()
@@ -46,7 +47,7 @@ async def times(writer: ObjectWriter, count: int) -> Milliseconds:
 async def measure(
     url: str, pids: list[int], count: int, rounds: int
 ) -> list[tuple[Milliseconds, Milliseconds]]:
-    """Each round: with all three, and with one of them stopped, another one each time."""
+    """Measure rounds, each with all three members and with one of them stopped, a different one each time."""
     await init_store(url)
     async with (
         open_store(url, client="store_latency") as store,
@@ -56,20 +57,20 @@ async def measure(
         await times(writer, count // 2)
         found = []
         for number in range(rounds):
-            while any(member.lag_bytes for member in store.members()):  # noqa: ASYNC110 - no event tells it
+            while any(member.lag_bytes for member in store.members()):  # noqa: ASYNC110 - there is no event for it
                 await trio.sleep(0.01)
-            all_there = await times(writer, count)
+            all_running = await times(writer, count)
             os.kill(pids[number % len(pids)], signal.SIGSTOP)
             try:
                 one_stopped = await times(writer, count)
             finally:
                 os.kill(pids[number % len(pids)], signal.SIGCONT)
-            found.append((all_there, one_stopped))
+            found.append((all_running, one_stopped))
         return found
 
 
 def percentiles(found: Milliseconds) -> dict[str, float]:
-    """p50 and p99, in milliseconds."""
+    """Return p50 and p99, in milliseconds."""
     cuts = statistics.quantiles(found, n=100)
     return {"p50_ms": cuts[49], "p99_ms": cuts[98]}
 
@@ -93,9 +94,9 @@ def main() -> None:
     ratios = [one["p99_ms"] / other["p99_ms"] for other, one in rounds]
     ratio = median(ratios)
     if options.json:
-        print(json.dumps({"all_there": there, "one_stopped": stopped, "ratios": ratios, "ratio": ratio}))
+        print(json.dumps({"all_running": there, "one_stopped": stopped, "ratios": ratios, "ratio": ratio}))
     else:
-        for what, figures in (("all three there", there), ("one stopped", stopped)):
+        for what, figures in (("all three running", there), ("one stopped", stopped)):
             print(f"{what:<16} p50 {figures['p50_ms']:.2f} ms   p99 {figures['p99_ms']:.2f} ms")
         rounds_text = ", ".join(f"{one:.2f}" for one in ratios)
         print(f"ratio of p99: {ratio:.2f}, median of {rounds_text} (aim {AIM})")

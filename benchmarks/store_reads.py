@@ -1,18 +1,19 @@
-"""Restoring an object of 1 GB from one and from two members, and what hedging costs and gains.
+"""Measure the restore of an object of 1 GB from one and from two members, and the effect of hedging.
 
     python benchmarks/store_reads.py [--megabytes 1000] [--gets 2000] [--folder DIR] [--json]
 
-*Restore*: `stream`, which reads ahead and checks every byte against the digest of a quorum: from one server
-alone, and from a store of three of which two are there. MB/s, and the largest resident MB that client and
-servers ever had: flat, whatever the object's size.
+*Restore*: `stream`, which reads ahead and verifies every byte against the digest of a quorum: from one server
+alone, and from a store of three of which two are available. Reports MB/s and the peak resident MB of client
+and servers, which must not depend on the size of the object.
 
-*Hedging*: GETs of 64 KiB at random places, one after the other, in a store of three: all well; one member
-stopped (SIGSTOP) from then on; one member that stutters (stopped for 50 ms in every 200). The last two also
-without hedging: then the next member is asked when the first gave no answer for 5 s. Percentiles in
-milliseconds, and how many members were asked only because another was slow, in percent.
+*Hedging*: GETs of 64 KiB at random positions, one after the other, in a store of three: all members running;
+one member stopped (SIGSTOP); one member paused for 50 ms in every 200 ms. The last two are also measured
+without hedging: the next member is then asked after the first one has not answered for 5 s. Reports
+percentiles in milliseconds, and the percentage of GETs that were sent to a second member because the first
+one was slow.
 
-*Following*: milliseconds from an append of 100 bytes until a follower in the same process has it, checked,
-beside the time until the writer itself hears that a quorum has it.
+*Following*: milliseconds from an append of 100 bytes until a follower in the same process has received and
+verified it, compared with the time until the writer receives the acknowledgement of a quorum.
 """
 
 import argparse
@@ -47,7 +48,7 @@ STUTTER_S, STUTTER_EVERY_S = 0.05, 0.2
 
 
 async def write(url: str, total: int) -> None:
-    """One object on all members."""
+    """Write one object to all members."""
     block = os.urandom(APPEND_BYTES)
     await init_store(url)
     async with (
@@ -59,12 +60,12 @@ async def write(url: str, total: int) -> None:
             writer.append(block)
             await writer.wait_room()
         await writer.wait_synced(writer.size)
-        while any(one.lag_bytes for one in store.members()):  # noqa: ASYNC110 - the client's own figure
+        while any(one.lag_bytes for one in store.members()):  # noqa: ASYNC110 - there is no event for it
             await trio.sleep(0.05)
 
 
 async def restore(url: str) -> dict[str, float]:
-    """Read the object, all of it. Runs in a process of its own, whose memory counts."""
+    """Read the whole object. Runs in a process of its own, whose memory is measured."""
     opened = open_store if "," in url else connect
     async with opened(url, client="store_reads") as store:
         size, begin = 0, time.perf_counter()
@@ -83,17 +84,17 @@ def restored(url: str, pids: list[int], total: int) -> dict[str, float]:
 
 
 def restores(folder: Path, total: int) -> dict[str, dict[str, float]]:
-    """From one member alone; and, with one of three gone, from two."""
+    """Measure the restore from one member alone, and from two after the third one was killed."""
     with tempfile.TemporaryDirectory(dir=folder) as data, running_servers(Path(data), 3) as (url, pids):
         trio.run(write, url, total)
         first = re.split(",", url)[0]
         one = restored(first, pids[:1], total)
         os.kill(pids[2], signal.SIGKILL)
-        return {"one": one, "two": restored(url, pids[:2], total)}
+        return {"one server": one, "two servers": restored(url, pids[:2], total)}
 
 
 async def times_of_gets(store: Store, size: int, count: int) -> dict[str, float]:
-    """Milliseconds of GETs one after the other, and hedges in percent."""
+    """Return the milliseconds of GETs, one after the other, and the percentage of hedged ones."""
     rng, found = random.Random(7), []
     races, hedges = store.counts.questions, store.counts.hedges
     for _ in range(count):
@@ -111,8 +112,8 @@ def percentiles(found: list[float]) -> dict[str, float]:
 
 
 @asynccontextmanager
-async def stuttering(pid: int) -> AsyncIterator[None]:
-    """The process stands still for a moment, again and again."""
+async def paused(pid: int) -> AsyncIterator[None]:
+    """Pause the process repeatedly while the block runs."""
 
     async def run() -> None:
         try:
@@ -131,17 +132,17 @@ async def stuttering(pid: int) -> AsyncIterator[None]:
 
 
 async def hedging(url: str, pids: list[int], size: int, count: int) -> dict[str, dict[str, float]]:
-    """All the cases, each with a client of its own that knows the members already."""
+    """Measure all cases, each with its own client, which has already measured the members' response times."""
     found = {}
-    for case in ("all well", "stutters", "stutters, not hedged", "stopped", "stopped, not hedged"):
+    for case in ("all running", "paused", "paused, not hedged", "stopped", "stopped, not hedged"):
         async with open_store(url, client="store_reads") as store:
             if case.endswith("not hedged"):
                 store.pace.delay_s = lambda *_: math.inf  # type: ignore[method-assign]
             await times_of_gets(store, size, 200)
-            if case == "all well":
+            if case == "all running":
                 found[case] = await times_of_gets(store, size, count)
-            elif case.startswith("stutters"):
-                async with stuttering(pids[0]):
+            elif case.startswith("paused"):
+                async with paused(pids[0]):
                     found[case] = await times_of_gets(store, size, count)
             else:
                 os.kill(pids[0], signal.SIGSTOP)
@@ -153,8 +154,8 @@ async def hedging(url: str, pids: list[int], size: int, count: int) -> dict[str,
 
 
 async def following(url: str, count: int) -> dict[str, dict[str, float]]:
-    """From an append until the writer hears of the quorum, and until a follower has the bytes."""
-    heard, seen = [], []
+    """Measure from an append until the writer has the acknowledgement, and until a follower has the bytes."""
+    acknowledged, followed = [], []
     async with (
         open_store(url, client="store_reads") as store,
         open_store(url, client="store_reads follower") as other,
@@ -176,14 +177,14 @@ async def following(url: str, count: int) -> dict[str, dict[str, float]]:
                 middle = time.perf_counter()
                 await seen_at.wait()
                 if number >= 50:
-                    heard.append(1_000 * (middle - begin))
-                    seen.append(1_000 * (time.perf_counter() - begin))
+                    acknowledged.append(1_000 * (middle - begin))
+                    followed.append(1_000 * (time.perf_counter() - begin))
             nursery.cancel_scope.cancel()
-    return {"acknowledged": percentiles(heard), "followed": percentiles(seen)}
+    return {"acknowledged": percentiles(acknowledged), "followed": percentiles(followed)}
 
 
 def measured(folder: Path, count: int) -> dict[str, dict[str, dict[str, float]]]:
-    """Everything that is measured in milliseconds."""
+    """Measure the latencies."""
     size = 64_000_000
     with tempfile.TemporaryDirectory(dir=folder) as data, running_servers(Path(data), 3) as (url, pids):
         trio.run(write, url, size)
@@ -208,7 +209,7 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=1_000)
     parser.add_argument("--gets", type=int, default=2_000)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
-    parser.add_argument("--restore", metavar="URL", help="only restore from there, and print the figures")
+    parser.add_argument("--restore", metavar="URL", help="only restore from this URL, and print the figures")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     if options.restore:

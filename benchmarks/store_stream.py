@@ -1,14 +1,15 @@
-"""A durable stream of 64 KiB appends through the trio client, to one server or to a store of three, beside
-the bare copy.
+"""Measure a durable stream of 64 KiB appends through the trio client, to one server or to a store of three,
+compared with a plain copy.
 
 python benchmarks/store_stream.py [--members 1|3] [--megabytes 512] [--pairs 5] [--bare
 ../shared/bench/bare_copy.py] [--json] [--aim 0.7]
 
-The writer is what an application has: `open_store`, a claim, `append`, `wait_room`, and at the end
-`wait_synced`, which returns when a quorum (1 of 1, 2 of 3) has everything on stable storage. The yardstick
-is `bare_copy.py file` for one server and `bare_copy.py three` for three: the same bytes from sockets to
-files, done when one or two have answered. Alternating pairs, medians; the ratio counts, since both drift
-with the disk. Exit 0; 1 when the ratio is below `--aim`.
+The writer uses the calls of an application: `open_store`, a claim, `append`, `wait_room`, and at the end
+`wait_synced`, which returns when a quorum (1 of 1, 2 of 3) has everything on stable storage. It is compared
+with `bare_copy.py file` for one server and `bare_copy.py three` for three: a plain copy of the same bytes
+from sockets to files, complete when one or two have replied. The pairs alternate and medians are reported.
+The ratio is more reliable than the figures, because both vary with the disk. Exit code 0; 1 if the ratio is
+below `--aim`.
 """
 
 import argparse
@@ -37,7 +38,7 @@ APPEND_BYTES = 64 * 1024
 
 @contextmanager
 def running_servers(folder: Path, count: int) -> Iterator[tuple[str, list[int]]]:
-    """URL and process ids of servers of their own."""
+    """Start servers. Yields their URL and process ids."""
     processes: list[subprocess.Popen[str]] = []
     addresses = []
     try:
@@ -60,7 +61,7 @@ def running_servers(folder: Path, count: int) -> Iterator[tuple[str, list[int]]]
 
 
 async def stream(url: str, total: int) -> float:
-    """Seconds until a quorum has all of it, durably."""
+    """Return the seconds until everything is durable on a quorum."""
     block = os.urandom(APPEND_BYTES)
     await init_store(url)
     async with (
@@ -77,7 +78,7 @@ async def stream(url: str, total: int) -> float:
 
 
 def our_rate(total: int, folder: Path, members: int) -> tuple[float, float]:
-    """MB/s through the client, and the largest resident MB of a server."""
+    """Return the MB/s through the client, and the peak resident MB of a server."""
     with (
         tempfile.TemporaryDirectory(dir=folder) as data,
         running_servers(Path(data), members) as (url, pids),
@@ -87,13 +88,13 @@ def our_rate(total: int, folder: Path, members: int) -> tuple[float, float]:
 
 
 def resident_mb(pid: int) -> float:
-    """The most memory a process ever had, in MB."""
+    """Return the peak resident memory of a process, in MB."""
     match = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
     return int(match[1]) / 1000 if match else 0.0
 
 
 def bare_rate(total: int, folder: Path, script: Path, members: int) -> float:
-    """MB/s of the bare copy."""
+    """Return the MB/s of the plain copy."""
     mode = "file" if members == 1 else "three"
     command = [sys.executable, str(script), mode, str(total), str(APPEND_BYTES), str(folder)]
     text = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600).stdout

@@ -1,8 +1,8 @@
-"""Transfers of much data in one direction: a durable stream in version 1 and in version 0, and reading a
+"""Measure large transfers in one direction: a durable stream in version 1 and in version 0, and the read of a
 large object.
 
-Requests are made before the clock starts, and what comes back is counted, not checked, so that the server is
-what is measured and not this end.
+Requests are built before the clock starts. Answers are counted, not verified, so that the figures measure the
+server and not the client.
 
 Each uses one connection. Run with `load.run_apart`.
 """
@@ -32,7 +32,7 @@ Address = tuple[str, int]
 
 
 def durable_stream(address: Address, total: int, append_bytes: int) -> Load:
-    """Appends to one object until everything is synced, at most 16 MiB of it not yet."""
+    """Append to one object until everything is synced, with at most 16 MiB unsynced."""
     block = os.urandom(append_bytes)
     heads = append_heads("stream", block, total // append_bytes)
     sock = dos_login(address, "streams")
@@ -51,7 +51,7 @@ def durable_stream(address: Address, total: int, append_bytes: int) -> Load:
 
 
 def version0_stream(address: Address, total: int, piece_bytes: int) -> Load:
-    """The same in version 0: bytes as they are, until the last status says that all are synced."""
+    """Send the same in version 0: raw bytes, until the last status reports that all are synced."""
     block = os.urandom(piece_bytes)
     count = total // piece_bytes
     with V0Connection(address, reply_seconds=60) as connection:
@@ -68,14 +68,14 @@ def version0_stream(address: Address, total: int, piece_bytes: int) -> Load:
 
 
 def get_object(address: Address, total: int) -> Load:
-    """GET of the object of `durable_stream`, in pieces of 1 MiB, several asked for at a time."""
+    """GET the object of `durable_stream` in pieces of 1 MiB, with several requests in flight."""
     sock = dos_login(address, "streams")
     name = "stream"
     asks = [
         encode_frame(m.encode(m.Get(name, offset, min(payload_bytes_max, total - offset)), 1))
         for offset in range(0, total, payload_bytes_max)
     ]
-    # an answer is header, meta (offset, synced, name) and payload; all of them, and nothing else
+    # an answer is header, meta (offset, synced, name) and payload; the total of all answers
     expected = total + len(asks) * (frame_header_bytes + 16 + 1 + len(name))
     view = memoryview(bytearray(256 * 1024))
     begin, worked = time.perf_counter(), time.process_time()
@@ -95,9 +95,9 @@ def get_object(address: Address, total: int) -> Load:
 
 
 def _demand_silence(sock: socket.socket) -> None:
-    """Nothing but the answers came: a PING's answer is next."""
+    """Check that no other bytes follow: the next answer is that of a PING."""
     ping = encode_frame(m.encode(m.Ping(b"?"), 7))
     pong = encode_frame(m.encode(m.Pong(b"?"), 7))
     sock.sendall(ping)
     if (came := sock.recv(65_536)) != pong:
-        raise RuntimeError(f"more came than was asked for: {came[:80]!r}")
+        raise RuntimeError(f"received more than was requested: {came[:80]!r}")

@@ -1,14 +1,14 @@
-"""From the SIGKILL of a writer to the next writer's first acknowledged record, on three servers, two of which
-acknowledge.
+"""Measure the time from the SIGKILL of a writer to the next writer's first acknowledged record, on three
+servers of which two must acknowledge.
 
     python benchmarks/take_over.py [--megabytes 10,200] [--segment-mb 16] [--rounds 5] [--json]
 
-A writer process writes a chain of records of 4 KiB, and goes on, record by record, until it is killed. The
-next writer, which is running and knows nothing yet, opens the store, looks, claims, takes the chain over (R1
-to R7), opens its segment, and has one record acknowledged. Not in it: noticing that the first one died,
-starting a process, and replaying the state. Measured with all servers there, with one killed and with one
-stopped before, and also with the whole chain in one segment, because the newest segment is read from end to
-end. Every round has a chain of its own.
+A writer process writes a chain of records of 4 KiB, and continues, record by record, until it is killed. The
+next writer is a running process without any state. It opens the store, inspects the chain, claims, takes the
+chain over (R1 to R7), opens its segment, and waits until one record is acknowledged. The time does not
+include the detection of the first writer's death, the start of a process, and the replay of the state. It is
+measured with all servers running, with one killed and with one stopped before, and also with the whole chain
+in one segment, because the newest segment is read completely. Every round has its own chain.
 """
 
 import argparse
@@ -40,7 +40,7 @@ PARTS = ("open_store_ms", "take_over_ms", "first_record_ms", "total_ms")
 
 
 async def next_writer(store: Store, directory: str) -> ChainWriter:
-    """Look, claim, take over, open: its start is acknowledged."""
+    """Inspect, claim, take over and open the chain. Its start record is acknowledged then."""
     view = await store.inspect(directory)
     claim = await store.claim(directory, view.epoch_seen + 1, secrets.token_bytes(16))
     generation = store.record.generation
@@ -49,7 +49,7 @@ async def next_writer(store: Store, directory: str) -> ChainWriter:
 
 
 async def write_for_ever(url: str, directory: str, total: int, segment_bytes: int) -> None:
-    """The writer that is killed: says when its chain is as long as asked."""
+    """Write until killed. Prints a line when the chain has the requested length."""
     async with open_store(url, client="take_over") as store:
         writer = await next_writer(store, directory)
         begun = 0
@@ -67,19 +67,19 @@ async def write_for_ever(url: str, directory: str, total: int, segment_bytes: in
 
 @contextmanager
 def writing(url: str, directory: str, megabytes: int, segment_mb: int) -> Iterator[subprocess.Popen[bytes]]:
-    """That writer as a process, at work."""
+    """Run that writer as a process."""
     command = [sys.executable, __file__, "--writer", url, directory, str(megabytes), str(segment_mb)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as process:
         try:
             assert process.stdout is not None
-            assert process.stdout.readline() == b"ready\n", "the writer did not begin"
+            assert process.stdout.readline() == b"ready\n", "the writer did not start"
             yield process
         finally:
             process.kill()
 
 
 async def measure_once(url: str, directory: str) -> dict[str, float]:
-    """Milliseconds from now to the next writer's first acknowledged record."""
+    """Return the milliseconds from now to the next writer's first acknowledged record."""
     begun = time.perf_counter()
     async with open_store(url, client="take_over") as store:
         opened = time.perf_counter()
@@ -92,7 +92,7 @@ async def measure_once(url: str, directory: str) -> dict[str, float]:
 
 
 def measure(url: str, megabytes: int, segment_mb: int, rounds: int) -> list[dict[str, float]]:
-    """Several deaths, each on a chain of its own."""
+    """Kill and replace a writer several times, each time on another chain."""
     found = []
     for number in range(rounds):
         directory = f"bench{number}"
@@ -110,9 +110,13 @@ def summary(found: list[dict[str, float]]) -> dict[str, dict[str, float]]:
 
 
 def measure_chain(folder: Path, megabytes: int, segment_mb: int, rounds: int) -> dict[str, dict[str, object]]:
-    """All states of the servers, for chains of one length."""
+    """Measure all states of the servers, for chains of one length."""
     cases: dict[str, dict[str, object]] = {}
-    for name, sent in (("all there", None), ("one stopped", signal.SIGSTOP), ("one killed", signal.SIGKILL)):
+    for name, sent in (
+        ("all running", None),
+        ("one stopped", signal.SIGSTOP),
+        ("one killed", signal.SIGKILL),
+    ):
         with tempfile.TemporaryDirectory(dir=folder) as data, running_servers(Path(data), 3) as (url, pids):
             trio.run(init_store, url)
             trio.run(make_chains, url, rounds)
@@ -127,7 +131,7 @@ def measure_chain(folder: Path, megabytes: int, segment_mb: int, rounds: int) ->
 
 
 async def make_chains(url: str, rounds: int) -> None:
-    """A journal is made only when all members answer (R16): so before one of them goes."""
+    """Create the journals while all members run: all must answer when a journal is created (R16)."""
     async with open_store(url, client="take_over") as store:
         for number in range(rounds):
             await next_writer(store, f"bench{number}")

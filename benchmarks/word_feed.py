@@ -1,8 +1,8 @@
 """A socket that sends lines to each client that connects: the input of Spark and Flink.
 
-A line is a key and, in microseconds, when it was sent; 0 for those that only make the state. Who reads
-cannot ask for a line again: both yardsticks keep what they took in memory, or lose it, which costs them
-less than our region's input, which is on two disks before it is read.
+A line is a key and the time when it was sent, in microseconds; 0 for lines that only build the state. A
+reader cannot read a line again: Spark and Flink keep their input in memory or lose it. That costs them less
+than the input of a DOS region costs, which is on two disks before it is read.
 """
 
 import random
@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 
 class WordFeed:
-    """A listener of its own port. `send` goes to the reader that connected last."""
+    """A listener on its own port. `send` sends to the reader that connected last."""
 
     def __init__(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -35,7 +35,7 @@ class WordFeed:
                 self._changed.notify_all()
 
     def send(self, keys: Iterable[int], *, timed: bool = True) -> float:
-        """Lines for these keys; when they were sent. They are lost when nobody reads."""
+        """Send lines for these keys and return the time. They are lost if no reader is connected."""
         with self._changed:
             self._changed.wait_for(lambda: self._reader is not None)
             reader = self._reader
@@ -51,7 +51,7 @@ class WordFeed:
         return now
 
     def paced(self, keys: int, rows_per_s: float, pace_s: float, sent: list[float] | None = None) -> None:
-        """Begin to send at that rate, a batch each `pace_s`, until `close`."""
+        """Begin to send at this rate, a batch every `pace_s`, until `close`."""
         threading.Thread(target=self._pace, args=(keys, rows_per_s, pace_s, sent), daemon=True).start()
 
     def _pace(self, keys: int, rows_per_s: float, pace_s: float, sent: list[float] | None) -> None:
@@ -65,7 +65,7 @@ class WordFeed:
                     sent.append(when)
 
     def rest(self) -> None:
-        """No more by pace."""
+        """Stop the paced lines."""
         self._stop.set()
 
     def close(self) -> None:

@@ -1,10 +1,10 @@
-"""The demo's word count without Spark and without faults: how fast are the region and the store alone?
+"""Measure the demo's word count without Spark and without faults: the speed of region and store alone.
 
     benchmarks/wordcount_local.py [--passes N] [--workers N] [--servers N] [--json]
 
-Real servers and workers, each a process, on the Python standard library's text. Words per second count from
-RUNNING to the final cut; processor seconds are those of the processes from start to end, so that a figure
-from a busy machine can be distinguished from a slow program.
+It runs real servers and workers, each a process, on the text of the Python standard library. Words per second
+are measured from RUNNING to the final checkpoint. Processor seconds are those of the processes from start to
+end; they distinguish a busy machine from a slow program.
 """
 
 import argparse
@@ -46,17 +46,17 @@ def word_count(paths: list[Path], out: Path, passes: int) -> Graph:
 
 
 class Clock:
-    """When the region began to run, and what its cuts took."""
+    """Records when the region began to run, and the durations of its checkpoints."""
 
     def __init__(self) -> None:
         self.began = self.ended = 0.0
-        self.cuts: list[CutCommitted] = []
+        self.checkpoints: list[CutCommitted] = []
 
     def __call__(self, event: RegionEvent) -> None:
         if isinstance(event, StateChanged) and event.state is RegionState.RUNNING:
             self.began = time.perf_counter()
         elif isinstance(event, CutCommitted):
-            self.cuts.append(event)
+            self.checkpoints.append(event)
             self.ended = time.perf_counter()
 
 
@@ -86,20 +86,20 @@ def measure(passes: int, workers: int, servers: int, folder: Path, limits: Worke
         control.wait()
         if control.status.state is not RegionState.FINISHED:
             raise RuntimeError(f"the region ended as {control.status}: {control.exception()}")
-        time.sleep(0.5)  # the launcher's threads collect the processes
+        time.sleep(0.5)  # the launcher's threads wait for the processes
         workers_cpu_s = children_cpu_s() - before
         for server in store:
             server.stop()
         servers_cpu_s = children_cpu_s() - before - workers_cpu_s
     words, seconds = corpus.words * passes, clock.ended - clock.began
-    cut_s = sorted(cut.seconds for cut in clock.cuts)
+    checkpoint_s = sorted(one.seconds for one in clock.checkpoints)
     return {
         "words_per_s": round(words / seconds),
         "seconds": round(seconds, 2),
         "words": words,
-        "cuts": len(clock.cuts),
-        "cut_s_median": round(cut_s[len(cut_s) // 2], 3),
-        "cut_phases_s": clock.cuts[len(clock.cuts) // 2].phases_s,
+        "checkpoints": len(clock.checkpoints),
+        "checkpoint_s_median": round(checkpoint_s[len(checkpoint_s) // 2], 3),
+        "checkpoint_phases_s": clock.checkpoints[len(clock.checkpoints) // 2].phases_s,
         "workers_cpu_s": round(workers_cpu_s, 2),
         "servers_cpu_s": round(servers_cpu_s, 2),
         "workers_cpu_ns_per_word": round(workers_cpu_s / words * 1e9),

@@ -1,6 +1,6 @@
-"""What the server is compared with: a plain copy, and Debian's Redis. Also starts the server itself.
+"""Run the programs that the server is compared with, a plain copy and Debian's Redis, and the server itself.
 
-Each in a process of its own, on the same disk, gone when the block ends.
+Each runs in a process of its own, on the same disk, and ends when the block ends.
 """
 
 import contextlib
@@ -26,14 +26,14 @@ Address = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A server that takes connections."""
+    """A server that accepts connections."""
 
     address: Address
     pid: int
 
     @property
     def peak_mb(self) -> float:
-        """The high-water mark of its resident memory."""
+        """Return the high-water mark of its resident memory."""
         return self._memory_mb("VmHWM")
 
     @property
@@ -46,14 +46,14 @@ class Running:
         return int(found[1]) * 1024 / 1e6
 
 
-def end_cleanly_when_told() -> None:
-    """At SIGTERM, too, leave every block: what runs ends, and what was written goes."""
+def raise_at_sigterm() -> None:
+    """Leave every block at SIGTERM too, so that processes end and temporary files are removed."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
 
 @contextlib.contextmanager
 def running_dos(data: Path) -> Iterator[Running]:
-    """A DOS server on a data directory, which is removed afterwards."""
+    """Run a DOS server on a data directory, which is removed afterwards."""
     command = [sys.executable, "-m", "dos_cli", "serve", "--data", str(data), "--listen", "127.0.0.1:0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     try:
@@ -68,13 +68,13 @@ def running_dos(data: Path) -> Iterator[Running]:
 
 
 def redis_program() -> str | None:
-    """Redis's server, if it is installed. Debian's `redis-tools` has the same program by another name."""
+    """Return Redis's server, if installed. Debian's `redis-tools` has the same program under another name."""
     return shutil.which("redis-server") or shutil.which("redis-check-rdb")
 
 
 @contextlib.contextmanager
 def running_redis(program: str, data: Path) -> Iterator[Running]:
-    """A Redis on a port and a directory of its own, which answers what its log has synced."""
+    """Run a Redis on its own port and directory, which answers after its log is synced."""
     data.mkdir(parents=True)
     with socket.create_server(("127.0.0.1", 0)) as free:
         address: Address = free.getsockname()[:2]
@@ -89,7 +89,7 @@ def running_redis(program: str, data: Path) -> Iterator[Running]:
         "loglevel": "warning",
     }
     words = [str(word) for name, value in settings.items() for word in (f"--{name}", value)]
-    # the first word is the name by which the program knows what it is to be
+    # the program decides by its own name, argv[0], what it is
     process = subprocess.Popen(["redis-server", *words], executable=program, stdout=subprocess.DEVNULL)
     try:
         _wait_until_it_answers(process, address)
@@ -108,7 +108,7 @@ def _wait_until_it_answers(process: "subprocess.Popen[bytes]", address: Address)
                 if sock.recv(64).startswith(b"+PONG"):
                     return
         except OSError:
-            time.sleep(0.02)  # no event tells that another program listens
+            time.sleep(0.02)  # there is no event for another program that begins to listen
     raise RuntimeError(f"redis-server did not start: exit code {process.poll()}")
 
 
@@ -124,7 +124,7 @@ def _end(process: "subprocess.Popen[str] | subprocess.Popen[bytes]") -> None:
 
 
 def bare_seconds(mode: str, amount: int, chunk: int, folder: Path) -> float:
-    """How long the bare copy took; modes as its own help says."""
+    """Return the seconds that the plain copy took. Its own help lists the modes."""
     command = [sys.executable, str(BARE_COPY), mode, str(amount), str(chunk), str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     seconds = re.search(r"([\d.]+) s,", done.stdout)

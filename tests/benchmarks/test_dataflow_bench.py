@@ -68,7 +68,11 @@ def test_each_way_of_ours_gives_the_same_totals(way: str, tmp_path: Path) -> Non
 def test_a_rate_leaves_the_warm_up_out_and_a_slow_start_is_reported() -> None:
     watched = meter.Meter(1_000, cap_s=60)
     assert watched.figures(finished=False)["rows_per_s"] is None
-    watched._looks = [meter.Look(0.0, 10, 5.0), meter.Look(6.0, 100, 6.0), meter.Look(8.0, 1_000, 9.0)]
+    watched._samples = [
+        meter.Sample(0.0, 10, 5.0),
+        meter.Sample(6.0, 100, 6.0),
+        meter.Sample(8.0, 1_000, 9.0),
+    ]
     found = watched.figures(finished=True)
     assert found["rows_per_s"] == 450
     assert found["cpu_s_per_million"] == round(3 / 900 * 1e6, 3)

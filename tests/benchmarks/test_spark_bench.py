@@ -54,7 +54,7 @@ def test_the_page_tells_medians_ratios_and_what_is_missing() -> None:
     assert "ratio 0.50 | ratio 0.8 |" in text
     assert "ratio 2.00 | ratio 1 |" in text
     assert "| batch of `dos-journal` | not measured: the program ended with 1 |" in text
-    assert "JSON lines in the store | not measured: it was not asked for |" in text
+    assert "JSON lines in the store | not measured: it was not requested |" in text
 
 
 def test_a_journal_is_told_in_bytes_and_records_and_a_way_through_as_rate_and_latency() -> None:
@@ -66,7 +66,7 @@ def test_a_journal_is_told_in_bytes_and_records_and_a_way_through_as_rate_and_la
     text = page.section_of(bench.medians([backlog, paced]), 1)
     assert "5,000,000 rows | 250,000 rows/s | at 1,000 rows/s, from when" in text
     assert "p50 800 ms, p99 1,900 ms |" in text
-    assert page.told(found[0]) == "journal, dos-journal: 4.00 s, 250,000 rows/s"
+    assert page.summary_line(found[0]) == "journal, dos-journal: 4.00 s, 250,000 rows/s"
 
 
 def test_what_is_compared_are_the_same_rows() -> None:
@@ -86,7 +86,7 @@ def test_only_a_whole_run_is_for_the_page(capsys: pytest.CaptureFixture[str]) ->
     assert "no rosw; there are overhead, rows, journal, sink, through" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         bench.options_of(["--journal-mb", "0"])
-    assert "--journal-mb is 1 or more, not 0" in capsys.readouterr().err
+    assert "--journal-mb must be at least 1, not 0" in capsys.readouterr().err
 
 
 def test_the_page_has_a_place_for_the_section() -> None:

@@ -38,13 +38,13 @@ SHOWN_BY = {
     "offsets_decide_and_not_pointers": "longest",
     "records_do_not_wait_for_the_one_before": "figure-8",
     "payload_digests_are_not_compared": "damaged",
-    "new_copies_are_not_synced": "mended",
-    "a_new_copy_is_the_shortest": "mended",
+    "new_copies_are_not_synced": "repaired",
+    "a_new_copy_is_the_shortest": "repaired",
     "new_member_counts_before_it_is_filled": "replacement",
     "servers_go_on_with_older_generations": "replacement",
     "barrier_overtakes_data": "markers",
     "frames_of_any_incarnation": "stale-marker",
-    "old_markers_count": "cut-marker",
+    "old_markers_count": "checkpoint-marker",
 }
 """Planted bug of `tests/sim/bugs` -> the story that goes otherwise with it."""
 README = FOLDER / "README.md"

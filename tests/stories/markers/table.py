@@ -9,25 +9,29 @@ from tests.stories.words import Vocabulary
 WORDS = Vocabulary()
 
 
-@WORDS.form("circuits of {count} workers", "they count words, each those whose hash is its own")
+@WORDS.form("circuits of {count} workers", "they count words; each word belongs to one worker by its hash")
 def circuits(play: Play, count: int) -> None:
     play.make(count)
 
 
-@WORDS.form("worker {number} is given {text}", "words, which it reads in its next step")
+@WORDS.form("worker {number} is given {text}", "words that it reads in its next step")
 def given(play: Play, number: int, text: str) -> None:
     play.give(number, text.split())
     play.settle()
 
 
 @WORDS.form(
-    "hold back what worker {number} sends worker {other:number}", "it is under way, and does not arrive"
+    "hold back what worker {number} sends worker {other:number}",
+    "the rows and markers are in flight, and do not arrive",
 )
 def hold_back(play: Play, number: int, other: int) -> None:
     play.hold((number, other))
 
 
-@WORDS.form("what worker {number} sent worker {other:number} arrives", "in its order, and of earlier lives")
+@WORDS.form(
+    "what worker {number} sent worker {other:number} arrives",
+    "in the order in which it was sent, including frames of earlier incarnations",
+)
 def arrives(play: Play, number: int, other: int) -> None:
     play.release((number, other))
     play.settle()
@@ -39,13 +43,16 @@ def ask_all(play: Play, cut: int) -> None:
     play.settle()
 
 
-@WORDS.form("worker {number} alone is asked for checkpoint {cut:number}", "the others do not know of it yet")
+@WORDS.form(
+    "worker {number} alone is asked for checkpoint {cut:number}",
+    "the others have not received the request yet",
+)
 def ask_one(play: Play, number: int, cut: int) -> None:
     play.ask([number], cut)
     play.settle()
 
 
-@WORDS.form("all are asked to pause", "to take no input any more")
+@WORDS.form("all are asked to pause", "they read no more input")
 def pause(play: Play) -> None:
     play.pause(1)
     play.settle()

@@ -15,7 +15,7 @@ def region(play: Play, count: int) -> None:
     play.make(count)
 
 
-@WORDS.form("driver {number} starts", "it takes the manifest over and launches workers of its own")
+@WORDS.form("driver {number} starts", "it takes over the manifest and launches its own workers")
 def driver_starts(play: Play, number: int) -> None:
     if number != len(play.world.drivers) + 1:
         raise WrongStepError(f"the next driver is {len(play.world.drivers) + 1}")
@@ -23,7 +23,7 @@ def driver_starts(play: Play, number: int) -> None:
     play.settle()
 
 
-@WORDS.form("every worker does {count} step(s)", "those that are running")
+@WORDS.form("every worker does {count} step(s)", "all running workers")
 def every_worker_steps(play: Play, count: int) -> None:
     for _ in range(count):
         for process in play.running():
@@ -31,32 +31,34 @@ def every_worker_steps(play: Play, count: int) -> None:
     play.settle()
 
 
-@WORDS.form("worker {number} does {count} step(s)", "it alone")
+@WORDS.form("worker {number} does {count} step(s)", "this worker only")
 def worker_steps(play: Play, number: int, count: int) -> None:
     for _ in range(count):
         play.world.work(play.worker(number))
     play.settle()
 
 
-@WORDS.form("driver {number} wants a checkpoint", "it asks its workers for one")
+@WORDS.form("driver {number} wants a checkpoint", "it requests one from its workers")
 def wants_a_cut(play: Play, number: int) -> None:
     play.world.feed(play.driver(number), CutWanted())
     play.settle()
 
 
-@WORDS.form("hold back what worker {number} says", "its messages are on their way, and do not arrive")
+@WORDS.form("hold back what worker {number} says", "its messages are in flight, and do not arrive")
 def hold_back_worker(play: Play, number: int) -> None:
     process = play.worker(number)
     play.held.append(f"to driver {process.driver.number}.{number}.")
 
 
-@WORDS.form("what worker {number} said arrives", "in its order")
+@WORDS.form("what worker {number} said arrives", "in the order in which it was sent")
 def worker_arrives(play: Play, number: int) -> None:
     play.held = [one for one in play.held if not one.endswith(f".{number}.")]
     play.settle()
 
 
-@WORDS.form("hold back what driver {number} appends", "it is on its way to the manifest, and does not arrive")
+@WORDS.form(
+    "hold back what driver {number} appends", "the append is in flight to the manifest, and does not arrive"
+)
 def hold_back_driver(play: Play, number: int) -> None:
     play.driver(number)
     play.held.append(f"manifest {number - 1}")
@@ -74,13 +76,13 @@ def worker_dies(play: Play, number: int) -> None:
     play.settle()
 
 
-@WORDS.form("driver {number} dies", "its process is killed; what it had appended is lost with it")
+@WORDS.form("driver {number} dies", "its process is killed; its append in flight is lost")
 def driver_dies(play: Play, number: int) -> None:
     play.world.kill_driver(play.driver(number))
     play.settle()
 
 
-@WORDS.form("driver {number} dies, and its append arrives", "nobody is there to hear of it")
+@WORDS.form("driver {number} dies, and its append arrives", "no process receives the answer")
 def driver_dies_append_arrives(play: Play, number: int) -> None:
     driver = play.driver(number)
     if not driver.jobs:
@@ -89,7 +91,7 @@ def driver_dies_append_arrives(play: Play, number: int) -> None:
     play.settle()
 
 
-@WORDS.form("show the manifest", "its claim, and its checkpoints; this is no part of what happens")
+@WORDS.form("show the manifest", "print its claim and its checkpoints; this changes nothing")
 def show(play: Play) -> None:
     manifest = play.world.manifest
     play.told.append(f"claimed with epoch {manifest.claimed}")

@@ -15,7 +15,8 @@ OLD_PAUSE_S = 1.5
 
 
 @WORDS.form(
-    "servers {count}, quorum {quorum:number}", "a store of so many servers, of which so many acknowledge"
+    "servers {count}, quorum {quorum:number}",
+    "a store of this many servers, of which a quorum must acknowledge",
 )
 def servers(play: Play, count: int, quorum: int) -> None:
     play.make_store(count, quorum)
@@ -35,7 +36,10 @@ def takes_over(play: Play, writer: str, directory: str, one_at_a_time: bool) -> 
     play.until_idle(one)
 
 
-@WORDS.form("writers {writer} and {other:writer} take over {directory} at once", "both look, then both claim")
+@WORDS.form(
+    "writers {writer} and {other:writer} take over {directory} at once",
+    "both inspect the journal, then both claim",
+)
 def take_over_at_once(play: Play, writer: str, other: str, directory: str) -> None:
     both = [play.new_writer(writer), play.new_writer(other)]
     for one in both:
@@ -45,7 +49,7 @@ def take_over_at_once(play: Play, writer: str, other: str, directory: str) -> No
 
 @WORDS.form(
     "{writer} appends {count} record(s) [of {bytes} bytes] [without waiting]",
-    "and waits for the quorum, or continues without",
+    "it waits for the quorum, or continues without waiting",
 )
 def appends(play: Play, writer: str, count: int, bytes: int | None, without_waiting: bool) -> None:  # noqa: A002
     one = play.writer(writer)
@@ -58,14 +62,14 @@ def appends(play: Play, writer: str, count: int, bytes: int | None, without_wait
 
 @WORDS.form(
     "before its start, {writer} is cut off from {servers}",
-    "when it takes over next: between reading the journal and opening a segment",
+    "at its next take-over: between reading the journal and opening a segment",
 )
 def cut_off_before_start(play: Play, writer: str, servers: list[str]) -> None:
     one = play.new_writer(writer)
     one.before_start = lambda: play.block(writer, servers)
 
 
-@WORDS.form("{writer} dies", "its process is killed; what it had under way is lost with it")
+@WORDS.form("{writer} dies", "its process is killed; its messages in flight are lost")
 def dies(play: Play, writer: str) -> None:
     one = play.writer(writer)
     play.network.process_died(one, power=False)
@@ -73,13 +77,15 @@ def dies(play: Play, writer: str) -> None:
     play.pass_time()
 
 
-@WORDS.form("{writer} sleeps", "its process is stopped, as a suspended machine or a long collection would")
+@WORDS.form(
+    "{writer} sleeps", "its process is stopped, as on a suspended machine or during a long garbage collection"
+)
 def sleeps(play: Play, writer: str) -> None:
     play.writer(writer).pause()
     play.pass_time()
 
 
-@WORDS.form("{writer} wakes up", "and continues what it was doing")
+@WORDS.form("{writer} wakes up", "it continues where it was stopped")
 def wakes_up(play: Play, writer: str) -> None:
     one = play.writer(writer)
     one.resume()
@@ -89,13 +95,15 @@ def wakes_up(play: Play, writer: str) -> None:
 # Paths
 
 
-@WORDS.form("cut {client} off from {servers}", "nothing passes in either direction, without notice")
+@WORDS.form(
+    "cut {client} off from {servers}", "no message passes in either direction, and neither side is notified"
+)
 def cut_off(play: Play, client: str, servers: list[str]) -> None:
     play.block(client, servers)
     play.pass_time()
 
 
-@WORDS.form("hold back what {servers} answer(s) {client}", "what it sends them still arrives")
+@WORDS.form("hold back what {servers} answer(s) {client}", "messages in the other direction still arrive")
 def hold_back(play: Play, servers: list[str], client: str) -> None:
     for server in servers:
         play.machine(server)
@@ -103,7 +111,7 @@ def hold_back(play: Play, servers: list[str], client: str) -> None:
     play.pass_time()
 
 
-@WORDS.form("connect {client} with {servers}", "everything goes through again, what was held back first")
+@WORDS.form("connect {client} with {servers}", "all messages pass again, those that were held back first")
 def connect(play: Play, client: str, servers: list[str]) -> None:
     for server in servers:
         play.machine(server)
@@ -114,7 +122,7 @@ def connect(play: Play, client: str, servers: list[str]) -> None:
 
 @WORDS.form(
     "everything between {writer} and {servers} takes {count} times as long",
-    "both ways, for as long as the story",
+    "in both directions, until the end of the story",
 )
 def takes_longer(play: Play, writer: str, servers: list[str], count: int) -> None:
     for server in servers:
@@ -122,7 +130,7 @@ def takes_longer(play: Play, writer: str, servers: list[str], count: int) -> Non
         play.network.slow[writer, server] = play.network.slow[server, writer] = count
 
 
-@WORDS.form("reset the connections of {writer}", "half of what is under way each way is lost with them")
+@WORDS.form("reset the connections of {writer}", "half of the bytes in flight in each direction are lost")
 def reset(play: Play, writer: str) -> None:
     one = play.writer(writer)
     for wire in list(play.network.wires):
@@ -134,19 +142,19 @@ def reset(play: Play, writer: str) -> None:
 # Servers and disks
 
 
-@WORDS.form("{server} is killed", "its process, not the machine: what was written is in the cache")
+@WORDS.form("{server} is killed", "its process, not the machine: written bytes are still in the cache")
 def is_killed(play: Play, server: str) -> None:
     play.running(server).kill()
     play.pass_time()
 
 
-@WORDS.form("cut the power of {server}", "what was not synced is lost, or half of it is")
+@WORDS.form("cut the power of {server}", "unsynced bytes are lost, or half of them")
 def cut_the_power(play: Play, server: str) -> None:
     play.running(server).power_cut()
     play.pass_time()
 
 
-@WORDS.form("{server} starts", "on what its disk has")
+@WORDS.form("{server} starts", "with the content of its disk")
 def starts(play: Play, server: str) -> None:
     machine = play.machine(server)
     if machine.up:
@@ -155,7 +163,7 @@ def starts(play: Play, server: str) -> None:
     play.pass_time()
 
 
-@WORDS.form("wipe {server}", "its disk is replaced by an empty one; it has to be down")
+@WORDS.form("wipe {server}", "its disk is replaced by an empty one; the server has to be down")
 def wipe(play: Play, server: str) -> None:
     machine = play.down(server)
     machine.lose_disk(machine.rng.randbytes(16))
@@ -163,7 +171,7 @@ def wipe(play: Play, server: str) -> None:
 
 
 @WORDS.form(
-    "flip a bit of {object} on {server}", "in the middle of the file, on the platters; it has to be down"
+    "flip a bit of {object} on {server}", "in the middle of the file, on the disk; the server has to be down"
 )
 def flip_a_bit(play: Play, object: str, server: str) -> None:  # noqa: A002
     machine = play.down(server)
@@ -174,7 +182,8 @@ def flip_a_bit(play: Play, object: str, server: str) -> None:  # noqa: A002
 
 
 @WORDS.form(
-    "a sync takes {seconds} s on {servers}", "from the next one on; disks that are slow, or hang for a while"
+    "a sync takes {seconds} s on {servers}",
+    "from the next sync on; for disks that are slow, or hang for a while",
 )
 def sync_takes(play: Play, seconds: float, servers: list[str]) -> None:
     for server in servers:
@@ -189,7 +198,7 @@ def is_full(play: Play, server: str) -> None:
     play.pass_time()
 
 
-@WORDS.form("the disk of {server} has room again", "a person deleted something else")
+@WORDS.form("the disk of {server} has room again", "a person deleted other files")
 def has_room(play: Play, server: str) -> None:
     play.machine(server).disk.fill(FREE_BYTES)
     play.pass_time()
@@ -198,7 +207,7 @@ def has_room(play: Play, server: str) -> None:
 # A person
 
 
-@WORDS.form("a new server {server} starts", "with an empty disk, in no store")
+@WORDS.form("a new server {server} starts", "with an empty disk; it belongs to no store")
 def new_server(play: Play, server: str) -> None:
     if server in play.machines:
         raise WrongStepError(f"there is a server {server} already")
@@ -213,7 +222,7 @@ def replace(play: Play, old: str, server: str) -> None:
     commands.replace(play, old, server)
 
 
-@WORDS.form("dos store repair", "a person has every copy read, and repaired if necessary")
+@WORDS.form("dos store repair", "a person runs the command: every copy is read, and repaired if necessary")
 def repair(play: Play) -> None:
     commands.repair(play)
 
@@ -233,13 +242,13 @@ def old_client_asks(play: Play, text: str) -> None:
     play.pass_time()
 
 
-@WORDS.form("the old client sends {text}", "behind an a that was answered ok: content")
+@WORDS.form("the old client sends {text}", "content, after an `a` that was answered ok")
 def old_client_sends(play: Play, text: str) -> None:
     play.old_client().stream(text)
     play.pass_time(seconds=OLD_PAUSE_S)
 
 
-@WORDS.form("the old client shuts down its side", "no more is to come")
+@WORDS.form("the old client shuts down its side", "it sends no more")
 def old_client_shuts_down(play: Play) -> None:
     play.old_client().shut_down()
     play.pass_time()
@@ -248,16 +257,16 @@ def old_client_shuts_down(play: Play) -> None:
 # Looking
 
 
-@WORDS.form("the reader looks at {directory}", "without a claim: it is shown what is committed (R10)")
+@WORDS.form("the reader looks at {directory}", "without a claim: it sees what is committed (R10)")
 def looks(play: Play, directory: str) -> None:
     showing.read(play, directory)
 
 
-@WORDS.form("show {directory}", "what each server says it holds; this is no part of what happens")
+@WORDS.form("show {directory}", "print what each server reports to hold; this changes nothing")
 def show(play: Play, directory: str) -> None:
     showing.show(play, directory)
 
 
-@WORDS.form("{seconds} s pass", "and nobody does anything new")
+@WORDS.form("{seconds} s pass", "time passes, without a new step")
 def time_passes(play: Play, seconds: float) -> None:
     play.pass_time(seconds=seconds)
