@@ -63,7 +63,7 @@ of the bytes that a member lacks is computed from them.
 
 fill_directories_max: Final = 8
 fill_in_flight_bytes_max: Final = 4 * MIB
-fill_looks_max: Final = 5
+fill_listings_max: Final = 5
 fill_stall_s: Final = 1.0
 """Limits of `dos store replace`: directories filled at once, bytes in flight for each, and how often a
 directory is read again while its objects are being deleted. A directory whose writer has sent nothing to the
@@ -85,11 +85,11 @@ collect_pause_s: Final = 1.0
 repair_attempts_max: Final = 3
 repair_pause_s: Final = 0.5
 """How often, and with what pause, the repair of a copy is repeated if a writer interfered."""
-self_repair_pause_s: Final = 1.0
-self_repair_pause_max_s: Final = 60.0
+auto_repair_pause_s: Final = 1.0
+auto_repair_pause_max_s: Final = 60.0
 """The pause between two automatic repairs. It doubles up to the maximum while a repair fails."""
-self_repair_attempts_max: Final = 12
-self_repair_bytes_per_s: Final = 32 * MIB
+auto_repair_attempts_max: Final = 12
+auto_repair_bytes_per_s: Final = 32 * MIB
 
 damage_watch_s: Final = 20.0
 """How often a store that was written through asks each member which directories have damaged copies."""
@@ -113,7 +113,7 @@ reconnected.
 
 probe_timeout_s: Final = 3.0
 read_timeout_s: Final = 5.0
-look_timeout_s: Final = 3.0
+inspect_timeout_s: Final = 3.0
 """How long members that do not answer are retried while too few have answered a directory read."""
 
 witness_timeout_s: Final = 2.0
@@ -144,7 +144,7 @@ open_timeout_s: Final = 10.0
 waiting_after_s: Final = 3.0
 """A writer with pending bytes and no progress for this long reports that it waits for the store."""
 
-waiting_told_s: Final = 1.0
+waiting_report_s: Final = 1.0
 """A wait is logged after this long. Shorter waits are normal: every new store record causes one."""
 
 observe_step_s: Final = 0.5

@@ -53,18 +53,20 @@ class Agreement:
 
 def agree(quorums: Quorums, digests: Mapping[bytes, int]) -> Agreement:
     """Compare the digests that members reported for one size."""
-    camps: dict[int, set[bytes]] = {}
+    holders: dict[int, set[bytes]] = {}
     for server_id, digest in digests.items():
         if server_id in quorums.members:
-            camps.setdefault(digest, set()).add(server_id)
-    winners = [digest for digest, camp in camps.items() if quorums.can_acknowledge(camp)]
-    if len(winners) == 1:
-        others = frozenset(one for digest, camp in camps.items() if digest != winners[0] for one in camp)
-        return Agreement(winners[0], others, 0)
-    if winners:  # possible if Qa is not a majority: the true one cannot be determined
+            holders.setdefault(digest, set()).add(server_id)
+    agreed = [digest for digest, members in holders.items() if quorums.can_acknowledge(members)]
+    if len(agreed) == 1:
+        others = frozenset(
+            one for digest, members in holders.items() if digest != agreed[0] for one in members
+        )
+        return Agreement(agreed[0], others, 0)
+    if agreed:  # possible if Qa is not a majority: the true one cannot be determined
         return Agreement(None, frozenset(), 0, disputed=True)
-    lacking = min(map(quorums.lacking, camps.values()), default=quorums.lacking(()))
-    return Agreement(None, frozenset(), lacking, disputed=len(camps) > 1)
+    lacking = min(map(quorums.lacking, holders.values()), default=quorums.lacking(()))
+    return Agreement(None, frozenset(), lacking, disputed=len(holders) > 1)
 
 
 @dataclass(frozen=True, slots=True)

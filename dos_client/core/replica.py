@@ -76,7 +76,7 @@ AGREED: Final = frozenset({ReplicaState.CATCH_UP, ReplicaState.IN_SYNC})
 these.
 """
 
-_WORDS: Final = {
+_STATE_TEXTS: Final = {
     ReplicaState.BROKEN: "broken",
     ReplicaState.DISCOVER_LOCAL_SIZE: "unavailable",
     ReplicaState.ENTER: "entering",
@@ -95,15 +95,15 @@ def step(state: ReplicaState, event: ReplicaEvent) -> ReplicaState:
         raise LocalProtocolError(f"{event.name} is not valid for a replica in state {state.name}") from None
 
 
-def in_words(states: Iterable[ReplicaState]) -> str:
+def worst_state_text(states: Iterable[ReplicaState]) -> str:
     """Return the state of a member with copies in these states, in plain words: that of its worst copy."""
-    return worst_words(_WORDS[state] for state in states)
+    return worst_text(_STATE_TEXTS[state] for state in states)
 
 
-def worst_words(found: Iterable[str]) -> str:
-    """Return the worst of several words from `in_words`."""
-    words = set(found)
-    return next((one for one in _WORDS.values() if one in words), "in sync")
+def worst_text(texts_given: Iterable[str]) -> str:
+    """Return the worst of several words from `worst_state_text`."""
+    texts = set(texts_given)
+    return next((one for one in _STATE_TEXTS.values() if one in texts), "in sync")
 
 
 class CopyRelation(Enum):
@@ -111,8 +111,8 @@ class CopyRelation(Enum):
 
     AGREES = "a prefix of what was written"
     DIFFERS = "not what was written"
-    ASK_MEMBER = "longer than needed: ask it for the digest of that prefix"
-    ASK_ANOTHER = "shorter than the writer remembers: find the digest of that prefix elsewhere"
+    QUERY_MEMBER = "longer than needed: ask it for the digest of that prefix"
+    QUERY_OTHERS = "shorter than the writer remembers: find the digest of that prefix elsewhere"
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,10 +147,10 @@ def compare(info: ObjectInfo, goal: ObjectGoal, digest_at: Callable[[int], int |
     if info.received > goal.size and not goal.sealed:
         return CopyRelation.DIFFERS
     if info.synced > goal.size:
-        return CopyRelation.ASK_MEMBER
+        return CopyRelation.QUERY_MEMBER
     expected = 0 if info.synced == 0 else digest_at(info.synced)
     if expected is None:
-        return CopyRelation.ASK_ANOTHER
+        return CopyRelation.QUERY_OTHERS
     return CopyRelation.AGREES if expected == info.digest else CopyRelation.DIFFERS
 
 
@@ -231,7 +231,7 @@ class ReplicaEffect(Enum):
 
     COUNT = "the copy's `received` and `synced` count for the member from now on"
     DISCOUNT = "nothing of it counts any more"
-    ASK_MEMBER = "ask the member for the digest at the goal; then Agreed or Differed"
+    QUERY_MEMBER = "ask the member for the digest at the goal; then Agreed or Differed"
     FIND_DIGEST = "find the digest at `claimed.synced` here or elsewhere; then Agreed or Differed, and fill"
     FILL = "fill it from `sent` on, until Reached"
     FOLLOW = "send it what the window has from `sent` on"
@@ -326,9 +326,9 @@ class Replica:
                 return self.handle(
                     ReplicaDiffered(difference(info, view.goal), info.poisoned or info.corrupt), now
                 )
-            case CopyRelation.ASK_MEMBER:
-                return [ReplicaEffect.ASK_MEMBER]
-            case CopyRelation.ASK_ANOTHER:
+            case CopyRelation.QUERY_MEMBER:
+                return [ReplicaEffect.QUERY_MEMBER]
+            case CopyRelation.QUERY_OTHERS:
                 return [ReplicaEffect.FIND_DIGEST]
 
     def _agreed(self, received: int, synced: int, view: ObjectView, now: float) -> list[ReplicaEffect]:

@@ -57,7 +57,7 @@ class Damage:
         self._reports: dict[tuple[bytes, str, str], DamageReport] = {}
         self.found = 0
         self._noted = 0
-        self._news = trio.Event()
+        self._new_report = trio.Event()
 
     def note(self, server_id: bytes, directory: str, name: str, offset: int, why: CopyFault) -> bool:
         """Note that a copy is damaged or different from `offset` on. Returns whether that is new.
@@ -79,8 +79,8 @@ class Damage:
         if known is None:
             self.found += 1
             log.warning("%s", report)
-        self._news.set()
-        self._news = trio.Event()
+        self._new_report.set()
+        self._new_report = trio.Event()
         return True
 
     def reports(self) -> list[DamageReport]:
@@ -105,9 +105,9 @@ class Damage:
 
         A caller that passes the highest number it has seen misses no note.
         """
-        while not (news := [report for report in self.reports() if report.number > seen]):
-            await self._news.wait()
-        return news
+        while not (new := [report for report in self.reports() if report.number > seen]):
+            await self._new_report.wait()
+        return new
 
     def repaired(self, server_id: bytes, directory: str, name: str) -> None:
         """Remove the note: the copy was repaired and verified, and may be read again."""

@@ -32,7 +32,7 @@ def old(name: str) -> bool:
     return name.startswith("old")
 
 
-@given(st.lists(st.tuples(st.sampled_from(["entered", "made", "gone", "put_off"]), NAMES)), st.sets(NAMES))
+@given(st.lists(st.tuples(st.sampled_from(["entered", "made", "gone", "postpone"]), NAMES)), st.sets(NAMES))
 def test_only_garbage_that_may_be_there_is_next_and_all_of_it_once(
     events: list[tuple[str, str]], garbage: set[str]
 ) -> None:
@@ -49,7 +49,7 @@ def test_only_garbage_that_may_be_there_is_next_and_all_of_it_once(
             collecting.gone(name)
             there.discard(name)
         else:
-            collecting.put_off(name)
+            collecting.postpone(name)
             later.add(name)
         expected = sorted((there - later) & garbage)
         assert collecting.next(garbage.__contains__) == (expected[0] if expected else None)

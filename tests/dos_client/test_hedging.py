@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dos_client.core.hedging import (
-    AskMember,
     Budget,
     Candidate,
     DropMember,
     Effect,
     Latencies,
     Pace,
+    QueryMember,
     Race,
     RaceLost,
     RaceWon,
@@ -70,7 +70,7 @@ def play(does: dict[bytes, Behaviour], race: Race, lacking: int = 1) -> Played:
     def perform(effects: list[Effect]) -> None:
         for effect in effects:
             match effect:
-                case AskMember(server_id, hedge):
+                case QueryMember(server_id, hedge):
                     assert server_id not in played.asked, "asked twice"
                     played.asked.append(server_id)
                     played.hedges += hedge

@@ -177,7 +177,7 @@ async def test_a_member_with_another_content_is_unmasked_by_the_local_copy_alone
         await on(three[2])
         link = next(one for one in claim.links() if one.member.address == three[2].location)
         await until(lambda: link.copies.states() == [ReplicaState.BROKEN], "it is broken")
-        assert link.copies.trouble() == "d/x on this member: different content before byte 16"
+        assert link.copies.problem() == "d/x on this member: different content before byte 16"
         assert await content_of(three[2], "d", "x") == b"another writer's"
 
 

@@ -19,7 +19,7 @@ from dos_client import (
 )
 from dos_client.core.quorum import joining_member
 from dos_client.core.replacement import GONE_SUFFIX, begin
-from dos_client.sessions.discovery import hand_over
+from dos_client.sessions.discovery import send_record
 from dos_protocol.errors import DosError, FencedError
 from tests.dos_client.support import (
     PATIENCE_S,
@@ -265,7 +265,7 @@ async def test_a_decided_record_that_reached_one_server_is_finished_by_whoever_c
     await write_idle(url, "idle", 1, b"x")
     await off(four[2])
     joining = begin(record, record.members[2], bytes.fromhex(four[3].server_id), four[3].location)
-    await hand_over(four[0].location, joining)
+    await send_record(four[0].location, joining)
     async with claimed(four[:2], "d", url=url_of(four[:2])) as (store, claim):
         assert store.record == joining
         writer = claim.open_object("x")
@@ -286,7 +286,7 @@ async def test_a_writer_of_the_old_generation_follows_on_its_own(four: Threads) 
         await writer.wait_synced(writer.append(b"one"))
         joining = begin(record, record.members[2], bytes.fromhex(four[3].server_id), four[3].location)
         for server in four[:2]:
-            await hand_over(server.location, joining)
+            await send_record(server.location, joining)
         await writer.wait_synced(writer.append(b"two"))
         await until(lambda: store.record == joining, "it follows")
         await off(four[1])
@@ -421,7 +421,7 @@ async def test_where_nobody_ever_claimed_files_that_differ_stay_where_they_are(f
     record = await init_store(url)
     joining = begin(record, record.members[2], bytes.fromhex(four[3].server_id), four[3].location)
     for server in four:
-        await hand_over(server.location, joining)
+        await send_record(server.location, joining)
     for server, name, data in (
         (four[0], "f", b"this"),
         (four[1], "f", b"that, longer"),
@@ -485,7 +485,7 @@ async def test_a_new_server_with_another_content_is_never_let_in(four: Threads) 
         await writer.wait_synced(writer.append(b"wrong"))
     joining = begin(record, record.members[2], bytes.fromhex(four[3].server_id), four[3].location)
     for server in four:
-        await hand_over(server.location, joining)
+        await send_record(server.location, joining)
     with pytest.raises(ReplacementError, match="different content on the new server"):
         await replace_member(url, old=four[2].location, new=four[3].location)
 

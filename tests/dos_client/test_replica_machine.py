@@ -94,7 +94,7 @@ class OneCopy(RuleBasedStateMachine):
                 case ReplicaEffect.DISCOUNT:
                     self.counted = None
                     self.filling = self.following = False
-                case ReplicaEffect.ASK_MEMBER | ReplicaEffect.FIND_DIGEST:
+                case ReplicaEffect.QUERY_MEMBER | ReplicaEffect.FIND_DIGEST:
                     self.asked = effect
                 case ReplicaEffect.FILL:
                     self.filling, self.following = True, False
@@ -138,7 +138,7 @@ class OneCopy(RuleBasedStateMachine):
     @rule()
     def the_digest_is_found(self) -> None:
         assert self.asked is not None, "it was asked for"
-        upto = len(self.history) if self.asked is ReplicaEffect.ASK_MEMBER else len(self.there)
+        upto = len(self.history) if self.asked is ReplicaEffect.QUERY_MEMBER else len(self.there)
         if self.there[:upto] == self.history[:upto]:
             self.handle(ReplicaAgreed(upto, self.view()))
         else:

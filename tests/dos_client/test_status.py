@@ -19,7 +19,7 @@ from dos_client.core.membership import ServerAnswer
 from dos_client.core.replacement import begin
 from dos_client.membership.status import StoreStatus, store_status
 from dos_client.sessions.connection import open_connection
-from dos_client.sessions.discovery import hand_over
+from dos_client.sessions.discovery import send_record
 from dos_protocol.errors import StaleGenerationError
 from dos_protocol.store_record import StoreRecord
 from tests.dos_client.records import record, server_id
@@ -152,7 +152,7 @@ async def test_a_stale_server_counts_only_when_it_has_the_record_in_use(
         await off(three[1])
         joining = begin(old, old.members[2], bytes.fromhex(new.server_id), new.location)
         for server in (three[0], three[2]):
-            await hand_over(server.location, joining)
+            await send_record(server.location, joining)
         await on(three[1])
         with pytest.raises(StaleGenerationError):
             async with open_connection(three[1].location, store_id=old.store_id, generation=2):

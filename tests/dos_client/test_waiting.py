@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dos_client import Claim, ObjectWriter, init_store, metrics
 from dos_client.core.claim import ClaimState
 from dos_client.core.waiting import MemberSeen, WaitBegan, WaitEnded, WaitTracker, waiting_reason
-from dos_client.limits import journal_lag_bytes_max, waiting_told_s
+from dos_client.limits import journal_lag_bytes_max, waiting_report_s
 from dos_client.sessions.connection import open_connection
 from dos_protocol.digests import prefix_digest
 from tests.dos_client.support import ThreadServer, caught_up, claimed, has, off, on, until, url_of
@@ -28,7 +28,7 @@ def test_waiting_is_reported_once_it_is_long_and_all_of_it_is_counted(looks: lis
         now += seconds
         this_time = this_time + seconds if before else 0.0
         total += seconds if before else 0.0
-        long = this_time >= waiting_told_s
+        long = this_time >= waiting_report_s
         expected: WaitBegan | WaitEnded | None = None
         if reason and not told and long:
             expected = WaitBegan(reason)
@@ -86,7 +86,7 @@ async def test_a_writer_that_waits_reports_it_once_and_says_when_it_continues(
             await until(lambda: has_all in metrics.text(), "the member that is there has all")
             check_status(claim, three)
             check_member_figures(three)
-            await until(lambda: claim.status().waiting_s > waiting_told_s, "it waits for long")
+            await until(lambda: claim.status().waiting_s > waiting_report_s, "it waits for long")
             await on(*three[:2])
             await writer.wait_synced(size)
             await until(lambda: claim.status().waiting == "", "it does not wait any more")

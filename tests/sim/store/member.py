@@ -199,7 +199,7 @@ class Link:
             except (BusyError, BeingAppendedError):
                 await self.claim.process.sleep(collect_pause_s)
             except (PoisonedError, UnsupportedError):
-                self._held.put_off(name)
+                self._held.postpone(name)
             except DosError:
                 break
             else:
@@ -238,7 +238,7 @@ class Link:
                     target.unsure.discard(self.server_id)
                     target.sizes.pop(self.server_id, None)
                     (target.spoiled if copy.replica.spoiled else target.without).add(self.server_id)
-                case ReplicaEffect.ASK_MEMBER:
+                case ReplicaEffect.QUERY_MEMBER:
                     target.unsure.add(self.server_id)
                     self._start(self._compare_there(copy, self.session))
                 case ReplicaEffect.FIND_DIGEST:
