@@ -158,12 +158,12 @@ class Store:
     async def read(
         self, directory: str, name: str, offset: int, max_bytes: int, *, committed: bool = False
     ) -> bytes:
-        """Read bytes of an object from any undamaged member. Hedged: if one is slow, another is also asked.
+        """Read bytes of an object from any undamaged member. Hedged: if one is slow, another is also queried.
 
         The bytes are durable on the member that returned them; a read is short only at that member's end.
         `committed`: they are on a quorum and verified against its digest; a read is short only at the end of
         what was acknowledged. Raises NotFoundError or PastEndError if F members report that, CorruptError if
-        members report it, QuorumUnavailableError or BrokenConnectionError if too few can be asked in time.
+        members report it, QuorumUnavailableError or BrokenConnectionError if too few answer in time.
         """
         check_numbers(offset=offset, max_bytes=max_bytes)
         reader = read_committed if committed else read_any
@@ -249,7 +249,7 @@ class Store:
         return await self.readers.session(member, directory).opened()
 
     def owed(self, member: Member, directory: str) -> int:
-        """Return how many answers that nobody waits for a reader session still owes."""
+        """Return how many answers to abandoned requests a reader session still has outstanding."""
         return self.readers.owed(member, directory)
 
     def is_connected(self, server_id: bytes) -> bool:
@@ -377,7 +377,7 @@ class Store:
     async def _all_members(
         self, query: Callable[[Member], Awaitable[None]], enough: Callable[[], bool]
     ) -> None:
-        """Ask all members at once. After enough have answered, the others get `answers_grace_s` more."""
+        """Query all members at once. After enough have answered, the others get `answers_grace_s` more."""
         check_run(self.run_token)
         done = trio.Event()
         remaining = len(self.record.members)

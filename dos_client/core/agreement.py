@@ -1,15 +1,16 @@
 """What members report of an object, and what a quorum agrees on. Pure: no I/O.
 
 Bytes that only one member holds may vanish in a take-over, and a disk may return bytes that were never
-written to it. So a reader that must be correct asks how far a *quorum* has the object, and with which prefix
-digest.
+written to it. So a reader that must be correct determines how far a *quorum* has the object, and with which
+prefix digest.
 
 **Committed**, for a reader of one object: the first `size` bytes are synced on Qa members (in each set, while
 a member joins), all of them with one prefix digest. Reasons why that is enough:
 
 - Sizes are reported only after a sync, and a copy never shrinks.
-- A later take-over of the directory asks F members after it has fenced them, so at least one of them reports
-  these bytes. It continues after them. If copies contradict each other, it refuses (docs/decisions/0014).
+- A later take-over of the directory queries F members after it has fenced them, so at least one of them
+  reports these bytes. It continues after them. If copies contradict each other, it refuses
+  (docs/decisions/0014).
 
 Members that have not answered count neither for nor against.
 """

@@ -194,8 +194,8 @@ class FenceReason(Enum):
     """What a FENCED error means for the writer that received it."""
 
     LOST = "another writer holds a higher epoch, or this one"
-    AGAIN = "only this session is superseded, by another of the same writer: claim again"
-    ASK = "the same epoch: ask who holds it, it may be this very writer's newer session"
+    RECLAIM = "only this session is superseded, by another of the same writer: claim again"
+    READ_HOLDER = "the same epoch: read who holds it, it may be this very writer's newer session"
     CLIMB = "the epoch is too far above the one held: claim in steps"
 
 
@@ -210,8 +210,8 @@ def judge_fenced(epoch: int, epoch_held: int, *, at_claim: bool) -> FenceReason:
     if epoch_held > epoch:
         return FenceReason.LOST
     if epoch_held == epoch:
-        return FenceReason.ASK if at_claim else FenceReason.AGAIN
-    return FenceReason.CLIMB if at_claim else FenceReason.AGAIN
+        return FenceReason.READ_HOLDER if at_claim else FenceReason.RECLAIM
+    return FenceReason.CLIMB if at_claim else FenceReason.RECLAIM
 
 
 def was_held_at_claim(

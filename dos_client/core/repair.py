@@ -96,7 +96,7 @@ def _damaged(
     if not _one_line(others, digests):
         return RepairRefused("the other copies contradict each other")
     goal = _longest(others)
-    assert goal is not None, "nobody covers anything alone"
+    assert goal is not None, "no copies cover nothing"
     return RepairPlan(old, goal, _holders(others, goal))
 
 
@@ -106,7 +106,7 @@ def _contradicted(
     if not _one_line(against, digests):
         return RepairRefused("the copies that contradict it contradict each other too")
     goal = _longest(against)
-    assert goal is not None, "nobody covers anything alone"
+    assert goal is not None, "no copies cover nothing"
     return RepairPlan(old, goal, _holders(against, goal), overwrite=True)
 
 

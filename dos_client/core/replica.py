@@ -9,8 +9,8 @@ sent, and nothing is sent twice. It also detects a copy with another history. By
 digest agreed, and only in the session in which it did.
 
 A replica outlives its sessions. Each attempt at a session begins with finding out how much of the object the
-writer's own machine has (memory, and a local copy that may be gone by now). Then the member is asked how much
-it has. The two sizes decide where the missing bytes come from.
+writer's own machine has (memory, and a local copy that may be gone by now). Then the member's size is read.
+The two sizes decide where the missing bytes come from.
 """
 
 from collections.abc import Callable, Iterable
@@ -28,7 +28,7 @@ class ReplicaState(Enum):
     DISCOVER_LOCAL_SIZE = "DISCOVER_LOCAL_SIZE"
     """No session. The writer finds out what its own machine has of the object before the next attempt."""
     ENTER = "ENTER"
-    """A session is being opened: the member is connected and asked to take the claim."""
+    """A session is being opened: the member is connected and the claim is sent to it."""
     DISCOVER_REMOTE_SIZE = "DISCOVER_REMOTE_SIZE"
     """The member holds the claim and reported its size. Its digest is being compared."""
     CATCH_UP = "CATCH_UP"
@@ -111,7 +111,7 @@ class CopyRelation(Enum):
 
     AGREES = "a prefix of what was written"
     DIFFERS = "not what was written"
-    QUERY_MEMBER = "longer than needed: ask it for the digest of that prefix"
+    QUERY_MEMBER = "longer than needed: request its digest of that prefix"
     QUERY_OTHERS = "shorter than the writer remembers: find the digest of that prefix elsewhere"
 
 
@@ -120,7 +120,7 @@ class ObjectGoal:
     """The end of an object.
 
     `sealed`: it ends exactly at `size`, and bytes after that do not exist (R6). Otherwise it is open, and
-    nobody but this writer can have written bytes after `size`.
+    only this writer can have written bytes after `size`.
     """
 
     size: int
@@ -231,7 +231,7 @@ class ReplicaEffect(Enum):
 
     COUNT = "the copy's `received` and `synced` count for the member from now on"
     DISCOUNT = "nothing of it counts any more"
-    QUERY_MEMBER = "ask the member for the digest at the goal; then Agreed or Differed"
+    QUERY_MEMBER = "request the digest at the goal from the member; then Agreed or Differed"
     FIND_DIGEST = "find the digest at `claimed.synced` here or elsewhere; then Agreed or Differed, and fill"
     FILL = "fill it from `sent` on, until Reached"
     FOLLOW = "send it what the window has from `sent` on"

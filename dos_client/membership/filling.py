@@ -4,7 +4,7 @@ The joining member gets everything that F old members hold, and the claims they 
 anywhere else. docs/decisions/0010 explains why this is safe.
 
 - Each directory is listed on F members that have the new generation. The longest copy of each of its objects
-  is *wanted*. If an object is deleted meanwhile (R14), F members are asked again.
+  is *wanted*. If an object is deleted meanwhile (R14), F members are queried again.
 - An active writer fills its own directory. A directory without one is filled here: in a session that claims
   the directory on the joining member, on that member alone, with the epoch and writer id that the old members
   hold.

@@ -1,6 +1,6 @@
 """Continue after more members were lost than the store tolerates, when a person accepts the loss.
 
-This module has the order of the steps. What is asked of the survivors, and done to them, is in `surviving`.
+This module has the order of the steps. The requests to the survivors, and their changes, are in `surviving`.
 
 1. The forced record is sent to the survivors until it counts. From then on they reject every session of an
    older one.

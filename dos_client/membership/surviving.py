@@ -1,6 +1,6 @@
 """What the survivors of a store have, the record forced on them, and making what is left usable.
 
-This module asks the survivors and changes them. The order of the steps is in `recovering` and `replacing`,
+This module queries the survivors and changes them. The order of the steps is in `recovering` and `replacing`,
 the choice of the forced record in `core.recovery`. docs/decisions/0013 explains the risks.
 """
 
@@ -123,7 +123,7 @@ def named(members: Iterable[Member]) -> list[str]:
 
 
 async def describe_loss(now: StoreSurvivors, seen: ServerSurvey, *, token: bytes, client: str) -> StoreLoss:
-    """Return what the survivors have. Each is asked alone, because they are too few for a quorum."""
+    """Return what the survivors have. Each is queried alone, because they are too few for a quorum."""
     copies_of: dict[str, list[tuple[int, tuple[ObjectInfo, ...]]]] = {}
     for member in now.present:
         try:

@@ -5,7 +5,7 @@ digest that is computed here equals it. Any member may supply the bytes, hedged.
 bytes is noted as different and is avoided. Pieces of different members cannot combine to a history that was
 never written, because each piece is verified as the continuation of the previous one.
 
-Cost: for each piece, usually 1 MiB, Qa members are asked for a digest, at the same time as the read. For a
+Cost: for each piece, usually 1 MiB, Qa members are queried for a digest, at the same time as the read. For a
 digest a member reads one or two extents. To begin inside an object, the digest of the preceding block
 boundary is requested first, and up to 64 KiB more are read.
 """

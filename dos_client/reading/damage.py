@@ -3,8 +3,9 @@
 It is used to report each copy once, to avoid it in reads, and to repair it. Callers note only what they have
 verified. Nothing is stored on disk; another client finds the damage itself.
 
-A note concerns one copy: one object on one member. A member with a noted copy is asked for that object only
-if no other member can answer. It is never asked if its bytes are *different*, because they would look sound.
+A note concerns one copy: one object on one member. A member with a noted copy is queried for that object only
+if no other member can answer. It is never queried if its bytes are *different*, because they would pass all
+checks of its server.
 """
 
 import logging

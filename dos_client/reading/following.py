@@ -1,10 +1,10 @@
 """Follow an object as it grows: return its committed bytes as they are committed, without end.
 
-Every member is asked to answer when it has more (GET with a wait). When Qa of them have more, the bytes are
-read and verified as for any other reader. A member that fails is asked again until it is back. The position
-of the follower is known by size and digest, so no failure causes a repeat or a gap.
+Every member gets a request that it answers when it has more (GET with a wait). When Qa of them have more, the
+bytes are read and verified as for any other reader. A member that fails is polled until it is back. The
+position of the follower is known by size and digest, so no failure causes a repeat or a gap.
 
-Members are asked only about bytes that the follower does not have yet, so a slow follower costs them nothing.
+Members are polled only for bytes that the follower does not have yet, so a slow follower costs them nothing.
 """
 
 from collections.abc import AsyncGenerator
@@ -40,7 +40,7 @@ class Growth:
     """What each member has of the object beyond the requested position, watched while this is entered.
 
     An `Extent` without end. Invariants: `_sizes` has what members reported under the record in use; a member
-    is not asked while its size is above `_position`.
+    is not polled while its size is above `_position`.
     """
 
     def __init__(self, store: ReadableStore, committed: CommittedReads, position: int = 0) -> None:
@@ -103,7 +103,7 @@ class Growth:
                 await trio.sleep(backoff_s(attempt, self._store.rng.random()))
 
     async def _poll(self, member: Member, sizes: dict[bytes, int]) -> bool:
-        """Ask one member for its size, to be answered when it is above the known one. Returns whether it
+        """Poll one member for its size, to be answered when it is above the known one. Returns whether it
         is.
         """
         known = sizes.get(member.server_id, self._position)

@@ -49,7 +49,7 @@ class MemberAnswers(Generic[T]):
                     return error
         return next(
             (error for error in errors if not isinstance(error, BrokenConnectionError)),
-            errors[0] if errors else QuorumUnavailableError("the store has no members to ask"),
+            errors[0] if errors else QuorumUnavailableError("the store has no members to query"),
         )
 
 
@@ -156,7 +156,7 @@ class _HedgedQuery(Generic[T]):
         return self._answers
 
     def _candidates(self, members: Sequence[Member]) -> list[Candidate]:
-        """Return the members to ask. Excludes members whose bytes look sound but differ, and those that owe
+        """Return the members to query. Excludes members whose bytes look sound but differ, and those that owe
         too many answers.
         """
         damage, candidates = self._store.damage, []

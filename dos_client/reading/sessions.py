@@ -139,7 +139,7 @@ class Readers:
             self._held_directories -= Counter([directory])  # removes the entry when its count is 0
 
     def owed(self, member: Member, directory: str) -> int:
-        """Return how many answers that nobody waits for the session still owes."""
+        """Return how many answers to abandoned requests the session still has outstanding."""
         session = self._sessions.get((member.server_id, directory))
         return 0 if session is None else session.owed
 
@@ -160,7 +160,7 @@ class ReadableStore(WitnessedStore, Protocol):
         ...
 
     def owed(self, member: Member, directory: str) -> int:
-        """Return how many answers that nobody waits for a reader session still owes."""
+        """Return how many answers to abandoned requests a reader session still has outstanding."""
         ...
 
     def is_connected(self, server_id: bytes) -> bool:

@@ -38,7 +38,7 @@ class Extent(Protocol):
 class Bookmark:
     """The position of one reader in one append-only object, up to which it knows the object to be committed.
 
-    A stream that begins there asks nothing about the earlier bytes, and does not read them again.
+    A stream that begins there sends no request about the earlier bytes, and does not read them again.
     """
 
     def __init__(self) -> None:

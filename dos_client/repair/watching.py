@@ -4,7 +4,7 @@ In its list of directories, a server marks those with a damaged copy. A store th
 that list from each member at intervals, opens the marked directories, and notes the damage that their servers
 report. From there `auto_repair` repairs it, as if a reader had found it.
 
-Members that are unavailable are asked again next time.
+Members that are unavailable are queried again at the next interval.
 """
 
 import logging
@@ -22,7 +22,7 @@ log: Final = logging.getLogger("dos.client")
 
 
 async def watch_for_damage(store: Store) -> None:
-    """Ask members for damage. Runs as a task: begins when the store is first claimed for writing, and ends
+    """Query members for damage. Runs as a task: begins when the store is first claimed for writing, and ends
     with the store.
 
     The pauses are random, so that many clients of one store do not repair the same copy at the same time.
@@ -33,7 +33,7 @@ async def watch_for_damage(store: Store) -> None:
             try:
                 await _check_member(store, member)
             except DosError as error:
-                log.debug("%s was not asked for damage: %s", member.address, error)
+                log.debug("%s was not queried for damage: %s", member.address, error)
         await trio.sleep(damage_watch_s * (0.5 + store.rng.random()))
 
 

@@ -124,8 +124,8 @@ class Connection(Requests):
 
     @property
     def owed(self) -> int:
-        """The number of late answers that nobody waits for any more. They are discarded when they arrive. A
-        GET that waits for more bytes is not late.
+        """The number of outstanding answers to abandoned requests. They are discarded when they arrive. A GET
+        that waits for more bytes is not counted.
         """
         return len(self._owed)
 
@@ -196,7 +196,7 @@ class Connection(Requests):
 
     async def _hello(self, token: bytes, store_id: bytes, generation: int, client: str) -> None:
         hello = Hello(PROTOCOL_VERSION, token, store_id, generation, client)
-        self.welcome = await self.ask(hello, Welcome, connect_timeout_s)
+        self.welcome = await self.call(hello, Welcome, connect_timeout_s)
         if self.welcome.payload_bytes_max < chunk_bytes_max:
             raise RemoteProtocolError(
                 f"{self.address} accepts at most {self.welcome.payload_bytes_max} bytes per frame, but this"
@@ -313,7 +313,7 @@ class Connection(Requests):
         self._quitting = True
         with trio.move_on_after(_quit_timeout_s):
             try:
-                await self.ask(Quit(), Bye, math.inf)
+                await self.call(Quit(), Bye, math.inf)
             except DosError as error:
                 log.debug("no BYE from %s: %s", self.address, error)
 

@@ -32,8 +32,8 @@ log: Final = logging.getLogger("dos.client")
 class MemberStatus:
     """One member as this client sees it.
 
-    - `state`, in plain words: in sync, catching up, comparing (its copies), entering (it is asked to take a
-      claim), unavailable, broken (a copy differs or its disk failed), joining.
+    - `state`, in plain words: in sync, catching up, comparing (its copies), entering (a claim was sent to
+      it), unavailable, broken (a copy differs or its disk failed), joining.
     - `lag_bytes`: bytes of this client's claims that the member lacks. `lag_s`: an upper bound, in seconds,
       for the age of the oldest of them.
     - `error`: why it is unavailable or broken, otherwise empty.

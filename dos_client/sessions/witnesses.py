@@ -71,7 +71,7 @@ class Witnesses:
 
     @contextmanager
     def joined(self, connection: Connection) -> Iterator[None]:
-        """Use this session to ask the member, as long as it lives. Raises RemoteProtocolError."""
+        """Use this session for requests about stamps, as long as it is open. Raises RemoteProtocolError."""
         one, welcome = connection.server_id, connection.welcome
         self._core.joined(one, *_of(welcome, connection.address))
         self.rolled_back.discard(one)
@@ -143,7 +143,7 @@ class Witnesses:
         live = [one for one in self._sessions.get(member, []) if one.failure is None]
         if not live:
             raise BrokenConnectionError(f"no session with {id_text(member)}")
-        return await live[0].ask(message, expected, witness_timeout_s)
+        return await live[0].call(message, expected, witness_timeout_s)
 
     def _went_back(self, member: bytes, error: RolledBackError) -> None:
         if member not in self.rolled_back:

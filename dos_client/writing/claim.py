@@ -131,7 +131,7 @@ class Claim:
     async def read(self, name: str, offset: int, max_bytes: int, member: bytes | None = None) -> bytes:
         """Read durable bytes of an object from `member` or the best one; short only at that member's end.
 
-        Hedged: if one is slow, another is also asked. A session that is being reconnected is waited for.
+        Hedged: if one is slow, another is also queried. A session that is being reconnected is waited for.
         Raises QuorumUnavailableError or BrokenConnectionError if no claimed member can answer for
         `read_timeout_s`, otherwise the errors of the members.
         """

@@ -1,7 +1,7 @@
 """Read through a claim's own sessions what its members hold durably.
 
-This module selects the members to ask and supplies the sessions. Hedging and the evaluation of answers are in
-`reading/member_queries` and `reading/store_reads`.
+This module selects the members to query and supplies the sessions. Hedging and the evaluation of answers are
+in `reading/member_queries` and `reading/store_reads`.
 """
 
 import trio
@@ -75,8 +75,8 @@ class ClaimReads:
         return max(known, info.synced if info is not None else 0)
 
     def _readers(self, name: str, end: int, only: bytes | None) -> list[list[Member]]:
-        """Return connected members in the order to ask them: first those that have the object up to `end`, of
-        these those whose digest agreed with this claim's, then the others, longest first.
+        """Return connected members in the order to query them: first those that have the object up to `end`,
+        of these those whose digest agreed with this claim's, then the others, longest first.
         """
         claim = self._claim
 

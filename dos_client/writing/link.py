@@ -5,9 +5,9 @@ answers mean is decided in `core`: `admission` (is it the member?) and `claim` (
 a session does for the objects of the claim is in `copies`.
 
 A link is one task. It connects, is admitted, claims, and compares every object that the claim knows. Then the
-session's writer task asks `copies` for bytes whenever the socket accepts more, and durability acks update
-`target`. Nothing waits for a link: a member that does not respond keeps its own bytes in the window and
-delays no other member.
+session's writer task requests bytes from `copies` whenever the socket accepts more, and durability acks
+update `target`. Nothing waits for a link: a member that does not respond keeps its own bytes in the window
+and delays no other member.
 
 When the session ends, for any reason, the link waits with backoff and jitter, and connects again. Only a
 FENCED error that shows a newer claim ends the claim. To keep the log short, it has a line when a member
@@ -165,7 +165,7 @@ class MemberLink:
             match judge_fenced(claim.epoch, error.epoch_held, at_claim=True):
                 case FenceReason.CLIMB:
                     return await self._climb(connection, error.epoch_held)
-                case FenceReason.ASK:
+                case FenceReason.READ_HOLDER:
                     holder = await connection.open_directory(claim.directory)
                     if (holder.epoch, holder.writer_id) == (claim.epoch, claim.writer_id):
                         raise BrokenConnectionError(

@@ -21,13 +21,13 @@ async def ports_of(kind: str) -> AsyncIterator[Ports]:
         yield OPERATING_SYSTEM
         return
     timers = MemoryTimers()
-    takes_s = (0.001, 0.002) if kind == "memory, slow" else (0.0, 0.0)
+    durations_s = (0.001, 0.002) if kind == "memory, slow" else (0.0, 0.0)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(timers.run)
         if kind == "memory on epoll":
             yield MemoryPorts(timers, make_rounds=lambda _: Readiness())
         else:
-            yield MemoryPorts(timers, takes_s=lambda: takes_s)
+            yield MemoryPorts(timers, durations_s=lambda: durations_s)
         nursery.cancel_scope.cancel()
 
 
@@ -90,8 +90,8 @@ async def test_what_is_asked_for_begins_when_its_owner_reports_it(kind: str) -> 
     async with ports_of(kind) as ports:
         rounds = ports.rounds()
         workers: Any = ports.workers(work, heard.append, rounds, 1)
-        workers.ask("a")
-        workers.ask("b")
+        workers.submit("a")
+        workers.submit("b")
         async with running(rounds):
             await trio.sleep(0.01)
             assert not begun

@@ -127,10 +127,10 @@ def test_in_any_order_of_events_held_means_a_quorum_is_live_and_lost_stays_lost(
     [
         (6, True, FenceReason.LOST),
         (6, False, FenceReason.LOST),
-        (5, True, FenceReason.ASK),
-        (5, False, FenceReason.AGAIN),
+        (5, True, FenceReason.READ_HOLDER),
+        (5, False, FenceReason.RECLAIM),
         (4, True, FenceReason.CLIMB),
-        (4, False, FenceReason.AGAIN),
+        (4, False, FenceReason.RECLAIM),
     ],
 )
 def test_what_fenced_means_to_epoch_5(held: int, at_claim: bool, meaning: FenceReason) -> None:

@@ -19,7 +19,7 @@ from dos_protocol import messages as m
 from dos_protocol.digests import prefix_digest
 from dos_protocol.store_record import Member, StoreRecord, encode_store_record
 from dos_server.core import vocabulary as v
-from dos_server.core.index import ExtentPlace
+from dos_server.core.index import ExtentStart
 from dos_server.core.records import ClaimRecord, ObjectMark, encode_mark
 from dos_server.core.recovery_scan import RecoveredObject
 from dos_server.storage import Storage
@@ -95,7 +95,7 @@ def started_on(disk: FakeDisk) -> Started:
     loaded = storage.load("dir")
     assert not loaded.problem, loaded.problem
     found = loaded.objects["obj"]
-    read = v.ReadData(1, 1, "dir", "obj", ExtentPlace(0, 0), 0, found.size)
+    read = v.ReadData(1, 1, "dir", "obj", ExtentStart(0, 0), 0, found.size)
     got = storage.read(read)
     served = got.data
     if got.damaged_at is not None:

@@ -181,9 +181,9 @@ def agrees(root: Path, copy: Path, where: str) -> Severity | None:
 def read_through(storage: Storage, size: int) -> int | None:
     """Where reading all of the object finds damage."""
     from dos_server.core import vocabulary as v
-    from dos_server.core.index import ExtentPlace
+    from dos_server.core.index import ExtentStart
 
-    return storage.read(v.ReadData(0, 0, "dir", "a", ExtentPlace(0, 0), 0, size)).damaged_at
+    return storage.read(v.ReadData(0, 0, "dir", "a", ExtentStart(0, 0), 0, size)).damaged_at
 
 
 @pytest.mark.parametrize("parts", [PARTS, LARGE], ids=["small", "large"])

@@ -242,7 +242,7 @@ def test_any_file_with_a_zero_tail_returns_whole_and_digests_any_prefix(
     assert found.letter == ("B" if zeros else "A")
     assert (found.size, found.fold.value) == (len(content), prefix_digest(content))
     at = min(ask, len(content))
-    fold = prefix_fold(lambda p, n: file[p : p + n], SEED, found.index.fold_places(at), at)
+    fold = prefix_fold(lambda p, n: file[p : p + n], SEED, found.index.fold_starts(at), at)
     assert fold.value == prefix_digest(content[:at])
 
 

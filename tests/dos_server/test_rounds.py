@@ -79,7 +79,7 @@ class Waits:
     lacks_bytes: int
     delivered: bool = False
 
-    def has_room(self) -> None:
+    def on_room(self) -> None:
         self.woken.append(self.name)
 
 

@@ -238,7 +238,7 @@ class Many(Harness):
 def test_a_round_sees_every_object_once_from_a_chance_directory_on_and_leaves_no_directory_in_memory(
     chance: float, first: int
 ) -> None:
-    server = Many(5, PLAN._replace(chance=chance))
+    server = Many(5, PLAN._replace(start_fraction=chance))
     began = server.now
     assert one_round(server) == server.names(first, 5)
     assert server.core._tables.directories == {}

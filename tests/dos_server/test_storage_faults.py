@@ -11,8 +11,8 @@ from dos_protocol.errors import ErrorCode
 from dos_server.core import vocabulary as v
 from dos_server.core.extent import object_seed
 from dos_server.core.scrub import ScrubPlan
+from dos_server.disk_errors import failure_of
 from dos_server.limits import again_seconds
-from dos_server.troubles import trouble_of
 from tests.dos_server.test_mending import LONGER, World
 from tests.dos_server.test_recovery import extents_of
 from tests.support.core_harness import Harness
@@ -277,9 +277,9 @@ def test_a_claim_that_cannot_be_stored_now_is_granted_when_it_is_asked_again(met
 
 
 def test_every_error_number_has_one_meaning_and_an_unknown_one_is_the_disks() -> None:
-    meanings = {number: trouble_of(OSError(number, "")) for number in errno.errorcode}
+    meanings = {number: failure_of(OSError(number, "")) for number in errno.errorcode}
     assert meanings[errno.ENOSPC] is meanings[errno.EDQUOT] is v.DiskFailure.NO_SPACE
-    assert {meanings[number] for number in PASSING} == {v.DiskFailure.PASSES}
+    assert {meanings[number] for number in PASSING} == {v.DiskFailure.TEMPORARY}
     for number in (errno.EIO, errno.EROFS, errno.ENOENT, errno.EBADF, errno.EISDIR, errno.ELOOP):
         assert meanings[number] is v.DiskFailure.FAILED
-    assert trouble_of(OSError("no number")) is v.DiskFailure.FAILED
+    assert failure_of(OSError("no number")) is v.DiskFailure.FAILED

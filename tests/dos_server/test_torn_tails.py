@@ -13,7 +13,7 @@ from dos_protocol.errors import ErrorCode
 from dos_protocol.limits import MIB
 from dos_server.core.extent import object_seed
 from dos_server.core.records import ObjectMark, encode_mark
-from dos_server.limits import space_look_seconds, tail_tries_seconds_max
+from dos_server.limits import space_check_seconds, tail_tries_seconds_max
 from tests.dos_server.test_recovery import extents_of
 from tests.support.core_harness import Harness
 from tests.support.fake_disk import FakeDisk
@@ -49,7 +49,7 @@ def without_room(tail: bytes = TORN, mark: ObjectMark | None = None) -> Harness:
 def room(server: Harness, total_bytes: int = TOTAL) -> None:
     """There is so much space, and the server looks, a second later."""
     server.disk.space = total_bytes
-    server.now += space_look_seconds
+    server.now += space_check_seconds
     server.look_at_space()
 
 

@@ -24,7 +24,7 @@ class Package(NamedTuple):
 
 STORAGE_SHELL = (
     "storage", "stored_reads", "small_files", "side_files", "removal", "marks", "open_files", "disk",
-    "troubles", "loading",
+    "disk_errors", "loading",
 )  # fmt: skip
 
 PACKAGES: dict[str, Package] = {

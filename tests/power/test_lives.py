@@ -89,7 +89,7 @@ def _short_write_counts_as_whole(patch: pytest.MonkeyPatch) -> None:
 
 
 def _want_of_descriptors_poisons(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("dos_server.storage.came_before_sync", lambda error: False)
+    patch.setattr("dos_server.storage.preceded_sync", lambda error: False)
 
 
 def _entry_is_not_synced(patch: pytest.MonkeyPatch) -> None:
@@ -104,7 +104,7 @@ def _removal_that_was_put_off_is_begun_anew(patch: pytest.MonkeyPatch) -> None:
 def _sync_that_was_not_tried_is_acknowledged(patch: pytest.MonkeyPatch) -> None:
     def sync(self: Storage, effect: v.Sync) -> v.DiskFailure:
         trouble = original(self, effect)
-        return v.DiskFailure.NONE if trouble is v.DiskFailure.PASSES else trouble
+        return v.DiskFailure.NONE if trouble is v.DiskFailure.TEMPORARY else trouble
 
     original = Storage.sync
     patch.setattr(Storage, "sync", sync)
