@@ -5,6 +5,7 @@ something has happened. `tests/support/proxy.py` is the unreliable network.
 """
 
 import secrets
+import shutil
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -45,6 +46,9 @@ class ThreadServer:
     def restart(self) -> None:
         self._server.stop()
         self._server = embedded.start(self.data, port=self.address[1])
+
+
+Threads = list[ThreadServer]
 
 
 @contextmanager
@@ -153,3 +157,30 @@ async def damage(
             await connection.open_directory(directory)
             with pytest.raises(CorruptError):
                 await connection.get(name, 0, 1 << 20)
+
+
+def record_of(number: int) -> bytes:
+    """A record that is unlike every other, about 1000 bytes."""
+    return b"%08d" % number * 125
+
+
+async def write_idle(url: str, directory: str, epoch: int, *contents: bytes) -> None:
+    """A directory with objects o0, o1, ... whose writer is gone."""
+    async with open_store(url) as store, await store.claim(directory, epoch, new_writer()) as claim:
+        for number, content in enumerate(contents):
+            writer = claim.open_object(f"o{number}")
+            await writer.wait_synced(writer.append(content))
+        await caught_up(store)
+
+
+async def wipe(*servers: ThreadServer) -> None:
+    """The servers stop and lose their data directories."""
+    await off(*servers)
+    for server in servers:
+        shutil.rmtree(server.data)
+
+
+async def connect_as(server: ThreadServer, store_id: bytes, generation: int) -> None:
+    """Raises as a member of the store would."""
+    async with open_connection(server.location, store_id=store_id, generation=generation):
+        pass

@@ -25,9 +25,8 @@ from dos_protocol.digests import PrefixDigest, prefix_digest
 from dos_protocol.errors import CorruptError, NotFoundError, PastEndError
 from dos_protocol.limits import digest_block_bytes
 from dos_protocol.store_record import Member, MemberState, StoreRecord, claims_needed
-from tests.dos_client.support import ThreadServer, claimed, has, until, url_of
+from tests.dos_client.support import Threads, ThreadServer, claimed, has, until, url_of
 
-Threads = list[ThreadServer]
 IDS = [bytes([number]) * 16 for number in range(1, 6)]
 PIECE = 1 << 20
 

@@ -12,12 +12,11 @@ from dos_client.limits import answers_owed_max, hedge_burst, hedge_share, read_t
 from dos_client.live_store import Store
 from dos_client.reading.member_queries import MemberAnswers, MemberQuery, query_members
 from dos_client.sessions.connection import Connection
-from tests.dos_client.support import ThreadServer, claimed, has, until, url_of
+from tests.dos_client.support import Threads, ThreadServer, claimed, has, until, url_of
 from tests.support.proxy import Way, proxies
 from tests.support.servers import ServerProcess, three_servers  # noqa: F401
 
 pytestmark = pytest.mark.trio
-Threads = list[ThreadServer]
 SIZE = 65_536
 SLOW_S = 0.25
 """Far more than a read takes here even on a busy machine, far less than a stopped member would make it."""

@@ -20,11 +20,10 @@ from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import PoisonedError
 from journal.scratch import ScratchCopy
 from tests.dos_client.records import record
-from tests.dos_client.support import ThreadServer, claimed, content_of, has, off, on, until, url_of
+from tests.dos_client.support import Threads, ThreadServer, claimed, content_of, has, off, on, until, url_of
 from tests.support.proxy import Way, proxies
 from tests.support.servers import ServerProcess, three_servers  # noqa: F401
 
-Threads = list[ThreadServer]
 BLOCK = bytes(range(256)) * 256
 TOTAL = 2 * window_bytes_max + 5 * len(BLOCK) + 1_000
 

@@ -11,10 +11,8 @@ import pytest
 from dos_client import init_store
 from dos_client.core.replica import ReplicaState
 from dos_protocol.vocabulary import DurabilityAck, Opcode
-from tests.dos_client.support import ThreadServer, claimed, has, until
+from tests.dos_client.support import Threads, claimed, has, until
 from tests.support.proxy import Way, proxies
-
-Threads = list[ThreadServer]
 
 
 def url_through(between: list) -> str:

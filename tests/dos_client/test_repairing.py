@@ -12,9 +12,9 @@ from dos_client.repair.repairing import RepairOutcome, RepairReport, repair_obje
 from dos_client.repair.verifying import verify_store
 from dos_client.repair.walking import StoreWalk
 from dos_protocol.errors import BrokenConnectionError
-from tests.dos_client.support import claimed, content_of, damage, has, off, on, until, url_of
+from tests.dos_client.support import Threads, claimed, content_of, damage, has, off, on, until, url_of
 from tests.dos_client.test_cli import dos
-from tests.dos_client.test_verifying import CONTENT, Threads, behind_the_stores_back, filled, told, verified
+from tests.dos_client.test_verifying import CONTENT, behind_the_stores_back, filled, told, verified
 from tests.support.v0_client import V0Connection
 
 

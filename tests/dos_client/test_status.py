@@ -23,11 +23,10 @@ from dos_client.sessions.discovery import send_record
 from dos_protocol.errors import StaleGenerationError
 from dos_protocol.store_record import StoreRecord
 from tests.dos_client.records import record, server_id
-from tests.dos_client.support import ThreadServer, claimed, damage, off, on, until, url_of
+from tests.dos_client.support import Threads, ThreadServer, claimed, damage, off, on, until, url_of
 from tests.dos_client.test_cli import dos
 from tests.dos_client.test_verifying import CONTENT, filled
 
-Threads = list[ThreadServer]
 G1 = record("abc", 2)
 
 

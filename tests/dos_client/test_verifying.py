@@ -9,6 +9,7 @@ from dos_client import QuorumUnavailableError, connect, init_store, open_store
 from dos_client.core.comparing import CopyState
 from dos_client.repair.verifying import VerifyProgress, VerifyReport, verify_store
 from tests.dos_client.support import (
+    Threads,
     ThreadServer,
     claimed,
     damage,
@@ -20,7 +21,6 @@ from tests.dos_client.support import (
 )
 from tests.dos_client.test_cli import dos
 
-Threads = list[ThreadServer]
 CONTENT = bytes(range(256)) * 1_000
 
 

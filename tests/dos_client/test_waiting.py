@@ -14,9 +14,7 @@ from dos_client.core.waiting import MemberSeen, WaitBegan, WaitEnded, WaitTracke
 from dos_client.limits import journal_lag_bytes_max, waiting_report_s
 from dos_client.sessions.connection import open_connection
 from dos_protocol.digests import prefix_digest
-from tests.dos_client.support import ThreadServer, caught_up, claimed, has, off, on, until, url_of
-
-Threads = list[ThreadServer]
+from tests.dos_client.support import Threads, ThreadServer, caught_up, claimed, has, off, on, until, url_of
 
 
 @given(st.lists(st.tuples(st.sampled_from(["", "this", "that"]), st.integers(0, 9)), max_size=20))

@@ -13,7 +13,7 @@ from dos_server.core.extent import object_seed
 from dos_server.core.scrub import ScrubPlan
 from dos_server.disk_errors import failure_of
 from dos_server.limits import again_seconds
-from tests.dos_server.test_mending import LONGER, World
+from tests.dos_server.store_member import LONGER, StoreMember
 from tests.dos_server.test_recovery import extents_of
 from tests.support.core_harness import Harness
 from tests.support.fake_disk import FakeDisk
@@ -86,28 +86,28 @@ def test_a_file_whose_sync_failed_is_never_synced_again_not_even_at_the_end() ->
 
 def test_a_new_copy_is_synced_by_the_handle_that_wrote_it() -> None:
     """A write-back error is reported to handles that were open then, and to no later one."""
-    world = World()
-    world.rot(150_000)
-    before = len(world.disk.calls)
-    assert isinstance(world.repair(world.reader(), LONGER, old=world.inspect(), chunk=50_000), m.RepairAck)
-    calls = [method for method, path in world.disk.calls[before:] if ".mend." in path]
+    member = StoreMember()
+    member.rot(150_000)
+    before = len(member.disk.calls)
+    assert isinstance(member.repair(member.reader(), LONGER, old=member.inspect(), chunk=50_000), m.RepairAck)
+    calls = [method for method, path in member.disk.calls[before:] if ".mend." in path]
     assert calls.count("open") == 1
     assert calls.count("write") == 7
     assert calls.index("close") > calls.index("sync")
-    assert not any(".mend." in path for _, path in world.disk._handles.values())
+    assert not any(".mend." in path for _, path in member.disk._handles.values())
 
 
 def test_a_new_copy_that_nobody_wants_any_more_is_closed_and_gone() -> None:
-    world = World()
-    world.rot(150_000)
-    old, reader = world.inspect(), world.reader()
+    member = StoreMember()
+    member.rot(150_000)
+    old, reader = member.inspect(), member.reader()
     digest = prefix_digest(LONGER)
     first = m.RepairChunk("o", 0, len(LONGER), digest, old.synced, old.digest, overwrite=False, payload=b"x")
-    assert isinstance(world.ask(reader, first), m.RepairAck)
-    assert any(".mend." in path for _, path in world.disk._handles.values())
-    world.end(reader)
-    assert not any(".mend." in path for _, path in world.disk._handles.values())
-    assert not any(name.startswith(".mend.") for name in world.folder)
+    assert isinstance(member.ask(reader, first), m.RepairAck)
+    assert any(".mend." in path for _, path in member.disk._handles.values())
+    member.end(reader)
+    assert not any(".mend." in path for _, path in member.disk._handles.values())
+    assert not any(name.startswith(".mend.") for name in member.folder)
 
 
 def test_a_torn_tail_without_room_for_its_copy_stays_and_what_is_below_it_is_served() -> None:
@@ -228,14 +228,14 @@ def test_a_directory_that_cannot_be_opened_now_is_opened_when_the_cause_has_pass
 
 
 def test_the_scrub_continues_past_a_directory_that_cannot_be_opened_now() -> None:
-    world = World(scrub=ScrubPlan(1e9, 0.0, 0.0))
-    world.storage.stop()
-    world.start()
-    world.disk.fail("names", errno.EACCES, nth=1)
+    member = StoreMember(scrub=ScrubPlan(1e9, 0.0, 0.0))
+    member.storage.stop()
+    member.start()
+    member.disk.fail("names", errno.EACCES, nth=1)
     for _ in range(40):
-        world.scrub_on()
-        world.settle()
-    assert any("1 objects" in text for text in world.told), world.told
+        member.scrub_on()
+        member.settle()
+    assert any("1 objects" in text for text in member.told), member.told
 
 
 @pytest.mark.parametrize("error", [errno.EMFILE, errno.EACCES])
