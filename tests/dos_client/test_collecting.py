@@ -166,7 +166,7 @@ async def test_a_member_is_replaced_while_a_writer_takes_objects_away(
         await off(three[2])
         begun = trio.Event()
 
-        def told(progress: ReplaceProgress) -> None:
+        def on_progress(progress: ReplaceProgress) -> None:
             if progress.bytes_done > 1_000_000:
                 begun.set()
 
@@ -180,6 +180,6 @@ async def test_a_member_is_replaced_while_a_writer_takes_objects_away(
                     await until_names([three[0], three[1], new], {"new"})
 
             url = url_of(three)
-            await replace_member(url, old=three[2].location, new=new.location, progress=told)
+            await replace_member(url, old=three[2].location, new=new.location, progress=on_progress)
             begun.set()
         await has(new, "d", "new", b"z" * 400_000)

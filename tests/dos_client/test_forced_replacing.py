@@ -83,12 +83,12 @@ async def test_a_forced_replacement_that_was_interrupted_continues(five: Threads
     await init_store(url)
     await write_idle(url, "idle", 3, CONTENT)
     await off(gone)
-    told = 0
+    reports = 0
 
     def stop(now: object) -> None:
-        nonlocal told
-        told += getattr(now, "phase", "") == phase
-        if told == 1:
+        nonlocal reports
+        reports += getattr(now, "phase", "") == phase
+        if reports == 1:
             scope.cancel()
 
     with trio.CancelScope() as scope:

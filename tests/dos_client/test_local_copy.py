@@ -100,8 +100,8 @@ async def test_a_local_copy_that_is_not_the_writers_is_noticed_and_the_members_a
             await has(three[2], "d", "x", CONTENT)
         assert filled(store, three[2], "member") > 0
         assert filled(store, three[2], "local") <= (0 if how in ("wiped", "stale") else TOTAL // 2)
-        said = [one.getMessage() for one in caplog.records if "the local copy of x" in one.getMessage()]
-        assert len(said) == (how != "wiped"), "noticed once, and not asked again"
+        messages = [one.getMessage() for one in caplog.records if "the local copy of x" in one.getMessage()]
+        assert len(messages) == (how != "wiped"), "noticed once, and not asked again"
 
 
 def spoil(path: Path, how: str) -> None:

@@ -11,20 +11,16 @@ import pytest
 from dos_client import init_store
 from dos_client.core.replica import ReplicaState
 from dos_protocol.vocabulary import DurabilityAck, Opcode
-from tests.dos_client.support import Threads, claimed, has, until
+from tests.dos_client.support import Threads, claimed, has, until, url_of
 from tests.support.proxy import Way, proxies
-
-
-def url_through(between: list) -> str:
-    return "dos://" + ",".join(proxy.location for proxy in between)
 
 
 @pytest.mark.trio
 async def test_bytes_acknowledged_to_nobody_exist_once_and_are_sent_once(three: Threads) -> None:
     # EVIDENCE-OF: P-3, P-10
     async with proxies(three) as between:
-        await init_store(url_through(between))
-        async with claimed(three, url=url_through(between)) as (store, claim):
+        await init_store(url_of(between))
+        async with claimed(three, url=url_of(between)) as (store, claim):
             writer = claim.open_object("x")
             await writer.wait_synced(writer.append(b"one "))
             for server in three:
@@ -48,8 +44,8 @@ async def test_many_lost_answers_on_any_member_leave_one_copy_of_every_record(th
     # EVIDENCE-OF: P-2, P-3, P-10
     rng, content = random.Random(7), b""
     async with proxies(three) as between:
-        await init_store(url_through(between))
-        async with claimed(three, url=url_through(between)) as (store, claim):
+        await init_store(url_of(between))
+        async with claimed(three, url=url_of(between)) as (store, claim):
             writer = claim.open_object("x")
             for number in range(40):
                 for proxy in between:
@@ -80,8 +76,8 @@ async def test_a_claim_whose_answer_is_lost_is_taken_again_by_the_same_writer(
 ) -> None:
     # EVIDENCE-OF: P-4, P-10
     async with proxies(three) as between:
-        await init_store(url_through(between))
-        async with claimed(three, url=url_through(between)) as (_, claim):
+        await init_store(url_of(between))
+        async with claimed(three, url=url_of(between)) as (_, claim):
             writer = claim.open_object("x")
             await writer.wait_synced(writer.append(b"before "))
             lost = [proxy.drop_reply(loses, client="") for proxy in between]
@@ -104,8 +100,8 @@ async def test_a_watermark_of_a_session_that_another_store_record_has_ended_coun
     run. Of the members of the new record nobody has told anything yet (docs/decisions/0010, `tell_again`)."""
     # EVIDENCE-OF: P-4
     async with proxies(three) as between:
-        await init_store(url_through(between))
-        async with claimed(three, url=url_through(between)) as (_, claim):
+        await init_store(url_of(between))
+        async with claimed(three, url=url_of(between)) as (_, claim):
             writer = claim.open_object("x")
             await writer.wait_synced(writer.append(b"before "))
             links = list(claim.links())

@@ -41,7 +41,7 @@ async def test_a_dead_member_is_replaced_under_a_live_writer(four: Threads) -> N
     big = bytes(range(256)) * 6_000
     await write_idle(url, "idle", 3, big, b"", b"small")
     await write_idle(url, "idle", 4, *[])
-    told: list[ReplaceProgress] = []
+    reports: list[ReplaceProgress] = []
     async with claimed(four[:3], "live") as (store, claim):
         before = claim.open_object("before")
         await before.wait_synced(before.append(b"b" * 100_000))
@@ -58,7 +58,7 @@ async def test_a_dead_member_is_replaced_under_a_live_writer(four: Threads) -> N
         async with trio.open_nursery() as nursery:
             nursery.start_soon(write)
             record = await replace_member(
-                url, old=four[2].location, new=four[3].location, progress=told.append
+                url, old=four[2].location, new=four[3].location, progress=reports.append
             )
             size = writer.synced
             await until(lambda: store.record == record, "the writer is at the new generation")
@@ -76,9 +76,9 @@ async def test_a_dead_member_is_replaced_under_a_live_writer(four: Threads) -> N
     assert await content_of(four[3], "idle", "o0") == big
     assert await content_of(four[3], "idle", "o2") == b"small"
     assert await content_of(four[3], "live", "before") == b"b" * 100_000
-    assert [one.phase for one in told][-1] == "done"
-    assert told[-1].bytes_done >= len(big)
-    assert told[-1].directories == told[-1].directories_done == 3
+    assert [one.phase for one in reports][-1] == "done"
+    assert reports[-1].bytes_done >= len(big)
+    assert reports[-1].directories == reports[-1].directories_done == 3
     assert await replace_member(url, old=four[2].location, new=four[3].location) == record
 
 
@@ -108,7 +108,7 @@ async def test_a_new_server_that_loses_its_disk_while_it_is_filled_is_not_waited
     await off(four[2])
     wiped = False
 
-    def tell(progress: ReplaceProgress) -> None:
+    def on_progress(progress: ReplaceProgress) -> None:
         nonlocal wiped
         if progress.phase == "filling" and progress.bytes_done > 0 and not wiped:
             wiped = True
@@ -117,7 +117,7 @@ async def test_a_new_server_that_loses_its_disk_while_it_is_filled_is_not_waited
             four[3].restart()
 
     with trio.fail_after(PATIENCE_S), pytest.raises(ReplacementError, match="its disk was wiped"):
-        await replace_member(url, old=four[2].location, new=four[3].location, progress=tell)
+        await replace_member(url, old=four[2].location, new=four[3].location, progress=on_progress)
     record = await replace_member(url, old=four[2].location, new=four[3].location)
     assert [one.server_id.hex() for one in record.members] == [
         one.server_id for one in (four[0], four[1], four[3])
@@ -138,7 +138,7 @@ async def test_a_member_that_loses_its_disk_while_it_is_copied_from_holds_nothin
     four[1].restart()
     wiped = False
 
-    def tell(progress: ReplaceProgress) -> None:
+    def on_progress(progress: ReplaceProgress) -> None:
         nonlocal wiped
         if progress.phase == "filling" and progress.bytes_done > 0 and not wiped:
             wiped = True
@@ -147,7 +147,7 @@ async def test_a_member_that_loses_its_disk_while_it_is_copied_from_holds_nothin
             four[lost].restart()
 
     with trio.fail_after(PATIENCE_S):
-        record = await replace_member(url, old=four[2].location, new=four[3].location, progress=tell)
+        record = await replace_member(url, old=four[2].location, new=four[3].location, progress=on_progress)
     assert wiped
     assert four[3].server_id in [one.server_id.hex() for one in record.members]
     assert await content_of(four[3], "idle", "o0") == data

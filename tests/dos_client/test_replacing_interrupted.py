@@ -44,13 +44,13 @@ async def test_interrupted_anywhere_it_continues_where_it_was(four: Threads, pha
         with trio.CancelScope() as scope:
             seen = 0
 
-            def tell(progress: ReplaceProgress) -> None:
+            def on_progress(progress: ReplaceProgress) -> None:
                 nonlocal seen
                 seen += progress.phase == phase
                 if seen == calls:  # noqa: B023
                     scope.cancel()
 
-            await replace_member(url, old=four[2].location, new=four[3].location, progress=tell)
+            await replace_member(url, old=four[2].location, new=four[3].location, progress=on_progress)
             break
     record = await replace_member(url, old=four[2].location, new=four[3].location)
     assert record.generation == 3

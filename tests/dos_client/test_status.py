@@ -83,12 +83,12 @@ async def swapped(servers: Threads) -> None:
     await on(one, two)
 
 
-async def away(servers: Threads) -> None:
+async def stopped(servers: Threads) -> None:
     await off(servers[2])
 
 
 @pytest.mark.trio
-@pytest.mark.parametrize("happens", [wiped, foreign, swapped, away])
+@pytest.mark.parametrize("happens", [wiped, foreign, swapped, stopped])
 async def test_who_is_not_the_member_never_counts(
     three: Threads, happens: Callable[[Threads], Awaitable[None]]
 ) -> None:
@@ -117,7 +117,7 @@ async def test_the_status_names_each_of_them(three: Threads) -> None:
     for happens, condition in (
         (wiped, Condition.WIPED),
         (foreign, Condition.FOREIGN),
-        (away, Condition.UNAVAILABLE),
+        (stopped, Condition.UNAVAILABLE),
     ):
         await happens(three)
         status = await store_status(addresses)

@@ -185,8 +185,8 @@ async def test_a_server_that_went_back_under_a_living_writer_is_filled_or_said_t
             await put_back_an_older_copy(one, image)
         final = "in sync" if went_back < 3 else "broken"
         await all_are(claim, three, final)
-        said = f"has {len(CONTENT)} bytes of d/x, but had acknowledged {size}"
-        assert sum(said in one.getMessage() for one in caplog.records) == went_back
+        reason = f"has {len(CONTENT)} bytes of d/x, but had acknowledged {size}"
+        assert sum(reason in one.getMessage() for one in caplog.records) == went_back
         position = writer.append(b", and more")
         if went_back < 3:
             await writer.wait_synced(position)

@@ -176,7 +176,7 @@ def test_damage_that_is_found_while_a_sync_runs_is_remembered_and_nothing_above_
     server, writer, reader = with_reader(CONTENT[:100_000])
     for start in (100_000, 200_000):
         server.ask(writer, append(CONTENT[:start], CONTENT[start : start + 100_000]))
-    told = server.unasked(writer, m.DurabilityAck)
+    acks = server.unasked(writer, m.DurabilityAck)
     appending = server.send(writer, append(CONTENT, b"more"))
     server.disk.write(server.disk.open("d/dir/o", create=False), 64 + 100_000 + 70, [b"?"])
     reading = server.send(reader, m.Get("o", 100_000, 100))
@@ -186,7 +186,7 @@ def test_damage_that_is_found_while_a_sync_runs_is_remembered_and_nothing_above_
     server.settle()
     answer = server.answer(writer, appending)
     assert (code_of(answer), answer.actual) == (ErrorCode.CORRUPT, 100_000)
-    assert server.unasked(writer, m.DurabilityAck) == told, "a reported size covers everything below it"
+    assert server.unasked(writer, m.DurabilityAck) == acks, "a reported size covers everything below it"
     server.disk.kill()
     server.start()
     again = server.connect()

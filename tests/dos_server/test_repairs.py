@@ -146,8 +146,8 @@ def test_the_writer_is_told_to_claim_again_and_to_compare() -> None:
     member.rot(150_000)
     writer = member.writer
     assert isinstance(member.repair(member.reader(), LONGER, old=member.inspect()), m.RepairAck)
-    (told,) = member.unasked(writer, m.Error)
-    assert (told.code, told.actual) == (ErrorCode.FENCED, 3)
+    (error,) = member.unasked(writer, m.Error)
+    assert (error.code, error.actual) == (ErrorCode.FENCED, 3)
     refused = member.ask(writer, m.Append("o", len(LONGER), prefix_digest(LONGER), b"x"))
     assert refused.code == ErrorCode.FENCED
     (info,) = member.claim().entries

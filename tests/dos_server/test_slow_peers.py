@@ -170,13 +170,13 @@ def test_with_64_descriptors_and_200_clients_nothing_acknowledged_is_lost_and_it
                     if isinstance(message, m.DurabilityAck) and message.synced == 100:
                         synced.add(message.name)
         assert synced
-        look_at_all(server, synced)
+        list_all(server, synced)
         with soon(server) as after:
             after.claim("elsewhere")
             after.append("after", b"", b"recovered")
             after.wait_synced("after", 9)
         server.restart()
-        look_at_all(server, synced)
+        list_all(server, synced)
 
 
 def soon(server: ServerProcess) -> Wire:
@@ -193,7 +193,7 @@ def soon(server: ServerProcess) -> Wire:
             return wire
 
 
-def look_at_all(server: ServerProcess, names: set[str]) -> None:
+def list_all(server: ServerProcess, names: set[str]) -> None:
     with soon(server) as reader:
         reader.ask(m.ChangeDirectory("dir"))
         for name in names:

@@ -132,13 +132,13 @@ def test_whatever_order_threads_end_in_what_was_reported_exists_after_a_crash(se
         else:
             server.finish(rng.randrange(len(server.pending)))
         server.slow_writes = rng.random() < 0.7
-    told = {one.name: one.synced for one in server.unasked(session, m.DurabilityAck)}
-    assert told, "something was acknowledged"
+    acked = {one.name: one.synced for one in server.unasked(session, m.DurabilityAck)}
+    assert acked, "something was acknowledged"
     server.disk.power_cut(rng) if rng.random() < 0.5 else server.disk.kill()
     server.start()
     server.slow_writes = False
     session = opened(server, 2)
-    for name, synced in told.items():
+    for name, synced in acked.items():
         got = b""
         while part := bytes(server.ask(session, m.Get(name, len(got), 1 << 20)).payload):
             got += part
@@ -155,8 +155,8 @@ def test_a_disk_that_hangs_holds_up_nobody_who_needs_none(tmp_path: Path) -> Non
         wire.claim("dir")
         wire.append("a", b"", b"good")
         wire.wait_synced("a", 4)
-        wishes = (f"inject={SYNCS}:{hang}", f"inject={PWRITES}:{hang}:when=2+")
-        with Wire(server.address) as other, Injected(server.pid, tmp_path / "strace.log", *wishes):
+        strace_options = (f"inject={SYNCS}:{hang}", f"inject={PWRITES}:{hang}:when=2+")
+        with Wire(server.address) as other, Injected(server.pid, tmp_path / "strace.log", *strace_options):
             wire.append("a", b"good", b"more")
             slow_at = time.monotonic() + 2 * slow_disk_seconds
             while time.monotonic() < slow_at:

@@ -151,13 +151,13 @@ def test_no_restart_takes_bytes_of_a_failed_sync_for_durable(marks: str) -> None
         server.disk.kill()
         server.start()
         session = writer(server, 2)
-        (told,) = server.ask(session, m.List()).entries
+        (entry,) = server.ask(session, m.List()).entries
         content = bytes(server.ask(session, m.Get("o", 0, 100)).payload)
-        assert told.synced == len(content)
+        assert entry.synced == len(content)
         server.disk.power_cut(random.Random(seed))
         server.start()
         session = writer(server, 3)
-        assert server.ask(session, m.Get("o", 0, 100)).payload == content, (seed, told)
+        assert server.ask(session, m.Get("o", 0, 100)).payload == content, (seed, entry)
 
 
 def test_a_tail_torn_again_at_the_same_place_leaves_the_copy_of_the_first_alone() -> None:

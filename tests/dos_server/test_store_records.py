@@ -59,8 +59,8 @@ def test_a_newer_record_ends_the_sessions_of_the_older() -> None:
     member = server.connect(m.Hello(store_id=b"s" * 16, generation=1))
     assert isinstance(server.heard[member][0][1], m.Welcome)
     server.ask(admin, m.Configure(record(2)))
-    (told,) = server.unasked(member, m.Error)
-    assert (code_of(told), told.record) == (ErrorCode.STALE_GENERATION, record(2))
+    (error,) = server.unasked(member, m.Error)
+    assert (code_of(error), error.record) == (ErrorCode.STALE_GENERATION, record(2))
     assert member in server.closed
     assert admin not in server.closed
 

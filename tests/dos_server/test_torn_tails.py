@@ -87,12 +87,12 @@ def test_an_object_is_in_use_again_when_there_is_room_for_its_torn_tail() -> Non
 
 def test_a_directory_of_which_it_was_the_only_bad_object_is_not_shown_as_damaged_any_more() -> None:
     server = without_room()
-    looker = server.connect()
+    reader = server.connect()
     server.ask(server.connect(), m.ChangeDirectory("dir"))
-    assert [info.corrupt for info in server.ask(looker, m.List()).entries] == [True]
+    assert [info.corrupt for info in server.ask(reader, m.List()).entries] == [True]
     room(server)
     server.settle()
-    assert [info.corrupt for info in server.ask(looker, m.List()).entries] == [False]
+    assert [info.corrupt for info in server.ask(reader, m.List()).entries] == [False]
     assert any("in use again" in text for text in server.told)
     assert not any("in use again" in text for text in server.warnings)
 

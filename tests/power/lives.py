@@ -18,7 +18,7 @@ from dos_protocol.errors import ErrorCode
 from dos_server.core import vocabulary as v
 from dos_server.limits import again_seconds
 from tests.power.disk_state import DiskState
-from tests.power.history import History, Look, look
+from tests.power.history import History, Observation, observe
 from tests.power.model_disk import DeadError, ModelDisk
 from tests.support.core_harness import Harness
 
@@ -41,8 +41,8 @@ class Life:
         history.go_on_from(self.inspect())
         history.claimed("dir", epoch)
 
-    def inspect(self) -> Look:
-        return look(functools.partial(self.server.ask, self.server.connect()))
+    def inspect(self) -> Observation:
+        return observe(functools.partial(self.server.ask, self.server.connect()))
 
     def append(self, name: str, payload: bytes) -> None:
         """Appended and acknowledged; or refused, and then as if it had never been asked for (P-8)."""
@@ -67,7 +67,7 @@ class Life:
         self.wait()
         for _, message in self.server.heard[self.session][heard:]:
             assert isinstance(message, m.DurabilityAck), message
-            one.told(message.synced)
+            one.acknowledged(message.synced)
 
     def stream(self, name: str, payload: bytes) -> None:
         """The same by a session of version 0, in a directory that nobody claims: only SYNCED acknowledges."""
@@ -81,7 +81,7 @@ class Life:
         self.server.event(v.HalfClosed(session))
         self.server.settle()
         for status in self.server.replies(session):
-            one.told(int(status.split(b"\t")[1]))
+            one.acknowledged(int(status.split(b"\t")[1]))
 
     def wait(self) -> None:
         """What the disk could not begin it begins later, when nothing keeps it from that any more."""
@@ -105,7 +105,7 @@ class Life:
                 one.fold.update(bytes(one.content))
                 return
             assert isinstance(answer, m.Deleted), answer
-            one.told()
+            one.acknowledged()
 
 
 PASSING = (errno.EMFILE, errno.ENFILE, errno.EACCES)

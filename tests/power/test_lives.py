@@ -15,7 +15,7 @@ from dos_server.core.object_state import ObjectState
 from dos_server.open_files import OpenFile
 from dos_server.storage import Storage
 from tests.power.disk_state import DiskState
-from tests.power.history import History, look
+from tests.power.history import History, observe
 from tests.power.lives import NAMES, Life, many_lives
 from tests.power.model_disk import DeadError, ModelDisk
 from tests.support.core_harness import Harness
@@ -130,7 +130,7 @@ def _refused_and_written_again() -> None:
         life.append("a", rng.randbytes(9_000))
     for seed in range(300):
         server = Harness(ModelDisk(DiskState.of(state.crash(seed))))
-        wrong = history.violations(look(functools.partial(server.ask, server.connect())))
+        wrong = history.violations(observe(functools.partial(server.ask, server.connect())))
         assert not wrong, (seed, wrong)
 
 

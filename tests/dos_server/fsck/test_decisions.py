@@ -24,24 +24,24 @@ from tests.dos_server.fsck.data_directories import (
 )
 
 
-def agrees(root: Path, copy: Path, where: str) -> Severity | None:
+def agrees(root: Path, copy: Path, context: str) -> Severity | None:
     """The rule: what fsck says of `dir/a` is what a start decides, and what reading all of it finds."""
-    told = verdicts(root).get("dir/a")
+    reported = verdicts(root).get("dir/a")
     storage, disk = started(root, copy)
     try:
         found = storage.load("dir").objects["a"]
         if found.corrupt:
-            assert told == (Severity.DAMAGED, found.size, found.letter), where
+            assert reported == (Severity.DAMAGED, found.size, found.letter), context
         elif found.decision is not RecoveryDecision.KEEP:
-            assert told == (Severity.TORN, found.size, found.letter), where
+            assert reported == (Severity.TORN, found.size, found.letter), context
         else:
             damage = read_through(storage, found.size)
-            assert told == (None if damage is None else (Severity.DAMAGED, damage, "")), where
+            assert reported == (None if damage is None else (Severity.DAMAGED, damage, "")), context
     finally:
         storage.stop()
         disk.shut()
         shutil.rmtree(copy)
-    return None if told is None else told[0]
+    return None if reported is None else reported[0]
 
 
 def read_through(storage: Storage, size: int) -> int | None:
@@ -61,8 +61,8 @@ def test_for_flipped_bits_it_reports_what_a_start_decides(tmp_path: Path, parts:
     headers = [position + byte for position in edges for byte in (0, 2, 9, 11, 16, 24, 33, 45, 50, 60)]
     for position in [*headers, *rng.sample(range(len(whole)), 40)]:
         flip(path, position, rng.randrange(8))
-        told = agrees(data, tmp_path / "copy", f"bit in byte {position}")
-        assert told is Severity.DAMAGED, f"a flip in byte {position} of what was synced is {told}"
+        reported = agrees(data, tmp_path / "copy", f"bit in byte {position}")
+        assert reported is Severity.DAMAGED, f"a flip in byte {position} of what was synced is {reported}"
         path.write_bytes(whole)
 
 
@@ -70,7 +70,7 @@ def test_for_cuts_and_zeros_with_and_without_a_mark_it_reports_what_a_start_deci
     data: Path, tmp_path: Path
 ) -> None:
     path, marks = data / "d" / "dir" / "a", data / "d" / "dir" / ".marks"
-    whole, marked, rng, told = path.read_bytes(), marks.read_bytes(), random.Random(5), set()
+    whole, marked, rng, reported = path.read_bytes(), marks.read_bytes(), random.Random(5), set()
     for size in sorted({*EDGES, *(edge + 64 for edge in EDGES[:-1]), *rng.sample(range(len(whole)), 25)}):
         for file in (whole[:size], whole[:size] + bytes(len(whole) - size)):
             for slots in (marked, bytes(mark_bytes) + marked[mark_bytes:]):
@@ -78,8 +78,8 @@ def test_for_cuts_and_zeros_with_and_without_a_mark_it_reports_what_a_start_deci
                 marks.write_bytes(slots)
                 verdict = agrees(data, tmp_path / "copy", f"cut at {size}, {slots == marked}")
                 assert slots != marked or file == whole or verdict is Severity.DAMAGED, size
-                told.add(verdict)
-    assert told == {None, Severity.TORN, Severity.DAMAGED}
+                reported.add(verdict)
+    assert reported == {None, Severity.TORN, Severity.DAMAGED}
 
 
 def test_a_torn_tail_is_good_and_repair_cuts_it_as_a_start_does(data: Path, tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_a_torn_tail_is_good_and_repair_cuts_it_as_a_start_does(data: Path, tmp_
         path.write_bytes(path.read_bytes() + tail)
     before = tree(data)
     bad = rotten.read_bytes()
-    assert {place: told[0] for place, told in verdicts(data).items()} == {
+    assert {place: reported[0] for place, reported in verdicts(data).items()} == {
         "dir/a": Severity.TORN,
         "dir/b": Severity.TORN,
         "dir/c": Severity.DAMAGED,

@@ -34,9 +34,9 @@ def test_the_mark_is_held_against_the_object(data: Path) -> None:
     folder = data / "d" / "dir"
     (folder / "a").write_bytes((folder / "a").read_bytes()[: EDGES[2]])
     (folder / "b").unlink()
-    told = verdicts(data)
-    assert told["dir/a"] == (Severity.DAMAGED, len(PARTS[0] + PARTS[1]), "G")
-    assert told["dir/b"] == (Severity.DAMAGED, 0, "G")
+    reported = verdicts(data)
+    assert reported["dir/a"] == (Severity.DAMAGED, len(PARTS[0] + PARTS[1]), "G")
+    assert reported["dir/b"] == (Severity.DAMAGED, 0, "G")
 
 
 def set_mark(data: Path, mark: ObjectMark) -> None:
@@ -48,9 +48,9 @@ def set_mark(data: Path, mark: ObjectMark) -> None:
 def test_flags_of_marks_are_reported(data: Path) -> None:
     set_mark(data, ObjectMark("a", len(CONTENT), damaged=True))
     set_mark(data, ObjectMark("b", len(PARTS[0]), poisoned=True))
-    told = verdicts(data)
-    assert told["dir/a"] == (Severity.DAMAGED, len(CONTENT), "R")
-    assert told["dir/b"] == (Severity.TORN, len(PARTS[0]), "P")
+    reported = verdicts(data)
+    assert reported["dir/a"] == (Severity.DAMAGED, len(CONTENT), "R")
+    assert reported["dir/b"] == (Severity.TORN, len(PARTS[0]), "P")
     set_mark(data, ObjectMark("b", len(CONTENT), poisoned=True))
     assert verdicts(data)["dir/b"] == (Severity.NOTE, None, "P")
     set_mark(data, ObjectMark("b", len(CONTENT), removed=True))
@@ -67,7 +67,7 @@ def test_a_swapped_or_foreign_file_is_noticed(data: Path) -> None:
     a = (folder / "a").read_bytes()
     (folder / "a").write_bytes((folder / "b").read_bytes())
     (folder / "b").write_bytes(a)
-    assert {told[:2] for told in verdicts(data).values()} == {(Severity.DAMAGED, 0)}
+    assert {reported[:2] for reported in verdicts(data).values()} == {(Severity.DAMAGED, 0)}
 
 
 @pytest.mark.parametrize("kind", ["link", "hard link", "pipe", "folder"])

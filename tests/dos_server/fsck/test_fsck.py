@@ -66,8 +66,8 @@ def test_damage_that_no_start_reads_is_told_by_object_and_offset_with_what_to_do
     flip(data / "d" / "dir" / "a", 100_064 + 64 + 5)
     before = tree(data)
     (one,) = checked(data).findings
-    told = (one.verdict, one.place, one.offset, one.position, one.case)
-    assert told == (Severity.DAMAGED, "dir/a", 100_000, 100_064 + 64, "")
+    reported = (one.verdict, one.place, one.offset, one.position, one.case)
+    assert reported == (Severity.DAMAGED, "dir/a", 100_000, 100_064 + 64, "")
     assert "payload digest" in one.expected
     assert one.todo.endswith("dos store repair URL")
     shown = dos("fsck", str(data), "--json")
