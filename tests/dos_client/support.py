@@ -13,11 +13,13 @@ from pathlib import Path
 import pytest
 import trio
 
-from dos_client import Claim, Store, open_store
+from dos_client import Claim, Store, init_store, open_store
+from dos_client.membership.replacing import ReplaceProgress
 from dos_client.sessions.connection import open_connection
 from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import CorruptError
 from dos_server import embedded
+from tests.support.proxy import Proxy, proxies
 from tests.support.servers import ServerProcess
 
 PATIENCE_S = 45.0
@@ -157,6 +159,24 @@ async def damage(
             await connection.open_directory(directory)
             with pytest.raises(CorruptError):
                 await connection.get(name, 0, 1 << 20)
+
+
+@contextmanager
+def cancelled_at(phase: str) -> Iterator[Callable[[ReplaceProgress], None]]:
+    """Cancel the block when the progress function that it is given reports the phase."""
+    with trio.CancelScope() as scope:
+        yield lambda progress: scope.cancel() if progress.phase == phase else None
+
+
+@asynccontextmanager
+async def claimed_through_proxies(
+    servers: Sequence[AnyServer],
+) -> AsyncIterator[tuple[list[Proxy], Store, Claim]]:
+    """A new store whose members are reached through proxies, and a claim in it."""
+    async with proxies(servers) as between:
+        await init_store(url_of(between))
+        async with claimed(servers, url=url_of(between)) as (store, claim):
+            yield between, store, claim
 
 
 def record_of(number: int) -> bytes:

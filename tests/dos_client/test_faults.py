@@ -18,6 +18,7 @@ from tests.dos_client.support import (
     Threads,
     ThreadServer,
     claimed,
+    claimed_through_proxies,
     content_of,
     has,
     new_writer,
@@ -25,7 +26,7 @@ from tests.dos_client.support import (
     until,
     url_of,
 )
-from tests.support.proxy import Way, proxies
+from tests.support.proxy import Way
 from tests.support.servers import ServerProcess, three_servers  # noqa: F401
 
 pytestmark = pytest.mark.trio
@@ -86,61 +87,52 @@ async def names_on(server: ThreadServer) -> list[str]:
 
 async def test_a_lost_answer_leaves_exactly_one_copy(three: Threads) -> None:
     # EVIDENCE-OF: P-3, P-10
-    async with proxies(three) as between:
-        url = url_of(between)
-        await init_store(url)
-        async with claimed(three, url=url) as (_, claim):
-            writer = claim.open_object("x")
-            await writer.wait_synced(writer.append(b"one "))
-            for proxy in between:
-                proxy.lose(Way.TO_CLIENT)
-            size = writer.append(b"two ")
-            for server in three:
-                await has(server, "d", "x", b"one two ")
-            assert writer.synced == 4, "the servers have acknowledged, and nobody heard it"
-            for proxy in between:
-                proxy.heal()
-            await writer.wait_synced(size)
-            await writer.wait_synced(writer.append(b"three"))
-            for server in three:
-                await has(server, "d", "x", b"one two three")
+    async with claimed_through_proxies(three) as (between, _, claim):
+        writer = claim.open_object("x")
+        await writer.wait_synced(writer.append(b"one "))
+        for proxy in between:
+            proxy.lose(Way.TO_CLIENT)
+        size = writer.append(b"two ")
+        for server in three:
+            await has(server, "d", "x", b"one two ")
+        assert writer.synced == 4, "the servers have acknowledged, and nobody heard it"
+        for proxy in between:
+            proxy.heal()
+        await writer.wait_synced(size)
+        await writer.wait_synced(writer.append(b"three"))
+        for server in three:
+            await has(server, "d", "x", b"one two three")
 
 
 async def test_a_request_lost_on_its_way_is_sent_again_once(three: Threads) -> None:
     # EVIDENCE-OF: P-3
-    async with proxies(three) as between:
-        url = url_of(between)
-        await init_store(url)
-        async with claimed(three, url=url) as (_, claim):
-            writer = claim.open_object("x")
-            await writer.wait_synced(writer.append(b"one "))
-            for proxy in between:
-                proxy.lose(Way.TO_SERVER)
-            size = writer.append(b"two")
-            await until(lambda: sum(any(c.torn for c in p.connections) for p in between) >= 2, "it is lost")
-            for proxy in between:
-                proxy.heal()
-            await writer.wait_synced(size)
-            for server in three:
-                await has(server, "d", "x", b"one two")
+    async with claimed_through_proxies(three) as (between, _, claim):
+        writer = claim.open_object("x")
+        await writer.wait_synced(writer.append(b"one "))
+        for proxy in between:
+            proxy.lose(Way.TO_SERVER)
+        size = writer.append(b"two")
+        await until(lambda: sum(any(c.torn for c in p.connections) for p in between) >= 2, "it is lost")
+        for proxy in between:
+            proxy.heal()
+        await writer.wait_synced(size)
+        for server in three:
+            await has(server, "d", "x", b"one two")
 
 
 async def test_connections_cut_all_the_time_leave_the_writers_bytes_in_order(three: Threads) -> None:
     # EVIDENCE-OF: P-2, P-3
-    async with proxies(three) as between:
-        url = url_of(between)
-        await init_store(url)
-        async with claimed(three, url=url) as (_, claim):
-            writer, content = claim.open_object("x"), b""
-            for number in range(2_000):
-                content += record_of(number)
-                writer.append(record_of(number))
-                if number % 50 == 0:
-                    between[number // 50 % 3].cut()
-                    await trio.sleep(0.005)
-            await writer.wait_synced(writer.size)
-            for server in three:
-                await has(server, "d", "x", content)
+    async with claimed_through_proxies(three) as (between, _, claim):
+        writer, content = claim.open_object("x"), b""
+        for number in range(2_000):
+            content += record_of(number)
+            writer.append(record_of(number))
+            if number % 50 == 0:
+                between[number // 50 % 3].cut()
+                await trio.sleep(0.005)
+        await writer.wait_synced(writer.size)
+        for server in three:
+            await has(server, "d", "x", content)
 
 
 async def test_a_member_with_another_content_is_broken_and_never_counts(three: Threads) -> None:
@@ -191,76 +183,70 @@ async def test_a_shorter_copy_of_another_content_is_unmasked_by_another_member(t
 
 async def test_a_member_that_takes_nothing_for_a_while_falls_behind_and_catches_up(three: Threads) -> None:
     # EVIDENCE-OF: P-9, P-10
-    async with proxies(three) as between:
-        await init_store(url_of(between))
-        async with claimed(three, url=url_of(between)) as (_, claim):
-            writer = claim.open_object("x")
-            await writer.wait_synced(writer.append(b"begin"))
-            between[2].stall()
-            block = bytes(range(256)) * 256
-            for _ in range(4 * window_bytes_max // len(block)):
-                writer.append(block)
-                await writer.wait_room()
-            await writer.wait_synced(writer.size)
-            target = claim.targets["x"]
-            assert target.window is not None
-            assert target.window.base > target.sizes[bytes.fromhex(three[2].server_id)] + window_bytes_max
-            between[2].heal()
-            await writer.wait_synced(writer.append(b"end"))
-            await has(three[2], "d", "x", b"begin" + block * (4 * window_bytes_max // len(block)) + b"end")
+    async with claimed_through_proxies(three) as (between, _, claim):
+        writer = claim.open_object("x")
+        await writer.wait_synced(writer.append(b"begin"))
+        between[2].stall()
+        block = bytes(range(256)) * 256
+        for _ in range(4 * window_bytes_max // len(block)):
+            writer.append(block)
+            await writer.wait_room()
+        await writer.wait_synced(writer.size)
+        target = claim.targets["x"]
+        assert target.window is not None
+        assert target.window.base > target.sizes[bytes.fromhex(three[2].server_id)] + window_bytes_max
+        between[2].heal()
+        await writer.wait_synced(writer.append(b"end"))
+        await has(three[2], "d", "x", b"begin" + block * (4 * window_bytes_max // len(block)) + b"end")
 
 
 async def test_one_server_at_two_members_addresses_counts_once(three: Threads) -> None:
     # EVIDENCE-OF: P-5
-    async with proxies(three) as between:
-        await init_store(url_of(between))
-        async with claimed(three, url=url_of(between)) as (store, claim):
-            writer = claim.open_object("x")
-            await writer.wait_synced(writer.append(b"kept"))
-            between[2].refuse()
-            between[0].target = three[1].address
-            for proxy in between:
-                proxy.cut()
-            size = writer.append(b"?")
-            await has(three[1], "d", "x", b"kept?")
-            await until(
-                lambda: any("the record names" in one.error for one in store.members()), "it is recognised"
-            )
-            await until(lambda: claim.waiting, "one server is no quorum")
-            assert writer.synced == 4
-            between[2].heal()
-            await writer.wait_synced(size)
+    async with claimed_through_proxies(three) as (between, store, claim):
+        writer = claim.open_object("x")
+        await writer.wait_synced(writer.append(b"kept"))
+        between[2].refuse()
+        between[0].target = three[1].address
+        for proxy in between:
+            proxy.cut()
+        size = writer.append(b"?")
+        await has(three[1], "d", "x", b"kept?")
+        await until(
+            lambda: any("the record names" in one.error for one in store.members()), "it is recognised"
+        )
+        await until(lambda: claim.waiting, "one server is no quorum")
+        assert writer.synced == 4
+        between[2].heal()
+        await writer.wait_synced(size)
 
 
 async def test_whoever_waits_when_the_claim_is_lost_receives_it(three: Threads) -> None:
     # EVIDENCE-OF: P-4
-    async with proxies(three) as between:
-        await init_store(url_of(between))
-        async with claimed(three, url=url_of(between)) as (_, old):
-            writer = old.open_object("x")
-            await writer.wait_synced(writer.append(b"kept"))
+    async with claimed_through_proxies(three) as (between, _, old):
+        writer = old.open_object("x")
+        await writer.wait_synced(writer.append(b"kept"))
+        for proxy in between:
+            proxy.lose(Way.TO_SERVER)
+        raised = []
+
+        async def wait(call: Callable[[int], Awaitable[None]]) -> None:
+            with pytest.raises(FencedError):
+                await call(9)
+            raised.append(call)
+
+        newer = new_writer()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait, writer.wait_synced)
+            nursery.start_soon(wait, writer.wait_received)
+            writer.append(b"never")
+            for server in three:
+                async with open_connection(server.location) as direct:
+                    await direct.claim("d", 2, newer)
             for proxy in between:
-                proxy.lose(Way.TO_SERVER)
-            raised = []
-
-            async def wait(call: Callable[[int], Awaitable[None]]) -> None:
-                with pytest.raises(FencedError):
-                    await call(9)
-                raised.append(call)
-
-            newer = new_writer()
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(wait, writer.wait_synced)
-                nursery.start_soon(wait, writer.wait_received)
-                writer.append(b"never")
-                for server in three:
-                    async with open_connection(server.location) as direct:
-                        await direct.claim("d", 2, newer)
-                for proxy in between:
-                    proxy.cut()
-                    proxy.heal()
-                await until(lambda: len(raised) == 2, "both have heard it")
-            assert writer.synced == 4
+                proxy.cut()
+                proxy.heal()
+            await until(lambda: len(raised) == 2, "both have heard it")
+        assert writer.synced == 4
 
 
 async def test_a_single_member_store_survives_its_servers_restart(alone: ThreadServer) -> None:

@@ -19,6 +19,7 @@ from dos_client.sessions.discovery import probe
 from dos_protocol.errors import NotAMemberError
 from tests.dos_client.support import (
     Threads,
+    cancelled_at,
     claimed,
     connect_as,
     content_of,
@@ -117,10 +118,8 @@ async def test_a_member_lost_while_another_is_added_is_replaced_by_word(five: Th
     url = url_of([one, two, gone])
     await init_store(url)
     await write_idle(url, "idle", 3, CONTENT)
-    with trio.CancelScope() as scope:
-        await add_member(
-            url, new=added.location, progress=lambda now: scope.cancel() if now.phase == "filling" else None
-        )
+    with cancelled_at("filling") as progress:
+        await add_member(url, new=added.location, progress=progress)
     await wipe(gone)
     await on(gone)
     with pytest.raises(QuorumUnavailableError, match="abandon the addition: dos store replace OLD"):
@@ -152,10 +151,8 @@ async def test_a_server_lost_while_it_is_added_is_replaced_by_word(five: Threads
     url = url_of([one, two])
     await init_store(url)
     await write_idle(url, "idle", 3, CONTENT)
-    with trio.CancelScope() as scope:
-        await add_member(
-            url, new=added.location, progress=lambda now: scope.cancel() if now.phase == "filling" else None
-        )
+    with cancelled_at("filling") as progress:
+        await add_member(url, new=added.location, progress=progress)
     with pytest.raises(ReplacementError):
         await replace_member(url, old=added.location, new=other.location, other_is_gone=True)
     await wipe(added)
@@ -178,12 +175,12 @@ async def test_of_two_members_the_one_that_joins_is_lost_and_another_takes_its_p
     url = url_of([one, two])
     await init_store(url)
     await write_idle(url, "idle", 3, CONTENT)
-    with trio.CancelScope() as scope:
+    with cancelled_at("filling") as progress:
         await replace_member(
             url,
             old=two.location,
             new=joins.location,
-            progress=lambda now: scope.cancel() if now.phase == "filling" else None,
+            progress=progress,
         )
     await wipe(joins)
     await on(joins)

@@ -25,6 +25,7 @@ from dos_client.sessions.discovery import probe
 from dos_protocol.errors import BrokenConnectionError, FencedError, NotAMemberError
 from tests.dos_client.support import (
     Threads,
+    cancelled_at,
     claimed,
     connect_as,
     has,
@@ -111,12 +112,12 @@ async def test_a_recovery_that_was_interrupted_continues(five: Threads, phase: s
     await write_idle(url, "idle", 3, CONTENT)
     await has(last, "idle", "o0", CONTENT)
     await off(*five[1:3])
-    with trio.CancelScope() as scope:
+    with cancelled_at(phase) as progress:
         await recover_store(
             url,
             accept_loss=True,
             new=[new.location],
-            progress=lambda now: scope.cancel() if now.phase == phase else None,
+            progress=progress,
         )
     done = await recover_store(url, accept_loss=True, new=[new.location])
     assert [m.address for m in done.record.voters] == [last.location, new.location]
@@ -134,11 +135,11 @@ async def test_a_recovery_that_had_decided_a_record_and_given_it_to_nobody_conti
     url = url_of(five[:3])
     await init_store(url)
     await off(*five[1:3])
-    with trio.CancelScope() as scope:
+    with cancelled_at("fencing") as progress:
         await recover_store(
             url,
             accept_loss=True,
-            progress=lambda now: scope.cancel() if now.phase == "fencing" else None,
+            progress=progress,
         )
     async with open_store(last.url) as store, open_record_log(store) as records:
         await records.decide(add(store.record, bytes.fromhex(new.server_id), new.location))

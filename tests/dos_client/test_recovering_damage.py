@@ -1,7 +1,6 @@
 """A person accepts the loss of what is damaged on every member."""
 
 import pytest
-import trio
 
 from dos_client import (
     LossError,
@@ -17,6 +16,7 @@ from dos_client.membership.replacing import add_member, replace_member
 from dos_client.repair.verifying import verify_store
 from tests.dos_client.support import (
     Threads,
+    cancelled_at,
     claimed,
     content_of,
     damage,
@@ -42,12 +42,12 @@ async def test_a_recovery_whose_own_log_is_damaged_continues_by_word(five: Threa
     await write_idle(url, "idle", 3, CONTENT)
     await has(last, "idle", "o0", CONTENT)
     await off(*five[1:3])
-    with trio.CancelScope() as scope:
+    with cancelled_at("filling") as progress:
         await recover_store(
             url,
             accept_loss=True,
             new=[new.location],
-            progress=lambda now: scope.cancel() if now.phase == "filling" else None,
+            progress=progress,
         )
     (log,) = (last.data / "d" / DIRECTORY).glob(f"{PREFIX}*")
     await damage(last, DIRECTORY, log.name, at=100)

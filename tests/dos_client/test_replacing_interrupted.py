@@ -19,6 +19,7 @@ from dos_protocol.errors import DosError
 from tests.dos_client.support import (
     Threads,
     ThreadServer,
+    cancelled_at,
     claimed,
     content_of,
     has,
@@ -103,12 +104,12 @@ async def test_when_the_new_server_dies_another_may_take_its_place(four: Threads
     await init_store(url)
     await write_idle(url, "idle", 1, b"x" * 500_000)
     await off(four[2])
-    with trio.CancelScope() as scope:
+    with cancelled_at("filling") as progress:
         await replace_member(
             url,
             old=four[2].location,
             new=four[3].location,
-            progress=lambda one: scope.cancel() if one.phase == "filling" else None,
+            progress=progress,
         )
     await off(four[3])
     another = ThreadServer(tmp_path / "another")

@@ -6,7 +6,6 @@ passed over in silence.
 """
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -36,18 +35,11 @@ from tests.dos_client.support import (
     new_writer,
     off,
     on,
-    thread_servers,
     until,
     url_of,
 )
 
 pytestmark = pytest.mark.trio
-
-
-@pytest.fixture
-def three(tmp_path: Path) -> Iterator[list[ThreadServer]]:
-    with thread_servers(tmp_path, 3) as servers:
-        yield servers
 
 
 async def wrote(store: Store, *texts: str) -> tuple[int, str]:

@@ -9,11 +9,11 @@ import random
 import pytest
 
 from dos_protocol import messages as m
-from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import ErrorCode
 from dos_server.core.extent import object_seed
 from dos_server.core.records import ClaimRecord, encode_claim
 from dos_server.core.recovery_scan import judge
+from tests.dos_server.core_requests import append
 from tests.dos_server.store_member import LONGER, StoreMember
 from tests.support.core_harness import Harness
 from tests.support.fake_disk import FakeDisk
@@ -21,10 +21,6 @@ from tests.support.fake_disk import FakeDisk
 
 def claim(epoch: int, writer_id: bytes = b"w" * 16) -> m.ChangeDirectory:
     return m.ChangeDirectory("dir", claim=True, epoch=epoch, writer_id=writer_id)
-
-
-def append(content: bytes, payload: bytes, name: str = "o") -> m.Append:
-    return m.Append(name, len(content), prefix_digest(content), payload)
 
 
 def written(epoch: int = 2) -> Harness:

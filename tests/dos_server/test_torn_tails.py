@@ -8,12 +8,12 @@ import random
 import pytest
 
 from dos_protocol import messages as m
-from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import ErrorCode
 from dos_protocol.limits import MIB
 from dos_server.core.extent import object_seed
 from dos_server.core.records import ObjectMark, encode_mark
 from dos_server.limits import space_check_seconds, tail_tries_seconds_max
+from tests.dos_server.core_requests import append
 from tests.dos_server.test_recovery import extents_of
 from tests.support.core_harness import Harness
 from tests.support.fake_disk import FakeDisk
@@ -28,10 +28,6 @@ def claimed(server: Harness, epoch: int) -> int:
     claim = m.ChangeDirectory("dir", claim=True, epoch=epoch, writer_id=b"w" * 16)
     assert isinstance(server.ask(session, claim), m.DirectoryOpened)
     return session
-
-
-def append(content: bytes, payload: bytes) -> m.Append:
-    return m.Append("o", len(content), prefix_digest(content), payload)
 
 
 def without_room(tail: bytes = TORN, mark: ObjectMark | None = None) -> Harness:
