@@ -32,7 +32,7 @@ PACKAGES: dict[str, Package] = {
     "dos_server": Package(
         ("dos_server/core/**/*.py", *(f"dos_server/{name}.py" for name in STORAGE_SHELL)),
         ("tests/dos_server", "tests/contract/test_disk.py", "tests/contract/test_real_disk.py",
-         "tests/power/test_lives.py"),
+         "tests/power/test_restarts.py"),
     ),
     "dos_client": Package(
         ("dos_client/core/*.py", "dos_client/reading/*.py", "dos_client/repair/*.py",
