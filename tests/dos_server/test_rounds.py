@@ -61,9 +61,9 @@ def test_wishes_end_first_then_needs_and_what_is_given_back_wakes_those_who_wait
     for one in waiters:
         account.wait(one)
     assert account.wanted
-    account.give_back(MIB)
+    account.release(MIB)
     assert woken == ["known"], "who delivered before, and no more than fit"
-    account.give_back(MIB)
+    account.release(MIB)
     assert woken == ["known", "small", "large"], "then who needs least"
     assert not account.wanted
     account.wait(waiters[0])

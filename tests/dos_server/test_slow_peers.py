@@ -39,14 +39,14 @@ def test_a_frame_that_was_only_announced_holds_nothing_and_what_was_granted_no_o
         one.wrote(32)
         assert one.decoder.next_frame() is None
         held = account.held
-        assert one.find_room()
+        assert one.make_room()
         assert account.held == held, "of a frame that was only announced"
         rest = one.writable()
         rest[:] = begun[32 : 32 + len(rest)]
         one.wrote(len(rest))
         assert one.decoder.next_frame() is None
-        granted += one.find_room() and one.lacks_bytes == 0
-        one.give_back()
+        granted += one.make_room() and one.lacks_bytes == 0
+        one.release()
     assert granted == buffers_needed_bytes_max // payload_bytes_max
     assert account.held <= buffers_needed_bytes_max
 

@@ -64,8 +64,8 @@ def _cut_is_not_synced(patch: pytest.MonkeyPatch) -> None:
         self._disk.cut(file.handle, effect.position)
         return True
 
-    original = Storage._taken_back
-    patch.setattr(Storage, "_taken_back", taken_back)
+    original = Storage._undone
+    patch.setattr(Storage, "_undone", taken_back)
 
 
 def _removed_name_is_not_synced(patch: pytest.MonkeyPatch) -> None:
@@ -75,8 +75,8 @@ def _removed_name_is_not_synced(patch: pytest.MonkeyPatch) -> None:
         self._disk.remove(f"d/{effect.directory}/{effect.name}")
         return True
 
-    original = Storage._taken_back
-    patch.setattr(Storage, "_taken_back", taken_back)
+    original = Storage._undone
+    patch.setattr(Storage, "_undone", taken_back)
 
 
 def _short_write_counts_as_whole(patch: pytest.MonkeyPatch) -> None:

@@ -150,7 +150,7 @@ def bytes_that_did_not_fit_are_dropped() -> list[Patch]:
         whole = original(self)
         if not whole:
             self._outgoing.clear()
-            self._stands_before_the_peer(-self.outgoing_bytes)
+            self._count_outgoing(-self.outgoing_bytes)
         return whole
 
     return [(ServerConnection, "_send_some", send_some)]

@@ -149,7 +149,7 @@ class Harness:
         """A look that is late: what it read is reported when it is finished a second time."""
 
         def work() -> None:
-            looked = self.storage.inspect(effect, lambda: self.now)
+            looked = self.storage.scrub_read(effect, lambda: self.now)
             self.pending.append((effect, lambda: looked))
 
         return work

@@ -114,7 +114,7 @@ def a_damaged_header_is_a_torn_tail() -> list[Patch]:
     def facts(self: recovery_scan._Scan) -> recovery.ExtentFacts:
         found = original(self)
         head = self.read(self.position, extent_header_bytes)
-        if len(head) < extent_header_bytes or self.bad_payload is not None or not any(head):
+        if len(head) < extent_header_bytes or self.damaged_payload is not None or not any(head):
             return found
         if decode_header(head, self.seed) is HeaderFault.DIGEST:
             return found._replace(damage=recovery.TailDamage.TORN, below=False)

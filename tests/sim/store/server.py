@@ -155,7 +155,7 @@ class Server(Process):
             case scrub_reads.ScrubLater(seconds):
                 self.after(seconds, self.feed, scrub_reads.ScrubDue(busy=False))
             case scrub_reads.ScrubRead():
-                look = partial(self.storage.inspect, effect, lambda: self.now)
+                look = partial(self.storage.scrub_read, effect, lambda: self.now)
                 self._at_disk(self.machine.speed.other_s, self._report, look)
             case _:
                 self.machine.notes(effect)
