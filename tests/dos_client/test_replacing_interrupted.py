@@ -1,4 +1,4 @@
-"""A replacement that is interrupted, decided by half or raced is finished by whoever comes."""
+"""A replacement that was interrupted at any point, or raced, is finished by any client."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What the targets share: the input read as fields, and what every decoder is held to."""
+"""What the targets share: the input read as fields, and the checks that every decoder must pass."""
 
 from typing import Final
 
