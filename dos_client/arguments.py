@@ -15,24 +15,26 @@ from dos_protocol.store_record import StoreRecord
 from dos_protocol.vocabulary import ObjectInfo
 
 
-def check_number(value: int, what: str, *, least: int = 0, most: int = u64_max) -> int:
+def check_number(value: int, argument: str, *, least: int = 0, most: int = u64_max) -> int:
     """Return the number. Raises LocalProtocolError unless it is an int within the range."""
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise LocalProtocolError(f"{what} must be a whole number from {least} to {most}, got {value!r:.60}")
+        raise LocalProtocolError(
+            f"{argument} must be a whole number from {least} to {most}, got {value!r:.60}"
+        )
     return value
 
 
 def check_numbers(**values: int | None) -> None:
     """Check each number that is not None. Raises LocalProtocolError, which names the argument."""
-    for what, value in values.items():
+    for argument, value in values.items():
         if value is not None:
-            check_number(value, what)
+            check_number(value, argument)
 
 
-def check_text(value: str, what: str) -> str:
+def check_text(value: str, argument: str) -> str:
     """Return the text. Raises LocalProtocolError if it is not a str."""
     if not isinstance(value, str):
-        raise LocalProtocolError(f"{what} must be text, got {value!r:.60}")
+        raise LocalProtocolError(f"{argument} must be text, got {value!r:.60}")
     return value
 
 
@@ -53,9 +55,11 @@ def check_absent(
     """Raise LocalProtocolError if so many members hold an object of that name that a new one could never be
     acknowledged.
     """
-    holders = {one for one, objects in answers.items() if name in objects and objects[name].synced}
-    others = {one.server_id for one in record.members} - holders
-    if holders and not Quorums(record).can_acknowledge(others):
+    holders = {
+        server_id for server_id, objects in answers.items() if name in objects and objects[name].synced
+    }
+    free = {member.server_id for member in record.members} - holders
+    if holders and not Quorums(record).can_acknowledge(free):
         raise LocalProtocolError(
             f"{directory}/{name} exists on {len(holders)} members: a new object of this name can never"
             " be acknowledged",

@@ -90,12 +90,12 @@ class Portal:
     @contextmanager
     def hold(self, manager: AbstractAsyncContextManager[T]) -> Iterator[T]:
         """Keep an async context manager open in a task of the trio thread during the `with` block."""
-        held = self.call(self._nursery.start, _hold, manager)
+        manager_open = self.call(self._nursery.start, _keep_open, manager)
         try:
-            yield held.value
+            yield manager_open.value
         finally:
             if not self._closed:
-                self.call(held.end)
+                self.call(manager_open.end)
 
     def close(self) -> None:
         """End the thread. Raises the error of the thread if it ended earlier."""
@@ -122,7 +122,7 @@ class Portal:
         self.close()
 
 
-class _Held(Generic[T]):
+class _OpenManager(Generic[T]):
     """An async context manager that is open in a task: its value, and how to close it."""
 
     def __init__(self, value: T) -> None:
@@ -138,26 +138,26 @@ class _Held(Generic[T]):
             raise self.failure
 
 
-async def _hold(
+async def _keep_open(
     manager: AbstractAsyncContextManager[T],
-    task_status: trio.TaskStatus[_Held[T]] = trio.TASK_STATUS_IGNORED,
+    task_status: trio.TaskStatus[_OpenManager[T]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Enter the manager, pass its value, and leave it on request. An error on entry reaches the caller
     unchanged.
     """
-    held: _Held[T] | None = None
+    manager_open: _OpenManager[T] | None = None
     try:
         async with manager as value:
-            held = _Held(value)
-            task_status.started(held)
-            await held.wanted.wait()
+            manager_open = _OpenManager(value)
+            task_status.started(manager_open)
+            await manager_open.wanted.wait()
     except Exception as error:
-        if held is None:
+        if manager_open is None:
             raise
-        held.failure = error  # raised by `end`, in the thread that holds it open
+        manager_open.failure = error  # raised by `end`, in the thread that holds it open
     finally:
-        if held is not None:
-            held.ended.set()
+        if manager_open is not None:
+            manager_open.ended.set()
 
 
 class BlockingObjectWriter:

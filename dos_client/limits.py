@@ -63,7 +63,7 @@ of the bytes that a member lacks is computed from them.
 
 fill_directories_max: Final = 8
 fill_in_flight_bytes_max: Final = 4 * MIB
-fill_looks_max: Final = 5
+fill_listings_max: Final = 5
 fill_stall_s: Final = 1.0
 """Limits of `dos store replace`: directories filled at once, bytes in flight for each, and how often a
 directory is read again while its objects are being deleted. A directory whose writer has sent nothing to the
@@ -85,14 +85,14 @@ collect_pause_s: Final = 1.0
 repair_attempts_max: Final = 3
 repair_pause_s: Final = 0.5
 """How often, and with what pause, the repair of a copy is repeated if a writer interfered."""
-self_repair_pause_s: Final = 1.0
-self_repair_pause_max_s: Final = 60.0
+auto_repair_pause_s: Final = 1.0
+auto_repair_pause_max_s: Final = 60.0
 """The pause between two automatic repairs. It doubles up to the maximum while a repair fails."""
-self_repair_attempts_max: Final = 12
-self_repair_bytes_per_s: Final = 32 * MIB
+auto_repair_attempts_max: Final = 12
+auto_repair_bytes_per_s: Final = 32 * MIB
 
 damage_watch_s: Final = 20.0
-"""How often a store that was written through asks each member which directories have damaged copies."""
+"""How often a store with a writer queries each member for directories with damaged copies."""
 
 verify_pause_s: Final = 0.3
 """The pause between two reads of a directory whose copies differ, because an active writer changes them
@@ -113,14 +113,14 @@ reconnected.
 
 probe_timeout_s: Final = 3.0
 read_timeout_s: Final = 5.0
-look_timeout_s: Final = 3.0
+inspect_timeout_s: Final = 3.0
 """How long members that do not answer are retried while too few have answered a directory read."""
 
 witness_timeout_s: Final = 2.0
 witness_again_s: Final = 5.0
 """The timeout for a request about stamps, and the pause before it is repeated."""
 stamp_renewal_s: Final = 600.0
-"""The interval of requests for a member's newest stamp. The server renews an old stamp when it is asked."""
+"""The interval of requests for a member's newest stamp. The server renews an old stamp on request."""
 silence_ping_s: Final = 5.0
 silence_broken_s: Final = 15.0
 """A session that receives nothing for `silence_ping_s` sends PING. After `silence_broken_s` it counts as
@@ -144,7 +144,7 @@ open_timeout_s: Final = 10.0
 waiting_after_s: Final = 3.0
 """A writer with pending bytes and no progress for this long reports that it waits for the store."""
 
-waiting_told_s: Final = 1.0
+waiting_report_s: Final = 1.0
 """A wait is logged after this long. Shorter waits are normal: every new store record causes one."""
 
 observe_step_s: Final = 0.5
@@ -159,7 +159,7 @@ hedge_percentile: Final = 0.95
 hedge_delay_min_s: Final = 0.002
 hedge_delay_max_s: Final = 0.25
 hedge_delay_first_s: Final = 0.02
-"""Hedging: another member is also asked if the answer takes longer than this percentile of the recent
+"""Hedging: another member is also queried if the answer takes longer than this percentile of the recent
 answers. The delay is at least `hedge_delay_min_s` and at most `hedge_delay_max_s`. It is
 `hedge_delay_first_s` while fewer than `hedge_samples_min` answers are known.
 """
@@ -174,7 +174,8 @@ hedge_burst: Final = 10
 """The budget of hedged requests: this share of all requests, and at most this many saved up."""
 
 hedge_rescue_s: Final = 0.5
-"""Without budget, another member is asked after this long: waiting longer is worse than one extra request."""
+"""Without budget, another member is queried after this long: waiting longer is worse than one extra request.
+"""
 
 read_settle_s: Final = 1.0
 """After F members are at the end of an object, or have no such object, the others get this long to report
@@ -199,13 +200,13 @@ nothing afterwards.
 
 follow_wait_ms: Final = 10_000
 follow_pause_s: Final = 0.2
-"""A follower asks each member to answer when it has more bytes, at the latest after `follow_wait_ms`. A
-member that does not support this is asked again after `follow_pause_s`.
+"""A follower requests an answer from each member when it has more bytes, at the latest after
+`follow_wait_ms`. A member that does not support this is polled again after `follow_pause_s`.
 """
 
 answers_owed_max: Final = 8
-"""Answers that nobody waits for any more, per session. A member that owes more is not asked until it has
-answered.
+"""Answers to abandoned requests that are outstanding, per session. A member with more of them is not queried
+until it has answered.
 """
 
 damage_reports_max: Final = 1_000

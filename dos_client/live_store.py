@@ -17,7 +17,7 @@ from dos_client.core.hedging import Pace
 from dos_client.core.membership import Membership
 from dos_client.core.quorum import Quorums
 from dos_client.errors import QuorumUnavailableError
-from dos_client.limits import answers_grace_s, look_timeout_s
+from dos_client.limits import answers_grace_s, inspect_timeout_s
 from dos_client.reading.committed import CommittedReads
 from dos_client.reading.damage import Damage
 from dos_client.reading.following import Growth, follow
@@ -98,7 +98,7 @@ class Store:
         if check_id(writer_id, "writer_id") == NO_ID:
             raise LocalProtocolError("writer_id must not be zero")
         self.wrote.set()
-        claim = await self._begin(Claim(self, directory, epoch, writer_id))
+        claim = await self._start_claim(Claim(self, directory, epoch, writer_id))
         try:
             await claim.wait_granted()
         except BaseException:
@@ -115,7 +115,7 @@ class Store:
         self._refuse_in_store()
         if not self.of_one_server:
             raise LocalProtocolError("a store's directories must be claimed; unclaimed() needs connect()")
-        claim = await self._begin(Claim(self, directory, 0, NO_ID, claiming=False))
+        claim = await self._start_claim(Claim(self, directory, 0, NO_ID, claiming=False))
         await claim.wait_granted()
         return claim
 
@@ -135,22 +135,22 @@ class Store:
         """Return the names of directories that any of F members has. Raises QuorumUnavailableError."""
         check_text(prefix, "prefix")
         quorums, names = Quorums(self.record), set[str]()
-        asked: dict[bytes, bool] = {}
+        answered: dict[bytes, bool] = {}
         errors: dict[str, str] = {}
 
-        async def ask(member: Member) -> None:
+        async def list_member(member: Member) -> None:
             try:
                 connection = await self._watched(member, patient=True)
                 names.update(info.name for info in await connection.list_all(prefix))
-                asked[member.server_id] = True
+                answered[member.server_id] = True
             except DosError as error:
                 errors[member.address] = str(error.args[0])
 
-        await self._all_members(ask, lambda: quorums.can_take_over(asked))
-        if not quorums.can_take_over(asked.keys() - self.witnesses.rolled_back):
-            missing = [one for one in self._watches.values() if one.member.server_id not in asked]
+        await self._all_members(list_member, lambda: quorums.can_take_over(answered))
+        if not quorums.can_take_over(answered.keys() - self.witnesses.rolled_back):
+            missing = [one for one in self._watches.values() if one.member.server_id not in answered]
             raise QuorumUnavailableError(
-                f"{quorums.claims_needed} members are needed to list directories, {len(asked)} answered",
+                f"{quorums.claims_needed} members are needed to list directories, {len(answered)} answered",
                 [errors.get(one.member.address, f"{one.member.address}: {one.error}") for one in missing],
             )
         return sorted(names)
@@ -158,16 +158,16 @@ class Store:
     async def read(
         self, directory: str, name: str, offset: int, max_bytes: int, *, committed: bool = False
     ) -> bytes:
-        """Read bytes of an object from any undamaged member. Hedged: if one is slow, another is also asked.
+        """Read bytes of an object from any undamaged member. Hedged: if one is slow, another is also queried.
 
         The bytes are durable on the member that returned them; a read is short only at that member's end.
         `committed`: they are on a quorum and verified against its digest; a read is short only at the end of
         what was acknowledged. Raises NotFoundError or PastEndError if F members report that, CorruptError if
-        members report it, QuorumUnavailableError or BrokenConnectionError if too few can be asked in time.
+        members report it, QuorumUnavailableError or BrokenConnectionError if too few answer in time.
         """
         check_numbers(offset=offset, max_bytes=max_bytes)
-        how = read_committed if committed else read_any
-        return await how(self, directory, name, offset, max_bytes)
+        reader = read_committed if committed else read_any
+        return await reader(self, directory, name, offset, max_bytes)
 
     def stream(
         self,
@@ -206,33 +206,33 @@ class Store:
         check_numbers(digest_at=digest_at)
         check_name(name)
         at = NO_DIGEST if digest_at is None else digest_at
-        found: dict[bytes, StatResult] = {}
+        results: dict[bytes, StatResult] = {}
         last: list[DosError] = []
 
-        async def ask(member: Member) -> None:
+        async def stat_member(member: Member) -> None:
             try:
                 connection = await self.readers.session(member, directory).connection()
-                found[member.server_id] = await connection.stat(name, at)
+                results[member.server_id] = await connection.stat(name, at)
             except DosError as error:
                 last.append(error)
 
-        await self._all_members(ask, lambda: False)
-        if not found and last:
+        await self._all_members(stat_member, lambda: False)
+        if not results and last:
             raise last[-1]
-        return found
+        return results
 
     async def ping(self) -> dict[str, float | str]:
         """Return the seconds of one round trip, or the error, by member address."""
-        found: dict[str, float | str] = {}
+        results: dict[str, float | str] = {}
 
-        async def ask(member: Member) -> None:
+        async def ping_member(member: Member) -> None:
             try:
-                found[member.address] = await (await self._watched(member)).ping()
+                results[member.address] = await (await self._watched(member)).ping()
             except DosError as error:
-                found[member.address] = str(error.args[0])
+                results[member.address] = str(error.args[0])
 
-        await self._all_members(ask, lambda: False)
-        return found
+        await self._all_members(ping_member, lambda: False)
+        return results
 
     # For claims, links and readers
 
@@ -249,7 +249,7 @@ class Store:
         return await self.readers.session(member, directory).opened()
 
     def owed(self, member: Member, directory: str) -> int:
-        """Return how many answers that nobody waits for a reader session still owes."""
+        """Return how many answers to abandoned requests a reader session still has outstanding."""
         return self.readers.owed(member, directory)
 
     def is_connected(self, server_id: bytes) -> bool:
@@ -289,14 +289,14 @@ class Store:
                 membership, _ = await find_membership(
                     addresses, token=self.token, client=self.client, store_id=self.record.store_id
                 )
-                self._take(membership)
+                self._adopt(membership)
                 newest = membership.newest
                 if newest is None or newest.generation <= self.record.generation:
                     break
                 attempt += 1
                 await trio.sleep(backoff_s(attempt, self.rng.random()))
 
-    def _take(self, membership: Membership) -> None:
+    def _adopt(self, membership: Membership) -> None:
         record = membership.record
         if record is None or record.generation <= self.record.generation:
             return
@@ -324,7 +324,7 @@ class Store:
         for watch in self._watches.values():
             self._nursery.start_soon(watch.run)
 
-    async def _begin(self, claim: Claim) -> Claim:
+    async def _start_claim(self, claim: Claim) -> Claim:
         check_run(self.run_token)
         self._claims.append(claim)
         await self._nursery.start(claim.run)
@@ -358,7 +358,7 @@ class Store:
         opened: dict[bytes, DirectoryOpened] = {}
         errors: dict[str, DosError] = {}
 
-        async def ask(member: Member) -> None:
+        async def open_on(member: Member) -> None:
             attempt = 0
             while True:
                 try:
@@ -371,28 +371,28 @@ class Store:
                 attempt += 1
                 await trio.sleep(backoff_s(attempt, self.rng.random()))
 
-        await self._all_members(ask, lambda: quorums.can_take_over(trusted_members(opened)))
+        await self._all_members(open_on, lambda: quorums.can_take_over(trusted_members(opened)))
         return opened, errors
 
     async def _all_members(
-        self, ask: Callable[[Member], Awaitable[None]], enough: Callable[[], bool]
+        self, query: Callable[[Member], Awaitable[None]], enough: Callable[[], bool]
     ) -> None:
-        """Ask all members at once. After enough have answered, the others get `answers_grace_s` more."""
+        """Query all members at once. After enough have answered, the others get `answers_grace_s` more."""
         check_run(self.run_token)
         done = trio.Event()
         remaining = len(self.record.members)
 
-        async def one(member: Member) -> None:
+        async def query_member(member: Member) -> None:
             nonlocal remaining
-            await ask(member)
+            await query(member)
             remaining -= 1
             if enough() or not remaining:
                 done.set()
 
-        with trio.move_on_after(look_timeout_s):
+        with trio.move_on_after(inspect_timeout_s):
             async with trio.open_nursery() as nursery:
                 for member in self.record.members:
-                    nursery.start_soon(one, member)
+                    nursery.start_soon(query_member, member)
                 await done.wait()
                 if remaining:
                     nursery.cancel_scope.deadline = trio.current_time() + answers_grace_s

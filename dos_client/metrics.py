@@ -138,26 +138,26 @@ class StoreFigures:
             reconnects.labels(address).inc(count - before.reconnects[address])
         with _lock:
             _seen[self] = (members, waiting)
-            _show()
+            _set_gauges()
 
     def close(self) -> None:
         """Remove the store's members from the gauges. Counters keep their values."""
         with _lock:
             members, _ = _seen.pop(self, ((), 0))
-            _show()
-            shown = {one.address for others, _ in _seen.values() for one in others}
-            for address in {one.address for one in members} - shown:
+            _set_gauges()
+            published = {one.address for others, _ in _seen.values() for one in others}
+            for address in {one.address for one in members} - published:
                 for gauge in (member_lag_bytes, member_lag_seconds, member_state):
                     gauge.remove(address)
 
 
-def _show() -> None:
+def _set_gauges() -> None:
     waiting_claims.set(sum(waiting for _, waiting in _seen.values()))
     by_address: dict[str, list[MemberStatus]] = {}
     for members, _ in _seen.values():
         for one in members:
             by_address.setdefault(one.address, []).append(one)
-    for address, found in by_address.items():
-        member_lag_bytes.labels(address).set(sum(one.lag_bytes for one in found))
-        member_lag_seconds.labels(address).set(max(one.lag_s for one in found))
-        member_state.labels(address).state(max((one.state for one in found), key=_STATES.index))
+    for address, statuses in by_address.items():
+        member_lag_bytes.labels(address).set(sum(one.lag_bytes for one in statuses))
+        member_lag_seconds.labels(address).set(max(one.lag_s for one in statuses))
+        member_state.labels(address).state(max((one.state for one in statuses), key=_STATES.index))

@@ -37,7 +37,7 @@ async def open_store(url: str | DosUrl, *, token: bytes = b"", client: str = "")
     """
     parsed = parse_url(url)
     record = await _find_record(parsed, token, client)
-    async with _living(parsed, record, token, client) as store:
+    async with _run_store(parsed, record, token, client) as store:
         store.start(store.keep_membership)
         store.start(lambda: auto_repair(store))
         store.start(lambda: watch_for_damage(store))
@@ -58,13 +58,13 @@ async def connect(url: str | DosUrl, *, token: bytes = b"", client: str = "") ->
         )
     answer = await probe(parsed.servers[0], token=token, client=client)
     alone = StoreRecord(NO_ID, 0, 1, (Member(answer.server_id, answer.address),))
-    async with _living(parsed, alone, token, client) as store:
+    async with _run_store(parsed, alone, token, client) as store:
         store.server_record = answer.record
         yield store
 
 
 @asynccontextmanager
-async def _living(url: DosUrl, record: StoreRecord, token: bytes, client: str) -> AsyncIterator[Store]:
+async def _run_store(url: DosUrl, record: StoreRecord, token: bytes, client: str) -> AsyncIterator[Store]:
     """Run a store's tasks during the block. An exception of the block is raised as it is, not in a group."""
     failure: Exception | None = None
     async with trio.open_nursery() as nursery:
@@ -107,7 +107,7 @@ async def _find_record(url: DosUrl, token: bytes, client: str) -> StoreRecord:
             return membership.record
         attempt += 1
         pause = backoff_s(attempt, randomness.jitter())
-        hopeless = seen.nobody_takes_the_token or (membership.newest is None and not seen.errors)
+        hopeless = seen.all_reject_token or (membership.newest is None and not seen.errors)
         if hopeless or trio.current_time() + pause > deadline:
             raise _not_ready(url, membership, seen)
         await trio.sleep(pause)
@@ -120,7 +120,7 @@ def _not_ready(url: DosUrl, membership: Membership, seen: ServerSurvey) -> Store
             seen.problems(membership),
             remedy=f"create one: dos store init {url}",
         )
-    if seen.nobody_takes_the_token:
+    if seen.all_reject_token:
         return token_refused(url, seen.problems(membership))
     return StoreNotReadyError(
         f"too few servers of {url} confirm a store record",

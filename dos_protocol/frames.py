@@ -37,7 +37,7 @@ _DIGESTED_BYTES: Final = _BEFORE_DIGEST.size
 assert _HEADER.size == frame_header_bytes == 32
 assert _DIGESTED_BYTES == 24
 
-_STRANGERS: Final = {
+_OTHER_PROTOCOLS: Final = {
     b"HT": "an HTTP response",
     b"GE": "an HTTP request",
     b"PO": "an HTTP request",
@@ -183,7 +183,7 @@ class FrameDecoder:
         held = self._end - start
         if held < frame_header_bytes:
             if held:
-                self._look_early(start, min(held, len(MAGIC)))
+                self._check_magic(start, min(held, len(MAGIC)))
             return None
         magic, version, opcode, flags, reserved, request_id, meta_bytes, payload_bytes, digest = (
             _HEADER.unpack_from(self._buffer, start)
@@ -220,17 +220,17 @@ class FrameDecoder:
             flags,
         )
 
-    def _look_early(self, start: int, held: int) -> None:
+    def _check_magic(self, start: int, held: int) -> None:
         """Check the magic of an incomplete header: a peer of another protocol may never send 32 bytes."""
         begun = bytes(self._view[start : start + held])
         if not MAGIC.startswith(begun):
-            self._fail(ErrorCode.BAD_FRAME, _stranger(begun), 0)
+            self._fail(ErrorCode.BAD_FRAME, _foreign_bytes_text(begun), 0)
 
     def _refuse(
         self, magic: bytes, version: int, reserved: int, request_id: int, meta_bytes: int, payload_bytes: int
     ) -> None:
         if magic != MAGIC:
-            self._fail(ErrorCode.BAD_FRAME, _stranger(magic), 0)
+            self._fail(ErrorCode.BAD_FRAME, _foreign_bytes_text(magic), 0)
         if version != PROTOCOL_VERSION:
             self._fail(
                 ErrorCode.BAD_VERSION,
@@ -269,8 +269,8 @@ class FrameDecoder:
         self._start, self._end = 0, count
 
 
-def _stranger(begun: bytes) -> str:
+def _foreign_bytes_text(begun: bytes) -> str:
     """Return the message for a peer whose first bytes are not the magic."""
     text = f"a frame begins with {MAGIC.hex()}, not {begun.hex()}"
-    spoken = next((name for first, name in _STRANGERS.items() if begun.startswith(first)), "")
-    return f"{text}: that is {spoken}, not DOS" if spoken else text
+    protocol = next((name for first, name in _OTHER_PROTOCOLS.items() if begun.startswith(first)), "")
+    return f"{text}: that is {protocol}, not DOS" if protocol else text

@@ -32,8 +32,10 @@ def check_name(name: str) -> str:
     if not isinstance(name, str):
         raise BadNameError(f"a name must be a str, got {name!r:.60}")
     if _NAME.fullmatch(name) is None:
-        shown = ascii(name[:40])
-        raise BadNameError(f"a name must match [A-Za-z0-9][A-Za-z0-9._-]{{0,127}}: {shown}, {len(name)} long")
+        escaped = ascii(name[:40])
+        raise BadNameError(
+            f"a name must match [A-Za-z0-9][A-Za-z0-9._-]{{0,127}}: {escaped}, {len(name)} long"
+        )
     return name
 
 
@@ -44,8 +46,8 @@ def check_id(identity: bytes, what: str) -> bytes:
     shorter one, so that two different ids could become equal.
     """
     if not isinstance(identity, bytes) or len(identity) != id_bytes:
-        shown = f"{len(identity)} bytes" if isinstance(identity, bytes) else type(identity).__name__
-        raise LocalProtocolError(f"{what} must be exactly {id_bytes} bytes, got {shown}: {identity!a:.60}")
+        escaped = f"{len(identity)} bytes" if isinstance(identity, bytes) else type(identity).__name__
+        raise LocalProtocolError(f"{what} must be exactly {id_bytes} bytes, got {escaped}: {identity!a:.60}")
     return identity
 
 

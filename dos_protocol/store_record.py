@@ -41,7 +41,7 @@ assert _MEMBER.size == 18
 
 MemberState = Literal["in", "joining", "adding"]
 _STATE_NUMBERS: Final[dict[MemberState, int]] = {"in": 1, "joining": 2, "adding": 3}
-_STATE_WORDS: Final[dict[int, MemberState]] = {number: word for word, number in _STATE_NUMBERS.items()}
+_STATES_BY_NUMBER: Final[dict[int, MemberState]] = {number: word for word, number in _STATE_NUMBERS.items()}
 
 
 class Member(msgspec.Struct, frozen=True):
@@ -104,7 +104,7 @@ class StoreRecord(msgspec.Struct, frozen=True):
 
 def _is_visible(text: str) -> bool:
     """Return whether the text is visible ASCII: addresses are untrusted and appear in logs and terminals."""
-    return all("!" <= letter <= "~" for letter in text)
+    return all("!" <= character <= "~" for character in text)
 
 
 def default_ack_quorum(members: int) -> int:
@@ -176,10 +176,10 @@ def _decode_members(body: bytes, count: int, where: str) -> tuple[tuple[Member, 
         server_id, state, address_bytes = _MEMBER.unpack_from(body, position)
         position += _MEMBER.size
         address = body[position : position + address_bytes]
-        if len(address) != address_bytes or state not in _STATE_WORDS or not address.isascii():
+        if len(address) != address_bytes or state not in _STATES_BY_NUMBER or not address.isascii():
             raise CorruptDataError(
                 where, position, "an ASCII address and a state", body[position:][:40].hex()
             )
-        members.append(Member(server_id, address.decode("ascii"), _STATE_WORDS[state]))
+        members.append(Member(server_id, address.decode("ascii"), _STATES_BY_NUMBER[state]))
         position += address_bytes
     return tuple(members), position

@@ -44,7 +44,7 @@ class BufferWaiter(Protocol):
     def lacks_bytes(self) -> int:
         """Bytes that it needs beyond those that it holds."""
 
-    def has_room(self) -> None:
+    def on_room(self) -> None:
         """Called when there may be room: request it again."""
 
 
@@ -55,7 +55,7 @@ class OutgoingAccount:
         self.held = 0
 
     @property
-    def of_one_max(self) -> int:
+    def per_peer_max(self) -> int:
         """How much may be queued for one peer before it is no longer read; less while the total is high."""
         return outgoing_bytes_max if self.held <= outgoing_total_bytes_max else outgoing_pressed_bytes
 
@@ -65,7 +65,7 @@ class OutgoingAccount:
         return self.held > outgoing_full_bytes
 
     @property
-    def taken_within_seconds(self) -> float:
+    def read_within_seconds(self) -> float:
         """A peer that reads nothing for longer than this is closed."""
         return full_send_seconds_max if self.full else send_seconds_max
 
@@ -101,10 +101,10 @@ class BufferAccount:
         return size
 
     def wait(self, waiter: BufferWaiter) -> None:
-        """Call `has_room` once when there may be room. The room may be taken again by then."""
+        """Call `on_room` once when there may be room. The room may be taken again by then."""
         self._waiting[waiter] = None
 
-    def give_back(self, count: int) -> None:
+    def release(self, count: int) -> None:
         self.held -= count
         assert self.held >= 0, "more buffer given back than taken"
         self._wake()
@@ -119,9 +119,9 @@ class BufferAccount:
         if not self._waiting:
             return
         promised = self.held
-        for one in sorted(self._waiting, key=lambda one: (not one.delivered, one.lacks_bytes)):
-            promised += one.lacks_bytes
-            if promised > self._bound(delivered=one.delivered):
+        for waiter in sorted(self._waiting, key=lambda waiter: (not waiter.delivered, waiter.lacks_bytes)):
+            promised += waiter.lacks_bytes
+            if promised > self._bound(delivered=waiter.delivered):
                 return
-            del self._waiting[one]
-            one.has_room()
+            del self._waiting[waiter]
+            waiter.on_room()

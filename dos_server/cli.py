@@ -31,7 +31,7 @@ from dos_server.allocator import keep_large_blocks
 from dos_server.core.quantities import parse_rate, parse_span
 from dos_server.core.scrub import ScrubPlan
 from dos_server.embedded import DataDirectoryInUseError, OpenServer
-from dos_server.wording import path_given
+from dos_server.wording import path_argument
 
 DEFAULT_ADDRESS = "127.0.0.1:9999"
 
@@ -52,7 +52,7 @@ ScrubEvery = Annotated[
 DataDirectory = Annotated[
     Path,
     typer.Option(
-        parser=path_given,
+        parser=path_argument,
         metavar="DIR",
         help="Directory that holds this server's objects; created if missing.",
     ),

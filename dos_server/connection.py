@@ -52,10 +52,10 @@ class ServerConnection:
         self._outgoing: deque[Buffer] = deque()
         self._blocked_since: float | None = None
         self._inflow = Inflow(owner.buffers, self.resume)
-        self._held: Frame | bytes | None = None
+        self._deferred: Frame | bytes | None = None
         self._reading = ReadingState.PAUSED
         self._clock = FrameClock(trio.current_time())
-        self._deaf = self._welcome = False
+        self._peer_gone = self._welcome = False
         self._lacks_room = self._unread = False
         self._scope = trio.CancelScope()
         self._all_read, self._all_sent = trio.Event(), trio.Event()
@@ -82,7 +82,7 @@ class ServerConnection:
             self._stop_watching()
             self._inflow.close()
             self._outgoing.clear()
-            self._stands_before_the_peer(-self.outgoing_bytes)
+            self._count_outgoing(-self.outgoing_bytes)
             self._sock.close()
 
     def close(self) -> None:
@@ -153,12 +153,12 @@ class ServerConnection:
             self._end_reading()
             self._owner.half_closed(self.session)
             return
-        self._clock.bytes_came = trio.current_time()
+        self._clock.last_bytes_at = trio.current_time()
         if self._inflow.wrote(count):
             sockets.notice_silence(self._sock)
-        self._take_in()
+        self._process_input()
 
-    def _take_in(self) -> None:
+    def _process_input(self) -> None:
         """Pass on the buffered input, then keep reading or pause because of back-pressure."""
         turns, self._lacks_room = self._owner.turns, False
         began = turns.clock()
@@ -171,7 +171,7 @@ class ServerConnection:
         elif fed is Fed.YIELDED:
             self._pause()
             turns.wait(self)
-        elif self._inflow.find_room():
+        elif self._inflow.make_room():
             self._read_on()
         else:
             self._pause()
@@ -180,11 +180,11 @@ class ServerConnection:
     def resume(self) -> None:
         """Check at the end of the round whether a paused connection can continue."""
         if self._reading is ReadingState.PAUSED:
-            self._owner.readiness.soon(self._look)
+            self._owner.readiness.soon(self._continue)
 
-    def _look(self) -> None:
+    def _continue(self) -> None:
         if self._reading is ReadingState.PAUSED and self._owner.turns.may_begin(self):
-            self._take_in()
+            self._process_input()
 
     def take_turn(self) -> None:
         """Continue when its turn has come: read the socket, or process what is already in the buffer."""
@@ -193,9 +193,9 @@ class ServerConnection:
         if self._unread:
             self._read()
         else:
-            self._take_in()
+            self._process_input()
 
-    def look_at_clock(self, now: float) -> None:
+    def enforce_timeouts(self, now: float) -> None:
         """Enforce the time-outs: HELLO, or the first request of version 0, within 5 s; a frame within 30 s.
 
         An idle session has no time-out; there may be many, so they return their large buffers.
@@ -206,17 +206,16 @@ class ServerConnection:
         elif (
             owner.buffers.wanted
             and reads
-            and self._inflow.holds_room
-            and self._clock.keeps_others_waiting(now)
+            and self._inflow.holds_large_buffer
+            and self._clock.blocks_others(now)
         ):
             self._abort_because("other connections need the buffer of its incomplete frame")
         elif (
-            self._blocked_since is not None
-            and now > self._blocked_since + owner.outgoing.taken_within_seconds
+            self._blocked_since is not None and now > self._blocked_since + owner.outgoing.read_within_seconds
         ):
-            self._abort_because(f"the peer read nothing for {owner.outgoing.taken_within_seconds:g} s")
+            self._abort_because(f"the peer read nothing for {owner.outgoing.read_within_seconds:g} s")
         elif now - self._last_read > shrink_seconds or self._owner.buffers.wanted:
-            self._inflow.give_back()
+            self._inflow.release()
 
     def _abort_because(self, why: str) -> None:
         logger.info("session %d of %s: %s; closed", self.session, self.peer, why)
@@ -224,9 +223,9 @@ class ServerConnection:
 
     def wanted(self) -> bool:
         """Whether more input is accepted; not if the core is busy, or the peer does not take its answers."""
-        if self._held is not None and not self._owner.may_answer(self.session, self._held):
+        if self._deferred is not None and not self._owner.may_answer(self.session, self._deferred):
             return False
-        return self.outgoing_bytes <= self._owner.outgoing.of_one_max and self._owner.may_read(self.session)
+        return self.outgoing_bytes <= self._owner.outgoing.per_peer_max and self._owner.may_read(self.session)
 
     def _feed(self, until: float) -> Fed:
         """Pass on the buffered frames until the time slice ends."""
@@ -238,7 +237,7 @@ class ServerConnection:
         try:
             while (wanted := self.wanted()) and (frame := self._next_frame()) is not None:
                 if frame.opcode in _LONG_ANSWERS and not owner.may_answer(session, frame):
-                    self._held, wanted = frame._replace(payload=bytes(frame.payload)), False
+                    self._deferred, wanted = frame._replace(payload=bytes(frame.payload)), False
                     break
                 if frame.opcode != _APPEND:
                     owner.received(session, frame)
@@ -246,7 +245,7 @@ class ServerConnection:
                         self._welcome = True
                         self._inflow.welcome()
                 else:
-                    self._hand_over_appends(frame)
+                    self._pass_appends(frame)
                 if decoder.buffered and clock() >= until:
                     over = True
                     break
@@ -264,25 +263,25 @@ class ServerConnection:
 
     def _next_frame(self) -> Frame | None:
         """Return the frame that was held back, or the next one from the buffer."""
-        held, self._held = self._held, None
+        held, self._deferred = self._deferred, None
         return held if isinstance(held, Frame) else self._inflow.decoder.next_frame()
 
-    def _hand_over_appends(self, frame: Frame) -> None:
+    def _pass_appends(self, frame: Frame) -> None:
         """Pass on a run of consecutive appends in one call, then the frame that follows it.
 
         Raises what decoding raises, after every frame before the bad one was passed on.
         """
         decoder, owner, session = self._inflow.decoder, self._owner, self.session
         run: list[Frame] = []
-        behind: Frame | None = frame
+        following: Frame | None = frame
         try:
-            while behind is not None and behind.opcode == _APPEND:
-                run.append(behind)
-                behind = decoder.next_frame() if len(run) < _RUN_FRAMES_MAX else None
+            while following is not None and following.opcode == _APPEND:
+                run.append(following)
+                following = decoder.next_frame() if len(run) < _RUN_FRAMES_MAX else None
         finally:
             owner.received_appends(session, run)
-        if behind is not None:
-            owner.received(session, behind)
+        if following is not None:
+            owner.received(session, following)
 
     def _feed_version0(self, inlet: wire0.Inlet, until: float) -> Fed:
         """Do the same as `_feed`, for version 0: single requests, or the raw bytes of a stream."""
@@ -299,7 +298,7 @@ class ServerConnection:
                     owner.streamed(session, inlet.take())
                 elif (body := self._next_request(inlet)) is not None:
                     if not owner.may_answer(session, body):
-                        self._held, wanted = body, False
+                        self._deferred, wanted = body, False
                         break
                     owner.requested(session, body)
                     requests += 1
@@ -318,7 +317,7 @@ class ServerConnection:
         return Fed.ALL if wanted else Fed.STALLED
 
     def _next_request(self, inlet: wire0.Inlet) -> bytes | None:
-        held, self._held = self._held, None
+        held, self._deferred = self._deferred, None
         return held if isinstance(held, bytes) else inlet.next_request()
 
     # Writing
@@ -331,17 +330,17 @@ class ServerConnection:
         if frame.payload:
             self._outgoing.append(frame.payload)
             count += len(frame.payload)
-        self._stands_before_the_peer(count)
+        self._count_outgoing(count)
 
-    def _stands_before_the_peer(self, more: int) -> None:
+    def _count_outgoing(self, more: int) -> None:
         self.outgoing_bytes += more
         self._owner.outgoing.held += more
 
     def send_bytes(self, data: Buffer) -> None:
         """Queue raw bytes, for version 0."""
-        if data and not self._deaf:
+        if data and not self._peer_gone:
             self._outgoing.append(data)
-            self._stands_before_the_peer(len(data))
+            self._count_outgoing(len(data))
 
     def flush(self) -> None:
         """Send what the socket accepts now; the rest follows when it is writable again."""
@@ -353,7 +352,7 @@ class ServerConnection:
             pass
         except OSError:
             self._cannot_send()
-            if not self._deaf:
+            if not self._peer_gone:
                 return
         if not self._outgoing:
             self._blocked_since = None
@@ -373,9 +372,9 @@ class ServerConnection:
         if self._inflow.inlet is None or self.closing or not self._owner.is_streaming(self.session):
             self.abort()
             return
-        self._deaf = True
+        self._peer_gone = True
         self._outgoing.clear()
-        self._stands_before_the_peer(-self.outgoing_bytes)
+        self._count_outgoing(-self.outgoing_bytes)
         self.resume()
 
     def _send_some(self) -> bool:
@@ -383,10 +382,10 @@ class ServerConnection:
         outgoing = self._outgoing
         group = [outgoing[index] for index in range(min(len(outgoing), _IOV_MAX))]
         count = self._sock.sendmsg(group)
-        self._stands_before_the_peer(-count)
+        self._count_outgoing(-count)
         if self._blocked_since is not None:
             self._blocked_since = trio.current_time()
-        whole = count == sum(map(len, group))
+        complete = count == sum(map(len, group))
         while count:
             first = outgoing.popleft()
             if count < len(first):
@@ -396,4 +395,4 @@ class ServerConnection:
         if self.outgoing_bytes <= outgoing_bytes_max:
             self.resume()
             self._owner.has_sent(self.session)
-        return whole
+        return complete

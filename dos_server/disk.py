@@ -4,7 +4,7 @@ A path is relative to the data directory. Its components are separated by slashe
 names, or begins with a dot (files of the server). Symbolic links are never followed, and only regular files
 with exactly one name are opened.
 
-Every method may raise OSError; `troubles` decides what an error means. Nothing here retries, and a failed
+Every method may raise OSError; `disk_errors` decides what an error means. Nothing here retries, and a failed
 `sync` is never retried anywhere. The same tests run on this implementation and on the fault-injecting one.
 """
 
@@ -109,19 +109,19 @@ class RealDisk:
         self._locked_roots: dict[int, int] = {}
         self._spares: list[int] = []
         self._spares_guard = Lock()
-        self._lay_by()
+        self._reserve_spares()
 
     def shut(self) -> None:
         """Close the data directory. Open handles stay valid."""
-        self._give_up_spares()
+        self._release_spares()
         os.close(self._root)
 
-    def _lay_by(self) -> None:
+    def _reserve_spares(self) -> None:
         """Reserve descriptors for `sync_folder`, which has two open at a time."""
         while len(self._spares) < 2:
             self._spares.append(os.dup(self._root))
 
-    def _give_up_spares(self) -> None:
+    def _release_spares(self) -> None:
         while self._spares:
             os.close(self._spares.pop())
 
@@ -147,12 +147,12 @@ class RealDisk:
 
     def why_gone(self) -> str:
         try:
-            there = os.stat(self._path)  # noqa: PTH116 - symmetric to fstat
+            current = os.stat(self._path)  # noqa: PTH116 - symmetric to fstat
         except (FileNotFoundError, NotADirectoryError):
             return f"data directory {self._path} was removed or moved while it was served"
         except OSError:
             return ""  # the directory cannot be examined now, which proves nothing
-        if os.path.samestat(there, os.fstat(self._root)):
+        if os.path.samestat(current, os.fstat(self._root)):
             return ""
         return f"data directory {self._path} was replaced by another one while it was served"
 
@@ -240,7 +240,7 @@ class RealDisk:
         return data
 
     def write(self, handle: int, position: int, buffers: Sequence[Buffer]) -> None:
-        write_whole(os, handle, position, buffers)
+        write_all(os, handle, position, buffers)
 
     def cut(self, handle: int, size: int) -> None:
         os.ftruncate(handle, size)
@@ -257,12 +257,12 @@ class RealDisk:
             # A file that waits for the sync of its folder stays open. If such files have taken all
             # descriptors, each of them waits for one more; so one sync at a time uses the reserved ones.
             with self._spares_guard:
-                self._give_up_spares()
+                self._release_spares()
                 try:
                     self._sync_folder(folder)
                 finally:
                     with contextlib.suppress(OSError):  # they are in use elsewhere: retry the next time
-                        self._lay_by()
+                        self._reserve_spares()
 
     def _sync_folder(self, folder: str) -> None:
         with self._folder(folder) as descriptor:
@@ -290,7 +290,7 @@ class WriteCalls(Protocol):
     def pwrite(self, handle: int, data: Buffer, position: int, /) -> int: ...
 
 
-def write_whole(system: WriteCalls, handle: int, position: int, buffers: Sequence[Buffer]) -> None:
+def write_all(system: WriteCalls, handle: int, position: int, buffers: Sequence[Buffer]) -> None:
     """Write all bytes of the buffers at a position, in as many calls as it takes.
 
     `system`: `os`, or its replacement in a simulation. Raises OSError; any part of the bytes may then be in

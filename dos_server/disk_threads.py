@@ -49,7 +49,7 @@ class DiskThreads(Generic[Job, Result]):
         self._queue: queue.SimpleQueue[tuple[Job] | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._running = 0
-        self._due: deque[Job] = deque()
+        self._queued: deque[Job] = deque()
         self._eager: deque[Job] = deque()
 
     @property
@@ -57,13 +57,13 @@ class DiskThreads(Generic[Job, Result]):
         """Whether a job has begun and not finished."""
         return self._running > 0
 
-    def ask(self, job: Job) -> None:
+    def submit(self, job: Job) -> None:
         """Queue a job. The owner begins it when a thread is free, see `next_due`."""
-        self._due.append(job)
+        self._queued.append(job)
 
     def next_due(self) -> Job | None:
         """Return the next queued job if a thread is free for it."""
-        return self._due.popleft() if self._due and self._running < self._threads_max else None
+        return self._queued.popleft() if self._queued and self._running < self._threads_max else None
 
     def start(self, job: Job) -> None:
         """Begin a job as soon as a thread is free; for owners that need not know when it begins."""

@@ -1,7 +1,7 @@
 """A server inside this process, on its own thread: the default store of a local Spark session, and for tests.
 
 It runs the same server as `dos serve`, on the same files; only starting and stopping differ. It listens on
-loopback. It does not scrub unless asked to, because a store of one copy has nothing to repair from.
+loopback. It does not scrub by default, because a store of one copy has nothing to repair from.
 """
 
 import contextlib

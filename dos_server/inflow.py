@@ -1,9 +1,9 @@
 """The receive buffer of one connection: a decoder for version 1, or an inlet for version 0.
 
-The first byte tells the protocol version of the peer: zero is version 0 (`core.version0.wire`). Every buffer
-begins small. Memory beyond that is taken from the account of all connections when the small buffer is full.
-It is returned when the connection is idle, or when the buffer is empty and others wait for memory. Before
-HELLO is answered no frame may be larger than the small buffer.
+The first byte identifies the protocol version of the peer: zero is version 0 (`core.version0.wire`). Every
+buffer begins small. Memory beyond that is taken from the account of all connections when the small buffer is
+full. It is returned when the connection is idle, or when the buffer is empty and others wait for memory.
+Before HELLO is answered no frame may be larger than the small buffer.
 """
 
 from collections.abc import Callable
@@ -19,18 +19,18 @@ class Inflow:
     """The receive buffer of one connection.
 
     `inlet` is set once the peer is known to speak version 0. `delivered`: a frame larger than the small
-    buffer was completed. `has_room` is called when a wait for memory may be over.
+    buffer was completed. `on_room` is called when a wait for memory may be over.
     """
 
-    def __init__(self, account: BufferAccount, has_room: Callable[[], None]) -> None:
+    def __init__(self, account: BufferAccount, on_room: Callable[[], None]) -> None:
         self.decoder = FrameDecoder(copy=False, meta_max=hello_bytes_max, payload_max=hello_bytes_max)
         self.inlet: wire0.Inlet | None = None
-        self.has_room = has_room
+        self.on_room = on_room
         self.delivered = False
         self._account = account
         self._first_bytes = self._granted_bytes = self.decoder.capacity_grown = self.decoder.capacity
         self._began = False
-        self._room = 0
+        self._writable_bytes = 0
         self._filled = False
 
     @property
@@ -39,7 +39,7 @@ class Inflow:
         return (self.inlet or self.decoder).buffered
 
     @property
-    def holds_room(self) -> bool:
+    def holds_large_buffer(self) -> bool:
         """Whether it has a large buffer that holds an incomplete frame."""
         return self._granted_bytes > self._first_bytes and self.buffered > 0
 
@@ -55,12 +55,12 @@ class Inflow:
     def writable(self) -> memoryview:
         """Return the free part of the buffer."""
         view = (self.inlet or self.decoder).writable()
-        self._room = len(view)
+        self._writable_bytes = len(view)
         return view
 
     def wrote(self, count: int) -> bool:
         """Note that `count` bytes were received. True: they are the first, and the peer speaks version 0."""
-        self._filled = count == self._room
+        self._filled = count == self._writable_bytes
         if self._began:
             (self.inlet or self.decoder).wrote(count)
             return False
@@ -73,15 +73,15 @@ class Inflow:
         self.inlet.receive(first)
         return True
 
-    def find_room(self) -> bool:
-        """Make room for the next bytes. False: no memory is available now; `has_room` will be called."""
+    def make_room(self) -> bool:
+        """Make room for the next bytes. False: no memory is available now; `on_room` will be called."""
         inflow = self.inlet or self.decoder
         filled, self._filled = self._filled, False
         if self._granted_bytes > self._first_bytes >= self.decoder.needed:
             self.delivered = True
         if not inflow.buffered and (self.inlet is None or not filled):
             if self._account.wanted:
-                self.give_back()
+                self.release()
             return True
         have, needed = self._granted_bytes, self.decoder.needed
         if filled:
@@ -95,7 +95,7 @@ class Inflow:
         self._account.wait(self)
         return False
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Shrink to the small buffer if the buffer is empty.
 
         A frame that has begun keeps what it was granted, even before it fills it, because it will need it.
@@ -119,4 +119,4 @@ class Inflow:
         """Return everything beyond the small buffer to the account."""
         count, self._granted_bytes = self._granted_bytes - self._first_bytes, self._first_bytes
         if count:
-            self._account.give_back(count)
+            self._account.release(count)

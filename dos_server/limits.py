@@ -134,7 +134,7 @@ resume_fraction: Final = 4
 """Appends resume once this fraction of the reserve, one part in so many, is free above it."""
 new_file_bytes: Final = 4 * KIB
 """Cost of a new object before its first byte: the first block of its file, and its share of the folder."""
-space_look_seconds: Final = 1.0
+space_check_seconds: Final = 1.0
 """Interval of checks of the free space."""
 again_seconds: Final = 1.0
 """Delay before a sync or removal that the disk could not begin is requested again."""
@@ -143,7 +143,7 @@ tail_tries_seconds_max: Final = 60.0
 """Delay between two tries to copy a torn tail aside; it doubles each time, up to the maximum."""
 
 stamp_seconds: Final = 600.0
-"""Age after which the disk gets a new stamp, when a client asks for the newest. A copy of the disk younger
+"""Age after which the disk gets a new stamp, when a client requests the newest. A copy of the disk younger
 than this cannot be recognized as old."""
 stamps_kept_max: Final = 1_024
 """16 KiB, at least a week. A member whose outage is older than all of them is not compared."""

@@ -16,12 +16,12 @@ from dos_server.core import vocabulary as v
 from dos_server.core.extent import object_seed
 from dos_server.core.layout import OBJECTS
 from dos_server.core.records import NO_CLAIM, ObjectMark
-from dos_server.core.recovery import NO_ROOM, RecoveryDecision
+from dos_server.core.recovery import NO_SPACE_LETTER, RecoveryDecision
 from dos_server.core.recovery_scan import RecoveredObject, judge, lost
 from dos_server.disk import Disk
+from dos_server.disk_errors import failure_of, is_temporary
 from dos_server.marks import ObjectMarks
 from dos_server.stored_reads import StoredReads
-from dos_server.troubles import says_nothing_of_the_disk, trouble_of
 
 logger = logging.getLogger("dos.server")
 
@@ -83,9 +83,9 @@ class DirectoryLoader(StoredReads):
         except (OSError, CorruptDataError) as error:
             logger.error("directory %s cannot be used: %s", directory, error)
             self.forget(directory)
-            passes = isinstance(error, OSError) and trouble_of(error) is not v.DiskFailure.FAILED
+            temporary = isinstance(error, OSError) and failure_of(error) is not v.DiskFailure.FAILED
             problem = f"{directory}: {error}"
-            return v.DirectoryLoaded(directory, True, NO_CLAIM, {}, problem, passes)  # noqa: FBT003
+            return v.DirectoryLoaded(directory, True, NO_CLAIM, {}, problem, temporary)  # noqa: FBT003
         return v.DirectoryLoaded(directory, exists=True, claim=claim, objects=objects)
 
     def load_object(self, directory: str, name: str) -> v.ObjectLoaded:
@@ -104,13 +104,13 @@ class DirectoryLoader(StoredReads):
                 found, size = self._judge(directory, name, file.handle, mark)
                 durable = max(durable, found.size)  # all of this may have been acknowledged
                 if not found.corrupt:
-                    found = self._bring_in_order(directory, name, file.handle, found, size, mark)
+                    found = self._carry_out_decision(directory, name, file.handle, found, size, mark)
         except OSError as error:
-            if says_nothing_of_the_disk(error):
+            if is_temporary(error):
                 raise
             logger.error("object %s/%s cannot be used: %s", directory, name, error)
-            return _without(durable, error)
-        if found.letter == NO_ROOM:
+            return _lost_or_uncut(durable, error)
+        if found.letter == NO_SPACE_LETTER:
             return found
         if found.corrupt:
             poisoned = mark is not None and mark.poisoned
@@ -118,13 +118,13 @@ class DirectoryLoader(StoredReads):
             self.set_mark(directory, ObjectMark(name, durable, poisoned, damaged=True, root=found.root))
             return found
         if mark is not None and mark.poisoned:
-            return self._forgive(directory, name, found)
-        said = ObjectMark(name, found.size, root=found.root)
-        if mark != said:
-            self.set_mark(directory, said)
+            return self._clear_poisoned(directory, name, found)
+        current = ObjectMark(name, found.size, root=found.root)
+        if mark != current:
+            self.set_mark(directory, current)
         return found
 
-    def _forgive(self, directory: str, name: str, found: RecoveredObject) -> RecoveredObject:
+    def _clear_poisoned(self, directory: str, name: str, found: RecoveredObject) -> RecoveredObject:
         """Remove the flag "poisoned" from a mark, durably, before any new append is acknowledged.
 
         Otherwise a power cut would bring the flag back, and the next start would cut what was acknowledged
@@ -133,10 +133,10 @@ class DirectoryLoader(StoredReads):
         try:
             self._folders[directory].marks.write(ObjectMark(name, found.size, root=found.root), durable=True)
         except OSError as error:
-            if says_nothing_of_the_disk(error):
+            if is_temporary(error):
                 raise
             logger.error("mark of %s/%s: %s", directory, name, error)
-            return _without(found.size, error)
+            return _lost_or_uncut(found.size, error)
         return found
 
     def _judge(
@@ -150,7 +150,7 @@ class DirectoryLoader(StoredReads):
             logger.warning("%s", findings.logged(f"{directory}/{name}", found, size))
         return found, size
 
-    def _bring_in_order(
+    def _carry_out_decision(
         self,
         directory: str,
         name: str,
@@ -164,7 +164,7 @@ class DirectoryLoader(StoredReads):
         try:
             side_files.cut_tail(disk, directory, name, handle, found, size)
         except OSError as error:
-            if trouble_of(error) is not v.DiskFailure.NO_SPACE:
+            if failure_of(error) is not v.DiskFailure.NO_SPACE:
                 raise
             logger.error(
                 "tail of %s/%s cannot be copied aside: no space; free some, and it is retried",
@@ -182,17 +182,17 @@ class DirectoryLoader(StoredReads):
         A failure is only logged: without the mark, the bound is merely lower. A mark that says poisoned or
         damaged is synced at once.
         """
-        try:  # not `noted`, for speed: this runs with every sync
+        try:  # not `log_errors`, for speed: this runs with every sync
             self._folders[directory].marks.write(mark, durable=mark.poisoned or mark.damaged)
         except OSError as error:
             logger.warning("mark of %s/%s: %s", directory, mark.name, error)
 
 
-def _without(durable: int, error: OSError) -> RecoveredObject:
+def _lost_or_uncut(durable: int, error: OSError) -> RecoveredObject:
     """Return the state of an object that could not be made durable: lost.
 
     For want of space it is only unavailable until there is some: some file systems need new space even for
     bytes that are overwritten in place.
     """
     found = lost(durable)
-    return found.uncut(1) if trouble_of(error) is v.DiskFailure.NO_SPACE else found
+    return found.uncut(1) if failure_of(error) is v.DiskFailure.NO_SPACE else found

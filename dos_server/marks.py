@@ -72,7 +72,7 @@ class ObjectMarks:
             handle = self._open()
             self._disk.write(handle, slot * mark_bytes, [records.encode_mark(mark)])
         if durable:
-            self._put_on_stable_storage(handle)
+            self._sync_with_entry(handle)
 
     def erase(self, name: str) -> None:
         """Erase the mark of an object durably. After an error it keeps its slot: write the mark again."""
@@ -82,12 +82,12 @@ class ObjectMarks:
                 return
             handle = self._open()
             self._disk.write(handle, slot * mark_bytes, [bytes(mark_bytes)])
-        self._put_on_stable_storage(handle)
+        self._sync_with_entry(handle)
         with self._guard:
             del self._slots[name]
             self._free.append(slot)
 
-    def _put_on_stable_storage(self, handle: int) -> None:
+    def _sync_with_entry(self, handle: int) -> None:
         """Sync the file and, because it may be new, its entry."""
         self._disk.sync(handle)
         if not self._entry_durable:
@@ -111,7 +111,7 @@ class ObjectMarks:
         return self._handle
 
 
-def says_damaged(disk: Disk, folder: str) -> bool:
+def has_damage_mark(disk: Disk, folder: str) -> bool:
     """Whether a mark of a folder says damaged. False if the marks are unreadable, which `load` reports."""
     try:
         data = small_files.read(disk, f"{folder}/.marks") or b""

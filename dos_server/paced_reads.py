@@ -49,7 +49,7 @@ class PacedReads:
         """Whether a read is in progress."""
         return self._threads.busy
 
-    def ask(self, effect: v.ReadData) -> None:
+    def submit(self, effect: v.ReadData) -> None:
         """Read as soon as the peer has taken enough of its earlier answers."""
         waiting = self.waiting.get(effect.session)
         if waiting is not None:

@@ -32,9 +32,9 @@ class ReadyCall(Protocol):
 _READABLE: Final = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR
 _SLICE_SECONDS: Final = 0.0005
 """Processor time of a thread after which it pauses."""
-_GIVE_WAY_SECONDS: Final = 0.0001
+_YIELD_SECONDS: Final = 0.0001
 """Minimum pause: enough to wake the loop if it waits for the interpreter lock."""
-_GIVE_WAY_SECONDS_MAX: Final = 0.004
+_YIELD_SECONDS_MAX: Final = 0.004
 """Maximum pause while a round lasts, so that an overloaded server still opens a directory."""
 _LINGER_SECONDS: Final = 0.001
 """How long a round waits for the next one before other tasks of the loop run: a pass through the loop costs
@@ -44,7 +44,7 @@ more than a small append."""
 class Readiness:
     """The readiness service of one server.
 
-    `done` and `give_way` may be called from any thread, everything else only in the event loop.
+    `done` and `yield_to_loop` may be called from any thread, everything else only in the event loop.
     """
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class Readiness:
         self._done.append(call)
         self._ring()
 
-    def give_way(self) -> None:
+    def yield_to_loop(self) -> None:
         """Let the event loop run first. Long computations in threads call this regularly.
 
         A computing thread keeps the interpreter lock until another thread has waited for 5 ms, and a round
@@ -97,13 +97,13 @@ class Readiness:
         Between two calls a thread should compute for no more than `_SLICE_SECONDS`.
         """
         of_thread, used = self._of_thread, time.thread_time()
-        if used - getattr(of_thread, "gave_way", used - _SLICE_SECONDS) < _SLICE_SECONDS:
+        if used - getattr(of_thread, "yielded", used - _SLICE_SECONDS) < _SLICE_SECONDS:
             return
-        until = time.monotonic() + _GIVE_WAY_SECONDS_MAX
-        time.sleep(_GIVE_WAY_SECONDS)
+        until = time.monotonic() + _YIELD_SECONDS_MAX
+        time.sleep(_YIELD_SECONDS)
         while self._in_round and time.monotonic() < until:
-            time.sleep(_GIVE_WAY_SECONDS)
-        of_thread.gave_way = time.thread_time()
+            time.sleep(_YIELD_SECONDS)
+        of_thread.yielded = time.thread_time()
 
     def _ring(self) -> None:
         if not self._rung:

@@ -34,7 +34,7 @@ class FrameClock:
     """The times at which the peer connected, last sent bytes, and began the incomplete frame, if any."""
 
     connected: float
-    bytes_came: float = 0.0
+    last_bytes_at: float = 0.0
     began: float | None = None
 
     def watch(self, now: float, *, begun: bool, anew: bool) -> None:
@@ -54,7 +54,7 @@ class FrameClock:
             return True
         return not welcome and now > self.connected + hello_seconds_max
 
-    def keeps_others_waiting(self, now: float) -> bool:
+    def blocks_others(self, now: float) -> bool:
         """Whether the frame makes too little progress to keep buffer space that others wait for."""
         began = now if self.began is None else self.began
-        return now > self.bytes_came + stalled_seconds_max or now > began + slow_frame_seconds_max
+        return now > self.last_bytes_at + stalled_seconds_max or now > began + slow_frame_seconds_max

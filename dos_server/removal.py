@@ -19,8 +19,8 @@ import logging
 from dos_server.core.records import ObjectMark
 from dos_server.core.vocabulary import DiskFailure, Removal
 from dos_server.disk import Disk
+from dos_server.disk_errors import failure_of, preceded_sync
 from dos_server.marks import ObjectMarks
-from dos_server.troubles import came_before_sync, trouble_of
 
 logger = logging.getLogger("dos.server")
 
@@ -38,8 +38,8 @@ def remove(disk: Disk, marks: ObjectMarks, folder: str, mark: ObjectMark) -> Rem
         if begun:
             return _unknown(folder, mark, error)
         logger.error("object %s/%s cannot be removed: %s", folder, mark.name, error)
-        as_it_was = Removal.INTACT if trouble_of(error) is DiskFailure.FAILED else Removal.NOT_NOW
-        return _take_back(marks, folder, mark, as_it_was)
+        as_it_was = Removal.INTACT if failure_of(error) is DiskFailure.FAILED else Removal.NOT_NOW
+        return _restore_mark(marks, folder, mark, as_it_was)
     try:
         disk.sync_folder(folder)
         marks.erase(mark.name)
@@ -50,7 +50,7 @@ def remove(disk: Disk, marks: ObjectMarks, folder: str, mark: ObjectMark) -> Rem
 
 def _unknown(folder: str, mark: ObjectMark, error: OSError) -> Removal:
     """Report a removal whose mark says removed: it can be continued, unless a sync has failed."""
-    if came_before_sync(error):
+    if preceded_sync(error):
         logger.warning("removal of %s/%s is not finished and will be retried: %s", folder, mark.name, error)
         return Removal.LATER
     logger.error(
@@ -59,7 +59,7 @@ def _unknown(folder: str, mark: ObjectMark, error: OSError) -> Removal:
     return Removal.UNKNOWN
 
 
-def _take_back(marks: ObjectMarks, folder: str, mark: ObjectMark, as_it_was: Removal) -> Removal:
+def _restore_mark(marks: ObjectMarks, folder: str, mark: ObjectMark, as_it_was: Removal) -> Removal:
     """Restore the mark durably. Otherwise a crash would remove the file, which still exists."""
     try:
         marks.write(mark, durable=True)

@@ -40,9 +40,9 @@ class Scrubber:
     def performs(self) -> dict[type[Any], Callable[[Any], None]]:
         """The methods that perform the scrub's effects, by effect type."""
         return {
-            scrub_reads.ScrubRead: self._look,
+            scrub_reads.ScrubRead: self._read,
             scrub_reads.ScrubLater: self._later,
-            scrub_reads.LogNotice: self._tell,
+            scrub_reads.LogNotice: self._log,
         }
 
     def _later(self, effect: scrub_reads.ScrubLater) -> None:
@@ -53,14 +53,14 @@ class Scrubber:
         await trio.sleep(seconds)
         self._feed(scrub_reads.ScrubDue(self._is_busy()))
 
-    def _look(self, effect: scrub_reads.ScrubRead) -> None:
+    def _read(self, effect: scrub_reads.ScrubRead) -> None:
         assert self._nursery is not None, "not serving"
-        self._nursery.start_soon(self._look_in_thread, effect)
+        self._nursery.start_soon(self._read_in_thread, effect)
 
-    async def _look_in_thread(self, effect: scrub_reads.ScrubRead) -> None:
-        look = partial(self._storage.inspect, effect, self._ports.monotonic)
-        looked = await self._ports.in_thread(look, self._limiter)
-        self._feed(looked)
+    async def _read_in_thread(self, effect: scrub_reads.ScrubRead) -> None:
+        read = partial(self._storage.scrub_read, effect, self._ports.monotonic)
+        result = await self._ports.in_thread(read, self._limiter)
+        self._feed(result)
 
-    def _tell(self, effect: scrub_reads.LogNotice) -> None:
+    def _log(self, effect: scrub_reads.LogNotice) -> None:
         logger.log(logging.WARNING if effect.bad else logging.INFO, "%s", effect.text)

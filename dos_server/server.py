@@ -29,7 +29,7 @@ from dos_server.limits import (
     digests_in_flight_max,
     load_threads_max,
     repair_threads_max,
-    space_look_seconds,
+    space_check_seconds,
     sync_threads_max,
 )
 from dos_server.owner import Resumable
@@ -77,7 +77,7 @@ class ObjectServer:
             version0=version0,
             reserve_bytes=reserve_bytes,
             scrub=scrub,
-            stamps=storage.give_stamp(ports.fresh_id()),
+            stamps=storage.add_stamp(ports.fresh_id()),
         )
         self._connections: dict[int, ServerConnection] = {}
         self.gone, self._last_session, self._batch_is_open = "", 0, False
@@ -87,7 +87,7 @@ class ObjectServer:
         self._to_flush: dict[int, ServerConnection] = {}
         self.readiness = ports.rounds()
         self.turns = Turns(ports.monotonic, self.readiness)
-        self._look_again = OncePerRound(self.readiness, self._go_on_with_those_that_wait)
+        self._retry_soon = OncePerRound(self.readiness, self._retry_waiting)
         self.buffers, self.outgoing = BufferAccount(), OutgoingAccount()
         self._sync_threads: Workers[v.Sync] = ports.workers(
             lambda effect: v.Synced(effect.directory, effect.name, storage.sync(effect)),
@@ -110,9 +110,9 @@ class ObjectServer:
             v.LoadObject: lambda one: self._load_threads.start(lambda: storage.load_object(*one)),
             v.WriteClaim: self._store_claim,
             v.Write: self._writes.write,
-            v.Sync: self._sync_threads.ask,
+            v.Sync: self._sync_threads.submit,
             v.SetMark: lambda one: storage.set_mark(*one),
-            v.ReadData: self._reads.ask,
+            v.ReadData: self._reads.submit,
             v.ReadDigest: lambda one: self._digest_threads.start(lambda: self._digest(one)),
             v.WriteStoreRecord: self._store_record,
             v.WriteStamps: lambda one: self._claim_threads.start(lambda: storage.store_stamps(one)),
@@ -133,7 +133,7 @@ class ObjectServer:
         Closes the listener on exit. Raises no errors of peers or of the disk.
         """
         listener.setblocking(False)  # noqa: FBT003
-        self._storage.give_way = self.readiness.give_way
+        self._storage.yield_to_loop = self.readiness.yield_to_loop
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.readiness.run, self._round_ended)
@@ -141,7 +141,7 @@ class ObjectServer:
                 if self._scrub.bytes_per_s:
                     self._scrubber.begin(nursery, self._scrub.first_seconds)
                 nursery.start_soon(self._housekeeper)
-                await self._look_at_space()
+                await self._measure_space()
                 nursery.start_soon(self._space_watcher, nursery.cancel_scope)
                 await self._accept(listener, nursery)
         finally:
@@ -159,7 +159,7 @@ class ObjectServer:
             try:
                 for sock in sockets.accept_some(listener):
                     if len(self._connections) >= min(connections_max, self._descriptors):
-                        sockets.turn_away(sock, len(self._connections))
+                        sockets.reject(sock, len(self._connections))
                         continue
                     self._last_session += 1
                     connection = ServerConnection(self._last_session, sock, self)
@@ -199,7 +199,7 @@ class ObjectServer:
 
     def has_sent(self, session: int) -> None:
         if session in self._reads.waiting:
-            self._look_again.ask()
+            self._retry_soon.submit()
 
     def bad_frame(self, session: int, error: RemoteProtocolError) -> None:
         """Send the error and close the connection: the bytes after a bad frame cannot be framed."""
@@ -254,11 +254,11 @@ class ObjectServer:
         for connection in flush.values():
             connection.flush()
         if self._reads.waiting or self._stalled:
-            self._look_again.ask()
+            self._retry_soon.submit()
         if self._core.wants_tick():
             self._tick_wanted.set()
 
-    def _go_on_with_those_that_wait(self) -> None:
+    def _retry_waiting(self) -> None:
         """Retry waiting reads and stalled connections, once per round: there may be a thousand."""
         self._reads.inspect()
         for one in [one for one in self._stalled if one.wanted()]:
@@ -286,17 +286,17 @@ class ObjectServer:
             await trio.sleep(_HOUSEKEEPING_SECONDS)
             now = trio.current_time()
             for connection in list(self._connections.values()):
-                connection.look_at_clock(now)
+                connection.enforce_timeouts(now)
 
     async def _space_watcher(self, served: trio.CancelScope) -> None:
         while not self.gone:
-            await trio.sleep(space_look_seconds)
-            await self._look_at_space()
+            await trio.sleep(space_check_seconds)
+            await self._measure_space()
             self.gone = await self._ports.in_thread(self._storage.why_gone)
         logger.critical("%s; the server stops, because its data could not be found again", self.gone)
         served.cancel()
 
-    async def _look_at_space(self) -> None:
+    async def _measure_space(self) -> None:
         """Report the free space to the core. statfs runs in a thread, because it may be slow."""
         before = self._core.room_bytes
         self._feed(v.SpaceSeen(*await self._ports.in_thread(self._storage.free_space), before))
@@ -357,17 +357,17 @@ class ObjectServer:
 
     def _store_claim(self, effect: v.WriteClaim) -> None:
         def work() -> v.Event:
-            trouble = self._storage.store_claim(effect.directory, effect.claim)
-            return v.ClaimStored(effect.directory, effect.claim, trouble)
+            failure = self._storage.store_claim(effect.directory, effect.claim)
+            return v.ClaimStored(effect.directory, effect.claim, failure)
 
         self._claim_threads.start(work)
 
     def _store_record(self, effect: v.WriteStoreRecord) -> None:
         def work() -> v.Event:
-            trouble = self._storage.store_record(effect.record)
-            if trouble is v.DiskFailure.NONE:
+            failure = self._storage.store_record(effect.record)
+            if failure is v.DiskFailure.NONE:
                 logger.warning("store record: %s", record_text(effect.record))
-            return v.RecordStored(effect.session, effect.request_id, effect.record, trouble)
+            return v.RecordStored(effect.session, effect.request_id, effect.record, failure)
 
         self._claim_threads.start(work)
 
@@ -385,8 +385,8 @@ class ObjectServer:
 
     def _make_directory(self, effect: v.MakeDirectory) -> None:
         def work() -> v.Event:
-            trouble = self._storage.make_directory(effect.directory)
-            return v.DirectoryMade(effect.session, effect.directory, trouble)
+            failure = self._storage.make_directory(effect.directory)
+            return v.DirectoryMade(effect.session, effect.directory, failure)
 
         self._load_threads.start(work)
 

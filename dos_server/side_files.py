@@ -50,12 +50,13 @@ def sync(files: OpenFiles, effect: v.InstallRepair) -> None:
     files.forget(_path(effect))
 
 
-def change_places(disk: Disk, effect: v.InstallRepair) -> None:
+def exchange(disk: Disk, effect: v.InstallRepair) -> None:
     """Move the old copy aside, if it is to be kept, and the new one into its place; both durably."""
     folder = f"{OBJECTS}/{effect.directory}"
     names = set(disk.names(folder) or ())
     if effect.keep and effect.name in names:
         disk.rename(folder, effect.name, _free_name(f"{BROKEN}{effect.name}", names))
+    # A crash between the renames leaves no file of that name. Its mark is durable, so it counts as lost.
     disk.rename(folder, _file_name(effect), effect.name)
     disk.sync_folder(folder)
 

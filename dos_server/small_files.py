@@ -25,7 +25,7 @@ def replace(disk: Disk, folder: str, name: str, data: bytes) -> None:
     try:
         disk.cut(handle, 0)
         disk.write(handle, 0, [data])
-        disk.sync(handle)
+        disk.sync(handle)  # before the rename: a crash must never leave an empty file under the final name
     finally:
         disk.close(handle)
     disk.rename(folder, temporary, name)

@@ -64,7 +64,7 @@ def notice_silence(sock: Socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
 
 
-def turn_away(sock: Socket, open_now: int) -> None:
+def reject(sock: Socket, open_now: int) -> None:
     """Report to a peer that there are too many connections, and close."""
     text = f"{open_now} connections are open"
     busy = m.Error(int(ErrorCode.BUSY), text, VERDICTS[ErrorCode.BUSY].remedy)

@@ -13,7 +13,7 @@
     d/DIR/.broken.*  copies that were replaced by a repair
 
 Small files are replaced whole: temporary file, write, sync, rename, sync of the folder. Objects only grow.
-Except at the start, disk errors do not leave this class: `troubles` maps them to what the core understands.
+Except at the start, disk errors do not leave this class: `disk_errors` maps them to the core's values.
 
 Methods act in the order of the calls and decide nothing. They may be called from several threads, but at most
 one write and one sync of an object may run at a time.
@@ -33,10 +33,10 @@ from dos_server.core.records import ClaimRecord, ObjectMark
 from dos_server.core.recovery_scan import RecoveredObject
 from dos_server.core.stamps import History, StampFiles, decode_history, decode_witnesses, encode_history
 from dos_server.disk import Disk, FreeSpace
+from dos_server.disk_errors import failure_of, log_errors, preceded_sync
 from dos_server.loading import DirectoryLoader
-from dos_server.marks import says_damaged
+from dos_server.marks import has_damage_mark
 from dos_server.open_files import OpenFile
-from dos_server.troubles import came_before_sync, noted, trouble_of
 
 logger = logging.getLogger("dos.server")
 
@@ -46,7 +46,7 @@ class Storage(DirectoryLoader):
 
     def __init__(self, disk: Disk) -> None:
         super().__init__(disk)
-        self._told_no_space = False
+        self._reported_no_space = False
 
     # Start and stop
 
@@ -74,7 +74,7 @@ class Storage(DirectoryLoader):
             decode_store_record(record, "store")  # an empty file is damage; it does not mean "in no store"
         return records.decode_identity(identity, "identity"), record or b"", names
 
-    def give_stamp(self, stamp_id: bytes) -> StampFiles:
+    def add_stamp(self, stamp_id: bytes) -> StampFiles:
         """Give the disk a new stamp for this start; return the files `stamps` and `witnessed`.
 
         If the stamp cannot be stored, on a full disk for example, the server starts with the existing ones:
@@ -96,25 +96,25 @@ class Storage(DirectoryLoader):
 
     def store_stamps(self, effect: v.WriteStamps) -> v.StampsStored:
         """Put `stamps` or `witnessed` on stable storage."""
-        trouble = v.DiskFailure.NONE
+        failure = v.DiskFailure.NONE
         try:
             small_files.replace(self._disk, "", effect.name, effect.data)
         except OSError as error:
             logger.error("%s: %s", effect.name, error)
-            trouble = trouble_of(error)
-        return v.StampsStored(*effect, trouble)
+            failure = failure_of(error)
+        return v.StampsStored(*effect, failure)
 
     def damaged_among(self, directories: set[str]) -> set[str]:
         """Return those of the directories that have an object marked as damaged."""
-        return {name for name in directories if says_damaged(self._disk, f"{OBJECTS}/{name}")}
+        return {name for name in directories if has_damage_mark(self._disk, f"{OBJECTS}/{name}")}
 
     def stop(self) -> None:
         """Sync and close everything, marks last. Errors are only logged: no guarantee depends on it."""
         for path, file in self._files.unsynced():
-            with noted(f"last sync of {path}"):
+            with log_errors(f"last sync of {path}"):
                 self._files.sync(file)
         for directory in list(self._folders):
-            with noted(f"marks of {directory}"):
+            with log_errors(f"marks of {directory}"):
                 self._folders[directory].marks.sync()
             self.forget(directory)
 
@@ -126,7 +126,7 @@ class Storage(DirectoryLoader):
             self._folder_durable(directory)
         except OSError as error:
             logger.error("claim of %s: %s", directory, error)
-            return trouble_of(error)
+            return failure_of(error)
         return v.DiskFailure.NONE
 
     def store_record(self, record: bytes) -> v.DiskFailure:
@@ -135,7 +135,7 @@ class Storage(DirectoryLoader):
             small_files.replace(self._disk, "", "store", record)
         except OSError as error:
             logger.error("store record: %s", error)
-            return trouble_of(error)
+            return failure_of(error)
         return v.DiskFailure.NONE
 
     def why_gone(self) -> str:
@@ -147,7 +147,10 @@ class Storage(DirectoryLoader):
         try:
             return self._disk.free_space()
         except OSError as error:
-            level, self._told_no_space = (logging.DEBUG if self._told_no_space else logging.WARNING), True
+            level, self._reported_no_space = (
+                (logging.DEBUG if self._reported_no_space else logging.WARNING),
+                True,
+            )
             logger.log(
                 level, "no reserve is kept, because the file system does not report its free space: %s", error
             )
@@ -166,7 +169,7 @@ class Storage(DirectoryLoader):
                 try:
                     self._disk.write(file.handle, position, buffers)
                 except OSError as error:
-                    if trouble_of(error) is v.DiskFailure.FAILED or not self._taken_back(file, effect):
+                    if failure_of(error) is v.DiskFailure.FAILED or not self._undone(file, effect):
                         file.writes += 1
                         raise OSError(
                             errno.EIO, f"a part of the write may be in the file: {error}"
@@ -175,12 +178,12 @@ class Storage(DirectoryLoader):
                 file.writes += 1
         except OSError as error:
             logger.error("write of %s/%s: %s", directory, name, error)
-            if create and trouble_of(error) is not v.DiskFailure.FAILED:
+            if create and failure_of(error) is not v.DiskFailure.FAILED:
                 self._files.forget(path)
-            return trouble_of(error)
+            return failure_of(error)
         return v.DiskFailure.NONE
 
-    def _taken_back(self, file: OpenFile, effect: v.Write) -> bool:
+    def _undone(self, file: OpenFile, effect: v.Write) -> bool:
         """Remove what is on disk of a refused write. Whether that worked, also across a power cut.
 
         The truncation is synced before anything else is written there. Otherwise the disk could hold a
@@ -220,7 +223,7 @@ class Storage(DirectoryLoader):
         except OSError as error:
             logger.error("sync of %s/%s: %s", effect.directory, effect.name, error)
             failed = file is not None and file.failed
-            return v.DiskFailure.PASSES if came_before_sync(error) and not failed else v.DiskFailure.FAILED
+            return v.DiskFailure.TEMPORARY if preceded_sync(error) and not failed else v.DiskFailure.FAILED
         return v.DiskFailure.NONE
 
     def make_directory(self, directory: str) -> v.DiskFailure:
@@ -230,7 +233,7 @@ class Storage(DirectoryLoader):
             self._disk.sync_folder(OBJECTS)
         except OSError as error:
             logger.error("directory %s: %s", directory, error)
-            return trouble_of(error)
+            return failure_of(error)
         return v.DiskFailure.NONE
 
     def remove(self, effect: v.RemoveObject) -> v.Removed:
@@ -252,7 +255,7 @@ class Storage(DirectoryLoader):
             side_files.write(self._disk, self._files, effect)
         except OSError as error:
             logger.error("new copy of %s/%s: %s", effect.directory, effect.name, error)
-            return trouble_of(error)
+            return failure_of(error)
         return v.DiskFailure.NONE
 
     def install_repair(self, effect: v.InstallRepair) -> RecoveredObject | None:
@@ -267,7 +270,7 @@ class Storage(DirectoryLoader):
                 self._folders[directory].marks.write(old, durable=True)
                 self._disk.sync_folder(f"{OBJECTS}/{directory}")
                 self._files.forget(f"{OBJECTS}/{directory}/{name}")
-            side_files.change_places(self._disk, effect)
+            side_files.exchange(self._disk, effect)
             self._folder_durable(directory)
             self._folders[directory].marks.write(new, durable=True)
             found = self._load_object(directory, name, new)
@@ -282,7 +285,7 @@ class Storage(DirectoryLoader):
 
     def drop_repair(self, effect: v.DropRepair) -> None:
         """Delete the file of a new copy. If that fails, the next start deletes it."""
-        with noted(f"new copy of {effect.directory}/{effect.name}"):
+        with log_errors(f"new copy of {effect.directory}/{effect.name}"):
             side_files.drop(self._disk, self._files, effect)
 
     # Shared helpers

@@ -14,9 +14,9 @@ from dos_server.core.scan import DamagedExtentError, ReadAt, prefix_fold, read_p
 from dos_server.core.scrub_reads import ScrubRead, ScrubReadDone
 from dos_server.core.verify import verify_part
 from dos_server.disk import Disk
+from dos_server.disk_errors import is_temporary
 from dos_server.limits import read_extents_max, scrub_part_bytes, scrub_part_extents_max
 from dos_server.open_files import OpenFiles
-from dos_server.troubles import says_nothing_of_the_disk
 
 logger = logging.getLogger("dos.server")
 
@@ -24,26 +24,26 @@ logger = logging.getLogger("dos.server")
 def _meaning(place: str, error: OSError, offset: int) -> tuple[int | None, str]:
     """Return the offset from which an error means damage, or None and the reason why it proves none."""
     logger.error("read of %s: %s", place, error)
-    return (None, str(error)) if says_nothing_of_the_disk(error) else (offset, "")
+    return (None, str(error)) if is_temporary(error) else (offset, "")
 
 
 class StoredReads:
     """Verified reads. Thread-safe; changes nothing and raises no disk error.
 
-    `give_way` is called regularly during long reads.
+    `yield_to_loop` is called regularly during long reads.
     """
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
         self._files = OpenFiles(disk)
-        self.give_way: Callable[[], None] = lambda: None
+        self.yield_to_loop: Callable[[], None] = lambda: None
 
     def reader(self, handle: int) -> ReadAt:
-        """Return a read function for walks over up to a million headers; it calls `give_way`."""
-        give_way, read = self.give_way, self._disk.read
+        """Return a read function for walks over up to a million headers; it calls `yield_to_loop`."""
+        yield_to_loop, read = self.yield_to_loop, self._disk.read
 
         def read_on(position: int, count: int) -> bytes:
-            give_way()
+            yield_to_loop()
             return read(handle, position, count)
 
         return read_on
@@ -53,7 +53,7 @@ class StoredReads:
         try:
             with self._files.use(f"{OBJECTS}/{effect.directory}/{effect.name}") as file:
                 read, seed = partial(self._disk.read, file.handle), object_seed(effect.directory, effect.name)
-                part = read_part(read, seed, effect.place, effect.start, effect.end, read_extents_max)
+                part = read_part(read, seed, effect.extent, effect.start, effect.end, read_extents_max)
                 return v.GotData(effect, part.data, after=part.after)
         except DamagedExtentError as damage:
             logger.error("%s/%s: %s", effect.directory, effect.name, damage)
@@ -67,30 +67,30 @@ class StoredReads:
         try:
             with self._files.use(f"{OBJECTS}/{effect.directory}/{effect.name}") as file:
                 read, seed = self.reader(file.handle), object_seed(effect.directory, effect.name)
-                return v.GotDigest(effect, prefix_fold(read, seed, effect.places, effect.size).value)
+                return v.GotDigest(effect, prefix_fold(read, seed, effect.extents, effect.size).value)
         except DamagedExtentError as damage:
             logger.error("%s/%s: %s", effect.directory, effect.name, damage)
             return v.GotDigest(effect, 0, damage.offset)
         except OSError as error:
-            at, missed = _meaning(f"{effect.directory}/{effect.name}", error, effect.places.first.offset)
+            at, missed = _meaning(f"{effect.directory}/{effect.name}", error, effect.extents.first.offset)
             return v.GotDigest(effect, 0, at, missed)
 
-    def inspect(self, asked: ScrubRead, clock: Callable[[], float]) -> ScrubReadDone:
+    def scrub_read(self, effect: ScrubRead, clock: Callable[[], float]) -> ScrubReadDone:
         """Verify the next part of an object for the scrub, reading from the device if possible."""
         began = clock()
         try:
-            with self._files.use(f"{OBJECTS}/{asked.directory}/{asked.name}") as file:
+            with self._files.use(f"{OBJECTS}/{effect.directory}/{effect.name}") as file:
                 chain = verify_part(
                     partial(self._disk.read_stored, file.handle),
-                    object_seed(asked.directory, asked.name),
-                    asked.chain,
-                    asked.goal,
+                    object_seed(effect.directory, effect.name),
+                    effect.chain,
+                    effect.goal,
                     scrub_part_bytes,
                     scrub_part_extents_max,
                 )
         except DamagedExtentError as damage:
-            return ScrubReadDone(asked, None, damage.offset, damage.what, clock() - began)
+            return ScrubReadDone(effect, None, damage.offset, damage.what, clock() - began)
         except OSError as error:
-            at, _ = _meaning(f"{asked.directory}/{asked.name}", error, asked.chain.offset)
-            return ScrubReadDone(asked, None, at, str(error), clock() - began)
-        return ScrubReadDone(asked, chain, None, "", clock() - began)
+            at, _ = _meaning(f"{effect.directory}/{effect.name}", error, effect.chain.offset)
+            return ScrubReadDone(effect, None, at, str(error), clock() - began)
+        return ScrubReadDone(effect, chain, None, "", clock() - began)

@@ -316,7 +316,7 @@ class _Thread:
         members, seed, token, a_store = self._wanted
         self._token = trio.lowlevel.current_trio_token()
         rng = _rng(seed)
-        ground, timers = Loopback(), MemoryTimers()
+        loopback, timers = Loopback(), MemoryTimers()
 
         def make_ports() -> MemoryPorts:
             return MemoryPorts(timers, ids=rng, make_rounds=lambda _: Readiness())
@@ -324,7 +324,7 @@ class _Thread:
         names = [f"{_LOOPBACK}.{number + 1}" for number in range(members)]
         try:
             hosts = [
-                MemoryHost(ground, name, ground.reserve(name), make_ports, token=token) for name in names
+                MemoryHost(loopback, name, loopback.reserve(name), make_ports, token=token) for name in names
             ]
             if a_store:
                 _make_store(hosts, rng)
@@ -337,7 +337,7 @@ class _Thread:
                     self._ready.set()
                     await trio.sleep_forever()
         finally:
-            ground.close()
+            loopback.close()
 
     def end(self) -> None:
         if self._token is not None and self._thread.is_alive():

@@ -30,15 +30,15 @@ class OncePerRound:
     def __init__(self, rounds: Rounds, call: Call) -> None:
         self._rounds = rounds
         self._call = call
-        self._asked = False
+        self._requested = False
 
-    def ask(self) -> None:
-        if not self._asked:
-            self._asked = True
+    def submit(self) -> None:
+        if not self._requested:
+            self._requested = True
             self._rounds.soon(self._make)
 
     def _make(self) -> None:
-        self._asked = False
+        self._requested = False
         self._call()
 
 
@@ -77,7 +77,7 @@ class Turns:
         self.clock = clock
         self._ends: float | None = None
         self._waiting: dict[Turner, None] = {}
-        self._giving = OncePerRound(rounds, self._go_on)
+        self._call_turns = OncePerRound(rounds, self._run_turns)
 
     def may_begin(self, one: Turner) -> bool:
         """Whether a connection may continue now. False: it waits for `take_turn`."""
@@ -92,7 +92,7 @@ class Turns:
         """Queue a connection that has more to do than its slice allowed, or whose round was over."""
         if one not in self._waiting:
             self._waiting[one] = None
-            self._giving.ask()
+            self._call_turns.submit()
 
     @property
     def slice_seconds(self) -> float:
@@ -107,9 +107,9 @@ class Turns:
         """Reset the time of the round, and give turns if connections wait."""
         self._ends = None
         if self._waiting:
-            self._giving.ask()
+            self._call_turns.submit()
 
-    def _go_on(self) -> None:
+    def _run_turns(self) -> None:
         """Give turns for the duration of a round, alternating between connections with new input and those
         that needed more than a slice, each by increasing use."""
         now = self.clock()

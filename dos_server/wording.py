@@ -15,7 +15,7 @@ def record_text(data: bytes) -> str:
     )
 
 
-def path_given(text: str) -> Path:
+def path_argument(text: str) -> Path:
     """Return the path given to a command.
 
     Raises ValueError for an empty one, which would mean the working directory: an unset variable in a script

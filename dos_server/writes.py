@@ -55,11 +55,11 @@ class Writes:
             self._waiting_bytes += sum(map(len, buffers))
             self._threads.start(effect._replace(buffers=list(buffers)))
             return None
-        trouble = self._storage.write(effect)
+        failure = self._storage.write(effect)
         ended = self._clock()
         if ended - began > slow_disk_seconds:
             self._slow_until = ended + slow_disk_seconds
-        return v.Written(effect.directory, effect.name, trouble)
+        return v.Written(effect.directory, effect.name, failure)
 
     def _is_slow(self, now: float) -> bool:
         if now < self._slow_until or self._waiting_bytes:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import trio
 
 from dos_client.errors import TokenRefusedError
-from dos_client.sessions.discovery import hand_over, probe
+from dos_client.sessions.discovery import probe, send_record
 from dos_client.store import StoreNotReadyError, init_store, open_store
 from dos_client.urls import parse_url
 from dos_protocol.store_record import Member, StoreRecord
@@ -78,7 +78,7 @@ async def _say_where_it_is(url: str, token: bytes) -> None:
     if old.members[0].address != address:
         here = (Member(answer.server_id, address),)
         record = StoreRecord(old.store_id, old.generation + 1, old.ack_quorum, here)
-        await hand_over(address, record, token=token, client="driver")
+        await send_record(address, record, token=token, client="driver")
 
 
 def make_ready(url: str, token: bytes = b"") -> None:

@@ -21,12 +21,12 @@ from dos_client.cli.kit import (
     read_token,
     run,
 )
-from dos_client.cli.progress import ProgressShown
+from dos_client.cli.progress import ProgressDisplay
 from dos_client.live_store import Store
 from dos_client.urls import DosUrl
 from dos_protocol.limits import payload_bytes_max
 
-_SHOWN_AFTER_S: Final = 2.0
+_PROGRESS_AFTER_S: Final = 2.0
 """A read that takes less time shows no progress."""
 
 
@@ -69,7 +69,7 @@ def get(
             end = None if max_bytes is None else offset + max_bytes
             pieces = _pieces(store, parsed, offset, end, follow, any_member)
             quiet = follow or as_json or sys.stdout.isatty()
-            with ProgressShown(quiet=quiet, after_s=_SHOWN_AFTER_S) as progress:
+            with ProgressDisplay(quiet=quiet, after_s=_PROGRESS_AFTER_S) as progress:
                 async with aclosing(pieces):
                     async for at, data in pieces:
                         await trio.to_thread.run_sync(_write_json if as_json else _write, at, data)
@@ -92,13 +92,13 @@ async def _pieces(
 ) -> AsyncGenerator[tuple[int, bytes]]:
     assert url.directory is not None
     assert url.object is not None
-    where = (url.directory, url.object, offset)
+    position = (url.directory, url.object, offset)
     if any_member:
-        stream = _of_any_member(store, *where, end)
+        stream = _stream_any_member(store, *position, end)
     elif follow:
-        stream = store.follow(*where)
+        stream = store.follow(*position)
     else:
-        stream = store.stream(*where, end)
+        stream = store.stream(*position, end)
     async with aclosing(stream):
         while end is None or offset < end:
             data = await anext(stream, b"")
@@ -109,7 +109,7 @@ async def _pieces(
             offset += len(data)
 
 
-async def _of_any_member(
+async def _stream_any_member(
     store: Store, directory: str, name: str, offset: int, end: int | None
 ) -> AsyncGenerator[bytes]:
     while data := await store.read(

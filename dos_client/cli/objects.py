@@ -82,10 +82,13 @@ def ls(
         async with opened(parsed, read_token(token_file)) as store:
             if parsed.directory is None:
                 return [{"name": name} for name in await store.list_directories(prefix)]
-            found = await (_on_one_server if store.of_one_server else _on_members)(store, parsed.directory)
-            if not found and parsed.directory not in await store.list_directories(parsed.directory):
+            list_copies = _copies_on_one_server if store.of_one_server else _copies_on_members
+            objects = await list_copies(store, parsed.directory)
+            if not objects and parsed.directory not in await store.list_directories(parsed.directory):
                 fail(f"directory {parsed.directory} does not exist", NEGATIVE)
-            return [_entry(name, copies) for name, copies in sorted(found.items()) if name.startswith(prefix)]
+            return [
+                _entry(name, copies) for name, copies in sorted(objects.items()) if name.startswith(prefix)
+            ]
 
     rows = run(work)
     if as_json:
@@ -96,7 +99,7 @@ def ls(
         print(f"{row['synced']:>15} {row['name']}{marks}" if "synced" in row else row["name"])
 
 
-async def _on_members(store: Store, directory: str) -> dict[str, list[ObjectInfo]]:
+async def _copies_on_members(store: Store, directory: str) -> dict[str, list[ObjectInfo]]:
     """Return the copies of each object on the sound members."""
     copies: dict[str, list[ObjectInfo]] = {}
     for objects in (await store.inspect(directory)).answers.values():
@@ -105,7 +108,7 @@ async def _on_members(store: Store, directory: str) -> dict[str, list[ObjectInfo
     return copies
 
 
-async def _on_one_server(store: Store, directory: str) -> dict[str, list[ObjectInfo]]:
+async def _copies_on_one_server(store: Store, directory: str) -> dict[str, list[ObjectInfo]]:
     """Return each object of the server, also damaged ones: there is no other copy to list."""
     (member,) = store.record.members
     return {info.name: [info] for info in (await store.reopened(member, directory)).entries}
@@ -159,7 +162,7 @@ def _open_file(name: str) -> BinaryIO:
         fail(f"cannot read {name}: {error.strerror}", REFUSED)
 
 
-def _some_of(source: BinaryIO) -> bytes:
+def _read_available(source: BinaryIO) -> bytes:
     """Return the bytes that can be read now, b"" at the end.
 
     Unbuffered: a line typed at a terminal is returned at once, and the thread that an interrupted command
@@ -179,7 +182,7 @@ async def _append(store: Store, url: DosUrl, source: BinaryIO, *, take_over: boo
     async with claim:
         writer = await resume(store, claim, url.object)
         before = writer.size
-        while data := await trio.to_thread.run_sync(_some_of, source, abandon_on_cancel=True):
+        while data := await trio.to_thread.run_sync(_read_available, source, abandon_on_cancel=True):
             writer.append(data)
             await writer.wait_room()
         await writer.wait_synced(writer.size)
@@ -236,7 +239,7 @@ def stat(
                     }
                     for server_id, (epoch, writer_id) in view.epochs.items()
                 ]
-            found = await store.stat(parsed.directory, parsed.object, digest_at)
+            results = await store.stat(parsed.directory, parsed.object, digest_at)
             return [
                 {
                     "address": address[server_id],
@@ -249,7 +252,7 @@ def stat(
                     "poisoned": result.info.poisoned,
                 }
                 | ({} if digest_at is None else {"digest_at": digest_at, "prefix_digest": _hex(result)})
-                for server_id, result in found.items()
+                for server_id, result in results.items()
             ]
 
     rows = run(work)
@@ -289,7 +292,7 @@ def ping(
     token = read_token(token_file)
     rows: list[dict[str, Any]] = []
 
-    async def one(address: str) -> None:
+    async def ping_server(address: str) -> None:
         try:
             async with open_connection(address, token=token, client="dos ping") as connection:
                 times = [await connection.ping() for _ in range(count)]
@@ -311,7 +314,7 @@ def ping(
     async def work() -> None:
         async with trio.open_nursery() as nursery:
             for address in parsed.servers:
-                nursery.start_soon(one, address)
+                nursery.start_soon(ping_server, address)
 
     run(work)
     rows.sort(key=lambda row: parsed.servers.index(row["address"]))

@@ -21,7 +21,7 @@ from dos_client.cli.kit import count_text
 LINE_PAUSE_S = 1.0
 
 
-class ProgressShown:
+class ProgressDisplay:
     """Shows progress while it is entered. `quiet` shows nothing; `lines=False` shows nothing off a terminal.
 
     The bar is removed when the work ends. Lines are timed by trio's clock, so they need a trio run; so does
@@ -76,5 +76,5 @@ class ProgressShown:
 @contextmanager
 def bar_of(text: str, *, quiet: bool = False) -> Iterator[Callable[[int, int | None], None]]:
     """Yield a function that moves a bar: bytes done, and in all if known. Shows nothing off a terminal."""
-    with ProgressShown(quiet=quiet, lines=False) as shown:
-        yield lambda done, total: shown.show(text, done, total or 0)
+    with ProgressDisplay(quiet=quiet, lines=False) as display:
+        yield lambda done, total: display.show(text, done, total or 0)

@@ -15,8 +15,8 @@ from dos_client.cli.kit import (
     run,
     warn,
 )
-from dos_client.cli.progress import ProgressShown
-from dos_client.cli.store import filling_shown, record_json
+from dos_client.cli.progress import ProgressDisplay
+from dos_client.cli.store import filling_progress, record_json
 from dos_client.core.comparing import CopyState
 from dos_client.membership.recovering import Recovered, recover_store
 from dos_client.repair.repairing import RepairOutcome, RepairProgress, RepairReport, repair_store
@@ -53,13 +53,13 @@ def verify(
 
     async def work() -> VerifyReport:
         parsed, token = parse_url(url), read_token(token_file)
-        with ProgressShown(quiet=as_json) as shown:
+        with ProgressDisplay(quiet=as_json) as display:
             async with open_store(parsed, token=token, client="dos store verify") as store:
                 return await verify_store(
                     store,
                     directories or (),
                     read=read,
-                    on_progress=lambda now: shown.show(_verify_text(now), now.bytes_read),
+                    on_progress=lambda now: display.show(_verify_text(now), now.bytes_read),
                 )
 
     report = run(work)
@@ -94,14 +94,14 @@ def repair(
 
     async def work() -> RepairReport:
         parsed, token = parse_url(url), read_token(token_file)
-        with ProgressShown(quiet=as_json) as shown:
+        with ProgressDisplay(quiet=as_json) as display:
             async with open_store(parsed, token=token, client="dos store repair") as store:
                 return await repair_store(
                     store,
                     directories or (),
                     read=read,
                     dry_run=dry_run,
-                    on_progress=lambda now: shown.show(_repair_text(now), now.bytes_done, now.bytes_total),
+                    on_progress=lambda now: display.show(_repair_text(now), now.bytes_done, now.bytes_total),
                 )
 
     report = run(work)
@@ -143,12 +143,12 @@ def recover(
     """
 
     async def work() -> Recovered:
-        with ProgressShown(quiet=as_json) as shown:
+        with ProgressDisplay(quiet=as_json) as display:
             return await recover_store(
                 url,
                 accept_loss=accept_loss,
                 new=new or (),
-                progress=filling_shown(shown),
+                progress=filling_progress(display),
                 token=read_token(token_file),
             )
 
@@ -251,15 +251,15 @@ def finding_text(one: CopyDifference) -> str:
         if known
         else "unknown content: no copy is proved right"
     )
-    what = {
+    difference = {
         "behind": f"is {count_text(one.behind_bytes)} behind {wanted}",
         "missing": f"is missing, of {wanted}",
         "differs": f"differs: {one.size} bytes of digest {one.digest:016x}, the other copies {wanted}",
         "damaged": f"is damaged, as its server reports; the other copies hold {wanted}",
     }[one.verdict.value]
     if one.verdict is CopyState.DIFFERS and has_one_writer(one.name):
-        what += "; its epoch was granted twice: a member's disk went back to an older state; replace it"
-    return f"{one.directory}/{one.name} on {one.address} {what}{' (being written)' if one.live else ''}"
+        difference += "; its epoch was granted twice: a member's disk went back to an older state; replace it"
+    return f"{one.directory}/{one.name} on {one.address} {difference}{' (being written)' if one.live else ''}"
 
 
 def _print_report(report: VerifyReport) -> None:
@@ -267,14 +267,14 @@ def _print_report(report: VerifyReport) -> None:
         print(finding_text(one))
     for address, error in report.unavailable.items():
         print(f"{address} was not compared: {error}")
-    found = len(report.differences)
-    live = len(report.findings) - found
-    summary = "all equal" if not report.findings and not report.unavailable else f"{found} differences"
+    differences = len(report.differences)
+    live = len(report.findings) - differences
+    summary = "all equal" if not report.findings and not report.unavailable else f"{differences} differences"
     moving = f", {live} copies behind a live writer" if live else ""
     print(
         f"{report.objects} objects in {report.directories} directories,"
         f" {count_text(report.bytes_compared)} on {report.members - len(report.unavailable)} of"
         f" {report.members} members: {summary}{moving}"
     )
-    if found:
+    if differences:
         warn("repair them with: dos store repair URL")

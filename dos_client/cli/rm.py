@@ -55,8 +55,8 @@ def rm(
         async with open_connection(
             parsed.servers[0], token=read_token(token_file), client="dos rm"
         ) as connection:
-            info = await _look(connection, directory, name, take_over=take_over)
-            if not yes and not await _agreed(f"{directory}/{name}", info):
+            info = await _check_deletable(connection, directory, name, take_over=take_over)
+            if not yes and not await _confirmed(f"{directory}/{name}", info):
                 fail(f"{directory}/{name} was not deleted", REFUSED)
             if take_over:
                 await _claim(connection, directory)
@@ -68,7 +68,9 @@ def rm(
     print_result(result, text, as_json=as_json)
 
 
-async def _look(connection: Connection, directory: str, name: str, *, take_over: bool) -> ObjectInfo:
+async def _check_deletable(
+    connection: Connection, directory: str, name: str, *, take_over: bool
+) -> ObjectInfo:
     """Return the object to delete. End the command, with nothing changed, if it must not be deleted."""
     if connection.record is not None:
         store_id = id_text(connection.record.store_id)
@@ -84,11 +86,11 @@ async def _look(connection: Connection, directory: str, name: str, *, take_over:
     return info
 
 
-async def _agreed(what: str, info: ObjectInfo) -> bool:
+async def _confirmed(target: str, info: ObjectInfo) -> bool:
     """Ask for confirmation. In a thread, so that the session is kept alive however long the answer takes."""
     if not sys.stdin.isatty():
-        fail(f"{what} was not deleted: standard input is not a terminal; pass --yes to confirm", REFUSED)
-    question = f"delete {what}, {info.synced} bytes, permanently?"
+        fail(f"{target} was not deleted: standard input is not a terminal; pass --yes to confirm", REFUSED)
+    question = f"delete {target}, {info.synced} bytes, permanently?"
     return await trio.to_thread.run_sync(lambda: typer.confirm(question, err=True), abandon_on_cancel=True)
 
 
@@ -96,6 +98,6 @@ async def _claim(connection: Connection, directory: str) -> None:
     """Claim the directory above its present epoch, read again here: the writer may have claimed it while the
     question was open. A directory that was never claimed stays unclaimed.
     """
-    held = (await connection.open_directory(directory)).epoch
-    if held:
-        await connection.claim(directory, held + 1, tool_writer_id(b"rm"))
+    epoch = (await connection.open_directory(directory)).epoch
+    if epoch:
+        await connection.claim(directory, epoch + 1, tool_writer_id(b"rm"))

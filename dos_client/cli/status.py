@@ -53,47 +53,47 @@ def status(
     async def work() -> StoreStatus:
         return await store_status(parse_url(url).servers, holdings=not quick, token=read_token(token_file))
 
-    found = run(work)
+    state = run(work)
     if as_json:
-        print_json(status_json(found))
-    elif found.record is None:
-        for line in ["no store record could be confirmed", *found.problems]:
+        print_json(status_json(state))
+    elif state.record is None:
+        for line in ["no store record could be confirmed", *state.problems]:
             print(f"dos: {line}", file=sys.stderr)
     else:
-        _print_status(found, log=log)
-    if not found.usable:
+        _print_status(state, log=log)
+    if not state.usable:
         raise typer.Exit(UNREACHABLE)
-    if not all(one.there for one in found.members):
+    if not all(one.there for one in state.members):
         raise typer.Exit(NEGATIVE)
 
 
-def status_json(found: StoreStatus) -> dict[str, Any]:
+def status_json(state: StoreStatus) -> dict[str, Any]:
     """Return the status for --json."""
-    if found.record is None:
-        return {"store": None, "usable": False, "problems": found.problems}
+    if state.record is None:
+        return {"store": None, "usable": False, "problems": state.problems}
     members = [
-        _member_json(one, row, found.holdings.get(one.member.server_id))
-        for one, row in zip(found.members, record_json(found.record)["members"], strict=True)
+        _member_json(one, row, state.holdings.get(one.member.server_id))
+        for one, row in zip(state.members, record_json(state.record)["members"], strict=True)
     ]
     return {
-        "store": {**record_json(found.record), "members": members},
-        "usable": found.usable,
-        "bytes": found.total_bytes if found.holdings else None,
-        "filling": _filling_json(found),
-        "problems": found.problems,
-        "overrides": None if found.overrides is None else [asdict(one) for one in found.overrides],
+        "store": {**record_json(state.record), "members": members},
+        "usable": state.usable,
+        "bytes": state.total_bytes if state.holdings else None,
+        "filling": _filling_json(state),
+        "problems": state.problems,
+        "overrides": None if state.overrides is None else [asdict(one) for one in state.overrides],
     }
 
 
-def _filling_json(found: StoreStatus) -> dict[str, Any] | None:
-    if found.filling is None:
+def _filling_json(state: StoreStatus) -> dict[str, Any] | None:
+    if state.filling is None:
         return None
-    member, done = found.filling
+    member, done = state.filling
     return {
         "address": member.address,
         "state": member.state,
         "bytes_done": done,
-        "bytes_total": found.total_bytes,
+        "bytes_total": state.total_bytes,
     }
 
 
@@ -112,25 +112,26 @@ def _member_json(view: MemberView, row: dict[str, Any], holding: MemberHolding |
     }
 
 
-def _print_status(found: StoreStatus, *, log: bool) -> None:
-    record = found.record
+def _print_status(state: StoreStatus, *, log: bool) -> None:
+    record = state.record
     assert record is not None
-    usable = "usable" if found.usable else "too few members are available"
+    usable = "usable" if state.usable else "too few members are available"
     print(
         f"store {id_text(record.store_id)}, generation {record.generation}, acknowledged by"
         f" {record.ack_quorum} of {len(record.voters)}: {usable}"
     )
-    for view in found.members:
-        there = f"generation {view.generation}" if view.there else view.condition.value
+    for view in state.members:
+        condition = f"generation {view.generation}" if view.there else view.condition.value
         print(
-            f"  {view.member.address:<24} {view.member.state:<8} {there:<14} {id_text(view.member.server_id)}"
-            f"{_holding_text(found.holdings.get(view.member.server_id))}"
+            f"  {view.member.address:<24} {view.member.state:<8} {condition:<14}"
+            f" {id_text(view.member.server_id)}"
+            f"{_holding_text(state.holdings.get(view.member.server_id))}"
         )
         if view.detail:
             print(f"    {view.detail}")
-    for line in found.problems:
+    for line in state.problems:
         print(f"  {line}")
-    overrides = found.overrides or []
+    overrides = state.overrides or []
     if log:
         for one in overrides:
             _print_override(one)

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from dos_client.cli.kit import AsJson, StoreUrl, TokenFile, print_result, read_token, run
-from dos_client.cli.progress import ProgressShown
+from dos_client.cli.progress import ProgressDisplay
 from dos_client.membership.filling import ReplaceProgress
 from dos_client.membership.founding import init_store
 from dos_client.membership.replacing import add_member, replace_member
@@ -41,11 +41,11 @@ def add(
     """
 
     async def work() -> StoreRecord:
-        with ProgressShown(quiet=as_json) as shown:
+        with ProgressDisplay(quiet=as_json) as display:
             return await add_member(
                 url,
                 new=new,
-                progress=filling_shown(shown),
+                progress=filling_progress(display),
                 token=read_token(token_file),
                 client="dos store add",
             )
@@ -55,14 +55,14 @@ def add(
     print_result(record_json(record), text, as_json=as_json)
 
 
-def filling_shown(shown: ProgressShown) -> Callable[[ReplaceProgress], None]:
+def filling_progress(display: ProgressDisplay) -> Callable[[ReplaceProgress], None]:
     """Return a function that shows the progress of filling a member."""
 
     def show(now: ReplaceProgress) -> None:
         text = now.phase
         if now.directories:
             text += f", {now.directories_done} of {now.directories} directories"
-        shown.show(text, now.bytes_done, now.bytes_total, now.phase)
+        display.show(text, now.bytes_done, now.bytes_total, now.phase)
 
     return show
 
@@ -126,13 +126,13 @@ def replace(
     """
 
     async def work() -> StoreRecord:
-        with ProgressShown(quiet=as_json) as shown:
+        with ProgressDisplay(quiet=as_json) as display:
             return await replace_member(
                 url,
                 old=old,
                 new=new,
                 other_is_gone=other_is_gone,
-                progress=filling_shown(shown),
+                progress=filling_progress(display),
                 token=read_token(token_file),
                 client="dos store replace",
             )

@@ -1,15 +1,16 @@
 """What members report of an object, and what a quorum agrees on. Pure: no I/O.
 
 Bytes that only one member holds may vanish in a take-over, and a disk may return bytes that were never
-written to it. So a reader that must be correct asks how far a *quorum* has the object, and with which prefix
-digest.
+written to it. So a reader that must be correct determines how far a *quorum* has the object, and with which
+prefix digest.
 
 **Committed**, for a reader of one object: the first `size` bytes are synced on Qa members (in each set, while
 a member joins), all of them with one prefix digest. Reasons why that is enough:
 
 - Sizes are reported only after a sync, and a copy never shrinks.
-- A later take-over of the directory asks F members after it has fenced them, so at least one of them reports
-  these bytes. It continues after them. If copies contradict each other, it refuses (docs/decisions/0014).
+- A later take-over of the directory queries F members after it has fenced them, so at least one of them
+  reports these bytes. It continues after them. If copies contradict each other, it refuses
+  (docs/decisions/0014).
 
 Members that have not answered count neither for nor against.
 """
@@ -53,18 +54,20 @@ class Agreement:
 
 def agree(quorums: Quorums, digests: Mapping[bytes, int]) -> Agreement:
     """Compare the digests that members reported for one size."""
-    camps: dict[int, set[bytes]] = {}
+    holders: dict[int, set[bytes]] = {}
     for server_id, digest in digests.items():
         if server_id in quorums.members:
-            camps.setdefault(digest, set()).add(server_id)
-    winners = [digest for digest, camp in camps.items() if quorums.can_acknowledge(camp)]
-    if len(winners) == 1:
-        others = frozenset(one for digest, camp in camps.items() if digest != winners[0] for one in camp)
-        return Agreement(winners[0], others, 0)
-    if winners:  # possible if Qa is not a majority: the true one cannot be determined
+            holders.setdefault(digest, set()).add(server_id)
+    agreed = [digest for digest, members in holders.items() if quorums.can_acknowledge(members)]
+    if len(agreed) == 1:
+        others = frozenset(
+            one for digest, members in holders.items() if digest != agreed[0] for one in members
+        )
+        return Agreement(agreed[0], others, 0)
+    if agreed:  # possible if Qa is not a majority: the true one cannot be determined
         return Agreement(None, frozenset(), 0, disputed=True)
-    lacking = min(map(quorums.lacking, camps.values()), default=quorums.lacking(()))
-    return Agreement(None, frozenset(), lacking, disputed=len(camps) > 1)
+    lacking = min(map(quorums.lacking, holders.values()), default=quorums.lacking(()))
+    return Agreement(None, frozenset(), lacking, disputed=len(holders) > 1)
 
 
 @dataclass(frozen=True, slots=True)

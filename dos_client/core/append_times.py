@@ -37,5 +37,5 @@ class AppendTimes:
 
     def age(self, offset: int, now: float) -> float:
         """Return an upper bound, in seconds, for the age of the byte at `offset`."""
-        place = max(0, bisect_right(self._sizes, offset) - 1)
-        return max(0.0, now - self._times[place])
+        index = max(0, bisect_right(self._sizes, offset) - 1)
+        return max(0.0, now - self._times[index])

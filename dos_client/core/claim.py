@@ -42,7 +42,7 @@ class ClaimEvent(Enum):
     """The events that change the state. The values are the labels of the diagram in protocol.md."""
 
     GRANTED = "F members hold it"
-    QUORUM_GONE = "fewer than Qa members connected"
+    QUORUM_LOST = "fewer than Qa members connected"
     QUORUM_BACK = "Qa members connected again"
     SUPERSEDED = "a member refused it as fenced"
     ENDED = "closed by its owner"
@@ -55,7 +55,7 @@ CLAIM_TABLE: Final[dict[ClaimState, dict[ClaimEvent, ClaimState]]] = {
         ClaimEvent.ENDED: ClaimState.CLOSED,
     },
     ClaimState.HELD: {
-        ClaimEvent.QUORUM_GONE: ClaimState.WAITING,
+        ClaimEvent.QUORUM_LOST: ClaimState.WAITING,
         ClaimEvent.SUPERSEDED: ClaimState.LOST,
         ClaimEvent.ENDED: ClaimState.CLOSED,
     },
@@ -174,7 +174,7 @@ class ClaimMachine:
             case ClaimState.CLAIMING if self.quorums.can_take_over(self.held & self.live):
                 return self._step(ClaimEvent.GRANTED)
             case ClaimState.HELD if not enough:
-                return self._step(ClaimEvent.QUORUM_GONE)
+                return self._step(ClaimEvent.QUORUM_LOST)
             case ClaimState.WAITING if enough:
                 return self._step(ClaimEvent.QUORUM_BACK)
         return []
@@ -194,8 +194,8 @@ class FenceReason(Enum):
     """What a FENCED error means for the writer that received it."""
 
     LOST = "another writer holds a higher epoch, or this one"
-    AGAIN = "only this session is superseded, by another of the same writer: claim again"
-    ASK = "the same epoch: ask who holds it, it may be this very writer's newer session"
+    RECLAIM = "only this session is superseded, by another of the same writer: claim again"
+    READ_HOLDER = "the same epoch: read who holds it, it may be this very writer's newer session"
     CLIMB = "the epoch is too far above the one held: claim in steps"
 
 
@@ -210,11 +210,11 @@ def judge_fenced(epoch: int, epoch_held: int, *, at_claim: bool) -> FenceReason:
     if epoch_held > epoch:
         return FenceReason.LOST
     if epoch_held == epoch:
-        return FenceReason.ASK if at_claim else FenceReason.AGAIN
-    return FenceReason.CLIMB if at_claim else FenceReason.AGAIN
+        return FenceReason.READ_HOLDER if at_claim else FenceReason.RECLAIM
+    return FenceReason.CLIMB if at_claim else FenceReason.RECLAIM
 
 
-def hopes_for(
+def was_held_at_claim(
     answers: Mapping[bytes, Mapping[str, ObjectInfo]], name: str, size: int, without: Collection[bytes]
 ) -> bool:
     """Return whether a member that is not in `without` answered the claim with at least `size` bytes of the
@@ -229,7 +229,7 @@ def hopes_for(
     )
 
 
-def has_less_than_it_said(first: Mapping[str, ObjectInfo], now: Iterable[ObjectInfo]) -> bool:
+def has_lost_objects(first: Mapping[str, ObjectInfo], now: Iterable[ObjectInfo]) -> bool:
     """Return whether a member that is claimed again lacks, or cannot read, part of what its first answer
     listed.
 
@@ -239,7 +239,7 @@ def has_less_than_it_said(first: Mapping[str, ObjectInfo], now: Iterable[ObjectI
     return any(sound.get(name, -1) < info.synced for name, info in first.items())
 
 
-def nobody_has(quorums: Quorums, without: Collection[bytes], spoiled: Collection[bytes]) -> bool:
+def is_unrecoverable(quorums: Quorums, without: Collection[bytes], spoiled: Collection[bytes]) -> bool:
     """Return whether no member can still hold the object's bytes.
 
     That is so if F members hold less, or if every member holds less or has a damaged copy. A damaged copy

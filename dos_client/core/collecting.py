@@ -17,26 +17,26 @@ class Collecting:
 
     def __init__(self) -> None:
         self.held: set[str] = set()
-        self._put_off: set[str] = set()
+        self._postponed: set[str] = set()
 
     def entered(self, names: Iterable[str]) -> None:
         """Start a session in which the member has these objects. Postponed deletions are tried again."""
         self.held = set(names)
-        self._put_off.clear()
+        self._postponed.clear()
 
     def made(self, name: str) -> None:
         """Add an object that the claim itself may have created there."""
         self.held.add(name)
-        self._put_off.discard(name)
+        self._postponed.discard(name)
 
     def next(self, garbage: Garbage) -> str | None:
         """Return the lowest name to delete next, or None."""
-        return min((name for name in self.held - self._put_off if garbage(name)), default=None)
+        return min((name for name in self.held - self._postponed if garbage(name)), default=None)
 
     def gone(self, name: str) -> None:
         """Record that the object is durably deleted."""
         self.held.discard(name)
 
-    def put_off(self, name: str) -> None:
+    def postpone(self, name: str) -> None:
         """Postpone the deletion to the next session."""
-        self._put_off.add(name)
+        self._postponed.add(name)

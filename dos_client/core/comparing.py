@@ -7,7 +7,7 @@ So a copy that lags is not different, and a copy that does not agree is.
 The *line* of a copy is the copy and all copies that are prefixes of it. The line with the most copies is the
 reference. If two contradicting lines have equally many copies, nothing here decides which one counts.
 
-What may be done about a copy is decided in `repairing`.
+What may be done about a copy is decided in `repair`.
 """
 
 from collections.abc import Mapping
@@ -76,16 +76,16 @@ def sound(copies: Copies) -> dict[bytes, MemberCopy]:
     return {member: copy for member, copy in copies.items() if not copy.damaged}
 
 
-def questions(copies: Copies) -> list[tuple[bytes, int]]:
+def needed_digests(copies: Copies) -> list[tuple[bytes, int]]:
     """Return which prefix digests `judge` needs: of each undamaged copy, at the sizes of the shorter ones."""
-    found = sound(copies)
-    sizes = sorted({copy.size for copy in found.values() if copy.size})
-    return [(member, size) for member, copy in found.items() for size in sizes if size < copy.size]
+    undamaged = sound(copies)
+    sizes = sorted({copy.size for copy in undamaged.values() if copy.size})
+    return [(member, size) for member, copy in undamaged.items() for size in sizes if size < copy.size]
 
 
-def agree(copies: Copies, digests: Digests, one: bytes, other: bytes) -> bool:
+def agree(copies: Copies, digests: Digests, first: bytes, second: bytes) -> bool:
     """Return whether one of two undamaged copies is a prefix of the other."""
-    short, long = sorted((one, other), key=lambda member: copies[member].size)
+    short, long = sorted((first, second), key=lambda member: copies[member].size)
     size = copies[short].size
     if size == 0:
         return True
@@ -95,34 +95,34 @@ def agree(copies: Copies, digests: Digests, one: bytes, other: bytes) -> bool:
 
 
 def judge(copies: Copies, digests: Digests) -> CopiesJudged:
-    """Judge every copy. `digests` must answer all of `questions`."""
-    found = sound(copies)
+    """Judge every copy. `digests` must answer all of `needed_digests`."""
+    undamaged = sound(copies)
     lines = {
         head: frozenset(
             one
-            for one, copy in found.items()
-            if copy.size <= found[head].size and agree(copies, digests, one, head)
+            for one, copy in undamaged.items()
+            if copy.size <= undamaged[head].size and agree(copies, digests, one, head)
         )
-        for head in found
+        for head in undamaged
     }
     most = max((len(line) for line in lines.values()), default=0)
     heads = [head for head, line in lines.items() if len(line) == most]
-    best = max(heads, key=lambda head: (found[head].size, found[head].exists), default=None)
+    best = max(heads, key=lambda head: (undamaged[head].size, undamaged[head].exists), default=None)
     decided = best is not None and all(head in lines[best] for head in heads)
     verdicts = {}
     for member, copy in copies.items():
         if copy.damaged:
             verdicts[member] = CopyState.DAMAGED
         elif best is not None and all(member in lines[head] for head in ([best] if decided else heads)):
-            verdicts[member] = _on_the_line(copy, found[best])
+            verdicts[member] = _compare_with_reference(copy, undamaged[best])
         else:
             verdicts[member] = CopyState.DIFFERS
     if best is None or not decided:
         return CopiesJudged(verdicts, None, frozenset())
-    return CopiesJudged(verdicts, found[best], lines[best])
+    return CopiesJudged(verdicts, undamaged[best], lines[best])
 
 
-def _on_the_line(copy: MemberCopy, reference: MemberCopy) -> CopyState:
+def _compare_with_reference(copy: MemberCopy, reference: MemberCopy) -> CopyState:
     if not copy.exists and reference.exists:
         return CopyState.MISSING
     return CopyState.EQUAL if copy.size == reference.size else CopyState.BEHIND

@@ -88,26 +88,26 @@ def _view(
     at_address: Mapping[str, ServerAnswer],
     errors: Mapping[str, str],
 ) -> MemberView:
-    there = at_address.get(member.address)
-    elsewhere = [one for one in answers if one.server_id == member.server_id and one is not there]
-    if there is not None and there.server_id == member.server_id:
-        return _itself(record, member, there)
-    where = f"it answers at {elsewhere[0].address}" if elsewhere else ""
-    if there is None:
+    answer = at_address.get(member.address)
+    elsewhere = [one for one in answers if one.server_id == member.server_id and one is not answer]
+    if answer is not None and answer.server_id == member.server_id:
+        return _view_of_itself(record, member, answer)
+    at_other_address = f"it answers at {elsewhere[0].address}" if elsewhere else ""
+    if answer is None:
         if elsewhere:
-            return MemberView(member, Condition.ELSEWHERE, _generation(elsewhere[0]), where)
+            return MemberView(member, Condition.ELSEWHERE, _generation(elsewhere[0]), at_other_address)
         return MemberView(member, Condition.UNAVAILABLE, detail=errors.get(member.address, "did not answer"))
-    what = f"server {id_text(there.server_id)} answers there"
-    if there.record is None:
-        condition, what = Condition.WIPED, f"{what}, in no store"
-    elif there.record.store_id != record.store_id:
-        condition, what = Condition.FOREIGN, f"{what}, of store {id_text(there.record.store_id)}"
+    finding = f"server {id_text(answer.server_id)} answers there"
+    if answer.record is None:
+        condition, finding = Condition.WIPED, f"{finding}, in no store"
+    elif answer.record.store_id != record.store_id:
+        condition, finding = Condition.FOREIGN, f"{finding}, of store {id_text(answer.record.store_id)}"
     else:
-        condition = Condition.SWAPPED if record.member(there.server_id) is not None else Condition.LEFT
-    return MemberView(member, condition, detail="; ".join(filter(None, [what, where])))
+        condition = Condition.SWAPPED if record.member(answer.server_id) is not None else Condition.LEFT
+    return MemberView(member, condition, detail="; ".join(filter(None, [finding, at_other_address])))
 
 
-def _itself(record: StoreRecord, member: Member, answer: ServerAnswer) -> MemberView:
+def _view_of_itself(record: StoreRecord, member: Member, answer: ServerAnswer) -> MemberView:
     generation = _generation(answer)
     if answer.record is not None and answer.record.store_id != record.store_id:
         return MemberView(member, Condition.FOREIGN, detail="it now belongs to another store")

@@ -1,20 +1,20 @@
-"""Which member to ask first, when to also ask another one, and when to stop. Pure: time and randomness are
-passed in.
+"""Which member to query first, when to also query another one, and when to stop. Pure: time and randomness
+are passed in.
 
-Hedging (Dean and Barroso, The Tail at Scale): ask one member. If its answer takes longer than 95 of 100
-answers did, also ask the next one. The first good answer wins, and the others are dropped. That costs one
+Hedging (Dean and Barroso, The Tail at Scale): query one member. If its answer takes longer than 95 of 100
+answers did, also query the next one. The first good answer wins, and the others are dropped. That costs one
 extra request in twenty. When all members are slow at once, it would double the load. So a budget limits the
 share of requests that are sent twice.
 
-A *race* is one question that any member can answer. The caller knows what is asked and what a good answer is,
-and reports how many answers are still *lacking*. No member is asked twice in a race.
+A *race* is one request that any member can answer. The caller knows what is requested and what a sufficient
+answer is, and reports how many answers are still *lacking*. No member is queried twice in a race.
 
     event                        effect
-    Begin                        as many members are asked as answers are lacking
+    Begin                        as many members are queried as answers are lacking
     Answered, none lacking       won: the others are dropped
-    Answered, some lacking       the next are asked, until as many are in flight as are lacking
+    Answered, some lacking       the next are queried, until as many are in flight as are lacking
     Failed                       the same: a rejection or a broken session costs no budget
-    the delay passed             one more is asked if the budget allows it, otherwise after `hedge_rescue_s`
+    the delay passed             one more is queried if the budget allows it, otherwise after `hedge_rescue_s`
     one took `read_timeout_s`    dropped, and counted as failed
     no member left               lost: no further answers will come
 """
@@ -102,7 +102,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A member that can be asked. `owed`: answers that nobody waits for any more and that it still owes."""
+    """A member that can be queried. `owed`: how many answers to abandoned requests it has not sent yet."""
 
     server_id: bytes
     connected: bool = True
@@ -119,25 +119,28 @@ class Pace:
 
     def note(self, server_id: bytes, size: int, seconds: float, now: float) -> None:
         """Record how long an answer took, or for a dropped request how long it had taken so far."""
-        self._of(server_id, size).add(seconds, now)
+        self._latencies_of(server_id, size).add(seconds, now)
 
     def keep_only(self, server_ids: Sequence[bytes]) -> None:
         """Forget servers that are no longer members."""
         self._times = {key: times for key, times in self._times.items() if key[0] in server_ids}
 
     def delay_s(self, server_id: bytes, size: int, now: float) -> float:
-        """Return the delay without an answer of this member after which another one is asked."""
-        times = self._of(server_id, size)
+        """Return the delay without an answer of this member after which another one is queried."""
+        times = self._latencies_of(server_id, size)
         slow = times.quantile(hedge_percentile, now)
         if slow is None or len(times) < hedge_samples_min:
             return hedge_delay_first_s
         return min(max(slow, hedge_delay_min_s), hedge_delay_max_s)
 
     def order(self, candidates: Sequence[Candidate], size: int, now: float, rng: float) -> list[bytes]:
-        """Return the order in which to ask. Members about as fast as the best share the load by `rng`,
+        """Return the order in which to query. Members about as fast as the best share the load by `rng`,
         from 0 to 1.
         """
-        usual = {one.server_id: self._of(one.server_id, size).quantile(0.5, now) or 0.0 for one in candidates}
+        usual = {
+            one.server_id: self._latencies_of(one.server_id, size).quantile(0.5, now) or 0.0
+            for one in candidates
+        }
         known = [
             seconds
             for one in candidates
@@ -154,7 +157,7 @@ class Pace:
         turn = int(rng * equals)
         return [one.server_id for one in (*ranked[turn:equals], *ranked[:turn], *ranked[equals:])]
 
-    def _of(self, server_id: bytes, size: int) -> Latencies:
+    def _latencies_of(self, server_id: bytes, size: int) -> Latencies:
         key = (server_id, _class_of(size))
         times = self._times.get(key)
         if times is None:
@@ -173,8 +176,8 @@ def _class_of(size: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class AskMember:
-    """Ask this member. `hedge`: only because another one is slow."""
+class QueryMember:
+    """Send the request to this member. `hedge`: only because another one is slow."""
 
     server_id: bytes
     hedge: bool
@@ -182,7 +185,7 @@ class AskMember:
 
 @dataclass(frozen=True, slots=True)
 class DropMember:
-    """Stop waiting for this member's answer. It was asked `seconds` ago."""
+    """Stop waiting for this member's answer. It was queried `seconds` ago."""
 
     server_id: bytes
     seconds: float
@@ -198,30 +201,30 @@ class RaceLost:
     """No member is left that could answer."""
 
 
-Effect = AskMember | DropMember | RaceWon | RaceLost
+Effect = QueryMember | DropMember | RaceWon | RaceLost
 
 
 class Race:
-    """One question to the members.
+    """One request to the members.
 
     Call `begin` first, then report each event until `over`; call `time_is_up` at `deadline`. Invariants: each
-    member is asked at most once. While members are left, as many are in flight as answers are lacking, and
+    member is queried at most once. While members are left, as many are in flight as answers are lacking, and
     more only after a delay. After Won or Lost none is in flight.
     """
 
     def __init__(self, order: Sequence[bytes], delay_s: float, budget: Budget, *, lacking: int = 1) -> None:
         self.over = False
-        self._left = deque(order)
-        self._under_way: dict[bytes, float] = {}
+        self._remaining = deque(order)
+        self._in_flight: dict[bytes, float] = {}
         self._delay_s = delay_s
         self._budget = budget
         self._lacking = lacking
-        self._last_asked = 0.0
+        self._last_query_at = 0.0
         self._settles_at: float | None = None
 
     def begin(self, now: float) -> list[Effect]:
         self._budget.earn()
-        return self._go_on(now)
+        return self._query_more(now)
 
     def answered(self, server_id: bytes, now: float, *, lacking: int, settled: bool = False) -> list[Effect]:
         """Report an answer, and how many are still lacking.
@@ -229,26 +232,26 @@ class Race:
         `settled`: the answers are sufficient unless the others, which get `read_settle_s` more, have better
         ones.
         """
-        if self.over or self._under_way.pop(server_id, None) is None:
+        if self.over or self._in_flight.pop(server_id, None) is None:
             return []
         self._lacking = lacking
         if settled and self._settles_at is None:
             self._settles_at = now + read_settle_s
-        return self._end(now, RaceWon()) if not lacking else self._go_on(now)
+        return self._end(now, RaceWon()) if not lacking else self._query_more(now)
 
     def failed(self, server_id: bytes, now: float) -> list[Effect]:
         """Report that a member rejected the request or that its session broke."""
-        if self.over or self._under_way.pop(server_id, None) is None:
+        if self.over or self._in_flight.pop(server_id, None) is None:
             return []
-        return self._go_on(now)
+        return self._query_more(now)
 
     @property
     def deadline(self) -> float:
         """When to call `time_is_up` next, if nothing else happens before."""
-        first = min(self._under_way.values(), default=self._last_asked)
+        first = min(self._in_flight.values(), default=self._last_query_at)
         times = [first + read_timeout_s]
-        if self._left:
-            times.append(self._last_asked + self._delay_s)
+        if self._remaining:
+            times.append(self._last_query_at + self._delay_s)
         if self._settles_at is not None:
             times.append(self._settles_at)
         return min(times)
@@ -260,36 +263,38 @@ class Race:
         if self._settles_at is not None and now >= self._settles_at:
             return self._end(now, RaceLost())
         effects: list[Effect] = []
-        for server_id, asked in list(self._under_way.items()):
-            if now >= asked + read_timeout_s:
-                del self._under_way[server_id]
-                effects.append(DropMember(server_id, now - asked))
-        if self._left and now >= self._last_asked + self._delay_s and self._may_hedge():
-            effects.append(self._ask_next(now, hedge=True))
-        return effects + self._go_on(now)
+        for server_id, queried_at in list(self._in_flight.items()):
+            if now >= queried_at + read_timeout_s:
+                del self._in_flight[server_id]
+                effects.append(DropMember(server_id, now - queried_at))
+        if self._remaining and now >= self._last_query_at + self._delay_s and self._may_hedge():
+            effects.append(self._query_next(now, hedge=True))
+        return effects + self._query_more(now)
 
     def _may_hedge(self) -> bool:
-        """Return whether one more may be asked now. If not, it may after the longer delay."""
+        """Return whether one more may be queried now. If not, it may after the longer delay."""
         if self._delay_s >= hedge_rescue_s or self._budget.take():
             return True
         self._delay_s = hedge_rescue_s
         return False
 
-    def _go_on(self, now: float) -> list[Effect]:
+    def _query_more(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
-        while self._left and len(self._under_way) < self._lacking:
-            effects.append(self._ask_next(now, hedge=False))
-        if not self._under_way:
+        while self._remaining and len(self._in_flight) < self._lacking:
+            effects.append(self._query_next(now, hedge=False))
+        if not self._in_flight:
             effects += self._end(now, RaceLost())
         return effects
 
-    def _ask_next(self, now: float, *, hedge: bool) -> AskMember:
-        server_id = self._left.popleft()
-        self._under_way[server_id] = self._last_asked = now
-        return AskMember(server_id, hedge)
+    def _query_next(self, now: float, *, hedge: bool) -> QueryMember:
+        server_id = self._remaining.popleft()
+        self._in_flight[server_id] = self._last_query_at = now
+        return QueryMember(server_id, hedge)
 
     def _end(self, now: float, how: RaceWon | RaceLost) -> list[Effect]:
         self.over = True
-        dropped = [DropMember(server_id, now - asked) for server_id, asked in self._under_way.items()]
-        self._under_way.clear()
+        dropped = [
+            DropMember(server_id, now - queried_at) for server_id, queried_at in self._in_flight.items()
+        ]
+        self._in_flight.clear()
         return [*dropped, how]

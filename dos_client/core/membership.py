@@ -56,18 +56,18 @@ class Membership:
 
 
 def decide(
-    answers: Iterable[ServerAnswer], store_id: bytes | None = None, asked: Collection[str] = ()
+    answers: Iterable[ServerAnswer], store_id: bytes | None = None, addresses: Collection[str] = ()
 ) -> Membership:
     """Evaluate the answers. With `store_id`, records of other stores are foreign.
 
-    Otherwise the store is the one that they all belong to, or the one that the addresses `asked` mean.
+    Otherwise the store is the one that they all belong to, or the one that the requested `addresses` mean.
     """
     every = list(answers)
     by_identity = _once_per_identity(every)
     problems: list[str] = []
     stores = {answer.record.store_id for answer in by_identity if answer.record is not None}
     if store_id is None and len(stores) > 1:
-        store_id = _meant(by_identity, asked or [answer.address for answer in every])
+        store_id = _intended_store(by_identity, addresses or [answer.address for answer in every])
         if store_id is None:
             return Membership(None, None, (), (f"the servers belong to {len(stores)} different stores",))
     if store_id is None:
@@ -77,11 +77,11 @@ def decide(
     record = max(confirmed, key=lambda one: one.generation, default=None)
     newest = _newest(records, problems)
     problems += _problems(by_identity, newest or record, store_id)
-    return Membership(record, newest, _to_help(newest, record, by_identity), tuple(problems))
+    return Membership(record, newest, _servers_to_update(newest, record, by_identity), tuple(problems))
 
 
-def _meant(answers: list[ServerAnswer], asked: Collection[str]) -> bytes | None:
-    """Return the store whose newest record names most of the addresses asked, or None if that is undecided.
+def _intended_store(answers: list[ServerAnswer], addresses: Collection[str]) -> bytes | None:
+    """Return the store whose newest record names most of the requested addresses; None if that is undecided.
 
     So a server of another store at the address of a member does not redirect clients to its store: its record
     does not name the other addresses.
@@ -91,7 +91,8 @@ def _meant(answers: list[ServerAnswer], asked: Collection[str]) -> bytes | None:
         if record.store_id not in newest or record.generation > newest[record.store_id].generation:
             newest[record.store_id] = record
     named = {
-        one: len({member.address for member in record.members} & set(asked)) for one, record in newest.items()
+        one: len({member.address for member in record.members} & set(addresses))
+        for one, record in newest.items()
     }
     most = [one for one, count in named.items() if count == max(named.values())]
     return most[0] if len(most) == 1 else None
@@ -113,12 +114,12 @@ def _is_in(record: StoreRecord, server_id: bytes) -> bool:
 
 
 def _once_per_identity(answers: Iterable[ServerAnswer]) -> list[ServerAnswer]:
-    kept: dict[bytes, ServerAnswer] = {}
+    newest: dict[bytes, ServerAnswer] = {}
     for answer in answers:
-        before = kept.get(answer.server_id)
+        before = newest.get(answer.server_id)
         if before is None or _generation(answer) > _generation(before):
-            kept[answer.server_id] = answer
-    return list(kept.values())
+            newest[answer.server_id] = answer
+    return list(newest.values())
 
 
 def _generation(answer: ServerAnswer) -> int:
@@ -127,11 +128,11 @@ def _generation(answer: ServerAnswer) -> int:
 
 def _records(answers: Iterable[ServerAnswer]) -> list[StoreRecord]:
     """Return each different record once, without those that this release does not understand."""
-    found: list[StoreRecord] = []
+    records: list[StoreRecord] = []
     for answer in answers:
-        if answer.record is not None and answer.record not in found and _understood(answer.record):
-            found.append(answer.record)
-    return found
+        if answer.record is not None and answer.record not in records and _understood(answer.record):
+            records.append(answer.record)
+    return records
 
 
 def _understood(record: StoreRecord) -> bool:
@@ -153,7 +154,7 @@ def _newest(records: list[StoreRecord], problems: list[str]) -> StoreRecord | No
     return newest[0]
 
 
-def _to_help(
+def _servers_to_update(
     newest: StoreRecord | None, counts: StoreRecord | None, answers: Iterable[ServerAnswer]
 ) -> tuple[ServerAnswer, ...]:
     if newest is None:
@@ -172,22 +173,22 @@ def _to_help(
 
 
 def _problems(answers: list[ServerAnswer], record: StoreRecord | None, store_id: bytes | None) -> list[str]:
-    found = []
+    problems = []
     for answer in answers:
         if answer.record is None:
             if record is None or record.member(answer.server_id) is None:
-                found.append(f"{answer.address} is in no store (server id {answer.server_id.hex()})")
+                problems.append(f"{answer.address} is in no store (server id {answer.server_id.hex()})")
         elif answer.record.store_id != store_id:
-            found.append(f"{answer.address} belongs to another store, {answer.record.store_id.hex()}")
+            problems.append(f"{answer.address} belongs to another store, {answer.record.store_id.hex()}")
         elif record is not None and record.member(answer.server_id) is None:
-            found.append(f"{answer.address} is no longer a member (server id {answer.server_id.hex()})")
+            problems.append(f"{answer.address} is no longer a member (server id {answer.server_id.hex()})")
         elif answer.rolled_back:
-            found.append(f"{answer.address}: {ROLLED_BACK}")
+            problems.append(f"{answer.address}: {ROLLED_BACK}")
     if record is not None:
         present = {answer.server_id for answer in answers}
-        found += [
+        problems += [
             f"{member.address} (server id {member.server_id.hex()}) does not answer as itself"
             for member in record.members
             if member.server_id not in present
         ]
-    return found
+    return problems

@@ -34,21 +34,21 @@ class Milestones:
         """
         if size % milestone_bytes:
             raise ValueError(f"a milestone must be at a multiple of {milestone_bytes}, got {size}")
-        place = size // milestone_bytes
+        index = size // milestone_bytes
         if not self._digests:
-            self._first = place
-        if place == self._first + len(self._digests) and len(self._digests) < milestones_max:
+            self._first = index
+        if index == self._first + len(self._digests) and len(self._digests) < milestones_max:
             self._digests.append(digest)
 
     def at(self, size: int) -> int | None:
         """Return the digest of that prefix, or None if it is not known."""
-        place = size // milestone_bytes - self._first
-        if size % milestone_bytes or not 0 <= place < len(self._digests):
+        index = size // milestone_bytes - self._first
+        if size % milestone_bytes or not 0 <= index < len(self._digests):
             return None
-        return self._digests[place]
+        return self._digests[index]
 
 
-def stretch(offset: int, limit: int) -> tuple[int, int]:
+def milestone_range(offset: int, limit: int) -> tuple[int, int]:
     """Return the range around `offset` that is verified as a unit: from one milestone to the next, or to
     `limit`.
     """

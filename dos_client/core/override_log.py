@@ -56,15 +56,15 @@ def encode(entry: Override) -> bytes:
 
 def decode(data: bytes) -> list[Override]:
     """Return the complete entries in the bytes. Lines that cannot be parsed are skipped."""
-    found = []
+    entries = []
     for line in data.split(b"\n"):
         try:
             fields: dict[str, Any] = json.loads(line)
             del fields["version"]
-            found.append(Override(**fields))
+            entries.append(Override(**fields))
         except (ValueError, TypeError, KeyError):
             continue
-    return found
+    return entries
 
 
 def is_finished(entries: Iterable[Override], generation: int) -> bool:

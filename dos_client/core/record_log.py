@@ -49,7 +49,7 @@ def encode_entry(record: StoreRecord) -> bytes:
 
 def decode_entries(data: bytes) -> tuple[list[StoreRecord], int]:
     """Return the complete entries at the beginning of the bytes, and how many bytes they use."""
-    found: list[StoreRecord] = []
+    records: list[StoreRecord] = []
     position = 0
     while len(data) - position >= _LENGTH.size:
         (count,) = _LENGTH.unpack_from(data, position)
@@ -57,11 +57,11 @@ def decode_entries(data: bytes) -> tuple[list[StoreRecord], int]:
         if count > store_record_bytes_max or end > len(data):
             break
         try:
-            found.append(decode_store_record(data[position + _LENGTH.size : end]))
+            records.append(decode_store_record(data[position + _LENGTH.size : end]))
         except CorruptDataError:
             break
         position = end
-    return found, position
+    return records, position
 
 
 def last_of(records: Iterable[StoreRecord], using: StoreRecord) -> StoreRecord:

@@ -51,13 +51,13 @@ class StoreSurvivors:
 
 def survivors(membership: Membership, answers: Iterable[ServerAnswer]) -> StoreSurvivors | None:
     """Evaluate the answers. Returns None if no server reports a record of one store."""
-    found = list(answers)
+    listed = list(answers)
     record = membership.newest or membership.record
     if record is None:
         return None
     ours = {
         one.server_id: one.address
-        for one in found
+        for one in listed
         if one.record is not None and one.record.store_id == record.store_id and not one.rolled_back
     }
     present = tuple(
@@ -65,7 +65,7 @@ def survivors(membership: Membership, answers: Iterable[ServerAnswer]) -> StoreS
     )
     generations = [
         one.record.generation
-        for one in found
+        for one in listed
         if one.record is not None and one.record.store_id == record.store_id
     ]
     quorums = Quorums(record)

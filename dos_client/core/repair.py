@@ -63,7 +63,7 @@ def plan(
     everyone = others | {member: old}
     against = {one: copy for one, copy in others.items() if not agree(everyone, digests, one, member)}
     if against and one_writer:
-        return RepairRefused(_USED_TWICE)
+        return RepairRefused(_EPOCH_GRANTED_TWICE)
     if against and quorums.cover(against, member):
         return _contradicted(old, against, digests)
     agreeing = {one: copy for one, copy in others.items() if one not in against}
@@ -79,7 +79,7 @@ def plan(
     return None
 
 
-_USED_TWICE: Final = (
+_EPOCH_GRANTED_TWICE: Final = (
     "copies of one segment contradict each other, so its epoch was granted twice: the disk of a member went"
     " back to an older state, and either copy may have been acknowledged; find that member, and replace it"
     " with `dos store replace`"
@@ -96,7 +96,7 @@ def _damaged(
     if not _one_line(others, digests):
         return RepairRefused("the other copies contradict each other")
     goal = _longest(others)
-    assert goal is not None, "nobody covers anything alone"
+    assert goal is not None, "no copies cover nothing"
     return RepairPlan(old, goal, _holders(others, goal))
 
 
@@ -106,7 +106,7 @@ def _contradicted(
     if not _one_line(against, digests):
         return RepairRefused("the copies that contradict it contradict each other too")
     goal = _longest(against)
-    assert goal is not None, "nobody covers anything alone"
+    assert goal is not None, "no copies cover nothing"
     return RepairPlan(old, goal, _holders(against, goal), overwrite=True)
 
 

@@ -72,10 +72,10 @@ def begin(record: StoreRecord, leaving: Member, new_id: bytes, new_address: str)
     for member in record.members:
         if member.state != "in":
             continue
-        taken = member.address == new_address
-        if taken and member != leaving:
+        has_new_address = member.address == new_address
+        if has_new_address and member != leaving:
             raise ValueError(f"{new_address} is the address of member {id_text(member.server_id)}")
-        address = id_text(member.server_id) + GONE_SUFFIX if taken else member.address
+        address = id_text(member.server_id) + GONE_SUFFIX if has_new_address else member.address
         members.append(Member(member.server_id, address))
         if member == leaving:
             members.append(Member(new_id, new_address, "joining"))

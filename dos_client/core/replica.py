@@ -9,8 +9,8 @@ sent, and nothing is sent twice. It also detects a copy with another history. By
 digest agreed, and only in the session in which it did.
 
 A replica outlives its sessions. Each attempt at a session begins with finding out how much of the object the
-writer's own machine has (memory, and a local copy that may be gone by now). Then the member is asked how much
-it has. The two sizes decide where the missing bytes come from.
+writer's own machine has (memory, and a local copy that may be gone by now). Then the member's size is read.
+The two sizes decide where the missing bytes come from.
 """
 
 from collections.abc import Callable, Iterable
@@ -28,7 +28,7 @@ class ReplicaState(Enum):
     DISCOVER_LOCAL_SIZE = "DISCOVER_LOCAL_SIZE"
     """No session. The writer finds out what its own machine has of the object before the next attempt."""
     ENTER = "ENTER"
-    """A session is being opened: the member is connected and asked to take the claim."""
+    """A session is being opened: the member is connected and the claim is sent to it."""
     DISCOVER_REMOTE_SIZE = "DISCOVER_REMOTE_SIZE"
     """The member holds the claim and reported its size. Its digest is being compared."""
     CATCH_UP = "CATCH_UP"
@@ -76,7 +76,7 @@ AGREED: Final = frozenset({ReplicaState.CATCH_UP, ReplicaState.IN_SYNC})
 these.
 """
 
-_WORDS: Final = {
+_STATE_TEXTS: Final = {
     ReplicaState.BROKEN: "broken",
     ReplicaState.DISCOVER_LOCAL_SIZE: "unavailable",
     ReplicaState.ENTER: "entering",
@@ -95,15 +95,15 @@ def step(state: ReplicaState, event: ReplicaEvent) -> ReplicaState:
         raise LocalProtocolError(f"{event.name} is not valid for a replica in state {state.name}") from None
 
 
-def in_words(states: Iterable[ReplicaState]) -> str:
+def worst_state_text(states: Iterable[ReplicaState]) -> str:
     """Return the state of a member with copies in these states, in plain words: that of its worst copy."""
-    return worst_words(_WORDS[state] for state in states)
+    return worst_text(_STATE_TEXTS[state] for state in states)
 
 
-def worst_words(found: Iterable[str]) -> str:
-    """Return the worst of several words from `in_words`."""
-    words = set(found)
-    return next((one for one in _WORDS.values() if one in words), "in sync")
+def worst_text(texts_given: Iterable[str]) -> str:
+    """Return the worst of several words from `worst_state_text`."""
+    texts = set(texts_given)
+    return next((one for one in _STATE_TEXTS.values() if one in texts), "in sync")
 
 
 class CopyRelation(Enum):
@@ -111,8 +111,8 @@ class CopyRelation(Enum):
 
     AGREES = "a prefix of what was written"
     DIFFERS = "not what was written"
-    ASK_MEMBER = "longer than needed: ask it for the digest of that prefix"
-    ASK_ANOTHER = "shorter than the writer remembers: find the digest of that prefix elsewhere"
+    QUERY_MEMBER = "longer than needed: request its digest of that prefix"
+    QUERY_OTHERS = "shorter than the writer remembers: find the digest of that prefix elsewhere"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class ObjectGoal:
     """The end of an object.
 
     `sealed`: it ends exactly at `size`, and bytes after that do not exist (R6). Otherwise it is open, and
-    nobody but this writer can have written bytes after `size`.
+    only this writer can have written bytes after `size`.
     """
 
     size: int
@@ -147,10 +147,10 @@ def compare(info: ObjectInfo, goal: ObjectGoal, digest_at: Callable[[int], int |
     if info.received > goal.size and not goal.sealed:
         return CopyRelation.DIFFERS
     if info.synced > goal.size:
-        return CopyRelation.ASK_MEMBER
+        return CopyRelation.QUERY_MEMBER
     expected = 0 if info.synced == 0 else digest_at(info.synced)
     if expected is None:
-        return CopyRelation.ASK_ANOTHER
+        return CopyRelation.QUERY_OTHERS
     return CopyRelation.AGREES if expected == info.digest else CopyRelation.DIFFERS
 
 
@@ -231,7 +231,7 @@ class ReplicaEffect(Enum):
 
     COUNT = "the copy's `received` and `synced` count for the member from now on"
     DISCOUNT = "nothing of it counts any more"
-    ASK_MEMBER = "ask the member for the digest at the goal; then Agreed or Differed"
+    QUERY_MEMBER = "request the digest at the goal from the member; then Agreed or Differed"
     FIND_DIGEST = "find the digest at `claimed.synced` here or elsewhere; then Agreed or Differed, and fill"
     FILL = "fill it from `sent` on, until Reached"
     FOLLOW = "send it what the window has from `sent` on"
@@ -326,9 +326,9 @@ class Replica:
                 return self.handle(
                     ReplicaDiffered(difference(info, view.goal), info.poisoned or info.corrupt), now
                 )
-            case CopyRelation.ASK_MEMBER:
-                return [ReplicaEffect.ASK_MEMBER]
-            case CopyRelation.ASK_ANOTHER:
+            case CopyRelation.QUERY_MEMBER:
+                return [ReplicaEffect.QUERY_MEMBER]
+            case CopyRelation.QUERY_OTHERS:
                 return [ReplicaEffect.FIND_DIGEST]
 
     def _agreed(self, received: int, synced: int, view: ObjectView, now: float) -> list[ReplicaEffect]:

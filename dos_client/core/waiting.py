@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from dos_client.limits import waiting_told_s
+from dos_client.limits import waiting_report_s
 
-_WELL: Final = frozenset({"in sync", "catching up", "joining"})
+_HEALTHY_STATES: Final = frozenset({"in sync", "catching up", "joining"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,18 +25,20 @@ class MemberSeen:
     late: bool = False
 
 
-def waiting_reason(needed: int, there: int, members: Iterable[MemberSeen]) -> str:
+def waiting_reason(needed: int, available: int, members: Iterable[MemberSeen]) -> str:
     """Return why nothing is acknowledged: how many members are needed, and the problems of the others."""
     reason = (
-        f"{needed} members are needed and {there} hold the claim"
-        if there < needed
-        else f"{needed} members are needed and too few of {there} acknowledge"
+        f"{needed} members are needed and {available} hold the claim"
+        if available < needed
+        else f"{needed} members are needed and too few of {available} acknowledge"
     )
-    return "; ".join([reason, *(_trouble(one) for one in members if one.late or one.state not in _WELL)])
+    return "; ".join(
+        [reason, *(_problem_of(one) for one in members if one.late or one.state not in _HEALTHY_STATES)]
+    )
 
 
-def _trouble(member: MemberSeen) -> str:
-    if member.state in _WELL:
+def _problem_of(member: MemberSeen) -> str:
+    if member.state in _HEALTHY_STATES:
         return f"{member.address} acknowledges nothing"
     return f"{member.address} is {member.state}" + (f": {member.error}" if member.error else "")
 
@@ -58,18 +60,18 @@ class WaitEnded:
 class WaitTracker:
     """The waits of one claim.
 
-    Invariants: `reason` is '' exactly when it does not wait. `total_s` sums all waits up to the last `look`,
-    including those too short to be reported.
+    Invariants: `reason` is '' exactly when it does not wait. `total_s` sums all waits up to the last
+    `inspect`, including those too short to be reported.
     """
 
-    __slots__ = ("_looked", "_told", "reason", "since", "total_s")
+    __slots__ = ("_inspected_at", "_reported", "reason", "since", "total_s")
 
     def __init__(self) -> None:
         self.reason = ""
         self.since = 0.0
         self.total_s = 0.0
-        self._looked = 0.0
-        self._told = False
+        self._inspected_at = 0.0
+        self._reported = False
 
     def inspect(self, reason: str, now: float) -> WaitBegan | WaitEnded | None:
         """Update with the reason to wait at this moment, '' for none. Returns a change to report; Began and
@@ -77,15 +79,15 @@ class WaitTracker:
         """
         before, self.reason = self.reason, reason
         if before:
-            self.total_s += now - self._looked
-        self._looked = now
+            self.total_s += now - self._inspected_at
+        self._inspected_at = now
         if reason and not before:
             self.since = now
-        if reason and not self._told and now - self.since >= waiting_told_s:
-            self._told = True
+        if reason and not self._reported and now - self.since >= waiting_report_s:
+            self._reported = True
             return WaitBegan(reason)
-        if not reason and self._told:
-            self._told = False
+        if not reason and self._reported:
+            self._reported = False
             return WaitEnded(now - self.since)
         return None
 

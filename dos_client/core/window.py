@@ -182,8 +182,8 @@ class SendWindow:
         while self._starts[index] % digest_block_bytes:
             index -= 1
         first = self._chunks[index]
-        whole = Chunk(first.start, first.digest, b"".join(chunk.payload for chunk in self._chunks[index:]))
-        self._chunks[index:] = [whole]
+        merged = Chunk(first.start, first.digest, b"".join(chunk.payload for chunk in self._chunks[index:]))
+        self._chunks[index:] = [merged]
         del self._starts[index + 1 :]
 
     def chunks_from(self, offset: int) -> Iterator[Chunk]:
@@ -204,8 +204,8 @@ class SendWindow:
             assert digest is not None
             yield Chunk(offset, digest, chunk.payload[offset - chunk.start :])
             index += 1
-        for place in range(index, len(self._chunks)):
-            yield self._chunks[place]
+        for following in range(index, len(self._chunks)):
+            yield self._chunks[following]
 
     def digest_at(self, offset: int) -> int | None:
         """Return the prefix digest at `offset`, or None if the bytes for it are no longer in memory."""

@@ -49,7 +49,7 @@ class Witnessing:
         self._proved: set[tuple[bytes, DiskStamp]] = set()
         self._present: dict[bytes, None] = {OURSELVES: None}  # a dict: its order is reproducible
 
-    def met(self, member: bytes, newest: DiskStamp, witnessed: Mapping[bytes, DiskStamp]) -> None:
+    def joined(self, member: bytes, newest: DiskStamp, witnessed: Mapping[bytes, DiskStamp]) -> None:
         """Record that a session with a member began, and the stamps in its WELCOME."""
         self._present[member] = None
         self._stored[member] = dict(witnessed)

@@ -4,7 +4,7 @@ The joining member gets everything that F old members hold, and the claims they 
 anywhere else. docs/decisions/0010 explains why this is safe.
 
 - Each directory is listed on F members that have the new generation. The longest copy of each of its objects
-  is *wanted*. If an object is deleted meanwhile (R14), F members are asked again.
+  is *wanted*. If an object is deleted meanwhile (R14), F members are queried again.
 - An active writer fills its own directory. A directory without one is filled here: in a session that claims
   the directory on the joining member, on that member alone, with the epoch and writer id that the old members
   hold.
@@ -30,7 +30,7 @@ from dos_client.limits import (
     catch_up_chunk_bytes,
     fill_directories_max,
     fill_in_flight_bytes_max,
-    fill_looks_max,
+    fill_listings_max,
     fill_stall_s,
 )
 from dos_client.live_store import Store
@@ -83,7 +83,7 @@ class DirectoryGoal:
     writer_id: bytes
     objects: dict[str, ObjectInfo] = field(default_factory=dict)
     sources: dict[str, Member] = field(default_factory=dict)
-    there: dict[str, int] = field(default_factory=dict)
+    copied: dict[str, int] = field(default_factory=dict)
 
     @property
     def total(self) -> int:
@@ -101,12 +101,12 @@ class DirectoryGoal:
     def leave(self, name: str, why: str) -> None:
         """Exclude a file, which stays on its server."""
         del self.objects[name], self.sources[name]
-        self.there.pop(name, None)
+        self.copied.pop(name, None)
         log.warning("filling %s: %s is not copied: %s", self.directory, name, why)
 
     @property
     def done(self) -> int:
-        return sum(min(self.there.get(name, 0), info.synced) for name, info in self.objects.items())
+        return sum(min(self.copied.get(name, 0), info.synced) for name, info in self.objects.items())
 
 
 class Filling:
@@ -151,11 +151,11 @@ class Filling:
             raise failure[0]
 
     async def _directory(self, name: str) -> None:
-        wanted = await self._look_at_peace(name)
+        wanted = await self._list_stable(name)
         self._wanted.append(wanted)
         attempt, last = 0, (-1, trio.current_time())
         while True:
-            self._still_ours()
+            self._check_current()
             try:
                 missing, live = await self._missing(wanted)
                 self._count()
@@ -171,35 +171,35 @@ class Filling:
                 attempt = 0
             except (NotFoundError, BusyError, BrokenConnectionError, FencedError, WrongStoreError) as error:
                 log.info("filling %s: %s; listing the directory again", name, error)
-                await self._still_itself()
+                await self._check_same_server()
                 attempt += 1
                 await trio.sleep(backoff_s(attempt, randomness.jitter()))
                 # the source may have lost the object, and another member has it
-                again = await self._look_again(wanted)
+                again = await self._list_again(wanted)
                 self._wanted[self._wanted.index(wanted)] = wanted = again
                 last = (-1, trio.current_time())
         self._finished += 1
         self._count()
 
-    async def _look_at_peace(self, name: str) -> DirectoryGoal:
+    async def _list_stable(self, name: str) -> DirectoryGoal:
         """List the directory. Retries if objects are deleted meanwhile."""
-        for attempt in range(1, fill_looks_max):
+        for attempt in range(1, fill_listings_max):
             try:
-                return await self._look(name)
+                return await self._list_once(name)
             except (NotFoundError, BusyError) as error:
                 log.info("filling %s: %s; listing the directory again", name, error)
                 await trio.sleep(backoff_s(attempt, randomness.jitter()))
-        return await self._look(name)
+        return await self._list_once(name)
 
-    async def _look_again(self, wanted: DirectoryGoal) -> DirectoryGoal:
+    async def _list_again(self, wanted: DirectoryGoal) -> DirectoryGoal:
         """List what F members hold now. While fewer answer, return the earlier list."""
         try:
-            return await self._look_at_peace(wanted.directory)
+            return await self._list_stable(wanted.directory)
         except QuorumUnavailableError as error:
             log.info("filling %s: %s; waiting for members", wanted.directory, error)
             return wanted
 
-    def _still_ours(self) -> None:
+    def _check_current(self) -> None:
         self._check()
         if self._store.record.generation != self._generation:
             raise ReplacementError(
@@ -208,7 +208,7 @@ class Filling:
                 remedy="another replacement was started; see `dos store status`",
             )
 
-    async def _still_itself(self) -> None:
+    async def _check_same_server(self) -> None:
         """Raise ReplacementError if another server answers at the joining member's address.
 
         Its disk is lost then, and it will not come back. A member that does not answer is waited for.
@@ -224,7 +224,7 @@ class Filling:
                 remedy="start it on an empty data directory and run the command again",
             )
 
-    async def _look(self, name: str) -> DirectoryGoal:
+    async def _list_once(self, name: str) -> DirectoryGoal:
         """List what F members hold. Raises NotFoundError or BusyError if an object is deleted meanwhile."""
         view = await self._store.inspect(name, as_files=True)
         epoch, writer_id = max(view.epochs.values(), default=(0, NO_ID))
@@ -264,11 +264,11 @@ class Filling:
     async def _missing(self, wanted: DirectoryGoal) -> tuple[list[str], DirectoryOpened]:
         """Return the objects that the joining member lacks wholly or in part, and the claim it holds."""
         opened = await self._store.reopened(self._joining, wanted.directory)
-        there = {info.name: info for info in opened.entries}
+        present = {info.name: info for info in opened.entries}
         missing = []
         for name, info in list(wanted.objects.items()):
-            copy = there.get(name, ObjectInfo(name))
-            wanted.there[name] = copy.synced
+            copy = present.get(name, ObjectInfo(name))
+            wanted.copied[name] = copy.synced
             if wanted.loose and copy.synced and not await self._agree(wanted, copy, info):
                 wanted.leave(name, "the new server has a different file of this name")
                 continue
@@ -278,7 +278,7 @@ class Filling:
                 missing.append(name)
             elif (
                 not wanted.loose
-                and await self._digest_there(wanted.directory, copy, info.synced) != info.digest
+                and await self._digest_on_joining(wanted.directory, copy, info.synced) != info.digest
             ):
                 raise ReplacementError(
                     f"{wanted.directory}/{name} has different content on the new server",
@@ -293,11 +293,11 @@ class Filling:
         if copy.corrupt or copy.poisoned:
             return False
         if copy.synced >= info.synced:
-            return await self._digest_there(wanted.directory, copy, info.synced) == info.digest
+            return await self._digest_on_joining(wanted.directory, copy, info.synced) == info.digest
         source = await self._reader(wanted, copy.name)
         return (await source.stat(copy.name, copy.synced)).digest == copy.digest
 
-    async def _digest_there(self, directory: str, copy: ObjectInfo, size: int) -> int:
+    async def _digest_on_joining(self, directory: str, copy: ObjectInfo, size: int) -> int:
         if copy.synced == size:
             return copy.digest
         connection = await self._store.reader(self._joining, directory)
@@ -352,7 +352,7 @@ class _Copy:
     def _durability_ack(self, mark: DurabilityAck) -> None:
         if mark.name == self._name:
             self._synced = max(self._synced, mark.synced)
-            self._wanted.there[self._name] = self._synced
+            self._wanted.copied[self._name] = self._synced
             self._moved.set()
 
     def _refused(self, tag: int, error: RefusedError) -> None:

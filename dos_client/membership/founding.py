@@ -14,7 +14,7 @@ import trio
 from dos_client import randomness
 from dos_client.errors import NotEmptyError, StoreNotReadyError, TokenRefusedError
 from dos_client.sessions.connection import open_connection
-from dos_client.sessions.discovery import find_membership, hand_over, survey
+from dos_client.sessions.discovery import find_membership, send_record, survey
 from dos_client.urls import DosUrl, parse_url
 from dos_protocol.errors import DosError, LocalProtocolError
 from dos_protocol.names import id_text
@@ -33,17 +33,17 @@ async def init_store(
     """
     parsed = parse_url(url)
     membership, seen = await find_membership(parsed.servers, token=token, client=client)
-    if seen.nobody_takes_the_token:
+    if seen.all_reject_token:
         raise token_refused(parsed, seen.problems(membership))
     if seen.errors:
         raise StoreNotReadyError("all servers must answer to create a store", seen.problems(membership))
     ids = [answer.server_id for answer in seen.answers if answer.address in parsed.servers]
     if len(set(ids)) != len(parsed.servers):
-        twice = [one.address for one in seen.answers if ids.count(one.server_id) > 1]
-        raise NotEmptyError(f"several addresses belong to the same server: {', '.join(twice)}")
+        repeated = [one.address for one in seen.answers if ids.count(one.server_id) > 1]
+        raise NotEmptyError(f"several addresses belong to the same server: {', '.join(repeated)}")
     record = membership.record
     if record is not None:
-        return _exactly(record, set(ids), ack_quorum, parsed)
+        return _check_same_store(record, set(ids), ack_quorum, parsed)
     in_stores = [
         f"{answer.address} is in store {id_text(answer.record.store_id)}"
         for answer in seen.answers
@@ -57,7 +57,7 @@ async def init_store(
     )
     await _all_empty(members, token, client)
     record = StoreRecord(randomness.fresh_id(), 1, _quorum(ack_quorum, len(members)), members)
-    return await _hand_to_all(record, token, client)
+    return await _send_to_all(record, token, client)
 
 
 def token_refused(url: DosUrl, problems: Sequence[str]) -> TokenRefusedError:
@@ -69,8 +69,8 @@ def token_refused(url: DosUrl, problems: Sequence[str]) -> TokenRefusedError:
     )
 
 
-def _quorum(asked: int | None, members: int) -> int:
-    quorum = default_ack_quorum(members) if asked is None else asked
+def _quorum(requested: int | None, members: int) -> int:
+    quorum = default_ack_quorum(members) if requested is None else requested
     if not 1 <= quorum <= members:
         raise LocalProtocolError(
             f"the ack quorum must be from 1 to the number of servers, {members}, got {quorum}"
@@ -78,7 +78,9 @@ def _quorum(asked: int | None, members: int) -> int:
     return quorum
 
 
-def _exactly(record: StoreRecord, ids: set[bytes], ack_quorum: int | None, url: DosUrl) -> StoreRecord:
+def _check_same_store(
+    record: StoreRecord, ids: set[bytes], ack_quorum: int | None, url: DosUrl
+) -> StoreRecord:
     if {member.server_id for member in record.members} != ids:
         raise NotEmptyError(
             f"the servers are in store {id_text(record.store_id)} with other members than {url}",
@@ -93,41 +95,41 @@ def _exactly(record: StoreRecord, ids: set[bytes], ack_quorum: int | None, url: 
 
 
 async def _all_empty(members: tuple[Member, ...], token: bytes, client: str) -> None:
-    full: list[str] = []
+    problems: list[str] = []
 
     async def inspect(member: Member) -> None:
         try:
             async with open_connection(member.address, token=token, client=client) as connection:
-                found = await connection.list_names()
+                listing = await connection.list_names()
         except DosError as error:
-            full.append(f"{member.address}: {error}")
+            problems.append(f"{member.address}: {error}")
         else:
-            if found.entries:
-                full.append(f"{member.address} holds the directory {found.entries[0].name}")
+            if listing.entries:
+                problems.append(f"{member.address} holds the directory {listing.entries[0].name}")
 
     async with trio.open_nursery() as nursery:
         for member in members:
             nursery.start_soon(inspect, member)
-    if full:
+    if problems:
         raise NotEmptyError(
             "a store can only be created from empty servers",
-            sorted(full),
+            sorted(problems),
             remedy="start them on empty data directories",
         )
 
 
-async def _hand_to_all(record: StoreRecord, token: bytes, client: str) -> StoreRecord:
+async def _send_to_all(record: StoreRecord, token: bytes, client: str) -> StoreRecord:
     failed: list[str] = []
 
-    async def give(member: Member) -> None:
+    async def send(member: Member) -> None:
         try:
-            await hand_over(member.address, record, token=token, client=client)
+            await send_record(member.address, record, token=token, client=client)
         except DosError as error:
             failed.append(f"{member.address}: {error}")
 
     async with trio.open_nursery() as nursery:
         for member in record.members:
-            nursery.start_soon(give, member)
+            nursery.start_soon(send, member)
     if failed:
         raise StoreNotReadyError(
             f"{len(record.members) - len(failed)} of {len(record.members)} servers took the record",
@@ -135,7 +137,7 @@ async def _hand_to_all(record: StoreRecord, token: bytes, client: str) -> StoreR
             remedy="run the same command again to continue",
         )
     seen = await survey((member.address for member in record.members), token=token, client=client)
-    strange = [answer.address for answer in seen.answers if answer.record != record]
-    if strange or seen.errors:
-        raise StoreNotReadyError("servers changed while the store was created", [*strange, *seen.errors])
+    changed = [answer.address for answer in seen.answers if answer.record != record]
+    if changed or seen.errors:
+        raise StoreNotReadyError("servers changed while the store was created", [*changed, *seen.errors])
     return record

@@ -56,12 +56,12 @@ async def read_overrides(store: Store) -> list[override_log.Override]:
 
     Raises QuorumUnavailableError, or BrokenConnectionError if members repeatedly disconnect during the read.
     """
-    return await _until_done(_read_overrides_once, store, BrokenConnectionError)
+    return await _retry(_read_overrides_once, store, BrokenConnectionError)
 
 
 async def _read_overrides_once(store: Store) -> list[override_log.Override]:
     view = await store.inspect(record_log.DIRECTORY)
-    found: list[override_log.Override] = []
+    entries: list[override_log.Override] = []
     for name in override_log.names(view.answers):
         copy = record_log.longest(view.answers, name)
         if copy is None or not copy[1].synced:
@@ -70,8 +70,8 @@ async def _read_overrides_once(store: Store) -> list[override_log.Override]:
         if member is None:
             raise BrokenConnectionError("a member left the store during the read")
         connection = await store.reader(member, record_log.DIRECTORY)
-        found += override_log.decode(await read_one(connection, name, 0, copy[1].synced))
-    return found
+        entries += override_log.decode(await read_one(connection, name, 0, copy[1].synced))
+    return entries
 
 
 @asynccontextmanager
@@ -82,21 +82,23 @@ async def open_record_log(store: Store) -> AsyncIterator[RecordLog]:
     over.
     """
     # superseded before the start is acknowledged: begin again (R17)
-    claim, log = await _until_done(_take_over_once, store, FencedError)
+    claim, log = await _retry(_take_over_once, store, FencedError)
     async with claim:
         yield log
 
 
-async def _until_done(once: Callable[[Store], Awaitable[_T]], store: Store, passing: type[DosError]) -> _T:
-    """Retry after each `passing` error, with a random, doubling pause, at most `take_over_attempts_max`
+async def _retry(
+    attempt_once: Callable[[Store], Awaitable[_T]], store: Store, transient: type[DosError]
+) -> _T:
+    """Retry after each `transient` error, with a random, doubling pause, at most `take_over_attempts_max`
     times.
     """
     attempt = 0
     while True:
         attempt += 1
         try:
-            return await once(store)
-        except passing:
+            return await attempt_once(store)
+        except transient:
             if attempt == take_over_attempts_max:
                 raise
             await trio.sleep(backoff_s(attempt, store.rng.random()))
@@ -128,7 +130,7 @@ async def _settle_all(claim: Claim) -> list[StoreRecord]:
             continue
         member, info = copy
         data = await claim.read(name, 0, info.synced, member)
-        entries, whole = record_log.decode_entries(data)
-        await claim.settle(name, whole, prefix_digest(data[:whole]))
+        entries, complete_bytes = record_log.decode_entries(data)
+        await claim.settle(name, complete_bytes, prefix_digest(data[:complete_bytes]))
         head = head or entries
     return head

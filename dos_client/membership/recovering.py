@@ -1,6 +1,6 @@
 """Continue after more members were lost than the store tolerates, when a person accepts the loss.
 
-This module has the order of the steps. What is asked of the survivors, and done to them, is in `surviving`.
+This module has the order of the steps. The requests to the survivors, and their changes, are in `surviving`.
 
 1. The forced record is sent to the survivors until it counts. From then on they reject every session of an
    older one.
@@ -21,16 +21,16 @@ from dos_client.core.recovery import StoreSurvivors, forced
 from dos_client.errors import LossError, ReplacementError
 from dos_client.membership.filling import Progress
 from dos_client.membership.record_log import open_record_log
-from dos_client.membership.replacing import ProgressReporter, add_to, install_decided, must_be_new
+from dos_client.membership.replacing import ProgressReporter, add_to, install_decided, require_empty
 from dos_client.membership.surviving import (
     claim_above,
-    cut_damage,
+    describe_loss,
     entry,
+    find_survivors,
     force,
-    look_around,
     need_store,
+    truncate_damage,
     unfinished,
-    what_is_left,
 )
 from dos_client.repair.repairing import repair_store
 from dos_client.sessions.discovery import ServerSurvey
@@ -67,13 +67,13 @@ async def recover_store(
     """
     parsed, reporter, added = parse_url(url), ProgressReporter(progress), [parse_address(one) for one in new]
     reporter.phase("looking")
-    now, seen = await look_around(parsed.servers, token=token, client=client)
+    now, seen = await find_survivors(parsed.servers, token=token, client=client)
     now = need_store(now, seen)
     override = None
     if not now.complete:
-        await _must_be_accepted(now, seen, token=token, client=client, accept_loss=accept_loss)
+        await _require_acceptance(now, seen, token=token, client=client, accept_loss=accept_loss)
         for address in added:
-            await must_be_new(address, token, client)
+            await require_empty(address, token, client)
         reporter.phase("forcing")
         record = forced(now)
         await force(record, seen, token=token, client=client)
@@ -87,10 +87,10 @@ async def recover_store(
         return await _finish(store, begun, added, reporter)
 
 
-async def _must_be_accepted(
+async def _require_acceptance(
     now: StoreSurvivors, seen: ServerSurvey, *, token: bytes, client: str, accept_loss: bool
 ) -> None:
-    loss = await what_is_left(now, seen, token=token, client=client)
+    loss = await describe_loss(now, seen, token=token, client=client)
     if now.covered:
         raise LossError(
             "no acknowledged data is lost: all of it is on the members that answer",
@@ -132,7 +132,7 @@ async def _accept_damage(
             " run the command again with --accept-loss",
         )
     reporter.phase("cutting")
-    details = await cut_damage(store)
+    details = await truncate_damage(store)
     async with open_record_log(store) as records:
         override = entry(ACCEPT_LOSS, store.record, now)
         await records.note(override)
@@ -147,7 +147,7 @@ async def _finish(
     store: Store, override: Override, new: Sequence[str], reporter: ProgressReporter
 ) -> Recovered:
     reporter.phase("cutting")
-    details = await cut_damage(store)
+    details = await truncate_damage(store)
     async with open_record_log(store) as records:
         await records.note(override)
         await install_decided(store, records)

@@ -17,20 +17,20 @@ from dos_client.core.quorum import filled_member, replaced_member
 from dos_client.core.recovery import StoreSurvivors, era, forced
 from dos_client.core.replacement import ReplacementPlan, ReplacementStep, add, finish, plan
 from dos_client.errors import LossError, QuorumUnavailableError, ReplacementError
-from dos_client.limits import install_timeout_s, look_timeout_s
+from dos_client.limits import inspect_timeout_s, install_timeout_s
 from dos_client.live_store import Store
 from dos_client.membership.filling import Filling, Progress, ReplaceProgress
 from dos_client.membership.record_log import RecordLog, open_record_log
 from dos_client.membership.surviving import (
+    describe_loss,
     entry,
+    find_survivors,
     force,
-    look_around,
     need_store,
     unfinished,
-    what_is_left,
 )
 from dos_client.sessions.connection import open_connection
-from dos_client.sessions.discovery import ServerSurvey, hand_over, probe
+from dos_client.sessions.discovery import ServerSurvey, probe, send_record
 from dos_client.store import open_store
 from dos_client.urls import DosUrl, parse_address, parse_url
 from dos_protocol.errors import DosError, FencedError
@@ -65,11 +65,11 @@ async def replace_member(
     reporter.phase("joining")
     old_name = old if len(old) == 32 and ":" not in old else parse_address(old)
     new_address, parsed = parse_address(new), parse_url(url)
-    now, seen = await look_around(parsed.servers, token=token, client=client)
+    now, seen = await find_survivors(parsed.servers, token=token, client=client)
     override = None
     if now is None or not now.complete:
         now = need_store(now, seen)
-        override, old_name = await _go_on_without(
+        override, old_name = await _force_without(
             now, seen, old_name, new_address, token=token, client=client, other_is_gone=other_is_gone
         )
     async with open_store(parsed, token=token, client=client) as store:
@@ -85,14 +85,14 @@ async def replace_member(
             # another run took over: it may have completed the replacement that this run decided
             if not await _is_in(store, answer.server_id):
                 raise ReplacementError(
-                    f"another run took over: {_under_way(store.record)}",
+                    f"another run took over: {_change_in_progress(store.record)}",
                     remedy="only one replacement at a time is possible; wait for it",
                 ) from error
         reporter.phase("done")
         return store.record
 
 
-async def _go_on_without(
+async def _force_without(
     now: StoreSurvivors,
     seen: ServerSurvey,
     old: str,
@@ -108,13 +108,17 @@ async def _go_on_without(
     replacement starts again. Returns the override entry and the member to be replaced then.
     """
     filled, replaced = filled_member(now.record), replaced_member(now.record)
-    anew = replaced if now.lost == (filled,) else None
-    if anew is not None and filled is not None and old in (anew.address, id_text(anew.server_id)):
+    restarted = replaced if now.lost == (filled,) else None
+    if (
+        restarted is not None
+        and filled is not None
+        and old in (restarted.address, id_text(restarted.server_id))
+    ):
         old = id_text(filled.server_id)
     missing = ", ".join(one.address for one in now.lost)
-    there = ", ".join(one.address for one in now.present)
+    present = ", ".join(one.address for one in now.present)
     if not now.covered:
-        loss = await what_is_left(now, seen, token=token, client=client)
+        loss = await describe_loss(now, seen, token=token, client=client)
         raise LossError(
             f"more members are lost than the store tolerates: {missing}",
             loss.lines(),
@@ -125,20 +129,20 @@ async def _go_on_without(
         raise ReplacementError(f"{old} is not the missing member; missing: {missing}")
     if not other_is_gone:
         raise ReplacementError(
-            f"of {len(now.record.voters)} members only {there} answers, and a replacement needs both"
+            f"of {len(now.record.voters)} members only {present} answers, and a replacement needs both"
             if len(now.record.voters) == 2 and len(now.present) == 1
             else f"too few members answer to agree on a replacement; missing: {missing}",
             remedy=f"start {missing}; or, if it is gone for good and nobody works with it elsewhere,"
             " run the command again with --other-is-gone",
         )
     answer = await probe(new, token=token, client=client)
-    await must_be_new(new, token, client)
+    await require_empty(new, token, client)
     try:
-        record = forced(now, Member(answer.server_id, new) if anew is None else None)
+        record = forced(now, Member(answer.server_id, new) if restarted is None else None)
     except ValueError as error:
         raise ReplacementError(str(error)) from error
     await force(record, seen, token=token, client=client)
-    return entry(OTHER_IS_GONE, record, now), old if anew is None else id_text(anew.server_id)
+    return entry(OTHER_IS_GONE, record, now), old if restarted is None else id_text(restarted.server_id)
 
 
 async def _replace(
@@ -152,7 +156,7 @@ async def _replace(
         await install_decided(store, records)
         step, record = _plan(store.record, old, new)
         if step is ReplacementStep.BEGIN:
-            await must_be_new(new.address, store.token, store.client)
+            await require_empty(new.address, store.token, store.client)
             await decide_and_install(store, records, record)
         if step is not ReplacementStep.DONE:
             await fill_and_finish(store, records, reporter)
@@ -206,7 +210,7 @@ async def add_to(store: Store, records: RecordLog, new: str, reporter: "Progress
     if known is not None and known.state == "in":
         return
     if known is None:
-        await must_be_new(new, store.token, store.client)
+        await require_empty(new, store.token, store.client)
         try:
             record = add(store.record, answer.server_id, new)
         except ValueError as error:
@@ -222,10 +226,10 @@ async def fill_and_finish(store: Store, records: RecordLog, reporter: "ProgressR
     reporter.phase("finishing")
     await decide_and_install(store, records, finish(store.record))
     if leaving is not None:
-        await _tell_leaving(store, leaving.address)
+        await _send_record_to_leaving(store, leaving.address)
 
 
-def _under_way(record: StoreRecord) -> str:
+def _change_in_progress(record: StoreRecord) -> str:
     """Describe the replacement or addition in the record."""
     filled, replaced = filled_member(record), replaced_member(record)
     if filled is None:
@@ -237,7 +241,7 @@ def _under_way(record: StoreRecord) -> str:
 async def _is_in(store: Store, server_id: bytes) -> bool:
     """Return whether the server is, or soon becomes, a member that counts."""
     store.reread_membership()
-    with trio.move_on_after(look_timeout_s):
+    with trio.move_on_after(inspect_timeout_s):
         while True:
             member = store.record.member(server_id)
             if member is not None and member.state == "in":
@@ -255,13 +259,13 @@ class ProgressReporter:
 
     def phase(self, phase: str) -> None:
         self._now.phase = phase
-        self._tell()
+        self._report()
 
     def counts(self, directories: int, done: int, bytes_total: int, bytes_done: int) -> None:
         self._now = ReplaceProgress(self._now.phase, directories, done, bytes_total, bytes_done)
-        self._tell()
+        self._report()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         if self._callback is not None:
             self._callback(self._now)
 
@@ -273,7 +277,7 @@ def _plan(record: StoreRecord, old: str, new: ServerAnswer) -> ReplacementPlan:
         raise ReplacementError(str(error)) from error
 
 
-async def must_be_new(address: str, token: bytes, client: str) -> None:
+async def require_empty(address: str, token: bytes, client: str) -> None:
     """Raise ReplacementError unless the server is empty and in no store."""
     async with open_connection(address, token=token, client=client) as connection:
         if connection.record is not None:
@@ -312,7 +316,7 @@ async def _install(store: Store, record: StoreRecord) -> None:
         while store.record.generation < record.generation:
             for member in record.members:
                 try:
-                    await hand_over(member.address, record, token=store.token, client=store.client)
+                    await send_record(member.address, record, token=store.token, client=store.client)
                     errors.pop(member.address, None)
                 except DosError as error:
                     errors[member.address] = str(error.args[0])
@@ -335,11 +339,11 @@ async def _fill(store: Store, records: RecordLog, reporter: ProgressReporter) ->
     await Filling(store, joining, reporter.counts, records.check).run()
 
 
-async def _tell_leaving(store: Store, address: str) -> None:
+async def _send_record_to_leaving(store: Store, address: str) -> None:
     """Send the new record to the server that left, if it answers, so that its own record shows that it is not
     a member.
     """
     try:
-        await hand_over(address, store.record, token=store.token, client=store.client)
+        await send_record(address, store.record, token=store.token, client=store.client)
     except DosError as error:
         log.info("the replaced server %s did not accept the record: %s", address, error.args[0])

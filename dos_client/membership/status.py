@@ -65,18 +65,18 @@ async def store_status(
 ) -> StoreStatus:
     """Ask the servers and the members that they name. `holdings`: also list all directories."""
     membership, seen = await find_membership(servers, token=token, client=client)
-    problems, twice = seen.problems(membership), same_server(seen.answers)
+    problems, duplicates = seen.problems(membership), same_server(seen.answers)
     record = membership.record
     if record is None:
-        return StoreStatus(None, problems=[*problems, *twice])
+        return StoreStatus(None, problems=[*problems, *duplicates])
     members = describe(record, seen.answers, seen.errors)
     described = {member.address for member in record.members}
     problems = [line for line in problems if line.split(" ")[0].rstrip(":") not in described]
     present = [one.member.server_id for one in members if one.there]
-    status = StoreStatus(record, members, Quorums(record).can_take_over(present), [*problems, *twice])
+    status = StoreStatus(record, members, Quorums(record).can_take_over(present), [*problems, *duplicates])
     if status.usable:
         try:
-            await _look_inside(status, servers, holdings=holdings, token=token, client=client)
+            await _complete_status(status, servers, holdings=holdings, token=token, client=client)
             status.usable = Quorums(record).can_take_over(
                 [one.member.server_id for one in members if one.there]
             )
@@ -92,20 +92,20 @@ async def store_status(
     return status
 
 
-async def _look_inside(
+async def _complete_status(
     status: StoreStatus, servers: Sequence[str], *, holdings: bool, token: bytes, client: str
 ) -> None:
     url = f"dos://{','.join(servers)}"
     async with open_store(url, token=token, client=client) as store:
         status.overrides = await read_overrides(store)
         if holdings:
-            await _look_through(store, status)
+            await _measure_holdings(store, status)
         for index, one in enumerate(status.members):  # known only after the stamps of members were compared
             if one.member.server_id in store.witnesses.rolled_back:
                 status.members[index] = rolled_back(one)
 
 
-async def _look_through(store: Store, status: StoreStatus) -> None:
+async def _measure_holdings(store: Store, status: StoreStatus) -> None:
     """List all directories on the members that answer."""
     async with open_walk(store) as walk:
         status.holdings = {one: MemberHolding() for one in walk.sessions}

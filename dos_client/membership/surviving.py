@@ -1,6 +1,6 @@
 """What the survivors of a store have, the record forced on them, and making what is left usable.
 
-This module asks the survivors and changes them. The order of the steps is in `recovering` and `replacing`,
+This module queries the survivors and changes them. The order of the steps is in `recovering` and `replacing`,
 the choice of the forced record in `core.recovery`. docs/decisions/0013 explains the risks.
 """
 
@@ -27,10 +27,10 @@ from dos_client.errors import LossError, QuorumUnavailableError, ReplacementErro
 from dos_client.limits import fill_directories_max, install_timeout_s
 from dos_client.live_store import Store
 from dos_client.membership.record_log import read_overrides
-from dos_client.repair.repairing import bring
+from dos_client.repair.repairing import send_copy
 from dos_client.repair.walking import StoreWalk, open_walk
 from dos_client.sessions.connection import open_connection
-from dos_client.sessions.discovery import ServerSurvey, find_membership, hand_over
+from dos_client.sessions.discovery import ServerSurvey, find_membership, send_record
 from dos_protocol.errors import CorruptDataError, CorruptError, DosError, NotFoundError, PastEndError
 from dos_protocol.limits import epoch_jump_max, u64_max
 from dos_protocol.names import id_text
@@ -86,7 +86,7 @@ class StoreLoss:
         ]
 
 
-async def look_around(
+async def find_survivors(
     servers: Iterable[str], *, token: bytes, client: str
 ) -> tuple[StoreSurvivors | None, ServerSurvey]:
     """Find out which members are left of the store that the servers belong to."""
@@ -122,15 +122,15 @@ def named(members: Iterable[Member]) -> list[str]:
     return [f"{one.address} ({id_text(one.server_id)})" for one in members]
 
 
-async def what_is_left(now: StoreSurvivors, seen: ServerSurvey, *, token: bytes, client: str) -> StoreLoss:
-    """Return what the survivors have. Each is asked alone, because they are too few for a quorum."""
-    found: dict[str, list[tuple[int, tuple[ObjectInfo, ...]]]] = {}
+async def describe_loss(now: StoreSurvivors, seen: ServerSurvey, *, token: bytes, client: str) -> StoreLoss:
+    """Return what the survivors have. Each is queried alone, because they are too few for a quorum."""
+    copies_of: dict[str, list[tuple[int, tuple[ObjectInfo, ...]]]] = {}
     for member in now.present:
         try:
             async with open_connection(member.address, token=token, client=client) as connection:
                 for entry in await connection.list_all():
                     opened = await connection.open_directory(entry.name)
-                    found.setdefault(entry.name, []).append((opened.epoch, opened.entries))
+                    copies_of.setdefault(entry.name, []).append((opened.epoch, opened.entries))
         except DosError as error:
             log.warning("%s: %s", member.address, error)
     known = [
@@ -141,7 +141,7 @@ async def what_is_left(now: StoreSurvivors, seen: ServerSurvey, *, token: bytes,
             max(sum(info.synced for info in entries) for _, entries in copies),
             tuple(sorted({info.name for _, entries in copies for info in entries if info.corrupt})),
         )
-        for name, copies in sorted(found.items())
+        for name, copies in sorted(copies_of.items())
         if name != DIRECTORY
     ]
     why = {member.address: _why(member, seen) for member in now.lost}
@@ -155,8 +155,8 @@ def _why(member: Member, seen: ServerSurvey) -> str:
         if answer.address == member.address:
             if answer.server_id == member.server_id and answer.rolled_back:
                 return ROLLED_BACK
-            what = "belongs to another store" if answer.record is not None else "is empty (wiped or new)"
-            return f"another server answers there (server id {id_text(answer.server_id)}), which {what}"
+            state = "belongs to another store" if answer.record is not None else "is empty (wiped or new)"
+            return f"another server answers there (server id {id_text(answer.server_id)}), which {state}"
     return "did not answer"
 
 
@@ -175,13 +175,13 @@ async def force(record: StoreRecord, seen: ServerSurvey, *, token: bytes, client
         for attempt in range(1, 1 << 20):
             for address in addresses:
                 try:
-                    await hand_over(address, record, token=token, client=client)
+                    await send_record(address, record, token=token, client=client)
                     errors.pop(address, None)
                 except DosError as error:
                     errors[address] = str(error.args[0])
             membership, _ = await find_membership(addresses, token=token, client=client)
             if membership.record == record:
-                await _tell_the_others(record, seen, token=token, client=client)
+                await _send_to_excluded(record, seen, token=token, client=client)
                 return
             await trio.sleep(backoff_s(attempt, 1.0))
     raise ReplacementError(
@@ -191,13 +191,13 @@ async def force(record: StoreRecord, seen: ServerSurvey, *, token: bytes, client
     )
 
 
-async def _tell_the_others(record: StoreRecord, seen: ServerSurvey, *, token: bytes, client: str) -> None:
+async def _send_to_excluded(record: StoreRecord, seen: ServerSurvey, *, token: bytes, client: str) -> None:
     for answer in seen.answers:
         if answer.record is None or answer.record.store_id != record.store_id:
             continue
         if record.member(answer.server_id) is None:
             try:
-                await hand_over(answer.address, record, token=token, client=client)
+                await send_record(answer.address, record, token=token, client=client)
             except DosError as error:
                 log.info("%s did not accept the record that excludes it: %s", answer.address, error.args[0])
 
@@ -224,7 +224,7 @@ def entry(
     )
 
 
-async def cut_damage(store: Store) -> list[str]:
+async def truncate_damage(store: Store) -> list[str]:
     """Truncate damaged copies that cannot be repaired any more to their good part. Returns one line each."""
     done: list[str] = []
     async with open_walk(store) as walk:
@@ -271,41 +271,45 @@ async def _settle_object(walk: StoreWalk, directory: str, name: str) -> list[str
     for server_id in [one for one, info in walk.infos(name).items() if info is not None and info.corrupt]:
         copies, digests = await walk.compared(name, walk.infos(name))
         # without a claim, files of one name need not be copies of each other
-        alone = None if walk.claimed else server_id
-        todo = plan(server_id, copies, digests, Quorums(walk.record)) if alone is None else None
+        only = None if walk.claimed else server_id
+        todo = plan(server_id, copies, digests, Quorums(walk.record)) if only is None else None
         if not isinstance(todo, RepairPlan):
-            todo = await _best_left(walk, name, copies[server_id], alone)
+            todo = await _best_remaining(walk, name, copies[server_id], only)
         elif judge(copies, digests).verdicts[server_id] is CopyState.DAMAGED:
             todo = RepairPlan(todo.old, todo.goal, todo.sources, overwrite=True)
         try:
-            await bring(walk, name, server_id, todo)
+            await send_copy(walk, name, server_id, todo)
         # its server knows now where the damage is: the bytes before it are the best there is
         except CorruptError:
             await walk.enter(directory)
-            todo = await _best_left(walk, name, copy_of(walk.infos(name)[server_id]), alone)
-            await bring(walk, name, server_id, todo)
+            todo = await _best_remaining(walk, name, copy_of(walk.infos(name)[server_id]), only)
+            await send_copy(walk, name, server_id, todo)
         await walk.enter(directory)
         address = walk.member(server_id).address
         done.append(f"{directory}/{name} on {address}: was damaged, now {todo.goal.size} bytes")
     return done
 
 
-async def _best_left(walk: StoreWalk, name: str, old: MemberCopy, alone: bytes | None) -> RepairPlan:
+async def _best_remaining(walk: StoreWalk, name: str, old: MemberCopy, only: bytes | None) -> RepairPlan:
     """Return a repair with the longest good bytes that any survivor, or `alone` only, has of the object.
 
     Of undamaged copies that is everything, of damaged ones the part before the damage.
     """
     best = RepairPlan(old, MemberCopy(0, 0), (), overwrite=True)
     for one, info in walk.infos(name).items():
-        if info is None or alone not in (None, one):
+        if info is None or only not in (None, one):
             continue
-        goal = MemberCopy(info.synced, info.digest) if not info.corrupt else await _good_part(walk, one, name)
+        goal = (
+            MemberCopy(info.synced, info.digest)
+            if not info.corrupt
+            else await _undamaged_part(walk, one, name)
+        )
         if goal.size > best.goal.size:
             best = RepairPlan(old, goal, (one,), overwrite=True)
     return best
 
 
-async def _good_part(walk: StoreWalk, server_id: bytes, name: str) -> MemberCopy:
+async def _undamaged_part(walk: StoreWalk, server_id: bytes, name: str) -> MemberCopy:
     session = walk.session(server_id)
     try:
         await session.get(name, u64_max, 1)

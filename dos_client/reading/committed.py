@@ -5,7 +5,7 @@ digest that is computed here equals it. Any member may supply the bytes, hedged.
 bytes is noted as different and is avoided. Pieces of different members cannot combine to a history that was
 never written, because each piece is verified as the continuation of the previous one.
 
-Cost: for each piece, usually 1 MiB, Qa members are asked for a digest, at the same time as the read. For a
+Cost: for each piece, usually 1 MiB, Qa members are queried for a digest, at the same time as the read. For a
 digest a member reads one or two extents. To begin inside an object, the digest of the preceding block
 boundary is requested first, and up to 64 KiB more are read.
 """
@@ -20,7 +20,7 @@ from dos_client.core.agreement import Agreement, Reach, agree, reach, reading_qu
 from dos_client.core.quorum import Quorums
 from dos_client.errors import QuorumUnavailableError
 from dos_client.reading.damage import CopyFault
-from dos_client.reading.questions import MemberAnswers, Question, ask_members
+from dos_client.reading.member_queries import MemberAnswers, MemberQuery, query_members
 from dos_client.reading.sessions import ReadableStore, read_one
 from dos_client.sessions.connection import Connection
 from dos_protocol.digests import PrefixDigest
@@ -31,7 +31,7 @@ from dos_protocol.store_record import Member
 from dos_protocol.vocabulary import StatResult
 
 T = TypeVar("T")
-Other = TypeVar("Other")
+U = TypeVar("U")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,28 +64,28 @@ class CommittedReads:
         """
         quorums, ack_quorum = reading_quorums(self._store.record), self._store.record.ack_quorum
 
-        def known(answers: MemberAnswers[StatResult]) -> tuple[Reach, set[bytes]]:
+        def evaluate(answers: MemberAnswers[StatResult]) -> tuple[Reach, set[bytes]]:
             sizes = {server_id: one.info.synced for server_id, one in answers.given.items()}
-            damaged = {one for one, found in answers.given.items() if found.info.corrupt}
+            damaged = {one for one, reached in answers.given.items() if reached.info.corrupt}
             sound = {*answers.given, *answers.without} - damaged
             return reach(quorums, ack_quorum, sizes, sound), sound
 
         def judge(answers: MemberAnswers[StatResult]) -> tuple[int, bool]:
-            found, sound = known(answers)
-            return 0 if found.sure else 1, quorums.can_take_over(sound)
+            reached, sound = evaluate(answers)
+            return 0 if reached.sure else 1, quorums.can_take_over(sound)
 
-        async def ask(connection: Connection) -> StatResult:
+        async def request(connection: Connection) -> StatResult:
             return await connection.stat(self.name)
 
-        answers = await self._ask(0, ask, judge, self._members(quorums), lacking=quorums.claims_needed)
+        answers = await self._query(0, request, judge, self._members(quorums), lacking=quorums.claims_needed)
         for server_id, result in answers.given.items():
             self._note_marks(server_id, result)
-        found, sound = known(answers)
+        reached, sound = evaluate(answers)
         if not quorums.can_take_over(sound):
             raise self._too_few(quorums, answers, "to say how far it goes", len(sound))
         if not answers.given:
             raise answers.error()
-        return found
+        return reached
 
     async def begin(self, offset: int) -> PrefixDigest:
         """Return the quorum's prefix digest at the block boundary at or before `offset`. Raises
@@ -128,23 +128,23 @@ class CommittedReads:
 
     async def fetch(self, start: int, end: int) -> CommittedPiece:
         """Do the same as `piece`, without verification: return bytes, and the digest that they must have."""
-        (found, (data, server_id)) = await _both(
+        (agreed, (data, server_id)) = await _run_both(
             lambda: self._agreed(start, end), lambda: self._bytes(start, end)
         )
-        agreed_end, digest = found
+        agreed_end, digest = agreed
         return CommittedPiece(start, data[: agreed_end - start], digest, server_id)
 
     async def _bytes(self, start: int, end: int) -> tuple[bytes, bytes]:
         """Return bytes and the member that returned them."""
         wanted = end - start
 
-        async def ask(connection: Connection) -> bytes:
+        async def request(connection: Connection) -> bytes:
             return await read_one(connection, self.name, start, wanted)
 
         def judge(answers: MemberAnswers[bytes]) -> tuple[int, bool]:
             return 0 if any(len(data) == wanted for data in answers.given.values()) else 1, False
 
-        answers = await self._ask(wanted, ask, judge, self._store.record.voters)
+        answers = await self._query(wanted, request, judge, self._store.record.voters)
         for server_id, data in answers.given.items():
             if len(data) == wanted:
                 return data, server_id
@@ -185,17 +185,17 @@ class CommittedReads:
         """
         quorums = reading_quorums(self._store.record)
 
-        async def ask(connection: Connection) -> StatResult:
+        async def request(connection: Connection) -> StatResult:
             return await connection.stat(self.name, size)
 
-        def found(answers: MemberAnswers[StatResult]) -> Agreement:
+        def compare(answers: MemberAnswers[StatResult]) -> Agreement:
             return agree(quorums, {server_id: one.digest for server_id, one in answers.given.items()})
 
         def judge(answers: MemberAnswers[StatResult]) -> tuple[int, bool]:
-            return found(answers).lacking, False
+            return compare(answers).lacking, False
 
-        answers = await self._ask(0, ask, judge, self._members(quorums), lacking=quorums.lacking(()))
-        agreement = found(answers)
+        answers = await self._query(0, request, judge, self._members(quorums), lacking=quorums.lacking(()))
+        agreement = compare(answers)
         for server_id in agreement.against:
             self._note(server_id, start, CopyFault.DIFFERENT)
         return agreement, answers
@@ -204,36 +204,36 @@ class CommittedReads:
         self, quorums: Quorums, agreement: Agreement, answers: MemberAnswers[StatResult], size: int
     ) -> DosError:
         if agreement.disputed:
-            said = [
+            digests = [
                 f"{self._address(one)} has digest {found.digest:016x}" for one, found in answers.given.items()
             ]
             return CorruptError(
                 f"members hold different bytes of {self} below {size}, and no {quorums.ack_quorum} of them"
-                f" agree: {', '.join(sorted(said))}",
+                f" agree: {', '.join(sorted(digests))}",
                 remedy="start the unavailable members, or compare the copies with `dos store verify`",
                 actual=size,
             )
         return self._too_few(quorums, answers, f"to agree on its first {size} bytes", len(answers.given))
 
     def _too_few(
-        self, quorums: Quorums, answers: MemberAnswers[StatResult], what: str, count: int
+        self, quorums: Quorums, answers: MemberAnswers[StatResult], purpose: str, count: int
     ) -> QuorumUnavailableError:
         needed = quorums.ack_quorum if answers.given else quorums.claims_needed
         return QuorumUnavailableError(
-            f"{needed} members are needed {what}: {self}; {count} answered",
+            f"{needed} members are needed {purpose}: {self}; {count} answered",
             [str(one.args[0]) for one in (*answers.failed.values(), *answers.without.values())],
         )
 
-    async def _ask(
+    async def _query(
         self,
         size: int,
-        ask: Callable[[Connection], Awaitable[T]],
+        request: Callable[[Connection], Awaitable[T]],
         judge: Callable[[MemberAnswers[T]], tuple[int, bool]],
         members: Sequence[Member],
         lacking: int = 1,
     ) -> MemberAnswers[T]:
-        question = Question(self.directory, self.name, size, ask, judge, lacking)
-        return await ask_members(self._store, [members], question)
+        question = MemberQuery(self.directory, self.name, size, request, judge, lacking)
+        return await query_members(self._store, [members], question)
 
     def _members(self, quorums: Quorums) -> list[Member]:
         """Return the members that count in any set."""
@@ -259,12 +259,12 @@ def _damaged(answers: MemberAnswers[StatResult]) -> bool:
     return any(isinstance(error, CorruptError) for error in answers.failed.values())
 
 
-async def _both(first: Callable[[], Awaitable[T]], second: Callable[[], Awaitable[Other]]) -> tuple[T, Other]:
+async def _run_both(first: Callable[[], Awaitable[T]], second: Callable[[], Awaitable[U]]) -> tuple[T, U]:
     """Run both at once. The first error cancels the other and is raised as it is, not in a group."""
     errors: list[DosError] = []
-    results: list[Other] = []
+    results: list[U] = []
 
-    async def beside() -> None:
+    async def run_second() -> None:
         try:
             results.append(await second())
         except DosError as error:
@@ -272,7 +272,7 @@ async def _both(first: Callable[[], Awaitable[T]], second: Callable[[], Awaitabl
             nursery.cancel_scope.cancel()
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(beside)
+        nursery.start_soon(run_second)
         try:
             result = await first()
         except DosError as error:

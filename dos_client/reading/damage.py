@@ -3,8 +3,9 @@
 It is used to report each copy once, to avoid it in reads, and to repair it. Callers note only what they have
 verified. Nothing is stored on disk; another client finds the damage itself.
 
-A note concerns one copy: one object on one member. A member with a noted copy is asked for that object only
-if no other member can answer. It is never asked if its bytes are *different*, because they would look sound.
+A note concerns one copy: one object on one member. A member with a noted copy is queried for that object only
+if no other member can answer. It is never queried if its bytes are *different*, because they would pass all
+checks of its server.
 """
 
 import logging
@@ -57,7 +58,7 @@ class Damage:
         self._reports: dict[tuple[bytes, str, str], DamageReport] = {}
         self.found = 0
         self._noted = 0
-        self._news = trio.Event()
+        self._new_report = trio.Event()
 
     def note(self, server_id: bytes, directory: str, name: str, offset: int, why: CopyFault) -> bool:
         """Note that a copy is damaged or different from `offset` on. Returns whether that is new.
@@ -79,8 +80,8 @@ class Damage:
         if known is None:
             self.found += 1
             log.warning("%s", report)
-        self._news.set()
-        self._news = trio.Event()
+        self._new_report.set()
+        self._new_report = trio.Event()
         return True
 
     def reports(self) -> list[DamageReport]:
@@ -105,9 +106,9 @@ class Damage:
 
         A caller that passes the highest number it has seen misses no note.
         """
-        while not (news := [report for report in self.reports() if report.number > seen]):
-            await self._news.wait()
-        return news
+        while not (new := [report for report in self.reports() if report.number > seen]):
+            await self._new_report.wait()
+        return new
 
     def repaired(self, server_id: bytes, directory: str, name: str) -> None:
         """Remove the note: the copy was repaired and verified, and may be read again."""

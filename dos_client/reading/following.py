@@ -1,10 +1,10 @@
 """Follow an object as it grows: return its committed bytes as they are committed, without end.
 
-Every member is asked to answer when it has more (GET with a wait). When Qa of them have more, the bytes are
-read and verified as for any other reader. A member that fails is asked again until it is back. The position
-of the follower is known by size and digest, so no failure causes a repeat or a gap.
+Every member gets a request that it answers when it has more (GET with a wait). When Qa of them have more, the
+bytes are read and verified as for any other reader. A member that fails is polled until it is back. The
+position of the follower is known by size and digest, so no failure causes a repeat or a gap.
 
-Members are asked only about bytes that the follower does not have yet, so a slow follower costs them nothing.
+Members are polled only for bytes that the follower does not have yet, so a slow follower costs them nothing.
 """
 
 from collections.abc import AsyncGenerator
@@ -30,7 +30,7 @@ async def follow(store: ReadableStore, directory: str, name: str, offset: int) -
     """Read committed bytes as they are committed. Implements `Store.follow`."""
     committed = CommittedReads(store, directory, name)
     with Growth(store, committed) as sizes:
-        stream = committed_stream(store, committed, sizes, offset, for_ever=True)
+        stream = committed_stream(store, committed, sizes, offset, without_limit=True)
         async with aclosing(stream):
             async for data in stream:
                 yield data
@@ -40,7 +40,7 @@ class Growth:
     """What each member has of the object beyond the requested position, watched while this is entered.
 
     An `Extent` without end. Invariants: `_sizes` has what members reported under the record in use; a member
-    is not asked while its size is above `_position`.
+    is not polled while its size is above `_position`.
     """
 
     def __init__(self, store: ReadableStore, committed: CommittedReads, position: int = 0) -> None:
@@ -49,7 +49,7 @@ class Growth:
         self._record = store.record
         self._sizes: dict[bytes, int] = {}
         self._position = position
-        self._held = ExitStack()
+        self._session_hold = ExitStack()
         self._grown = trio.Event()
         self._wanted = trio.Event()
         self._scope = trio.CancelScope()
@@ -64,9 +64,9 @@ class Growth:
             if self._store.record != self._record:
                 self._end()
                 self._begin()  # sizes reported under another record do not count in this one
-            held = reading_quorums(self._record).watermark(self._sizes)
-            if held > size:
-                return held
+            reached = reading_quorums(self._record).watermark(self._sizes)
+            if reached > size:
+                return reached
             with trio.move_on_after(1.0):  # a new record does not wake this task
                 await self._grown.wait()
 
@@ -94,7 +94,7 @@ class Growth:
             while sizes.get(member.server_id, 0) > self._position:
                 await self._wanted.wait()
             try:
-                grew = await self._ask(member, sizes)
+                grew = await self._poll(member, sizes)
                 attempt = 0
                 if not grew:
                     await trio.sleep(follow_pause_s)
@@ -102,8 +102,8 @@ class Growth:
                 attempt += 1
                 await trio.sleep(backoff_s(attempt, self._store.rng.random()))
 
-    async def _ask(self, member: Member, sizes: dict[bytes, int]) -> bool:
-        """Ask one member for its size, to be answered when it is above the known one. Returns whether it
+    async def _poll(self, member: Member, sizes: dict[bytes, int]) -> bool:
+        """Poll one member for its size, to be answered when it is above the known one. Returns whether it
         is.
         """
         known = sizes.get(member.server_id, self._position)
@@ -116,8 +116,8 @@ class Growth:
             size = 0
         except CorruptError as error:
             size = error.actual
-            where = (self._committed.directory, self._committed.name)
-            self._store.damage.note(member.server_id, *where, size, CopyFault.DAMAGED)
+            path = (self._committed.directory, self._committed.name)
+            self._store.damage.note(member.server_id, *path, size, CopyFault.DAMAGED)
         else:
             size = data.synced
         before = sizes.get(member.server_id)
@@ -129,7 +129,7 @@ class Growth:
         return False
 
     def __enter__(self) -> Self:
-        self._held.enter_context(self._store.readers.hold(self._committed.directory))
+        self._session_hold.enter_context(self._store.readers.hold(self._committed.directory))
         self._begin()
         return self
 
@@ -137,4 +137,4 @@ class Growth:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._end()
-        self._held.close()
+        self._session_hold.close()

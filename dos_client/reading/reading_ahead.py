@@ -62,19 +62,19 @@ class ReadAhead:
         self._read = read
         self._sequences: OrderedDict[Key, _Sequence] = OrderedDict()
 
-    async def read(self, name: str, offset: int, max_bytes: int, only: bytes | None) -> bytes:
+    async def read(self, name: str, offset: int, max_bytes: int, member: bytes | None) -> bytes:
         """Read bytes, from a piece read ahead if possible. Raises the errors of the read."""
-        key = (name, only)
+        key = (name, member)
         sequence = self._sequences.get(key)
-        goes_on = sequence is not None and sequence.next == offset and offset > 0
-        if sequence is None or not goes_on:
-            sequence = self._begin(key)
-        data = await self._taken(sequence, offset, max_bytes)
+        continues = sequence is not None and sequence.next == offset and offset > 0
+        if sequence is None or not continues:
+            sequence = self._start_sequence(key)
+        data = await self._take_piece(sequence, offset, max_bytes)
         if data is None:
-            data = await self._read(name, offset, max_bytes, only)
+            data = await self._read(name, offset, max_bytes, member)
         sequence.next = offset + len(data)
-        whole = len(data) == max_bytes and read_ahead_bytes_min <= max_bytes <= read_ahead_bytes_max
-        if goes_on and whole and self._sequences.get(key) is sequence:
+        full = len(data) == max_bytes and read_ahead_bytes_min <= max_bytes <= read_ahead_bytes_max
+        if continues and full and self._sequences.get(key) is sequence:
             self._top_up(key, sequence, max_bytes)
         return data
 
@@ -84,7 +84,7 @@ class ReadAhead:
             sequence.drop()
         self._sequences.clear()
 
-    def _begin(self, key: Key) -> _Sequence:
+    def _start_sequence(self, key: Key) -> _Sequence:
         old = self._sequences.pop(key, None)
         if old is not None:
             old.drop()
@@ -94,7 +94,7 @@ class ReadAhead:
         sequence = self._sequences[key] = _Sequence()
         return sequence
 
-    async def _taken(self, sequence: _Sequence, offset: int, max_bytes: int) -> bytes | None:
+    async def _take_piece(self, sequence: _Sequence, offset: int, max_bytes: int) -> bytes | None:
         """Return the piece that was read ahead, if it is what is requested."""
         if not sequence.pieces:
             return None
@@ -117,11 +117,11 @@ class ReadAhead:
             self._start(partial(self._fetch, key, piece))
 
     async def _fetch(self, key: Key, piece: _Piece) -> None:
-        name, only = key
+        name, member = key
         with piece.scope:
             try:
                 with suppress(DosError):  # the consumer requests it again and gets the error
-                    piece.data = await self._read(name, piece.offset, piece.size, only)
+                    piece.data = await self._read(name, piece.offset, piece.size, member)
             finally:
                 piece.ended.set()
             await trio.sleep(read_ahead_kept_s)

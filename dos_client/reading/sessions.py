@@ -1,6 +1,6 @@
 """Sessions without a claim, for reads, kept open while they are used.
 
-This module handles one member at a time. Which members to ask, and in what order, is decided in `asking`.
+This module handles one member at a time. `member_queries` decides which members to query, and in what order.
 """
 
 import logging
@@ -113,7 +113,7 @@ class Readers:
     def __init__(self, store: WitnessedStore) -> None:
         self._store = store
         self._sessions: OrderedDict[tuple[bytes, str], ReaderSession] = OrderedDict()
-        self._held: Counter[str] = Counter()
+        self._held_directories: Counter[str] = Counter()
 
     def session(self, member: Member, directory: str) -> ReaderSession:
         """Return the session for that member and directory. Starts one if there is none."""
@@ -124,7 +124,7 @@ class Readers:
             session = self._sessions[key] = ReaderSession(self._store, member, directory)
             self._store.start(session.run)
         self._sessions.move_to_end(key)
-        free = [key for key in self._sessions if not self._held[key[1]]]
+        free = [key for key in self._sessions if not self._held_directories[key[1]]]
         for oldest in free[: max(len(free) - reader_sessions_max, 0)]:
             self._sessions.pop(oldest).scope.cancel()
         return session
@@ -132,14 +132,14 @@ class Readers:
     @contextmanager
     def hold(self, directory: str) -> Iterator[None]:
         """Keep the sessions in that directory open during the block, however many others there are."""
-        self._held[directory] += 1
+        self._held_directories[directory] += 1
         try:
             yield
         finally:
-            self._held -= Counter([directory])  # removes the entry when its count is 0
+            self._held_directories -= Counter([directory])  # removes the entry when its count is 0
 
     def owed(self, member: Member, directory: str) -> int:
-        """Return how many answers that nobody waits for the session still owes."""
+        """Return how many answers to abandoned requests the session still has outstanding."""
         session = self._sessions.get((member.server_id, directory))
         return 0 if session is None else session.owed
 
@@ -160,7 +160,7 @@ class ReadableStore(WitnessedStore, Protocol):
         ...
 
     def owed(self, member: Member, directory: str) -> int:
-        """Return how many answers that nobody waits for a reader session still owes."""
+        """Return how many answers to abandoned requests a reader session still has outstanding."""
         ...
 
     def is_connected(self, server_id: bytes) -> bool:

@@ -13,7 +13,7 @@ import trio
 from dos_client.core.agreement import reading_quorums
 from dos_client.errors import QuorumUnavailableError
 from dos_client.limits import read_bytes_max, read_timeout_s
-from dos_client.reading.questions import MemberAnswers, Question, Sessions, ask_members
+from dos_client.reading.member_queries import MemberAnswers, MemberQuery, Sessions, query_members
 from dos_client.reading.sessions import ReadableStore, read_one
 from dos_client.sessions.connection import Connection
 from dos_protocol.errors import BrokenConnectionError, NotFoundError, PastEndError
@@ -21,23 +21,23 @@ from dos_protocol.names import check_name
 from dos_protocol.store_record import Member
 
 T = TypeVar("T")
-_AGAIN_S: Final = 0.1
+RETRY_PAUSE_S: Final = 0.1
 
 
-async def patiently(
-    store: ReadableStore, attempt: Callable[[], Awaitable[T]], *, for_ever: bool = False
+async def with_retries(
+    store: ReadableStore, attempt: Callable[[], Awaitable[T]], *, without_limit: bool = False
 ) -> T:
     """Repeat the attempt for `read_timeout_s`, or without limit, while members cannot be reached. Raises its
     last error.
     """
-    patience = trio.current_time() + read_timeout_s
+    deadline = trio.current_time() + read_timeout_s
     while True:
         try:
             return await attempt()
         except (QuorumUnavailableError, BrokenConnectionError):
-            if not for_ever and trio.current_time() > patience:
+            if not without_limit and trio.current_time() > deadline:
                 raise
-        await store.wait_moved(_AGAIN_S)
+        await store.wait_moved(RETRY_PAUSE_S)
 
 
 async def read_any(store: ReadableStore, directory: str, name: str, offset: int, max_bytes: int) -> bytes:
@@ -48,14 +48,14 @@ async def read_any(store: ReadableStore, directory: str, name: str, offset: int,
     if wanted <= 0:
         return b""
 
-    async def once() -> bytes:
+    async def attempt() -> bytes:
         return await _read_once(store, directory, name, offset, wanted)
 
-    return await patiently(store, once)
+    return await with_retries(store, attempt)
 
 
 async def _read_once(store: ReadableStore, directory: str, name: str, offset: int, wanted: int) -> bytes:
-    answers = await ask_for_bytes(store, [store.record.voters], directory, name, offset, wanted)
+    answers = await query_bytes(store, [store.record.voters], directory, name, offset, wanted)
     data = bytes_of(answers)
     if data is not None:
         return data
@@ -68,7 +68,7 @@ async def _read_once(store: ReadableStore, directory: str, name: str, offset: in
     raise error
 
 
-async def ask_for_bytes(
+async def query_bytes(
     store: ReadableStore,
     tiers: Sequence[Sequence[Member]],
     directory: str,
@@ -80,7 +80,7 @@ async def ask_for_bytes(
     """Ask members until one returns bytes, or F have none."""
     record = store.record
 
-    async def ask(connection: Connection) -> bytes:
+    async def request(connection: Connection) -> bytes:
         return await read_one(connection, name, offset, wanted)
 
     def judge(answers: MemberAnswers[bytes]) -> tuple[int, bool]:
@@ -88,7 +88,7 @@ async def ask_for_bytes(
             return 0, True
         return 1, reading_quorums(record).can_take_over({*answers.given, *answers.without})
 
-    return await ask_members(store, tiers, Question(directory, name, wanted, ask, judge), sessions)
+    return await query_members(store, tiers, MemberQuery(directory, name, wanted, request, judge), sessions)
 
 
 def bytes_of(answers: MemberAnswers[bytes]) -> bytes | None:

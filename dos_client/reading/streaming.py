@@ -19,13 +19,12 @@ from dos_client.errors import QuorumUnavailableError
 from dos_client.limits import piece_bytes, pieces_ahead_max, read_bytes_max, read_timeout_s
 from dos_client.reading.committed import CommittedPiece, CommittedReads
 from dos_client.reading.sessions import ReadableStore
-from dos_client.reading.store_reads import patiently
+from dos_client.reading.store_reads import RETRY_PAUSE_S, with_retries
 from dos_protocol.digests import PrefixDigest
 from dos_protocol.errors import BrokenConnectionError, CorruptError, DosError, PastEndError
 from dos_protocol.limits import digest_block_bytes
 
 Stream = AsyncGenerator[bytes]
-_AGAIN_S = 0.1
 
 
 class Extent(Protocol):
@@ -39,7 +38,7 @@ class Extent(Protocol):
 class Bookmark:
     """The position of one reader in one append-only object, up to which it knows the object to be committed.
 
-    A stream that begins there asks nothing about the earlier bytes, and does not read them again.
+    A stream that begins there sends no request about the earlier bytes, and does not read them again.
     """
 
     def __init__(self) -> None:
@@ -59,20 +58,20 @@ class Snapshot:
         """Implement `Extent`. Raises QuorumUnavailableError if it stays unknown whether more is acknowledged,
         PastEndError, NotFoundError.
         """
-        patience = trio.current_time() + read_timeout_s
+        deadline = trio.current_time() + read_timeout_s
         while True:
             if self._reach is not None:
                 if self._reach.held > size:
                     return self._reach.held
                 if self._reach.sure:
                     break
-                if trio.current_time() > patience:
+                if trio.current_time() > deadline:
                     raise QuorumUnavailableError(
                         f"{size} bytes of {self._committed} are on a quorum; only unavailable members know"
                         f" whether those up to {self._reach.seen} were acknowledged"
                     )
-                await self._store.wait_moved(_AGAIN_S)
-            self._reach = await patiently(self._store, self._committed.reach)
+                await self._store.wait_moved(RETRY_PAUSE_S)
+            self._reach = await with_retries(self._store, self._committed.reach)
         if self._reach.held < size:
             raise PastEndError(
                 f"offset {size} is past the end of {self._committed}: {self._reach.held} bytes are committed",
@@ -88,12 +87,12 @@ async def committed_stream(
     offset: int,
     end: int | None = None,
     *,
-    for_ever: bool = False,
+    without_limit: bool = False,
     bookmark: Bookmark | None = None,
 ) -> AsyncGenerator[bytes]:
     """Read the bytes from `offset` to `end`, or as far as `extent` goes.
 
-    `for_ever`: wait for members without limit. `bookmark`: is advanced with the bytes returned. With a
+    `without_limit`: wait for members without limit. `bookmark`: is advanced with the bytes returned. With a
     bookmark and an `end`, the bytes up to `end` are assumed to be committed, as the caller knows, unless a
     quorum does not agree on them.
     """
@@ -106,8 +105,8 @@ async def committed_stream(
             known = 0
         if not known and await extent.beyond(offset) is None:
             return
-        fold = await patiently(store, lambda: committed.begin(offset), for_ever=for_ever)
-    with _Ahead(store, committed, for_ever=for_ever) as ahead:
+        fold = await with_retries(store, lambda: committed.begin(offset), without_limit=without_limit)
+    with _Ahead(store, committed, without_limit=without_limit) as ahead:
         while end is None or fold.size < end:
             limit = known or await extent.beyond(max(fold.size, offset))
             if limit is None:
@@ -146,43 +145,43 @@ class _Slot:
 class _Ahead:
     """The pieces fetched ahead. Invariant: the slots are contiguous."""
 
-    def __init__(self, store: ReadableStore, committed: CommittedReads, *, for_ever: bool) -> None:
+    def __init__(self, store: ReadableStore, committed: CommittedReads, *, without_limit: bool) -> None:
         self._store = store
         self._committed = committed
-        self._for_ever = for_ever
+        self._without_limit = without_limit
         self._slots: deque[_Slot] = deque()
 
     async def next(self, fold: PrefixDigest, limit: int) -> tuple[CommittedPiece, PrefixDigest]:
         """Return the verified piece at the end of `fold`, and the fold after it."""
-        self._begin(fold.size, limit)
+        self._prefetch(fold.size, limit)
         slot = self._slots[0]
         await slot.ended.wait()
         self._slots.popleft()
-        self._begin(slot.end, limit)
+        self._prefetch(slot.end, limit)
         after = None if slot.piece is None else self._committed.check(fold, slot.piece)
         if slot.piece is None or after is None:
-            piece, after = await self._alone(fold, slot.end)
+            piece, after = await self._fetch_alone(fold, slot.end)
         else:
             piece = slot.piece
         if after.size != slot.end:
             self._drop_all()
         return piece, after
 
-    async def _alone(self, fold: PrefixDigest, end: int) -> tuple[CommittedPiece, PrefixDigest]:
+    async def _fetch_alone(self, fold: PrefixDigest, end: int) -> tuple[CommittedPiece, PrefixDigest]:
         """Fetch the piece until it succeeds. Retries, because members that contradict each other may be
         repaired meanwhile.
         """
-        patience = trio.current_time() + read_timeout_s
+        deadline = trio.current_time() + read_timeout_s
         while True:
             try:
                 return await self._committed.piece(fold, end)
             except (QuorumUnavailableError, BrokenConnectionError, CorruptError) as error:
-                waits = self._for_ever and not isinstance(error, CorruptError)
-                if not waits and trio.current_time() > patience:
+                waits = self._without_limit and not isinstance(error, CorruptError)
+                if not waits and trio.current_time() > deadline:
                     raise
-            await self._store.wait_moved(_AGAIN_S)
+            await self._store.wait_moved(RETRY_PAUSE_S)
 
-    def _begin(self, start: int, limit: int) -> None:
+    def _prefetch(self, start: int, limit: int) -> None:
         start = self._slots[-1].end if self._slots else start
         while start < limit and len(self._slots) < pieces_ahead_max:
             slot = _Slot(start, min(start - start % piece_bytes + piece_bytes, limit))

@@ -11,10 +11,10 @@ from typing import Final
 import trio
 
 from dos_client.limits import (
-    self_repair_attempts_max,
-    self_repair_bytes_per_s,
-    self_repair_pause_max_s,
-    self_repair_pause_s,
+    auto_repair_attempts_max,
+    auto_repair_bytes_per_s,
+    auto_repair_pause_max_s,
+    auto_repair_pause_s,
 )
 from dos_client.live_store import Store
 from dos_client.reading.damage import CopyFault, DamageReport
@@ -32,15 +32,15 @@ async def auto_repair(store: Store) -> None:
     seen = 0
     waiting: dict[DamageReport, int] = {}
     while True:
-        pause = self_repair_pause_s * 2.0 ** min(waiting.values(), default=0)
-        with trio.move_on_after(min(pause, self_repair_pause_max_s) if waiting else float("inf")):
+        pause = auto_repair_pause_s * 2.0 ** min(waiting.values(), default=0)
+        with trio.move_on_after(min(pause, auto_repair_pause_max_s) if waiting else float("inf")):
             for report in await store.damage.wait_new(seen):
                 seen = max(seen, report.number)
                 waiting[report] = 0
         for report, attempts in list(waiting.items()):
             if await _repair(store, report):
                 del waiting[report]
-            elif attempts + 1 >= self_repair_attempts_max:
+            elif attempts + 1 >= auto_repair_attempts_max:
                 del waiting[report]
                 log.warning(
                     "%s: not repaired after %d attempts; run `dos store repair`", report, attempts + 1
@@ -64,12 +64,12 @@ async def _repair(store: Store, report: DamageReport) -> bool:
         if report.why is not CopyFault.DIFFERENT:
             store.damage.repaired(report.server_id, report.directory, report.name)
         return True
-    return await _told(report, repair)
+    return await _finish(report, repair)
 
 
-async def _told(report: DamageReport, repair: Repair) -> bool:
+async def _finish(report: DamageReport, repair: Repair) -> bool:
     if repair.outcome is not RepairOutcome.REPAIRED:
         log.info("%s: %s %s", report, repair.outcome.value, repair.reason)
         return False
-    await trio.sleep(self_repair_pause_s + repair.size / self_repair_bytes_per_s)
+    await trio.sleep(auto_repair_pause_s + repair.size / auto_repair_bytes_per_s)
     return True

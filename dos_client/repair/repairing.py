@@ -23,7 +23,7 @@ from dos_client.core.repair import RepairPlan, RepairRefused, plan
 from dos_client.limits import repair_attempts_max, repair_chunk_bytes, repair_pause_s
 from dos_client.live_store import Store
 from dos_client.repair.verifying import need_quorum
-from dos_client.repair.walking import StoreWalk, look_twice, moving, open_walk
+from dos_client.repair.walking import StoreWalk, list_twice, moving, open_walk
 from dos_protocol.digests import PrefixDigest
 from dos_protocol.errors import (
     BeingAppendedError,
@@ -175,14 +175,14 @@ class _Repairer:
         walk, done = self._walk, []
         if read:
             await self._read_all(directory)
-        first = await look_twice(walk, directory)
+        first = await list_twice(walk, directory)
         self.objects = len(walk.names())
         for name in walk.names():
             infos = walk.infos(name)
             live = moving(first.get(name), infos)
             copies, digests = await walk.compared(name, infos)
             if not walk.claimed:
-                done += self._of_nobody(directory, name, copies)
+                done += self._report_unclaimed(directory, name, copies)
                 continue
             for server_id, verdict in judge(copies, digests).verdicts.items():
                 late = verdict in (CopyState.BEHIND, CopyState.MISSING)
@@ -194,10 +194,10 @@ class _Repairer:
                     repair = await self.copy(directory, name, server_id, verdict)
                     done += [repair] if repair is not None else []
         self._progress.directories_done += 1
-        self._say()
+        self._report()
         return done
 
-    def _of_nobody(self, directory: str, name: str, copies: Copies) -> list[Repair]:
+    def _report_unclaimed(self, directory: str, name: str, copies: Copies) -> list[Repair]:
         """Report damaged copies of a directory that was never claimed.
 
         Each of its objects, such as one that a version 0 client wrote, was acknowledged by one server alone.
@@ -219,7 +219,7 @@ class _Repairer:
             for server_id, copy in copies.items():
                 if not copy.damaged and server_id in walk.sessions:
                     try:
-                        await walk.read_through(name, server_id, copy, lambda _: self._say())
+                        await walk.read_through(name, server_id, copy, lambda _: self._report())
                     except DosError as error:
                         walk.lose(server_id, error)
 
@@ -255,7 +255,7 @@ class _Repairer:
                 )
             try:
                 self._progress.bytes_total = self._progress.bytes_done + todo.goal.size
-                await bring(self._walk, name, server_id, todo, self._brought)
+                await send_copy(self._walk, name, server_id, todo, self._copied)
             except _CHANGED as error:
                 reason = str(error.args[0])
             except DosError as error:
@@ -310,16 +310,16 @@ class _Repairer:
         address = self._walk.member(server_id).address
         return Repair(directory, name, address, server_id, verdict, outcome, reason, size)
 
-    def _brought(self, count: int) -> None:
+    def _copied(self, count: int) -> None:
         self._progress.bytes_done += count
-        self._say()
+        self._report()
 
-    def _say(self) -> None:
+    def _report(self) -> None:
         if self._on_progress is not None:
             self._on_progress(self._progress)
 
 
-async def bring(
+async def send_copy(
     walk: StoreWalk,
     name: str,
     server_id: bytes,
@@ -328,10 +328,10 @@ async def bring(
 ) -> None:
     """Send a new copy to a member, from the first source that has all of it. Raises the last error."""
     if not todo.sources:
-        await _bring_from(walk, None, name, server_id, todo, on_progress)
+        await _send_copy_from(walk, None, name, server_id, todo, on_progress)
     for number, source in enumerate(todo.sources, 1):
         try:
-            await _bring_from(walk, source, name, server_id, todo, on_progress)
+            await _send_copy_from(walk, source, name, server_id, todo, on_progress)
         except (CorruptError, CorruptDataError, BrokenConnectionError, NotFoundError) as error:
             if number == len(todo.sources) or server_id not in walk.sessions:
                 raise
@@ -340,7 +340,7 @@ async def bring(
             return
 
 
-async def _bring_from(
+async def _send_copy_from(
     walk: StoreWalk,
     source: bytes | None,
     name: str,
@@ -348,8 +348,8 @@ async def _bring_from(
     todo: RepairPlan,
     on_progress: Callable[[int], None],
 ) -> None:
-    goal, old, fold, there = todo.goal, todo.old, PrefixDigest(), False
-    while not there:
+    goal, old, fold, done = todo.goal, todo.old, PrefixDigest(), False
+    while not done:
         data, offset = b"", fold.size
         if source is not None and offset < goal.size:
             data = await walk.session(source).get(name, offset, min(repair_chunk_bytes, goal.size - offset))
@@ -362,7 +362,7 @@ async def _bring_from(
             RepairChunk(name, offset, goal.size, goal.digest, old.size, old.digest, todo.overwrite, data)
         )
         on_progress(len(data))
-        there = answer.done
+        done = answer.done
 
 
 def _without_copies(directory: str) -> str:

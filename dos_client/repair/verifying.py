@@ -18,7 +18,7 @@ from dos_client.core.comparing import Copies, CopiesJudged, CopyState, MemberCop
 from dos_client.core.quorum import Quorums
 from dos_client.errors import QuorumUnavailableError
 from dos_client.live_store import Store
-from dos_client.repair.walking import Infos, StoreWalk, look_twice, moving, open_walk
+from dos_client.repair.walking import Infos, StoreWalk, list_twice, moving, open_walk
 from dos_protocol.errors import DosError
 from dos_protocol.names import check_name
 
@@ -134,7 +134,7 @@ class _Directory:
 
     async def run(self, *, read: bool) -> None:
         walk = self._walk
-        first = await look_twice(walk, self._name)
+        first = await list_twice(walk, self._name)
         for name in walk.names():
             infos = walk.infos(name)
             copies, judgement = await self._judge(name, infos, read=read)
@@ -150,11 +150,11 @@ class _Directory:
         if copy.damaged:
             return copy
         try:
-            good = await self._walk.read_through(name, server_id, copy, self._was_read)
+            sound = await self._walk.read_through(name, server_id, copy, self._was_read)
         except DosError as error:
             self._walk.lose(server_id, error)
             return copy
-        return copy if good else MemberCopy(copy.size, copy.digest, damaged=True)
+        return copy if sound else MemberCopy(copy.size, copy.digest, damaged=True)
 
     def _was_read(self, count: int) -> None:
         self._progress.bytes_read += count

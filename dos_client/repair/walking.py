@@ -16,8 +16,8 @@ import trio
 
 from dos_client import randomness
 from dos_client.core.backoff import backoff_s
-from dos_client.core.comparing import Copies, Digests, MemberCopy, copy_of, questions
-from dos_client.limits import look_timeout_s, read_bytes_max, verify_pause_s
+from dos_client.core.comparing import Copies, Digests, MemberCopy, copy_of, needed_digests
+from dos_client.limits import inspect_timeout_s, read_bytes_max, verify_pause_s
 from dos_client.live_store import Store
 from dos_client.reading.sessions import read_one
 from dos_client.sessions.connection import Connection
@@ -65,27 +65,27 @@ class StoreWalk:
         """Return every directory that any member has. Call it only before the first `enter`."""
         names: set[str] = set()
 
-        async def ask(server_id: bytes, session: Connection) -> None:
+        async def list_member(server_id: bytes, session: Connection) -> None:
             del server_id
             names.update(info.name for info in await session.list_all(prefix))
 
-        await self._each(ask)
+        await self._each(list_member)
         return sorted(names)
 
     async def enter(self, directory: str, members: Iterable[bytes] = ()) -> None:
         """Open a directory on all members, or again on some."""
         again = frozenset(members) or frozenset(self.sessions)
-        kept = self._objects if frozenset(self.sessions) - again else {}
-        self._objects = {one: kept[one] for one in kept if one not in again}
+        known = self._objects if frozenset(self.sessions) - again else {}
+        self._objects = {one: known[one] for one in known if one not in again}
         self._epochs = {one: self._epochs[one] for one in self._objects}
 
-        async def ask(server_id: bytes, session: Connection) -> None:
+        async def open_on(server_id: bytes, session: Connection) -> None:
             if server_id in again:
                 opened = await session.open_directory(directory)
                 self._objects[server_id] = {info.name: info for info in opened.entries}
                 self._epochs[server_id] = opened.epoch
 
-        await self._each(ask)
+        await self._each(open_on)
 
     @property
     def claimed(self) -> bool:
@@ -102,14 +102,14 @@ class StoreWalk:
         """Return what each member reports of an object, in the order of the record, which is the order of
         repair.
         """
-        there = [one.server_id for one in self.record.members if one.server_id in self._objects]
-        return {server_id: self._objects[server_id].get(name) for server_id in there}
+        answered = [one.server_id for one in self.record.members if one.server_id in self._objects]
+        return {server_id: self._objects[server_id].get(name) for server_id in answered}
 
     async def compared(self, name: str, infos: Infos) -> tuple[Copies, Digests]:
         """Return the copies of an object, and the digests that are needed to judge them."""
         copies: dict[bytes, MemberCopy] = {one: copy_of(info) for one, info in infos.items()}
         digests: dict[tuple[bytes, int], int] = {}
-        for server_id, size in questions(copies):
+        for server_id, size in needed_digests(copies):
             if copies[server_id].damaged:
                 continue
             try:
@@ -155,21 +155,21 @@ class StoreWalk:
         if session is not None:
             session.fail(BrokenConnectionError(str(error.args[0])))
 
-    async def _each(self, ask: Callable[[bytes, Connection], Awaitable[None]]) -> None:
-        async def one(server_id: bytes, session: Connection) -> None:
+    async def _each(self, call: Callable[[bytes, Connection], Awaitable[None]]) -> None:
+        async def call_member(server_id: bytes, session: Connection) -> None:
             try:
-                await ask(server_id, session)
+                await call(server_id, session)
             except DosError as error:
                 self.lose(server_id, error)
 
         async with trio.open_nursery() as nursery:
             for server_id, session in list(self.sessions.items()):
-                nursery.start_soon(one, server_id, session)
+                nursery.start_soon(call_member, server_id, session)
 
-    async def hold(self, member: Member, task_status: trio.TaskStatus[None]) -> None:
+    async def keep_session(self, member: Member, task_status: trio.TaskStatus[None]) -> None:
         """Keep the session with one member open. Reports as started once it is connected or cannot be."""
         started = False
-        attempt, deadline = 0, trio.current_time() + look_timeout_s
+        attempt, deadline = 0, trio.current_time() + inspect_timeout_s
         while not started:
             try:
                 async with open_member_session(self.store, member, self.record) as connection:
@@ -201,7 +201,7 @@ async def open_walk(store: Store) -> AsyncIterator[StoreWalk]:
         walk = StoreWalk(store)
         async with trio.open_nursery() as dialling:
             for member in walk.record.members:
-                dialling.start_soon(nursery.start, walk.hold, member)
+                dialling.start_soon(nursery.start, walk.keep_session, member)
         try:
             yield walk
         except Exception as error:  # raised below: the nursery would wrap it in an exception group
@@ -211,7 +211,7 @@ async def open_walk(store: Store) -> AsyncIterator[StoreWalk]:
         raise failure
 
 
-async def look_twice(walk: StoreWalk, directory: str) -> dict[str, Infos]:
+async def list_twice(walk: StoreWalk, directory: str) -> dict[str, Infos]:
     """Enter a directory; if copies have different sizes, again after a pause in which an active writer
     changes them.
 

@@ -2,9 +2,9 @@
 
 In its list of directories, a server marks those with a damaged copy. A store that is written through requests
 that list from each member at intervals, opens the marked directories, and notes the damage that their servers
-report. From there `self_repair` repairs it, as if a reader had found it.
+report. From there `auto_repair` repairs it, as if a reader had found it.
 
-Members that are unavailable are asked again next time.
+Members that are unavailable are queried again at the next interval.
 """
 
 import logging
@@ -22,7 +22,7 @@ log: Final = logging.getLogger("dos.client")
 
 
 async def watch_for_damage(store: Store) -> None:
-    """Ask members for damage. Runs as a task: begins when the store is first claimed for writing, and ends
+    """Query members for damage. Runs as a task: begins when the store is first claimed for writing, and ends
     with the store.
 
     The pauses are random, so that many clients of one store do not repair the same copy at the same time.
@@ -31,23 +31,23 @@ async def watch_for_damage(store: Store) -> None:
     while True:
         for member in store.record.members:
             try:
-                await _look(store, member)
+                await _check_member(store, member)
             except DosError as error:
-                log.debug("%s was not asked for damage: %s", member.address, error)
+                log.debug("%s was not queried for damage: %s", member.address, error)
         await trio.sleep(damage_watch_s * (0.5 + store.rng.random()))
 
 
-async def _look(store: Store, member: Member) -> None:
+async def _check_member(store: Store, member: Member) -> None:
     known = store.record.member(member.server_id)
     connection = store.idle(member.server_id)
     if known is None or known.state != "in" or connection is None:
         return
     for directory in await connection.list_all():
         if directory.corrupt:
-            await _look_into(store, member, directory.name)
+            await _check_directory(store, member, directory.name)
 
 
-async def _look_into(store: Store, member: Member, directory: str) -> None:
+async def _check_directory(store: Store, member: Member, directory: str) -> None:
     try:
         opened = await store.reopened(member, directory)
     except DosError as error:

@@ -32,7 +32,7 @@ from dos_client.limits import (
     silence_ping_s,
 )
 from dos_client.runtime import ClientStream
-from dos_client.sessions.dialling import again, broken, dial
+from dos_client.sessions.dialling import broken, dial, fresh_failure
 from dos_client.sessions.requests import Requests
 from dos_protocol.digests import Buffer
 from dos_protocol.errors import (
@@ -114,7 +114,7 @@ class Connection(Requests):
         self._owed: set[int] = set()
         self._next_id = 1
         self._broken = trio.Event()
-        self._heard = trio.current_time()
+        self._received_at = trio.current_time()
         self._quitting = False
 
     @property
@@ -124,8 +124,8 @@ class Connection(Requests):
 
     @property
     def owed(self) -> int:
-        """The number of late answers that nobody waits for any more. They are discarded when they arrive. A
-        GET that waits for more bytes is not late.
+        """The number of outstanding answers to abandoned requests. They are discarded when they arrive. A GET
+        that waits for more bytes is not counted.
         """
         return len(self._owed)
 
@@ -171,7 +171,7 @@ class Connection(Requests):
         answer is counted in `owed`.
         """
         if self.failure is not None:
-            raise again(self.failure)
+            raise fresh_failure(self.failure)
         request_id, self._next_id = self._next_id, self._next_id + 1
         frame = encode(message, request_id)
         slot = self._pending[request_id] = _Slot()
@@ -186,7 +186,7 @@ class Connection(Requests):
                 self._owed.add(request_id)
         if slot.message is None:
             if self.failure is not None:
-                raise again(self.failure)
+                raise fresh_failure(self.failure)
             raise BrokenConnectionError(
                 f"{self.address} did not answer {type(message).__name__} within {timeout_s:g} s"
             )
@@ -196,7 +196,7 @@ class Connection(Requests):
 
     async def _hello(self, token: bytes, store_id: bytes, generation: int, client: str) -> None:
         hello = Hello(PROTOCOL_VERSION, token, store_id, generation, client)
-        self.welcome = await self.ask(hello, Welcome, connect_timeout_s)
+        self.welcome = await self.call(hello, Welcome, connect_timeout_s)
         if self.welcome.payload_bytes_max < chunk_bytes_max:
             raise RemoteProtocolError(
                 f"{self.address} accepts at most {self.welcome.payload_bytes_max} bytes per frame, but this"
@@ -228,17 +228,17 @@ class Connection(Requests):
             self._sent = trio.Event()
 
     async def _send(self, buffers: list[Buffer]) -> None:
-        begin = 0
-        while begin < len(buffers):
-            batch = buffers[begin : begin + send_batch_buffers]
+        index = 0
+        while index < len(buffers):
+            batch = buffers[index : index + send_batch_buffers]
             sent = await self._sock.sendmsg(batch)
             for buffer in batch:
                 if sent < len(buffer):
                     break
                 sent -= len(buffer)
-                begin += 1
+                index += 1
             if sent:
-                buffers[begin] = memoryview(buffers[begin])[sent:]
+                buffers[index] = memoryview(buffers[index])[sent:]
 
     async def _read(self) -> None:
         """Run the reader task."""
@@ -248,10 +248,10 @@ class Connection(Requests):
                 count = await self._sock.recv_into(decoder.writable())
                 if not count:
                     raise BrokenConnectionError(f"{self.address} closed the connection")
-                self._heard = trio.current_time()
+                self._received_at = trio.current_time()
                 decoder.wrote(count)
                 while (frame := decoder.next_frame()) is not None:
-                    self._take(frame)
+                    self._dispatch(frame)
         except OSError as error:
             self.fail(broken(self.address, error))
         except RemoteProtocolError as error:
@@ -261,7 +261,7 @@ class Connection(Requests):
         except DosError as error:
             self.fail(error)
 
-    def _take(self, frame: Frame) -> None:
+    def _dispatch(self, frame: Frame) -> None:
         if frame.opcode == _DURABILITY_ACK:
             message = decode(frame)
             assert isinstance(message, DurabilityAck)
@@ -296,7 +296,7 @@ class Connection(Requests):
         """Run the watch task."""
         while self.failure is None:
             now = trio.current_time()
-            silent, due = now - self._heard, self._heard + silence_ping_s
+            silent, due = now - self._received_at, self._received_at + silence_ping_s
             if silent >= silence_broken_s:
                 self.fail(BrokenConnectionError(f"{self.address} was silent for {silent:.0f} s"))
             # compare times, not differences: rounding could make a difference too short for ever
@@ -313,7 +313,7 @@ class Connection(Requests):
         self._quitting = True
         with trio.move_on_after(_quit_timeout_s):
             try:
-                await self.ask(Quit(), Bye, math.inf)
+                await self.call(Quit(), Bye, math.inf)
             except DosError as error:
                 log.debug("no BYE from %s: %s", self.address, error)
 

@@ -47,7 +47,7 @@ def broken(address: str, error: OSError) -> BrokenConnectionError:
     return broken
 
 
-def again(failure: DosError) -> DosError:
+def fresh_failure(failure: DosError) -> DosError:
     """Return a new exception for the same failure, for one more waiter. RefusedError keeps its class."""
     if isinstance(failure, RefusedError):
         return type(failure)(

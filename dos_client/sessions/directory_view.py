@@ -40,7 +40,7 @@ def trusted_members(opened: dict[bytes, DirectoryOpened]) -> list[bytes]:
     ]
 
 
-def _says_damage(error: DosError | None) -> bool:
+def _reports_damage(error: DosError | None) -> bool:
     """Return whether the member rejected the directory as damaged. If the session failed, the damage is its
     cause.
     """
@@ -55,8 +55,8 @@ def _why_not(member: Member, opened: dict[bytes, DirectoryOpened], errors: dict[
         error = errors.get(member.address)
         return f"{member.address}: {'no answer in time' if error is None else error.args[0]}"
     damaged = [info.name for info in opened[member.server_id].entries if info.corrupt or info.poisoned]
-    others = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""
-    return f"{member.address} has damaged objects: {damaged[0]}{others}"
+    more = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""
+    return f"{member.address} has damaged objects: {damaged[0]}{more}"
 
 
 def unclaimed(record: StoreRecord, opened: dict[bytes, DirectoryOpened]) -> bool:
@@ -90,7 +90,7 @@ def view_of(
         opened = {one: _without_damage(answer) for one, answer in opened.items()}
     quorums, trusted = Quorums(record), trusted_members(opened)
     if not quorums.can_take_over(trusted):
-        damaged = {one.server_id for one in record.members if _says_damage(errors.get(one.address))}
+        damaged = {one.server_id for one in record.members if _reports_damage(errors.get(one.address))}
         enough = quorums.can_take_over({*opened, *damaged})
         raise (DamagedMembersError if enough else QuorumUnavailableError)(
             f"{quorums.claims_needed} undamaged members are needed to read {directory},"

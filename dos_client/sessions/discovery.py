@@ -32,7 +32,7 @@ class ServerSurvey:
     refused: frozenset[str] = frozenset()
 
     @property
-    def nobody_takes_the_token(self) -> bool:
+    def all_reject_token(self) -> bool:
         """Whether all servers reject the token, so that a retry does not help."""
         return not self.answers and bool(self.errors) and self.refused >= self.errors.keys()
 
@@ -70,7 +70,7 @@ async def survey(
     errors = dict.fromkeys(addresses, "did not answer in time")
     refused: set[str] = set()
 
-    async def ask(address: str) -> None:
+    async def probe_one(address: str) -> None:
         try:
             answers.append(await probe(address, token=token, client=client))
             del errors[address]
@@ -85,12 +85,12 @@ async def survey(
 
     async with trio.open_nursery() as nursery:
         for address in list(errors):
-            nursery.start_soon(ask, address)
+            nursery.start_soon(probe_one, address)
     by_address = tuple(sorted(answers, key=lambda one: one.address))
     return ServerSurvey(by_address, dict(sorted(errors.items())), frozenset(refused))
 
 
-async def hand_over(address: str, record: StoreRecord, *, token: bytes = b"", client: str = "") -> None:
+async def send_record(address: str, record: StoreRecord, *, token: bytes = b"", client: str = "") -> None:
     """Send a record to one server, which stores it unless it has a newer one. Raises the errors of
     `probe`.
     """
@@ -114,37 +114,39 @@ async def find_membership(
 
     `hurry`: do not wait long for servers that are not needed for the decision.
     """
-    asked = list(addresses)
-    known = dict.fromkeys(asked)
-    helped: set[tuple[str, int]] = set()
+    requested = list(addresses)
+    known = dict.fromkeys(requested)
+    updated: set[tuple[str, int]] = set()
 
     def confirmed(answers: Sequence[ServerAnswer]) -> bool:
-        return hurry and decide(answers, store_id, asked).record is not None
+        return hurry and decide(answers, store_id, requested).record is not None
 
     while True:
         seen = await survey(known, token=token, client=client, enough=confirmed)
-        membership = decide(seen.answers, store_id, asked)
+        membership = decide(seen.answers, store_id, requested)
         named = {
             member.address for answer in seen.answers if answer.record for member in answer.record.members
         }
-        news = [address for address in sorted(named) if address not in known]
-        known.update(dict.fromkeys(news))
-        if not await _help(membership, helped, token=token, client=client) and not news:
+        new = [address for address in sorted(named) if address not in known]
+        known.update(dict.fromkeys(new))
+        if not await _update_servers(membership, updated, token=token, client=client) and not new:
             return membership, seen
 
 
-async def _help(membership: Membership, helped: set[tuple[str, int]], *, token: bytes, client: str) -> bool:
+async def _update_servers(
+    membership: Membership, updated: set[tuple[str, int]], *, token: bytes, client: str
+) -> bool:
     """Send the newest record to servers that lack it. Returns whether any server accepted it."""
-    newest, took = membership.newest, False
+    newest, accepted = membership.newest, False
     for answer in membership.help:
-        if newest is None or (answer.address, newest.generation) in helped:
+        if newest is None or (answer.address, newest.generation) in updated:
             continue
-        helped.add((answer.address, newest.generation))
+        updated.add((answer.address, newest.generation))
         try:
-            await hand_over(answer.address, newest, token=token, client=client)
+            await send_record(answer.address, newest, token=token, client=client)
         except DosError as error:
             log.info("%s did not accept generation %d: %s", answer.address, newest.generation, error)
         else:
             log.info("%s now stores generation %d of its store record", answer.address, newest.generation)
-            took = True
-    return took
+            accepted = True
+    return accepted

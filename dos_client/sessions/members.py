@@ -13,7 +13,7 @@ from dos_client import randomness
 from dos_client.core.admission import MemberAdmission, admit
 from dos_client.core.backoff import backoff_s
 from dos_client.sessions.connection import Connection
-from dos_client.sessions.discovery import hand_over, probe
+from dos_client.sessions.discovery import probe, send_record
 from dos_client.sessions.witnesses import WitnessedStore, open_member_session
 from dos_protocol.errors import (
     DosError,
@@ -32,8 +32,8 @@ log: Final = logging.getLogger("dos.client")
 class MemberStatus:
     """One member as this client sees it.
 
-    - `state`, in plain words: in sync, catching up, comparing (its copies), entering (it is asked to take a
-      claim), unavailable, broken (a copy differs or its disk failed), joining.
+    - `state`, in plain words: in sync, catching up, comparing (its copies), entering (a claim was sent to
+      it), unavailable, broken (a copy differs or its disk failed), joining.
     - `lag_bytes`: bytes of this client's claims that the member lacks. `lag_s`: an upper bound, in seconds,
       for the age of the oldest of them.
     - `error`: why it is unavailable or broken, otherwise empty.
@@ -73,10 +73,10 @@ class Watch:
                     await self._refused(refusal)
                 except DosError as error:
                     attempt = 1 if self._was_connected else attempt
-                    self._give_up(error)
+                    self._note_failure(error)
                 await trio.sleep(backoff_s(attempt, randomness.jitter()))
 
-    def _give_up(self, error: DosError) -> None:
+    def _note_failure(self, error: DosError) -> None:
         self.error, self.tried = str(error.args[0]), True
         self._store.member_moved()
 
@@ -84,7 +84,7 @@ class Watch:
         try:
             await admit_or_act(self._store, self.member, refusal)
         except DosError as error:
-            self._give_up(error)
+            self._note_failure(error)
 
     async def _session(self) -> None:
         """Run one session until it breaks. Raises the reason."""
@@ -111,7 +111,7 @@ async def admit_or_act(store: WitnessedStore, member: Member, error: RefusedErro
     if verdict is MemberAdmission.NEWER_RECORD:
         store.reread_membership()
     elif verdict is MemberAdmission.OLDER_RECORD:
-        await hand_over(answer.address, store.record, token=store.token, client=store.client)
+        await send_record(answer.address, store.record, token=store.token, client=store.client)
         log.info("%s now stores generation %d", answer.address, store.record.generation)
     elif verdict is not MemberAdmission.ADMITTED:
         raise RemoteProtocolError(f"{member.address}: {verdict.value}") from error

@@ -51,7 +51,7 @@ class Requests(ABC):
     def fail(self, error: DosError) -> None:
         """End the session."""
 
-    async def ask(
+    async def call(
         self, message: Message, expected: type[Answer], timeout_s: float = answer_timeout_s
     ) -> Answer:
         """Send a request and return an answer of the expected class."""
@@ -66,19 +66,19 @@ class Requests(ABC):
 
     async def open_directory(self, directory: str) -> DirectoryOpened:
         """Enter a directory for reading, without a claim. Raises NotFoundError if the server reports it."""
-        return await self.ask(ChangeDirectory(directory), DirectoryOpened)
+        return await self.call(ChangeDirectory(directory), DirectoryOpened)
 
     async def claim(self, directory: str, epoch: int, writer_id: bytes) -> DirectoryOpened:
         """Become the directory's writer on this server. Raises FencedError with the epoch that the server
         holds.
         """
-        return await self.ask(
+        return await self.call(
             ChangeDirectory(directory, claim=True, epoch=epoch, writer_id=writer_id), DirectoryOpened
         )
 
     async def list_names(self, prefix: str = "", after: str = "", entries_max: int = 1_000) -> Listing:
         """Return one page of directories, or of objects if a directory is open."""
-        return await self.ask(List(prefix, after, entries_max), Listing)
+        return await self.call(List(prefix, after, entries_max), Listing)
 
     async def list_all(self, prefix: str = "") -> list[ObjectInfo]:
         """Return the entries of all pages."""
@@ -91,7 +91,7 @@ class Requests(ABC):
 
     async def stat(self, name: str, digest_at: int = NO_DIGEST) -> StatResult:
         """Return the sizes of an object, and the prefix digest at `digest_at` if given."""
-        return await self.ask(Stat(name, digest_at), StatResult)
+        return await self.call(Stat(name, digest_at), StatResult)
 
     async def get(self, name: str, offset: int, max_bytes: int, wait_ms: int = 0) -> bytes:
         """Return durable bytes from `offset`, empty at the synced end."""
@@ -99,7 +99,9 @@ class Requests(ABC):
 
     async def get_data(self, name: str, offset: int, max_bytes: int, wait_ms: int = 0) -> Data:
         """Return durable bytes from `offset`, with the synced size."""
-        data = await self.ask(Get(name, offset, max_bytes, wait_ms), Data, answer_timeout_s + wait_ms / 1_000)
+        data = await self.call(
+            Get(name, offset, max_bytes, wait_ms), Data, answer_timeout_s + wait_ms / 1_000
+        )
         if data.offset != offset or len(data.payload) > max_bytes or data.name != name:
             error = RemoteProtocolError(f"{self.address} answered GET with bytes that were not requested")
             self.fail(error)
@@ -114,7 +116,7 @@ class Requests(ABC):
         then. After PoisonedError, STAT shows what is left. After BrokenConnectionError the result is unknown
         until the directory is read again.
         """
-        answer = await self.ask(Delete(name), Deleted, delete_timeout_s)
+        answer = await self.call(Delete(name), Deleted, delete_timeout_s)
         if answer.name != name:
             error = RemoteProtocolError(f"{self.address} deleted {answer.name} instead of {name}")
             self.fail(error)
@@ -122,16 +124,16 @@ class Requests(ABC):
 
     async def repair(self, request: RepairChunk) -> RepairAck:
         """Send a piece of a new copy. Raises WouldLoseError and others, see protocol.md."""
-        return await self.ask(request, RepairAck, repair_timeout_s)
+        return await self.call(request, RepairAck, repair_timeout_s)
 
     async def configure(self, record: StoreRecord) -> int:
         """Send a newer store record to the server. Returns the generation that it then stores."""
-        return (await self.ask(Configure(encode_store_record(record)), Configured)).generation
+        return (await self.call(Configure(encode_store_record(record)), Configured)).generation
 
     async def ping(self, payload: bytes = b"", timeout_s: float = answer_timeout_s) -> float:
         """Return the seconds of one round trip."""
         begin = trio.current_time()
-        answer = await self.ask(Ping(payload), Pong, timeout_s)
+        answer = await self.call(Ping(payload), Pong, timeout_s)
         if bytes(answer.payload) != payload:
             raise RemoteProtocolError(f"{self.address} answered PING with different bytes")
         return trio.current_time() - begin

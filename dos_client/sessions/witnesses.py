@@ -16,7 +16,7 @@ from dos_client.core.witnessing import ProveStamp, Step, Witnessing
 from dos_client.limits import stamp_renewal_s, witness_again_s, witness_timeout_s
 from dos_client.ports import SharedStore
 from dos_client.sessions.connection import Connection, open_connection
-from dos_client.sessions.dialling import again
+from dos_client.sessions.dialling import fresh_failure
 from dos_protocol.errors import BrokenConnectionError, DosError, RemoteProtocolError, RolledBackError
 from dos_protocol.names import NO_ID, id_text
 from dos_protocol.stamps import NO_STAMP, DiskStamp, decode_witnessed
@@ -48,7 +48,7 @@ async def open_member_session(
         if by.store_id == NO_ID:
             yield connection
             return
-        with store.witnesses.met(connection):
+        with store.witnesses.joined(connection):
             await store.witnesses.wait_compared(connection)
             yield connection
 
@@ -63,20 +63,20 @@ class Witnesses:
         self._store = store
         self._core = Witnessing()
         self._sessions: dict[bytes, list[Connection]] = {}
-        self._under_way: set[Step] = set()
-        self._given_up: set[Step] = set()
+        self._running: set[Step] = set()
+        self._failed_steps: set[Step] = set()
         self._changed = trio.Event()
-        self._due = trio.Event()
+        self._changed_steps = trio.Event()
         self.rolled_back: set[bytes] = set()
 
     @contextmanager
-    def met(self, connection: Connection) -> Iterator[None]:
-        """Use this session to ask the member, as long as it lives. Raises RemoteProtocolError."""
+    def joined(self, connection: Connection) -> Iterator[None]:
+        """Use this session for requests about stamps, as long as it is open. Raises RemoteProtocolError."""
         one, welcome = connection.server_id, connection.welcome
-        self._core.met(one, *_of(welcome, connection.address))
+        self._core.joined(one, *_of(welcome, connection.address))
         self.rolled_back.discard(one)
         self._sessions.setdefault(one, []).append(connection)
-        self._move()
+        self._wake()
         try:
             yield
         finally:
@@ -85,7 +85,7 @@ class Witnesses:
             self._sessions[one].remove(connection)
             if not self._sessions[one]:
                 self._core.left(one)
-            self._move()
+            self._wake()
 
     async def wait_compared(self, connection: Connection) -> None:
         """Wait until the member's stamps are compared with those of all connected members, in both
@@ -93,9 +93,9 @@ class Witnesses:
 
         Raises the reason if the session ends first.
         """
-        while set(self._core.steps(connection.server_id)) - self._given_up:
+        while set(self._core.steps(connection.server_id)) - self._failed_steps:
             if connection.failure is not None:
-                raise again(connection.failure)
+                raise fresh_failure(connection.failure)
             await self._changed.wait()
 
     async def run(self) -> None:
@@ -103,47 +103,47 @@ class Witnesses:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._renew)
             while True:
-                await self._due.wait()
-                self._due = trio.Event()
+                await self._changed_steps.wait()
+                self._changed_steps = trio.Event()
                 for step in self._core.steps():
-                    if step not in self._under_way:
-                        self._under_way.add(step)
-                        nursery.start_soon(self._take, step)
+                    if step not in self._running:
+                        self._running.add(step)
+                        nursery.start_soon(self._run_step, step)
 
-    def _move(self) -> None:
-        self._due.set()
+    def _wake(self) -> None:
+        self._changed_steps.set()
         self._changed.set()
         self._changed = trio.Event()
 
-    async def _take(self, step: Step) -> None:
+    async def _run_step(self, step: Step) -> None:
         """Run a step. A failed step is repeated after a pause. Until then no session waits for it."""
         try:
             if isinstance(step, ProveStamp):
                 await self._prove(step.member, step.stamp)
             else:
                 message = Witness(step.member, *step.stamp, *step.before)
-                held = await self._ask(step.witness, message, Witnessed)
+                held = await self._request(step.witness, message, Witnessed)
                 self._core.stored(step.witness, step.member, DiskStamp(held.number, held.stamp_id))
         except RolledBackError as error:
             self._went_back(step.member, error)
         except DosError as error:
             log.debug("members cannot be compared: %s", error)
-            self._given_up.add(step)
-            self._move()
+            self._failed_steps.add(step)
+            self._wake()
             await trio.sleep(witness_again_s)
-            self._given_up.discard(step)
-        self._under_way.discard(step)
-        self._move()
+            self._failed_steps.discard(step)
+        self._running.discard(step)
+        self._wake()
 
     async def _prove(self, member: bytes, stamp: DiskStamp) -> None:
-        newest = await self._ask(member, Stamp(*stamp), Stamped)
+        newest = await self._request(member, Stamp(*stamp), Stamped)
         self._core.proved(member, stamp, DiskStamp(newest.number, newest.stamp_id))
 
-    async def _ask(self, member: bytes, message: Stamp | Witness, expected: type[Answer]) -> Answer:
+    async def _request(self, member: bytes, message: Stamp | Witness, expected: type[Answer]) -> Answer:
         live = [one for one in self._sessions.get(member, []) if one.failure is None]
         if not live:
             raise BrokenConnectionError(f"no session with {id_text(member)}")
-        return await live[0].ask(message, expected, witness_timeout_s)
+        return await live[0].call(message, expected, witness_timeout_s)
 
     def _went_back(self, member: bytes, error: RolledBackError) -> None:
         if member not in self.rolled_back:
@@ -161,7 +161,7 @@ class Witnesses:
                     self._went_back(member, error)
                 except DosError as error:
                     log.debug("no new stamp: %s", error)
-            self._move()
+            self._wake()
 
 
 def _of(welcome: Welcome, address: str) -> tuple[DiskStamp, dict[bytes, DiskStamp]]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from dos_client.core.claim import ClaimState
-from dos_client.core.replica import in_words, worst_words
+from dos_client.core.replica import worst_state_text, worst_text
 from dos_client.core.waiting import MemberSeen, WaitBegan, WaitEnded, WaitTracker, waiting_reason
 from dos_client.limits import waiting_after_s
 from dos_client.sessions.members import MemberStatus, Watch
@@ -99,17 +99,17 @@ def member_in_claim(link: "LinkView") -> MemberStatus:
     """Return the status of a member as one claim sees it."""
     targets = list(link.claim.targets.values())
     connected = link.connection is not None
-    lag = sum(target.lag(link.server_id) for target in targets)
-    state = in_words(link.copies.states()) if connected else "unavailable"
+    lag_bytes = sum(target.lag(link.server_id) for target in targets)
+    state = worst_state_text(link.copies.states()) if connected else "unavailable"
     if connected and state != "broken" and link.member.state != "in":
         state = link.member.state
     return MemberStatus(
         link.member.address,
         link.server_id,
-        "catching up" if state == "in sync" and lag else state,
-        lag,
+        "catching up" if state == "in sync" and lag_bytes else state,
+        lag_bytes,
         connected,
-        link.copies.trouble() or link.error,
+        link.copies.problem() or link.error,
         max((target.lag_s(link.server_id) for target in targets), default=0.0),
     )
 
@@ -124,7 +124,7 @@ def member_in_store(watch: Watch, seen: Sequence[MemberStatus], fault: str) -> M
     is wrong with a copy that it holds, or ''.
     """
     member, connected = watch.member, watch.connection is not None
-    state = "broken" if connected and fault else worst_words(one.state for one in seen)
+    state = "broken" if connected and fault else worst_text(one.state for one in seen)
     if state != "broken":
         if not connected:
             state = "unavailable"

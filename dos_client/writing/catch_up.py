@@ -19,7 +19,7 @@ import trio
 
 from dos_client import randomness
 from dos_client.core.backoff import backoff_s
-from dos_client.core.milestones import stretch
+from dos_client.core.milestones import milestone_range
 from dos_client.core.replica import ReplicaAgreed, ReplicaDiffered, ReplicaReached, ReplicaState
 from dos_client.core.window import Chunk, append_head
 from dos_client.limits import catch_up_in_flight_bytes_max, catch_up_read_bytes
@@ -36,7 +36,7 @@ Work = Callable[[CopiesView, ObjectCopy], Awaitable[None]]
 _FILLING: Final = (ReplicaState.DISCOVER_REMOTE_SIZE, ReplicaState.CATCH_UP)
 
 
-async def compare_there(copies: CopiesView, copy: ObjectCopy) -> None:
+async def compare_at_goal(copies: CopiesView, copy: ObjectCopy) -> None:
     """Ask a member that has more than the goal for its digest at the goal. Bytes after the goal do not exist
     (R6).
     """
@@ -65,7 +65,7 @@ async def fill(copies: CopiesView, copy: ObjectCopy) -> None:
             continue
         before = _offset(copy)
         source = copies.claim.source_for(copy.target, before + 1, copies.link)
-        if source is None and _nobody_may_give(copies, copy, before + 1):
+        if source is None and _no_source_possible(copies, copy, before + 1):
             went_back = copy.had > before
             had = f", after it had acknowledged {copy.had}" if went_back else ""
             why = f"{before} bytes{had}; no other member has the rest"
@@ -84,10 +84,10 @@ async def fill(copies: CopiesView, copy: ObjectCopy) -> None:
             await trio.sleep(backoff_s(attempt, randomness.jitter()))
 
 
-def _nobody_may_give(copies: CopiesView, copy: ObjectCopy, size: int) -> bool:
+def _no_source_possible(copies: CopiesView, copy: ObjectCopy, size: int) -> bool:
     """Return whether every other member is connected and none has that much."""
     others = [link for link in copies.claim.links() if link is not copies.link]
-    return not any(link.copies.may_give(copy.target.name, size) for link in others)
+    return not any(link.copies.may_have(copy.target.name, size) for link in others)
 
 
 def _offset(copy: ObjectCopy) -> int:
@@ -111,7 +111,7 @@ def _reached(copies: CopiesView, copy: ObjectCopy) -> bool:
 
 async def _fill_locally(copies: CopiesView, copy: ObjectCopy) -> bool:
     """Send one range from the local copy. Returns False if it is not available there."""
-    await _room(copies, copy)
+    await _wait_room(copies, copy)
     if copy.target.local.size() <= _offset(copy):
         return False
     proved = await copy.target.local.proved(_offset(copy))
@@ -143,12 +143,12 @@ async def _fill_from(source: Connection, copies: CopiesView, copy: ObjectCopy) -
     if not _compared(copies, copy, fold.value):
         return
     while not _reached(copies, copy):
-        await _room(copies, copy)
+        await _wait_room(copies, copy)
         if not await _copy_chunk(source, copies, copy, fold):
             return
 
 
-async def _room(copies: CopiesView, copy: ObjectCopy) -> None:
+async def _wait_room(copies: CopiesView, copy: ObjectCopy) -> None:
     """Wait until the copy's bytes have left this process and there is room in flight for one more chunk."""
     if copies.connection is not None:
         await copies.connection.wait_sent()
@@ -163,7 +163,7 @@ async def _copy_chunk(source: Connection, copies: CopiesView, copy: ObjectCopy, 
     Its sync may follow or may never come; `fill` finds out.
     """
     target = copy.target
-    _, end = stretch(fold.size, target.size)
+    _, end = milestone_range(fold.size, target.size)
     data = await source.get(target.name, fold.size, min(end - fold.size, catch_up_read_bytes))
     if not data:
         await copies.claim.wait_changed(0.1)

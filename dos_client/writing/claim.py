@@ -21,9 +21,9 @@ from dos_client.core.claim import (
     MemberFenced,
     MemberLeft,
     RecordChanged,
-    has_less_than_it_said,
-    hopes_for,
-    nobody_has,
+    has_lost_objects,
+    is_unrecoverable,
+    was_held_at_claim,
 )
 from dos_client.core.collecting import Garbage
 from dos_client.core.quorum import Quorums
@@ -63,7 +63,7 @@ class Claim:
         self.claiming = claiming
         self.epoch_seen = epoch
         self.answers: dict[bytes, dict[str, ObjectInfo]] = {}
-        self._taken_back: set[bytes] = set()
+        self._with_loss: set[bytes] = set()
         self.targets: dict[str, WriteTarget] = {}
         self.garbage: Garbage = lambda _: False
         self.deleting: set[str] = set()
@@ -131,7 +131,7 @@ class Claim:
     async def read(self, name: str, offset: int, max_bytes: int, member: bytes | None = None) -> bytes:
         """Read durable bytes of an object from `member` or the best one; short only at that member's end.
 
-        Hedged: if one is slow, another is also asked. A session that is being reconnected is waited for.
+        Hedged: if one is slow, another is also queried. A session that is being reconnected is waited for.
         Raises QuorumUnavailableError or BrokenConnectionError if no claimed member can answer for
         `read_timeout_s`, otherwise the errors of the members.
         """
@@ -154,12 +154,12 @@ class Claim:
             self._enter(target)
         elif target.size != size or target.digest_at(size) != digest:
             raise LocalProtocolError(f"{name} is known to this claim with {target.size} bytes, not {size}")
-        patience = trio.current_time() + answer_timeout_s
+        deadline = trio.current_time() + answer_timeout_s
         while target.synced < size:
             self.check()
-            hopes = hopes_for(self.answers, name, size, target.without | target.spoiled)
-            if self._nobody_has(target) and (trio.current_time() > patience or not hopes):
-                raise self._nobody_gives(target)
+            had = was_held_at_claim(self.answers, name, size, target.without | target.spoiled)
+            if self._has_no_source(target) and (trio.current_time() > deadline or not had):
+                raise self._unsettled_error(target)
             await self.wait_changed(1.0)
 
     def open_object(self, name: str, local: LocalCopy | None = None) -> ObjectWriter:
@@ -271,8 +271,8 @@ class Claim:
     def member_claimed(self, server_id: bytes, opened: DirectoryOpened) -> None:
         """Record that a member took the claim. Its first answer counts if nothing in it is damaged."""
         trusted = not any(info.corrupt or info.poisoned for info in opened.entries)
-        if has_less_than_it_said(self.answers.get(server_id, {}), opened.entries):
-            self._taken_back.add(server_id)
+        if has_lost_objects(self.answers.get(server_id, {}), opened.entries):
+            self._with_loss.add(server_id)
         if trusted and server_id not in self.answers and server_id in self._quorums.sets[0]:
             self.answers[server_id] = {  # without what this claim itself wrote there
                 info.name: info for info in opened.entries if info.name not in self.targets
@@ -339,17 +339,17 @@ class Claim:
             for link in self._links.values():
                 link.copies.sealed(target)
 
-    def source_for(self, target: WriteTarget, at_least: int, asking: object) -> Connection | None:
+    def source_for(self, target: WriteTarget, at_least: int, excluding: object) -> Connection | None:
         """Return a member with at least that much of the object and an agreeing digest, or None."""
-        found = [
+        connections = [
             link.connection
             for link in self._links.values()
-            if link is not asking
+            if link is not excluding
             and link.connection is not None
             and target.sizes.get(link.server_id, 0) >= at_least
             and link.copies.agrees(target.name)
         ]
-        return self.store.rng.choice(found) if found else None
+        return self.store.rng.choice(connections) if connections else None
 
     def links(self) -> Iterable[MemberLink]:
         return self._links.values()
@@ -358,21 +358,21 @@ class Claim:
         """Return the link with a member of the record, or None."""
         return self._links.get(server_id)
 
-    def _nobody_has(self, target: WriteTarget) -> bool:
+    def _has_no_source(self, target: WriteTarget) -> bool:
         """Return whether no source can have it, including this machine, as far as this claim knows."""
         if target.sizes_reach(target.size) or target.unsure or target.local.size() >= target.size > 0:
             return False
-        return nobody_has(self._quorums, target.without, target.spoiled)
+        return is_unrecoverable(self._quorums, target.without, target.spoiled)
 
-    def _nobody_gives(self, target: WriteTarget) -> DosError:
+    def _unsettled_error(self, target: WriteTarget) -> DosError:
         """Return the error for content that cannot be settled: lost, or gone since the claim."""
-        what = f"{target.size} bytes of {self.directory}/{target.name}"
-        if hopes_for(self.answers, target.name, target.size, target.without - self._taken_back):
+        content = f"{target.size} bytes of {self.directory}/{target.name}"
+        if was_held_at_claim(self.answers, target.name, target.size, target.without - self._with_loss):
             return QuorumUnavailableError(
-                f"a member had {what} at the claim of epoch {self.epoch}, but became unavailable or"
+                f"a member had {content} at the claim of epoch {self.epoch}, but became unavailable or"
                 " damaged since; take over again with a new claim"
             )
-        return MissingDataError(f"no member holds {what} with digest {target.goal_digest:016x}")
+        return MissingDataError(f"no member holds {content} with digest {target.goal_digest:016x}")
 
     def _open(self, name: str, window: SendWindow, local: LocalCopy | None = None) -> ObjectWriter:
         self.check()

@@ -1,7 +1,7 @@
 """Read through a claim's own sessions what its members hold durably.
 
-This module selects the members to ask and supplies the sessions. Hedging and the evaluation of answers are in
-`reading/questions` and `reading/store_reads`.
+This module selects the members to query and supplies the sessions. Hedging and the evaluation of answers are
+in `reading/member_queries` and `reading/store_reads`.
 """
 
 import trio
@@ -9,7 +9,7 @@ import trio
 from dos_client.errors import QuorumUnavailableError
 from dos_client.limits import read_bytes_max, read_timeout_s
 from dos_client.reading.reading_ahead import ReadAhead
-from dos_client.reading.store_reads import ask_for_bytes, bytes_of
+from dos_client.reading.store_reads import bytes_of, query_bytes
 from dos_client.sessions.connection import Connection
 from dos_client.writing.views import ClaimView, LinkView
 from dos_protocol.errors import BrokenConnectionError
@@ -34,39 +34,40 @@ class ClaimReads:
 
     async def _read(self, name: str, offset: int, max_bytes: int, only: bytes | None) -> bytes:
         claim = self._claim
-        patience = trio.current_time() + read_timeout_s
+        deadline = trio.current_time() + read_timeout_s
         wanted = min(max_bytes, read_bytes_max)
         while wanted > 0:
             claim.check()
             tiers = self._readers(name, offset + wanted, only)
-            answers = await ask_for_bytes(claim.store, tiers, claim.directory, name, offset, wanted, self)
+            answers = await query_bytes(claim.store, tiers, claim.directory, name, offset, wanted, self)
             data, error = bytes_of(answers), answers.error()
             if data:
                 return data
-            away = [] if only is not None else self._away_with_more(name, offset)
-            if away:
+            disconnected = [] if only is not None else self._disconnected_with_more(name, offset)
+            if disconnected:
                 error = QuorumUnavailableError(
-                    f"byte {offset} of {claim.directory}/{name} is on members that are unavailable", away
+                    f"byte {offset} of {claim.directory}/{name} is on members that are unavailable",
+                    disconnected,
                 )
             elif data is not None:
                 return data
-            absent = isinstance(error, QuorumUnavailableError | BrokenConnectionError)
-            if not absent or trio.current_time() > patience:
+            unavailable = isinstance(error, QuorumUnavailableError | BrokenConnectionError)
+            if not unavailable or trio.current_time() > deadline:
                 raise error
             await claim.wait_changed(0.5)
         return b""
 
-    def _away_with_more(self, name: str, offset: int) -> list[str]:
+    def _disconnected_with_more(self, name: str, offset: int) -> list[str]:
         """Return members without a session that had more of the object: the end of the others is not its
         end.
         """
         return [
             f"{link.member.address}: {link.error or 'no session'}"
             for link in self._claim.links()
-            if link.connection is None and self._known(link, name) > offset
+            if link.connection is None and self._known_size(link, name) > offset
         ]
 
-    def _known(self, link: LinkView, name: str) -> int:
+    def _known_size(self, link: LinkView, name: str) -> int:
         """Return how much of the object a member is known to have, or had when it was last connected."""
         claim = self._claim
         target, info = claim.targets.get(name), claim.answers.get(link.server_id, {}).get(name)
@@ -74,13 +75,13 @@ class ClaimReads:
         return max(known, info.synced if info is not None else 0)
 
     def _readers(self, name: str, end: int, only: bytes | None) -> list[list[Member]]:
-        """Return connected members in the order to ask them: first those that have the object up to `end`, of
-        these those whose digest agreed with this claim's, then the others, longest first.
+        """Return connected members in the order to query them: first those that have the object up to `end`,
+        of these those whose digest agreed with this claim's, then the others, longest first.
         """
         claim = self._claim
 
         def has(link: LinkView) -> int:
-            return self._known(link, name)
+            return self._known_size(link, name)
 
         joined = [link for link in claim.links() if link.connection is not None]
         if only is not None:

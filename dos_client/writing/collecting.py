@@ -37,18 +37,18 @@ def collect(claim: ClaimView, garbage: Garbage) -> None:
 
     Raises LocalProtocolError for an object that is being written; nothing has changed then.
     """
-    going = [target for target in claim.targets.values() if garbage(target.name)]
-    for target in going:
+    selected = [target for target in claim.targets.values() if garbage(target.name)]
+    for target in selected:
         if target.window is not None:
             raise LocalProtocolError(
                 f"{claim.directory}/{target.name} is being written and cannot be deleted"
             )
     claim.garbage = garbage
-    for target in going:
+    for target in selected:
         target.count(claim.store.counts)
         del claim.targets[target.name]
     for link in claim.links():
-        for target in going:
+        for target in selected:
             link.copies.drop(target)
         link.copies.collectable.set()
 
@@ -78,15 +78,15 @@ async def delete(claim: ClaimView, name: str) -> None:
 async def wait_collected(claim: ClaimView, timeout_s: float) -> bool:
     """Implement `Claim.wait_collected`."""
 
-    def left() -> bool:
+    def remaining() -> bool:
         links = (link for link in claim.links() if link.connection is not None)
         return any(link.copies.held.next(claim.garbage) is not None for link in links)
 
     with trio.move_on_after(timeout_s):
-        while left():
+        while remaining():
             claim.check()
             await claim.wait_changed(1.0)
-    return not left()
+    return not remaining()
 
 
 async def sweep(copies: CopiesView) -> None:
@@ -108,7 +108,7 @@ async def sweep(copies: CopiesView) -> None:
             await trio.sleep(collect_pause_s)
         except (PoisonedError, UnsupportedError) as error:
             log.info("%s/%s cannot be deleted on %s: %s", claim.directory, name, connection.address, error)
-            held.put_off(name)
+            held.postpone(name)
         except RefusedError as error:
             log.debug("%s/%s: %s", claim.directory, name, error)
             return  # fenced: the session receives the same error

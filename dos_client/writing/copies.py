@@ -67,7 +67,7 @@ class MemberCopies:
         self._attempting = True
         self.worked = False
         for target in self.claim.targets.values():
-            self._know(target)
+            self._add(target)
 
     def begin(self, connection: Connection, opened: DirectoryOpened, nursery: trio.Nursery) -> None:
         """Begin a session: the member holds the claim and has listed its objects."""
@@ -107,7 +107,7 @@ class MemberCopies:
         """Return the states of all copies."""
         return [copy.replica.state for copy in self._all.values()]
 
-    def trouble(self) -> str:
+    def problem(self) -> str:
         """Return the problem of a copy in state BROKEN, '' if there is none."""
         broken = (copy for copy in self._all.values() if copy.replica.state is ReplicaState.BROKEN)
         return next((self._named(copy) for copy in broken), "")
@@ -117,7 +117,7 @@ class MemberCopies:
         copy = self._all.get(name)
         return copy is not None and self.connection is not None and copy.replica.state in AGREED
 
-    def may_give(self, name: str, size: int) -> bool:
+    def may_have(self, name: str, size: int) -> bool:
         """Return whether the member has, or may have, that much of the object, as far as is known."""
         copy = self._all.get(name)
         if copy is None or self.connection is None:
@@ -129,7 +129,7 @@ class MemberCopies:
 
     def enter(self, target: WriteTarget) -> None:
         """Add an object of the claim."""
-        self._know(target)
+        self._add(target)
         if self._nursery is not None:
             self._discover(self._all[target.name])
 
@@ -177,9 +177,9 @@ class MemberCopies:
                     self._count(copy)
                 case ReplicaEffect.DISCOUNT:
                     self._discount(copy)
-                case ReplicaEffect.ASK_MEMBER:
+                case ReplicaEffect.QUERY_MEMBER:
                     copy.target.unsure.add(self.server_id)
-                    self._start(copy, catch_up.compare_there)
+                    self._start(copy, catch_up.compare_at_goal)
                 case ReplicaEffect.FIND_DIGEST:
                     assert copy.replica.claimed is not None
                     self._lacks(copy.target, copy.replica.claimed.synced)
@@ -191,7 +191,7 @@ class MemberCopies:
                     self._follow(copy)
         self.claim.changed()
 
-    def _know(self, target: WriteTarget) -> None:
+    def _add(self, target: WriteTarget) -> None:
         copy = self._all.get(target.name)
         if copy is None:
             copy = self._all[target.name] = self._by_tag[target.tag] = ObjectCopy(target)
@@ -201,10 +201,10 @@ class MemberCopies:
     def _discover(self, copy: ObjectCopy) -> None:
         if copy.replica.state is ReplicaState.ENTER:
             info = self._infos.get(copy.target.name, ObjectInfo(copy.target.name))
-            self._compare_with_told(copy, info)
+            self._compare_with_reported(copy, info)
             self.handle(copy, ReplicaEntered(info, copy.target.view))
 
-    def _compare_with_told(self, copy: ObjectCopy, info: ObjectInfo) -> None:
+    def _compare_with_reported(self, copy: ObjectCopy, info: ObjectInfo) -> None:
         """Stop counting a member's reported size if it now has less than it had reported as synced to this
         claim.
         """
@@ -233,9 +233,9 @@ class MemberCopies:
         self._lacks(target, replica.synced)
         target.note(self.server_id, replica.received, replica.synced)
         info, damage = replica.claimed, self.claim.store.damage
-        where = (self.server_id, self.claim.directory, target.name)
-        if info is not None and info.synced <= target.size and not info.corrupt and damage.avoid(*where):
-            damage.repaired(*where)  # all that it has is what was written, so it was repaired
+        key = (self.server_id, self.claim.directory, target.name)
+        if info is not None and info.synced <= target.size and not info.corrupt and damage.avoid(*key):
+            damage.repaired(*key)  # all that it has is what was written, so it was repaired
 
     def _discount(self, copy: ObjectCopy) -> None:
         target = copy.target
@@ -257,9 +257,9 @@ class MemberCopies:
 
     def _note(self, copy: ObjectCopy, why: CopyFault) -> None:
         """Note the damage for readers, which avoid the copy, and for repair. An earlier note is kept."""
-        damage, where = self.claim.store.damage, (self.server_id, self.claim.directory, copy.target.name)
-        if not damage.avoid(*where):
-            damage.note(*where, 0, why)
+        damage, key = self.claim.store.damage, (self.server_id, self.claim.directory, copy.target.name)
+        if not damage.avoid(*key):
+            damage.note(*key, 0, why)
 
     def _named(self, copy: ObjectCopy) -> str:
         return f"{self.claim.directory}/{copy.target.name} on this member: {copy.replica.why}"
@@ -278,7 +278,7 @@ class MemberCopies:
 
     def _feed(self, buffers: list[Buffer]) -> None:
         """Supply the session's writer with more bytes to send."""
-        room = send_batch_bytes
+        budget = send_batch_bytes
         for copy in list(self._active.values()):
             replica, window = copy.replica, copy.target.window
             assert window is not None
@@ -288,24 +288,24 @@ class MemberCopies:
                 del self._active[copy.target.name]
                 self.handle(copy, ReplicaFellBehind())
                 continue
-            allowed = min(room, self._in_flight_max - (replica.sent - replica.received))
+            allowed = min(budget, self._in_flight_max - (replica.sent - replica.received))
             if allowed > 0:
-                room -= self._take(copy, buffers, allowed)
+                budget -= self._take_chunks(copy, buffers, allowed)
                 # move it to the end, so that objects take turns
                 self._active[copy.target.name] = self._active.pop(copy.target.name)
 
-    def _take(self, copy: ObjectCopy, buffers: list[Buffer], room: int) -> int:
-        target, replica, taken = copy.target, copy.replica, 0
+    def _take_chunks(self, copy: ObjectCopy, buffers: list[Buffer], budget: int) -> int:
+        target, replica, count = copy.target, copy.replica, 0
         assert target.window is not None
         for chunk in target.window.chunks_from(replica.sent):
             buffers.append(append_head(target.name, target.tag, chunk))
             buffers.append(chunk.payload)
             replica.sent = chunk.end
-            taken += len(chunk.payload)
-            if taken >= room:
+            count += len(chunk.payload)
+            if count >= budget:
                 break
-        self.count_sent(taken)
-        return taken
+        self.count_sent(count)
+        return count
 
     def _durability_ack(self, mark: DurabilityAck) -> None:
         if self.link.scope.cancel_called:

@@ -5,9 +5,9 @@ answers mean is decided in `core`: `admission` (is it the member?) and `claim` (
 a session does for the objects of the claim is in `copies`.
 
 A link is one task. It connects, is admitted, claims, and compares every object that the claim knows. Then the
-session's writer task asks `copies` for bytes whenever the socket accepts more, and durability acks update
-`target`. Nothing waits for a link: a member that does not respond keeps its own bytes in the window and
-delays no other member.
+session's writer task requests bytes from `copies` whenever the socket accepts more, and durability acks
+update `target`. Nothing waits for a link: a member that does not respond keeps its own bytes in the window
+and delays no other member.
 
 When the session ends, for any reason, the link waits with backoff and jitter, and connects again. Only a
 FENCED error that shows a newer claim ends the claim. To keep the log short, it has a line when a member
@@ -47,11 +47,11 @@ log: Final = logging.getLogger("dos.client")
 class Outage:
     """The outage of a member for a claim: its start, the failed attempts, and what was logged of it."""
 
-    def __init__(self, what: str) -> None:
-        self._what = what
+    def __init__(self, label: str) -> None:
+        self._label = label
         self.since = trio.current_time()
         self.attempts = 0
-        self._was_there = False
+        self._was_connected = False
         self._logged: set[type[DosError]] = set()
 
     def failed(self, error: DosError, *, worked: bool) -> None:
@@ -66,17 +66,17 @@ class Outage:
         self.attempts += 1
         known = type(error) in self._logged
         self._logged.add(type(error))
-        log.log(logging.DEBUG if known else logging.INFO, "%s: %s; retrying", self._what, error.args[0])
+        log.log(logging.DEBUG if known else logging.INFO, "%s: %s; retrying", self._label, error.args[0])
 
     def over(self) -> bool:
         """End the outage. Returns whether the member was connected before."""
-        again = self._was_there
-        self._was_there = True
+        again = self._was_connected
+        self._was_connected = True
         if NoSpaceError in self._logged:
             return again  # a full member accepts every claim but no bytes: it is back only after it took some
         if self._logged:
             seconds = trio.current_time() - self.since
-            log.info("%s: back after %.1f s and %d attempts", self._what, seconds, self.attempts)
+            log.info("%s: back after %.1f s and %d attempts", self._label, seconds, self.attempts)
         self.attempts = 0
         self._logged.clear()
         return again
@@ -165,9 +165,9 @@ class MemberLink:
             match judge_fenced(claim.epoch, error.epoch_held, at_claim=True):
                 case FenceReason.CLIMB:
                     return await self._climb(connection, error.epoch_held)
-                case FenceReason.ASK:
-                    held = await connection.open_directory(claim.directory)
-                    if (held.epoch, held.writer_id) == (claim.epoch, claim.writer_id):
+                case FenceReason.READ_HOLDER:
+                    holder = await connection.open_directory(claim.directory)
+                    if (holder.epoch, holder.writer_id) == (claim.epoch, claim.writer_id):
                         raise BrokenConnectionError(
                             f"{self.member.address} has a newer session of this claim"
                         ) from error

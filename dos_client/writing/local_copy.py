@@ -10,7 +10,7 @@ from typing import Final, Protocol
 
 import trio
 
-from dos_client.core.milestones import Milestones, stretch
+from dos_client.core.milestones import Milestones, milestone_range
 from dos_client.core.window import SendWindow
 from dos_client.limits import local_read_timeout_s, milestone_bytes
 from dos_protocol.digests import PrefixDigest
@@ -79,7 +79,7 @@ class LocalSource:
 
         Returns None if they are not available or not the writer's. `data` is empty where the memory begins.
         """
-        begin, end = stretch(offset, self._target.base)
+        begin, end = milestone_range(offset, self._target.base)
         before, after = self._target.milestones.at(begin), self._target.digest_at(end)
         if self._copy is None or end < offset:
             return None
@@ -112,9 +112,9 @@ class LocalSource:
                 return True
             if target.window is not None or self._copy is None:
                 return False
-            found, fold = Milestones(), PrefixDigest()
+            milestones, fold = Milestones(), PrefixDigest()
             while fold.size < target.goal_size:
-                found.note(fold.size, fold.value)
+                milestones.note(fold.size, fold.value)
                 data = await self._read(fold.size, min(milestone_bytes, target.goal_size - fold.size))
                 if data is None:
                     return False
@@ -122,7 +122,7 @@ class LocalSource:
             if fold.value != target.goal_digest:
                 self._distrust(f"its first {target.goal_size} bytes are different")
                 return False
-            target.milestones = found
+            target.milestones = milestones
             return True
 
     async def _read(self, offset: int, count: int) -> bytes | None:

@@ -120,8 +120,8 @@ class WriteTarget:
         """Return the prefix digest at `size`, or None if it is not known here."""
         if self.window is None and size == self.goal_size:
             return self.goal_digest
-        found = self.window.digest_at(size) if self.window is not None else None
-        return found if found is not None else self.milestones.at(size)
+        in_window = self.window.digest_at(size) if self.window is not None else None
+        return in_window if in_window is not None else self.milestones.at(size)
 
     def seal(self, size: int, digest: int) -> None:
         """Fix size and digest, and free the memory."""

@@ -42,7 +42,7 @@ class Appends:
             return
         state = directory.objects.get(request.name)
         if state is None:
-            if not self._tables.name_is_good(session, request.name, request_id):
+            if not self._tables.accepts_name(session, request.name, request_id):
                 return
             refusal = self._tables.refuses_object(directory)
             if refusal is not None:
@@ -50,21 +50,21 @@ class Appends:
                 return
             state = self._tables.new_object(directory, request.name)
         refusal = state.refuses(request, session.number)
-        only_asks = not len(request.payload) and (state.exists or state.tickets)
-        if refusal is None and not only_asks:
-            refusal = self._tables.take_space(state, len(request.payload))
+        ack_only = not len(request.payload) and (state.exists or state.tickets)
+        if refusal is None and not ack_only:
+            refusal = self._tables.reserve_space(state, len(request.payload))
         if refusal is not None:
             self._tables.refuse(session, refusal.code, refusal.message, request_id, refusal.actual)
             return
         directory.objects[request.name] = state
         session.wrote = True
-        if only_asks:
+        if ack_only:
             if state.settled:
                 self.send_ack(state, session)
             return
-        self.take(session, directory, state, request.payload, request_id)
+        self.accept(session, directory, state, request.payload, request_id)
 
-    def take(
+    def accept(
         self, session: Session, directory: DirectoryState, state: ObjectState, data: Buffer, request_id: int
     ) -> None:
         """Accept bytes that passed all checks. They are written at the end of the batch."""
@@ -99,24 +99,24 @@ class Appends:
         state = directory.objects[event.name]
         if state.poisoned:  # a sync failed during this write
             state.forget_write()
-        elif event.trouble is v.DiskFailure.NONE:
+        elif event.failure is v.DiskFailure.NONE:
             state.wrote()
             if not directory.exists:
                 self._claims.now_exists(directory)
             if state.tickets:
                 self._tables.unacknowledged.setdefault(state, self._tables.now + watermark_seconds_max)
             self._write_and_sync(directory, state)
-        elif event.trouble is not v.DiskFailure.FAILED:
+        elif event.failure is not v.DiskFailure.FAILED:
             refused = state.undo_write()
             if not state.exists:
                 del directory.objects[event.name]
             why = (
                 "no space for"
-                if event.trouble is v.DiskFailure.NO_SPACE
+                if event.failure is v.DiskFailure.NO_SPACE
                 else "the server currently cannot write"
             )
             text = f"{why} {event.name}; nothing was written"
-            self._refuse_tickets(refused, REFUSALS[event.trouble], text)
+            self._refuse_tickets(refused, REFUSALS[event.failure], text)
         else:
             state.forget_write()
             self._poison(state)
@@ -134,10 +134,10 @@ class Appends:
         state = directory.objects[event.name]
         if state.poisoned:  # a write failed during this sync
             state.forget_sync()
-        elif event.trouble is v.DiskFailure.PASSES:  # not attempted, so it may be retried
+        elif event.failure is v.DiskFailure.TEMPORARY:  # not attempted, so it may be retried
             state.sync_covers = None
             self._tables.again(v.Sync(directory.name, state.name, not state.entry_durable))
-        elif event.trouble is not v.DiskFailure.NONE:
+        elif event.failure is not v.DiskFailure.NONE:
             state.forget_sync()
             self._poison(state)
         else:
@@ -150,14 +150,14 @@ class Appends:
                 text = f"{state.name} is damaged from offset {state.corrupt_from} on"
                 self._refuse_tickets(settled, ErrorCode.CORRUPT, text, state.corrupt_from)
             else:
-                self._tell_tickets(directory, state, settled)
+                self._acknowledge(directory, state, settled)
             self._reads.wake(state)
             sync = state.next_sync()
             if sync is not None:
                 self._tables.effects.append(sync)
         self._claims.grant_if_ready(directory)
 
-    def _tell_tickets(
+    def _acknowledge(
         self, directory: DirectoryState, state: ObjectState, settled: Iterable[PendingAppend]
     ) -> None:
         """Send one durability ack to each session whose appends the sync settled."""

@@ -25,7 +25,7 @@ class Claims:
     def change_directory(self, session: Session, request: m.ChangeDirectory, request_id: int) -> None:
         """Carry out a CWD: load the directory if necessary, then open or claim it."""
         tables = self._tables
-        if not tables.name_is_good(session, request.directory, request_id):
+        if not tables.accepts_name(session, request.directory, request_id):
             return
         directory = tables.directories.get(request.directory)
         if directory is None and (refusal := tables.refuses_directory(request.directory)) is not None:
@@ -45,7 +45,7 @@ class Claims:
     def directory_loaded(self, event: v.DirectoryLoaded) -> None:
         """Answer the CWDs that waited for the directory."""
         directory = self._tables.directories[event.directory]
-        if event.passes:
+        if event.temporary:
             del self._tables.directories[event.directory]  # the next CWD loads it again
             self._tables.openings -= len(directory.opening)
             for opening in directory.opening:
@@ -57,7 +57,7 @@ class Claims:
         directory.claim = directory.stored = event.claim
         version = self._tables.object_version
         directory.objects = ObjectTable(
-            (name, self._tables.found_object(event.directory, name, found, version))
+            (name, self._tables.recovered_object(event.directory, name, found, version))
             for name, found in sorted(event.objects.items())
         )
         openings, directory.opening = directory.opening, []
@@ -162,11 +162,11 @@ class Claims:
         """Handle the end of WriteClaim. If the held claim could not be stored, refuse its CWD."""
         directory = self._tables.directories[event.directory]
         directory.storing = None
-        if event.trouble is v.DiskFailure.NONE:
+        if event.failure is v.DiskFailure.NONE:
             directory.stored = event.claim
             self.now_exists(directory)
         elif directory.claim == event.claim:
-            self._claim_failed(directory, event.trouble)
+            self._claim_failed(directory, event.failure)
             return
         self._store(directory)
         self.grant_if_ready(directory)
@@ -176,12 +176,12 @@ class Claims:
         directory.exists = True
         self._tables.directory_names.add(directory.name)
 
-    def _claim_failed(self, directory: DirectoryState, trouble: v.DiskFailure) -> None:
+    def _claim_failed(self, directory: DirectoryState, failure: v.DiskFailure) -> None:
         """Refuse the claim. It stays held, so the older writers stay fenced."""
         claimant, directory.claimant = directory.claimant, None
         if claimant is not None:
-            text = f"the claim of {directory.name} could not be stored durably: {trouble.value}"
-            self._not_opened(claimant, REFUSALS[trouble], text)
+            text = f"the claim of {directory.name} could not be stored durably: {failure.value}"
+            self._not_opened(claimant, REFUSALS[failure], text)
 
     def grant_if_ready(self, directory: DirectoryState) -> None:
         """Answer the claim after it is durable and everything accepted before it is settled (R2, R4)."""

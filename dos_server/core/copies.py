@@ -57,7 +57,7 @@ class RepairWritten(NamedTuple):
     """`WriteRepair` finished."""
 
     session: int
-    trouble: DiskFailure
+    failure: DiskFailure
 
 
 class RepairInstalled(NamedTuple):

@@ -90,14 +90,16 @@ class DirectoryState:
 
     def why_no_claim(self, claim: ClaimRecord) -> str:
         """Return the epoch rule that forbids the claim, or '' if none does."""
-        held, asked = self.claim, f"epoch {claim.epoch} of {self.name}"
+        held, requested = self.claim, f"epoch {claim.epoch} of {self.name}"
         if claim.epoch < 1:
-            return f"{asked}: epochs begin at 1"
+            return f"{requested}: epochs begin at 1"
         if claim.epoch > held.epoch + epoch_jump_max:
-            return f"{asked} is more than {epoch_jump_max} above the held epoch {held.epoch}"
+            return f"{requested} is more than {epoch_jump_max} above the held epoch {held.epoch}"
         if claim.epoch > held.epoch or claim == held:
             return ""
-        return f"{asked} is not above epoch {held.epoch}, which is held by writer {id_text(held.writer_id)}"
+        return (
+            f"{requested} is not above epoch {held.epoch}, which is held by writer {id_text(held.writer_id)}"
+        )
 
     def hold(self, claim: ClaimRecord, claimant: Claimant) -> None:
         """Accept the claim. It is answered when `claim_ready` becomes true."""

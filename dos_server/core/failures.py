@@ -8,7 +8,7 @@ class DiskFailure(Enum):
 
     NONE = "done"
     NO_SPACE = "no space left; nothing of it is in the file"
-    PASSES = "temporarily not possible; nothing of it is in the file"
+    TEMPORARY = "temporarily not possible; nothing of it is in the file"
     FAILED = "failed, its effect is unknown"
 
 

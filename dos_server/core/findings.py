@@ -57,7 +57,7 @@ REPLACE: Final = (
 )
 _NEXT_START: Final = "nothing: the next start does this"
 
-_CASES: Final = {
+_CASE_TEXTS: Final = {
     "B": ("the end of the file, or an extent", "only zeros", "a crash interrupted a write before its bytes"),
     "C": ("an extent", "part of one, or one with sectors of zeros", "a crash interrupted a write"),
     "D": (
@@ -97,7 +97,7 @@ def of_object(place: str, found: RecoveredObject, file_bytes: int, mark: ObjectM
     cut_bytes = file_bytes - found.file_bytes
     if found.decision is RecoveryDecision.KEEP or (not found.corrupt and not cut_bytes):
         return None
-    expected, what, means = _CASES[found.letter]
+    expected, what, means = _CASE_TEXTS[found.letter]
     if mark is not None and found.letter in "GHI" and mark.synced > found.size:
         expected = f"{mark.synced} synced bytes, according to its mark"
     if found.corrupt:
@@ -116,29 +116,30 @@ def of_object(place: str, found: RecoveredObject, file_bytes: int, mark: ObjectM
     )
 
 
-def in_one_line(finding: Finding) -> str:
+def one_line(finding: Finding) -> str:
     """Return a finding as one line of text: place, expected, found, meaning."""
-    where = (
+    position_text = (
         finding.place if finding.position is None else f"{finding.place}, byte {finding.position} of its file"
     )
     case = f" (case {finding.case})" if finding.case else ""
-    return f"{where}: expected {finding.expected}, found {finding.found}: {finding.means}{case}"
+    return f"{position_text}: expected {finding.expected}, found {finding.found}: {finding.means}{case}"
 
 
 def logged(place: str, found: RecoveredObject, file_bytes: int) -> str:
     """Return what a start logs about an object that it does not simply keep."""
-    expected, what, means = _CASES[found.letter]
+    expected, what, means = _CASE_TEXTS[found.letter]
     seen = f"expected {expected}, found {what}: {means} (case {found.letter})"
-    where = f"object {place}, byte {found.file_bytes} of {file_bytes} in its file: {seen}"
+    position_text = f"object {place}, byte {found.file_bytes} of {file_bytes} in its file: {seen}"
     if found.corrupt:
-        return f"{where}. It is CORRUPT from offset {found.size} on; {REPAIR}"
+        return f"{position_text}. It is CORRUPT from offset {found.size} on; {REPAIR}"
     cut_bytes = file_bytes - found.file_bytes
     if not cut_bytes:
         nothing = f"Nothing needs to be cut off: it ends at {found.size}"
         return f"object {place}: {means} (case {found.letter}). {nothing}"
-    aside = ", which are copied aside," if found.decision is RecoveryDecision.COPY_CUT else ""
+    copied = ", which are copied aside," if found.decision is RecoveryDecision.COPY_CUT else ""
     return (
-        f"{where}. None of it was acknowledged: {cut_bytes} bytes{aside} are cut off; it ends at {found.size}"
+        f"{position_text}. None of it was acknowledged: {cut_bytes} bytes{copied} are cut off;"
+        f" it ends at {found.size}"
     )
 
 

@@ -119,10 +119,10 @@ class Greetings:
         tables = self._tables
         self._storing_record = False
         session = tables.answerable(event.session)
-        if event.trouble is not v.DiskFailure.NONE:
+        if event.failure is not v.DiskFailure.NONE:
             if session is not None:
-                text = f"the store record could not be stored durably: {event.trouble.value}"
-                code = ErrorCode.BUSY if event.trouble is v.DiskFailure.PASSES else ErrorCode.NO_SPACE
+                text = f"the store record could not be stored durably: {event.failure.value}"
+                code = ErrorCode.BUSY if event.failure is v.DiskFailure.TEMPORARY else ErrorCode.NO_SPACE
                 tables.refuse(session, code, text, event.request_id)
             return
         offered = decode_store_record(event.record)

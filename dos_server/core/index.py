@@ -16,7 +16,7 @@ from dos_server.limits import index_entries_max
 _FIRST_SPACING: Final = 4 * KIB
 
 
-class ExtentPlace(NamedTuple):
+class ExtentStart(NamedTuple):
     """The start of an extent: logical offset, file position, and its link; None if the link is unknown."""
 
     offset: int
@@ -24,15 +24,15 @@ class ExtentPlace(NamedTuple):
     link: int | None = None
 
 
-class FoldPlaces(NamedTuple):
+class FoldStarts(NamedTuple):
     """Where to read for a prefix digest.
 
     `last`: an extent at or shortly before the last byte. `first`: one at or before the block that holds the
     first byte of `last`.
     """
 
-    first: ExtentPlace
-    last: ExtentPlace
+    first: ExtentStart
+    last: ExtentStart
 
 
 class SparseIndex:
@@ -45,7 +45,7 @@ class SparseIndex:
         self._positions = array("Q")
         self._links = array("I")
         self._spacing = _FIRST_SPACING
-        self._recent: ExtentPlace | None = None
+        self._recent: ExtentStart | None = None
 
     def __len__(self) -> int:
         return len(self._offsets)
@@ -70,33 +70,33 @@ class SparseIndex:
         self._positions.append(position)
         self._links.append(link)
 
-    def find(self, offset: int) -> ExtentPlace:
+    def find(self, offset: int) -> ExtentStart:
         """Return the start of an extent at or before the offset; the first extent if there is no entry."""
-        place = bisect_right(self._offsets, offset) - 1
+        index = bisect_right(self._offsets, offset) - 1
         recent = self._recent
         if (
             recent is not None
             and recent.offset <= offset
-            and (place < 0 or recent.offset > self._offsets[place])
+            and (index < 0 or recent.offset > self._offsets[index])
         ):
             return recent
-        if place < 0:
-            return ExtentPlace(0, 0)
-        return ExtentPlace(self._offsets[place], self._positions[place], self._links[place])
+        if index < 0:
+            return ExtentStart(0, 0)
+        return ExtentStart(self._offsets[index], self._positions[index], self._links[index])
 
-    def fold_places(self, size: int) -> FoldPlaces:
+    def fold_starts(self, size: int) -> FoldStarts:
         """Return where to read for the prefix digest at a size above 0."""
         last = self.find(size - 1)
-        return FoldPlaces(self.find(last.offset - last.offset % digest_block_bytes), last)
+        return FoldStarts(self.find(last.offset - last.offset % digest_block_bytes), last)
 
-    def remember(self, place: ExtentPlace) -> None:
+    def remember(self, extent: ExtentStart) -> None:
         """Remember the extent at which a read ended, because the next read may continue there."""
-        self._recent = place
+        self._recent = extent
 
     def cut(self, offset: int) -> None:
         """Drop the entries at or after the logical offset."""
         self._recent = None
-        place = bisect_right(self._offsets, offset - 1) if offset else 0
-        del self._offsets[place:]
-        del self._positions[place:]
-        del self._links[place:]
+        index = bisect_right(self._offsets, offset - 1) if offset else 0
+        del self._offsets[index:]
+        del self._positions[index:]
+        del self._links[index:]

@@ -21,8 +21,8 @@ class ForgetDirectory(NamedTuple):
 class DirectoryLoaded(NamedTuple):
     """`LoadDirectory` finished.
 
-    `objects`: by name. `problem`: why the directory cannot be used, or ''. `passes`: the problem is temporary
-    and says nothing about damage.
+    `objects`: by name. `problem`: why the directory cannot be used, or ''. `temporary`: it proves no
+    damage, and the next attempt may succeed.
     """
 
     directory: str
@@ -30,7 +30,7 @@ class DirectoryLoaded(NamedTuple):
     claim: ClaimRecord
     objects: dict[str, RecoveredObject]
     problem: str = ""
-    passes: bool = False
+    temporary: bool = False
 
 
 class LoadObject(NamedTuple):

@@ -18,10 +18,10 @@ def page_of(ordered: list[str], prefix: str, after: str, count: int) -> Page:
     """Return the names that begin with the prefix and sort after `after`, at most `count` of them."""
     start = max(bisect_right(ordered, after), bisect_left(ordered, prefix))
     names = ordered[start : start + count]
-    good = bisect_left(names, 1, key=lambda name: int(not name.startswith(prefix)))
-    beyond = start + good
-    more = good == count and beyond < len(ordered) and ordered[beyond].startswith(prefix)
-    return Page(names[:good], more)
+    matching = bisect_left(names, 1, key=lambda name: int(not name.startswith(prefix)))
+    beyond = start + matching
+    more = matching == count and beyond < len(ordered) and ordered[beyond].startswith(prefix)
+    return Page(names[:matching], more)
 
 
 class NameTable:

@@ -2,17 +2,17 @@
 
 from typing import NamedTuple
 
-from dos_server.core.index import ExtentPlace, FoldPlaces
+from dos_server.core.index import ExtentStart, FoldStarts
 
 
 class ReadData(NamedTuple):
-    """Read the verified content [start, end) of an object, walking from `place`."""
+    """Read the verified content [start, end) of an object, walking from `extent`."""
 
     session: int
     request_id: int
     directory: str
     name: str
-    place: ExtentPlace
+    extent: ExtentStart
     start: int
     end: int
     version: int = 0
@@ -20,13 +20,13 @@ class ReadData(NamedTuple):
 
 
 class ReadDigest(NamedTuple):
-    """Compute the prefix digest at a size, walking from `places`."""
+    """Compute the prefix digest at a size, walking from `extents`."""
 
     session: int
     request_id: int
     directory: str
     name: str
-    places: FoldPlaces
+    extents: FoldStarts
     size: int
     version: int = 0
 
@@ -42,7 +42,7 @@ class GotData(NamedTuple):
     data: bytes
     damaged_at: int | None = None
     missed: str = ""
-    after: ExtentPlace | None = None
+    after: ExtentStart | None = None
 
 
 class GotDigest(NamedTuple):

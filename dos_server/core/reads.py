@@ -40,17 +40,17 @@ class Reads:
         if state.changing is not None:
             self._tables.refuse(session, ErrorCode.BUSY, state.changing, request_id)
             return
-        good = state.synced if state.corrupt_from is None else min(state.synced, state.corrupt_from)
-        if state.corrupt_from is not None and request.offset >= good:
-            text = f"{state.name} is damaged from offset {good} on"
-            self._tables.refuse(session, ErrorCode.CORRUPT, text, request_id, good)
-        elif request.offset > good:
-            text = f"offset {request.offset} is beyond the {good} durable bytes of {state.name}"
-            self._tables.refuse(session, ErrorCode.PAST_END, text, request_id, good)
-        elif request.offset < good and request.max_bytes:
-            self._read(session, state, request, request_id, good)
+        good_size = state.synced if state.corrupt_from is None else min(state.synced, state.corrupt_from)
+        if state.corrupt_from is not None and request.offset >= good_size:
+            text = f"{state.name} is damaged from offset {good_size} on"
+            self._tables.refuse(session, ErrorCode.CORRUPT, text, request_id, good_size)
+        elif request.offset > good_size:
+            text = f"offset {request.offset} is beyond the {good_size} durable bytes of {state.name}"
+            self._tables.refuse(session, ErrorCode.PAST_END, text, request_id, good_size)
+        elif request.offset < good_size and request.max_bytes:
+            self._read(session, state, request, request_id, good_size)
         elif (
-            request.offset == good
+            request.offset == good_size
             and request.wait_ms
             and request.max_bytes
             and not state.poisoned
@@ -63,12 +63,14 @@ class Reads:
         else:
             self._tables.send(session, m.Data(state.name, request.offset, state.synced, b""), request_id)
 
-    def _read(self, session: Session, state: ObjectState, request: m.Get, request_id: int, good: int) -> None:
+    def _read(
+        self, session: Session, state: ObjectState, request: m.Get, request_id: int, good_size: int
+    ) -> None:
         """Order a read of the range, at most as much as one answer carries."""
         session.pending += 1
         session.reading += 1
-        count = min(request.max_bytes, wire.payload_bytes_max, good - request.offset)
-        place = state.index.find(request.offset)
+        count = min(request.max_bytes, wire.payload_bytes_max, good_size - request.offset)
+        extent = state.index.find(request.offset)
         end = request.offset + count
         self._tables.effects.append(
             v.ReadData(
@@ -76,7 +78,7 @@ class Reads:
                 request_id,
                 state.directory,
                 state.name,
-                place,
+                extent,
                 request.offset,
                 end,
                 state.version,
@@ -177,10 +179,10 @@ class Reads:
 
     def tick(self) -> None:
         """Answer the GETs whose deadline has passed, and more of the woken ones."""
-        self._give_up(self._tables.waiting.take_due(self._tables.now))
+        self._answer_empty(self._tables.waiting.take_due(self._tables.now))
         self._answer_woken()
 
-    def _give_up(self, waiters: Iterable[WaitingRead]) -> None:
+    def _answer_empty(self, waiters: Iterable[WaitingRead]) -> None:
         """Answer the waiting GETs with no bytes."""
         for waiter in waiters:
             session = self._tables.answerable(waiter.session)
@@ -190,7 +192,7 @@ class Reads:
 
     def stop_waiting(self, session: Session) -> None:
         """Answer the waiting GETs of a session that is leaving with no bytes."""
-        self._give_up(self._tables.waiting.take_of_session(session.number))
+        self._answer_empty(self._tables.waiting.take_of_session(session.number))
 
     def stat(self, session: Session, request: m.Stat, request_id: int) -> None:
         """Carry out a STAT, reading from the disk only if the requested digest is not in memory."""
@@ -214,10 +216,10 @@ class Reads:
         else:
             session.pending += 1
             session.reading += 1
-            places = state.index.fold_places(at)
+            extents = state.index.fold_starts(at)
             self._tables.effects.append(
                 v.ReadDigest(
-                    session.number, request_id, state.directory, state.name, places, at, state.version
+                    session.number, request_id, state.directory, state.name, extents, at, state.version
                 )
             )
 

@@ -119,8 +119,8 @@ def decode_marks(data: bytes) -> list[ObjectMark | None]:
         name, synced, flags, root, reserved = _MARK.unpack(body)
         text = name.rstrip(b"\0").decode("latin-1")
         valid = digest64(body) == digest and is_name(text) and flags <= 7 and not any(reserved)
-        said = ObjectMark(text, synced, bool(flags & 1), bool(flags & 2), bool(flags & 4), root)
-        marks.append(said if valid else None)
+        decoded = ObjectMark(text, synced, bool(flags & 1), bool(flags & 2), bool(flags & 4), root)
+        marks.append(decoded if valid else None)
     return marks
 
 
@@ -138,9 +138,9 @@ def decode_identity(data: bytes, where: str) -> bytes:
         server_id = parse_id(data[: 2 * id_bytes].decode("ascii"))
     except (ValueError, UnicodeDecodeError) as error:
         raise CorruptDataError(where, 0, "32 hex digits", repr(data[:40]), "replace the server") from error
-    whole = encode_identity(server_id)
-    if data != whole:
-        raise CorruptDataError(where, 0, repr(whole), repr(data[:60]), "replace the server")
+    expected = encode_identity(server_id)
+    if data != expected:
+        raise CorruptDataError(where, 0, repr(expected), repr(data[:60]), "replace the server")
     if server_id == NO_ID:
         raise CorruptDataError(where, 0, "an identity", "all zeros", "replace the server")
     return server_id

@@ -140,7 +140,7 @@ def decide(facts: ExtentFacts) -> RecoveryCase:
     return matches[0]
 
 
-NO_ROOM: Final = "N"
+NO_SPACE_LETTER: Final = "N"
 """The letter of an object whose torn tail waits for space."""
 
 ROTTEN_CASE: Final = next(case for case in CASES if case.letter == "D")

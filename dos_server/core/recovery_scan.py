@@ -15,7 +15,7 @@ from dos_server.core.extent import MAGIC, HeaderFault, decode_header, steps_in
 from dos_server.core.index import SparseIndex
 from dos_server.core.records import ObjectMark
 from dos_server.core.recovery import (
-    NO_ROOM,
+    NO_SPACE_LETTER,
     ROTTEN_CASE,
     ExtentFacts,
     RecoveryDecision,
@@ -29,8 +29,8 @@ from dos_server.core.scan import (
     LocatedExtent,
     ReadAt,
     ReadWindow,
+    locate,
     payload_of,
-    placed_at,
     prefix_fold,
 )
 from dos_server.limits import extent_header_bytes
@@ -75,7 +75,7 @@ class RecoveredObject:
         `file_bytes`: the file's size with the tail.
         """
         tail = file_bytes - self.file_bytes
-        return replace(self, letter=NO_ROOM, decision=RecoveryDecision.QUARANTINE, uncut_bytes=tail)
+        return replace(self, letter=NO_SPACE_LETTER, decision=RecoveryDecision.QUARANTINE, uncut_bytes=tail)
 
 
 def lost(durable: int = 0) -> RecoveredObject:
@@ -96,7 +96,7 @@ def recover(read: ReadAt, file_bytes: int, seed: int, mark: ObjectMark | None) -
         scan.back_to_mark()
     while True:
         try:
-            fold = prefix_fold(read, seed, scan.index.fold_places(scan.size), scan.size)
+            fold = prefix_fold(read, seed, scan.index.fold_starts(scan.size), scan.size)
         except DamagedExtentError as damage:
             scan.stop_at_damage(damage.offset)
             case = ROTTEN_CASE
@@ -160,9 +160,9 @@ class _Scan:
         self.root = self.mark.root
         self.link = self.root or None
         self.at_mark = _Stop(0, 0, self.link) if self.mark.synced == 0 else None
-        self.other_chain = False
+        self.foreign_chain = False
         self.unsure: deque[_Unsure] = deque()
-        self.bad_payload: LocatedExtent | None = None
+        self.damaged_payload: LocatedExtent | None = None
 
     def headers(self) -> None:
         """Walk the headers to the end of the chain. Drop extents from `unsure` that turn out durable."""
@@ -180,14 +180,14 @@ class _Scan:
         """
         index, mark, unsure = self.index, self.mark.synced, self.unsure
         position, size, link, durable = self.position, self.size, self.link, self.durable
-        keeps_from, other_chain, follows = index.keeps_from, False, False
-        for count, own_link, offset, epoch, said_durable, next_link in steps_in(data, self.seed):
+        keeps_from, foreign_chain, follows = index.keeps_from, False, False
+        for count, own_link, offset, epoch, header_durable, next_link in steps_in(data, self.seed):
             after = position + extent_header_bytes + count
             follows = False
             if offset != size:
                 break
             if link is not None and link != own_link:
-                other_chain = True
+                foreign_chain = True
                 break
             if after > self.file_bytes:
                 break
@@ -196,8 +196,8 @@ class _Scan:
             if size >= keeps_from:
                 index.add(size, position, own_link)
                 keeps_from = index.keeps_from
-            if said_durable > durable:
-                durable = said_durable
+            if header_durable > durable:
+                durable = header_durable
             if epoch > self.epoch_max:
                 self.epoch_max = epoch
             end = size + count
@@ -208,7 +208,7 @@ class _Scan:
                 self.at_mark = _Stop(size, position, link)
         self.position, self.size, self.link, self.durable = position, size, link, durable
         self.reach = max(self.reach, size)
-        if other_chain:
+        if foreign_chain:
             self._leave_chain()
         return follows
 
@@ -217,7 +217,7 @@ class _Scan:
 
         If no mark records the object's root, the extents before it may not belong to the object either.
         """
-        self.other_chain = True
+        self.foreign_chain = True
         if not self.mark.root:
             self.root = self.epoch_max = 0
             self._stop(_Stop(0, 0, None))
@@ -227,12 +227,12 @@ class _Scan:
         """Verify the payloads that may never have been synced."""
         window = ReadWindow(self.read, CONTENT_WINDOW_BYTES)
         for begins, _ in self.unsure:
-            placed = placed_at(window, self.seed, begins.position)
-            if not isinstance(placed, LocatedExtent):  # the disk returned other bytes than before
+            located = locate(window, self.seed, begins.position)
+            if not isinstance(located, LocatedExtent):  # the disk returned other bytes than before
                 self._stop(begins)
                 return
-            if payload_of(window, placed) is None:
-                self.bad_payload = placed
+            if payload_of(window, located) is None:
+                self.damaged_payload = located
                 self._stop(begins)
                 return
 
@@ -251,14 +251,14 @@ class _Scan:
         position = self.index.find(offset).position
         window = ReadWindow(self.read, _HEADER_WINDOW_BYTES)
         while True:
-            placed = placed_at(window, self.seed, position)
-            if not isinstance(placed, LocatedExtent):
+            located = locate(window, self.seed, position)
+            if not isinstance(located, LocatedExtent):
                 self._stop(_Stop(0, 0, None))
                 return
-            if placed.header.end > offset:
-                self._stop(_Stop(placed.header.offset, position, placed.header.link))
+            if located.header.end > offset:
+                self._stop(_Stop(located.header.offset, position, located.header.link))
                 return
-            position = placed.after
+            position = located.after
 
     def facts(self) -> ExtentFacts:
         """Return the facts for the decision table."""
@@ -280,11 +280,11 @@ class _Scan:
     def _damage(self) -> TailDamage:
         """Return the kind of damage at the end of the chain."""
         start = self.position
-        if self.other_chain:
+        if self.foreign_chain:
             return TailDamage.MISPLACED
-        if self.bad_payload is not None:
+        if self.damaged_payload is not None:
             start += extent_header_bytes
-            return self._torn_or_rotten(start, start + self.bad_payload.header.payload_bytes)
+            return self._torn_or_rotten(start, start + self.damaged_payload.header.payload_bytes)
         head = self.read(start, extent_header_bytes)
         if len(head) < extent_header_bytes:
             return TailDamage.TORN
@@ -311,13 +311,13 @@ class _Scan:
         highest = 0
         needle = MAGIC + b"\x01"
         for _, chunk in self._chunks(self.position + 1, overlap=extent_header_bytes - 1):
-            place = chunk.find(needle)
-            while 0 <= place <= len(chunk) - extent_header_bytes:
-                header = decode_header(chunk, self.seed, place)
+            start = chunk.find(needle)
+            while 0 <= start <= len(chunk) - extent_header_bytes:
+                header = decode_header(chunk, self.seed, start)
                 if not isinstance(header, HeaderFault):
                     highest = max(highest, header.durable)
                     self.reach = max(self.reach, header.end)
-                place = chunk.find(needle, place + 1)
+                start = chunk.find(needle, start + 1)
         return highest
 
     def _chunks(self, position: int, overlap: int = 0) -> Iterator[tuple[int, bytes]]:

@@ -50,9 +50,9 @@ class Removals:
         """Carry out a DELETE of version 1, for any session that may append there."""
         tables = self._tables
         directory = tables.directory_of(session, request_id)
-        if directory is None or not tables.name_is_good(session, request.name, request_id):
+        if directory is None or not tables.accepts_name(session, request.name, request_id):
             return
-        refusal = self._not_the_stores_writer(session, directory)
+        refusal = self._refuses_session(session, directory)
         if refusal is None:
             if not self._claims.may_write(session, directory, request_id):
                 return
@@ -78,7 +78,7 @@ class Removals:
         self, session: Session, directory: DirectoryState, state: ObjectState, request_id: int
     ) -> AppendRefusal | None:
         """Order the removal, whose outcome `removed` returns; or return why it is refused."""
-        refusal = self._not_the_stores_writer(session, directory) or _refuses(state)
+        refusal = self._refuses_session(session, directory) or _refuses(state)
         if refusal is None:
             state.removing = True
             session.pending += 1
@@ -117,18 +117,18 @@ class Removals:
         self._claims.grant_if_ready(directory)
         return RemovalOutcome(tables.answerable(event.session), event.request_id, refusal)
 
-    def _not_the_stores_writer(self, session: Session, directory: DirectoryState) -> AppendRefusal | None:
+    def _refuses_session(self, session: Session, directory: DirectoryState) -> AppendRefusal | None:
         """Return why a server in a store refuses a removal by this session; None if it is allowed."""
         record = self._tables.record
         if record is None:
             return None
-        here = f"this server is in store {id_text(record.store_id)}: its copies may count"
+        text = f"this server is in store {id_text(record.store_id)}: its copies may count"
         if (session.store_id, session.generation) != (record.store_id, record.generation):
             return AppendRefusal(
-                ErrorCode.UNSUPPORTED, f"{here}, and only a session of the store may remove one"
+                ErrorCode.UNSUPPORTED, f"{text}, and only a session of the store may remove one"
             )
         if directory.holder is not session and session.state is not SessionState.SUPERSEDED:
-            text = f"{here}, and only the writer that claimed {directory.name} may remove one"
+            text = f"{text}, and only the writer that claimed {directory.name} may remove one"
             return AppendRefusal(ErrorCode.NOT_CLAIMED, text, directory.claim.epoch)
         return None
 

@@ -71,7 +71,7 @@ class RepairInProgress:
             other.overwrite,
         )
 
-    def take(self, payload: Buffer, epoch: int) -> list[Buffer]:
+    def extents_for(self, payload: Buffer, epoch: int) -> list[Buffer]:
         """Return the extents to write for the next bytes.
 
         Their headers declare everything below them durable, which is true before the copy becomes visible.

@@ -51,20 +51,20 @@ class Repairs:
             tables.refuse(session, ErrorCode.NOT_READY, text, request_id)
             return
         directory = tables.directory_of(session, request_id)
-        if directory is None or not tables.name_is_good(session, request.name, request_id):
+        if directory is None or not tables.accepts_name(session, request.name, request_id):
             return
         state = directory.objects.get(request.name)
-        if _is_there_already(state, request):
+        if _is_already_complete(state, request):
             tables.drop_repair(session.number)
             tables.send(session, m.RepairAck(request.name, request.goal_size, done=True), request_id)
             return
-        refusal = self._place(session, directory, state, request)
+        refusal = self._find_or_begin(session, directory, state, request)
         if refusal is not None:
             tables.refuse(session, refusal.code, refusal.message, request_id, refusal.actual)
             return
-        self._take(session, directory, request, request_id)
+        self._receive(session, directory, request, request_id)
 
-    def _place(
+    def _find_or_begin(
         self, session: Session, directory: DirectoryState, state: ObjectState | None, request: m.RepairChunk
     ) -> AppendRefusal | None:
         """Find or begin the new copy that the request continues, or return why the request is refused."""
@@ -103,7 +103,7 @@ class Repairs:
             return AppendRefusal(ErrorCode.SIZE_MISMATCH, text, size)
         return None
 
-    def _take(
+    def _receive(
         self, session: Session, directory: DirectoryState, request: m.RepairChunk, request_id: int
     ) -> None:
         """Pass a copy of the bytes to the disk: the receive buffer is reused before they are written."""
@@ -113,7 +113,9 @@ class Repairs:
             self._tables.send(session, m.RepairAck(repair.name, repair.size, done=False), request_id)
             return
         create, position = repair.position == 0, repair.position
-        buffers: list[Buffer] = [bytes(one) for one in repair.take(request.payload, directory.stored.epoch)]
+        buffers: list[Buffer] = [
+            bytes(one) for one in repair.extents_for(request.payload, directory.stored.epoch)
+        ]
         repair.busy = True
         session.pending += 1
         self._tables.space.spend(sum(map(len, buffers)))
@@ -133,9 +135,9 @@ class Repairs:
             if session is not None:
                 text = f"the session has left {repair.directory}: the new copy of {repair.name} was dropped"
                 self._tables.refuse(session, ErrorCode.NOT_READY, text, repair.request_id)
-        elif event.trouble is not v.DiskFailure.NONE:
-            text = f"the new copy of {repair.name} could not be written: {event.trouble.value}"
-            self._give_up(session, repair, AppendRefusal(REFUSALS[event.trouble], text))
+        elif event.failure is not v.DiskFailure.NONE:
+            text = f"the new copy of {repair.name} could not be written: {event.failure.value}"
+            self._abort(session, repair, AppendRefusal(REFUSALS[event.failure], text))
         elif not repair.complete:
             self._tables.send(session, m.RepairAck(repair.name, repair.size, done=False), repair.request_id)
         else:
@@ -147,7 +149,7 @@ class Repairs:
         state = directory.objects.get(repair.name)
         refusal = refuses(state, repair.request) or _disagrees(repair)
         if refusal is not None:
-            self._give_up(session, repair, refusal)
+            self._abort(session, repair, refusal)
             return
         if state is None:
             state = directory.objects[repair.name] = self._tables.new_object(directory, repair.name)
@@ -168,7 +170,7 @@ class Repairs:
             )
         )
 
-    def _give_up(self, session: Session, repair: RepairInProgress, refusal: AppendRefusal) -> None:
+    def _abort(self, session: Session, repair: RepairInProgress, refusal: AppendRefusal) -> None:
         self._tables.drop_repair(session.number)
         self._tables.refuse(session, refusal.code, refusal.message, repair.request_id, refusal.actual)
 
@@ -187,7 +189,7 @@ class Repairs:
             if session is not None:
                 tables.refuse(session, ErrorCode.POISONED, text, repair.request_id)
         else:
-            directory.objects[event.name] = tables.found_object(
+            directory.objects[event.name] = tables.recovered_object(
                 event.directory, event.name, event.found, old.version + 1
             )
             self._claims.now_exists(directory)
@@ -200,7 +202,7 @@ class Repairs:
         self._claims.grant_if_ready(directory)
 
 
-def _is_there_already(state: ObjectState | None, request: m.RepairChunk) -> bool:
+def _is_already_complete(state: ObjectState | None, request: m.RepairChunk) -> bool:
     """Return whether the copy is already what it should become, because an earlier answer was lost."""
     return (
         state is not None

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from dos_protocol.digests import PrefixDigest, digest64
 from dos_protocol.limits import KIB, digest_block_bytes, payload_bytes_max
 from dos_server.core.extent import ExtentHeader, HeaderFault, decode_linked
-from dos_server.core.index import ExtentPlace, FoldPlaces
+from dos_server.core.index import ExtentStart, FoldStarts
 from dos_server.limits import extent_header_bytes, extent_payload_bytes_max
 
 ReadAt = Callable[[int, int], bytes]
@@ -67,7 +67,7 @@ class ReadWindow:
         return self._data[start : start + count]
 
 
-def placed_at(window: ReadWindow, seed: int, position: int) -> LocatedExtent | HeaderFault | None:
+def locate(window: ReadWindow, seed: int, position: int) -> LocatedExtent | HeaderFault | None:
     """Return the header at that position, or its fault; None if fewer than 64 bytes are left."""
     head = window.at(position, extent_header_bytes)
     if len(head) < extent_header_bytes:
@@ -76,46 +76,46 @@ def placed_at(window: ReadWindow, seed: int, position: int) -> LocatedExtent | H
     return decoded if isinstance(decoded, HeaderFault) else LocatedExtent(position, *decoded)
 
 
-def payload_of(window: ReadWindow, placed: LocatedExtent) -> memoryview | None:
+def payload_of(window: ReadWindow, located: LocatedExtent) -> memoryview | None:
     """Return the verified payload; None if it is incomplete or its digest does not match."""
-    count = placed.header.payload_bytes
-    payload = window.at(placed.position + extent_header_bytes, count)
-    if len(payload) != count or digest64(payload) != placed.header.payload_digest:
+    count = located.header.payload_bytes
+    payload = window.at(located.position + extent_header_bytes, count)
+    if len(payload) != count or digest64(payload) != located.header.payload_digest:
         return None
     return payload
 
 
-def walk(window: ReadWindow, seed: int, start: ExtentPlace, offset: int) -> Iterator[LocatedExtent]:
+def walk(window: ReadWindow, seed: int, start: ExtentStart, offset: int) -> Iterator[LocatedExtent]:
     """Yield the extents in order, from the one that holds the logical offset, which is at or after `start`.
 
     Raises DamagedExtentError where the chain breaks.
     """
     expected, position, link = start
     while True:
-        placed = placed_at(window, seed, position)
-        if placed is None or isinstance(placed, HeaderFault):
-            what = "the file ends" if placed is None else placed.value
+        located = locate(window, seed, position)
+        if located is None or isinstance(located, HeaderFault):
+            what = "the file ends" if located is None else located.value
             raise DamagedExtentError(expected, what)
-        header = placed.header
+        header = located.header
         if header.offset != expected:
             raise DamagedExtentError(expected, f"the next header is for offset {header.offset}")
         if link is not None and link != header.link:
             raise DamagedExtentError(expected, "the next header does not follow the one before it")
-        expected, link = header.end, placed.link_after
-        position = placed.after
+        expected, link = header.end, located.link_after
+        position = located.after
         if header.end > offset:
-            yield placed
+            yield located
 
 
 class VerifiedContent(NamedTuple):
     """Verified content. `after`: the extent in which a following read begins; None if nothing was read."""
 
     data: bytes
-    after: ExtentPlace | None
+    after: ExtentStart | None
 
 
 def read_part(
-    read: ReadAt, seed: int, place: ExtentPlace, start: int, end: int, extents_max: int | None = None
+    read: ReadAt, seed: int, extent: ExtentStart, start: int, end: int, extents_max: int | None = None
 ) -> VerifiedContent:
     """Return the verified content from start to end; only its beginning if it lies in many extents.
 
@@ -125,32 +125,32 @@ def read_part(
     if start >= end:
         return VerifiedContent(b"", None)
     # before the start only headers are read; from there on, as much as is needed in one read
-    first = next(walk(ReadWindow(read, _HEADER_WINDOW_BYTES), seed, place, start))
+    first = next(walk(ReadWindow(read, _HEADER_WINDOW_BYTES), seed, extent, start))
     window = ReadWindow(read, end - first.header.offset + _SOME_HEADERS_BYTES)
     parts: list[memoryview] = []
-    for placed in walk(
-        window, seed, ExtentPlace(first.header.offset, first.position, first.header.link), start
+    for located in walk(
+        window, seed, ExtentStart(first.header.offset, first.position, first.header.link), start
     ):
-        payload = payload_of(window, placed)
-        header = placed.header
+        payload = payload_of(window, located)
+        header = located.header
         if payload is None:
             raise DamagedExtentError(header.offset, "the payload digest does not match")
         parts.append(payload[max(start - header.offset, 0) : end - header.offset])
         if header.end >= end or len(parts) == extents_max:
-            after = ExtentPlace(header.end, placed.after, placed.link_after)
+            after = ExtentStart(header.end, located.after, located.link_after)
             if header.end > end:
-                after = ExtentPlace(header.offset, placed.position, header.link)
+                after = ExtentStart(header.offset, located.position, header.link)
             return VerifiedContent(b"".join(parts), after)
         window.ahead_bytes = end - header.end + _SOME_HEADERS_BYTES
     raise AssertionError("a walk ends with its last extent or an error")
 
 
-def read_content(read: ReadAt, seed: int, place: ExtentPlace, start: int, end: int) -> bytes:
+def read_content(read: ReadAt, seed: int, extent: ExtentStart, start: int, end: int) -> bytes:
     """Return all of the content from start to end, verified. Raises DamagedExtentError."""
-    return read_part(read, seed, place, start, end).data
+    return read_part(read, seed, extent, start, end).data
 
 
-def prefix_fold(read: ReadAt, seed: int, places: FoldPlaces, size: int) -> PrefixDigest:
+def prefix_fold(read: ReadAt, seed: int, starts: FoldStarts, size: int) -> PrefixDigest:
     """Return the prefix digest of the first `size` bytes, ready to be continued.
 
     Reads less than an extent plus a block, and the headers between two places of the index at most twice.
@@ -158,10 +158,10 @@ def prefix_fold(read: ReadAt, seed: int, places: FoldPlaces, size: int) -> Prefi
     """
     if size == 0:
         return PrefixDigest()
-    first, last = places
+    first, last = starts
     window = ReadWindow(read, _HEADER_WINDOW_BYTES)
     header = next(walk(window, seed, last, size - 1)).header
-    whole = header.offset - header.offset % digest_block_bytes
-    fold = PrefixDigest(whole, header.prefix_digest)
-    fold.update(read_content(read, seed, last if last.offset <= whole else first, whole, size))
+    block_start = header.offset - header.offset % digest_block_bytes
+    fold = PrefixDigest(block_start, header.prefix_digest)
+    fold.update(read_content(read, seed, last if last.offset <= block_start else first, block_start, size))
     return fold

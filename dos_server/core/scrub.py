@@ -41,12 +41,13 @@ class ScrubPlan(NamedTuple):
     """How to scrub.
 
     `bytes_per_s`: 0 disables the scrub. `round_seconds_min`: least time from the begin of one round to that
-    of the next. `chance`: random number in [0, 1) that selects the directory at which the first round begins.
+    of the next. `start_fraction`: random number in [0, 1) that selects the directory at which the first round
+    begins.
     """
 
     bytes_per_s: int = 0
     round_seconds_min: float = 0.0
-    chance: float = 0.0
+    start_fraction: float = 0.0
 
     @property
     def first_seconds(self) -> float:
@@ -93,20 +94,20 @@ class Scrub:
             self._later(0.0)
             return
         assert self._object is not None, "there is an object to verify"
-        look = scrub_reads.ScrubRead(directory.name, self._object.name, self._chain, self._goal)
-        self._tables.effects.append(look)
+        read = scrub_reads.ScrubRead(directory.name, self._object.name, self._chain, self._goal)
+        self._tables.effects.append(read)
 
-    def looked(self, event: scrub_reads.ScrubReadDone) -> None:
+    def read_done(self, event: scrub_reads.ScrubReadDone) -> None:
         """Handle the result of a read, if the object is still the one that was read."""
-        read = 0 if event.chain is None else event.chain.position - event.look.chain.position
+        read = 0 if event.chain is None else event.chain.position - event.read.chain.position
         self.bytes += read
         state, self._object = self._object, None
-        if state is not None and self._is_there(state):
+        if state is not None and self._is_current(state):
             if event.damaged_at is not None:
                 self._damaged(state, event.damaged_at, event.what)
             elif event.chain is None:
-                self._tell(f"{state.directory}/{state.name} was not scrubbed: {event.what}", bad=True)
-            elif event.chain.offset < event.look.goal.size:
+                self._log(f"{state.directory}/{state.name} was not scrubbed: {event.what}", bad=True)
+            elif event.chain.offset < event.read.goal.size:
                 self._object, self._chain = state, event.chain
             else:
                 self.objects += 1
@@ -116,19 +117,19 @@ class Scrub:
         """Quarantine the object and log it."""
         self.damaged += 1
         self._reads.quarantine(state.directory, state.name, offset)
-        self._tell(
+        self._log(
             f"scrub: {state.directory}/{state.name} is damaged from offset {offset} on: {what}", bad=True
         )
 
-    def _is_there(self, state: ObjectState) -> bool:
+    def _is_current(self, state: ObjectState) -> bool:
         """Return whether the object is the one in use and is sound as far as is known."""
-        here = self._tables.find(state.directory, state.name)
-        return here is state and state.exists and not state.damaged and state.changing is None
+        current = self._tables.find(state.directory, state.name)
+        return current is state and state.exists and not state.damaged and state.changing is None
 
     def _later(self, seconds: float) -> None:
         self._tables.effects.append(scrub_reads.ScrubLater(seconds))
 
-    def _tell(self, text: str, *, bad: bool) -> None:
+    def _log(self, text: str, *, bad: bool) -> None:
         self._tables.effects.append(scrub_reads.LogNotice(text, bad))
 
     # Rounds
@@ -150,7 +151,7 @@ class Scrub:
 
     def _begin_round(self) -> None:
         names = sorted(self._tables.directory_names)
-        first = int(self._plan.chance * len(names)) if self.rounds == 0 else 0
+        first = int(self._plan.start_fraction * len(names)) if self.rounds == 0 else 0
         self._left = deque(names[first:] + names[:first])
         self._round_began = self._tables.now
 
@@ -158,7 +159,7 @@ class Scrub:
         self._left = None
         self.rounds += 1
         took = self._tables.now - self._round_began
-        self._tell(
+        self._log(
             f"scrub: {self.rounds} rounds since the start, the last took {took:.0f} s; {self.objects} objects"
             f" and {self.bytes} bytes verified, {self.damaged} objects found damaged",
             bad=False,
@@ -192,13 +193,13 @@ class Scrub:
 
     def _next_object(self, directory: DirectoryState) -> bool:
         """Continue with the current object or move to the next one. Return False if there is none."""
-        if self._object is not None and self._is_there(self._object):
+        if self._object is not None and self._is_current(self._object):
             return True
         if self._names is None:
             self._names = deque(sorted(directory.objects))
         while self._names:
             state = directory.objects.get(self._names.popleft())
-            if state is not None and state.synced and self._is_there(state):
+            if state is not None and state.synced and self._is_current(state):
                 self._object, self._chain = state, beginning(state.root)
                 self._goal = VerifyGoal(state.synced, state.synced_digest)
                 return True

@@ -30,7 +30,7 @@ class ScrubReadDone(NamedTuple):
     could not be read. `what`: the finding in words. `seconds`: the duration of the read.
     """
 
-    look: ScrubRead
+    read: ScrubRead
     chain: VerifiedChain | None
     damaged_at: int | None
     what: str

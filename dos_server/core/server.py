@@ -6,7 +6,7 @@ Every ordering guarantee of the server is enforced here and in the parts that th
     Write            the request was carried out, by the directory's writer, and its size and digest matched
     Sync             after Written; at most one per object at a time; covers what was written before it began
     SetMark          after Synced, and before any durability ack (WATERMARK)
-    Watermark        after Synced, and never to a session whose claim is older than the held claim
+    DurabilityAck    after Synced, and never to a session whose claim is older than the held claim
     DirectoryOpened  for a claim: after the claim is on stable storage and all objects are settled
 
 The shell performs the effects in order and reports their outcomes. A refused request has no effect (P-8).
@@ -111,7 +111,7 @@ class ServerCore:
             v.SpaceSeen: self._space_seen,
             v.Tick: self._tick,
             scrub_reads.ScrubDue: scrub_.due,
-            scrub_reads.ScrubReadDone: scrub_.looked,
+            scrub_reads.ScrubReadDone: scrub_.read_done,
         }
         self._on_message: Final[dict[type[Any], Callable[[Session, Any, int], None]]] = {
             m.Hello: greetings.hello,
@@ -135,7 +135,7 @@ class ServerCore:
         tables.now = now
         self._on_event[type(event)](event)
         while tables.opened or tables.settled or tables.untranslated:
-            self._go_on()
+            self._resume_deferred()
         effects, tables.effects = tables.effects, []
         return effects
 
@@ -258,7 +258,7 @@ class ServerCore:
         else:
             handler(session, message, frame.request_id)
 
-    def _go_on(self) -> None:
+    def _resume_deferred(self) -> None:
         """Execute the requests that were deferred by a CWD that is now answered; end sessions that quit."""
         self._version0.translate_messages()
         opened, self._tables.opened = self._tables.opened, []

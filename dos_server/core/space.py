@@ -53,7 +53,7 @@ class DiskSpace:
     def __init__(self, reserve_bytes: int | None = None) -> None:
         self.refusing = False
         self.room_bytes = _ENOUGH
-        self._asked_reserve = reserve_bytes
+        self._configured_reserve = reserve_bytes
         self._reserve = 0
         self._wanted = 0
         self._since = 0.0
@@ -66,11 +66,11 @@ class DiskSpace:
         if total_bytes <= 0:
             self.room_bytes = _ENOUGH
         else:
-            asked = self._asked_reserve
-            self._reserve = reserve_of(total_bytes) if asked is None else asked
+            configured = self._configured_reserve
+            self._reserve = reserve_of(total_bytes) if configured is None else configured
             self.room_bytes += free_bytes - self._reserve - room_before
         if not self.refusing:
-            return self._begin(0, now) if self.room_bytes <= 0 else None
+            return self._begin_refusing(0, now) if self.room_bytes <= 0 else None
         if self.room_bytes <= max(self._wanted, self._reserve // resume_fraction):
             return None
         self.refusing, self._wanted = False, 0
@@ -99,7 +99,7 @@ class DiskSpace:
         if self.refusing:
             self._wanted = max(self._wanted, count)
             return None
-        return self._begin(count, now)
+        return self._begin_refusing(count, now)
 
     def refusal(self, what: str) -> AppendRefusal:
         """Return the refusal for `what`."""
@@ -108,7 +108,7 @@ class DiskSpace:
             f"no space for {what} above the reserve of {self._reserve} bytes; nothing was written",
         )
 
-    def _begin(self, count: int, now: float) -> str:
+    def _begin_refusing(self, count: int, now: float) -> str:
         self.refusing, self._wanted, self._since = True, count, now
         return (
             f"appends are refused: about {max(self.room_bytes, 0)} bytes are free above the reserve of"

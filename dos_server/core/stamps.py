@@ -16,7 +16,7 @@ and this disk lacks; number 0: none. If there is one, the disk is permanently an
     xxh3-64 over everything before
 
 This part answers STAMP and WITNESS, and refuses sessions if the disk went back in time. A stamp must be on
-stable storage before it is reported: otherwise a crash could make an honest disk look like one that went
+stable storage before it is reported: otherwise a crash could make a current disk look like one that went
 back.
 """
 
@@ -129,12 +129,12 @@ class Stamps:
     """Carries out STAMP and WITNESS. `history` and `witnessed` are as they are on stable storage."""
 
     def __init__(self, tables: Tables, incarnation_id: bytes, files: StampFiles) -> None:
-        self._tables, self._life_id = tables, incarnation_id
+        self._tables, self._incarnation_id = tables, incarnation_id
         self.history = decode_history(files.stamps) if files.stamps else History()
         self.witnessed = decode_witnesses(files.witnessed) if files.witnessed else {}
         self._stamped_at: float | None = None
         self._storing: set[str] = set()
-        self._keeping = NO_ID
+        self._member_being_stored = NO_ID
         self._waiting: deque[tuple[int, m.Witness, int]] = deque()
 
     def problem(self) -> str | None:
@@ -150,7 +150,7 @@ class Stamps:
 
     def stamp(self, session: Session, request: m.Stamp, request_id: int) -> None:
         """Compare the stamp with the history and answer the newest one; create a new one if that is old."""
-        tables, asked = self._tables, DiskStamp(request.number, request.stamp_id)
+        tables, announced = self._tables, DiskStamp(request.number, request.stamp_id)
         if session.store_id == NO_ID:
             tables.refuse(
                 session,
@@ -158,10 +158,10 @@ class Stamps:
                 "STAMP requires a session of a store: name the store in HELLO",
                 request_id,
             )
-        elif asked.number and self.history.lacks(asked):
-            self._went_back(session, asked, request_id)
+        elif announced.number and self.history.lacks(announced):
+            self._went_back(session, announced, request_id)
         elif self._is_due():
-            unique = b"%s stamp %d" % (self._life_id, self.history.newest.number)
+            unique = b"%s stamp %d" % (self._incarnation_id, self.history.newest.number)
             stamp_id = b"".join(_DIGEST.pack(digest64(unique, seed)) for seed in (1, 2))
             session.pending += 1
             self._stamped_at = tables.now
@@ -176,19 +176,19 @@ class Stamps:
         late = self._tables.now - self._stamped_at >= stamp_seconds
         return late and STAMPS not in self._storing
 
-    def _went_back(self, session: Session, asked: DiskStamp, request_id: int) -> None:
+    def _went_back(self, session: Session, announced: DiskStamp, request_id: int) -> None:
         """Record that the disk went back in time: no session of the store is served, even after a restart."""
         tables = self._tables
-        self.history = self.history._replace(missing=asked)
+        self.history = self.history._replace(missing=announced)
         self._store(session.number, request_id, STAMPS, encode_history(self.history))
         text = self.problem()
         assert text is not None
         remedy = VERDICTS[ErrorCode.ROLLED_BACK].remedy
         tables.warn(f"{text}. It no longer serves its store: {remedy}")
-        tables.refuse(session, ErrorCode.ROLLED_BACK, text, request_id, asked.number)
+        tables.refuse(session, ErrorCode.ROLLED_BACK, text, request_id, announced.number)
         for other in list(tables.sessions.values()):
             if other.store_id != NO_ID and not other.closed:
-                tables.refuse(other, ErrorCode.ROLLED_BACK, text, 0, asked.number)
+                tables.refuse(other, ErrorCode.ROLLED_BACK, text, 0, announced.number)
 
     def witness(self, session: Session, request: m.Witness, request_id: int) -> None:
         """Keep another member's newest stamp, if `before` is the one kept until now."""
@@ -214,7 +214,7 @@ class Stamps:
         members = {one.server_id for one in record.members}
         kept = {one: stamp for one, stamp in self.witnessed.items() if one in members}
         session.pending += 1
-        self._keeping = request.server_id
+        self._member_being_stored = request.server_id
         kept[request.server_id] = sent
         self._store(session.number, request_id, WITNESSED, encode_witnesses(kept))
 
@@ -233,7 +233,7 @@ class Stamps:
 
     def _history_stored(self, event: v.StampsStored) -> None:
         session = self._tables.answerable(event.session)
-        if event.trouble is v.DiskFailure.NONE and not self.history.missing.number:
+        if event.failure is v.DiskFailure.NONE and not self.history.missing.number:
             self.history = decode_history(event.data)
         if session is not None:  # if storing failed, the older stamp is still on stable storage
             self._tables.send(session, m.Stamped(*self.history.newest), event.request_id)
@@ -241,14 +241,14 @@ class Stamps:
     def _witnesses_stored(self, event: v.StampsStored) -> None:
         tables = self._tables
         session = tables.answerable(event.session)
-        if event.trouble is v.DiskFailure.NONE:
+        if event.failure is v.DiskFailure.NONE:
             self.witnessed = decode_witnesses(event.data)
             if session is not None:
-                held = self.witnessed[self._keeping]
-                tables.send(session, m.Witnessed(self._keeping, *held), event.request_id)
+                held = self.witnessed[self._member_being_stored]
+                tables.send(session, m.Witnessed(self._member_being_stored, *held), event.request_id)
         elif session is not None:
-            text = f"the stamps of the other members could not be stored: {event.trouble.value}"
-            tables.refuse(session, REFUSALS[event.trouble], text, event.request_id)
+            text = f"the stamps of the other members could not be stored: {event.failure.value}"
+            tables.refuse(session, REFUSALS[event.failure], text, event.request_id)
 
     def _next_witness(self) -> None:
         """Carry out the WITNESS requests that waited for the file."""

@@ -26,7 +26,7 @@ from dos_server.limits import again_seconds, directories_loaded_max, objects_in_
 
 REFUSALS: Final = {
     v.DiskFailure.NO_SPACE: ErrorCode.NO_SPACE,
-    v.DiskFailure.PASSES: ErrorCode.BUSY,
+    v.DiskFailure.TEMPORARY: ErrorCode.BUSY,
     v.DiskFailure.FAILED: ErrorCode.POISONED,
 }
 """The error code for a request that the disk did not carry out."""
@@ -65,7 +65,7 @@ class Tables:
         reserve_bytes: int | None = None,
     ) -> None:
         self.server_id = server_id
-        self._life_id, self._roots = incarnation_id, 0
+        self._incarnation_id, self._roots = incarnation_id, 0
         self.token = token
         self.record_bytes = record
         self.record: StoreRecord | None = decode_store_record(record) if record else None
@@ -173,7 +173,7 @@ class Tables:
     def target(self, session: Session, name: str, request_id: int) -> RequestTarget | None:
         """Return the object that the request names, or None after refusing."""
         directory = self.directory_of(session, request_id)
-        if directory is None or not self.name_is_good(session, name, request_id):
+        if directory is None or not self.accepts_name(session, name, request_id):
             return None
         state = directory.objects.get(name)
         if state is None or not state.exists:
@@ -186,21 +186,23 @@ class Tables:
         """Return an object that does not exist yet. It counts after it is in its directory's table."""
         return ObjectState(directory.name, name, fresh_root=self.fresh_root(), version=self.object_version)
 
-    def found_object(self, directory: str, name: str, found: RecoveredObject, version: int) -> ObjectState:
+    def recovered_object(
+        self, directory: str, name: str, found: RecoveredObject, version: int
+    ) -> ObjectState:
         """Return an object as it was found on the disk."""
         return ObjectState(directory, name, fresh_root=self.fresh_root(), found=found, version=version)
 
     def fresh_root(self) -> int:
         """Return a root that no object had before."""
         self._roots += 1
-        return fresh_root(self._life_id, self._roots)
+        return fresh_root(self._incarnation_id, self._roots)
 
     def find(self, directory_name: str, name: str) -> ObjectState | None:
         """Return the object if it is in memory."""
         directory = self.directories.get(directory_name)
         return directory.objects.get(name) if directory else None
 
-    def name_is_good(self, session: Session, name: str, request_id: int) -> bool:
+    def accepts_name(self, session: Session, name: str, request_id: int) -> bool:
         """Return whether the name matches the grammar; refuse with BAD_NAME otherwise."""
         if is_name(name):
             return True
@@ -208,7 +210,7 @@ class Tables:
         self.refuse(session, ErrorCode.BAD_NAME, text, request_id)
         return False
 
-    def take_space(self, state: ObjectState, count: int) -> AppendRefusal | None:
+    def reserve_space(self, state: ObjectState, count: int) -> AppendRefusal | None:
         """Reserve disk space for that many more bytes, or return why there is none above the reserve."""
         wanted = cost(count, new_file=not state.exists)
         if self.space.take(wanted):

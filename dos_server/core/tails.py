@@ -1,7 +1,7 @@
 """Torn tails whose copy found no space (row N of `recovery`): judged again when there is space.
 
-The same applies to an object that found no space to be rewritten in place. A start rewrites what no mark
-vouches for, and some file systems need space for that. Nothing of such an object is served before.
+The same applies to an object that found no space to be rewritten in place. A start rewrites bytes beyond the
+size in the mark, and some file systems need space for that. Nothing of such an object is served before.
 
 Until then the object is CORRUPT from that offset on: the tail may not be cut before a copy of it is on stable
 storage, and nothing may be appended after it. Nothing of the object is damaged, though, so no repair and no
@@ -55,17 +55,17 @@ class Tails:
 
     def space_seen(self, event: v.SpaceSeen) -> None:
         """Order a new judgment of each object for which there is space now."""
-        room = event.free_bytes
+        free_bytes = event.free_bytes
         for key, tail in list(self._tails.items()):
             state = tail.state
             if self._tables.find(*key) is not state:  # forgotten, repaired or removed
                 del self._tails[key]
                 continue
             wanted = cost(state.uncut_bytes, new_file=True)
-            fits = room >= wanted or event.total_bytes <= 0
+            fits = free_bytes >= wanted or event.total_bytes <= 0
             if not fits or tail.due > self._tables.now or state.changing is not None or state.tail_damaged:
                 continue
-            room -= wanted
+            free_bytes -= wanted
             tail.due, tail.wait_s = (
                 self._tables.now + tail.wait_s,
                 min(tail.wait_s * 2, tail_tries_seconds_max),
@@ -80,19 +80,19 @@ class Tails:
         old.judging = False
         if event.found is not None and not event.found.uncut_bytes:
             del self._tails[event.directory, event.name]
-            found = self._tables.found_object(directory.name, old.name, event.found, old.version + 1)
+            found = self._tables.recovered_object(directory.name, old.name, event.found, old.version + 1)
             self._replace(directory, old, found)
         self._claims.grant_if_ready(directory)
 
     def _replace(self, directory: DirectoryState, old: ObjectState, new: ObjectState) -> None:
         """Replace the old object by the newly judged one, and end its writers."""
         directory.objects[old.name] = new
-        place = f"{directory.name}/{old.name}"
+        path = f"{directory.name}/{old.name}"
         if new.damaged:
-            text = f"{place}: its torn tail was judged again; it is damaged from offset {new.corrupt_from} on"
+            text = f"{path}: its torn tail was judged again; it is damaged from offset {new.corrupt_from} on"
             self._tables.effects.append(scrub_reads.LogNotice(text))
             return
-        text = f"{place}: recovered after space became free; {new.synced} bytes of it are in use again"
+        text = f"{path}: recovered after space became free; {new.synced} bytes of it are in use again"
         self._tables.effects.append(scrub_reads.LogNotice(text, bad=False))
         text = f"{old.name} is in use again: claim {directory.name} again and compare its size and digest"
         self._claims.end_writers(directory, text, directory.claim.epoch)

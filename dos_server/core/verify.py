@@ -22,7 +22,7 @@ from typing import NamedTuple
 from dos_protocol.digests import PrefixDigest
 from dos_protocol.limits import digest_block_bytes
 from dos_server.core.extent import HeaderFault
-from dos_server.core.scan import DamagedExtentError, ReadAt, ReadWindow, payload_of, placed_at
+from dos_server.core.scan import DamagedExtentError, ReadAt, ReadWindow, locate, payload_of
 from dos_server.limits import extent_header_bytes, extent_payload_bytes_max
 
 part_bytes_min = extent_header_bytes + extent_payload_bytes_max
@@ -69,11 +69,11 @@ def verify_part(
     fold = fold_.copy()
     end = position + max(part_bytes, part_bytes_min)
     while offset < goal.size and extents and position + extent_header_bytes <= end:
-        placed = placed_at(window, seed, position)
-        if placed is None or isinstance(placed, HeaderFault):
-            fault = "the file ends" if placed is None else placed.value
+        located = locate(window, seed, position)
+        if located is None or isinstance(located, HeaderFault):
+            fault = "the file ends" if located is None else located.value
             raise DamagedExtentError(offset, fault, position, "the header of an extent")
-        header = placed.header
+        header = located.header
         if header.offset != offset or header.end > goal.size:
             raise DamagedExtentError(
                 offset,
@@ -95,10 +95,10 @@ def verify_part(
                 position,
                 f"the digest of the content read, {fold.blocks_digest:016x}",
             )
-        if placed.after > end:
+        if located.after > end:
             break
         proven = offset - offset % digest_block_bytes
-        payload = payload_of(window, placed)
+        payload = payload_of(window, located)
         if payload is None:
             raise DamagedExtentError(
                 offset,
@@ -107,7 +107,7 @@ def verify_part(
                 f"{header.payload_bytes} bytes of payload digest {header.payload_digest:016x}",
             )
         fold.update(payload)
-        offset, position, link, extents = header.end, placed.after, placed.link_after, extents - 1
+        offset, position, link, extents = header.end, located.after, located.link_after, extents - 1
     if offset == goal.size and goal.digest not in (None, fold.value):
         raise DamagedExtentError(
             proven, f"content of digest {fold.value:016x}", position, f"content of digest {goal.digest:016x}"

@@ -74,7 +74,7 @@ class ClaimStored(NamedTuple):
 
     directory: str
     claim: ClaimRecord
-    trouble: DiskFailure
+    failure: DiskFailure
 
 
 class Written(NamedTuple):
@@ -82,7 +82,7 @@ class Written(NamedTuple):
 
     directory: str
     name: str
-    trouble: DiskFailure
+    failure: DiskFailure
 
 
 class SyncBegins(NamedTuple):
@@ -97,7 +97,7 @@ class Synced(NamedTuple):
 
     directory: str
     name: str
-    trouble: DiskFailure
+    failure: DiskFailure
 
 
 class RecordStored(NamedTuple):
@@ -106,7 +106,7 @@ class RecordStored(NamedTuple):
     session: int
     request_id: int
     record: bytes
-    trouble: DiskFailure
+    failure: DiskFailure
 
 
 class StampsStored(NamedTuple):
@@ -116,7 +116,7 @@ class StampsStored(NamedTuple):
     request_id: int
     name: str
     data: bytes
-    trouble: DiskFailure
+    failure: DiskFailure
 
 
 class Removed(NamedTuple):
@@ -134,7 +134,7 @@ class DirectoryMade(NamedTuple):
 
     session: int
     directory: str
-    trouble: DiskFailure
+    failure: DiskFailure
 
 
 class Requested(NamedTuple):

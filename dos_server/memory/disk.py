@@ -82,9 +82,9 @@ class MemoryDisk:
         self.calls.append((method, what))
         self._counts[method] += 1
         if self._faults or self._faults_at:
-            self._fail_as_told(method, what)
+            self._raise_injected(method, what)
 
-    def _fail_as_told(self, method: str, what: str) -> None:
+    def _raise_injected(self, method: str, what: str) -> None:
         error = 0
         if method in self._faults:
             error = self._faults[method].pop(self._counts[method], 0)
@@ -142,12 +142,12 @@ class MemoryDisk:
         if len(node.seen) < len(node.stable) and rng.random() < 0.5:
             del node.stable[len(node.seen) :]
         for position, data in node.unsynced:
-            self._keep_some(node.stable, position, data, rng)
+            self._keep_random_part(node.stable, position, data, rng)
         node.seen = bytearray(node.stable)
         node.unsynced.clear()
 
     @staticmethod
-    def _keep_some(stable: bytearray, position: int, data: bytes, rng: random.Random) -> None:
+    def _keep_random_part(stable: bytearray, position: int, data: bytes, rng: random.Random) -> None:
         """Keep a random part of one write: nothing; or its size, or up to a sector boundary, each sector kept
         or zeroed.
 

@@ -41,7 +41,7 @@ class MemoryHost:
 
     def __init__(
         self,
-        ground: HostNetwork,
+        network: HostNetwork,
         host: str,
         port: int,
         make_ports: Callable[[], MemoryPorts],
@@ -49,7 +49,7 @@ class MemoryHost:
         disk: MemoryDisk | None = None,
         **options: Any,
     ) -> None:
-        self.ground = ground
+        self.network = network
         self.host = host
         self.port = port
         self.disk = disk if disk is not None else MemoryDisk()
@@ -86,8 +86,8 @@ class MemoryHost:
         server = ObjectServer(Storage(self.disk), ports=self._ports, scrub=scrub, **self._options)
         if self.without_power:
             self.without_power = False
-            self.ground.power_back(self.host)
-        listener = self.ground.listen(self.host, self.port)
+            self.network.power_back(self.host)
+        listener = self.network.listen(self.host, self.port)
         self.server, self._scope, self._ended = server, trio.CancelScope(), trio.Event()
         nursery.start_soon(self._live, server, listener, self._scope, self._ended)
 
@@ -107,18 +107,18 @@ class MemoryHost:
 
     def crash(self) -> None:
         """End it as SIGKILL does: what was written stays in the page cache, connections are closed."""
-        if self._gone():
-            self.ground.process_died(self.host)
+        if self._end_abruptly():
+            self.network.process_died(self.host)
             self.disk.kill()
 
     def power_cut(self, rng: Random) -> None:
         """End the machine: unsynced data is lost at random, and no peer is notified."""
-        self._gone()
+        self._end_abruptly()
         self.without_power = True
-        self.ground.power_lost(self.host)
+        self.network.power_lost(self.host)
         self.disk.power_cut(rng)
 
-    def _gone(self) -> bool:
+    def _end_abruptly(self) -> bool:
         """Cancel the server's tasks, before the disk and network change in a way that they would notice."""
         if self.server is None:
             return False

@@ -16,7 +16,7 @@ class LoopbackListener:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        self._came: WeakSet[socket.socket] = WeakSet()
+        self._accepted: WeakSet[socket.socket] = WeakSet()
 
     def fileno(self) -> int:
         return self._sock.fileno()
@@ -26,7 +26,7 @@ class LoopbackListener:
 
     def accept(self) -> tuple[socket.socket, object]:
         sock, peer = self._sock.accept()
-        self._came.add(sock)
+        self._accepted.add(sock)
         return sock, peer
 
     def close(self) -> None:
@@ -35,7 +35,7 @@ class LoopbackListener:
     def cut(self) -> None:
         """Close it, and shut down every accepted connection before the server can send anything more."""
         self._sock.close()
-        for sock in list(self._came):
+        for sock in list(self._accepted):
             with contextlib.suppress(OSError):  # the connection is already closed
                 sock.shutdown(socket.SHUT_RDWR)
 

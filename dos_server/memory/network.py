@@ -51,7 +51,7 @@ class MemoryListener:
     def readable(self) -> bool:
         return bool(self._waiting)
 
-    def come(self, sock: MemorySocket) -> None:
+    def enqueue(self, sock: MemorySocket) -> None:
         """Add an incoming connection. Raises ECONNREFUSED if the backlog is full."""
         if len(self._waiting) >= _BACKLOG_MAX:
             raise OSError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
@@ -145,7 +145,7 @@ class MemoryNetwork:
         self._last_port += 1
         near, far = MemorySocket(self, origin, self._last_port), MemorySocket(self, host, port)
         near.join(far)
-        listener.come(far)
+        listener.enqueue(far)
         self.sockets[near] = self.sockets[far] = None
         self.trace(origin, f"connects to {host}:{port} from {near.port}")
         return MemoryStream(near)
@@ -192,14 +192,14 @@ class MemoryNetwork:
         if left > 0:
             self._blocked[source, target] = left
         elif self._blocked.pop((source, target), None) is not None:
-            self._flow()
+            self._deliver_all()
 
     def unblock_all(self) -> None:
         """Open all paths."""
         self._blocked.clear()
-        self._flow()
+        self._deliver_all()
 
-    def _flow(self) -> None:
+    def _deliver_all(self) -> None:
         for sock in list(self.sockets):
             sock.outgoing.deliver()
             sock.peer.outgoing.deliver()  # the peer may be closed, with data in flight
@@ -249,7 +249,7 @@ class MemoryNetwork:
                 end.answer()
             self._lot.unpark_all()
 
-    def kept_alive_no_more(self) -> None:
+    def expire_keep_alive(self) -> None:
         """Reset the peers of hosts without power, as TCP keep-alive does after a while."""
         for end in self._vanished:
             end.peer.reset()

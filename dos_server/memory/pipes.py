@@ -144,13 +144,13 @@ class MemorySocket:
 
     @property
     def writable(self) -> bool:
-        return self.broken or self._finished or self._room() > 0
+        return self.broken or self._finished or self._free_bytes() > 0
 
     @property
     def unread_bytes(self) -> int:
         return len(self._arrived)
 
-    def _room(self) -> int:
+    def _free_bytes(self) -> int:
         return self.network.way_bytes_max - self.outgoing.in_flight_bytes - self.peer.unread_bytes
 
     def wake(self) -> None:
@@ -243,10 +243,10 @@ class MemorySocket:
         if self.broken or self._finished:
             raise _error(errno.EPIPE)
         total = sum(map(len, buffers))
-        room = self._room()
-        if total and room <= 0:
+        free = self._free_bytes()
+        if total and free <= 0:
             raise BlockingIOError(errno.EAGAIN, "no room to send")
-        count = self._part(min(total, room))
+        count = self._part(min(total, free))
         if count:
             self.network.sends(self, count)
             self.outgoing.send(b"".join(buffers)[:count])
@@ -305,12 +305,12 @@ class MemoryStream:
         self.socket = sock
 
     async def recv_into(self, buffer: memoryview | bytearray, /) -> int:
-        return await self._when_it_can(lambda: self.socket.recv_into(buffer))
+        return await self._retry_when_ready(lambda: self.socket.recv_into(buffer))
 
     async def sendmsg(self, buffers: Sequence[Buffer], /) -> int:
-        return await self._when_it_can(lambda: self.socket.sendmsg(buffers))
+        return await self._retry_when_ready(lambda: self.socket.sendmsg(buffers))
 
-    async def _when_it_can(self, call: Callable[[], int]) -> int:
+    async def _retry_when_ready(self, call: Callable[[], int]) -> int:
         await trio.lowlevel.checkpoint_if_cancelled()
         try:
             count = call()

@@ -56,7 +56,7 @@ class MemoryRounds:
         self._done.append(call)
         self._ring()
 
-    def give_way(self) -> None:
+    def yield_to_loop(self) -> None:
         """Do nothing: there are no threads."""
 
     def _ring(self) -> None:
@@ -109,8 +109,8 @@ class MemoryRounds:
 class MemoryWorkers(Generic[Job, Result]):
     """A pool as of `disk_threads.DiskThreads`, without threads.
 
-    `takes_s` returns, anew for each job, the seconds from its begin until it touches the disk, and from then
-    until its end is reported.
+    `durations_s` returns, anew for each job, the seconds from its begin until it touches the disk, and from
+    then until its end is reported.
     """
 
     def __init__(
@@ -120,15 +120,15 @@ class MemoryWorkers(Generic[Job, Result]):
         rounds: Rounds,
         threads_max: int,
         timers: MemoryTimers,
-        takes_s: Callable[[], tuple[float, float]],
+        durations_s: Callable[[], tuple[float, float]],
     ) -> None:
         self._work = work
         self._on_result = on_result
         self._rounds = rounds
         self._threads_max = threads_max
         self._timers = timers
-        self._takes_s = takes_s
-        self._due: deque[Job] = deque()
+        self._durations_s = durations_s
+        self._queued: deque[Job] = deque()
         self._eager: deque[Job] = deque()
         self._begun: dict[int, Job] = {}
         self._last = 0
@@ -139,11 +139,11 @@ class MemoryWorkers(Generic[Job, Result]):
     def busy(self) -> bool:
         return self._running > 0
 
-    def ask(self, job: Job) -> None:
-        self._due.append(job)
+    def submit(self, job: Job) -> None:
+        self._queued.append(job)
 
     def next_due(self) -> Job | None:
-        return self._due.popleft() if self._due and self._running < self._threads_max else None
+        return self._queued.popleft() if self._queued and self._running < self._threads_max else None
 
     def start(self, job: Job) -> None:
         if self._running < self._threads_max:
@@ -155,7 +155,7 @@ class MemoryWorkers(Generic[Job, Result]):
         self._running += 1
         self._last += 1
         self._begun[self._last] = job
-        before_s, after_s = self._takes_s()
+        before_s, after_s = self._durations_s()
         self._later(before_s, partial(self._touch, self._last, after_s))
 
     def _later(self, seconds: float, call: Call) -> None:
@@ -192,7 +192,7 @@ class MemoryPorts:
         self,
         timers: MemoryTimers,
         rng: random.Random | None = None,
-        takes_s: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0),
+        durations_s: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0),
         make_rounds: Callable[[random.Random | None], Rounds] = MemoryRounds,
         ids: random.Random | None = None,
     ) -> None:
@@ -200,7 +200,7 @@ class MemoryPorts:
         self._rng = rng
         self._make_rounds = make_rounds
         self._ids = ids or rng or random.SystemRandom()
-        self._takes_s = takes_s
+        self._durations_s = durations_s
         self.hurried = False
         """The machine is gone: remaining waits take no time."""
 
@@ -214,11 +214,11 @@ class MemoryPorts:
         rounds: Rounds,
         threads_max: int,
     ) -> Workers[Job]:
-        return MemoryWorkers(work, on_result, rounds, threads_max, self._timers, self._takes_s)
+        return MemoryWorkers(work, on_result, rounds, threads_max, self._timers, self._durations_s)
 
     async def in_thread(self, call: Callable[[], T], limiter: trio.CapacityLimiter | None = None) -> T:
         del limiter  # there are no threads to limit
-        before_s, after_s = (0.0, 0.0) if self.hurried else self._takes_s()
+        before_s, after_s = (0.0, 0.0) if self.hurried else self._durations_s()
         await trio.sleep(before_s)
         result = call()
         await trio.sleep(after_s)

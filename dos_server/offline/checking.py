@@ -29,9 +29,9 @@ from dos_server.core.scan import DamagedExtentError, ReadAt
 from dos_server.core.stamps import History, decode_history, decode_witnesses
 from dos_server.core.verify import VerifyGoal, beginning, verify_part
 from dos_server.disk import RealDisk
+from dos_server.disk_errors import is_temporary
 from dos_server.limits import fsck_part_bytes, fsck_part_extents_max, mark_bytes
 from dos_server.offline.disk import PathSeen, ReadOnlyDisk
-from dos_server.troubles import says_nothing_of_the_disk
 
 
 class NotCheckedError(Exception):
@@ -99,10 +99,10 @@ class Check:
         except OSError as error:
             raise NotCheckedError(f"cannot open {self._root}: {error.strerror}") from error
         try:
-            self._refuse_other_places()
+            self._require_data_directory()
             changes = self._repair or self._raise_claims
             has_file = changes or "lock" in self._disk.entries("")
-            lock = self._disk.lock("lock") if changes else self._disk.lock_what_is_there("lock")
+            lock = self._disk.lock("lock") if changes else self._disk.lock_existing("lock")
             try:
                 self._everything()
                 if not has_file and "lock" in self._disk.entries(""):
@@ -122,13 +122,13 @@ class Check:
         self.report.complete = True
         return self.report
 
-    def _found(self, finding: Finding | None) -> None:
+    def _add(self, finding: Finding | None) -> None:
         if finding is not None:
             self.report.findings.append(finding)
 
     # The data directory itself
 
-    def _refuse_other_places(self) -> None:
+    def _require_data_directory(self) -> None:
         names = self._disk.names("") or []
         if "identity" not in names and OBJECTS not in names:
             raise NotCheckedError(f"{self._root} is not a data directory: it has no identity and no objects")
@@ -139,7 +139,7 @@ class Check:
         for name in entries:
             entry = entry_of_root(name)
             if entry is not Entry.OWN:
-                self._found(f.of_entry(name, entry))
+                self._add(f.of_entry(name, entry))
         self._identity(has_objects=any(map(is_name, folders)))
         for name, seen in folders.items():
             if is_name(name) and seen.is_folder:
@@ -147,10 +147,10 @@ class Check:
                 self._total += sum(one.file_bytes for name, one in inner.items() if is_name(name))
         for name, seen in folders.items():
             if not is_name(name):
-                self._found(f.of_entry(f"{OBJECTS}/{name}", Entry.UNKNOWN))
+                self._add(f.of_entry(f"{OBJECTS}/{name}", Entry.UNKNOWN))
             elif not seen.is_folder:
                 means = "no client can use the directory"
-                self._found(f.of_record(name, "a folder", seen.odd or "a file", means))
+                self._add(f.of_record(name, "a folder", seen.odd or "a file", means))
             else:
                 self._directory(name)
 
@@ -160,23 +160,23 @@ class Check:
         try:
             server_id = records.decode_identity(identity, "identity") if identity is not None else None
         except CorruptDataError as error:
-            self._found(f.of_record("identity", error.expected, error.found, "the server does not start"))
+            self._add(f.of_record("identity", error.expected, error.found, "the server does not start"))
             return
         if server_id is None and has_objects:
             means = "the server does not start: the owner of these objects is unknown"
-            self._found(f.of_record("identity", "an identity beside objects", "none", means))
+            self._add(f.of_record("identity", "an identity beside objects", "none", means))
         self._stamps()
         if store is None:
             return
         try:
             record = decode_store_record(store)
         except CorruptDataError as error:
-            self._found(f.of_record("store", error.expected, error.found, "the server does not start"))
+            self._add(f.of_record("store", error.expected, error.found, "the server does not start"))
             return
         if server_id is not None and record.member(server_id) is None:
             means = f"the server was replaced and does not count in store {id_text(record.store_id)}"
-            words = "this server among the members", "other members only"
-            self._found(Finding(Severity.NOTE, "store", *words, means, "nothing"))
+            texts = "this server among the members", "other members only"
+            self._add(Finding(Severity.NOTE, "store", *texts, means, "nothing"))
 
     def _stamps(self) -> None:
         means = "the server does not start"
@@ -185,45 +185,45 @@ class Check:
                 data = self._small(name, means)
                 read = decode(data) if data is not None else None
             except CorruptDataError as error:
-                self._found(f.of_record(name, error.expected, error.found, means))
+                self._add(f.of_record(name, error.expected, error.found, means))
                 continue
             if isinstance(read, History) and read.missing.number:
                 expected = f"stamp {read.missing.number}, which another member has recorded"
                 lost = "the disk went back in time: the server refuses its store; replace it"
                 remedy = VERDICTS[ErrorCode.ROLLED_BACK].remedy
                 found = Finding(Severity.DAMAGED, name, expected, "an older copy of the disk", lost, remedy)
-                self._found(found)
+                self._add(found)
 
     def _small(self, path: str, means: str) -> bytes | None:
         """Return a small file; None if it is missing or unreadable, which is added to the findings."""
         try:
             return small_files.read(self._disk, path)
         except OSError as error:
-            self._unreadable(path, error, f.of_record(path, "a file", _words(error), means))
+            self._unreadable(path, error, f.of_record(path, "a file", _error_text(error), means))
             return None
 
-    def _unreadable(self, place: str, error: OSError, damage: Finding) -> None:
-        self._found(f.of_unreadable(place, _words(error)) if says_nothing_of_the_disk(error) else damage)
+    def _unreadable(self, path: str, error: OSError, damage: Finding) -> None:
+        self._add(f.of_unreadable(path, _error_text(error)) if is_temporary(error) else damage)
 
     # A directory
 
     def _directory(self, name: str) -> None:
         path = f"{OBJECTS}/{name}"
-        here = _Directory(name, self._disk.entries(path), self._marks(path))
+        directory = _Directory(name, self._disk.entries(path), self._marks(path))
         self.report.directories += 1
-        for file in here.entries:
+        for file in directory.entries:
             entry = entry_of_folder(file)
             if entry not in (Entry.OWN, Entry.OBJECT):
-                self._found(f.of_entry(f"{path}/{file}", entry))
-        for one, mark in here.marks.items():
+                self._add(f.of_entry(f"{path}/{file}", entry))
+        for one, mark in directory.marks.items():
             if mark.removed:
-                self._found(f.of_removed(f"{name}/{one}", there=one in here.entries))
-            elif one not in here.entries:
-                self._found(f.of_lost(f"{name}/{one}", mark, "no file"))
-        for one, seen in here.entries.items():
-            if is_name(one) and not (one in here.marks and here.marks[one].removed):
-                self._object(here, one, seen)
-        self._claim(here)
+                self._add(f.of_removed(f"{name}/{one}", there=one in directory.entries))
+            elif one not in directory.entries:
+                self._add(f.of_lost(f"{name}/{one}", mark, "no file"))
+        for one, seen in directory.entries.items():
+            if is_name(one) and not (one in directory.marks and directory.marks[one].removed):
+                self._object(directory, one, seen)
+        self._claim(directory)
 
     def _marks(self, path: str) -> dict[str, ObjectMark]:
         data = self._small(f"{path}/.marks", "which bytes of its objects were synced is unknown") or b""
@@ -231,80 +231,80 @@ class Check:
         for slot, mark in enumerate(slots):
             start = slot * mark_bytes
             if mark is None and any(data[start : start + mark_bytes]):
-                self._found(f.of_mark(f"{path}/.marks", start))
+                self._add(f.of_mark(f"{path}/.marks", start))
         if any(data[len(slots) * mark_bytes :]):
-            self._found(f.of_mark(f"{path}/.marks", len(slots) * mark_bytes))
+            self._add(f.of_mark(f"{path}/.marks", len(slots) * mark_bytes))
         return {mark.name: mark for mark in slots if mark is not None}
 
-    def _claim(self, here: _Directory) -> None:
-        path = f"{OBJECTS}/{here.name}/.claim"
+    def _claim(self, directory: _Directory) -> None:
+        path = f"{OBJECTS}/{directory.name}/.claim"
         data = self._small(path, "no client can use the directory")
         try:
             claim = NO_CLAIM if data is None else records.decode_claim(data, path)
-            records.check_claim(claim, path, here.epoch_max)
+            records.check_claim(claim, path, directory.epoch_max)
         except CorruptDataError as error:
-            self._found(f.of_claim(path, error.expected, error.found))
+            self._add(f.of_claim(path, error.expected, error.found))
             if self._raise_claims:
-                self._raise_claim(here)
+                self._raise_claim(directory)
 
-    def _raise_claim(self, here: _Directory) -> None:
+    def _raise_claim(self, directory: _Directory) -> None:
         """Write a claim above every epoch that a writer can have had, with a new writer id.
 
         Epochs rise by one at each take-over, and by 2^20 when a person forces one.
         """
-        claim = records.ClaimRecord(here.epoch_max + epoch_jump_max, os.urandom(id_bytes))
+        claim = records.ClaimRecord(directory.epoch_max + epoch_jump_max, os.urandom(id_bytes))
         disk = RealDisk(self._root)
         try:
-            small_files.replace(disk, f"{OBJECTS}/{here.name}", ".claim", records.encode_claim(claim))
+            small_files.replace(disk, f"{OBJECTS}/{directory.name}", ".claim", records.encode_claim(claim))
         finally:
             disk.shut()
-        self.report.raised.append(f"{here.name}: epoch {claim.epoch}")
+        self.report.raised.append(f"{directory.name}: epoch {claim.epoch}")
 
     # An object
 
-    def _object(self, here: _Directory, name: str, seen: PathSeen) -> None:
-        place, mark = f"{here.name}/{name}", here.marks.get(name)
+    def _object(self, directory: _Directory, name: str, seen: PathSeen) -> None:
+        path, mark = f"{directory.name}/{name}", directory.marks.get(name)
         self.report.objects += 1
         if seen.odd:
-            self._found(f.of_lost(place, mark, seen.odd))
+            self._add(f.of_lost(path, mark, seen.odd))
             return
         try:
-            handle = self._disk.open(f"{OBJECTS}/{place}", create=False)
+            handle = self._disk.open(f"{OBJECTS}/{path}", create=False)
         except OSError as error:
-            self._unreadable(place, error, f.of_lost(place, mark, _words(error)))
+            self._unreadable(path, error, f.of_lost(path, mark, _error_text(error)))
             return
         try:
-            self._opened(here, name, handle)
+            self._opened(directory, name, handle)
         except OSError as error:
-            self._unreadable(place, error, f.of_lost(place, mark, _words(error)))
+            self._unreadable(path, error, f.of_lost(path, mark, _error_text(error)))
         finally:
             self._disk.close(handle)
 
-    def _opened(self, here: _Directory, name: str, handle: int) -> None:
-        place, mark = f"{here.name}/{name}", here.marks.get(name)
-        disk, seed = self._disk, object_seed(here.name, name)
+    def _opened(self, directory: _Directory, name: str, handle: int) -> None:
+        path, mark = f"{directory.name}/{name}", directory.marks.get(name)
+        disk, seed = self._disk, object_seed(directory.name, name)
         size = disk.size(handle)
 
         def read(position: int, count: int) -> bytes:
             return disk.read(handle, position, count)
 
         found = judge(read, size, seed, mark)
-        here.epoch_max = max(here.epoch_max, found.epoch_max)
-        rot = self._verify(place, read, seed, found)
-        finding = f.of_object(place, found, size, mark)
-        self._found(rot)
-        self._found(finding)
+        directory.epoch_max = max(directory.epoch_max, found.epoch_max)
+        rot = self._verify(path, read, seed, found)
+        finding = f.of_object(path, found, size, mark)
+        self._add(rot)
+        self._add(finding)
         if finding is None and mark is not None and mark.poisoned:
-            self._found(f.of_poisoned(place))
+            self._add(f.of_poisoned(path))
         if self._repair and rot is None and finding is not None and finding.verdict is Severity.TORN:
-            self._cut(here.name, name, found, size)
+            self._cut(directory.name, name, found, size)
 
-    def _verify(self, place: str, read: ReadAt, seed: int, found: RecoveredObject) -> Finding | None:
+    def _verify(self, path: str, read: ReadAt, seed: int, found: RecoveredObject) -> Finding | None:
         """Read everything that the start would accept; return a finding for the first damage."""
         for step in self._steps(read, seed, found):
             if isinstance(step, DamagedExtentError):
-                return f.of_rot(place, step)
-            self._on_progress(place, self.report.bytes_verified, self._total)
+                return f.of_rot(path, step)
+            self._on_progress(path, self.report.bytes_verified, self._total)
         return None
 
     def _steps(self, read: ReadAt, seed: int, found: RecoveredObject) -> Iterator[DamagedExtentError | None]:
@@ -317,10 +317,10 @@ class Check:
                 yield damage
                 return
             except OSError as error:
-                if says_nothing_of_the_disk(error):
+                if is_temporary(error):
                     raise
                 yield DamagedExtentError(
-                    chain.offset, _words(error), chain.position, "bytes that can be read"
+                    chain.offset, _error_text(error), chain.position, "bytes that can be read"
                 )
                 return
             self.report.bytes_verified += chain.position - before
@@ -341,5 +341,5 @@ class Check:
         self.report.cut.append(f"{directory}/{name}")
 
 
-def _words(error: OSError) -> str:
+def _error_text(error: OSError) -> str:
     return error.strerror or str(error)

@@ -21,7 +21,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from dos_server.core.findings import Finding, Severity
 from dos_server.offline.checking import Check, CheckReport, NotCheckedError
-from dos_server.wording import path_given
+from dos_server.wording import path_argument
 
 DAMAGED = 1
 NOT_CHECKED = 2
@@ -31,7 +31,7 @@ def fsck(
     data: Annotated[
         Path,
         typer.Argument(
-            parser=path_given, help="Data directory of a server that is not running.", metavar="DIR"
+            parser=path_argument, help="Data directory of a server that is not running.", metavar="DIR"
         ),
     ],
     repair: Annotated[
@@ -64,8 +64,8 @@ def fsck(
     Example: dos fsck /var/lib/dos
     """
     problem = ""
-    with _Shown(quiet=as_json) as shown:
-        check = Check(data, repair=repair, raise_claims=raise_claims, on_progress=shown.show)
+    with _ProgressBar(quiet=as_json) as bar:
+        check = Check(data, repair=repair, raise_claims=raise_claims, on_progress=bar.show)
         try:
             check.run()
         except NotCheckedError as error:
@@ -128,12 +128,12 @@ def _summary(report: CheckReport) -> str:
     damaged, torn, unchecked, notes = (
         len(report.of(one)) for one in (Severity.DAMAGED, Severity.TORN, Severity.UNCHECKED, Severity.NOTE)
     )
-    looked = f"{report.objects} objects in {report.directories} directories, {report.bytes_verified} bytes"
+    checked = f"{report.objects} objects in {report.directories} directories, {report.bytes_verified} bytes"
     found = f"{damaged or 'nothing'} damaged, {torn} torn tails ({len(report.cut)} cut)"
-    return f"{looked} verified: {found}, {unchecked} not checked, {notes} notes"
+    return f"{checked} verified: {found}, {unchecked} not checked, {notes} notes"
 
 
-class _Shown:
+class _ProgressBar:
     """A progress bar on a terminal, nothing elsewhere; a context manager."""
 
     def __init__(self, *, quiet: bool) -> None:
@@ -151,7 +151,7 @@ class _Shown:
     def show(self, place: str, done: int, total: int) -> None:
         self._bar.update(self._task, description=place, completed=done, total=total)
 
-    def __enter__(self) -> "_Shown":
+    def __enter__(self) -> "_ProgressBar":
         self._bar.start()
         return self
 

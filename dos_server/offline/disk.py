@@ -36,7 +36,7 @@ class ReadOnlyDisk(RealDisk):
     def __init__(self, root: Path) -> None:
         self._open_root(root)
 
-    def lock_what_is_there(self, name: str) -> int:
+    def lock_existing(self, name: str) -> int:
         """Exclude servers as `lock` does, but without creating a lock file. Raises BlockingIOError if one
         runs.
 

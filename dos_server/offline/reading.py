@@ -8,8 +8,8 @@
   member (R4): it may have held more than can be read.
 - A torn tail is left out, with a warning in the log.
 
-It has the methods that journal readers need of a store: `look`, `read`, `stream` and `record`. They read the
-disk synchronously, in the calling task.
+It has what journal readers need of a store: `inspect`, `read`, `stream` and `record`. They read the disk
+synchronously, in the calling task.
 """
 
 import logging
@@ -33,8 +33,8 @@ from dos_server.core.layout import OBJECTS
 from dos_server.core.records import NO_CLAIM, ObjectMark
 from dos_server.core.recovery_scan import RecoveredObject, judge, lost
 from dos_server.core.scan import DamagedExtentError, ReadAt, ReadWindow, payload_of, walk
+from dos_server.disk_errors import is_temporary
 from dos_server.offline.disk import PathSeen, ReadOnlyDisk
-from dos_server.troubles import says_nothing_of_the_disk
 
 logger: Final = logging.getLogger("dos.offline")
 _AHEAD_BYTES = 4 * MIB
@@ -62,13 +62,13 @@ class DataDirectory:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     def __enter__(self) -> Self:
         self._disk = ReadOnlyDisk(self._root)
         try:
-            self._lock = self._disk.lock_what_is_there("lock")
-            self._server_id, self.record = self._who()
+            self._lock = self._disk.lock_existing("lock")
+            self._server_id, self.record = self._read_identity()
         except BlockingIOError as error:
             self._disk.shut()
             raise LocalProtocolError(
@@ -86,7 +86,7 @@ class DataDirectory:
         self._disk.close(self._lock)
         self._disk.shut()
 
-    def _who(self) -> tuple[bytes, StoreRecord]:
+    def _read_identity(self) -> tuple[bytes, StoreRecord]:
         identity = small_files.read(self._disk, "identity")
         if identity is None:
             raise LocalProtocolError(f"{self._root} is not a data directory: it has no identity")
@@ -116,7 +116,7 @@ class DataDirectory:
         names = sorted(name for name in entries.keys() | marks.keys() if not self._removed(path, name))
         damaged = [self._damage(directory, name, entries.get(name)) for name in names]
         self._refuse_damage(directory, [one for one in damaged if one])
-        found = {name: self._found(directory, name) for name in names}
+        found = {name: self._recovered(directory, name) for name in names}
         epoch_max = max((one.epoch_max for one in found.values()), default=0)
         records.check_claim(held, f"{path}/.claim", epoch_max)
         objects = {
@@ -130,14 +130,14 @@ class DataDirectory:
         place, mark = f"{directory}/{name}", self._marks(f"{OBJECTS}/{directory}").get(name)
         if seen is None or seen.odd:
             finding = findings.of_lost(place, mark, seen.odd if seen else "no file")
-            return findings.in_one_line(finding)
-        found = self._found(directory, name)
+            return findings.one_line(finding)
+        found = self._recovered(directory, name)
         about = findings.of_object(place, found, seen.file_bytes, mark)
         if found.corrupt:
-            return findings.in_one_line(about or findings.of_lost(place, mark, "a file that cannot be read"))
-        if about is not None and place not in self._told:
-            self._told.add(place)
-            logger.warning("torn tail: %s", findings.in_one_line(about))
+            return findings.one_line(about or findings.of_lost(place, mark, "a file that cannot be read"))
+        if about is not None and place not in self._logged:
+            self._logged.add(place)
+            logger.warning("torn tail: %s", findings.one_line(about))
         return ""
 
     def _refuse_damage(self, directory: str, damaged: list[str]) -> None:
@@ -166,7 +166,7 @@ class DataDirectory:
         path = f"{OBJECTS}/{directory}"
         if self._removed(path, name):
             raise NotFoundError(f"{self._root} has no object {directory}/{name}")
-        found = self._found(directory, name)
+        found = self._recovered(directory, name)
         if found.corrupt and (end is None or end > found.size):
             raise CorruptError(f"{directory}/{name} is damaged from byte {found.size} on", actual=found.size)
         try:
@@ -179,13 +179,13 @@ class DataDirectory:
             seed = object_seed(directory, name)
             if offset >= last:
                 return
-            for placed in walk(window, seed, found.index.find(offset), offset):
-                payload = payload_of(window, placed)
+            for located in walk(window, seed, found.index.find(offset), offset):
+                payload = payload_of(window, located)
                 if payload is None:
-                    raise CorruptError(f"{directory}/{name} is damaged at byte {placed.header.offset}")
-                begin = placed.header.offset
+                    raise CorruptError(f"{directory}/{name} is damaged at byte {located.header.offset}")
+                begin = located.header.offset
                 yield bytes(payload[max(offset - begin, 0) : last - begin])
-                if placed.header.end >= last:
+                if located.header.end >= last:
                     return
         except DamagedExtentError as damage:
             raise CorruptError(f"{directory}/{name} is damaged: {damage}") from damage
@@ -193,7 +193,7 @@ class DataDirectory:
             self._disk.close(handle)
 
     @lru_cache(maxsize=4096)  # noqa: B019 - one command reads one directory and exits
-    def _found(self, directory: str, name: str) -> RecoveredObject:
+    def _recovered(self, directory: str, name: str) -> RecoveredObject:
         """Return what the next start would make of the object. Raises OSError if it cannot be examined."""
         path = f"{OBJECTS}/{directory}"
         mark = self._marks(path).get(name)
@@ -205,13 +205,13 @@ class DataDirectory:
                 raise NotFoundError(f"{self._root} has no object {directory}/{name}") from error
             return lost(durable)
         except OSError as error:
-            if says_nothing_of_the_disk(error):
+            if is_temporary(error):
                 raise
             return lost(durable)
         try:
             return judge(self._reader(handle), self._disk.size(handle), object_seed(directory, name), mark)
         except OSError as error:
-            if says_nothing_of_the_disk(error):
+            if is_temporary(error):
                 raise
             return lost(durable)
         finally:

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from dos_client import Store
 from dos_client.reading.committed import CommittedReads
-from dos_client.reading.store_reads import patiently
+from dos_client.reading.store_reads import with_retries
 from dos_protocol.errors import NotFoundError
 from spark_integration.core.admission import StreamPiece
 from spark_integration.core.arrow_messages import ArrowMessages
@@ -89,7 +89,7 @@ class ObjectOrigin:
             view = await self.store.inspect(self.directory)
             sizes = [objects[split].synced for objects in view.answers.values() if split in objects]
             return max(sizes, default=0)
-        return (await patiently(self.store, CommittedReads(self.store, self.directory, split).reach)).held
+        return (await with_retries(self.store, CommittedReads(self.store, self.directory, split).reach)).held
 
     async def bytes_at(self, split: str, offset: int, size: int) -> bytes:
         """Return some bytes from an offset."""

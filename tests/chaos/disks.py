@@ -6,7 +6,7 @@ Only whole, verified extents are read; anything else makes the copy unreadable.
 from pathlib import Path
 
 from dos_server.core.extent import object_seed
-from dos_server.core.scan import ReadWindow, payload_of, placed_at
+from dos_server.core.scan import ReadWindow, locate, payload_of
 from dos_server.limits import extent_header_bytes
 
 _AHEAD_BYTES = 1 << 20
@@ -25,7 +25,7 @@ def read_object(data: Path, directory: str, name: str) -> bytes | None:
     window = ReadWindow(lambda position, count: file[position : position + count], _AHEAD_BYTES)
     seed, content, position = object_seed(directory, name), bytearray(), 0
     while any(file[position : position + extent_header_bytes]):  # zeros are the end
-        placed = placed_at(window, seed, position)
+        placed = locate(window, seed, position)
         if placed is None or not hasattr(placed, "header") or placed.header.offset != len(content):
             return None
         payload = payload_of(window, placed)

@@ -2,7 +2,7 @@
 true of the real one.
 
     test_disk       a disk: real, in memory (also as the simulators have it), and the lossy file system of
-                    tests/power
+                    tests/power; test_memory_disk and test_real_disk are what one of them alone does
     test_streams    the two ends of a connection, without blocking and in trio: TCP of loopback, and in memory
     test_work       who does work on the disk, and who says what is ready: threads and epoll, and in memory
 """

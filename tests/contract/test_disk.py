@@ -2,20 +2,18 @@
 are injected into, the model of a disk that loses its power, and the real one on that model as a file system.
 """
 
-import ctypes
 import errno
 import itertools
-import mmap
 import os
 import random
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from dos_server.disk import Disk, RealDisk, make_durable_folders
+from dos_server.disk import Disk, RealDisk
 from dos_server.memory.disk import MemoryDisk
+from tests.contract.files import put
 from tests.power.disk_state import DiskState
 from tests.power.model_disk import ModelDisk
 from tests.power.mount import LossyDisk
@@ -48,12 +46,6 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disk]:
         real = RealDisk(above / tmp_path.name)
         yield real
         real.shut()
-
-
-def put(disk: Disk, path: str, data: bytes) -> None:
-    handle = disk.open(path, create=True)
-    disk.write(handle, 0, [data])
-    disk.close(handle)
 
 
 def test_a_folder_is_made_once_and_lists_what_it_holds(disk: Disk) -> None:
@@ -235,53 +227,6 @@ def test_what_is_free_is_reported(strict: Disk) -> None:
     assert 0 < free <= total
 
 
-def test_a_file_that_was_cut_longer_and_synced_is_that_long_after_a_power_cut() -> None:
-    disk = MemoryDisk()
-    handle = disk.open("a", create=True)
-    disk.sync_folder("")
-    disk.write(handle, 0, [b"x"])
-    disk.cut(handle, 5)
-    disk.sync(handle)
-    disk.power_cut(random.Random(1))
-    assert disk.content("a") == b"x\0\0\0\0"
-
-
-def resident_pages(handle: int, size: int) -> int:
-    """How many pages of a file the page cache holds."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    with mmap.mmap(handle, size, prot=mmap.PROT_READ | mmap.PROT_WRITE) as mapped:
-        pages = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
-        keeps = ctypes.c_char.from_buffer(mapped)
-        assert libc.mincore(ctypes.c_void_p(ctypes.addressof(keeps)), ctypes.c_size_t(size), pages) == 0
-        del keeps
-    return sum(page & 1 for page in pages)
-
-
-def bytes_from_disks() -> int:
-    """So much this process made the kernel read from storage until now."""
-    lines = Path("/proc/self/io").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes"))
-
-
-def test_the_real_disk_reads_past_the_page_cache(tmp_path: Path) -> None:
-    shown = subprocess.run(
-        ["stat", "-f", "-c", "%T", str(tmp_path)], capture_output=True, text=True, check=True
-    )
-    if shown.stdout.strip() in ("tmpfs", "ramfs"):
-        pytest.skip("the page cache is what a tmpfs stores in: it cannot be read past")
-    disk, size = RealDisk(tmp_path / "data"), 8 << 20
-    put(disk, "a", b"x" * size)
-    handle = disk.open("a", create=False)
-    disk.sync(handle)
-    assert resident_pages(handle, size) == size // mmap.PAGESIZE
-    before = bytes_from_disks()
-    assert disk.read_stored(handle, (3 << 20) + 5, 300_000) == b"x" * 300_000
-    assert bytes_from_disks() - before >= 300_000
-    assert resident_pages(handle, size) == (size - (2 << 20)) // mmap.PAGESIZE
-    disk.close(handle)
-    disk.shut()
-
-
 def test_many_buffers_are_one_write(disk: Disk) -> None:
     handle = disk.open("a", create=True)
     parts = [bytes([i % 256]) * (i % 7) for i in range(3000)]
@@ -309,23 +254,6 @@ def test_a_closed_handle_is_refused(disk: Disk) -> None:
         disk.size(handle)
 
 
-def test_links_pipes_folders_and_second_names_are_never_opened(tmp_path: Path) -> None:
-    outside = tmp_path / "outside"
-    outside.write_text("secret")
-    data = tmp_path / "data"
-    disk = RealDisk(data)
-    (data / "link").symlink_to(outside)
-    (data / "folder-link").symlink_to(tmp_path)
-    os.link(outside, data / "second-name")
-    os.mkfifo(data / "pipe")
-    (data / "folder").mkdir()
-    for path in ("link", "second-name", "pipe", "folder", "folder-link/outside"):
-        with pytest.raises(OSError, match=r"."):
-            disk.open(path, create=False)
-    assert outside.read_text() == "secret"
-    disk.shut()
-
-
 def test_a_file_is_named_until_it_is_removed_replaced_or_renamed(disk: Disk) -> None:
     disk.make_folder("d")
     put(disk, "d/a", b"one")
@@ -344,81 +272,3 @@ def test_a_file_is_named_until_it_is_removed_replaced_or_renamed(disk: Disk) -> 
     assert not disk.is_named(handle, "d/b")
     disk.close(handle)
     assert disk.why_gone() == ""
-
-
-def test_only_one_has_the_lock(tmp_path: Path) -> None:
-    first, second = RealDisk(tmp_path), RealDisk(tmp_path)
-    held = first.lock("lock")
-    with pytest.raises(BlockingIOError):
-        second.lock("lock")
-    first.close(held)
-    second.close(second.lock("lock"))
-    first.shut()
-    second.shut()
-
-
-def test_missing_folders_above_the_data_are_made(tmp_path: Path) -> None:
-    make_durable_folders(tmp_path / "a" / "b" / "c")
-    make_durable_folders(tmp_path / "a" / "b" / "c")
-    assert (tmp_path / "a" / "b" / "c").is_dir()
-
-
-def test_a_folder_that_a_killed_server_made_last_is_made_durable_by_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    synced, fsync = set(), os.fsync
-
-    def note(descriptor: int) -> None:
-        synced.add(os.fstat(descriptor).st_ino)
-        fsync(descriptor)
-
-    (tmp_path / "made").mkdir()
-    monkeypatch.setattr(os, "fsync", note)
-    make_durable_folders(tmp_path / "made" / "data")
-    assert {tmp_path.stat().st_ino, (tmp_path / "made").stat().st_ino} <= synced
-    synced.clear()
-    make_durable_folders(tmp_path / "made" / "data")
-    assert synced == {(tmp_path / "made").stat().st_ino}
-
-
-def test_the_fake_loses_what_was_not_synced_and_nothing_else() -> None:
-    seen = set()
-    for seed in range(60):
-        disk = MemoryDisk()
-        handle = disk.open("a", create=True)
-        disk.sync_folder("")
-        disk.write(handle, 0, [b"s" * 700])
-        disk.sync(handle)
-        disk.write(handle, 700, [b"u" * 1500])
-        disk.power_cut(random.Random(seed))
-        handle = disk.open("a", create=False)
-        data = disk.read(handle, 0, 9999)
-        assert data[:700] == b"s" * 700
-        assert set(data[700:]) <= {0, ord("u")}
-        seen.add(data[700:])
-    assert b"" in seen
-    assert b"u" * 1500 in seen
-    assert len(seen) > 10
-
-
-def test_the_fake_forgets_what_a_failed_sync_was_to_write() -> None:
-    disk = MemoryDisk()
-    handle = disk.open("a", create=True)
-    disk.sync_folder("")
-    disk.write(handle, 0, [b"x"])
-    disk.fail("sync", errno.EIO)
-    with pytest.raises(OSError, match="injected"):
-        disk.sync(handle)
-    assert disk.read(handle, 0, 1) == b"x"
-    disk.power_cut(random.Random(0))
-    assert disk.size(disk.open("a", create=False)) == 0
-
-
-def test_the_fake_fills_up() -> None:
-    disk = MemoryDisk(space=10)
-    handle = disk.open("a", create=True)
-    disk.write(handle, 0, [b"12345678"])
-    with pytest.raises(OSError, match="full") as caught:
-        disk.write(handle, 8, [b"90ab"])
-    assert caught.value.errno == errno.ENOSPC
-    assert disk.size(handle) == 10

@@ -92,7 +92,7 @@ async def received(sock: Any, rounds: Rounds, count: int) -> bytes:
     return data
 
 
-async def heard(stream: Any, count: int) -> bytes:
+async def received_by(stream: Any, count: int) -> bytes:
     """The same at the stream."""
     data, buffer = b"", bytearray(count)
     while len(data) < count and (got := await stream.recv_into(memoryview(buffer)[: count - len(data)])):
@@ -109,7 +109,7 @@ def filled(sock: Any) -> int:
     return sent
 
 
-async def told_for_ever(stream: Any) -> None:
+async def send_for_ever(stream: Any) -> None:
     while True:
         await stream.sendmsg([b"x"])
         await trio.sleep(0.001)
@@ -157,7 +157,7 @@ async def test_room_is_bounded_and_returns_when_the_peer_reads(
     rounds.watch(sock, ready, reading=False, writing=True)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(rounds.run, lambda: None)
-        assert len(await heard(stream, sent)) == sent
+        assert len(await received_by(stream, sent)) == sent
         await more.wait()
         nursery.cancel_scope.cancel()
     assert sock.sendmsg([b"again"]) > 0
@@ -188,7 +188,7 @@ async def test_the_end_comes_after_all_that_was_sent_and_the_other_way_stays_ope
 ) -> None:
     sock.sendmsg([b"last words"])
     sock.shutdown(socket.SHUT_WR)
-    assert await heard(stream, 100) == b"last words"
+    assert await received_by(stream, 100) == b"last words"
     assert await stream.recv_into(bytearray(9)) == 0
     await stream.sendmsg([b"still heard"])
     assert await received(sock, rounds, 11) == b"still heard"
@@ -223,10 +223,10 @@ async def test_what_arrived_before_a_reset_can_still_be_read(stream: Any, sock: 
     await stream.sendmsg([b"never read"])
     await rounds.wait_readable(sock)
     sock.sendmsg([b"read me"])
-    assert await heard(stream, 4) == b"read"
+    assert await received_by(stream, 4) == b"read"
     sock.close()
     with pytest.raises(ConnectionResetError):
-        await heard(stream, 100)
+        await received_by(stream, 100)
 
 
 @story
@@ -234,7 +234,7 @@ async def test_who_sends_to_an_end_that_is_closed_is_told_so(stream: Any, sock: 
     sock.close()
     assert await stream.recv_into(bytearray(9)) == 0
     with pytest.raises(OSError, match=r"pipe|reset"):
-        await told_for_ever(stream)
+        await send_for_ever(stream)
 
 
 @story
@@ -255,7 +255,7 @@ async def test_a_broken_connection_is_ready_for_whoever_waits_for_it(
     rounds.watch(sock, ready, reading=False, writing=True)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(rounds.run, lambda: None)
-        await heard(stream, 1)
+        await received_by(stream, 1)
         stream.close()  # with bytes unread
         await ended.wait()
         nursery.cancel_scope.cancel()
@@ -285,7 +285,7 @@ async def test_a_read_that_is_cancelled_takes_nothing(stream: Any, sock: Any, ro
     with trio.move_on_after(0.02):
         await stream.recv_into(bytearray(9))
     sock.sendmsg([b"whole"])
-    assert await heard(stream, 5) == b"whole"
+    assert await received_by(stream, 5) == b"whole"
 
 
 @pytest.mark.parametrize("where", ["tcp", "memory"])

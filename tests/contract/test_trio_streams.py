@@ -87,7 +87,7 @@ async def received(stream: Any, count: int) -> bytes:
     return data
 
 
-async def told_for_ever(stream: Any, size: int) -> None:
+async def send_for_ever(stream: Any, size: int) -> None:
     while True:
         await stream.send_all(bytes(size))
 
@@ -119,7 +119,7 @@ async def test_a_send_to_a_closed_end_fails(kind: str) -> None:
     async with ends_of(kind) as (near, far):
         await far.aclose()
         with pytest.raises(trio.BrokenResourceError) as caught, trio.fail_after(30):
-            await told_for_ever(near, 1000)
+            await send_for_ever(near, 1000)
         assert isinstance(caught.value.__cause__, OSError)
 
 
@@ -152,7 +152,7 @@ async def test_closing_wakes_who_reads_and_who_sends(kind: str) -> None:
 
     async def send(stream: Any) -> None:
         with pytest.raises(trio.ClosedResourceError):
-            await told_for_ever(stream, 1 << 20)
+            await send_for_ever(stream, 1 << 20)
         woken.append("sender")
 
     async with ends_of(kind) as (near, _), trio.open_nursery() as nursery:

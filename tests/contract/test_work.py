@@ -21,13 +21,13 @@ async def ports_of(kind: str) -> AsyncIterator[Ports]:
         yield OPERATING_SYSTEM
         return
     timers = MemoryTimers()
-    takes_s = (0.001, 0.002) if kind == "memory, slow" else (0.0, 0.0)
+    durations_s = (0.001, 0.002) if kind == "memory, slow" else (0.0, 0.0)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(timers.run)
         if kind == "memory on epoll":
             yield MemoryPorts(timers, make_rounds=lambda _: Readiness())
         else:
-            yield MemoryPorts(timers, takes_s=lambda: takes_s)
+            yield MemoryPorts(timers, durations_s=lambda: durations_s)
         nursery.cancel_scope.cancel()
 
 
@@ -49,39 +49,39 @@ pytestmark = [pytest.mark.trio, pytest.mark.parametrize("kind", KINDS)]
 
 
 async def test_so_many_jobs_at_once_and_all_are_heard(kind: str) -> None:
-    heard: list[int] = []
+    reported: list[int] = []
     async with ports_of(kind) as ports:
         rounds = ports.rounds()
-        workers = ports.workers(lambda job: job * 2, heard.append, rounds, 3)
+        workers = ports.workers(lambda job: job * 2, reported.append, rounds, 3)
         for job in range(50):
             workers.start(job)
         assert workers.busy
-        assert not heard, "nothing is heard before a round"
+        assert not reported, "nothing is heard before a round"
         async with running(rounds):
-            await until(lambda: len(heard) == 50)
-        assert sorted(heard) == [job * 2 for job in range(50)]
+            await until(lambda: len(reported) == 50)
+        assert sorted(reported) == [job * 2 for job in range(50)]
         assert not workers.busy
         workers.close()
         rounds.close()
 
 
 async def test_one_at_a_time_is_in_order(kind: str) -> None:
-    heard: list[int] = []
+    reported: list[int] = []
     async with ports_of(kind) as ports:
         rounds = ports.rounds()
-        workers = ports.workers(lambda job: job, heard.append, rounds, 1)
+        workers = ports.workers(lambda job: job, reported.append, rounds, 1)
         for job in range(20):
             workers.start(job)
         async with running(rounds):
-            await until(lambda: len(heard) == 20)
-        assert heard == list(range(20))
+            await until(lambda: len(reported) == 20)
+        assert reported == list(range(20))
         workers.close()
         rounds.close()
 
 
 async def test_what_is_asked_for_begins_when_its_owner_reports_it(kind: str) -> None:
     begun: list[str] = []
-    heard: list[str] = []
+    reported: list[str] = []
 
     def work(job: str) -> str:
         begun.append(job)
@@ -89,9 +89,9 @@ async def test_what_is_asked_for_begins_when_its_owner_reports_it(kind: str) -> 
 
     async with ports_of(kind) as ports:
         rounds = ports.rounds()
-        workers: Any = ports.workers(work, heard.append, rounds, 1)
-        workers.ask("a")
-        workers.ask("b")
+        workers: Any = ports.workers(work, reported.append, rounds, 1)
+        workers.submit("a")
+        workers.submit("b")
         async with running(rounds):
             await trio.sleep(0.01)
             assert not begun
@@ -99,7 +99,7 @@ async def test_what_is_asked_for_begins_when_its_owner_reports_it(kind: str) -> 
             assert first == "a"
             workers.begin(first)
             assert workers.next_due() is None, "there is room for one"
-            await until(lambda: heard == ["a"])
+            await until(lambda: reported == ["a"])
             assert workers.next_due() == "b"
         workers.close()
         rounds.close()
@@ -121,15 +121,15 @@ async def test_what_work_raises_is_raised_in_the_round(kind: str) -> None:
 
 async def test_closing_waits_for_what_began_and_nobody_is_notified_of_it(kind: str) -> None:
     done: list[int] = []
-    heard: list[None] = []
+    reported: list[None] = []
     async with ports_of(kind) as ports:
         rounds = ports.rounds()
-        workers = ports.workers(done.append, heard.append, rounds, 2)
+        workers = ports.workers(done.append, reported.append, rounds, 2)
         for job in range(2):
             workers.start(job)
         workers.close()
         assert sorted(done) == [0, 1]
-        assert not heard
+        assert not reported
         rounds.close()
 
 

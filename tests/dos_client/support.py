@@ -5,6 +5,7 @@ something has happened. `tests/support/proxy.py` is the unreliable network.
 """
 
 import secrets
+import shutil
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -12,11 +13,13 @@ from pathlib import Path
 import pytest
 import trio
 
-from dos_client import Claim, Store, open_store
+from dos_client import Claim, Store, init_store, open_store
+from dos_client.membership.replacing import ReplaceProgress
 from dos_client.sessions.connection import open_connection
 from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import CorruptError
 from dos_server import embedded
+from tests.support.proxy import Proxy, proxies
 from tests.support.servers import ServerProcess
 
 PATIENCE_S = 45.0
@@ -45,6 +48,9 @@ class ThreadServer:
     def restart(self) -> None:
         self._server.stop()
         self._server = embedded.start(self.data, port=self.address[1])
+
+
+Threads = list[ThreadServer]
 
 
 @contextmanager
@@ -153,3 +159,48 @@ async def damage(
             await connection.open_directory(directory)
             with pytest.raises(CorruptError):
                 await connection.get(name, 0, 1 << 20)
+
+
+@contextmanager
+def cancelled_at(phase: str) -> Iterator[Callable[[ReplaceProgress], None]]:
+    """Cancel the block when the progress function that it is given reports the phase."""
+    with trio.CancelScope() as scope:
+        yield lambda progress: scope.cancel() if progress.phase == phase else None
+
+
+@asynccontextmanager
+async def claimed_through_proxies(
+    servers: Sequence[AnyServer],
+) -> AsyncIterator[tuple[list[Proxy], Store, Claim]]:
+    """A new store whose members are reached through proxies, and a claim in it."""
+    async with proxies(servers) as between:
+        await init_store(url_of(between))
+        async with claimed(servers, url=url_of(between)) as (store, claim):
+            yield between, store, claim
+
+
+def record_of(number: int) -> bytes:
+    """A record that is unlike every other, about 1000 bytes."""
+    return b"%08d" % number * 125
+
+
+async def write_idle(url: str, directory: str, epoch: int, *contents: bytes) -> None:
+    """A directory with objects o0, o1, ... whose writer is gone."""
+    async with open_store(url) as store, await store.claim(directory, epoch, new_writer()) as claim:
+        for number, content in enumerate(contents):
+            writer = claim.open_object(f"o{number}")
+            await writer.wait_synced(writer.append(content))
+        await caught_up(store)
+
+
+async def wipe(*servers: ThreadServer) -> None:
+    """The servers stop and lose their data directories."""
+    await off(*servers)
+    for server in servers:
+        shutil.rmtree(server.data)
+
+
+async def connect_as(server: ThreadServer, store_id: bytes, generation: int) -> None:
+    """Raises as a member of the store would."""
+    async with open_connection(server.location, store_id=store_id, generation=generation):
+        pass

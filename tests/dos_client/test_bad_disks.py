@@ -22,13 +22,13 @@ async def test_a_member_whose_fsync_hangs_delays_no_acknowledgement(
     # EVIDENCE-OF: P-1, P-10
     await init_store(url_of(three_servers))
     slow = three_servers[0]
-    wishes = (f"trace={SYNCS}", f"inject={SYNCS}:delay_enter={int(SYNC_DELAY_S * 1e6)}")
+    strace_options = (f"trace={SYNCS}", f"inject={SYNCS}:delay_enter={int(SYNC_DELAY_S * 1e6)}")
     async with claimed(three_servers) as (_, claim):
         writer = claim.open_object("x")
         await writer.wait_synced(writer.append(b"before"))
         await has(slow, "d", "x", b"before")
         content = b"before"
-        with Injected(slow.pid, tmp_path / "strace.log", *wishes) as injected:
+        with Injected(slow.pid, tmp_path / "strace.log", *strace_options) as injected:
             begun = trio.current_time()
             for number in range(20):
                 record = b"%08d" % number
@@ -49,13 +49,13 @@ async def test_a_member_whose_fsync_fails_does_not_count_and_returns_after_a_res
     # EVIDENCE-OF: P-1, P-5, P-10
     await init_store(url_of(three_servers))
     failing = three_servers[0]
-    wishes = (f"trace={SYNCS}", f"inject={SYNCS}:error=EIO")
+    strace_options = (f"trace={SYNCS}", f"inject={SYNCS}:error=EIO")
     async with claimed(three_servers) as (store, claim):
         writer = claim.open_object("x")
         await writer.wait_synced(writer.append(b"before"))
         await has(failing, "d", "x", b"before")
         content = b"before"
-        with Injected(failing.pid, tmp_path / "strace.log", *wishes):
+        with Injected(failing.pid, tmp_path / "strace.log", *strace_options):
             for number in range(20):
                 record = b"%08d" % number
                 await writer.wait_synced(writer.append(record))

@@ -21,8 +21,8 @@ from dos_client.core.claim import (
     RecordChanged,
     climb,
     diagram,
+    is_unrecoverable,
     judge_fenced,
-    nobody_has,
 )
 from dos_client.core.quorum import Quorums
 from dos_client.limits import backoff_first_s, backoff_max_s
@@ -127,10 +127,10 @@ def test_in_any_order_of_events_held_means_a_quorum_is_live_and_lost_stays_lost(
     [
         (6, True, FenceReason.LOST),
         (6, False, FenceReason.LOST),
-        (5, True, FenceReason.ASK),
-        (5, False, FenceReason.AGAIN),
+        (5, True, FenceReason.READ_HOLDER),
+        (5, False, FenceReason.RECLAIM),
         (4, True, FenceReason.CLIMB),
-        (4, False, FenceReason.AGAIN),
+        (4, False, FenceReason.RECLAIM),
     ],
 )
 def test_what_fenced_means_to_epoch_5(held: int, at_claim: bool, meaning: FenceReason) -> None:
@@ -158,7 +158,7 @@ def test_a_damaged_copy_beside_a_member_that_is_unavailable_does_not_say_that_by
     one."""
     first, second, third = (server_id(letter) for letter in "abc")
     quorums = Quorums(record("abc", 2))
-    assert not nobody_has(quorums, {first}, {second})
-    assert nobody_has(quorums, {first, third}, {second})
-    assert nobody_has(quorums, {first, second}, set())
-    assert nobody_has(quorums, set(), {first, second, third}), "all have answered, and none can give it"
+    assert not is_unrecoverable(quorums, {first}, {second})
+    assert is_unrecoverable(quorums, {first, third}, {second})
+    assert is_unrecoverable(quorums, {first, second}, set())
+    assert is_unrecoverable(quorums, set(), {first, second, third}), "all have answered, and none can give it"

@@ -32,7 +32,7 @@ def old(name: str) -> bool:
     return name.startswith("old")
 
 
-@given(st.lists(st.tuples(st.sampled_from(["entered", "made", "gone", "put_off"]), NAMES)), st.sets(NAMES))
+@given(st.lists(st.tuples(st.sampled_from(["entered", "made", "gone", "postpone"]), NAMES)), st.sets(NAMES))
 def test_only_garbage_that_may_be_there_is_next_and_all_of_it_once(
     events: list[tuple[str, str]], garbage: set[str]
 ) -> None:
@@ -49,7 +49,7 @@ def test_only_garbage_that_may_be_there_is_next_and_all_of_it_once(
             collecting.gone(name)
             there.discard(name)
         else:
-            collecting.put_off(name)
+            collecting.postpone(name)
             later.add(name)
         expected = sorted((there - later) & garbage)
         assert collecting.next(garbage.__contains__) == (expected[0] if expected else None)
@@ -166,7 +166,7 @@ async def test_a_member_is_replaced_while_a_writer_takes_objects_away(
         await off(three[2])
         begun = trio.Event()
 
-        def told(progress: ReplaceProgress) -> None:
+        def on_progress(progress: ReplaceProgress) -> None:
             if progress.bytes_done > 1_000_000:
                 begun.set()
 
@@ -180,6 +180,6 @@ async def test_a_member_is_replaced_while_a_writer_takes_objects_away(
                     await until_names([three[0], three[1], new], {"new"})
 
             url = url_of(three)
-            await replace_member(url, old=three[2].location, new=new.location, progress=told)
+            await replace_member(url, old=three[2].location, new=new.location, progress=on_progress)
             begun.set()
         await has(new, "d", "new", b"z" * 400_000)

@@ -25,9 +25,8 @@ from dos_protocol.digests import PrefixDigest, prefix_digest
 from dos_protocol.errors import CorruptError, NotFoundError, PastEndError
 from dos_protocol.limits import digest_block_bytes
 from dos_protocol.store_record import Member, MemberState, StoreRecord, claims_needed
-from tests.dos_client.support import ThreadServer, claimed, has, until, url_of
+from tests.dos_client.support import Threads, ThreadServer, claimed, has, until, url_of
 
-Threads = list[ThreadServer]
 IDS = [bytes([number]) * 16 for number in range(1, 6)]
 PIECE = 1 << 20
 
@@ -56,10 +55,10 @@ def test_a_reader_is_only_sure_where_nothing_acknowledged_can_lie_beyond(
     copies = {one: data.draw(st.integers(0, 4)) for one in members}
     answered = data.draw(st.sets(st.sampled_from(members)))
     damaged = data.draw(st.sets(st.sampled_from(members))) & answered
-    told = {one: copies[one] for one in answered}
-    told |= {one: min(copies[one], data.draw(st.integers(0, 4))) for one in sorted(damaged)}
+    reported = {one: copies[one] for one in answered}
+    reported |= {one: min(copies[one], data.draw(st.integers(0, 4))) for one in sorted(damaged)}
     before = sorted((copies[one.server_id] for one in record.voters), reverse=True)[record.ack_quorum - 1]
-    found = reach(quorums, record.ack_quorum, told, answered - damaged)
+    found = reach(quorums, record.ack_quorum, reported, answered - damaged)
     assert found.held <= quorums.watermark(copies)
     if found.sure:
         assert found.held >= before, "acknowledged, perhaps before the change of members"
@@ -92,12 +91,12 @@ def test_what_readers_are_visible_while_a_member_is_added_every_later_claimant_f
         for ack_quorum in range(count // 2 + 1, count + 1):
             adding = record_of(count, ack_quorum, "adding")
             quorums = reading_quorums(adding)
-            shown_on = [set(one) for one in itertools.combinations(IDS[:count], ack_quorum)]
-            assert all(quorums.can_acknowledge(holders) for holders in shown_on)
+            holder_sets = [set(one) for one in itertools.combinations(IDS[:count], ack_quorum)]
+            assert all(quorums.can_acknowledge(holders) for holders in holder_sets)
             for later in {ack_quorum, (count + 1) // 2 + 1} & {ack_quorum, ack_quorum + 1}:
                 needed = claims_needed(count + 1, later)
                 for claimed_on in itertools.combinations([*IDS[:count], b"n" * 16], needed):
-                    assert all(holders & set(claimed_on) for holders in shown_on)
+                    assert all(holders & set(claimed_on) for holders in holder_sets)
 
 
 async def written(servers: Threads, content: bytes, name: str = "x") -> None:
@@ -117,7 +116,7 @@ def file_of(server: ThreadServer, name: str = "x") -> Path:
     return server.data / "d" / "d" / name
 
 
-async def lie(server: ThreadServer, content: bytes, tmp_path: Path) -> None:
+async def falsify(server: ThreadServer, content: bytes, tmp_path: Path) -> None:
     """Give the server a whole file of that content, with the mark that vouches for it."""
     liar = ThreadServer(tmp_path / "liar")
     async with connect(liar.url) as store, await store.unclaimed("d") as claim:
@@ -246,7 +245,7 @@ async def test_a_member_with_other_bytes_in_a_whole_file_is_found_out_and_never_
     await written(three, content)
     other = bytearray(content)
     other[700_000] ^= 1
-    await lie(three[0], bytes(other), tmp_path)
+    await falsify(three[0], bytes(other), tmp_path)
     for preferred in three:
         async with open_store(url_of(three)) as store:
             await until(lambda: all(one.connected for one in store.members()), "all connected")
@@ -285,7 +284,7 @@ async def test_members_that_contradict_each_other_without_a_quorum_are_named_and
     monkeypatch.setattr(streaming, "read_timeout_s", 0.5)  # so long they may be about to be put right
     content = os.urandom(200_000)
     await written(three, content)
-    await lie(three[0], content[:150_000] + bytes(50_000), tmp_path)
+    await falsify(three[0], content[:150_000] + bytes(50_000), tmp_path)
     three[2].kill()
     async with open_store(url_of(three)) as store:
         assert await store.read("d", "x", 0, 150_000, committed=True) == content[:150_000]
@@ -356,7 +355,7 @@ async def test_a_take_over_reports_a_lying_copy_and_reads_it_from_the_others(
     # EVIDENCE-OF: P-2, P-5
     content = os.urandom(300_000)
     await written(three, content)
-    await lie(three[1], content[:-1] + bytes([content[-1] ^ 1]), tmp_path)
+    await falsify(three[1], content[:-1] + bytes([content[-1] ^ 1]), tmp_path)
     async with claimed(three, epoch=2) as (store, claim):
         await until(lambda: len(claim.answers) == 3, "all claimed")
         await claim.settle("x", len(content), prefix_digest(content))

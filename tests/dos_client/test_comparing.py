@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dos_client.core.comparing import ABSENT, CopyState, MemberCopy, judge, questions
+from dos_client.core.comparing import ABSENT, CopyState, MemberCopy, judge, needed_digests
 from dos_protocol.digests import prefix_digest
 
 A, B, C, D, E = (bytes([n]) * 16 for n in range(1, 6))
@@ -15,7 +15,9 @@ def judged(contents: Contents, damaged: frozenset[bytes] = frozenset()) -> dict[
         one: ABSENT if data is None else MemberCopy(len(data), prefix_digest(data), damaged=one in damaged)
         for one, data in contents.items()
     }
-    digests = {(one, size): prefix_digest((contents[one] or b"")[:size]) for one, size in questions(copies)}
+    digests = {
+        (one, size): prefix_digest((contents[one] or b"")[:size]) for one, size in needed_digests(copies)
+    }
     return judge(copies, digests).verdicts
 
 
@@ -53,7 +55,9 @@ def test_verdicts_say_what_the_bytes_say(contents: Contents, damaged: frozenset[
         one: ABSENT if data is None else MemberCopy(len(data), prefix_digest(data), damaged=one in damaged)
         for one, data in contents.items()
     }
-    digests = {(one, size): prefix_digest((contents[one] or b"")[:size]) for one, size in questions(copies)}
+    digests = {
+        (one, size): prefix_digest((contents[one] or b"")[:size]) for one, size in needed_digests(copies)
+    }
     judgement = judge(copies, digests)
     assert judgement.verdicts.keys() == copies.keys()
     sound = {one: data or b"" for one, data in contents.items() if not copies[one].damaged}

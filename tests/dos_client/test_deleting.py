@@ -106,8 +106,8 @@ async def test_of_a_store_nothing_is_deleted_at_once_nor_by_a_stranger(three: li
                     await connection.delete("x")
     url = "dos://" + ",".join(server.location for server in three)
     assert "cannot be deleted" in await trio.to_thread.run_sync(refused, 2, "rm", f"{url}/d/x", "-y")
-    words = await trio.to_thread.run_sync(refused, 2, "rm", f"{three[0].url}/d/x", "-y", "--take-over")
-    assert "is in store" in words
+    message = await trio.to_thread.run_sync(refused, 2, "rm", f"{three[0].url}/d/x", "-y", "--take-over")
+    assert "is in store" in message
     async with open_connection(three[0].location) as connection:
         assert (await connection.open_directory("d")).epoch == 1, "nobody was fenced for it"
 
@@ -227,20 +227,20 @@ def test_what_a_program_claimed_on_one_server_is_appended_to_only_by_taking_over
             await writer.wait_synced(writer.append(b"hello"))
 
     trio.run(write)
-    words = refused(2, "append", f"{alone.url}/app/x", stdin=b"!")
-    assert "app has another writer, which would be fenced; pass --take-over" in words
+    message = refused(2, "append", f"{alone.url}/app/x", stdin=b"!")
+    assert "app has another writer, which would be fenced; pass --take-over" in message
     answered("append", f"{alone.url}/app/x", "--take-over", stdin=b"!")
     assert answered("get", f"{alone.url}/app/x") == b"hello!"
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(("said", "kept"), [(b"n\n", True), (b"\n", True), (b"y\n", False)])
-def test_on_a_terminal_it_asks(alone: ThreadServer, said: bytes, kept: bool) -> None:
+@pytest.mark.parametrize(("typed", "kept"), [(b"n\n", True), (b"\n", True), (b"y\n", False)])
+def test_on_a_terminal_it_asks(alone: ThreadServer, typed: bytes, kept: bool) -> None:
     answered("append", f"{alone.url}/notes/x", stdin=b"hello")
     program = "from dos_client.cli.objects import app; app(prog_name='dos')"
     ours, theirs = pty.openpty()
     try:
-        os.write(ours, said)
+        os.write(ours, typed)
         done = subprocess.run(
             [sys.executable, "-c", program, "rm", f"{alone.url}/notes/x"],
             stdin=theirs,

@@ -11,17 +11,11 @@ from dos_client import init_store, open_store, replace_member
 from dos_client.limits import reader_sessions_max, silence_broken_s
 from dos_client.live_store import Store
 from dos_protocol.digests import prefix_digest
-from tests.dos_client.support import ThreadServer, claimed, has, new_writer, until, url_of
+from tests.dos_client.support import Threads, claimed, has, new_writer, record_of, until, url_of
 from tests.support.proxy import proxies
 from tests.support.servers import ServerProcess, three_servers  # noqa: F401
 
 pytestmark = pytest.mark.trio
-Threads = list[ThreadServer]
-
-
-def record_of(number: int) -> bytes:
-    """A record that is unlike every other, about 1000 bytes."""
-    return b"%08d" % number * 125
 
 
 class Follower:

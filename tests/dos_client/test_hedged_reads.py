@@ -10,14 +10,13 @@ import trio
 from dos_client import init_store, open_store
 from dos_client.limits import answers_owed_max, hedge_burst, hedge_share, read_timeout_s
 from dos_client.live_store import Store
-from dos_client.reading.questions import MemberAnswers, Question, ask_members
+from dos_client.reading.member_queries import MemberAnswers, MemberQuery, query_members
 from dos_client.sessions.connection import Connection
-from tests.dos_client.support import ThreadServer, claimed, has, until, url_of
+from tests.dos_client.support import Threads, ThreadServer, claimed, has, until, url_of
 from tests.support.proxy import Way, proxies
 from tests.support.servers import ServerProcess, three_servers  # noqa: F401
 
 pytestmark = pytest.mark.trio
-Threads = list[ThreadServer]
 SIZE = 65_536
 SLOW_S = 0.25
 """Far more than a read takes here even on a busy machine, far less than a stopped member would make it."""
@@ -117,12 +116,14 @@ async def test_a_member_that_owes_too_much_is_not_asked(three: Threads) -> None:
             def judge(answers: MemberAnswers[bytes]) -> tuple[int, bool]:
                 return 1 - len(answers.given), False
 
-            question = Question("d", "x", 10, ask, judge)
-            answers = await ask_members(store, [[member]], question)
+            question = MemberQuery("d", "x", 10, ask, judge)
+            answers = await query_members(store, [[member]], question)
             assert "still owes 8 answers" in str(answers.failed[member.server_id])
             rule.end()
             await until(lambda: session.owed == 0, "they came")
-            assert (await ask_members(store, [[member]], question)).given == {member.server_id: content[:10]}
+            assert (await query_members(store, [[member]], question)).given == {
+                member.server_id: content[:10]
+            }
 
 
 async def test_a_slow_member_is_left_to_itself_and_tried_again(three: Threads) -> None:

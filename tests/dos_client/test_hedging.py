@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dos_client.core.hedging import (
-    AskMember,
     Budget,
     Candidate,
     DropMember,
     Effect,
     Latencies,
     Pace,
+    QueryMember,
     Race,
     RaceLost,
     RaceWon,
@@ -55,7 +55,7 @@ behaviours = st.builds(
 class Played:
     """A race played to its end on a clock of its own."""
 
-    asked: list[bytes] = field(default_factory=list)
+    queried: list[bytes] = field(default_factory=list)
     hedges: int = 0
     ended: dict[bytes, str] = field(default_factory=dict)
     result: str = ""
@@ -70,9 +70,9 @@ def play(does: dict[bytes, Behaviour], race: Race, lacking: int = 1) -> Played:
     def perform(effects: list[Effect]) -> None:
         for effect in effects:
             match effect:
-                case AskMember(server_id, hedge):
-                    assert server_id not in played.asked, "asked twice"
-                    played.asked.append(server_id)
+                case QueryMember(server_id, hedge):
+                    assert server_id not in played.queried, "asked twice"
+                    played.queried.append(server_id)
                     played.hedges += hedge
                     if does[server_id].does != "nothing":
                         heapq.heappush(coming, (now + does[server_id].seconds, server_id))
@@ -115,8 +115,8 @@ def test_every_race_ends_and_nobody_is_asked_twice_or_left_behind(
 ) -> None:
     # EVIDENCE-OF: P-10
     played = play(does, Race(list(does), delay_s, Budget(), lacking=lacking), lacking)
-    assert played.asked == list(does)[: len(played.asked)], "in the order given"
-    assert set(played.ended) == set(played.asked), "each is answered, refused or dropped"
+    assert played.queried == list(does)[: len(played.queried)], "in the order given"
+    assert set(played.ended) == set(played.queried), "each is answered, refused or dropped"
     assert played.seconds <= (read_timeout_s + hedge_rescue_s) * (len(does) + 1)
     good = [server_id for server_id, how in played.ended.items() if how == "answer"]
     assert (played.result == "RaceWon") == (len(good) == lacking)
@@ -136,7 +136,7 @@ def test_one_good_member_is_enough_whatever_the_others_do(
 def test_a_stopped_member_costs_the_delay_and_no_more() -> None:
     does = {A: Behaviour(0, "nothing"), B: Behaviour(0.001, "answer"), C: Behaviour(0, "answer")}
     played = play(does, Race([A, B, C], 0.005, Budget()))
-    assert (played.result, played.asked, played.hedges) == ("RaceWon", [A, B], 1)
+    assert (played.result, played.queried, played.hedges) == ("RaceWon", [A, B], 1)
     assert played.seconds == 0.006
     assert played.ended == {A: "dropped", B: "answer"}
 
@@ -181,13 +181,13 @@ def test_without_budget_a_member_that_says_nothing_is_still_given_up() -> None:
 def test_quantiles_are_those_of_the_last_answers(
     answers: list[tuple[float, float]], share: float, later: float
 ) -> None:
-    times, now, told = Latencies(), 0.0, []
+    times, now, observed = Latencies(), 0.0, []
     for seconds, pause in answers:
         now += pause
         times.add(seconds, now)
-        told.append((now, seconds))
+        observed.append((now, seconds))
     now += later
-    last = [one for one in told[-hedge_samples_max:] if one[0] >= now - hedge_sample_age_s]
+    last = [one for one in observed[-hedge_samples_max:] if one[0] >= now - hedge_sample_age_s]
     found = times.quantile(share, now)
     if not last:
         assert found is None

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from dos_client import init_store
 from dos_client.core.append_times import AppendTimes
-from dos_client.core.milestones import Milestones, stretch
+from dos_client.core.milestones import Milestones, milestone_range
 from dos_client.limits import append_times_max, append_times_step_s, milestone_bytes
 from tests.dos_client.support import ThreadServer, claimed, off, on, until, url_of
 
@@ -56,7 +56,7 @@ def test_milestones_follow_each_other_without_a_gap() -> None:
 
 @given(st.integers(0, 1 << 30), st.integers(0, 1 << 30))
 def test_a_stretch_goes_from_one_milestone_to_the_next_or_to_the_limit(offset: int, more: int) -> None:
-    begin, end = stretch(offset, offset + more)
+    begin, end = milestone_range(offset, offset + more)
     assert begin % milestone_bytes == 0
     assert begin <= offset <= end <= begin + milestone_bytes
     assert end in (begin + milestone_bytes, offset + more)

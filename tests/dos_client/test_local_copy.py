@@ -20,11 +20,21 @@ from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import PoisonedError
 from journal.scratch import ScratchCopy
 from tests.dos_client.records import record
-from tests.dos_client.support import ThreadServer, claimed, content_of, has, off, on, until, url_of
-from tests.support.proxy import Way, proxies
+from tests.dos_client.support import (
+    Threads,
+    ThreadServer,
+    claimed,
+    claimed_through_proxies,
+    content_of,
+    has,
+    off,
+    on,
+    until,
+    url_of,
+)
+from tests.support.proxy import Way
 from tests.support.servers import ServerProcess, three_servers  # noqa: F401
 
-Threads = list[ThreadServer]
 BLOCK = bytes(range(256)) * 256
 TOTAL = 2 * window_bytes_max + 5 * len(BLOCK) + 1_000
 
@@ -101,8 +111,8 @@ async def test_a_local_copy_that_is_not_the_writers_is_noticed_and_the_members_a
             await has(three[2], "d", "x", CONTENT)
         assert filled(store, three[2], "member") > 0
         assert filled(store, three[2], "local") <= (0 if how in ("wiped", "stale") else TOTAL // 2)
-        said = [one.getMessage() for one in caplog.records if "the local copy of x" in one.getMessage()]
-        assert len(said) == (how != "wiped"), "noticed once, and not asked again"
+        messages = [one.getMessage() for one in caplog.records if "the local copy of x" in one.getMessage()]
+        assert len(messages) == (how != "wiped"), "noticed once, and not asked again"
 
 
 def spoil(path: Path, how: str) -> None:
@@ -177,7 +187,7 @@ async def test_a_member_with_another_content_is_unmasked_by_the_local_copy_alone
         await on(three[2])
         link = next(one for one in claim.links() if one.member.address == three[2].location)
         await until(lambda: link.copies.states() == [ReplicaState.BROKEN], "it is broken")
-        assert link.copies.trouble() == "d/x on this member: different content before byte 16"
+        assert link.copies.problem() == "d/x on this member: different content before byte 16"
         assert await content_of(three[2], "d", "x") == b"another writer's"
 
 
@@ -226,24 +236,21 @@ async def test_with_connections_cut_and_the_local_copy_spoiled_all_the_time_ever
     monkeypatch.setattr("dos_client.writing.target.window_bytes_max", 300_000)  # members fall behind at once
     monkeypatch.setattr("dos_client.writing.target._TRIM_STEP_BYTES", 1)
     rng, path = random.Random(seed), tmp_path / "copy"
-    async with proxies(three) as between:
-        url = "dos://" + ",".join(proxy.location for proxy in between)
-        await init_store(url)
-        async with claimed(three, url=url) as (store, claim):
-            writer = claim.open_object("x", ScratchCopy(path))
-            for start in range(0, TOTAL, len(BLOCK)):
-                writer.append(CONTENT[start : start + len(BLOCK)])
-                with path.open("ab") as file:
-                    file.write(CONTENT[start : start + len(BLOCK)])
-                if rng.random() < 0.1:
-                    rng.choice(between).cut()
-                if rng.random() < 0.01:
-                    spoil(path, rng.choice(["torn", "stale", "a bit flipped"]))
-                await writer.wait_synced(writer.size - 4 * len(BLOCK))
-            await writer.wait_synced(writer.size)
-            for server in three:
-                await has(server, "d", "x", CONTENT)
-            assert sum(store.counts.filled_bytes.values()) > 0, "else this shows nothing"
+    async with claimed_through_proxies(three) as (between, store, claim):
+        writer = claim.open_object("x", ScratchCopy(path))
+        for start in range(0, TOTAL, len(BLOCK)):
+            writer.append(CONTENT[start : start + len(BLOCK)])
+            with path.open("ab") as file:
+                file.write(CONTENT[start : start + len(BLOCK)])
+            if rng.random() < 0.1:
+                rng.choice(between).cut()
+            if rng.random() < 0.01:
+                spoil(path, rng.choice(["torn", "stale", "a bit flipped"]))
+            await writer.wait_synced(writer.size - 4 * len(BLOCK))
+        await writer.wait_synced(writer.size)
+        for server in three:
+            await has(server, "d", "x", CONTENT)
+        assert sum(store.counts.filled_bytes.values()) > 0, "else this shows nothing"
     assert not [one for one in caplog.messages if "d/x there" in one], "a copy was wrong, and repaired"
 
 
@@ -253,31 +260,28 @@ async def test_a_disk_that_fails_while_a_member_is_filled_breaks_that_copy_and_n
     three: Threads, tmp_path: Path, local: bool
 ) -> None:
     # EVIDENCE-OF: P-5
-    async with proxies(three) as between:
-        url = "dos://" + ",".join(proxy.location for proxy in between)
-        await init_store(url)
-        async with claimed(three, url=url) as (store, claim):
-            path = tmp_path / "copy"
-            writer = claim.open_object("x", ScratchCopy(path) if local else None)
-            await writer.wait_synced(writer.append(b""))
-            between[2].refuse()
-            between[2].cut()
-            await append_all(writer, path)
-            link = next(one for one in claim.links() if one.member.address == between[2].location)
-            between[2].heal()
-            slow = [proxy.slow(Way.TO_CLIENT, delay_s=0.02) for proxy in between]
-            sent, victim = store.counts.sent_bytes, between[2].location
-            await until(lambda: sent[victim] > 1_000_000, "it is being filled")
-            assert link.copies.states() == [ReplicaState.CATCH_UP]
-            assert link.connection is not None
-            link.connection.on_append_refused(claim.targets["x"].tag, PoisonedError("its disk failed"))
-            assert link.copies.states() == [ReplicaState.BROKEN]
-            before = sent[victim]
-            for rule in slow:
-                rule.end()
-            await writer.wait_synced(writer.append(b"goes on"))
-            assert link.copies.states() == [ReplicaState.BROKEN]
-            assert sent[victim] == before, "nothing is sent to a broken copy"
+    async with claimed_through_proxies(three) as (between, store, claim):
+        path = tmp_path / "copy"
+        writer = claim.open_object("x", ScratchCopy(path) if local else None)
+        await writer.wait_synced(writer.append(b""))
+        between[2].refuse()
+        between[2].cut()
+        await append_all(writer, path)
+        link = next(one for one in claim.links() if one.member.address == between[2].location)
+        between[2].heal()
+        slow = [proxy.slow(Way.TO_CLIENT, delay_s=0.02) for proxy in between]
+        sent, victim = store.counts.sent_bytes, between[2].location
+        await until(lambda: sent[victim] > 1_000_000, "it is being filled")
+        assert link.copies.states() == [ReplicaState.CATCH_UP]
+        assert link.connection is not None
+        link.connection.on_append_refused(claim.targets["x"].tag, PoisonedError("its disk failed"))
+        assert link.copies.states() == [ReplicaState.BROKEN]
+        before = sent[victim]
+        for rule in slow:
+            rule.end()
+        await writer.wait_synced(writer.append(b"goes on"))
+        assert link.copies.states() == [ReplicaState.BROKEN]
+        assert sent[victim] == before, "nothing is sent to a broken copy"
 
 
 class Files:

@@ -14,11 +14,11 @@ PAGE = Path(__file__).parent.parent.parent / "docs/metrics.md"
 
 
 def test_the_page_has_every_figure_and_no_other() -> None:
-    told = set(re.findall(r"\| `(dos_client_\w+)", PAGE.read_text(encoding="utf-8")))
-    there = {
+    documented = set(re.findall(r"\| `(dos_client_\w+)", PAGE.read_text(encoding="utf-8")))
+    defined = {
         family.name + ("_total" if family.type == "counter" else "") for family in metrics.registry.collect()
     }
-    assert told == there
+    assert documented == defined
 
 
 def test_the_example_of_the_page_serves_the_figures(capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,7 +23,7 @@ class Objects:
 
     def __init__(self) -> None:
         self.contents = {"a": b"", "b": b""}
-        self.asked: list[tuple[str, int, int]] = []
+        self.requests: list[tuple[str, int, int]] = []
 
     def grow(self, name: str, units: int) -> None:
         count = len(self.contents[name]) // 8
@@ -32,7 +32,7 @@ class Objects:
         )
 
     async def read(self, name: str, offset: int, max_bytes: int, only: bytes | None) -> bytes:
-        self.asked.append((name, offset, max_bytes))
+        self.requests.append((name, offset, max_bytes))
         await trio.sleep(0.001)
         if name not in self.contents:
             raise NotFoundError(f"no {name}")
@@ -93,8 +93,8 @@ async def test_pieces_exist_before_they_are_asked_for(autojump_clock: trio.testi
                 == objects.contents["a"][place * UNIT : (place + 1) * UNIT]
             )
             await trio.sleep(0.1)  # what the reader does with it
-            assert len(objects.asked) <= place + 1 + read_ahead_pieces_max
-        assert sorted(objects.asked) == [("a", place * UNIT, UNIT) for place in range(10)], "each once"
+            assert len(objects.requests) <= place + 1 + read_ahead_pieces_max
+        assert sorted(objects.requests) == [("a", place * UNIT, UNIT) for place in range(10)], "each once"
         begin = trio.current_time()
         await ahead.read("a", 8 * UNIT, UNIT, None)
         assert trio.current_time() == begin, "it was there"

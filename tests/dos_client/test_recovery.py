@@ -46,7 +46,7 @@ def test_wiped_and_foreign_servers_are_not_among_those_who_exist() -> None:
     both = [answer("a", TWO), wiped, answer("c", foreign)]
     assert [one.address for one in stand(*both).present] == ["a:1"]
     apart = [answer("a", TWO), answer("c", foreign)]
-    assert survivors(decide(apart, asked=["a:1", "c:1"]), apart) is None, (
+    assert survivors(decide(apart, addresses=["a:1", "c:1"]), apart) is None, (
         "nobody guesses which store is meant"
     )
     assert survivors(decide([]), []) is None

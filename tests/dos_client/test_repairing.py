@@ -12,9 +12,9 @@ from dos_client.repair.repairing import RepairOutcome, RepairReport, repair_obje
 from dos_client.repair.verifying import verify_store
 from dos_client.repair.walking import StoreWalk
 from dos_protocol.errors import BrokenConnectionError
-from tests.dos_client.support import claimed, content_of, damage, has, off, on, until, url_of
+from tests.dos_client.support import Threads, claimed, content_of, damage, has, off, on, until, url_of
 from tests.dos_client.test_cli import dos
-from tests.dos_client.test_verifying import CONTENT, Threads, behind_the_stores_back, filled, told, verified
+from tests.dos_client.test_verifying import CONTENT, behind_the_stores_back, differences_of, filled, verified
 from tests.support.v0_client import V0Connection
 
 
@@ -43,7 +43,7 @@ async def test_every_kind_of_bad_copy_is_repaired_and_a_dry_run_changes_nothing(
     await behind_the_stores_back(last, "c", b"beyond", base=CONTENT)
     await damage(one, "d", "a", at=200_000)
     await damage(two, "d", "b")
-    before = told(await verified(three))
+    before = differences_of(await verified(three))
     wanted = {
         ("a", one.location),
         ("b", two.location),
@@ -55,7 +55,7 @@ async def test_every_kind_of_bad_copy_is_repaired_and_a_dry_run_changes_nothing(
     }
     assert before.keys() == wanted
     assert outcomes(await repaired(three, dry_run=True)) == dict.fromkeys(wanted, "WOULD_REPAIR")
-    assert told(await verified(three)) == before
+    assert differences_of(await verified(three)) == before
     assert outcomes(await repaired(three)) == dict.fromkeys(wanted, "REPAIRED")
     assert not (await verified(three, read=True)).findings
     for server in three:
@@ -211,14 +211,14 @@ async def test_a_member_that_disappears_while_it_is_inspected_is_reported_as_una
     member, enter = three[0], StoreWalk.enter
     await damage(member, "d", "a")
 
-    async def goes_away(walk: StoreWalk, directory: str, members: Iterable[bytes] = ()) -> None:
+    async def enter_and_stop_member(walk: StoreWalk, directory: str, members: Iterable[bytes] = ()) -> None:
         if members:
             await off(member)
         await enter(walk, directory, members)
 
     async with open_store(url_of(three)) as store:
         server_id = bytes.fromhex(member.server_id)
-        monkeypatch.setattr(StoreWalk, "enter", goes_away)
+        monkeypatch.setattr(StoreWalk, "enter", enter_and_stop_member)
         with pytest.raises(BrokenConnectionError):
             await repair_object(store, server_id, "d", "a", suspect_at=0)
     monkeypatch.undo()

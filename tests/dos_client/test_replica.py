@@ -25,8 +25,8 @@ from dos_client.core.replica import (
     ReplicaState,
     compare,
     diagram,
-    in_words,
     step,
+    worst_state_text,
 )
 from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import LocalProtocolError, RemoteProtocolError
@@ -53,10 +53,10 @@ def copy(size: int, content: bytes = CONTENT, **marks: bool) -> ObjectInfo:
         (ObjectInfo("x"), OPEN, CopyRelation.AGREES),
         (copy(100), OPEN, CopyRelation.AGREES),
         (copy(60), OPEN, CopyRelation.AGREES),
-        (copy(30), OPEN, CopyRelation.ASK_ANOTHER),
+        (copy(30), OPEN, CopyRelation.QUERY_OTHERS),
         (copy(60, bytes(100)), OPEN, CopyRelation.DIFFERS),
         (copy(101, CONTENT + b"x"), OPEN, CopyRelation.DIFFERS),
-        (copy(101, CONTENT + b"x"), SEALED, CopyRelation.ASK_MEMBER),
+        (copy(101, CONTENT + b"x"), SEALED, CopyRelation.QUERY_MEMBER),
         (copy(60, poisoned=True), OPEN, CopyRelation.DIFFERS),
         (copy(60, corrupt=True), OPEN, CopyRelation.DIFFERS),
         (copy(60, corrupt=True), SEALED, CopyRelation.DIFFERS),
@@ -124,7 +124,7 @@ def entered(info: ObjectInfo, view: ObjectView = VIEW) -> tuple[Replica, list[Re
         (copy(60), OPEN, ReplicaState.IN_SYNC, [ReplicaEffect.COUNT, ReplicaEffect.FOLLOW]),
         (copy(0), OPEN, ReplicaState.CATCH_UP, [ReplicaEffect.COUNT, ReplicaEffect.FILL]),
         (copy(30), OPEN, ReplicaState.DISCOVER_REMOTE_SIZE, [ReplicaEffect.FIND_DIGEST]),
-        (copy(101, CONTENT + b"x"), SEALED, ReplicaState.DISCOVER_REMOTE_SIZE, [ReplicaEffect.ASK_MEMBER]),
+        (copy(101, CONTENT + b"x"), SEALED, ReplicaState.DISCOVER_REMOTE_SIZE, [ReplicaEffect.QUERY_MEMBER]),
         (copy(60, bytes(100)), OPEN, ReplicaState.BROKEN, [ReplicaEffect.DISCOUNT]),
     ],
 )
@@ -181,9 +181,9 @@ def test_what_the_memory_moved_on_past_is_filled() -> None:
 
 
 def test_a_member_is_visible_as_its_worst_copy() -> None:
-    assert in_words([]) == "in sync"
-    assert in_words([ReplicaState.IN_SYNC, ReplicaState.CATCH_UP]) == "catching up"
-    assert in_words([ReplicaState.CATCH_UP, ReplicaState.ENTER, ReplicaState.BROKEN]) == "broken"
-    assert {in_words([state]) for state in ReplicaState} == {
+    assert worst_state_text([]) == "in sync"
+    assert worst_state_text([ReplicaState.IN_SYNC, ReplicaState.CATCH_UP]) == "catching up"
+    assert worst_state_text([ReplicaState.CATCH_UP, ReplicaState.ENTER, ReplicaState.BROKEN]) == "broken"
+    assert {worst_state_text([state]) for state in ReplicaState} == {
         *("unavailable", "entering", "comparing", "catching up", "in sync", "broken")
     }

@@ -70,10 +70,10 @@ class OneCopy(RuleBasedStateMachine):
         self.history = b""
         self.base = 0
         self.sealed = False
-        self.there = b""  # what the member holds durably
+        self.stored = b""  # what the member holds durably
         self.under_way = b""  # what is sent and has not arrived
         self.counted: int | None = None  # what counts for the member, None: nothing
-        self.asked: ReplicaEffect | None = None
+        self.query: ReplicaEffect | None = None
         self.filling = self.following = False
         self.broken_disk = False
 
@@ -94,8 +94,8 @@ class OneCopy(RuleBasedStateMachine):
                 case ReplicaEffect.DISCOUNT:
                     self.counted = None
                     self.filling = self.following = False
-                case ReplicaEffect.ASK_MEMBER | ReplicaEffect.FIND_DIGEST:
-                    self.asked = effect
+                case ReplicaEffect.QUERY_MEMBER | ReplicaEffect.FIND_DIGEST:
+                    self.query = effect
                 case ReplicaEffect.FILL:
                     self.filling, self.following = True, False
                 case ReplicaEffect.FOLLOW:
@@ -122,24 +122,24 @@ class OneCopy(RuleBasedStateMachine):
         """In between, the member may have become another one, in the ways that claims and disks allow."""
         match meanwhile:
             case Meanwhile.SHORTER:
-                self.there = self.history[:size]
+                self.stored = self.history[:size]
             case Meanwhile.OTHER:
-                self.there = bytes(byte ^ 1 for byte in self.history[:size])
+                self.stored = bytes(byte ^ 1 for byte in self.history[:size])
             case Meanwhile.LONGER:
-                self.there = self.history + bytes(1)
+                self.stored = self.history + bytes(1)
         self.broken_disk = meanwhile is Meanwhile.POISONED
         self.handle(LocalKnown(7))
         if enters:
-            size = len(self.there)
-            info = ObjectInfo("x", size, size, prefix_digest(self.there), poisoned=self.broken_disk)
+            size = len(self.stored)
+            info = ObjectInfo("x", size, size, prefix_digest(self.stored), poisoned=self.broken_disk)
             self.handle(ReplicaEntered(info, self.view()))
 
     @precondition(lambda self: self.replica.state is ReplicaState.DISCOVER_REMOTE_SIZE)
     @rule()
     def the_digest_is_found(self) -> None:
-        assert self.asked is not None, "it was asked for"
-        upto = len(self.history) if self.asked is ReplicaEffect.ASK_MEMBER else len(self.there)
-        if self.there[:upto] == self.history[:upto]:
+        assert self.query is not None, "it was asked for"
+        upto = len(self.history) if self.query is ReplicaEffect.QUERY_MEMBER else len(self.stored)
+        if self.stored[:upto] == self.history[:upto]:
             self.handle(ReplicaAgreed(upto, self.view()))
         else:
             self.handle(ReplicaDiffered("another content"))
@@ -165,22 +165,22 @@ class OneCopy(RuleBasedStateMachine):
     def send(self, upto: int) -> None:
         """The server takes an append only behind the very prefix; so what arrives stands behind it."""
         sent = self.replica.sent
-        assert (self.there + self.under_way)[:sent] == self.history[:sent], "it was sent behind other bytes"
+        assert (self.stored + self.under_way)[:sent] == self.history[:sent], "it was sent behind other bytes"
         self.under_way += self.history[sent:upto]
         self.replica.sent_to(upto)
 
     @precondition(lambda self: self.under_way)
-    @rule(count=st.integers(1, 20), tell=st.booleans())
-    def arrive(self, count: int, tell: bool) -> None:
-        self.there += self.under_way[:count]
+    @rule(count=st.integers(1, 20), report=st.booleans())
+    def arrive(self, count: int, report: bool) -> None:
+        self.stored += self.under_way[:count]
         self.under_way = self.under_way[count:]
-        if tell:
-            self.tell()
+        if report:
+            self.report()
 
     @precondition(lambda self: self.replica.state in (*AGREED, ReplicaState.BROKEN))
     @rule()
-    def tell(self) -> None:
-        size = min(len(self.there), self.replica.sent)
+    def report(self) -> None:
+        size = min(len(self.stored), self.replica.sent)
         if self.replica.acknowledge(size, size):
             self.counted = size
 
@@ -201,10 +201,10 @@ class OneCopy(RuleBasedStateMachine):
     @precondition(lambda self: self.replica.state is not ReplicaState.DISCOVER_LOCAL_SIZE)
     @rule(arrives=st.integers(0, 20))
     def the_session_ends(self, arrives: int) -> None:
-        self.there += self.under_way[:arrives]
+        self.stored += self.under_way[:arrives]
         self.under_way = b""
         self.handle(ReplicaLeft("cut"))
-        self.asked, self.filling, self.following = None, False, False
+        self.query, self.filling, self.following = None, False, False
         self.counted = None
 
     @rule(kind=st.sampled_from(list(COMES_IN)))
@@ -230,11 +230,11 @@ class OneCopy(RuleBasedStateMachine):
         raise AssertionError(f"{kind.__name__} happened to a replica that is {self.replica.state.name}")
 
     @invariant()
-    def what_counts_is_there_and_is_the_writers(self) -> None:
+    def what_counts_is_stored_and_is_the_writers(self) -> None:
         # EVIDENCE-OF: P-1, P-5
         if self.counted is not None:
-            assert self.there[: self.counted] == self.history[: self.counted]
-            assert len(self.there) >= self.counted
+            assert self.stored[: self.counted] == self.history[: self.counted]
+            assert len(self.stored) >= self.counted
 
     @invariant()
     def sizes_are_in_order(self) -> None:
@@ -247,7 +247,7 @@ class OneCopy(RuleBasedStateMachine):
         state = self.replica.state
         assert state is not ReplicaState.CATCH_UP or self.filling
         assert state is not ReplicaState.IN_SYNC or self.following
-        assert (state is ReplicaState.DISCOVER_REMOTE_SIZE) <= (self.asked is not None)
+        assert (state is ReplicaState.DISCOVER_REMOTE_SIZE) <= (self.query is not None)
 
 
 TestOneCopy = OneCopy.TestCase

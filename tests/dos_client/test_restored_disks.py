@@ -6,7 +6,6 @@ passed over in silence.
 """
 
 import shutil
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -26,7 +25,6 @@ from dos_client.core.describing import Condition
 from dos_client.membership.status import store_status
 from dos_client.repair.repairing import RepairOutcome
 from dos_client.repair.verifying import verify_store
-from dos_client.sessions.members import MemberStatus
 from dos_server.core.stamps import decode_history, decode_witnesses
 from journal import ChainWriter, EpochUsedTwiceError, Op, Record, inspect_chain, read_records, take_over
 from tests.dos_client.support import (
@@ -37,18 +35,11 @@ from tests.dos_client.support import (
     new_writer,
     off,
     on,
-    thread_servers,
     until,
     url_of,
 )
 
 pytestmark = pytest.mark.trio
-
-
-@pytest.fixture
-def three(tmp_path: Path) -> Iterator[list[ThreadServer]]:
-    with thread_servers(tmp_path, 3) as servers:
-        yield servers
 
 
 async def wrote(store: Store, *texts: str) -> tuple[int, str]:
@@ -112,9 +103,9 @@ async def test_repair_overwrites_nothing_of_an_epoch_that_was_granted_twice(
     reason = next(one.reason for one in report.repairs if one.name == segment)
     assert "its epoch was granted twice: the disk of a member went back to an older state" in reason
     assert "`dos store replace`" in reason
-    told = [finding_text(one) for one in verified.differences if one.name == segment]
+    exchanged = [finding_text(one) for one in verified.differences if one.name == segment]
     assert any(
-        "its epoch was granted twice: a member's disk went back to an older state" in one for one in told
+        "its epoch was granted twice: a member's disk went back to an older state" in one for one in exchanged
     )
     assert await content_of(three[1], "d", segment) == kept
     assert not list((three[1].data / "d" / "d").glob(".broken*"))
@@ -152,11 +143,11 @@ async def test_without_a_restored_disk_the_same_outages_lose_nothing(three: list
         ]
 
 
-async def all_told(store: Store, three: list[ThreadServer]) -> None:
+async def all_stamps_exchanged(store: Store, three: list[ThreadServer]) -> None:
     """Wait until each member keeps the newest stamp of each other one, on its disk."""
     histories = {bytes.fromhex(one.server_id): one.data / "stamps" for one in three}
 
-    def told() -> bool:
+    def exchanged() -> bool:
         newest = {one: decode_history(path.read_bytes()).newest for one, path in histories.items()}
         kept = [one.data / "witnessed" for one in three]
         return all(path.exists() for path in kept) and all(
@@ -166,12 +157,7 @@ async def all_told(store: Store, three: list[ThreadServer]) -> None:
         )
 
     assert store.members()
-    await until(told, "all members know each other's stamps")
-
-
-def said_of(server: ThreadServer, members: Iterable[MemberStatus]) -> str:
-    """Why it is away, if it is."""
-    return next(one.error for one in members if one.address == server.location)
+    await until(exchanged, "all members know each other's stamps")
 
 
 async def put_back(server: ThreadServer, image: Path) -> None:
@@ -189,7 +175,7 @@ async def restored_while_another_is_away(three: list[ThreadServer], *, running: 
     await init_store(url)
     async with open_store(url) as store:
         await wrote(store, "base")
-        await all_told(store, three)
+        await all_stamps_exchanged(store, three)
     if not running:
         await off(first)
     await trio.to_thread.run_sync(shutil.copytree, first.data, image)
@@ -202,7 +188,7 @@ async def restored_while_another_is_away(three: list[ThreadServer], *, running: 
                 lambda: decode_history((first.data / "stamps").read_bytes()).newest.number > before.number,
                 "the disk has another stamp",
             )
-        await all_told(store, three)
+        await all_stamps_exchanged(store, three)
     await off(third)
     async with open_store(url) as store:
         await wrote(store, "acknowledged by the first and the second")

@@ -19,15 +19,14 @@ from dos_client.core.membership import ServerAnswer
 from dos_client.core.replacement import begin
 from dos_client.membership.status import StoreStatus, store_status
 from dos_client.sessions.connection import open_connection
-from dos_client.sessions.discovery import hand_over
+from dos_client.sessions.discovery import send_record
 from dos_protocol.errors import StaleGenerationError
 from dos_protocol.store_record import StoreRecord
 from tests.dos_client.records import record, server_id
-from tests.dos_client.support import ThreadServer, claimed, damage, off, on, until, url_of
+from tests.dos_client.support import Threads, ThreadServer, claimed, damage, off, on, until, url_of
 from tests.dos_client.test_cli import dos
 from tests.dos_client.test_verifying import CONTENT, filled
 
-Threads = list[ThreadServer]
 G1 = record("abc", 2)
 
 
@@ -84,12 +83,12 @@ async def swapped(servers: Threads) -> None:
     await on(one, two)
 
 
-async def away(servers: Threads) -> None:
+async def stopped(servers: Threads) -> None:
     await off(servers[2])
 
 
 @pytest.mark.trio
-@pytest.mark.parametrize("happens", [wiped, foreign, swapped, away])
+@pytest.mark.parametrize("happens", [wiped, foreign, swapped, stopped])
 async def test_who_is_not_the_member_never_counts(
     three: Threads, happens: Callable[[Threads], Awaitable[None]]
 ) -> None:
@@ -118,7 +117,7 @@ async def test_the_status_names_each_of_them(three: Threads) -> None:
     for happens, condition in (
         (wiped, Condition.WIPED),
         (foreign, Condition.FOREIGN),
-        (away, Condition.UNAVAILABLE),
+        (stopped, Condition.UNAVAILABLE),
     ):
         await happens(three)
         status = await store_status(addresses)
@@ -152,7 +151,7 @@ async def test_a_stale_server_counts_only_when_it_has_the_record_in_use(
         await off(three[1])
         joining = begin(old, old.members[2], bytes.fromhex(new.server_id), new.location)
         for server in (three[0], three[2]):
-            await hand_over(server.location, joining)
+            await send_record(server.location, joining)
         await on(three[1])
         with pytest.raises(StaleGenerationError):
             async with open_connection(three[1].location, store_id=old.store_id, generation=2):

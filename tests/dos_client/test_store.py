@@ -130,19 +130,19 @@ async def test_a_member_that_returns_is_seen_again(
     with planted(bug):
         async with open_store(url_of(three)) as store:
 
-            def there() -> int:
+            def connected_count() -> int:
                 return sum(one.connected for one in store.members())
 
-            await until(lambda: there() == 3, "all are connected")
+            await until(lambda: connected_count() == 3, "all are connected")
             await off(three[1])
-            await until(lambda: there() == 2, "one is away")
+            await until(lambda: connected_count() == 2, "one is away")
             await on(three[1])
             if bug is None:
-                await until(lambda: there() == 3, "it is seen again")
+                await until(lambda: connected_count() == 3, "it is seen again")
             else:
                 monkeypatch.setattr(support, "PATIENCE_S", 5.0)
                 with pytest.raises(AssertionError, match="it is seen again"):
-                    await until(lambda: there() == 3, "it is seen again")
+                    await until(lambda: connected_count() == 3, "it is seen again")
 
 
 async def test_several_objects_of_one_claim_are_written_side_by_side(three: Servers) -> None:

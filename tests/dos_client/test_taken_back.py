@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from dos_client import Claim, QuorumUnavailableError, init_store
-from dos_client.core.claim import has_less_than_it_said
+from dos_client.core.claim import has_lost_objects
 from dos_client.errors import MissingDataError
 from dos_client.limits import milestone_bytes, window_bytes_max
 from dos_client.writing.object_writer import ObjectWriter
@@ -123,13 +123,13 @@ async def test_what_a_claim_reads_is_not_short_while_members_that_have_more_are_
 def test_an_answer_is_taken_back_by_less_by_damage_and_by_absence_and_not_by_more() -> None:
     first = {"x": ObjectInfo("x", 10, 10), "y": ObjectInfo("y", 5, 5)}
     y = first["y"]
-    assert not has_less_than_it_said(first, [*first.values(), ObjectInfo("z", 1, 1)])
-    assert not has_less_than_it_said(first, [ObjectInfo("x", 11, 11), y])
-    assert has_less_than_it_said(first, [ObjectInfo("x", 10, 9), y])
-    assert has_less_than_it_said(first, [y])
-    assert has_less_than_it_said(first, [ObjectInfo("x", 10, 10, corrupt=True), y])
-    assert has_less_than_it_said(first, [ObjectInfo("x", 10, 10, poisoned=True), y])
-    assert not has_less_than_it_said({}, [ObjectInfo("x", 10, 9, corrupt=True)])
+    assert not has_lost_objects(first, [*first.values(), ObjectInfo("z", 1, 1)])
+    assert not has_lost_objects(first, [ObjectInfo("x", 11, 11), y])
+    assert has_lost_objects(first, [ObjectInfo("x", 10, 9), y])
+    assert has_lost_objects(first, [y])
+    assert has_lost_objects(first, [ObjectInfo("x", 10, 10, corrupt=True), y])
+    assert has_lost_objects(first, [ObjectInfo("x", 10, 10, poisoned=True), y])
+    assert not has_lost_objects({}, [ObjectInfo("x", 10, 9, corrupt=True)])
 
 
 async def copied(server: ThreadServer) -> Path:
@@ -185,8 +185,8 @@ async def test_a_server_that_went_back_under_a_living_writer_is_filled_or_said_t
             await put_back_an_older_copy(one, image)
         final = "in sync" if went_back < 3 else "broken"
         await all_are(claim, three, final)
-        said = f"has {len(CONTENT)} bytes of d/x, but had acknowledged {size}"
-        assert sum(said in one.getMessage() for one in caplog.records) == went_back
+        reason = f"has {len(CONTENT)} bytes of d/x, but had acknowledged {size}"
+        assert sum(reason in one.getMessage() for one in caplog.records) == went_back
         position = writer.append(b", and more")
         if went_back < 3:
             await writer.wait_synced(position)

@@ -83,10 +83,10 @@ async def test_what_no_quorum_has_is_never_forgotten() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from([A, B, C]), st.integers(0, 1000)), max_size=20))
-def test_the_quorum_watermark_never_goes_back(told: list[tuple[bytes, int]]) -> None:
+def test_the_quorum_watermark_never_goes_back(acks: list[tuple[bytes, int]]) -> None:
     async def run() -> None:
         target, last = target_of(1000), 0
-        for member, size in told:
+        for member, size in acks:
             target.note(member, size, size)
             assert target.synced >= last
             last = target.synced

@@ -9,6 +9,7 @@ from dos_client import QuorumUnavailableError, connect, init_store, open_store
 from dos_client.core.comparing import CopyState
 from dos_client.repair.verifying import VerifyProgress, VerifyReport, verify_store
 from tests.dos_client.support import (
+    Threads,
     ThreadServer,
     claimed,
     damage,
@@ -20,7 +21,6 @@ from tests.dos_client.support import (
 )
 from tests.dos_client.test_cli import dos
 
-Threads = list[ThreadServer]
 CONTENT = bytes(range(256)) * 1_000
 
 
@@ -52,7 +52,7 @@ async def verified(servers: Threads, *directories: str, read: bool = False) -> V
         return await verify_store(store, directories, read=read)
 
 
-def told(report: VerifyReport) -> dict[tuple[str, str], str]:
+def differences_of(report: VerifyReport) -> dict[tuple[str, str], str]:
     return {(one.name, one.address): one.verdict.value for one in report.findings}
 
 
@@ -75,7 +75,7 @@ async def test_each_copy_is_called_what_it_is(three: Threads) -> None:
     await damage(three[0], "d", "b")
     report = await verified(three)
     one, two, last = (server.location for server in three)
-    assert told(report) == {
+    assert differences_of(report) == {
         ("late", last): "missing",
         ("other", two): "differs",
         ("other", last): "behind",
@@ -94,7 +94,7 @@ async def test_rot_that_nobody_has_read_yet_is_found_by_reading(three: Threads) 
     await filled(three, "a")
     await damage(three[1], "d", "a", notice=False)
     assert not (await verified(three)).findings
-    assert told(await verified(three, read=True)) == {("a", three[1].location): "damaged"}
+    assert differences_of(await verified(three, read=True)) == {("a", three[1].location): "damaged"}
 
 
 @pytest.mark.trio
@@ -141,7 +141,7 @@ async def test_members_that_go_meanwhile_are_named_or_the_rest_is_not_compared(
             await has(server, "e", "b", CONTENT)
     left: list[str] = []
 
-    def tell(progress: VerifyProgress) -> None:
+    def on_progress(progress: VerifyProgress) -> None:
         if progress.directories_done == 1 and not left:
             for server in three[:gone]:
                 server.kill()
@@ -150,9 +150,9 @@ async def test_members_that_go_meanwhile_are_named_or_the_rest_is_not_compared(
     async with open_store(url_of(three)) as store:
         if gone == 2:
             with pytest.raises(QuorumUnavailableError, match="2 members are needed to compare"):
-                await verify_store(store, ["d", "e"], on_progress=tell)
+                await verify_store(store, ["d", "e"], on_progress=on_progress)
         else:
-            report = await verify_store(store, ["d", "e"], on_progress=tell)
+            report = await verify_store(store, ["d", "e"], on_progress=on_progress)
             assert list(report.unavailable) == left
             assert report.unavailable[left[0]]
             assert not report.findings

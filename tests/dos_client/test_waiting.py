@@ -11,32 +11,30 @@ from hypothesis import strategies as st
 from dos_client import Claim, ObjectWriter, init_store, metrics
 from dos_client.core.claim import ClaimState
 from dos_client.core.waiting import MemberSeen, WaitBegan, WaitEnded, WaitTracker, waiting_reason
-from dos_client.limits import journal_lag_bytes_max, waiting_told_s
+from dos_client.limits import journal_lag_bytes_max, waiting_report_s
 from dos_client.sessions.connection import open_connection
 from dos_protocol.digests import prefix_digest
-from tests.dos_client.support import ThreadServer, caught_up, claimed, has, off, on, until, url_of
-
-Threads = list[ThreadServer]
+from tests.dos_client.support import Threads, ThreadServer, caught_up, claimed, has, off, on, until, url_of
 
 
 @given(st.lists(st.tuples(st.sampled_from(["", "this", "that"]), st.integers(0, 9)), max_size=20))
 def test_waiting_is_reported_once_it_is_long_and_all_of_it_is_counted(looks: list[tuple[str, int]]) -> None:
-    waiting, now, total, this_time, told = WaitTracker(), 0.0, 0.0, 0.0, False
+    waiting, now, total, this_time, reported = WaitTracker(), 0.0, 0.0, 0.0, False
     before = ""
     for reason, eighths in looks:
         seconds = eighths / 8
         now += seconds
         this_time = this_time + seconds if before else 0.0
         total += seconds if before else 0.0
-        long = this_time >= waiting_told_s
+        long = this_time >= waiting_report_s
         expected: WaitBegan | WaitEnded | None = None
-        if reason and not told and long:
+        if reason and not reported and long:
             expected = WaitBegan(reason)
-        elif not reason and told:
+        elif not reason and reported:
             expected = WaitEnded(this_time)
         assert waiting.inspect(reason, now) == expected
         assert (waiting.reason, waiting.seconds(now)) == (reason, this_time if reason else 0.0)
-        told = bool(reason) and (told or long)
+        reported = bool(reason) and (reported or long)
         before = reason
     assert waiting.total_s == total
 
@@ -86,7 +84,7 @@ async def test_a_writer_that_waits_reports_it_once_and_says_when_it_continues(
             await until(lambda: has_all in metrics.text(), "the member that is there has all")
             check_status(claim, three)
             check_member_figures(three)
-            await until(lambda: claim.status().waiting_s > waiting_told_s, "it waits for long")
+            await until(lambda: claim.status().waiting_s > waiting_report_s, "it waits for long")
             await on(*three[:2])
             await writer.wait_synced(size)
             await until(lambda: claim.status().waiting == "", "it does not wait any more")
@@ -95,10 +93,10 @@ async def test_a_writer_that_waits_reports_it_once_and_says_when_it_continues(
             for server in three:
                 await has(server, "d", "x", b"before and after")
             assert sum(store.counts.reconnects.values()) >= 2
-    said = [one.getMessage() for one in caplog.records if "for the store" in one.getMessage()]
-    assert len(said) == 2
-    assert "is waiting for the store: 2 members are needed and 1 hold the claim; " in said[0]
-    assert "d continues after waiting " in said[1]
+    messages = [one.getMessage() for one in caplog.records if "for the store" in one.getMessage()]
+    assert len(messages) == 2
+    assert "is waiting for the store: 2 members are needed and 1 hold the claim; " in messages[0]
+    assert "d continues after waiting " in messages[1]
     assert figure("dos_client_appended_bytes_total") - appended == size
     assert figure("dos_client_acknowledged_bytes_total") - acknowledged == size
     assert figure("dos_client_waiting_seconds_total") > waited
@@ -179,7 +177,7 @@ async def test_without_a_quorum_memory_is_bounded_and_everything_arrives_in_the_
         target = claim.targets["x"]
         assert target.milestones.at(0) == 0
         await writer.wait_synced(writer.size)
-        assert digest == await digest_there(three[0], writer.size - 21)
+        assert digest == await digest_on(three[0], writer.size - 21)
 
 
 def piece(number: int) -> bytes:
@@ -200,7 +198,7 @@ async def append_until_it_waits(writer: ObjectWriter) -> int:
     return number
 
 
-async def digest_there(server: ThreadServer, size: int) -> int:
+async def digest_on(server: ThreadServer, size: int) -> int:
     async with open_connection(server.location) as connection:
         await connection.open_directory("d")
         return (await connection.stat("x", size)).digest

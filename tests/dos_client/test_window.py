@@ -75,7 +75,7 @@ def check_from(window: SendWindow, content: bytes, offset: int) -> None:
     st.lists(st.integers(1, 3 * BLOCK), max_size=8), st.integers(0, 12 * BLOCK), st.integers(0, 12 * BLOCK)
 )
 def test_digests_within_the_window_are_those_of_the_content_and_below_it_unknown(
-    cuts: list[int], trimmed: int, asked: int
+    cuts: list[int], trimmed: int, requested: int
 ) -> None:
     window, content = SendWindow(), b""
     for cut in cuts:
@@ -83,9 +83,9 @@ def test_digests_within_the_window_are_those_of_the_content_and_below_it_unknown
         window.append(content[-cut:])
         list(window.chunks_from(window.base))
     window.trim(min(trimmed, len(content)))
-    found = window.digest_at(asked)
-    if window.base <= asked <= len(content):
-        assert found == prefix_digest(content[:asked])
+    found = window.digest_at(requested)
+    if window.base <= requested <= len(content):
+        assert found == prefix_digest(content[:requested])
     else:
         assert found is None
 

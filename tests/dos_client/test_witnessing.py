@@ -25,8 +25,8 @@ class Members:
 
     def __init__(self) -> None:
         self.histories = {one: [DiskStamp(1, one)] for one in MEMBERS}
-        self.told: dict[bytes, dict[bytes, DiskStamp]] = {one: {} for one in MEMBERS}
-        self.found_out: set[bytes] = set()
+        self.known_stamps: dict[bytes, dict[bytes, DiskStamp]] = {one: {} for one in MEMBERS}
+        self.detected: set[bytes] = set()
         self._made = 0
 
     def start(self, member: bytes) -> None:
@@ -36,22 +36,22 @@ class Members:
 
     def lacks(self, member: bytes, witness: bytes) -> bool:
         """Whether the witness knows a stamp that the member lacks."""
-        held = self.told[witness].get(member)
+        held = self.known_stamps[witness].get(member)
         return held is not None and held not in self.histories[member]
 
     def take(self, core: Witnessing, step: ProveStamp | StoreStamp) -> None:
         """As the servers answer."""
         if isinstance(step, ProveStamp):
             if step.stamp not in self.histories[step.member]:
-                self.found_out.add(step.member)
+                self.detected.add(step.member)
                 core.left(step.member)
                 return
             core.proved(step.member, step.stamp, self.histories[step.member][-1])
             return
-        held = self.told[step.witness].get(step.member, NO_STAMP)
+        held = self.known_stamps[step.witness].get(step.member, NO_STAMP)
         if held == step.before:
             assert not self.lacks(step.member, step.witness), "the proof that it went back is not overwritten"
-            held = self.told[step.witness][step.member] = step.stamp
+            held = self.known_stamps[step.witness][step.member] = step.stamp
         core.stored(step.witness, step.member, held)
 
 
@@ -73,32 +73,34 @@ def test_who_is_compared_with_everybody_there_has_every_stamp_that_they_were_not
             if what == "back" and one in copies:
                 members.histories[one] = list(copies[one])
             members.start(one)
-            for core, here in clients:
+            for core, connected in clients:
                 core.left(one)
-                here.discard(one)
-        for core, here in clients:
-            here -= members.found_out
-            for member in here:
+                connected.discard(one)
+        for core, connected in clients:
+            connected -= members.detected
+            for member in connected:
                 if not core.steps(member):
-                    check_compared(members, core, member, here)
+                    check_compared(members, core, member, connected)
 
 
-def live_on(rng: random.Random, members: Members, core: Witnessing, here: set[bytes], one: bytes) -> None:
+def live_on(
+    rng: random.Random, members: Members, core: Witnessing, connected: set[bytes], one: bytes
+) -> None:
     """A client meets a member, leaves it, or takes some of the steps that are due."""
     what = rng.choice(["met", "met", "left", "steps", "steps", "steps"])
-    if what == "met" and one not in members.found_out:
-        core.met(one, members.histories[one][-1], members.told[one])
-        here.add(one)
+    if what == "met" and one not in members.detected:
+        core.joined(one, members.histories[one][-1], members.known_stamps[one])
+        connected.add(one)
     elif what == "left":
         core.left(one)
-        here.discard(one)
+        connected.discard(one)
     elif what == "steps":
         for step in core.steps()[: rng.randint(1, 3)]:
             members.take(core, step)
 
 
-def check_compared(members: Members, core: Witnessing, member: bytes, here: set[bytes]) -> None:
-    for other in here - {member}:
+def check_compared(members: Members, core: Witnessing, member: bytes, connected: set[bytes]) -> None:
+    for other in connected - {member}:
         for one, witness in ((member, other), (other, member)):
             known = core._stored[witness].get(one)
             assert known == core._newest[one], "both know of each other's newest"
@@ -109,15 +111,15 @@ def test_all_agree_and_nothing_is_asked() -> None:
     core = Witnessing()
     newest = {one: stamp(3, "n") for one in MEMBERS}
     for one in MEMBERS:
-        core.met(one, newest[one], {other: newest[other] for other in MEMBERS if other != one})
+        core.joined(one, newest[one], {other: newest[other] for other in MEMBERS if other != one})
     assert core.steps() == []
 
 
 def test_who_receives_nothing_is_reported_at_once() -> None:
     core = Witnessing()
-    core.met(A, stamp(3), {})
+    core.joined(A, stamp(3), {})
     assert core.steps() == [], "alone it waits for nobody"
-    core.met(B, stamp(5, "y"), {})
+    core.joined(B, stamp(5, "y"), {})
     assert set(core.steps()) == {
         StoreStamp(B, A, stamp(3), NO_STAMP),
         StoreStamp(A, B, stamp(5, "y"), NO_STAMP),
@@ -129,14 +131,14 @@ def test_who_receives_nothing_is_reported_at_once() -> None:
     assert core.steps() == []
 
 
-@pytest.mark.parametrize("told", [stamp(2), stamp(3, "y"), stamp(4)], ids=["older", "as new", "newer"])
-def test_another_stamp_is_proved_before_the_newest_is_told_in_its_place(told: DiskStamp) -> None:
+@pytest.mark.parametrize("other", [stamp(2), stamp(3, "y"), stamp(4)], ids=["older", "as new", "newer"])
+def test_another_stamp_is_proved_before_the_newest_is_told_in_its_place(other: DiskStamp) -> None:
     core = Witnessing()
-    core.met(A, stamp(3), {B: stamp(1, "b")})
-    core.met(B, stamp(1, "b"), {A: told})
-    assert core.steps() == [ProveStamp(A, told)]
-    core.proved(A, told, stamp(4, "z"))
-    assert set(core.steps()) == {ProveStamp(A, stamp(3)), StoreStamp(B, A, stamp(4, "z"), told)}, (
+    core.joined(A, stamp(3), {B: stamp(1, "b")})
+    core.joined(B, stamp(1, "b"), {A: other})
+    assert core.steps() == [ProveStamp(A, other)]
+    core.proved(A, other, stamp(4, "z"))
+    assert set(core.steps()) == {ProveStamp(A, stamp(3)), StoreStamp(B, A, stamp(4, "z"), other)}, (
         "we knew three"
     )
     core.stored(B, A, stamp(4, "z"))
@@ -147,49 +149,49 @@ def test_another_stamp_is_proved_before_the_newest_is_told_in_its_place(told: Di
 def test_what_was_proved_before_a_start_is_proved_again() -> None:
     """It may have started on another disk."""
     core = Witnessing()
-    core.met(B, stamp(1, "b"), {A: stamp(2)})
-    core.met(A, stamp(3), {B: stamp(1, "b")})
+    core.joined(B, stamp(1, "b"), {A: stamp(2)})
+    core.joined(A, stamp(3), {B: stamp(1, "b")})
     core.proved(A, stamp(2), stamp(3))
     assert core.steps() == [StoreStamp(B, A, stamp(3), stamp(2))]
     core.left(A)
-    core.met(A, stamp(3, "other"), {B: stamp(1, "b")})
+    core.joined(A, stamp(3, "other"), {B: stamp(1, "b")})
     assert ProveStamp(A, stamp(2)) in core.steps()
     assert not [one for one in core.steps() if isinstance(one, StoreStamp)]
 
 
 def test_this_client_is_a_witness_too() -> None:
     core = Witnessing()
-    core.met(A, stamp(3), {})
+    core.joined(A, stamp(3), {})
     core.left(A)
-    core.met(A, stamp(3, "back"), {})
+    core.joined(A, stamp(3, "back"), {})
     assert core.steps() == [ProveStamp(A, stamp(3))]
     core.proved(A, stamp(3), stamp(3, "back"))
     assert core.steps() == []
     core.left(A)
-    core.met(A, stamp(4), {})
+    core.joined(A, stamp(4), {})
     assert core.steps() == [ProveStamp(A, stamp(3, "back"))]
 
 
 def test_a_server_without_stamps_is_not_compared() -> None:
     core = Witnessing()
-    core.met(A, NO_STAMP, {})
-    core.met(B, stamp(1), {A: stamp(7)})
+    core.joined(A, NO_STAMP, {})
+    core.joined(B, stamp(1), {A: stamp(7)})
     assert core.steps() == [StoreStamp(A, B, stamp(1), NO_STAMP)]
 
 
 def test_who_left_is_not_waited_for() -> None:
     core = Witnessing()
-    core.met(A, stamp(3), {})
-    core.met(B, stamp(1), {})
+    core.joined(A, stamp(3), {})
+    core.joined(B, stamp(1), {})
     core.left(B)
     assert core.steps() == []
 
 
 def test_a_member_waits_only_for_what_concerns_it() -> None:
     core = Witnessing()
-    core.met(A, stamp(1, "a"), {B: stamp(1, "b"), C: stamp(1, "c")})
-    core.met(B, stamp(1, "b"), {A: stamp(1, "a"), C: stamp(1, "c")})
-    core.met(C, stamp(1, "c"), {A: stamp(1, "a")})
+    core.joined(A, stamp(1, "a"), {B: stamp(1, "b"), C: stamp(1, "c")})
+    core.joined(B, stamp(1, "b"), {A: stamp(1, "a"), C: stamp(1, "c")})
+    core.joined(C, stamp(1, "c"), {A: stamp(1, "a")})
     assert core.steps() == [StoreStamp(C, B, stamp(1, "b"), NO_STAMP)]
     assert core.steps(A) == []
     assert core.steps(B) == core.steps(C) == core.steps()
@@ -197,8 +199,8 @@ def test_a_member_waits_only_for_what_concerns_it() -> None:
 
 def test_what_was_proved_stays_so_through_all_sessions_of_one_start() -> None:
     core = Witnessing()
-    core.met(B, stamp(1, "b"), {A: stamp(2)})
-    core.met(A, stamp(3), {B: stamp(1, "b")})
+    core.joined(B, stamp(1, "b"), {A: stamp(2)})
+    core.joined(A, stamp(3), {B: stamp(1, "b")})
     core.proved(A, stamp(2), stamp(3))
-    core.met(A, stamp(3), {B: stamp(1, "b")})
+    core.joined(A, stamp(3), {B: stamp(1, "b")})
     assert core.steps() == [StoreStamp(B, A, stamp(3), stamp(2))]

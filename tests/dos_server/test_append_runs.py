@@ -14,7 +14,7 @@ from dos_server.limits import extent_payload_bytes_max
 from tests.support.core_harness import Harness
 
 
-class Asked(NamedTuple):
+class AppendSpec(NamedTuple):
     """An append as a writer asks for it. `wrong_by`, `other_digest`: it is not what the object holds."""
 
     name: str
@@ -23,8 +23,8 @@ class Asked(NamedTuple):
     other_digest: bool
 
 
-asked = st.builds(
-    Asked,
+append_specs = st.builds(
+    AppendSpec,
     name=st.sampled_from(["o", "o", "o", "p", "not a name"]),
     count=st.sampled_from([0, 1, 100, 100, 100, 65_536, extent_payload_bytes_max + 1]),
     wrong_by=st.sampled_from([0, 0, 0, 0, 0, 0, 1]),
@@ -32,7 +32,7 @@ asked = st.builds(
 )
 
 
-def frames_of(many: list[Asked], folds: dict[str, PrefixDigest]) -> list[Frame]:
+def frames_of(many: list[AppendSpec], folds: dict[str, PrefixDigest]) -> list[Frame]:
     """What a writer sends that believes all before was taken, but for those it got wrong."""
     frames = []
     for number, (name, count, wrong_by, other_digest) in enumerate(many, 100):
@@ -45,7 +45,9 @@ def frames_of(many: list[Asked], folds: dict[str, PrefixDigest]) -> list[Frame]:
     return frames
 
 
-def lived(batches: list[list[Asked]], *, runs: bool, claim: bool, reserve_bytes: int) -> tuple[object, ...]:
+def lived(
+    batches: list[list[AppendSpec]], *, runs: bool, claim: bool, reserve_bytes: int
+) -> tuple[object, ...]:
     """What a server tells and holds after the batches."""
     server = Harness(reserve_bytes=reserve_bytes)
     server.event(v.SpaceSeen(4_000_000, 8_000_000, server.core.room_bytes))
@@ -75,12 +77,12 @@ def lived(batches: list[list[Asked]], *, runs: bool, claim: bool, reserve_bytes:
 
 
 @given(
-    batches=st.lists(st.lists(asked, max_size=12), max_size=4),
+    batches=st.lists(st.lists(append_specs, max_size=12), max_size=4),
     claim=st.booleans(),
     reserve_bytes=st.sampled_from([0, 3_900_000, 3_989_000]),
 )
 def test_a_run_ends_as_its_appends_one_by_one(
-    batches: list[list[Asked]], claim: bool, reserve_bytes: int
+    batches: list[list[AppendSpec]], claim: bool, reserve_bytes: int
 ) -> None:
     assert lived(batches, runs=True, claim=claim, reserve_bytes=reserve_bytes) == lived(
         batches, runs=False, claim=claim, reserve_bytes=reserve_bytes
@@ -92,11 +94,11 @@ def test_a_run_is_taken_at_once_up_to_what_does_not_fit_it() -> None:
     session = server.connect()
     server.ask(session, m.ChangeDirectory("dir"))
     folds: dict[str, PrefixDigest] = {}
-    right = Asked("o", 100, 0, False)
+    right = AppendSpec("o", 100, 0, False)
     server.event(v.ReceivedAppends(session, frames_of([right], folds)))
     server.event(v.BatchEnded())
     server.settle()
-    frames = frames_of([right] * 5 + [Asked("p", 100, 0, False), right], folds)
+    frames = frames_of([right] * 5 + [AppendSpec("p", 100, 0, False), right], folds)
     one = server.core._tables.sessions[session]
     assert take_run(server.core._tables, one, frames, 0) == 5
     assert one.unsynced_appends == 5
@@ -124,7 +126,7 @@ def test_a_superseded_writer_gets_nothing_in_by_a_run() -> None:
     old = server.connect()
     server.ask(old, m.ChangeDirectory("dir", claim=True, epoch=1, writer_id=b"w" * 16))
     folds: dict[str, PrefixDigest] = {}
-    right = Asked("o", 100, 0, False)
+    right = AppendSpec("o", 100, 0, False)
     server.event(v.ReceivedAppends(old, frames_of([right], folds)))
     server.event(v.BatchEnded())
     server.settle()
@@ -138,7 +140,7 @@ def test_a_superseded_writer_gets_nothing_in_by_a_run() -> None:
 
 def test_a_run_of_a_session_that_is_gone_changes_nothing() -> None:
     server = Harness()
-    server.event(v.ReceivedAppends(99, frames_of([Asked("o", 100, 0, False)], {})))
+    server.event(v.ReceivedAppends(99, frames_of([AppendSpec("o", 100, 0, False)], {})))
     server.event(v.BatchEnded())
     server.settle()
     assert not server.heard.get(99)

@@ -51,7 +51,7 @@ def _nothing_written(
         assert bystander.ask(m.Get("o", 0, 1000)).payload == CONTENT
 
 
-def told(wire: Wire) -> m.Error:
+def error_of(wire: Wire) -> m.Error:
     """The one error before the end."""
     assert wire.ends()
     (error,) = wire.unasked
@@ -90,7 +90,7 @@ def test_a_stranger_is_reported_once_and_closed_with_one_line_in_the_log(
     sent = STRANGERS[stranger]
     with Wire(server.address, greet=greet) as wire:
         wire.sock.sendall(sent)
-        error = told(wire)
+        error = error_of(wire)
     assert error.code == ErrorCode.BAD_FRAME
     (line,) = caplog.messages
     assert "a frame begins with d05e, not" in line
@@ -117,7 +117,7 @@ def test_a_length_beyond_the_limit_is_refused_before_anything_follows(
     # EVIDENCE-OF: P-9
     with Wire(server.address) as wire:
         wire.sock.sendall(raw_header(opcode=3, **LENGTHS[length]))
-        assert told(wire).code == ErrorCode.TOO_LARGE
+        assert error_of(wire).code == ErrorCode.TOO_LARGE
     assert len(caplog.messages) == 1
 
 
@@ -153,7 +153,7 @@ def test_a_field_that_does_not_fit_is_named_and_closes(
     with Wire(server.address) as wire:
         wire.claim("dir", 5)
         wire.sock.sendall(encode_frame(Frame(opcode, 77, meta, payload)))
-        assert told(wire).code == ErrorCode.BAD_FRAME
+        assert error_of(wire).code == ErrorCode.BAD_FRAME
     assert len(caplog.messages) == 1
 
 
@@ -261,7 +261,7 @@ def test_what_follows_a_whole_request_is_judged_on_its_own(
     with Wire(server.address) as wire:
         wire.sock.sendall(encode_frame(m.encode(m.Ping(b"whole"), 50)) + rest)
         assert wire.answer(50) == m.Pong(b"whole")
-        assert told(wire).code in CLOSING
+        assert error_of(wire).code in CLOSING
 
 
 @pytest.mark.parametrize("ending", ["QUIT", "half-close"])
@@ -303,7 +303,7 @@ def test_a_record_whose_addresses_hold_control_characters_is_refused(
     with Wire(server.address) as wire:
         server_id = wire.welcome.server_id
         wire.sock.sendall(encode_frame(m.encode(m.Configure(record_at(server_id, "h:1\n2026 fine")), 5)))
-        error = told(wire)
+        error = error_of(wire)
     assert error.code == ErrorCode.BAD_FRAME
     assert len(caplog.messages) == 1
 

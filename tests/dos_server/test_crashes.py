@@ -31,7 +31,7 @@ class Run:
     seed: int
     server: Harness = field(default_factory=Harness)
     history: dict[str, bytes] = field(default_factory=dict)
-    told: dict[str, int] = field(default_factory=dict)
+    acked: dict[str, int] = field(default_factory=dict)
     writer: int = 0
     epoch: int = 0
     heard: int = 0
@@ -55,15 +55,15 @@ class Run:
         self.listen()
         self.writer, self.heard = session, len(server.heard[session])
         infos = {info.name: info for info in opened.entries}
-        for name, told in self.told.items():
-            assert name in infos, (self.seed, name, told)
-            assert infos[name].synced >= told, (self.seed, name, told, infos[name])
+        for name, acked in self.acked.items():
+            assert name in infos, (self.seed, name, acked)
+            assert infos[name].synced >= acked, (self.seed, name, acked, infos[name])
         for name, info in infos.items():
             if not info.corrupt:
                 history = self.history.get(name, b"")[: info.synced]
                 assert prefix_digest(history) == info.digest, (self.seed, name)
                 self.history[name] = history
-                self.told[name] = info.synced  # a reported size is durable too
+                self.acked[name] = info.synced  # a reported size is durable too
         for name in self.history.keys() - infos.keys():
             self.history[name] = b""
 
@@ -73,7 +73,7 @@ class Run:
         for _, message in heard[self.heard :]:
             if isinstance(message, m.DurabilityAck):
                 assert message.synced <= message.received <= len(self.history[message.name]), self.seed
-                self.told[message.name] = max(self.told.get(message.name, 0), message.synced)
+                self.acked[message.name] = max(self.acked.get(message.name, 0), message.synced)
         self.heard = len(heard)
 
     def append(self) -> None:
@@ -108,11 +108,11 @@ class Run:
         self.check_all()
 
     def check_all(self) -> None:
-        for name, told in self.told.items():
+        for name, acked in self.acked.items():
             data = self.server.ask(self.writer, m.Get(name, 0, 1 << 20))
             assert isinstance(data, m.Data), (self.seed, name, data)
             assert data.payload == self.history[name], (self.seed, name)
-            assert len(data.payload) >= told, (self.seed, name, told)
+            assert len(data.payload) >= acked, (self.seed, name, acked)
 
     def live(self, steps: int) -> None:
         actions = [self.append] * 10 + [self.finish_one] * 8 + [self.listen] * 3 + [self.read]

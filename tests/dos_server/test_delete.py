@@ -9,24 +9,19 @@ import random
 import pytest
 
 from dos_protocol import messages as m
-from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import ErrorCode
 from dos_protocol.store_record import Member, StoreRecord, encode_store_record
 from dos_server.core import vocabulary as v
+from tests.dos_server.core_requests import W1, W2, append, code_of
 from tests.dos_server.test_removal import BEFORE_THE_MARK_COUNTS, CRASHES, _Crash, crash_in
 from tests.support.core_harness import SERVER_ID, Harness
 from tests.support.fake_disk import FakeDisk
 
-W1, W2 = b"1" * 16, b"2" * 16
 CONTENT = bytes(range(250)) * 20
 
 
 def claim(epoch: int = 1, writer: bytes = W1, directory: str = "dir") -> m.ChangeDirectory:
     return m.ChangeDirectory(directory, claim=True, epoch=epoch, writer_id=writer)
-
-
-def append(content: bytes, payload: bytes, name: str = "o") -> m.Append:
-    return m.Append(name, len(content), prefix_digest(content), payload)
 
 
 def with_object(disk: FakeDisk | None = None) -> tuple[Harness, int]:
@@ -36,11 +31,6 @@ def with_object(disk: FakeDisk | None = None) -> tuple[Harness, int]:
     server.ask(session, claim())
     server.ask(session, append(b"", CONTENT))
     return server, session
-
-
-def code_of(answer: object) -> ErrorCode:
-    assert isinstance(answer, m.Error), answer
-    return ErrorCode(answer.code)
 
 
 def content(server: Harness, name: str = "o") -> object:

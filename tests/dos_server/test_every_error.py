@@ -50,7 +50,7 @@ def claimed_by_another(world: World) -> None:
     world.ask(other, m.ChangeDirectory("dir", claim=True, epoch=5, writer_id=b"x" * 16))
 
 
-def only_looked_at(world: World) -> None:
+def opened_without_a_claim(world: World) -> None:
     sound(world)
     world.writer = world.connect()
     world.ask(world.writer, m.ChangeDirectory("dir"))
@@ -98,7 +98,7 @@ STORIES: dict[ErrorCode, Story] = {
     ErrorCode.SIZE_MISMATCH: Story(sound, append(3, CONTENT[:3]), len(CONTENT)),
     ErrorCode.DIGEST_MISMATCH: Story(sound, append(len(CONTENT), b"other"), prefix_digest(CONTENT)),
     ErrorCode.FENCED: Story(claimed_by_another, append(len(CONTENT), CONTENT), 5),
-    ErrorCode.NOT_CLAIMED: Story(only_looked_at, append(len(CONTENT), CONTENT), 1),
+    ErrorCode.NOT_CLAIMED: Story(opened_without_a_claim, append(len(CONTENT), CONTENT), 1),
     ErrorCode.BEING_APPENDED: Story(being_appended, same(m.Delete("o")), len(CONTENT) + 4),
     ErrorCode.PAST_END: Story(sound, same(m.Get("o", len(CONTENT) + 1, 10)), len(CONTENT)),
     ErrorCode.CORRUPT: Story(corrupt, same(m.Get("o", 5, 10)), 4),
@@ -170,16 +170,16 @@ def test_a_refusal_is_what_the_table_says(code: ErrorCode) -> None:
 def test_a_refusal_leaves_the_objects_and_the_disk_as_if_nothing_had_been_asked(code: ErrorCode) -> None:
     # EVIDENCE-OF: P-8
     story = STORIES[code]
-    unasked = World(in_store=story.in_store)
-    story.make(unasked)
-    asked, _ = refusal(code)
-    told = []
-    for world in (unasked, asked):
+    untouched = World(in_store=story.in_store)
+    story.make(untouched)
+    refused, _ = refusal(code)
+    states = []
+    for world in (untouched, refused):
         world.settle()
         reader = world.connect()
         world.ask(reader, m.ChangeDirectory("dir"))
-        told.append((world.disk.used, world.ask(reader, m.List()), world.ask(reader, m.Get("o", 0, 100))))
-    assert told[0] == told[1]
+        states.append((world.disk.used, world.ask(reader, m.List()), world.ask(reader, m.Get("o", 0, 100))))
+    assert states[0] == states[1]
 
 
 @pytest.fixture

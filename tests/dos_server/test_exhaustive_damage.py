@@ -19,7 +19,7 @@ from dos_protocol import messages as m
 from dos_protocol.digests import prefix_digest
 from dos_protocol.store_record import Member, StoreRecord, encode_store_record
 from dos_server.core import vocabulary as v
-from dos_server.core.index import ExtentPlace
+from dos_server.core.index import ExtentStart
 from dos_server.core.records import ClaimRecord, ObjectMark, encode_mark
 from dos_server.core.recovery_scan import RecoveredObject
 from dos_server.storage import Storage
@@ -30,7 +30,6 @@ TEXTS = [b"the first append, ", b"second, one byte\x00more", b"and the third\xff
 CONTENT = b"".join(TEXTS)
 ENDS = [18, 39, 54]
 RECORD = encode_store_record(StoreRecord(b"s" * 16, 3, 1, (Member(SERVER_ID, "127.0.0.1:9999"),)))
-OTHER_RECORD = encode_store_record(StoreRecord(b"s" * 16, 4, 1, (Member(SERVER_ID, "127.0.0.1:9999"),)))
 
 Files = dict[str, bytes]
 
@@ -95,7 +94,7 @@ def started_on(disk: FakeDisk) -> Started:
     loaded = storage.load("dir")
     assert not loaded.problem, loaded.problem
     found = loaded.objects["obj"]
-    read = v.ReadData(1, 1, "dir", "obj", ExtentPlace(0, 0), 0, found.size)
+    read = v.ReadData(1, 1, "dir", "obj", ExtentStart(0, 0), 0, found.size)
     got = storage.read(read)
     served = got.data
     if got.damaged_at is not None:
@@ -104,17 +103,17 @@ def started_on(disk: FakeDisk) -> Started:
     return Started(disk, loaded, found, served, found.corrupt or got.damaged_at is not None)
 
 
-def judge(files: Files, acknowledged: int, where: str) -> Started:
+def judge(files: Files, acknowledged: int, context: str) -> Started:
     """The rules of the module's head, for one damaged data directory."""
     one = started(files)
-    assert CONTENT.startswith(one.served), f"{where}: other bytes served"
-    assert one.error or len(one.served) >= acknowledged, f"{where}: fewer bytes and no error"
+    assert CONTENT.startswith(one.served), f"{context}: other bytes served"
+    assert one.error or len(one.served) >= acknowledged, f"{context}: fewer bytes and no error"
     if one.found.corrupt:
-        assert one.disk.content(OBJECT) == files[OBJECT], f"{where}: a quarantined file was touched"
+        assert one.disk.content(OBJECT) == files[OBJECT], f"{context}: a quarantined file was touched"
     else:
-        assert one.found.fold.value == prefix_digest(CONTENT[: one.found.size]), where
+        assert one.found.fold.value == prefix_digest(CONTENT[: one.found.size]), context
     again = started_on(one.disk)
-    assert (again.served, again.error) == (one.served, one.error), f"{where}: the next start says otherwise"
+    assert (again.served, again.error) == (one.served, one.error), f"{context}: the next start says otherwise"
     return one
 
 
@@ -290,10 +289,10 @@ def test_over_several_sectors_a_flip_or_cut_costs_nothing_that_is_known_to_be_ac
     third = len(whole) - len(LARGE[2]) - 64
     cases = [(f"bit {bit}", data) for bit, data in flips(whole) if bit % 8 in (0, 7)]
     cases += [(f"cut at {size}", whole[:size]) for size in range(third if not marked else 0, len(whole), 3)]
-    for where, data in cases:
+    for context, data in cases:
         one = started(files | {OBJECT: data, MARKS: marks})
-        assert content.startswith(one.served), where
-        assert one.error or len(one.served) >= known, where
-        assert one.error or not marked, where
+        assert content.startswith(one.served), context
+        assert one.error or len(one.served) >= known, context
+        assert one.error or not marked, context
         if one.found.corrupt:
-            assert one.disk.content(OBJECT) == data, where
+            assert one.disk.content(OBJECT) == data, context

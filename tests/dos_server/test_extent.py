@@ -24,7 +24,7 @@ from dos_server.core.extent import (
     object_seed,
     steps_in,
 )
-from dos_server.core.index import ExtentPlace, SparseIndex
+from dos_server.core.index import ExtentStart, SparseIndex
 from dos_server.limits import extent_payload_bytes_max, index_entries_max
 from tests.dos_protocol.strategies import good_names, ids, u64
 from tests.specifications.extents import ClaimSpec, MarkSpec, extent_spec
@@ -205,14 +205,14 @@ def test_an_identity_is_hex_and_nothing_else() -> None:
     cut=st.integers(0, 16_000_000),
 )
 def test_the_index_finds_an_extent_at_or_before(sizes: list[int], ask: int, cut: int) -> None:
-    index, offset, position, starts = SparseIndex(), 0, 0, [ExtentPlace(0, 0)]
+    index, offset, position, starts = SparseIndex(), 0, 0, [ExtentStart(0, 0)]
     for size in sizes:
-        starts.append(ExtentPlace(offset, position, len(starts)))
+        starts.append(ExtentStart(offset, position, len(starts)))
         index.add(offset, position, len(starts) - 1)
         offset, position = offset + size, position + size + 64
     found = index.find(ask)
     assert found in starts
-    assert found.offset <= ask or found == ExtentPlace(0, 0)
+    assert found.offset <= ask or found == ExtentStart(0, 0)
     index.cut(cut)
     kept = index.find(2**63)
     assert kept in starts
@@ -249,8 +249,8 @@ def test_the_index_keeps_extents_that_start_one_spacing_apart_and_doubles_it_whe
     for start in (0, spacing - 1, spacing, 2 * spacing - 1, 2 * spacing):
         index.add(start, start + 7, 1)
     assert [*map(index.find, (spacing - 1, spacing, 2 * spacing - 1, 2 * spacing))] == [
-        ExtentPlace(0, 7, 1), ExtentPlace(spacing, spacing + 7, 1), ExtentPlace(spacing, spacing + 7, 1),
-        ExtentPlace(2 * spacing, 2 * spacing + 7, 1),
+        ExtentStart(0, 7, 1), ExtentStart(spacing, spacing + 7, 1), ExtentStart(spacing, spacing + 7, 1),
+        ExtentStart(2 * spacing, 2 * spacing + 7, 1),
     ]  # fmt: skip
     index = SparseIndex()
     for doubled in range(3):

@@ -21,7 +21,6 @@ from tests.support.wire import Wire
 pytestmark = pytest.mark.process
 
 DISK_BYTES = 4 * MIB
-RESERVE_BYTES = DISK_BYTES // 16
 BLOCK = bytes(range(256)) * 160
 
 

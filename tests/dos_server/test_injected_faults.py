@@ -39,7 +39,7 @@ def content_of(wire: Wire, name: str) -> bytes:
     return bytes(data.payload)
 
 
-def told_of(wire: Wire, name: str) -> int:
+def acked_size(wire: Wire, name: str) -> int:
     """The highest synced size any watermark told of an object so far."""
     marks = [one for one in wire.unasked if isinstance(one, m.DurabilityAck) and one.name == name]
     return max((one.synced for one in marks), default=0)
@@ -95,7 +95,7 @@ def test_a_failed_write_poisons_its_object_and_no_other(one_server: ServerProces
             written(wire, "other", b"goes on")
         assert wire.answer(wire.append("o", good, b"lost")).code == ErrorCode.POISONED
         assert content_of(wire, "o") == good
-        assert told_of(wire, "o") == 0, "no watermark told more than the first, which was waited for"
+        assert acked_size(wire, "o") == 0, "no watermark told more than the first, which was waited for"
     one_server.restart()
     with Wire(one_server.address) as wire:
         wire.claim("dir", epoch=2)
@@ -131,14 +131,14 @@ def test_an_object_whose_fsync_hangs_holds_up_no_other(one_server: ServerProcess
         good = written(wire, "slow", b"good")
         other.claim("elsewhere")
         path = one_server.data / FOLDER / "slow"
-        wishes = (f"trace={SYNCS}", f"inject={SYNCS}:delay_enter=60000000")
-        with Injected(one_server.pid, log, *wishes, paths=(path,)):
+        strace_options = (f"trace={SYNCS}", f"inject={SYNCS}:delay_enter=60000000")
+        with Injected(one_server.pid, log, *strace_options, paths=(path,)):
             wire.append("slow", good, b"late")
             for number in range(20):  # far more syncs than there are threads for them
                 written(wire, f"quick{number}", b"abc")
                 written(other, f"quick{number}", b"abc")
             assert wire.ask(m.Stat("slow")).info.synced == len(good)
-            assert told_of(wire, "slow") <= len(good), "no watermark tells of what is not durable"
+            assert acked_size(wire, "slow") <= len(good), "no watermark tells of what is not durable"
             assert content_of(wire, "slow") == good, "nothing that is not durable is read"
         wire.wait_synced("slow", len(good) + 4)
 
@@ -151,8 +151,8 @@ def test_writes_that_take_their_time_delay_answers_and_nothing_else(
     with Wire(one_server.address) as wire:
         wire.claim("dir")
         content = written(wire, "o", b"good")
-        wishes = (f"trace={WRITES}", f"inject={PWRITES}:delay_enter={int(delay_s * 1e6)}")
-        with Injected(one_server.pid, log, *wishes):
+        strace_options = (f"trace={WRITES}", f"inject={PWRITES}:delay_enter={int(delay_s * 1e6)}")
+        with Injected(one_server.pid, log, *strace_options):
             begun = time.monotonic()
             for number in range(5):
                 part = bytes([number]) * 1000

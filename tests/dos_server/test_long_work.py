@@ -85,7 +85,7 @@ async def test_a_thread_that_computes_gives_way_to_a_round_and_is_not_kept_waiti
                 sum(range(2_000))
                 computed += 1
                 if gives_way:
-                    readiness.give_way()
+                    readiness.yield_to_loop()
 
         def a_round(gives_way: bool, ended: trio.Event) -> None:
             began = time.monotonic()

@@ -9,22 +9,18 @@ import random
 import pytest
 
 from dos_protocol import messages as m
-from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import ErrorCode
 from dos_server.core.extent import object_seed
 from dos_server.core.records import ClaimRecord, encode_claim
 from dos_server.core.recovery_scan import judge
-from tests.dos_server.test_mending import LONGER, World
+from tests.dos_server.core_requests import append
+from tests.dos_server.store_member import LONGER, StoreMember
 from tests.support.core_harness import Harness
 from tests.support.fake_disk import FakeDisk
 
 
 def claim(epoch: int, writer_id: bytes = b"w" * 16) -> m.ChangeDirectory:
     return m.ChangeDirectory("dir", claim=True, epoch=epoch, writer_id=writer_id)
-
-
-def append(content: bytes, payload: bytes, name: str = "o") -> m.Append:
-    return m.Append(name, len(content), prefix_digest(content), payload)
 
 
 def written(epoch: int = 2) -> Harness:
@@ -76,20 +72,20 @@ def test_no_extent_is_of_a_claim_that_is_not_on_stable_storage_yet() -> None:
 
 
 def test_a_new_copy_is_of_the_claim_that_is_stored() -> None:
-    world = World()
-    held = world.ask(world.reader(), m.ChangeDirectory("dir"))
+    member = StoreMember()
+    held = member.ask(member.reader(), m.ChangeDirectory("dir"))
     assert isinstance(held, m.DirectoryOpened)
-    world.disk.fail("rename", 5)
-    taker = world.reader()
-    refused = world.ask(
+    member.disk.fail("rename", 5)
+    taker = member.reader()
+    refused = member.ask(
         taker, m.ChangeDirectory("dir", claim=True, epoch=held.epoch + 5, writer_id=b"n" * 16)
     )
     assert isinstance(refused, m.Error)
-    world.rot(150_000)
-    assert isinstance(world.repair(world.reader(), LONGER, old=world.inspect()), m.RepairAck)
-    world.disk.kill()
-    world.start()
-    opened = world.ask(world.reader(), m.ChangeDirectory("dir"))
+    member.rot(150_000)
+    assert isinstance(member.repair(member.reader(), LONGER, old=member.inspect()), m.RepairAck)
+    member.disk.kill()
+    member.start()
+    opened = member.ask(member.reader(), m.ChangeDirectory("dir"))
     assert isinstance(opened, m.DirectoryOpened), opened
 
 

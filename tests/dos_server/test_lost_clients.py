@@ -79,9 +79,9 @@ def test_a_session_that_ends_at_any_step_of_an_append_leaves_a_size_to_continue_
     server.settle()
     opened = server.answer(session, request)
     content = FIRST + SECOND if step >= 2 else FIRST if step == 1 else b""
-    told = {info.name: (info.received, info.synced, info.digest) for info in opened.entries}
+    listed = {info.name: (info.received, info.synced, info.digest) for info in opened.entries}
     if content:
-        assert told == {"o": (len(content), len(content), prefix_digest(content))}
+        assert listed == {"o": (len(content), len(content), prefix_digest(content))}
     server.ask(session, m.Append("o", len(content), prefix_digest(content), b"."))
     assert server.unasked(session, m.DurabilityAck)[-1].synced == len(content) + 1
     assert server.ask(session, m.Get("o", 0, 100)).payload == content + b"."

@@ -32,16 +32,16 @@ def test_beyond_the_budget_a_get_is_answered_at_once_and_each_connection_may_hav
     server, _ = with_object()
     get = m.Get("o", 1, 10, 60_000)
     greedy, modest = reader(server), reader(server)
-    asked = [server.send(greedy, get) for _ in range(20)]
-    answered = [server.answer(greedy, one) for one in asked]
+    requests = [server.send(greedy, get) for _ in range(20)]
+    answered = [server.answer(greedy, one) for one in requests]
     assert answered[:8] == [None] * 8
     assert all(one == m.Data("o", 1, 1, b"") for one in answered[8:])
-    asked = [server.send(modest, get) for _ in range(3)]
-    assert [server.answer(modest, one) is None for one in asked] == [True, True, False]
+    requests = [server.send(modest, get) for _ in range(3)]
+    assert [server.answer(modest, one) is None for one in requests] == [True, True, False]
     server.end(greedy)
     assert len(server.core._tables.waiting) == 2, "those of a session that ended wait no more"
     server.tick(61.0)
-    assert [server.answer(modest, one) for one in asked] == [m.Data("o", 1, 1, b"")] * 3
+    assert [server.answer(modest, one) for one in requests] == [m.Data("o", 1, 1, b"")] * 3
     assert not server.core._tables.waiting
     assert not server.core.wants_tick()
 
@@ -53,7 +53,7 @@ def test_many_that_waited_are_answered_in_parts_and_none_reads_more_than_it_may(
     monkeypatch.setattr("dos_server.core.reads.woken_of_event_max", 10)
     server, writer = with_object()
     sessions = [reader(server) for _ in range(4)]
-    asked = [
+    requests = [
         (session, server.send(session, m.Get("o", 1, 10, 60_000))) for _ in range(40) for session in sessions
     ]
     server.send(writer, m.Append("o", 1, server.core._tables.find("dir", "o").fold.value, b"b"))
@@ -65,7 +65,7 @@ def test_many_that_waited_are_answered_in_parts_and_none_reads_more_than_it_may(
         assert all(of[session].reading <= reads_queued_of_one_max for session in sessions)
         server.settle()
         server.tick(0.05)
-    assert [server.answer(*one) for one in asked] == [m.Data("o", 1, 2, b"b")] * 160
+    assert [server.answer(*one) for one in requests] == [m.Data("o", 1, 2, b"b")] * 160
     assert not server.core.wants_tick()
 
 
@@ -77,7 +77,7 @@ def test_who_was_woken_and_not_answered_is_notified_that_the_object_was_removed(
     monkeypatch.setattr("dos_server.core.reads.woken_of_event_max", 1)
     server, writer = with_object()
     session = reader(server)
-    asked = [server.send(session, m.Get("o", 1, 10, 60_000)) for _ in range(3)]
+    requests = [server.send(session, m.Get("o", 1, 10, 60_000)) for _ in range(3)]
     server.send(writer, m.Append("o", 1, server.core._tables.find("dir", "o").fold.value, b"b"))
     server.settle()
     server.ask(writer, m.Delete("o"))
@@ -86,7 +86,7 @@ def test_who_was_woken_and_not_answered_is_notified_that_the_object_was_removed(
     for _ in range(5):
         server.tick(0.05)
         server.settle()
-    first, *others = [server.answer(session, one) for one in asked]
+    first, *others = [server.answer(session, one) for one in requests]
     assert first == m.Data("o", 1, 2, b"b")
     codes = {one.code for one in others}
     assert codes <= {ErrorCode.NOT_FOUND, ErrorCode.BUSY}, others

@@ -39,7 +39,7 @@ def live(seed: int, *, in_store: bool) -> Watched:
     then."""
     rng = random.Random(seed)
     world = Watched(in_store=in_store)
-    mender = mender_of(world)
+    repairer = repairer_of(world)
     for _ in range(30):
         if rng.random() < 0.3:
             world.disk.fail(rng.choice(STEPS), errno.EIO, nth=rng.choice([1, 1, 2, 3]))
@@ -53,7 +53,7 @@ def live(seed: int, *, in_store: bool) -> Watched:
             damage(world)
         elif chance < 0.6:
             if in_store and rng.random() < 0.7:
-                world.send(mender, world.repair(rng.randbytes(rng.choice([7, 400]))))
+                world.send(repairer, world.repair(rng.randbytes(rng.choice([7, 400]))))
             else:
                 world.send(world.writer, m.Delete("o"))
         elif chance < 0.65:
@@ -61,14 +61,14 @@ def live(seed: int, *, in_store: bool) -> Watched:
             world.disk.heal()
             world.start()
             world.claim()
-            mender = mender_of(world)
+            repairer = repairer_of(world)
         elif world.pending:
             world.finish(rng.randrange(len(world.pending)))
     world.settle()
     return world
 
 
-def mender_of(world: World) -> int:
+def repairer_of(world: World) -> int:
     session = world.connect(m.Hello(store_id=STORE, generation=1) if world.in_store else m.Hello())
     world.ask(session, m.ChangeDirectory("dir"))
     return session
@@ -110,5 +110,5 @@ def test_a_life_is_told_to_others_as_what_it_is() -> None:
             case Life.CORRUPT:
                 assert (entries["o"].corrupt, entries["o"].poisoned) == (True, False)
             case Life.POISONED:
-                told = entries.get("o")
-                assert told is None or (told.corrupt, told.poisoned) == (True, True)
+                entry = entries.get("o")
+                assert entry is None or (entry.corrupt, entry.poisoned) == (True, True)

@@ -32,7 +32,7 @@ def append_until_killed(server: ServerProcess, seed: int, kill_after: int) -> tu
     What was sent, and how much a watermark told.
     """
     rng = random.Random(seed)
-    content, fold, told = bytearray(), PrefixDigest(), 0
+    content, fold, acked = bytearray(), PrefixDigest(), 0
     with Wire(server.address) as wire:
         wire.claim("dir", 1 + seed)
         killer = None
@@ -42,16 +42,16 @@ def append_until_killed(server: ServerProcess, seed: int, kill_after: int) -> tu
                 wire.send(m.Append(f"o{seed}", fold.size, fold.value, payload))
                 fold.update(payload)
                 content += payload
-                while fold.size - told > 1 << 20 or wire.unasked:
+                while fold.size - acked > 1 << 20 or wire.unasked:
                     message = wire.unasked.pop(0) if wire.unasked else wire.receive()
                     assert isinstance(message, m.DurabilityAck)
-                    told = message.synced
-                if killer is None and told > kill_after:
+                    acked = message.synced
+                if killer is None and acked > kill_after:
                     killer = threading.Thread(target=server.kill)
                     killer.start()
         if killer is not None:
             killer.join()
-    return bytes(content), told
+    return bytes(content), acked
 
 
 def read_all(wire: Wire, name: str) -> bytes:
@@ -70,7 +70,7 @@ def test_acknowledged_bytes_claims_and_identity_survive_kill_9(one_server: Serve
     # EVIDENCE-OF: P-1, P-4
     server, address, server_id = one_server, one_server.address, one_server.server_id
     for seed in range(4):
-        content, told = append_until_killed(server, seed, 200_000 * (seed + 1))
+        content, acked = append_until_killed(server, seed, 200_000 * (seed + 1))
         server.restart()
         assert (server.address, server.server_id) == (address, server_id)
         with Wire(server.address) as wire:
@@ -79,8 +79,8 @@ def test_acknowledged_bytes_claims_and_identity_survive_kill_9(one_server: Serve
             opened = wire.ask(m.ChangeDirectory("dir"))
             info = next(info for info in opened.entries if info.name == f"o{seed}")
             kept = read_all(wire, f"o{seed}")
-            assert told > 0
-            assert len(kept) >= told
+            assert acked > 0
+            assert len(kept) >= acked
             assert content.startswith(kept)
             assert (info.synced, info.digest, info.corrupt) == (len(kept), prefix_digest(kept), False)
 
@@ -225,14 +225,14 @@ def test_memory_stays_bounded_with_a_large_object_and_readers_that_do_not_read(
     with contextlib.ExitStack() as stack:
         writer = stack.enter_context(Wire(one_server.address))
         writer.claim("dir")
-        told = 0
+        acked = 0
         while fold.size < 64 << 20:
             writer.send(m.Append("big", fold.size, fold.value, block))
             fold.update(block)
-            while fold.size - told > 8 << 20:
+            while fold.size - acked > 8 << 20:
                 message = writer.receive()
                 assert isinstance(message, m.DurabilityAck)
-                told = message.synced
+                acked = message.synced
         writer.wait_synced("big", fold.size)
         readers = [stack.enter_context(Wire(one_server.address)) for _ in range(12)]
         for reader in readers:
@@ -316,9 +316,9 @@ def test_a_server_killed_while_it_deletes_has_each_object_whole_or_not_at_all(
         one_server.restart()
         assert len(deleted) >= len(names) // 2
         with Wire(one_server.address) as wire:
-            there = {info.name for info in wire.ask(m.ChangeDirectory("dir")).entries}
-            assert not there & deleted, "told to be gone"
-            assert there >= contents.keys() - set(names), "never asked to go"
-            for name in there:
+            listed = {info.name for info in wire.ask(m.ChangeDirectory("dir")).entries}
+            assert not listed & deleted, "told to be gone"
+            assert listed >= contents.keys() - set(names), "never asked to go"
+            for name in listed:
                 assert read_all(wire, name) == contents[name]
-            contents = {name: content for name, content in contents.items() if name in there}
+            contents = {name: content for name, content in contents.items() if name in listed}

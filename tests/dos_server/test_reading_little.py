@@ -8,7 +8,7 @@ from dos_protocol import messages as m
 from dos_protocol.digests import PrefixDigest, prefix_digest
 from dos_protocol.limits import KIB, MIB
 from dos_server.core.extent import AcceptedBytes, build_extents, link_after, object_seed
-from dos_server.core.index import ExtentPlace, SparseIndex
+from dos_server.core.index import ExtentStart, SparseIndex
 from dos_server.core.records import ObjectMark
 from dos_server.core.recovery_scan import recover
 from dos_server.core.scan import prefix_fold, read_content, read_part
@@ -44,7 +44,7 @@ def test_a_get_reads_little_more_than_its_extents(append_bytes: int, start: int,
             content_reads.append(count)
         return file[position : position + count]
 
-    assert read_content(read, SEED, ExtentPlace(0, 0), start, end) == content[start:end]
+    assert read_content(read, SEED, ExtentStart(0, 0), start, end) == content[start:end]
     needed = end - start
     assert sum(content_reads) <= 1.7 * needed + 4 * append_bytes + 64 * KIB, content_reads
 
@@ -65,7 +65,7 @@ def test_a_digest_among_small_extents_reads_a_block_of_them_and_not_an_extent_of
 
     index = recover(read, len(file), SEED, ObjectMark("o", len(content), root=1)).index
     read_bytes = 0
-    assert prefix_fold(read, SEED, index.fold_places(ask), ask).value == prefix_digest(content[:ask])
+    assert prefix_fold(read, SEED, index.fold_starts(ask), ask).value == prefix_digest(content[:ask])
     extents = read_bytes // 65
     assert extents <= 64 * KIB + 4 * 4 * KIB, "a block, and the spacing of the index before and behind it"
 
@@ -97,7 +97,7 @@ def test_what_lies_in_many_small_extents_is_read_in_parts_and_each_continues_whe
     assert found == content
     assert read_bytes < start * 64 * KIB
     index.cut(10)
-    assert index.find(5_000) == ExtentPlace(0, 0), "what is cut is not remembered"
+    assert index.find(5_000) == ExtentStart(0, 0), "what is cut is not remembered"
 
 
 def test_a_get_among_extents_of_one_byte_gives_a_part_and_asking_on_gives_the_rest() -> None:

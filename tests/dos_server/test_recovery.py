@@ -84,14 +84,14 @@ def test_only_what_was_never_acknowledged_is_cut() -> None:
 @pytest.mark.parametrize("case", [case for case in CASES if case.decision is not RecoveryDecision.KEEP])
 def test_a_start_logs_what_it_found_what_that_means_and_what_is_done(case: RecoveryCase) -> None:
     found = RecoveredObject(80, 120, PrefixDigest(), SparseIndex(), case.letter, case.decision)
-    said = logged("dir/obj", found, 500)
-    assert said.startswith("object dir/obj, byte 120 of 500 in its file: expected ")
-    assert f"(case {case.letter})" in said
+    messages = logged("dir/obj", found, 500)
+    assert messages.startswith("object dir/obj, byte 120 of 500 in its file: expected ")
+    assert f"(case {case.letter})" in messages
     if found.corrupt:
-        assert said.endswith(f"It is CORRUPT from offset 80 on; {REPAIR}")
+        assert messages.endswith(f"It is CORRUPT from offset 80 on; {REPAIR}")
     else:
         aside = ", which are copied aside," if case.decision is RecoveryDecision.COPY_CUT else ""
-        assert said.endswith(f"None of it was acknowledged: 380 bytes{aside} are cut off; it ends at 80")
+        assert messages.endswith(f"None of it was acknowledged: 380 bytes{aside} are cut off; it ends at 80")
 
 
 def test_a_start_does_not_log_that_it_cuts_where_nothing_is() -> None:
@@ -242,7 +242,7 @@ def test_any_file_with_a_zero_tail_returns_whole_and_digests_any_prefix(
     assert found.letter == ("B" if zeros else "A")
     assert (found.size, found.fold.value) == (len(content), prefix_digest(content))
     at = min(ask, len(content))
-    fold = prefix_fold(lambda p, n: file[p : p + n], SEED, found.index.fold_places(at), at)
+    fold = prefix_fold(lambda p, n: file[p : p + n], SEED, found.index.fold_starts(at), at)
     assert fold.value == prefix_digest(content[:at])
 
 

@@ -271,23 +271,23 @@ def test_random_lives_with_removals_keep_what_was_reported() -> None:
     for seed in range(60):
         rng = random.Random(seed)
         server = Harness()
-        told: dict[str, bytes] = {}
+        served: dict[str, bytes] = {}
         doubtful: set[str] = set()
         for _ in range(25):
             name = rng.choice("abc")
             if rng.random() < 0.15:
                 server.disk.power_cut(rng) if rng.random() < 0.7 else server.disk.kill()
                 server.start()
-                for one, content in told.items():
+                for one, content in served.items():
                     assert read(server, one) == content, (seed, one)
                 for one in "abc":
-                    if one not in told:
+                    if one not in served:
                         found = read(server, one)
                         assert found == ErrorCode.NOT_FOUND or one in doubtful, (seed, one, found)
                         if isinstance(found, bytes):
-                            told[one] = found
+                            served[one] = found
                 doubtful.clear()
-            elif name in told:
+            elif name in served:
                 session = server.connect0("dir")
                 server.request(session, f"d{name}")
                 if rng.random() < 0.8:
@@ -298,10 +298,10 @@ def test_random_lives_with_removals_keep_what_was_reported() -> None:
                     server.disk.kill()
                     server.start()
                     doubtful.add(name)
-                del told[name]
+                del served[name]
             elif name not in doubtful:
-                told[name] = rng.randbytes(rng.randrange(1, 2000))
-                put(server, name, told[name])
+                served[name] = rng.randbytes(rng.randrange(1, 2000))
+                put(server, name, served[name])
 
 
 def test_the_event_names_the_session_and_request_it_answers() -> None:

@@ -61,9 +61,9 @@ def test_wishes_end_first_then_needs_and_what_is_given_back_wakes_those_who_wait
     for one in waiters:
         account.wait(one)
     assert account.wanted
-    account.give_back(MIB)
+    account.release(MIB)
     assert woken == ["known"], "who delivered before, and no more than fit"
-    account.give_back(MIB)
+    account.release(MIB)
     assert woken == ["known", "small", "large"], "then who needs least"
     assert not account.wanted
     account.wait(waiters[0])
@@ -79,7 +79,7 @@ class Waits:
     lacks_bytes: int
     delivered: bool = False
 
-    def has_room(self) -> None:
+    def on_room(self) -> None:
         self.woken.append(self.name)
 
 
@@ -232,10 +232,10 @@ async def test_what_is_written_while_a_sync_runs_waits_for_the_next() -> None:
             while wire.receive() != m.DurabilityAck("o", 6, 0):
                 pass  # both are in the file now, and the one sync that began did so before the second
             go_on.set()
-            told = [wire.receive()]
-            while told[-1] != m.DurabilityAck("o", 6, 6):
-                told.append(wire.receive())
-            assert m.DurabilityAck("o", 6, 3) in told
+            answers = [wire.receive()]
+            while answers[-1] != m.DurabilityAck("o", 6, 6):
+                answers.append(wire.receive())
+            assert m.DurabilityAck("o", 6, 3) in answers
 
     await with_server(disk, story)
 
@@ -310,7 +310,7 @@ async def test_a_descriptor_not_watched_any_more_is_not_called_in_the_same_round
 @pytest.mark.trio
 async def test_jobs_beyond_the_threads_wait_and_all_are_done() -> None:
     readiness = Readiness()
-    heard: list[int] = []
+    reported: list[int] = []
     at_work, most, guard = 0, 0, threading.Lock()
     ended = trio.Event()
 
@@ -323,17 +323,17 @@ async def test_jobs_beyond_the_threads_wait_and_all_are_done() -> None:
             at_work -= 1
         return job
 
-    threads = DiskThreads(work, heard.append, readiness, 3)
+    threads = DiskThreads(work, reported.append, readiness, 3)
     for job in range(200):
         threads.start(job)
     assert threads.busy
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(readiness.run, lambda: ended.set() if len(heard) == 200 else None)
+        nursery.start_soon(readiness.run, lambda: ended.set() if len(reported) == 200 else None)
         with trio.fail_after(60):
             await ended.wait()
         nursery.cancel_scope.cancel()
     assert not threads.busy
-    assert sorted(heard) == list(range(200))
+    assert sorted(reported) == list(range(200))
     assert most <= 3
     threads.close()
     readiness.close()

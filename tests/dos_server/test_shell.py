@@ -159,7 +159,7 @@ async def test_what_is_written_while_a_sync_runs_waits_for_the_next_and_is_not_r
     # EVIDENCE-OF: P-1, P-2
     disk = FakeDisk()
     begun, may_end = threading.Semaphore(0), threading.Semaphore(0)
-    told_early: list[int] = []
+    acked_early: list[int] = []
     sync = disk.sync
 
     def slow_sync(handle: int) -> None:
@@ -184,7 +184,7 @@ async def test_what_is_written_while_a_sync_runs_waits_for_the_next_and_is_not_r
             while (mark := wire.receive()) != m.DurabilityAck("o", 6, 3):
                 assert isinstance(mark, m.DurabilityAck)
                 if mark.synced == 6:
-                    told_early.append(mark.synced)
+                    acked_early.append(mark.synced)
                     return
                 assert mark.synced == 0
             assert begun.acquire(timeout=30)  # the second sync, which is not over
@@ -196,7 +196,7 @@ async def test_what_is_written_while_a_sync_runs_waits_for_the_next_and_is_not_r
 
     with planted(bug):
         await with_server(disk, story)
-    assert told_early == ([] if bug is None else [6]), "with its rule broken it is reported before its sync"
+    assert acked_early == ([] if bug is None else [6]), "with its rule broken it is reported before its sync"
 
 
 @pytest.mark.parametrize("bug", [None, "claims_are_answered_before_they_are_stored"])

@@ -39,14 +39,14 @@ def test_a_frame_that_was_only_announced_holds_nothing_and_what_was_granted_no_o
         one.wrote(32)
         assert one.decoder.next_frame() is None
         held = account.held
-        assert one.find_room()
+        assert one.make_room()
         assert account.held == held, "of a frame that was only announced"
         rest = one.writable()
         rest[:] = begun[32 : 32 + len(rest)]
         one.wrote(len(rest))
         assert one.decoder.next_frame() is None
-        granted += one.find_room() and one.lacks_bytes == 0
-        one.give_back()
+        granted += one.make_room() and one.lacks_bytes == 0
+        one.release()
     assert granted == buffers_needed_bytes_max // payload_bytes_max
     assert account.held <= buffers_needed_bytes_max
 
@@ -170,13 +170,13 @@ def test_with_64_descriptors_and_200_clients_nothing_acknowledged_is_lost_and_it
                     if isinstance(message, m.DurabilityAck) and message.synced == 100:
                         synced.add(message.name)
         assert synced
-        look_at_all(server, synced)
+        list_all(server, synced)
         with soon(server) as after:
             after.claim("elsewhere")
             after.append("after", b"", b"recovered")
             after.wait_synced("after", 9)
         server.restart()
-        look_at_all(server, synced)
+        list_all(server, synced)
 
 
 def soon(server: ServerProcess) -> Wire:
@@ -193,7 +193,7 @@ def soon(server: ServerProcess) -> Wire:
             return wire
 
 
-def look_at_all(server: ServerProcess, names: set[str]) -> None:
+def list_all(server: ServerProcess, names: set[str]) -> None:
     with soon(server) as reader:
         reader.ask(m.ChangeDirectory("dir"))
         for name in names:

@@ -13,6 +13,7 @@ from dos_protocol.errors import ErrorCode
 from dos_protocol.frames import Frame
 from dos_server.core import vocabulary as v
 from dos_server.limits import slow_disk_seconds
+from tests.dos_server.core_requests import claimed
 from tests.support.core_harness import Harness
 from tests.support.fake_disk import FakeDisk
 from tests.support.servers import ServerProcess
@@ -20,16 +21,9 @@ from tests.support.strace import PWRITES, SYNCS, Injected
 from tests.support.wire import Wire
 
 
-def opened(server: Harness, epoch: int = 1) -> int:
-    session = server.connect()
-    claim = m.ChangeDirectory("dir", claim=True, epoch=epoch, writer_id=b"w" * 16)
-    assert isinstance(server.ask(session, claim), m.DirectoryOpened)
-    return session
-
-
 def slow() -> tuple[Harness, int]:
     server = Harness(FakeDisk())
-    session = opened(server)
+    session = claimed(server)
     server.slow_writes = True
     return server, session
 
@@ -113,7 +107,7 @@ def test_an_object_poisoned_while_a_thread_writes_is_left_alone_until_that_has_e
     server.disk.power_cut(random.Random(1))
     server.slow_writes = False
     server.start()
-    session = opened(server, 3)
+    session = claimed(server, 3)
     assert server.ask(session, m.Get("o", 0, 100)).payload == b"good"
 
 
@@ -132,13 +126,13 @@ def test_whatever_order_threads_end_in_what_was_reported_exists_after_a_crash(se
         else:
             server.finish(rng.randrange(len(server.pending)))
         server.slow_writes = rng.random() < 0.7
-    told = {one.name: one.synced for one in server.unasked(session, m.DurabilityAck)}
-    assert told, "something was acknowledged"
+    acked = {one.name: one.synced for one in server.unasked(session, m.DurabilityAck)}
+    assert acked, "something was acknowledged"
     server.disk.power_cut(rng) if rng.random() < 0.5 else server.disk.kill()
     server.start()
     server.slow_writes = False
-    session = opened(server, 2)
-    for name, synced in told.items():
+    session = claimed(server, 2)
+    for name, synced in acked.items():
         got = b""
         while part := bytes(server.ask(session, m.Get(name, len(got), 1 << 20)).payload):
             got += part
@@ -155,8 +149,8 @@ def test_a_disk_that_hangs_holds_up_nobody_who_needs_none(tmp_path: Path) -> Non
         wire.claim("dir")
         wire.append("a", b"", b"good")
         wire.wait_synced("a", 4)
-        wishes = (f"inject={SYNCS}:{hang}", f"inject={PWRITES}:{hang}:when=2+")
-        with Wire(server.address) as other, Injected(server.pid, tmp_path / "strace.log", *wishes):
+        strace_options = (f"inject={SYNCS}:{hang}", f"inject={PWRITES}:{hang}:when=2+")
+        with Wire(server.address) as other, Injected(server.pid, tmp_path / "strace.log", *strace_options):
             wire.append("a", b"good", b"more")
             slow_at = time.monotonic() + 2 * slow_disk_seconds
             while time.monotonic() < slow_at:

@@ -10,7 +10,7 @@ from dos_server import small_files
 from dos_server.core import vocabulary as v
 from dos_server.core.records import ClaimRecord, decode_claim
 from dos_server.storage import Storage
-from tests.dos_server.test_mending import PowerCutError, _Plug
+from tests.dos_server.store_member import PowerCutError, PowerPlug
 from tests.support.core_harness import SERVER_ID, Harness
 from tests.support.fake_disk import FakeDisk
 
@@ -19,11 +19,11 @@ OLD, NEW = b"old" * 400, b"new and longer" * 300
 
 def replaced_until(disk: FakeDisk, name: str, data: bytes, nth: int, *, power: bool, seed: int) -> bool:
     """Replace the file, the power going or the process dying at the nth call. Whether it came to its end."""
-    plug, whole = _Plug(disk, nth), False
+    plug, whole = PowerPlug(disk, nth), False
     with contextlib.suppress(PowerCutError):
         small_files.replace(disk, "", name, data)
         whole = True
-    plug.put_back()
+    plug.restore()
     disk.power_cut(random.Random(seed)) if power else disk.kill()
     return whole
 
@@ -47,10 +47,10 @@ def test_a_crash_at_every_step_of_a_replacement_leaves_the_old_or_the_new(name: 
 def test_a_crash_at_every_step_of_the_first_start_leaves_one_identity_or_none() -> None:
     for nth, seed in itertools.product(range(1, 20), range(30)):
         disk = FakeDisk()
-        plug = _Plug(disk, nth)
+        plug = PowerPlug(disk, nth)
         with contextlib.suppress(PowerCutError):
             Storage(disk).start(b"first id, 16 byt")
-        plug.put_back()
+        plug.restore()
         disk.power_cut(random.Random(seed))
         assert Storage(disk).start(SERVER_ID)[0] in (b"first id, 16 byt", SERVER_ID), (nth, seed)
 
@@ -62,10 +62,10 @@ def test_a_crash_at_every_step_of_a_claim_leaves_the_old_one_or_the_new() -> Non
         server = Harness()
         server.storage.load("dir")
         assert server.storage.store_claim("dir", old) is v.DiskFailure.NONE
-        plug, trouble = _Plug(server.disk, nth), None
+        plug, trouble = PowerPlug(server.disk, nth), None
         with contextlib.suppress(PowerCutError):
             trouble = server.storage.store_claim("dir", new)
-        plug.put_back()
+        plug.restore()
         server.disk.power_cut(random.Random(seed))
         data = small_files.read(server.disk, "d/dir/.claim")
         assert data is not None, (nth, seed)

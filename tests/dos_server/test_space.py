@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dos_protocol import messages as m
-from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import ErrorCode
 from dos_protocol.limits import KIB, MIB
 from dos_server.core.space import DiskSpace, reserve_of
 from dos_server.limits import new_file_bytes
+from tests.dos_server.core_requests import append, code_of
 from tests.support.core_harness import Harness
 from tests.support.fake_disk import FakeDisk
 
@@ -39,15 +39,6 @@ def leave(server: Harness, free_bytes: int) -> None:
     disk.cut(handle, ballast)
     disk.close(handle)
     server.look_at_space()
-
-
-def append(content: bytes, payload: bytes, name: str = "o") -> m.Append:
-    return m.Append(name, len(content), prefix_digest(content), payload)
-
-
-def code_of(answer: object) -> int:
-    assert isinstance(answer, m.Error), answer
-    return answer.code
 
 
 def test_appends_are_refused_whole_before_the_reserve_is_touched() -> None:

@@ -14,6 +14,7 @@ from dos_protocol.errors import ErrorCode
 from dos_server.core.extent import object_seed
 from dos_server.core.records import decode_marks
 from dos_server.core.scrub import ScrubPlan
+from tests.dos_server.core_requests import claimed
 from tests.dos_server.test_recovery import extents_of
 from tests.support.core_harness import Harness
 from tests.support.fake_disk import FakeDisk
@@ -27,13 +28,6 @@ def parts(kind: int) -> list[bytes]:
     """Other bytes for each kind, of the same sizes."""
     rng = random.Random(kind)
     return [rng.randbytes(size) for size in SIZES]
-
-
-def opened(server: Harness, epoch: int = 1) -> int:
-    session = server.connect()
-    claim = m.ChangeDirectory("dir", claim=True, epoch=epoch, writer_id=b"w" * 16)
-    assert isinstance(server.ask(session, claim), m.DirectoryOpened)
-    return session
 
 
 def appended(server: Harness, session: int, texts: list[bytes]) -> bytes:
@@ -51,7 +45,7 @@ def two_lives() -> tuple[Harness, int, bytes, bytes]:
     """An object that was removed and made again, of the same sizes: server, session, the file it had first,
     and what it has now."""
     server = Harness(FakeDisk())
-    session = opened(server)
+    session = claimed(server)
     appended(server, session, parts(1))
     old = server.disk.content(PATH)
     assert isinstance(server.ask(session, m.Delete("o")), m.Deleted)
@@ -128,7 +122,7 @@ def test_a_running_server_serves_no_byte_of_another_place_or_time() -> None:
         server.disk.kill()
         server.start()
         epoch += 1
-        session = opened(server, epoch)
+        session = claimed(server, epoch)
         put(server, file)
         wrong, refused = wrong_reads(server, session, content)
         assert not wrong, what
@@ -149,7 +143,7 @@ def test_a_start_serves_no_byte_of_another_place_or_time() -> None:
         server.disk.kill()
         server.start()
         epoch += 1
-        session = opened(server, epoch)
+        session = claimed(server, epoch)
         wrong, refused = wrong_reads(server, session, content)
         assert not wrong, what
         assert refused, what
@@ -167,7 +161,7 @@ def test_without_a_mark_what_does_not_fit_together_is_damaged_from_its_beginning
             server.disk.kill()
             server.start()
             epoch += 1
-            session = opened(server, epoch)
+            session = claimed(server, epoch)
             wrong, refused = wrong_reads(server, session, content)
             assert not wrong, number
             assert refused, number
@@ -177,7 +171,7 @@ def test_without_a_mark_what_does_not_fit_together_is_damaged_from_its_beginning
 def test_the_scrub_finds_a_stale_extent_that_nobody_reads() -> None:
     for number in range(len(SIZES)):
         server = Harness(FakeDisk(), scrub=ScrubPlan(1 << 30, 1.0))
-        session = opened(server)
+        session = claimed(server)
         appended(server, session, parts(1))
         old = server.disk.content(PATH)
         server.ask(session, m.Delete("o"))
@@ -202,7 +196,7 @@ def test_the_root_of_each_object_of_a_name_is_another_and_its_mark_says_it() -> 
     assert mark.root == int.from_bytes(server.disk.content(PATH)[12:16])
     server.disk.kill()
     server.start()
-    server.ask(opened(server, 2), m.Append("p", 0, prefix_digest(b""), b"x"))
+    server.ask(claimed(server, 2), m.Append("p", 0, prefix_digest(b""), b"x"))
     roots.add(int.from_bytes(server.disk.content("d/dir/p")[12:16]))
     assert len(roots) == 3
     assert session in server.closed
@@ -211,20 +205,20 @@ def test_the_root_of_each_object_of_a_name_is_another_and_its_mark_says_it() -> 
 @pytest.mark.parametrize("cut", range(len(SIZES)))
 def test_what_is_appended_after_a_torn_tail_and_after_a_restart_follows_the_chain(cut: int) -> None:
     server = Harness(FakeDisk())
-    content = appended(server, opened(server), parts(1)[:cut])
+    content = appended(server, claimed(server), parts(1)[:cut])
     if cut:
         server.disk.kill()
         handle = server.disk.open(PATH, create=False)
         server.disk.write(handle, server.disk.size(handle), [b"\xd0\x58\x01" + bytes(40)])
         server.disk.kill()
         server.start()
-    session = opened(server, 2)
+    session = claimed(server, 2)
     for text in parts(3):
         server.ask(session, m.Append("o", len(content), prefix_digest(content), text))
         content += text
     server.disk.kill()
     server.start()
-    session = opened(server, 3)
+    session = claimed(server, 3)
     assert wrong_reads(server, session, content) == ([], 0)
     assert server.ask(session, m.Get("o", 0, len(content))).payload == content
 
@@ -237,7 +231,7 @@ def test_a_chain_of_one_file_is_no_chain_of_another_with_the_same_name() -> None
         server = Harness(FakeDisk())
         server.disk.put(PATH, b"".join([*one[:number], other[number], *one[number + 1 :]]))
         server.start()
-        session = opened(server)
+        session = claimed(server)
         wrong, _ = wrong_reads(server, session, b"".join(texts))
         assert not wrong
         assert server.ask(session, m.Stat("o")).info.corrupt

@@ -60,10 +60,10 @@ def test_each_start_gives_the_disk_another_stamp_and_welcome_tells_it_to_session
     second = newest_of(server)
     assert second.number == first.number + 1
     assert second.stamp_id != first.stamp_id
-    told, alone = welcome_of(server), welcome_of(server, m.Hello())
-    assert isinstance(told, m.Welcome)
+    welcome, alone = welcome_of(server), welcome_of(server, m.Hello())
+    assert isinstance(welcome, m.Welcome)
     assert isinstance(alone, m.Welcome)
-    assert (told.stamp_number, told.stamp_id) == second
+    assert (welcome.stamp_number, welcome.stamp_id) == second
     assert (alone.stamp_number, alone.witnessed, alone.rolled_back) == (0, b"", False)
 
 
@@ -139,21 +139,21 @@ def test_a_witness_keeps_the_newest_stamp_and_only_in_the_place_of_the_one_that_
     assert server.ask(session, m.Witness(OTHER, *SIX, *FIVE)) == m.Witnessed(OTHER, *SIX)
     server.ask(session, m.Witness(THIRD, *FIVE))
     server.start()
-    told = welcome_of(server)
-    assert isinstance(told, m.Welcome)
-    assert decode_witnessed(told.witnessed) == {OTHER: SIX, THIRD: FIVE}
+    welcome = welcome_of(server)
+    assert isinstance(welcome, m.Welcome)
+    assert decode_witnessed(welcome.witnessed) == {OTHER: SIX, THIRD: FIVE}
 
 
 def test_what_many_tell_at_once_is_kept_one_after_the_other(server: Harness) -> None:
     sessions = [server.connect(HELLO) for _ in range(4)]
-    asked = [
+    requests = [
         server.send(sessions[0], m.Witness(OTHER, *FIVE)),
         server.send(sessions[1], m.Witness(OTHER, *SIX)),
         server.send(sessions[2], m.Witness(THIRD, *FIVE)),
         server.send(sessions[3], m.Witness(OTHER, *SIX, *FIVE)),
     ]
     server.settle()
-    answers = [dict(server.heard[one])[number] for one, number in zip(sessions, asked, strict=True)]
+    answers = [dict(server.heard[one])[number] for one, number in zip(sessions, requests, strict=True)]
     kept = [FIVE, FIVE, FIVE, SIX]
     assert answers == [
         m.Witnessed(one, *stamp) for one, stamp in zip([OTHER, OTHER, THIRD, OTHER], kept, strict=True)

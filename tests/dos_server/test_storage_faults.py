@@ -11,23 +11,13 @@ from dos_protocol.errors import ErrorCode
 from dos_server.core import vocabulary as v
 from dos_server.core.extent import object_seed
 from dos_server.core.scrub import ScrubPlan
+from dos_server.disk_errors import failure_of
 from dos_server.limits import again_seconds
-from dos_server.troubles import trouble_of
-from tests.dos_server.test_mending import LONGER, World
+from tests.dos_server.core_requests import append, claimed
+from tests.dos_server.store_member import LONGER, StoreMember
 from tests.dos_server.test_recovery import extents_of
 from tests.support.core_harness import Harness
 from tests.support.fake_disk import FakeDisk
-
-
-def append(content: bytes, payload: bytes, name: str = "o") -> m.Append:
-    return m.Append(name, len(content), prefix_digest(content), payload)
-
-
-def writer(server: Harness, epoch: int = 1) -> int:
-    session = server.connect()
-    claim = m.ChangeDirectory("dir", claim=True, epoch=epoch, writer_id=b"w" * 16)
-    assert isinstance(server.ask(session, claim), m.DirectoryOpened)
-    return session
 
 
 def behind(server: Harness, first: bytes, second: bytes) -> bytes:
@@ -44,7 +34,7 @@ def test_refused_writes_keep_no_file_open(monkeypatch: pytest.MonkeyPatch) -> No
     # EVIDENCE-OF: P-9
     monkeypatch.setattr("dos_server.open_files.open_files_max", 3)
     server = Harness()
-    session = writer(server)
+    session = claimed(server)
     for number in range(10):
         server.ask(session, append(b"", b"abc", f"o{number}"))
     server.disk.space = server.disk.used + 10
@@ -59,7 +49,7 @@ def test_a_write_that_cannot_be_taken_back_poisons_and_keeps_its_file_open(
 ) -> None:
     monkeypatch.setattr("dos_server.open_files.open_files_max", 0)
     server = Harness()
-    session = writer(server)
+    session = claimed(server)
     server.ask(session, append(b"", b"abc"))
     server.disk.space = server.disk.used + 10
     server.disk.fail("cut", errno.EIO)
@@ -70,7 +60,7 @@ def test_a_write_that_cannot_be_taken_back_poisons_and_keeps_its_file_open(
 
 def test_a_file_whose_sync_failed_is_never_synced_again_not_even_at_the_end() -> None:
     server = Harness()
-    session = writer(server)
+    session = claimed(server)
     server.ask(session, append(b"", b"abc"))
     server.ask(session, append(b"", b"abc", "unsynced"))
     server.disk.fail("sync", errno.EIO)
@@ -86,34 +76,34 @@ def test_a_file_whose_sync_failed_is_never_synced_again_not_even_at_the_end() ->
 
 def test_a_new_copy_is_synced_by_the_handle_that_wrote_it() -> None:
     """A write-back error is reported to handles that were open then, and to no later one."""
-    world = World()
-    world.rot(150_000)
-    before = len(world.disk.calls)
-    assert isinstance(world.repair(world.reader(), LONGER, old=world.inspect(), chunk=50_000), m.RepairAck)
-    calls = [method for method, path in world.disk.calls[before:] if ".mend." in path]
+    member = StoreMember()
+    member.rot(150_000)
+    before = len(member.disk.calls)
+    assert isinstance(member.repair(member.reader(), LONGER, old=member.inspect(), chunk=50_000), m.RepairAck)
+    calls = [method for method, path in member.disk.calls[before:] if ".mend." in path]
     assert calls.count("open") == 1
     assert calls.count("write") == 7
     assert calls.index("close") > calls.index("sync")
-    assert not any(".mend." in path for _, path in world.disk._handles.values())
+    assert not any(".mend." in path for _, path in member.disk._handles.values())
 
 
 def test_a_new_copy_that_nobody_wants_any_more_is_closed_and_gone() -> None:
-    world = World()
-    world.rot(150_000)
-    old, reader = world.inspect(), world.reader()
+    member = StoreMember()
+    member.rot(150_000)
+    old, reader = member.inspect(), member.reader()
     digest = prefix_digest(LONGER)
     first = m.RepairChunk("o", 0, len(LONGER), digest, old.synced, old.digest, overwrite=False, payload=b"x")
-    assert isinstance(world.ask(reader, first), m.RepairAck)
-    assert any(".mend." in path for _, path in world.disk._handles.values())
-    world.end(reader)
-    assert not any(".mend." in path for _, path in world.disk._handles.values())
-    assert not any(name.startswith(".mend.") for name in world.folder)
+    assert isinstance(member.ask(reader, first), m.RepairAck)
+    assert any(".mend." in path for _, path in member.disk._handles.values())
+    member.end(reader)
+    assert not any(".mend." in path for _, path in member.disk._handles.values())
+    assert not any(name.startswith(".mend.") for name in member.folder)
 
 
 def test_a_torn_tail_without_room_for_its_copy_stays_and_what_is_below_it_is_served() -> None:
     # EVIDENCE-OF: P-1, P-2
     server = Harness(FakeDisk())
-    session = writer(server)
+    session = claimed(server)
     server.ask(session, append(b"", b"abc"))
     handle = server.disk.open("d/dir/o", create=False)
     good = server.disk.size(handle)
@@ -122,14 +112,14 @@ def test_a_torn_tail_without_room_for_its_copy_stays_and_what_is_below_it_is_ser
     server.disk.kill()
     server.disk.space = server.disk.used + 1_000
     server.start()
-    session = writer(server, 2)
+    session = claimed(server, 2)
     assert server.ask(session, m.Get("o", 0, 100)).payload == b"abc"
     assert server.ask(session, append(b"abc", b"d")).code == ErrorCode.CORRUPT
     assert not any(name.startswith(".torn.") for name in server.disk.names("d/dir") or [])
     server.disk.kill()
     server.disk.space = 1 << 30
     server.start()
-    session = writer(server, 3)
+    session = claimed(server, 3)
     server.ask(session, append(b"abc", b"d"))
     assert server.unasked(session, m.DurabilityAck)[-1] == m.DurabilityAck("o", 4, 4)
     (aside,) = [name for name in server.disk.names("d/dir") or [] if name.startswith(".torn.")]
@@ -142,7 +132,7 @@ def test_no_restart_takes_bytes_of_a_failed_sync_for_durable(marks: str) -> None
     # EVIDENCE-OF: P-1, P-2
     for seed in range(20):
         server = Harness()
-        session = writer(server)
+        session = claimed(server)
         server.ask(session, append(b"", b"good"))
         server.disk.fail("sync", errno.EIO)
         if marks == "not written":
@@ -150,19 +140,19 @@ def test_no_restart_takes_bytes_of_a_failed_sync_for_durable(marks: str) -> None
         assert server.ask(session, append(b"good", b"lost")).code == ErrorCode.POISONED
         server.disk.kill()
         server.start()
-        session = writer(server, 2)
-        (told,) = server.ask(session, m.List()).entries
+        session = claimed(server, 2)
+        (entry,) = server.ask(session, m.List()).entries
         content = bytes(server.ask(session, m.Get("o", 0, 100)).payload)
-        assert told.synced == len(content)
+        assert entry.synced == len(content)
         server.disk.power_cut(random.Random(seed))
         server.start()
-        session = writer(server, 3)
-        assert server.ask(session, m.Get("o", 0, 100)).payload == content, (seed, told)
+        session = claimed(server, 3)
+        assert server.ask(session, m.Get("o", 0, 100)).payload == content, (seed, entry)
 
 
 def test_a_tail_torn_again_at_the_same_place_leaves_the_copy_of_the_first_alone() -> None:
     server = Harness()
-    session = writer(server)
+    session = claimed(server)
     server.ask(session, append(b"", b"abc"))
     tails = []
     for count in (20, 5, 10):
@@ -186,7 +176,7 @@ def test_an_append_whose_file_cannot_be_opened_for_want_of_descriptors_is_refuse
     # EVIDENCE-OF: P-8, P-10
     monkeypatch.setattr("dos_server.open_files.open_files_max", 0)
     server = Harness()
-    session = writer(server)
+    session = claimed(server)
     server.ask(session, append(b"", b"abc"))
     for content, name in ((b"abc", "o"), (b"", "new")):
         server.disk.fail("open", error)
@@ -209,7 +199,7 @@ def test_a_directory_that_cannot_be_opened_now_is_opened_when_the_cause_has_pass
 ) -> None:
     # EVIDENCE-OF: P-10
     server = Harness()
-    session = writer(server)
+    session = claimed(server)
     server.ask(session, append(b"", b"abc"))
     server.storage.stop()
     server.start()
@@ -228,14 +218,14 @@ def test_a_directory_that_cannot_be_opened_now_is_opened_when_the_cause_has_pass
 
 
 def test_the_scrub_continues_past_a_directory_that_cannot_be_opened_now() -> None:
-    world = World(scrub=ScrubPlan(1e9, 0.0, 0.0))
-    world.storage.stop()
-    world.start()
-    world.disk.fail("names", errno.EACCES, nth=1)
+    member = StoreMember(scrub=ScrubPlan(1e9, 0.0, 0.0))
+    member.storage.stop()
+    member.start()
+    member.disk.fail("names", errno.EACCES, nth=1)
     for _ in range(40):
-        world.scrub_on()
-        world.settle()
-    assert any("1 objects" in text for text in world.told), world.told
+        member.scrub_on()
+        member.settle()
+    assert any("1 objects" in text for text in member.told), member.told
 
 
 @pytest.mark.parametrize("error", [errno.EMFILE, errno.EACCES])
@@ -244,7 +234,7 @@ def test_a_new_object_whose_folder_cannot_be_synced_now_is_acknowledged_later_an
 ) -> None:
     # EVIDENCE-OF: P-1, P-10
     server = Harness()
-    session = writer(server)
+    session = claimed(server)
     server.disk.fail("sync_folder", error)
     assert server.ask(session, append(b"", b"abc")) is None
     assert not watermarks(server, session)
@@ -256,7 +246,7 @@ def test_a_new_object_whose_folder_cannot_be_synced_now_is_acknowledged_later_an
     assert watermarks(server, session) == [3]
     server.disk.power_cut(random.Random(1))
     server.start()
-    assert server.ask(writer(server), m.Get("o", 0, 100)).payload == b"abc"
+    assert server.ask(claimed(server), m.Get("o", 0, 100)).payload == b"abc"
 
 
 def watermarks(server: Harness, session: int) -> list[int]:
@@ -277,9 +267,9 @@ def test_a_claim_that_cannot_be_stored_now_is_granted_when_it_is_asked_again(met
 
 
 def test_every_error_number_has_one_meaning_and_an_unknown_one_is_the_disks() -> None:
-    meanings = {number: trouble_of(OSError(number, "")) for number in errno.errorcode}
+    meanings = {number: failure_of(OSError(number, "")) for number in errno.errorcode}
     assert meanings[errno.ENOSPC] is meanings[errno.EDQUOT] is v.DiskFailure.NO_SPACE
-    assert {meanings[number] for number in PASSING} == {v.DiskFailure.PASSES}
+    assert {meanings[number] for number in PASSING} == {v.DiskFailure.TEMPORARY}
     for number in (errno.EIO, errno.EROFS, errno.ENOENT, errno.EBADF, errno.EISDIR, errno.ELOOP):
         assert meanings[number] is v.DiskFailure.FAILED
-    assert trouble_of(OSError("no number")) is v.DiskFailure.FAILED
+    assert failure_of(OSError("no number")) is v.DiskFailure.FAILED

@@ -13,18 +13,14 @@ from pathlib import Path
 import pytest
 
 from dos_protocol import messages as m
-from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import ErrorCode, LocalProtocolError
 from dos_server.disk import RealDisk
 from dos_server.embedded import DataDirectoryInUseError, OpenServer
 from dos_server.offline.checking import Check, NotCheckedError
 from dos_server.offline.reading import DataDirectory
+from tests.dos_server.core_requests import append
 from tests.support.core_harness import Harness
 from tests.support.servers import ServerProcess
-
-
-def append(content: bytes, payload: bytes, name: str = "o") -> m.Append:
-    return m.Append(name, len(content), prefix_digest(content), payload)
 
 
 def test_a_server_whose_lock_file_was_removed_keeps_every_other_one_out(tmp_path: Path) -> None:

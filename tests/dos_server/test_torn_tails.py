@@ -8,12 +8,12 @@ import random
 import pytest
 
 from dos_protocol import messages as m
-from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import ErrorCode
 from dos_protocol.limits import MIB
 from dos_server.core.extent import object_seed
 from dos_server.core.records import ObjectMark, encode_mark
-from dos_server.limits import space_look_seconds, tail_tries_seconds_max
+from dos_server.limits import space_check_seconds, tail_tries_seconds_max
+from tests.dos_server.core_requests import append
 from tests.dos_server.test_recovery import extents_of
 from tests.support.core_harness import Harness
 from tests.support.fake_disk import FakeDisk
@@ -28,10 +28,6 @@ def claimed(server: Harness, epoch: int) -> int:
     claim = m.ChangeDirectory("dir", claim=True, epoch=epoch, writer_id=b"w" * 16)
     assert isinstance(server.ask(session, claim), m.DirectoryOpened)
     return session
-
-
-def append(content: bytes, payload: bytes) -> m.Append:
-    return m.Append("o", len(content), prefix_digest(content), payload)
 
 
 def without_room(tail: bytes = TORN, mark: ObjectMark | None = None) -> Harness:
@@ -49,7 +45,7 @@ def without_room(tail: bytes = TORN, mark: ObjectMark | None = None) -> Harness:
 def room(server: Harness, total_bytes: int = TOTAL) -> None:
     """There is so much space, and the server looks, a second later."""
     server.disk.space = total_bytes
-    server.now += space_look_seconds
+    server.now += space_check_seconds
     server.look_at_space()
 
 
@@ -87,12 +83,12 @@ def test_an_object_is_in_use_again_when_there_is_room_for_its_torn_tail() -> Non
 
 def test_a_directory_of_which_it_was_the_only_bad_object_is_not_shown_as_damaged_any_more() -> None:
     server = without_room()
-    looker = server.connect()
+    reader = server.connect()
     server.ask(server.connect(), m.ChangeDirectory("dir"))
-    assert [info.corrupt for info in server.ask(looker, m.List()).entries] == [True]
+    assert [info.corrupt for info in server.ask(reader, m.List()).entries] == [True]
     room(server)
     server.settle()
-    assert [info.corrupt for info in server.ask(looker, m.List()).entries] == [False]
+    assert [info.corrupt for info in server.ask(reader, m.List()).entries] == [False]
     assert any("in use again" in text for text in server.told)
     assert not any("in use again" in text for text in server.warnings)
 

@@ -22,7 +22,7 @@ WELCOME, WATERMARK = 129, 131
 _BLOCK = re.compile(r"^(client|server), \*\*(\w+)\*\*[^\n]*\n\n((?:    [0-9a-f ]+\n)+)", re.MULTILINE)
 
 
-class Shown(NamedTuple):
+class DocumentedFrame(NamedTuple):
     """A frame as the file shows it."""
 
     sender: str
@@ -30,10 +30,13 @@ class Shown(NamedTuple):
     frame: bytes
 
 
-def shown_session() -> list[Shown]:
+def documented_session() -> list[DocumentedFrame]:
     text = PROTOCOL.read_text(encoding="utf-8")
     section = text.split("<!-- table: worked session -->")[1].split("<!-- end -->")[0] + "\n"
-    found = [Shown(sender, name, bytes.fromhex(digits)) for sender, name, digits in _BLOCK.findall(section)]
+    found = [
+        DocumentedFrame(sender, name, bytes.fromhex(digits))
+        for sender, name, digits in _BLOCK.findall(section)
+    ]
     assert len(found) == section.count("**") // 2, "every frame of the section is read"
     return found
 
@@ -58,14 +61,14 @@ def receive_exactly(sock: socket.socket, count: int) -> bytes:
     return data
 
 
-def as_shown(frame: bytes, shown: bytes, server_id: str) -> bytes:
+def as_documented(frame: bytes, documented: bytes, server_id: str) -> bytes:
     """The frame, with what a server chooses for itself put as the file has it: its identity in WELCOME, and
     so the digest."""
     assert frame[24:32] == digest(frame), "the frame's own digest"
     if frame[3] != WELCOME:
         return frame
     assert frame[33:49].hex() == server_id
-    frame = frame[:33] + shown[33:49] + frame[49:]
+    frame = frame[:33] + documented[33:49] + frame[49:]
     return frame[:24] + digest(frame) + frame[32:]
 
 
@@ -76,21 +79,21 @@ def digest(frame: bytes) -> bytes:
 def test_the_worked_session_is_what_a_server_answers(one_server: ServerProcess) -> None:
     # EVIDENCE-OF: P-3
     with socket.create_connection(one_server.address, timeout=30) as sock:
-        for sender, name, shown in shown_session():
-            assert shown[24:32] == digest(shown), f"the digest of {name} in protocol.md"
+        for sender, name, documented in documented_session():
+            assert documented[24:32] == digest(documented), f"the digest of {name} in protocol.md"
             if sender == "client":
-                sock.sendall(shown)
+                sock.sendall(documented)
                 continue
             frame = receive(sock)
-            while frame and frame[3] == WATERMARK and frame != shown:
+            while frame and frame[3] == WATERMARK and frame != documented:
                 received, synced = struct.unpack_from(">QQ", frame, 32)
                 assert synced <= received <= 12, "one with lower sizes"
                 frame = receive(sock)
-            assert as_shown(frame, shown, one_server.server_id).hex() == shown.hex(), name
+            assert as_documented(frame, documented, one_server.server_id).hex() == documented.hex(), name
         assert receive(sock) == b"", "the server ended the connection"
 
 
 def test_the_worked_session_shows_every_request_of_a_usual_client() -> None:
-    asked = {name for sender, name, _ in shown_session() if sender == "client"}
+    requested = {name for sender, name, _ in documented_session() if sender == "client"}
     usual = {"HELLO", "CHANGE_DIRECTORY", "APPEND", "STAT", "LIST", "GET", "DELETE", "QUIT"}
-    assert asked == usual
+    assert requested == usual

@@ -12,7 +12,7 @@ from dos_server.core import records
 from dos_server.core.extent import ExtentHeader, encode_header
 from journal.core.record import Record, encode
 from journal.ops import Op
-from tests.fuzz.targets import SEED
+from tests.fuzz.disk_targets import SEED
 
 FOLDER = Path(__file__).parent / "corpus"
 

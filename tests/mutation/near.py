@@ -24,14 +24,15 @@ class Package(NamedTuple):
 
 STORAGE_SHELL = (
     "storage", "stored_reads", "small_files", "side_files", "removal", "marks", "open_files", "disk",
-    "troubles", "loading",
+    "disk_errors", "loading",
 )  # fmt: skip
 
 PACKAGES: dict[str, Package] = {
     "dos_protocol": Package(("dos_protocol/*.py",), ("tests/dos_protocol", "tests/dos_server/test_shell.py")),
     "dos_server": Package(
         ("dos_server/core/**/*.py", *(f"dos_server/{name}.py" for name in STORAGE_SHELL)),
-        ("tests/dos_server", "tests/contract/test_disk.py", "tests/power/test_lives.py"),
+        ("tests/dos_server", "tests/contract/test_disk.py", "tests/contract/test_real_disk.py",
+         "tests/power/test_restarts.py"),
     ),
     "dos_client": Package(
         ("dos_client/core/*.py", "dos_client/reading/*.py", "dos_client/repair/*.py",

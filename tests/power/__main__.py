@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from tests.power.crash_states import record, violations
-from tests.power.lives import many_lives
 from tests.power.mount import what_is_missing
+from tests.power.restarts import many_runs
 
 HELP = """Cut the power of recorded runs of a real server, thousands of times.
 
@@ -52,7 +52,7 @@ def main(
         )
     for number in range(seed, seed + lives):
         try:
-            many_lives(number, 8)
+            many_runs(number, 8)
         except AssertionError as error:
             wrong.append(f"lives of seed {number}: {error}")
     report = {

@@ -25,7 +25,7 @@ from dos_protocol.errors import CorruptDataError
 from dos_server.disk import RealDisk
 from tests.power import operations as op
 from tests.power.disk_state import DiskState, Image
-from tests.power.history import Ask, History, Look, look
+from tests.power.history import History, Observation, Request, observe
 from tests.power.model_disk import ModelDisk
 from tests.power.mount import DATA, LossyDisk
 from tests.power.workload import STORE, Writer, make_store_of_one, work
@@ -142,7 +142,7 @@ def plain_folder() -> Iterator[Path]:
         yield Path(folder)
 
 
-def shown_by(image: Image, folder: Path) -> Look:
+def observed_on(image: Image, folder: Path) -> Observation:
     """What a server shows that is started on the image, written down in the folder."""
     for one in folder.iterdir():
         shutil.rmtree(one) if one.is_dir() else one.unlink()
@@ -158,18 +158,18 @@ def shown_by(image: Image, folder: Path) -> Look:
         disk.shut()
 
 
-def _started(disk: RealDisk, image: Image) -> Look:
+def _started(disk: RealDisk, image: Image) -> Observation:
     try:
         server = Harness(disk)
     except CorruptDataError as error:
-        return Look({}, {}, [f"the server does not start: {error}"])
+        return Observation({}, {}, [f"the server does not start: {error}"])
     try:
-        return look(session(server, image))
+        return observe(session(server, image))
     finally:
         server.storage.stop()
 
 
-def session(server: Harness, stored: Container[str]) -> Ask:
+def session(server: Harness, stored: Container[str]) -> Request:
     """A session with a server that has these files."""
     hello = STORE if "store" in stored else m.Hello()
     return functools.partial(server.ask, server.connect(hello))
@@ -182,6 +182,6 @@ def violations(run: Recorded, count: int, seed: int, *, again: bool = False) -> 
     with plain_folder() as folder:
         crashes = cuts_in_the_start if again else cuts
         for crash in crashes(run.operations, run.moments(rng, count), rng):
-            for one in run.history.violations(shown_by(crash.image, folder), run.before(crash.count)):
+            for one in run.history.violations(observed_on(crash.image, folder), run.before(crash.count)):
                 wrong[f"after operation {crash.count}: {one}"] += 1
     return wrong

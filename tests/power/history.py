@@ -10,7 +10,7 @@ read, at a moment. After a power cut at a later moment:
        answered yet may it be missing or damaged and known to be: the store was replacing it anyway
     4  a claim that was answered is there, or a later one; the server is the one that it was
 
-It judges, and uses no server, except `look`, which queries one.
+It judges, and uses no server, except `observe`, which queries one.
 """
 
 import math
@@ -23,7 +23,7 @@ from dos_protocol import messages as m
 from dos_protocol.digests import PrefixDigest, prefix_digest
 
 Key = tuple[str, str]
-Ask = Callable[[m.Message], Any]
+Request = Callable[[m.Message], Any]
 
 
 class Fact(NamedTuple):
@@ -99,7 +99,7 @@ class ObjectHistory:
         return f"{len(found)} bytes are there that are no state of it; {need.size} were acknowledged"
 
 
-class Look(NamedTuple):
+class Observation(NamedTuple):
     """What a server shows. An object is content, or None when it is shown as damaged."""
 
     objects: dict[Key, bytes | None]
@@ -124,55 +124,59 @@ class History:
     def acknowledged_bytes(self) -> int:
         return sum(one.required(math.inf).size for one in self.objects.values())
 
-    def violations(self, look: Look, before: float = math.inf) -> list[str]:
+    def violations(self, observation: Observation, before: float = math.inf) -> list[str]:
         """What is not as promised, when the power was cut just before that moment."""
-        wrong = list(look.problems)
+        wrong = list(observation.problems)
         for key, one in self.objects.items():
-            damaged = key in look.objects and look.objects[key] is None
-            if verdict := one.judge(look.objects.get(key), damaged=damaged, before=before):
+            damaged = key in observation.objects and observation.objects[key] is None
+            if verdict := one.judge(observation.objects.get(key), damaged=damaged, before=before):
                 wrong.append(f"{'/'.join(key)}: {verdict}")
-        wrong += [f"{'/'.join(key)}: nobody wrote it" for key in look.objects.keys() - self.objects.keys()]
+        wrong += [
+            f"{'/'.join(key)}: nobody wrote it" for key in observation.objects.keys() - self.objects.keys()
+        ]
         for directory, claims in self.epochs.items():
             need = max((epoch for at, epoch in claims if at < before), default=0)
-            if (found := look.epochs.get(directory, 0)) < need:
+            if (found := observation.epochs.get(directory, 0)) < need:
                 wrong.append(f"{directory}: epoch {found}, {need} was acknowledged")
         return wrong
 
-    def go_on_from(self, look: Look) -> None:
+    def go_on_from(self, observation: Observation) -> None:
         """What is shown after a cut is durable: from now on it is the history."""
         self.objects.clear()
         self.epochs.clear()
-        for (directory, name), content in look.objects.items():
+        for (directory, name), content in observation.objects.items():
             assert content is not None
             one = self.of(directory, name)
             one.grow(content)
-            one.told(len(content))
-        for directory, epoch in look.epochs.items():
+            one.acknowledged(len(content))
+        for directory, epoch in observation.epochs.items():
             self.claimed(directory, epoch)
 
 
-def look(ask: Ask) -> Look:
+def observe(request: Request) -> Observation:
     """Everything that a server shows, read to the end, and what it says of it compared with what it is."""
-    shown = Look({}, {}, [])
-    names = [entry.name for entry in ask(m.List()).entries]
+    shown = Observation({}, {}, [])
+    names = [entry.name for entry in request(m.List()).entries]
     for directory in names:
-        opened = ask(m.ChangeDirectory(directory))
+        opened = request(m.ChangeDirectory(directory))
         if not isinstance(opened, m.DirectoryOpened):
             shown.problems.append(f"{directory}: {opened}")
             continue
         shown.epochs[directory] = opened.epoch
-        if ask(m.List()).entries != opened.entries:
+        if request(m.List()).entries != opened.entries:
             shown.problems.append(f"{directory}: LIST and CWD show different objects")
         for info in opened.entries:
-            shown.objects[directory, info.name] = None if info.corrupt else read(ask, directory, info, shown)
+            shown.objects[directory, info.name] = (
+                None if info.corrupt else read(request, directory, info, shown)
+            )
     return shown
 
 
-def read(ask: Ask, directory: str, info: m.ObjectInfo, shown: Look) -> bytes:
+def read(request: Request, directory: str, info: m.ObjectInfo, shown: Observation) -> bytes:
     """The content that GET gives."""
     parts, size = [], 0
     while True:
-        data = ask(m.Get(info.name, size, 1 << 20))
+        data = request(m.Get(info.name, size, 1 << 20))
         if not isinstance(data, m.Data):
             shown.problems.append(f"{directory}/{info.name}: {data}")
             break

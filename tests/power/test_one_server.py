@@ -12,7 +12,7 @@ import pytest
 
 from dos_protocol import messages as m
 from dos_protocol.errors import ErrorCode
-from tests.power.history import History, Look, look
+from tests.power.history import History, Observation, observe
 from tests.power.mount import LossyDisk
 from tests.power.workload import STORE, Writer, make_store_of_one, until_dark, work
 from tests.support.servers import ServerProcess
@@ -28,10 +28,10 @@ def disk(tmp_path: Path) -> Iterator[LossyDisk]:
         yield disk
 
 
-def assert_kept(server: ServerProcess, history: History, hello: m.Hello = ALONE) -> Look:
+def assert_kept(server: ServerProcess, history: History, hello: m.Hello = ALONE) -> Observation:
     """All that was acknowledged is shown, and nothing else; from now on that is the history."""
     with Wire(server.address, hello=hello) as wire:
-        shown = look(wire.ask)
+        shown = observe(wire.ask)
     wrong = history.violations(shown)
     assert not wrong, wrong
     history.go_on_from(shown)

@@ -74,7 +74,7 @@ class Writer:
         for info in opened.entries:
             one = self._history.of(self.directory, info.name)
             one.shrink(info.synced)
-            one.told(info.synced)
+            one.acknowledged(info.synced)
         there = {info.name for info in opened.entries}
         for (directory, name), one in self._history.objects.items():
             if directory == self.directory and name not in there and one.versions[-1] is not None:
@@ -102,7 +102,7 @@ class Writer:
     def _told(self, message: m.DurabilityAck) -> None:
         one = self._history.of(self.directory, message.name)
         if one.versions[-1] is not None:
-            one.told(message.synced)
+            one.acknowledged(message.synced)
 
     def drain(self) -> None:
         """Read the answers that were sent before the power failure."""
@@ -126,7 +126,7 @@ class Writer:
             if isinstance(data, m.Data):
                 one = self._history.of(self.directory, name)
                 assert one.content.startswith(data.payload)
-                one.told(len(data.payload))
+                one.acknowledged(len(data.payload))
 
     def delete(self, name: str) -> None:
         one = self._history.of(self.directory, name)
@@ -137,7 +137,7 @@ class Writer:
         one.replace(None)
         answer = self.wire.ask(m.Delete(name))
         assert isinstance(answer, m.Deleted), answer
-        one.told()
+        one.acknowledged()
         self.wire.unasked.clear()
 
     def repair(self, name: str) -> None:
@@ -157,7 +157,7 @@ class Writer:
                 )  # fmt: skip
                 answer = wire.ask(request)
                 assert isinstance(answer, m.RepairAck), answer
-        one.told(len(content))
+        one.acknowledged(len(content))
         self.claim()
 
     def step(self) -> None:

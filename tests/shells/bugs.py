@@ -150,7 +150,7 @@ def bytes_that_did_not_fit_are_dropped() -> list[Patch]:
         whole = original(self)
         if not whole:
             self._outgoing.clear()
-            self._stands_before_the_peer(-self.outgoing_bytes)
+            self._count_outgoing(-self.outgoing_bytes)
         return whole
 
     return [(ServerConnection, "_send_some", send_some)]
@@ -260,7 +260,7 @@ def a_newer_stamp_is_told_before_the_older_one_is_proved() -> list[Patch]:
 @bug("O11")
 def a_stamp_is_told_before_it_is_stored() -> list[Patch]:
     """After a crash an honest disk lacks a stamp that others know."""
-    original = Storage.give_stamp
+    original = Storage.add_stamp
 
     def give(self: Any, stamp_id: bytes) -> Any:
         before = small_files.read(self._disk, "stamps")
@@ -269,4 +269,4 @@ def a_stamp_is_told_before_it_is_stored() -> list[Patch]:
             small_files.replace(self._disk, "", "stamps", before)
         return given
 
-    return [(Storage, "give_stamp", give)]
+    return [(Storage, "add_stamp", give)]

@@ -107,7 +107,7 @@ REGRESSIONS: Final = (
         "2026-11-22",
         "991928c",
         "the end of a sync that had begun before an object was poisoned was taken for that of its new copy",
-        "tests/dos_server/test_mending.py",
+        "tests/dos_server/test_repairs_interrupted.py",
     ),
     Regression(
         3083,
@@ -127,14 +127,14 @@ REGRESSIONS: Final = (
         "2026-11-22",
         "81c91e5",
         "what found no room to be written again is listed with 0 bytes; a shorter copy could take its place",
-        "tests/dos_server/test_mending.py",
+        "tests/dos_server/test_repairs.py",
     ),
     Regression(
         21459,
         "2026-11-22",
         "8bd19fd",
         "a damaged file of a directory that nobody ever claimed stopped a member from being added for good",
-        "tests/dos_client/test_replacing.py",
+        "tests/dos_client/test_replacing_refused.py",
     ),
     Regression(
         37088,

@@ -23,7 +23,7 @@ from checkpoint.core.region_states import PHASES
 from dos_client.core.claim import ClaimState
 from dos_client.core.replica import ReplicaEffect
 from dos_protocol.errors import ErrorCode
-from dos_server.core.recovery import CASES, NO_ROOM
+from dos_server.core.recovery import CASES, NO_SPACE_LETTER
 from journal.core.read_walk import ReadWalk
 from journal.core.walk import TakeOver
 from journal.core.walk_vocabulary import Effect as WalkEffect
@@ -93,7 +93,7 @@ ROOMS: Final = (
     ),
     Room(
         "start",
-        (*sorted({f"case {row.letter}" for row in CASES} | {"case R", f"case {NO_ROOM}"}), "refused"),
+        (*sorted({f"case {row.letter}" for row in CASES} | {"case R", f"case {NO_SPACE_LETTER}"}), "refused"),
         {
             "case E": "sectors that change places are no whole extents; tests/dos_server/test_recovery.py",
             "case F": "there is no newer version; tests/dos_server/test_recovery.py",

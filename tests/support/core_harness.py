@@ -77,7 +77,7 @@ class Harness:
             version0=self.version0,
             reserve_bytes=self.reserve_bytes,
             scrub=self.scrub,
-            stamps=self.storage.give_stamp(life.ljust(16, b".")),
+            stamps=self.storage.add_stamp(life.ljust(16, b".")),
         )
         self.pending.clear()
         self.scrub_due = 0.0 if self.scrub.bytes_per_s else None
@@ -149,7 +149,7 @@ class Harness:
         """A look that is late: what it read is reported when it is finished a second time."""
 
         def work() -> None:
-            looked = self.storage.inspect(effect, lambda: self.now)
+            looked = self.storage.scrub_read(effect, lambda: self.now)
             self.pending.append((effect, lambda: looked))
 
         return work

@@ -54,7 +54,7 @@ class V0Answers:
         if why:
             self._tables.effects.append(v.LogReason(one.session.number, why))
         one.move(V0Event.ENDED)
-        self.wait_no_more(one)
+        self.stop_waiting(one)
         self._tables.close(one.session)
 
     def directory_of(self, one: V0Session) -> DirectoryState | None:
@@ -66,7 +66,7 @@ class V0Answers:
         """Check the session again whenever a write or sync of its object ends."""
         self.waiting.setdefault(one.target, []).append(one)
 
-    def wait_no_more(self, one: V0Session) -> None:
+    def stop_waiting(self, one: V0Session) -> None:
         """Stop checking the session after writes and syncs."""
         waiting = self.waiting.get(one.state) if one.state is not None else None
         if waiting is not None and one in waiting:

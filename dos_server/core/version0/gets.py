@@ -35,9 +35,9 @@ class V0Gets:
         start = max(request.offset, 0)
         wanted = start + request.bytes_max if request.bytes_max else None
         end = state.synced if wanted is None else min(wanted, state.synced)
-        good = state.corrupt_from
-        if good is not None and (wanted is None or wanted > good):
-            self._answers.end(one, f"{state.name} is damaged from offset {good} on")
+        good_size = state.corrupt_from
+        if good_size is not None and (wanted is None or wanted > good_size):
+            self._answers.end(one, f"{state.name} is damaged from offset {good_size} on")
         elif end - start > wire.REPLY_BYTES_MAX:
             self._answers.end(one, f"{end - start} bytes of {state.name} do not fit in a frame of version 0")
         elif start >= end:

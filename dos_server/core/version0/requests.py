@@ -15,7 +15,7 @@ from dos_protocol.names import is_name
 
 _NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)
 _NUMBER_MAX: Final = (1 << 63) - 1
-_SHOWN: Final = 40
+_ECHOED_CHARACTERS_MAX: Final = 40
 
 
 class V0Use(NamedTuple):
@@ -65,7 +65,7 @@ class V0InvalidRequest(NamedTuple):
 Request = V0Use | V0Append | V0List | V0Get | V0Delete | V0Sync
 
 
-class _WrongError(Exception):
+class _InvalidArgumentError(Exception):
     """An argument is invalid."""
 
 
@@ -74,44 +74,44 @@ def parse(body: bytes) -> Request | V0InvalidRequest:
     command = body[:1].decode("latin-1")
     row = _COMMANDS.get(command)
     if row is None:
-        return V0InvalidRequest(command, f'unknown command "{_shown(command)}"')
+        return V0InvalidRequest(command, f'unknown command "{_escaped(command)}"')
     form, kinds = row
     try:
         arguments = _arguments(body[1:])
         if len(arguments) != len(kinds):
-            raise _WrongError(f"{command} takes {len(kinds)} arguments, not {len(arguments)}")
+            raise _InvalidArgumentError(f"{command} takes {len(kinds)} arguments, not {len(arguments)}")
         return form(*(kind(one) for kind, one in zip(kinds, arguments, strict=True)))
-    except _WrongError as error:
+    except _InvalidArgumentError as error:
         return V0InvalidRequest(command, str(error))
 
 
 def _arguments(data: bytes) -> list[str]:
     if not data.isascii():
-        raise _WrongError("the text of a request is ASCII")
+        raise _InvalidArgumentError("the text of a request is ASCII")
     return data.decode("ascii").split("\t") if data else []
 
 
 def _name(text: str) -> str:
     if not is_name(text):
-        raise _WrongError(f"not a name: {_quoted(text)}")
+        raise _InvalidArgumentError(f"not a name: {_quoted(text)}")
     return text
 
 
 def _number(text: str) -> int:
     if _NUMBER.fullmatch(text) is None or int(text) > _NUMBER_MAX:
-        raise _WrongError(f"not a number: {_quoted(text)}")
+        raise _InvalidArgumentError(f"not a number: {_quoted(text)}")
     return int(text)
 
 
-def _offset_or_less(text: str) -> int:
+def _signed_number(text: str) -> int:
     return -_number(text[1:]) if text.startswith("-") and text != "-0" else _number(text)
 
 
 def _quoted(text: str) -> str:
-    return f"{text[:_SHOWN]!a}, {len(text)} long"
+    return f"{text[:_ECHOED_CHARACTERS_MAX]!a}, {len(text)} long"
 
 
-def _shown(command: str) -> str:
+def _escaped(command: str) -> str:
     """Escape the command unless it is printable ASCII: bytes from outside are never echoed raw."""
     return command if command.isascii() and command.isprintable() else ascii(command)[1:-1]
 
@@ -120,7 +120,7 @@ _COMMANDS: Final[dict[str, tuple[Callable[..., Request], tuple[Callable[[str], s
     "u": (V0Use, (_name,)),
     "a": (V0Append, (_name, _number)),
     "l": (V0List, ()),
-    "g": (V0Get, (_name, _offset_or_less, _number)),
+    "g": (V0Get, (_name, _signed_number, _number)),
     "d": (V0Delete, (_name,)),
     "s": (V0Sync, (_name,)),
 }

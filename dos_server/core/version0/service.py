@@ -57,16 +57,16 @@ class V0Service:
             r.V0Get: gets.get,
             r.V0Delete: self._delete,
             r.V0Sync: self._sync,
-            r.V0InvalidRequest: self._bad,
+            r.V0InvalidRequest: self._invalid,
         }
 
     def may_read(self, session: int) -> bool:
         """Return whether the shell may read more from the connection."""
         one = self._answers.sessions.get(session)
-        if one is None or one.stands is V0State.COMMAND:
+        if one is None or one.protocol_state is V0State.COMMAND:
             return True
         return (
-            one.stands is V0State.STREAMING
+            one.protocol_state is V0State.STREAMING
             and one.session.unsynced_bytes < version0_in_flight_bytes_max
             and one.session.unsynced_appends < version0_in_flight_batches_max
         )
@@ -74,7 +74,7 @@ class V0Service:
     def is_streaming(self, session: int) -> bool:
         """Return whether the next bytes are content, not a request."""
         one = self._answers.sessions.get(session)
-        return one is not None and one.stands is V0State.STREAMING
+        return one is not None and one.protocol_state is V0State.STREAMING
 
     def wants_tick(self) -> bool:
         """Return whether a status may become due without an event."""
@@ -111,9 +111,9 @@ class V0Service:
     def half_closed(self, session: Session) -> None:
         """Handle the end of the peer's data: finish a stream, or end the session after its answer."""
         one = self._session_of(session)
-        if one.stands is V0State.STREAMING:
+        if one.protocol_state is V0State.STREAMING:
             self._streams.finish(one)
-        elif one.stands is V0State.COMMAND:
+        elif one.protocol_state is V0State.COMMAND:
             self._answers.end(one)
         else:
             one.half_closed = True
@@ -123,11 +123,11 @@ class V0Service:
         one = self._answers.sessions.pop(session, None)
         if one is not None and not one.closed:
             one.move(V0Event.ENDED)
-            self._answers.wait_no_more(one)
+            self._answers.stop_waiting(one)
 
     # Requests
 
-    def _bad(self, one: V0Session, request: r.V0InvalidRequest) -> None:
+    def _invalid(self, one: V0Session, request: r.V0InvalidRequest) -> None:
         if request.command == "g":
             self._answers.end(one, request.text)
         elif request.command == "a":
@@ -147,7 +147,7 @@ class V0Service:
         """Enter the directory that was created for `u`."""
         tables = self._tables
         tables.answerable(event.session)
-        if event.trouble is v.DiskFailure.NONE:
+        if event.failure is v.DiskFailure.NONE:
             tables.directory_names.add(event.directory)
             directory = tables.directories.get(event.directory)
             if directory is not None:
@@ -155,10 +155,10 @@ class V0Service:
         one = self._answers.sessions.get(event.session)
         if one is None or one.closed:
             return
-        if event.trouble is v.DiskFailure.NONE:
+        if event.failure is v.DiskFailure.NONE:
             self._open(one, event.directory)
         else:
-            self._answers.refuse(one, f"directory {event.directory} cannot be made: {event.trouble.value}")
+            self._answers.refuse(one, f"directory {event.directory} cannot be made: {event.failure.value}")
 
     def _open(self, one: V0Session, directory: str) -> None:
         self._claims.change_directory(one.session, m.ChangeDirectory(directory), 0)
@@ -227,16 +227,16 @@ class V0Service:
         else:
             one.state, one.end = state, state.accepted
             self._answers.wait(one)
-            self._look_synced(one)
+            self._reply_if_synced(one)
 
-    def _look_synced(self, one: V0Session) -> None:
+    def _reply_if_synced(self, one: V0Session) -> None:
         """Answer the `s` if the sync it waits for has ended."""
         state = one.target
         if state.poisoned:
-            self._answers.wait_no_more(one)
+            self._answers.stop_waiting(one)
             self._answers.refuse(one, _damaged(state.name))
         elif state.synced >= one.end and state.entry_durable:
-            self._answers.wait_no_more(one)
+            self._answers.stop_waiting(one)
             self._answers.reply(one, f"{state.synced}\t{state.synced}".encode("ascii"))
 
     # Messages of the rest of the core
@@ -262,7 +262,7 @@ class V0Service:
 
     def _refused(self, one: V0Session, text: str) -> None:
         """Translate an error by the table of this module."""
-        if isinstance(one.request, r.V0Get) or one.stands is not V0State.ANSWERING:
+        if isinstance(one.request, r.V0Get) or one.protocol_state is not V0State.ANSWERING:
             self._answers.end(one, text)
         elif isinstance(one.request, r.V0Append):
             self._answers.refuse_and_end(one, text)
@@ -277,7 +277,7 @@ class V0Service:
         state = self._tables.find(directory, name)
         for one in list(self._answers.waiting.get(state, ())) if state is not None else ():
             if isinstance(one.request, r.V0Sync):
-                self._look_synced(one)
+                self._reply_if_synced(one)
             else:
                 self._streams.inspect(one)
 

@@ -12,15 +12,15 @@ from dos_server.core.version0.states import V0Event, V0State, step
 class V0Session:
     """The state of one version 0 connection.
 
-    `session`: the session in the rest of the core. `stands`: its protocol state. `request`: the request being
-    answered. `state`: the object of that request.
+    `session`: the session in the rest of the core. `request`: the request being answered. `state`: the object
+    of that request.
     `position`, `end`: for `g`, the range still to be sent; for `s`, `end` must be synced.
     `bytes_at`, `status_at`: for a stream, when bytes last arrived and when a status was last sent, with the
-    numbers `reported`. `due`: send a status with the next write.
+    numbers `reported`. `status_due`: send a status with the next write.
     """
 
     session: Session
-    stands: V0State = V0State.COMMAND
+    protocol_state: V0State = V0State.COMMAND
     half_closed: bool = False
     request: Request | None = None
     state: ObjectState | None = None
@@ -29,11 +29,11 @@ class V0Session:
     bytes_at: float = 0.0
     status_at: float = 0.0
     reported: tuple[int, int] = (0, 0)
-    due: bool = False
+    status_due: bool = False
 
-    def move(self, happening: V0Event) -> None:
+    def move(self, event: V0Event) -> None:
         """Apply the event to the state table."""
-        self.stands = step(self.stands, happening)
+        self.protocol_state = step(self.protocol_state, event)
 
     @property
     def target(self) -> ObjectState:
@@ -43,4 +43,4 @@ class V0Session:
 
     @property
     def closed(self) -> bool:
-        return self.stands is V0State.CLOSED
+        return self.protocol_state is V0State.CLOSED

@@ -43,13 +43,13 @@ TABLE: Final[dict[V0State, dict[V0Event, V0State]]] = {
 }
 
 
-def step(state: V0State, happening: V0Event) -> V0State:
+def step(state: V0State, event: V0Event) -> V0State:
     """Return the state after the event.
 
     An event that the table does not allow is a bug of the server: the peer cannot cause one.
     """
-    after = TABLE[state].get(happening)
-    assert after is not None, f"event {happening.name} is not valid in state {state.name}"
+    after = TABLE[state].get(event)
+    assert after is not None, f"event {event.name} is not valid in state {state.name}"
     return after
 
 
@@ -57,5 +57,5 @@ def diagram() -> str:
     """Return the table as a Mermaid state diagram, as in protocol.md."""
     lines = ["stateDiagram-v2", "    [*] --> COMMAND"]
     for state, row in TABLE.items():
-        lines += [f"    {state.name} --> {after.name}: {happening.value}" for happening, after in row.items()]
+        lines += [f"    {state.name} --> {after.name}: {event.value}" for event, after in row.items()]
     return "\n".join([*lines, "    CLOSED --> [*]"])

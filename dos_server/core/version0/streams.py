@@ -57,13 +57,13 @@ class V0Streams:
         if state.exists and not state.needs_sync:
             self._begin(one)
         else:
-            # an empty append creates the file; `look` begins the stream after it is synced
-            self._appends.take(session, directory, state, b"", 0)
+            # an empty append creates the file; `inspect` begins the stream after it is synced
+            self._appends.accept(session, directory, state, b"", 0)
             self._appends.batch_ended()
 
     def _no_space(self, state: ObjectState) -> str:
         """Return why there is no space, or ''. Checked here because a stream that fails later only ends."""
-        refusal = self._tables.take_space(state, 0)
+        refusal = self._tables.reserve_space(state, 0)
         return "" if refusal is None else refusal.message
 
     def _begin(self, one: V0Session) -> None:
@@ -76,23 +76,23 @@ class V0Streams:
     def streamed(self, event: v.Streamed) -> None:
         """Append bytes of a stream, or end the stream."""
         one = self._answers.sessions.get(event.session)
-        if one is None or one.stands is not V0State.STREAMING:
+        if one is None or one.protocol_state is not V0State.STREAMING:
             return
         state, now = one.target, self._tables.now
         count = len(event.data)
         refusal = (
             state.refuses_session(event.session)
             or state.refuses_bytes(count)
-            or self._tables.take_space(state, count)
+            or self._tables.reserve_space(state, count)
         )
         if refusal is not None:
             self._answers.end(one, refusal.message)
             return
         one.bytes_at = now
-        one.due = now - one.status_at >= version0_status_seconds
+        one.status_due = now - one.status_at >= version0_status_seconds
         self.unacknowledged[one] = None
         directory = self._tables.directories[state.directory]
-        self._appends.take(one.session, directory, state, event.data, 0)
+        self._appends.accept(one.session, directory, state, event.data, 0)
         self._appends.batch_ended()
 
     def finish(self, one: V0Session) -> None:
@@ -103,14 +103,14 @@ class V0Streams:
     def inspect(self, one: V0Session) -> None:
         """Advance the session after a write or sync of its object."""
         settled = not one.session.unsynced_appends
-        if one.stands is V0State.ANSWERING and settled:
+        if one.protocol_state is V0State.ANSWERING and settled:
             self._begin(one)
-        elif one.stands is not V0State.ANSWERING and one.target.damaged:
+        elif one.protocol_state is not V0State.ANSWERING and one.target.damaged:
             self._answers.end(one, f"{one.target.name} was found damaged")
-        elif one.stands is V0State.FINISHING and settled:
+        elif one.protocol_state is V0State.FINISHING and settled:
             self._send_status(one)
             self._answers.end(one)
-        elif one.stands is V0State.STREAMING and one.due:
+        elif one.protocol_state is V0State.STREAMING and one.status_due:
             self._send_status(one)
 
     def tick(self) -> None:
@@ -121,7 +121,7 @@ class V0Streams:
             if now - max(one.bytes_at, one.status_at) < version0_status_seconds and not one.closed:
                 continue
             if not one.closed and one.reported != (state.written, state.synced):
-                one.due = True
+                one.status_due = True
                 self.inspect(one)
             if one.closed or state.written == state.synced:
                 del self.unacknowledged[one]
@@ -129,7 +129,7 @@ class V0Streams:
     def _send_status(self, one: V0Session) -> None:
         one.reported = (one.target.written, one.target.synced)
         one.status_at = self._tables.now
-        one.due = False
+        one.status_due = False
         self._answers.send(one, wire.reply("{}\t{}".format(*one.reported).encode("ascii")))
 
 

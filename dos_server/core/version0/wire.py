@@ -3,7 +3,7 @@
     offset 0   4   length of the body, big-endian; of a request at most 255
     offset 4       body
 
-The first byte of a connection tells the versions apart: it is 0 in version 0, because request lengths are
+The first byte of a connection identifies the version: it is 0 in version 0, because request lengths are
 below 256, and D0 in version 1. After an `a` that was answered `ok`, bytes are not framed: `take` returns them
 as they are. The caller knows which of the two applies.
 

@@ -14,6 +14,7 @@ import pytest
 
 from dos_server import embedded
 from tests.dos_server.test_bad_names import PLANTS, Plant, plant_name
+from tests.dos_server.version0.frames import framed
 from tests.support.data_tree import tree, undisturbed
 from tests.support.v0_client import LostError, RefusedError, V0Connection
 
@@ -45,10 +46,6 @@ def connect(server: embedded.EmbeddedServer, directory: str = "dir") -> V0Connec
     connection = V0Connection(server.address, reply_seconds=PATIENT)
     connection.use(directory)
     return connection
-
-
-def framed(*bodies: bytes) -> bytes:
-    return b"".join(len(body).to_bytes(4, "big") + body for body in bodies)
 
 
 @pytest.fixture

@@ -77,10 +77,10 @@ def test_kill_9_in_the_middle_of_a_stream_loses_nothing_that_a_status_told(tmp_p
         client.start()
         for sessions in (1, 2):
             client.wait_until(lambda one, sessions=sessions: one.sessions >= sessions)
-            told = client.synced
-            while client.synced == told:  # live, until another status has come
+            before = client.synced
+            while client.synced == before:  # live, until another status has come
                 client.write(rng.randbytes(20_000))
-                client.wait_until(lambda one, told=told: one.synced > told, 0.02, demand=False)
+                client.wait_until(lambda one, before=before: one.synced > before, 0.02, demand=False)
             client.write(rng.randbytes(2_000_000))
             server.restart()
         client.wait_until(lambda one: one.sessions >= 3)
@@ -203,15 +203,15 @@ def test_bytes_sent_before_a_reset_are_read_to_their_end(server: ServerProcess) 
 
 def test_where_it_is_switched_off_its_clients_are_notified_and_version_1_is_served(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "server", options=("--no-v0",)) as server:
-        told_that_it_is_off(server.address, "switched off", b"")
+        refused_as_off(server.address, "switched off", b"")
 
 
 def test_where_a_token_is_asked_for_it_is_off(tmp_path: Path) -> None:
     with embedded.start(tmp_path / "data", token=b"secret") as server:
-        told_that_it_is_off(server.address, "requires a token", b"secret")
+        refused_as_off(server.address, "requires a token", b"secret")
 
 
-def told_that_it_is_off(address: tuple[str, int], reason: str, token: bytes) -> None:
+def refused_as_off(address: tuple[str, int], reason: str, token: bytes) -> None:
     with V0Connection(address, reply_seconds=PATIENT) as connection:
         with pytest.raises(RefusedError, match=reason):
             connection.use("dir")

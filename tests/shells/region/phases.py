@@ -70,7 +70,7 @@ def _overheard(region: "ShellRegion") -> Iterator[None]:
 async def run_phases(cluster: "Cluster", region: "ShellRegion", faults: list[Fault]) -> None:
     with _overheard(region):
         await _live(cluster, region, faults)
-    cluster.network.kept_alive_no_more()
+    cluster.network.expire_keep_alive()
     await trio.sleep(SETTLED_S)
     cluster.guarded(check_nothing_left, cluster)
     cluster.guarded(_files_closed, region)

@@ -114,7 +114,7 @@ def a_damaged_header_is_a_torn_tail() -> list[Patch]:
     def facts(self: recovery_scan._Scan) -> recovery.ExtentFacts:
         found = original(self)
         head = self.read(self.position, extent_header_bytes)
-        if len(head) < extent_header_bytes or self.bad_payload is not None or not any(head):
+        if len(head) < extent_header_bytes or self.damaged_payload is not None or not any(head):
             return found
         if decode_header(head, self.seed) is HeaderFault.DIGEST:
             return found._replace(damage=recovery.TailDamage.TORN, below=False)
@@ -145,17 +145,17 @@ def the_scrub_keeps_what_it_finds_to_itself() -> list[Patch]:
 @bug("O12: nothing else is reported")
 def the_scrub_takes_new_bytes_for_damage() -> list[Patch]:
     """It looks at an object that grows meanwhile, and takes the end it knew for the end of the file."""
-    original = Scrub.looked
+    original = Scrub.read_done
 
-    def looked(self: Scrub, event: scrub_reads.ScrubReadDone) -> None:
+    def read_done(self: Scrub, event: scrub_reads.ScrubReadDone) -> None:
         state = self._object
-        if state is not None and event.chain is not None and state.synced > event.look.goal.size:
+        if state is not None and event.chain is not None and state.synced > event.read.goal.size:
             event = event._replace(
-                chain=None, damaged_at=event.look.goal.size, what="more than there should be"
+                chain=None, damaged_at=event.read.goal.size, what="more than there should be"
             )
         original(self, event)
 
-    return [(Scrub, "looked", looked)]
+    return [(Scrub, "read_done", read_done)]
 
 
 @bug("row 14")

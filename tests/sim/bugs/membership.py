@@ -50,14 +50,14 @@ def old_set_alone_acknowledges() -> list[Patch]:
 
 @bug("decision 0010: carry_claims", where=has_operator)
 def claims_are_not_carried_over() -> list[Patch]:
-    original = Filling._look
+    original = Filling._list_once
 
     async def look(self: Filling, name: str) -> DirectoryGoal:
         wanted = await original(self, name)
         wanted.epoch, wanted.writer_id = 0, NO_ID
         return wanted
 
-    return [(Filling, "_look", look)]
+    return [(Filling, "_list_once", look)]
 
 
 @bug("decision 0010: tell_again", where=has_operator)

@@ -6,7 +6,7 @@ import errno
 from typing import Any
 
 import dos_server.core.vocabulary as v
-from dos_server import disk, loading, small_files, storage, troubles
+from dos_server import disk, disk_errors, loading, small_files, storage
 from dos_server.core.failures import DiskFailure
 from dos_server.storage import Storage
 from tests.sim.bugs.catalogue import Patch, bug
@@ -20,14 +20,14 @@ def want_of_descriptors_is_remembered_as_damage() -> list[Patch]:
     original = loading.DirectoryLoader.load
 
     def load(self: Any, directory: str) -> v.DirectoryLoaded:
-        return original(self, directory)._replace(passes=False)
+        return original(self, directory)._replace(temporary=False)
 
     return [(loading.DirectoryLoader, "load", load)]
 
 
 @bug("0202", where=has_troubles)
 def missing_rights_are_reported_as_no_space() -> list[Patch]:
-    return [(troubles, "_MEANING", {**troubles._MEANING, errno.EACCES: DiskFailure.NO_SPACE})]
+    return [(disk_errors, "_MEANING", {**disk_errors._MEANING, errno.EACCES: DiskFailure.NO_SPACE})]
 
 
 @bug("0202", where=has_troubles)
@@ -36,10 +36,10 @@ def every_error_is_the_disks() -> list[Patch]:
     return [
         (module, name, value)
         for name, value in (
-            ("trouble_of", lambda error: DiskFailure.FAILED),
-            ("came_before_sync", lambda error: False),
+            ("failure_of", lambda error: DiskFailure.FAILED),
+            ("preceded_sync", lambda error: False),
         )
-        for module in (storage, loading, troubles)
+        for module in (storage, loading, disk_errors)
         if hasattr(module, name)
     ]
 
@@ -51,7 +51,7 @@ def a_folder_that_cannot_be_opened_needs_no_sync() -> list[Patch]:
 
     def sync(self: Storage, effect: v.Sync) -> v.DiskFailure:
         trouble = original(self, effect)
-        return v.DiskFailure.NONE if trouble is v.DiskFailure.PASSES else trouble
+        return v.DiskFailure.NONE if trouble is v.DiskFailure.TEMPORARY else trouble
 
     return [(Storage, "sync", sync)]
 

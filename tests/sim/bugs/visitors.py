@@ -17,7 +17,7 @@ of_visitors = partial(bug, where=has_visitors)
 def version_0_tells_written_as_synced() -> list[Patch]:
     def send_status(self: V0Streams, one: Any) -> None:
         written = one.target.written
-        one.told, one.status_at, one.due = (written, one.target.synced), self._tables.now, False
+        one.reported, one.status_at, one.status_due = (written, one.target.synced), self._tables.now, False
         self._answers.send(one, wire.reply(f"{written}\t{written}".encode("ascii")))
 
     return [(V0Streams, "_send_status", send_status)]

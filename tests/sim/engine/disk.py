@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 
 from dos_protocol.digests import Buffer
-from dos_server.disk import write_whole
+from dos_server.disk import write_all
 from dos_server.memory.disk import ENDLESS, SECTOR, MemoryDisk, _Folder, _Node
 
 
@@ -78,7 +78,7 @@ class SimDisk(MemoryDisk):
             if self.short is None:
                 write(handle, position, buffers)
             else:
-                write_whole(_ShortWrites(self, self.short, write), handle, position, buffers)
+                write_all(_ShortWrites(self, self.short, write), handle, position, buffers)
         except OSError as error:
             self.sometimes["disk: ENOSPC from write"] += error.errno == errno.ENOSPC
             raise

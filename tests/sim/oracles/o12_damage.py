@@ -69,7 +69,7 @@ class Damage(Oracle):
             return state.damaged
         chain, goal = beginning(state.root), VerifyGoal(state.synced, state.synced_digest)
         while chain.offset < goal.size:
-            looked = server.storage.inspect(
+            looked = server.storage.scrub_read(
                 scrub_reads.ScrubRead(state.directory, state.name, chain, goal), lambda: 0.0
             )
             if looked.chain is None:

@@ -19,9 +19,9 @@ from dos_client.core.claim import (
     MemberClaimed,
     MemberFenced,
     MemberLeft,
-    has_less_than_it_said,
-    hopes_for,
-    nobody_has,
+    has_lost_objects,
+    is_unrecoverable,
+    was_held_at_claim,
 )
 from dos_client.core.collecting import Garbage
 from dos_client.core.quorum import Quorums
@@ -235,9 +235,9 @@ class SimClaim:
             hopeless = self._nobody_has(target)
             if hopeless and (
                 self.process.now > patience
-                or not hopes_for(self.answers, name, size, target.without | target.spoiled)
+                or not was_held_at_claim(self.answers, name, size, target.without | target.spoiled)
             ):
-                if hopes_for(self.answers, name, size, target.without - self._taken_back):
+                if was_held_at_claim(self.answers, name, size, target.without - self._taken_back):
                     raise QuorumUnavailableError(f"a member that had {size} bytes of {name} has them no more")
                 raise MissingDataError(f"no member holds {size} bytes of {name} with digest {digest:016x}")
             await self.wait_changed(1.0)
@@ -278,7 +278,7 @@ class SimClaim:
 
     def member_claimed(self, link: Link, opened: DirectoryOpened) -> None:
         trusted = not any(info.corrupt or info.poisoned for info in opened.entries)
-        if has_less_than_it_said(self.answers.get(link.server_id, {}), opened.entries):
+        if has_lost_objects(self.answers.get(link.server_id, {}), opened.entries):
             self._taken_back.add(link.server_id)
         if trusted and link.server_id not in self.answers:
             self.answers[link.server_id] = {
@@ -345,7 +345,7 @@ class SimClaim:
     def _nobody_has(self, target: SimTarget) -> bool:
         if any(have >= target.size for have in target.sizes.values()) or target.unsure:
             return False
-        return nobody_has(self._quorums, target.without, target.spoiled)
+        return is_unrecoverable(self._quorums, target.without, target.spoiled)
 
     def _add(self, name: str, window: SendWindow | None) -> SimTarget:
         self._tag += 1

@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator
 
 from dos_client import Bookmark
 from dos_client.errors import QuorumUnavailableError
-from dos_client.limits import look_timeout_s
+from dos_client.limits import inspect_timeout_s
 from dos_client.sessions.directory_view import DirectoryView, view_of
 from dos_protocol.errors import BrokenConnectionError, DosError, NotFoundError
 from dos_protocol.store_record import Member, StoreRecord
@@ -49,7 +49,7 @@ class SimStore:
 
         for member in self.record.members:
             self.process.start("look", ask(member))
-        deadline = self.process.now + look_timeout_s
+        deadline = self.process.now + inspect_timeout_s
         while len(opened) + len(errors) < len(self.record.members) and self.process.now < deadline:
             await self.process.wait(changed, deadline - self.process.now)
         return view_of(directory, self.record, dict(opened), dict(errors))

@@ -132,7 +132,7 @@ class Link:
                     for epoch in climb(error.epoch_held, claim.epoch):
                         opened = await session.claim(claim.directory, epoch, claim.writer_id)
                     return opened
-                case FenceReason.ASK:
+                case FenceReason.READ_HOLDER:
                     held = await session.open_directory(claim.directory)
                     if (held.epoch, held.writer_id) == (claim.epoch, claim.writer_id):
                         raise BrokenConnectionError("a newer session of ours is there") from error
@@ -193,13 +193,13 @@ class Link:
         sometimes = self.claim.process.world.sometimes
         while self._sweeping is session and (name := self._held.next(self.claim.garbage)) is not None:
             try:
-                await session.ask(Delete(name), Deleted, delete_timeout_s)
+                await session.call(Delete(name), Deleted, delete_timeout_s)
             except NotFoundError:
                 self._held.gone(name)
             except (BusyError, BeingAppendedError):
                 await self.claim.process.sleep(collect_pause_s)
             except (PoisonedError, UnsupportedError):
-                self._held.put_off(name)
+                self._held.postpone(name)
             except DosError:
                 break
             else:
@@ -238,7 +238,7 @@ class Link:
                     target.unsure.discard(self.server_id)
                     target.sizes.pop(self.server_id, None)
                     (target.spoiled if copy.replica.spoiled else target.without).add(self.server_id)
-                case ReplicaEffect.ASK_MEMBER:
+                case ReplicaEffect.QUERY_MEMBER:
                     target.unsure.add(self.server_id)
                     self._start(self._compare_there(copy, self.session))
                 case ReplicaEffect.FIND_DIGEST:

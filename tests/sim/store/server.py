@@ -22,7 +22,7 @@ from dos_server.core import vocabulary as v
 from dos_server.core.records import decode_marks
 from dos_server.core.scrub import ScrubPlan
 from dos_server.core.server import ServerCore
-from dos_server.limits import space_look_seconds
+from dos_server.limits import space_check_seconds
 from dos_server.storage import Storage
 from tests.sim.engine.disk import PowerCutError, SimDisk
 from tests.sim.engine.network import Network, Wire
@@ -65,7 +65,7 @@ class Server(Process):
             directory_names=names,
             damaged_names=self.storage.damaged_among(names),
             scrub=machine.scrub,
-            stamps=self.storage.give_stamp(machine.fresh_stamp()),
+            stamps=self.storage.add_stamp(machine.fresh_stamp()),
         )
         self.scrub = self.core._on_event[scrub_reads.ScrubDue].__self__  # type: ignore[attr-defined]
         self.sessions: dict[int, ServerSession] = {}
@@ -130,7 +130,7 @@ class Server(Process):
             self.machine.power_cut()
             return
         self.feed(v.SpaceSeen(*free, before))
-        self.after(space_look_seconds, self._look_at_space)
+        self.after(space_check_seconds, self._look_at_space)
 
     def _tick(self) -> None:
         self._ticking = False
@@ -155,7 +155,7 @@ class Server(Process):
             case scrub_reads.ScrubLater(seconds):
                 self.after(seconds, self.feed, scrub_reads.ScrubDue(busy=False))
             case scrub_reads.ScrubRead():
-                look = partial(self.storage.inspect, effect, lambda: self.now)
+                look = partial(self.storage.scrub_read, effect, lambda: self.now)
                 self._at_disk(self.machine.speed.other_s, self._report, look)
             case _:
                 self.machine.notes(effect)
@@ -215,7 +215,7 @@ class Server(Process):
             self.machine.power_cut()
             return
         self._count(event)
-        if isinstance(event, v.RecordStored) and event.trouble is v.DiskFailure.NONE:
+        if isinstance(event, v.RecordStored) and event.failure is v.DiskFailure.NONE:
             self.machine.records.append(decode_store_record(event.record))
         if isinstance(event, v.Removed):
             self.machine.removing.discard((event.directory, event.name))

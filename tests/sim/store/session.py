@@ -108,7 +108,7 @@ class Session(Requests):
         self._heard_at = self.process.now
         self._watch()
         hello = Hello(store_id=store_id, generation=generation, client=self.process.name)
-        self.welcome = await self.ask(hello, Welcome, connect_timeout_s)
+        self.welcome = await self.call(hello, Welcome, connect_timeout_s)
 
     def _watch(self) -> None:
         """Ask when the other end is silent; end the session when it stays so."""

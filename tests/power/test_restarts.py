@@ -1,4 +1,4 @@
-"""No sequence of kills and power cuts takes anything back: see `lives`."""
+"""No sequence of kills and power cuts takes anything back: see `restarts`."""
 
 import contextlib
 import errno
@@ -15,16 +15,16 @@ from dos_server.core.object_state import ObjectState
 from dos_server.open_files import OpenFile
 from dos_server.storage import Storage
 from tests.power.disk_state import DiskState
-from tests.power.history import History, look
-from tests.power.lives import NAMES, Life, many_lives
+from tests.power.history import History, observe
 from tests.power.model_disk import DeadError, ModelDisk
+from tests.power.restarts import NAMES, ServerRun, many_runs
 from tests.support.core_harness import Harness
 
 
 @given(seed=st.integers(0, 2**32))
 def test_no_sequence_of_kills_and_power_cuts_takes_back_what_was_reported(seed: int) -> None:
     # EVIDENCE-OF: P-1, P-2, P-4
-    many_lives(seed, 8)
+    many_runs(seed, 8)
 
 
 @given(seed=st.integers(0, 2**32))
@@ -32,13 +32,13 @@ def test_what_was_refused_leaves_nothing_behind_whatever_is_killed_or_cut(seed: 
     """A full disk, no descriptors, no right. Half of a refused write was written back, and the next one at
     the same place made a mixture of the two; a file that was made and removed again came back, empty."""
     # EVIDENCE-OF: P-8, P-10
-    many_lives(seed, 8, troubled=True)
+    many_runs(seed, 8, troubled=True)
 
 
 @given(seed=st.integers(0, 2**32))
 def test_what_a_session_of_version_0_was_reported_is_never_taken_back(seed: int) -> None:
     # EVIDENCE-OF: P-1
-    many_lives(seed, 6, version0=True)
+    many_runs(seed, 6, version0=True)
 
 
 def test_status_frames_that_run_ahead_of_the_disk_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,12 +49,12 @@ def test_status_frames_that_run_ahead_of_the_disk_are_found(monkeypatch: pytest.
     original = ObjectState.wrote
     monkeypatch.setattr(ObjectState, "wrote", was_written)
     with pytest.raises(AssertionError):
-        _lives_of_version_0(100)
+        _runs_of_version_0(100)
 
 
-def _lives_of_version_0(seeds: int) -> None:
+def _runs_of_version_0(seeds: int) -> None:
     for seed in range(seeds):
-        many_lives(seed, 6, version0=True)
+        many_runs(seed, 6, version0=True)
 
 
 def _cut_is_not_synced(patch: pytest.MonkeyPatch) -> None:
@@ -64,8 +64,8 @@ def _cut_is_not_synced(patch: pytest.MonkeyPatch) -> None:
         self._disk.cut(file.handle, effect.position)
         return True
 
-    original = Storage._taken_back
-    patch.setattr(Storage, "_taken_back", taken_back)
+    original = Storage._undone
+    patch.setattr(Storage, "_undone", taken_back)
 
 
 def _removed_name_is_not_synced(patch: pytest.MonkeyPatch) -> None:
@@ -75,8 +75,8 @@ def _removed_name_is_not_synced(patch: pytest.MonkeyPatch) -> None:
         self._disk.remove(f"d/{effect.directory}/{effect.name}")
         return True
 
-    original = Storage._taken_back
-    patch.setattr(Storage, "_taken_back", taken_back)
+    original = Storage._undone
+    patch.setattr(Storage, "_undone", taken_back)
 
 
 def _short_write_counts_as_whole(patch: pytest.MonkeyPatch) -> None:
@@ -89,7 +89,7 @@ def _short_write_counts_as_whole(patch: pytest.MonkeyPatch) -> None:
 
 
 def _want_of_descriptors_poisons(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("dos_server.storage.came_before_sync", lambda error: False)
+    patch.setattr("dos_server.storage.preceded_sync", lambda error: False)
 
 
 def _entry_is_not_synced(patch: pytest.MonkeyPatch) -> None:
@@ -104,15 +104,15 @@ def _removal_that_was_put_off_is_begun_anew(patch: pytest.MonkeyPatch) -> None:
 def _sync_that_was_not_tried_is_acknowledged(patch: pytest.MonkeyPatch) -> None:
     def sync(self: Storage, effect: v.Sync) -> v.DiskFailure:
         trouble = original(self, effect)
-        return v.DiskFailure.NONE if trouble is v.DiskFailure.PASSES else trouble
+        return v.DiskFailure.NONE if trouble is v.DiskFailure.TEMPORARY else trouble
 
     original = Storage.sync
     patch.setattr(Storage, "sync", sync)
 
 
-def _troubled_lives(seeds: int) -> None:
+def _runs_on_troubled_disks(seeds: int) -> None:
     for seed in range(seeds):
-        many_lives(seed, 8, troubled=True)
+        many_runs(seed, 8, troubled=True)
 
 
 def _refused_and_written_again() -> None:
@@ -120,17 +120,17 @@ def _refused_and_written_again() -> None:
     the power goes."""
     rng, history, state = random.Random(4), History(), DiskState()
     disk = ModelDisk(state)
-    life = Life(disk, history, 1)
-    life.append("a", b"first")
+    run = ServerRun(disk, history, 1)
+    run.append("a", b"first")
     disk.trouble = lambda method: errno.ENOSPC if method == "write" else 0
-    life.append("a", rng.randbytes(9_000))
+    run.append("a", rng.randbytes(9_000))
     disk.trouble = lambda _: 0
     with contextlib.suppress(DeadError):
         disk.dies_after = len(disk.journal) + 1  # written, and not synced
-        life.append("a", rng.randbytes(9_000))
+        run.append("a", rng.randbytes(9_000))
     for seed in range(300):
         server = Harness(ModelDisk(DiskState.of(state.crash(seed))))
-        wrong = history.violations(look(functools.partial(server.ask, server.connect())))
+        wrong = history.violations(observe(functools.partial(server.ask, server.connect())))
         assert not wrong, (seed, wrong)
 
 
@@ -156,12 +156,12 @@ def test_without_a_sync_of_the_cut_the_mixture_is_found(monkeypatch: pytest.Monk
         _sync_that_was_not_tried_is_acknowledged,
     ],
 )
-def test_lives_on_a_troubled_disk_find_a_bug_that_is_put_in(
+def test_runs_on_a_troubled_disk_find_a_bug_that_is_put_in(
     monkeypatch: pytest.MonkeyPatch, bug: Callable[[pytest.MonkeyPatch], None]
 ) -> None:
     bug(monkeypatch)
     with pytest.raises((AssertionError, OSError)):
-        _troubled_lives(400)
+        _runs_on_troubled_disks(400)
 
 
 class NoStampFits(ModelDisk):
@@ -175,24 +175,24 @@ class NoStampFits(ModelDisk):
 
 @pytest.mark.parametrize("full", [False, True], ids=["", "and no stamp fits on the disk"])
 def test_what_a_killed_server_left_in_memory_is_not_taken_for_durable(full: bool) -> None:
-    """Killed after each of its calls to the disk; the next life adds to what it finds; then all that was not
+    """Killed after each of its calls to the disk; the next run adds to what it finds; then all that was not
     synced goes. (A mark that said *removed* came back, and took away an object that had the name anew; and an
-    identity could be read and was not durable.) full: the start of the next life cannot write a stamp, which
+    identity could be read and was not durable.) full: the start of the next run cannot write a stamp, which
     would make the entries of the data directory durable by the way."""
     # EVIDENCE-OF: P-1
     ended = False
     for count in range(1_000):
         history, state = History(), DiskState()
         with contextlib.suppress(DeadError):
-            life = Life(ModelDisk(state, dies_after=count), history, 1)
+            run = ServerRun(ModelDisk(state, dies_after=count), history, 1)
             for name in NAMES:
-                life.append(name, b"first")
-                life.delete(name)
+                run.append(name, b"first")
+                run.delete(name)
             ended = True
-        life = Life(NoStampFits(state) if full else ModelDisk(state), history, 2)
+        run = ServerRun(NoStampFits(state) if full else ModelDisk(state), history, 2)
         for name in NAMES:
-            life.append(name, b"second")
-        Life(ModelDisk(DiskState.of(state.bare())), history, 3)
+            run.append(name, b"second")
+        ServerRun(ModelDisk(DiskState.of(state.bare())), history, 3)
         if ended:
             return
-    raise AssertionError("the first life never came to its end")
+    raise AssertionError("the first run never came to its end")

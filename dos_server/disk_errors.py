@@ -14,10 +14,10 @@ _MEANING: Final = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), DiskFailure.NO_SPACE),
     # no free descriptor, no memory, a signal
     **dict.fromkeys(
-        (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR), DiskFailure.PASSES
+        (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR), DiskFailure.TEMPORARY
     ),
     # a missing permission, which a person can restore; a file server that does not answer now
-    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.ETIMEDOUT, errno.ESTALE), DiskFailure.PASSES),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.ETIMEDOUT, errno.ESTALE), DiskFailure.TEMPORARY),
 }
 """Every other error is the disk's: FAILED."""
 
@@ -25,23 +25,23 @@ _BEFORE_SYNC: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.EACCES, errno
 """Errors that opening a folder can raise and syncing it cannot."""
 
 
-def trouble_of(error: OSError) -> DiskFailure:
+def failure_of(error: OSError) -> DiskFailure:
     """Return what a disk error means for the core."""
     return _MEANING.get(error.errno or 0, DiskFailure.FAILED)
 
 
-def says_nothing_of_the_disk(error: OSError) -> bool:
+def is_temporary(error: OSError) -> bool:
     """Whether an error proves no damage and ends with its cause: the next try may succeed."""
-    return trouble_of(error) is DiskFailure.PASSES
+    return failure_of(error) is DiskFailure.TEMPORARY
 
 
-def came_before_sync(error: OSError) -> bool:
+def preceded_sync(error: OSError) -> bool:
     """Whether a folder was not even opened for its sync. Such a sync may be retried; a failed one never."""
     return error.errno in _BEFORE_SYNC
 
 
 @contextlib.contextmanager
-def noted(what: str) -> Iterator[None]:
+def log_errors(what: str) -> Iterator[None]:
     """Log disk errors and suppress them, for work that no guarantee depends on."""
     try:
         yield

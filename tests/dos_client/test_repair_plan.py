@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dos_client.core.comparing import ABSENT, MemberCopy, questions
+from dos_client.core.comparing import ABSENT, MemberCopy, needed_digests
 from dos_client.core.quorum import Quorums
 from dos_client.core.repair import RepairPlan, RepairRefused, plan
 from dos_protocol.digests import prefix_digest
@@ -27,7 +27,9 @@ def planned(
         one: ABSENT if data is None else MemberCopy(len(data), prefix_digest(data), damaged=one in damaged)
         for one, data in contents.items()
     }
-    digests = {(one, size): prefix_digest((contents[one] or b"")[:size]) for one, size in questions(copies)}
+    digests = {
+        (one, size): prefix_digest((contents[one] or b"")[:size]) for one, size in needed_digests(copies)
+    }
     return plan(member, copies, digests, q)
 
 

@@ -1,6 +1,6 @@
-"""Ask members one question with hedging: one member first, and another if that one is slow.
+"""Query members with hedging: one member first, and another if that one is slow.
 
-This module has the sessions, tasks and timers of one race. The caller decides what is asked and when the
+This module has the sessions, tasks and timers of one race. The caller decides what is requested and when the
 answers are enough; `core.hedging` decides the order and the delays. Damage that members report is noted here,
 for all reads.
 """
@@ -12,7 +12,7 @@ from typing import Generic, Protocol, TypeVar
 import trio
 
 from dos_client.arguments import check_run
-from dos_client.core.hedging import AskMember, Candidate, DropMember, Effect, Race
+from dos_client.core.hedging import Candidate, DropMember, Effect, QueryMember, Race
 from dos_client.errors import QuorumUnavailableError
 from dos_client.limits import answers_owed_max
 from dos_client.reading.damage import CopyFault
@@ -42,20 +42,20 @@ class MemberAnswers(Generic[T]):
 
     def error(self) -> DosError:
         """Return the most informative error: damage first, then missing data, then unavailable members."""
-        found: list[DosError] = [*self.failed.values(), *self.without.values()]
+        errors: list[DosError] = [*self.failed.values(), *self.without.values()]
         for kind in (CorruptError, PoisonedError, PastEndError, NotFoundError):
-            for error in found:
+            for error in errors:
                 if isinstance(error, kind):
                     return error
         return next(
-            (error for error in found if not isinstance(error, BrokenConnectionError)),
-            found[0] if found else QuorumUnavailableError("the store has no members to ask"),
+            (error for error in errors if not isinstance(error, BrokenConnectionError)),
+            errors[0] if errors else QuorumUnavailableError("the store has no members to query"),
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Question(Generic[T]):
-    """A question that several members can answer.
+class MemberQuery(Generic[T]):
+    """A request that several members can answer.
 
     `size`: the approximate number of bytes in an answer, 0 for none; answer times are compared within a size
     class. `lacking`: how many answers are needed at least. `judge`: returns how many answers are still
@@ -65,13 +65,13 @@ class Question(Generic[T]):
     directory: str
     name: str
     size: int
-    ask: Callable[[Connection], Awaitable[T]]
+    request: Callable[[Connection], Awaitable[T]]
     judge: Callable[[MemberAnswers[T]], tuple[int, bool]]
     lacking: int = 1
 
 
 class Sessions(Protocol):
-    """The sessions on which members are asked: those of readers or those of a claim."""
+    """The sessions on which members are queried: those of readers or those of a claim."""
 
     async def session(self, member: Member) -> Connection:
         """Return a live session in the directory. Raises BrokenConnectionError."""
@@ -86,19 +86,20 @@ class Sessions(Protocol):
         ...
 
 
-async def ask_members(
+async def query_members(
     store: ReadableStore,
     tiers: Sequence[Sequence[Member]],
-    question: Question[T],
+    query: MemberQuery[T],
     sessions: Sessions | None = None,
 ) -> MemberAnswers[T]:
-    """Ask until the answers are enough or no member is left. Errors are in the answers, and are not raised.
+    """Query members until the answers are enough or no member is left. Errors are in the answers; none is
+    raised.
 
-    Members of a later tier are asked only if those of the earlier tiers are not enough. `sessions`: those of
-    readers by default.
+    Members of a later tier are queried only if those of the earlier tiers are not enough. `sessions`: those
+    of readers by default.
     """
     check_run(store.run_token)
-    return await _Asking(store, tiers, question, sessions or ReaderSessions(store, question.directory)).run()
+    return await _HedgedQuery(store, tiers, query, sessions or ReaderSessions(store, query.directory)).run()
 
 
 class ReaderSessions:
@@ -118,27 +119,27 @@ class ReaderSessions:
         return self._store.is_connected(member.server_id)
 
 
-class _Asking(Generic[T]):
+class _HedgedQuery(Generic[T]):
     def __init__(
         self,
         store: ReadableStore,
         tiers: Sequence[Sequence[Member]],
-        question: Question[T],
+        query: MemberQuery[T],
         sessions: Sessions,
     ) -> None:
         self._store = store
-        self._question = question
+        self._query = query
         self._sessions = sessions
         self._members = {member.server_id: member for members in tiers for member in members}
         self._answers: MemberAnswers[T] = MemberAnswers()
         self._scopes: dict[bytes, trio.CancelScope] = {}
         self._moved = trio.Event()
         now = trio.current_time()
-        pace, size = store.pace, question.size
+        pace, size = store.pace, query.size
         rng = store.rng.random()
         order = [one for tier in tiers for one in pace.order(self._candidates(tier), size, now, rng)]
         delay_s = pace.delay_s(order[0], size, now) if order else 0.0
-        self._race = Race(order, delay_s, pace.budget, lacking=question.lacking)
+        self._race = Race(order, delay_s, pace.budget, lacking=query.lacking)
 
     async def run(self) -> MemberAnswers[T]:
         race = self._race
@@ -155,32 +156,32 @@ class _Asking(Generic[T]):
         return self._answers
 
     def _candidates(self, members: Sequence[Member]) -> list[Candidate]:
-        """Return the members to ask. Excludes members whose bytes look sound but differ, and those that owe
+        """Return the members to query. Excludes members whose bytes look sound but differ, and those that owe
         too many answers.
         """
-        damage, found = self._store.damage, []
-        where = (self._question.directory, self._question.name)
+        damage, candidates = self._store.damage, []
+        path = (self._query.directory, self._query.name)
         for member in members:
             server_id, owed = member.server_id, self._sessions.owed(member)
-            if damage.refuse(server_id, *where):
+            if damage.refuse(server_id, *path):
                 self._answers.failed[server_id] = CorruptError(
-                    f"{member.address} has other bytes of {where[0]}/{where[1]} than a quorum"
+                    f"{member.address} has other bytes of {path[0]}/{path[1]} than a quorum"
                 )
             elif owed >= answers_owed_max:
                 self._answers.failed[server_id] = BrokenConnectionError(
                     f"{member.address} still owes {owed} answers"
                 )
             else:
-                connected, avoided = self._sessions.is_connected(member), damage.avoid(server_id, *where)
-                found.append(Candidate(server_id, connected, avoided, owed))
-        return found
+                connected, avoided = self._sessions.is_connected(member), damage.avoid(server_id, *path)
+                candidates.append(Candidate(server_id, connected, avoided, owed))
+        return candidates
 
     def _perform(self, effects: list[Effect]) -> None:
         for effect in effects:
-            if isinstance(effect, AskMember):
+            if isinstance(effect, QueryMember):
                 self._store.counts.hedges += effect.hedge
                 scope = self._scopes[effect.server_id] = trio.CancelScope()
-                self._nursery.start_soon(self._ask, self._members[effect.server_id], scope)
+                self._nursery.start_soon(self._query_member, self._members[effect.server_id], scope)
             elif isinstance(effect, DropMember):
                 self._scopes[effect.server_id].cancel()
                 self._note_time(effect.server_id, effect.seconds)
@@ -190,13 +191,13 @@ class _Asking(Generic[T]):
                 )
         self._moved.set()
 
-    async def _ask(self, member: Member, scope: trio.CancelScope) -> None:
+    async def _query_member(self, member: Member, scope: trio.CancelScope) -> None:
         race, server_id = self._race, member.server_id
         with scope:
             try:
                 connection = await self._sessions.session(member)
                 begin = trio.current_time()
-                self._answers.given[server_id] = await self._question.ask(connection)
+                self._answers.given[server_id] = await self._query.request(connection)
                 self._note_time(server_id, trio.current_time() - begin)
             except (NotFoundError, PastEndError) as error:
                 self._answers.without[server_id] = error
@@ -208,15 +209,13 @@ class _Asking(Generic[T]):
             for one in self._store.witnesses.rolled_back & self._answers.given.keys():
                 del self._answers.given[one]  # found out after it had answered
                 self._answers.failed[one] = RolledBackError("its disk went back in time", actual=0)
-            lacking, settled = self._question.judge(self._answers)
+            lacking, settled = self._query.judge(self._answers)
             self._perform(race.answered(server_id, trio.current_time(), lacking=lacking, settled=settled))
 
     def _note_time(self, server_id: bytes, seconds: float) -> None:
-        self._store.pace.note(server_id, self._question.size, seconds, trio.current_time())
+        self._store.pace.note(server_id, self._query.size, seconds, trio.current_time())
 
     def _note_damage(self, server_id: bytes, error: DosError) -> None:
         if isinstance(error, CorruptError | PoisonedError):
             why = CopyFault.DAMAGED if isinstance(error, CorruptError) else CopyFault.POISONED
-            self._store.damage.note(
-                server_id, self._question.directory, self._question.name, error.actual, why
-            )
+            self._store.damage.note(server_id, self._query.directory, self._query.name, error.actual, why)

@@ -14,7 +14,7 @@ from dos_server.core import vocabulary as v
 from tests.support.core_harness import Harness
 
 
-class Life:
+class RandomRun:
     """One client and its file. `sent`: what the file is to hold; `reported`: synced, says a status."""
 
     def __init__(self, seed: int) -> None:
@@ -22,7 +22,7 @@ class Life:
         self.rng = random.Random(seed)
         self.server = Harness()
         self.sent = b""
-        self.told = 0
+        self.reported = 0
         self.session = 0
         self.begin()
 
@@ -36,7 +36,7 @@ class Life:
             size, appending = self._listed(line)
             if not appending:
                 break
-        assert self.told <= size <= len(self.sent), (self.seed, self.told, size, len(self.sent))
+        assert self.reported <= size <= len(self.sent), (self.seed, self.reported, size, len(self.sent))
         assert size == 0 or server.ask0(session, "gf\t0\t0") == self.sent[:size], self.seed
         self.sent = self.sent[:size]
         assert server.ask0(session, f"af\t{size}") == b"ok", self.seed
@@ -52,8 +52,8 @@ class Life:
     def listen(self) -> None:
         for reply in self.server.replies(self.session):
             written, synced = map(int, reply.split(b"\t"))
-            assert self.told <= synced <= written <= len(self.sent), (self.seed, reply)
-            self.told = synced
+            assert self.reported <= synced <= written <= len(self.sent), (self.seed, reply)
+            self.reported = synced
 
     def write(self) -> None:
         data = self.rng.randbytes(self.rng.choice([1, 100, 5000]))
@@ -74,7 +74,7 @@ class Life:
         size, again = map(int, (self.server.ask0(other, "sf") or b"").split(b"\t"))
         assert size == again == len(self.sent), self.seed
         self.listen()
-        self.told = size
+        self.reported = size
         self.server.end(other)
 
     def end(self) -> None:
@@ -83,7 +83,7 @@ class Life:
             self.server.half_close(self.session)
             self.server.settle()
             self.listen()
-            assert self.told == len(self.sent), (self.seed, "the last status tells everything")
+            assert self.reported == len(self.sent), (self.seed, "the last status tells everything")
         self.listen()
         self.server.end(self.session)
         if how == "reset":
@@ -96,7 +96,7 @@ class Life:
             self.server.start()
         self.begin()
 
-    def live(self, steps: int) -> None:
+    def run(self, steps: int) -> None:
         actions = [self.write] * 8 + [self.sync_one] * 6 + [self.listen, self.pause, self.ask_for_sync]
         for _ in range(steps):
             self.end() if self.rng.random() < 0.06 else self.rng.choice(actions)()
@@ -107,16 +107,16 @@ class Life:
 @given(seed=st.integers(0, 2**32))
 def test_no_crash_takes_back_what_a_status_told(seed: int) -> None:
     # EVIDENCE-OF: P-1, P-2
-    Life(seed).live(60)
+    RandomRun(seed).run(60)
 
 
 def test_a_server_that_does_not_sync_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """The canary: the oracles see a planted bug."""
     monkeypatch.setattr("dos_server.storage.Storage.sync", lambda self, effect: v.DiskFailure.NONE)
     with pytest.raises(AssertionError):
-        live_many(30)
+        run_many(30)
 
 
-def live_many(lives: int) -> None:
-    for seed in range(lives):
-        Life(seed).live(60)
+def run_many(count: int) -> None:
+    for seed in range(count):
+        RandomRun(seed).run(60)

@@ -1,7 +1,7 @@
-"""Many short lives of a server on a disk that loses what was not synced, each ended by a kill or a power cut
+"""Many short runs of a server on a disk that loses what was not synced, each ended by a kill or a power cut
 between any two of its calls to the disk; the next one starts on what is left.
 
-A kill leaves what the kernel had in memory: the next life sees it, and relies on it, and then the power goes.
+A kill leaves what the kernel had in memory: the next run sees it, and relies on it, and then the power goes.
 So this finds what is taken for durable because it can be read. In memory, one thread, no clock: a number is a
 run.
 """
@@ -18,14 +18,14 @@ from dos_protocol.errors import ErrorCode
 from dos_server.core import vocabulary as v
 from dos_server.limits import again_seconds
 from tests.power.disk_state import DiskState
-from tests.power.history import History, Look, look
+from tests.power.history import History, Observation, observe
 from tests.power.model_disk import DeadError, ModelDisk
 from tests.support.core_harness import Harness
 
 NAMES = ("a", "b", "c")
 
 
-class Life:
+class ServerRun:
     """A server and its one client, the writer of `dir`. Raises DeadError when the server dies."""
 
     def __init__(self, disk: ModelDisk, history: History, epoch: int) -> None:
@@ -41,33 +41,33 @@ class Life:
         history.go_on_from(self.inspect())
         history.claimed("dir", epoch)
 
-    def inspect(self) -> Look:
-        return look(functools.partial(self.server.ask, self.server.connect()))
+    def inspect(self) -> Observation:
+        return observe(functools.partial(self.server.ask, self.server.connect()))
 
     def append(self, name: str, payload: bytes) -> None:
         """Appended and acknowledged; or refused, and then as if it had never been asked for (P-8)."""
-        was_there = ("dir", name) in self.history.objects
+        existed = ("dir", name) in self.history.objects
         one = self.history.of("dir", name)
         made = one.versions[-1] is None
         if made:
             one.replace(b"")
         request = m.Append(name, one.fold.size, one.fold.value, payload)
         one.grow(payload)
-        heard = len(self.server.heard[self.session])
+        first = len(self.server.heard[self.session])
         answer = self.server.ask(self.session, request)
         if isinstance(answer, m.Error):
             assert answer.code in (ErrorCode.NO_SPACE, ErrorCode.BUSY), answer
             if made:
                 one.versions.pop()
-            elif not was_there:
+            elif not existed:
                 del self.history.objects["dir", name]
             else:
                 one.shrink(len(one.content) - len(payload))
             return
         self.wait()
-        for _, message in self.server.heard[self.session][heard:]:
+        for _, message in self.server.heard[self.session][first:]:
             assert isinstance(message, m.DurabilityAck), message
-            one.told(message.synced)
+            one.acknowledged(message.synced)
 
     def stream(self, name: str, payload: bytes) -> None:
         """The same by a session of version 0, in a directory that nobody claims: only SYNCED acknowledges."""
@@ -81,7 +81,7 @@ class Life:
         self.server.event(v.HalfClosed(session))
         self.server.settle()
         for status in self.server.replies(session):
-            one.told(int(status.split(b"\t")[1]))
+            one.acknowledged(int(status.split(b"\t")[1]))
 
     def wait(self) -> None:
         """What the disk could not begin it begins later, when nothing keeps it from that any more."""
@@ -105,7 +105,7 @@ class Life:
                 one.fold.update(bytes(one.content))
                 return
             assert isinstance(answer, m.Deleted), answer
-            one.told()
+            one.acknowledged()
 
 
 PASSING = (errno.EMFILE, errno.ENFILE, errno.EACCES)
@@ -125,7 +125,7 @@ def _trouble(rng: random.Random) -> Callable[[str], int]:
 
 
 def _begin_in_trouble(state: DiskState, rng: random.Random) -> None:
-    """A life that may not get through its start, nor its first look at a directory; what it leaves of them is
+    """A run that may not get through its start, nor its first look at a directory; what it leaves of them is
     for the next one."""
     disk = ModelDisk(state, dies_after=rng.randrange(60))
     disk.trouble = _trouble(rng)
@@ -134,8 +134,8 @@ def _begin_in_trouble(state: DiskState, rng: random.Random) -> None:
         server.ask(server.connect(), m.ChangeDirectory("dir"))
 
 
-def many_lives(seed: int, count: int, *, troubled: bool = False, version0: bool = False) -> None:
-    """So many lives one after the other. Raises AssertionError when one of them lost or made up something.
+def many_runs(seed: int, count: int, *, troubled: bool = False, version0: bool = False) -> None:
+    """So many runs one after the other. Raises AssertionError when one of them lost or made up something.
 
     `troubled`: the disk is full, and descriptors and rights are missing, now and then, in starts too.
     `version0`: its clients write too.
@@ -148,16 +148,16 @@ def many_lives(seed: int, count: int, *, troubled: bool = False, version0: bool 
                 state = DiskState.of(state.crash(rng.getrandbits(64)))
         with contextlib.suppress(DeadError):
             disk = ModelDisk(state, dies_after=rng.randrange(60))
-            life = Life(disk, history, epoch)
+            run = ServerRun(disk, history, epoch)
             if troubled:
                 disk.trouble = _trouble(rng)
             while True:
                 if version0 and rng.random() < 0.5:
-                    life.stream(rng.choice(NAMES), rng.randbytes(rng.choice((1, 500, 9_000))))
+                    run.stream(rng.choice(NAMES), rng.randbytes(rng.choice((1, 500, 9_000))))
                 elif rng.random() < 0.3:
-                    life.delete(rng.choice(NAMES))
+                    run.delete(rng.choice(NAMES))
                 else:
-                    life.append(rng.choice(NAMES), rng.randbytes(rng.choice((1, 500, 9_000))))
+                    run.append(rng.choice(NAMES), rng.randbytes(rng.choice((1, 500, 9_000))))
         if rng.random() < 0.4:
             state = DiskState.of(state.crash(rng.getrandbits(64)))
-    Life(ModelDisk(state), history, count + 1)
+    ServerRun(ModelDisk(state), history, count + 1)

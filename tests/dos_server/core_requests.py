@@ -1,0 +1,24 @@
+"""Requests of the tests that drive the core of the server, and what its answers say."""
+
+from dos_protocol import messages as m
+from dos_protocol.digests import prefix_digest
+from dos_protocol.errors import ErrorCode
+from tests.support.core_harness import Harness
+
+W1, W2 = b"1" * 16, b"2" * 16
+
+
+def append(content: bytes, payload: bytes, name: str = "o") -> m.Append:
+    return m.Append(name, len(content), prefix_digest(content), payload)
+
+
+def claimed(server: Harness, epoch: int = 1, writer: bytes = W1, directory: str = "dir") -> int:
+    session = server.connect()
+    opened = server.ask(session, m.ChangeDirectory(directory, claim=True, epoch=epoch, writer_id=writer))
+    assert isinstance(opened, m.DirectoryOpened), opened
+    return session
+
+
+def code_of(answer: object) -> ErrorCode:
+    assert isinstance(answer, m.Error), answer
+    return ErrorCode(answer.code)
