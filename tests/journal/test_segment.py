@@ -193,8 +193,8 @@ def test_garbage_is_what_lies_below_its_chains_floor(
 
 
 def test_the_position_that_a_segment_stands_on() -> None:
-    assert SECOND.stands_on == Position(3, 100, 7)
-    assert FIRST.stands_on == ORIGIN
+    assert SECOND.end_below == Position(3, 100, 7)
+    assert FIRST.end_below == ORIGIN
 
 
 def test_a_position_lies_in_the_segment_with_the_largest_base_below_it() -> None:
