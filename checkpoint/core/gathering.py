@@ -38,7 +38,7 @@ class Gathering:
         self._recovery = recovery
 
     def launch_due(self, now: float) -> None:
-        """Launch every worker whose time has come.
+        """Launch every worker whose launch time is reached.
 
         This needs no incarnation, because a launched worker only joins.
         """
@@ -97,7 +97,7 @@ class Gathering:
             )
 
     def on_restored(self, worker: Worker, message: Restored, now: float) -> Refusal | None:
-        """Note that a worker stands at the checkpoint. With the last one, start all workers."""
+        """Note that a worker has restored the checkpoint. With the last one, start all workers."""
         if worker.state is not WorkerState.ORDERED:
             return Refusal("UNEXPECTED", f"worker {worker.index} reported Restored without an order")
         worker.move(WorkerEvent.RESTORED)

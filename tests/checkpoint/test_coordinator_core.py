@@ -47,7 +47,7 @@ from checkpoint.core.messages import (
     WantsCut,
 )
 from checkpoint.core.region import CutCommitted, RegionState, ResetReport
-from checkpoint.core.region_states import PHASES, SHOWN, WORKERS, CoordinatorPhase, WorkerState
+from checkpoint.core.region_states import PHASES, VISIBLE_STATES, WORKERS, CoordinatorPhase, WorkerState
 from checkpoint.errors import ManifestError, RegionFailedError, RegionFencedError
 from journal.core.position import Position
 from tests.checkpoint.region_model import spec
@@ -950,4 +950,4 @@ def test_the_tables_have_a_row_for_every_state_and_every_state_can_be_reached() 
     assert {state for row in WORKERS.values() for state in row.values()} == set(WorkerState) - {
         WorkerState.ABSENT
     }
-    assert set(SHOWN) == set(CoordinatorPhase) - {CoordinatorPhase.ENDED}
+    assert set(VISIBLE_STATES) == set(CoordinatorPhase) - {CoordinatorPhase.ENDED}

@@ -34,9 +34,9 @@ from checkpoint.core.manifest import WorkerCut
 from checkpoint.core.messages import Committed, Join, Prepared, RequestCut, Restore, Restored
 from checkpoint.core.region import SavepointSettled, coordinator_directory, worker_directory
 from checkpoint.core.retention import Rolling, keep
-from checkpoint.core.savepoints import once_more
+from checkpoint.core.savepoints import recorded_again
 from checkpoint.errors import SavepointRefusedError
-from checkpoint.maintenance.stand_in import in_the_drivers_place, savepoint_stopped
+from checkpoint.maintenance.stopped_region import hold_manifest, savepoint_stopped
 from checkpoint.maintenance.trimming import collect_stopped, garbage_of
 from dos_protocol.errors import DosError
 from journal import Op, inspect_chain, inspect_chain_at, read_records
@@ -204,11 +204,11 @@ class World:
             assert len(last) <= self.retain + len(kept[-1].savepoints) + 1 + 2 * self.stood_in
         return kept
 
-    async def stand_in(self, name, number, crash, *, on=True):
+    async def stopped_region(self, name, number, crash, *, on=True):
         """Create or drop a savepoint instead of a driver that is gone, or that this fences."""
         host, before = Host(self.store), await self.kept()
         if crash:  # it dies between the claim and the record
-            async with in_the_drivers_place(host, REGION):
+            async with hold_manifest(host, REGION):
                 return
         wanted = before[number % len(before)].cut if before and number % 4 else 0
         held = before[-1].savepoints if before else {}
@@ -266,7 +266,7 @@ async def play(history, retain, eager=False):
         elif kind == "unpin":
             await driver.savepoint("abc"[number % 3], number, change, on=False, crash=how)
         elif kind in ("pin stopped", "unpin stopped"):
-            await world.stand_in("abc"[number % 3], number, how, on=kind == "pin stopped")
+            await world.stopped_region("abc"[number % 3], number, how, on=kind == "pin stopped")
         elif kind == "trim":  # nobody runs it: who ran is gone, or is fenced
             await collect_stopped(Host(world.store), REGION)
         if away is not None:
@@ -344,10 +344,10 @@ def test_a_rule_that_is_left_out_is_found_out(monkeypatch, where, what, how) -> 
 
 def test_a_savepoint_of_a_stopped_region_that_releases_is_found_out(monkeypatch) -> None:
     def releasing(kept, incarnation, wanted):
-        cut = once_more(kept, incarnation, wanted)
+        cut = recorded_again(kept, incarnation, wanted)
         return msgspec.structs.replace(cut, retained=tuple(sorted({*wanted.values(), cut.cut})))
 
-    monkeypatch.setattr("checkpoint.maintenance.stand_in.once_more", releasing)
+    monkeypatch.setattr("checkpoint.maintenance.stopped_region.recorded_again", releasing)
     with pytest.raises(AssertionError, match="nothing was released"):
         play_some()
 

@@ -72,7 +72,7 @@ def asked(url, name, what, **options):
 
     async def main():
         async with open_store(url) as store:
-            return await RequestClient(store, name).ask(what, **options)
+            return await RequestClient(store, name).send(what, **options)
 
     return trio.run(main)
 
@@ -318,7 +318,7 @@ def test_an_answer_of_a_superseded_driver_is_not_believed(region) -> None:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(answer_as_the_old_one)
                 try:
-                    return (await asking.ask("status", patience_s=4)).answer.result
+                    return (await asking.send("status", patience_s=4)).answer.result
                 except NoAnswerError as error:
                     return str(error)
                 finally:
@@ -421,7 +421,7 @@ def test_a_request_that_cannot_be_written_is_told_with_the_members_that_are_unav
             for server in three_servers[:2]:
                 server.pause()
             try:
-                await asking.ask("stop", patience_s=1)
+                await asking.send("stop", patience_s=1)
             finally:
                 for server in three_servers[:2]:
                     server.resume()

@@ -13,9 +13,9 @@ from checkpoint.core.coordinator_vocabulary import (
 )
 from checkpoint.core.manifest import decode_cut, encode_cut
 from checkpoint.core.messages import RequestCut
-from checkpoint.core.savepoints import once_more
+from checkpoint.core.savepoints import recorded_again
 from checkpoint.errors import RegionFencedError, SavepointRefusedError
-from checkpoint.maintenance.stand_in import savepoint_stopped
+from checkpoint.maintenance.stopped_region import savepoint_stopped
 from tests.checkpoint.test_manifest import a_cut
 from tests.checkpoint.test_pinned_lives import REGION, Host, World
 
@@ -90,7 +90,7 @@ async def test_a_driver_that_is_alive_after_all_commits_nothing_more_and_ends() 
     await savepoint_stopped(Host(world.store), REGION, "end", 0, on=True)
     (order,) = [e for e in driver.play(CutWanted()) if isinstance(e, RequestCut)]
     kept = await world.kept()
-    late = once_more(kept[:-1], driver.core.state.incarnation, {})
+    late = recorded_again(kept[:-1], driver.core.state.incarnation, {})
     assert late.cut == order.cut == kept[-1].cut, "two records of one number"
     await driver.log.append(AppendCut(late))
     assert isinstance(driver.events[-1], ManifestLost)
@@ -149,8 +149,8 @@ async def test_a_driver_that_starts_meanwhile_has_the_savepoint_or_never_will(me
 
 def test_a_final_checkpoint_stays_final_and_a_checkpoint_once_more_says_whose_it_is() -> None:
     last = a_cut(final=True, retained=(5,))
-    again = once_more((last,), 9, {"end": 5})
-    twice = once_more((last, again), 11, {})
+    again = recorded_again((last,), 9, {"end": 5})
+    twice = recorded_again((last, again), 11, {})
     assert (again.final, again.rolled_back_to, twice.rolled_back_to) == (True, 5, 5)
     assert (again.retained, twice.retained) == ((5, 6), (5, 6, 7))
     for cut in (again, twice):
