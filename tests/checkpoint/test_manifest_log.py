@@ -1,7 +1,5 @@
 """The manifest on real servers: what was acknowledged is found again, the older of two is fenced."""
 
-import contextlib
-import zlib
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -26,9 +24,8 @@ from checkpoint.core.layout import even_layout
 from checkpoint.core.manifest import Cut, WorkerCut
 from dos_client import init_store, open_store
 from journal import ChainWriter, Op, Position, Record, inspect_chain, read_records, take_over
-from tests.support.servers import ServerProcess, three_servers, url_of
+from tests.support.servers import url_of
 
-__all__ = ["three_servers"]
 pytestmark = [pytest.mark.process, pytest.mark.trio]
 
 
@@ -81,21 +78,10 @@ class Keeper:
         return events[-1] if events else None
 
 
-@pytest.fixture(scope="module")
-def shared_store(tmp_path_factory):
-    """Three servers for all tests that leave them alone."""
-    with contextlib.ExitStack() as stack:
-        folder = tmp_path_factory.mktemp("servers")
-        servers = [stack.enter_context(ServerProcess(folder / f"server-{index}")) for index in range(3)]
-        trio.run(init_store, url_of(servers))
-        yield url_of(servers)
-
-
 @pytest.fixture
-def keepers(shared_store, request):
+def keepers(shared_store, region_name):
     """keepers(count): manifest keepers of a region of this test's own."""
-    name = f"r{zlib.crc32(request.node.name.encode())}"
-    return partial(opened, shared_store, name)
+    return partial(opened, shared_store, region_name)
 
 
 @asynccontextmanager

@@ -15,6 +15,7 @@ from checkpoint.core.staged import (
     StagedState,
     WriteKind,
     encode_mark,
+    is_orphan,
     may_sweep,
     parse_staged,
     producers_with_staged,
@@ -258,3 +259,26 @@ def test_nothing_is_taken_from_a_directory_where_a_task_may_be_at_work_unless_th
     decided = ProducerFacts(7, encode_mark(QUERY), closed)
     names = [staged_name(QUERY._replace(number=number), 1, 0) for number in (7, 8)]
     assert may_sweep([staged_state_of(name, decided, NOW, None) for name in names]) is closed
+
+
+STREAM = WriteKind.STREAM
+
+
+@pytest.mark.parametrize(("number", "recorded", "orphan"), [
+    (6, False, True), (7, False, False), (8, False, False),
+    (6, True, True), (7, True, True), (8, True, False),
+])  # fmt: skip
+def test_of_a_stream_what_is_older_is_left_over(number: int, recorded: bool, orphan: bool) -> None:
+    name = staged_name(CommitUnit(STREAM, "q", number), 1, 1)
+    assert is_orphan(name, CommitUnit(STREAM, "q", 7), recorded=recorded) is orphan
+    job = CommitUnit(WriteKind.JOB, "a" * 32, None)
+    assert not is_orphan(name, job, recorded=recorded), "of a stream nothing is a job's to take"
+    assert not is_orphan("nonsense", job, recorded=recorded)
+
+
+def test_of_a_job_what_others_staged_is_left_over_until_it_is_recorded_and_its_own_then() -> None:
+    job, other = CommitUnit(WriteKind.JOB, "a" * 32, None), CommitUnit(WriteKind.JOB, "b" * 32, None)
+    own, strange = staged_name(job, 1, 1), staged_name(other, 1, 1)
+    assert [is_orphan(name, job, recorded=False) for name in (own, strange)] == [False, True]
+    assert [is_orphan(name, job, recorded=True) for name in (own, strange)] == [True, False]
+    assert not is_orphan(own, CommitUnit(STREAM, "q", 7), recorded=True)
