@@ -123,8 +123,6 @@ LONGER: dict[str, int] = {
     "tests/dos_server/version0/test_v0_bad_input.py": 467,
     "tests/dos_server/version0/test_v0_core.py": 625,
     "tests/fuzz/targets.py": 468,
-    "tests/journal/test_files.py": 447,
-    "tests/journal/test_files_cli.py": 430,
     "tests/sim/store/server.py": 447,
     "tests/spark_integration/test_source_stream.py": 513,
     "tests/support/test_proxy.py": 417,

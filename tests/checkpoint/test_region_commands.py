@@ -9,7 +9,7 @@ import pytest
 
 from checkpoint.core.region import RegionState
 from dos_protocol.errors import LocalProtocolError
-from tests.checkpoint.dos_command import dos
+from tests.support.dos_command import dos
 
 pytestmark = pytest.mark.process
 

@@ -16,9 +16,9 @@ from checkpoint.errors import NoAnswerError, RegionFencedError
 from checkpoint.requests.client import RequestClient
 from checkpoint.requests.queue import write_records
 from dos_client import QuorumUnavailableError, init_store, open_store
-from tests.checkpoint.dos_command import dos
 from tests.checkpoint.test_region_processes import Driver, DriverSpec
 from tests.checkpoint.toy_region import ENDLESS, ToyRegion
+from tests.support.dos_command import dos
 from tests.support.servers import url_of
 
 pytestmark = pytest.mark.process

@@ -13,8 +13,8 @@ from dos_client.store import open_store
 from journal import ChainWriter, Directory, Op, Record
 from journal.cli import app
 from tests.journal.archives import client
+from tests.journal.journal_command import journal
 from tests.journal.test_cli import V0
-from tests.journal.test_files_cli import journal
 from tests.support.s3 import FakeS3
 
 DAY_MS = 86_400_000

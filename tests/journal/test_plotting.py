@@ -11,7 +11,7 @@ from journal.core.inspection import Located
 from journal.core.record import encode_v1
 from journal.core.timeline import Timeline
 from journal.plotting import _HEAD, _LEFT, _RIGHT, WIDTH, draw_timeline
-from tests.journal.test_files_cli import journal
+from tests.journal.journal_command import journal
 from tests.journal.test_timeline import WRITE, mark
 
 SPACE = "{http://www.w3.org/2000/svg}"

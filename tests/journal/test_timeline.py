@@ -11,8 +11,8 @@ from journal.core.inspection import Located
 from journal.core.timeline import Timeline
 from journal.limits import timeline_stretches_max
 from journal.timeline import as_json, as_text
+from tests.journal.journal_command import journal
 from tests.journal.test_cli import V0, V1
-from tests.journal.test_files_cli import journal
 
 BEGIN_MS = 1_700_000_000_000
 
