@@ -48,7 +48,7 @@ class CutRules(NamedTuple):
     """
 
 
-class CutWorld(NamedTuple):
+class CutSetup(NamedTuple):
     """How large: how many incarnations, and how many cuts may be asked for."""
 
     incarnations: int = 3
@@ -93,8 +93,8 @@ class CutState(NamedTuple):
 class Cuts:
     """The model. See `explore.Model`."""
 
-    def __init__(self, world: CutWorld, rules: CutRules) -> None:
-        self.world, self.rules = world, rules
+    def __init__(self, setup: CutSetup, rules: CutRules) -> None:
+        self.setup, self.rules = setup, rules
 
     def start(self) -> CutState:
         return CutState()
@@ -161,12 +161,12 @@ class Cuts:
         return ""
 
     def _lives(self, histories: list[tuple[tuple[int, int], ...]]) -> str:
-        told = [
+        lines = [
             f"worker {worker} "
             + (", ".join(f"cut {cut} of life {life}" for cut, life in history) or "nothing")
             for worker, history in enumerate(histories)
         ]
-        return "; ".join(told)
+        return "; ".join(lines)
 
     # --- steps ----------------------------------------------------------------------------------------------
 
@@ -179,7 +179,7 @@ class Cuts:
     def _coordinator(self, state: CutState) -> Iterator[tuple[Step, CutState]]:
         """The holder of the manifest asks for a cut, commits it, releases old ones."""
         now, number = state.incarnation, max((cut.number for cut in state.manifest), default=0) + 1
-        if state.asked[now - 1] < number <= self.world.cuts:
+        if state.asked[now - 1] < number <= self.setup.cuts:
             asked = (*state.asked[: now - 1], number, *state.asked[now:])
             yield ("ask", now, number), state._replace(asked=asked)
         if state.asked[now - 1] == number:
@@ -208,7 +208,7 @@ class Cuts:
         newest = len(state.orders)
         if newest > state.incarnation:
             yield ("open", newest), state._replace(incarnation=newest)
-        if newest > state.incarnation or newest == self.world.incarnations:
+        if newest > state.incarnation or newest == self.setup.incarnations:
             return
         last = state.manifest[-1].positions if state.manifest else (ORIGIN, ORIGIN)
         began = self._began(state, last)
@@ -266,7 +266,7 @@ class Cuts:
         segments = (changed, state.segments[1]) if worker == 0 else (state.segments[0], changed)
         return state._replace(segments=segments)
 
-    def tell(self, step: Step) -> str:
+    def describe(self, step: Step) -> str:
         what, *numbers = step
         return STORIES[what].format(*numbers)
 

@@ -104,7 +104,7 @@ class Server(NamedTuple):
     accepted: tuple[int, int]
     live: tuple[bool, bool]
     """Whether A, B have a session that holds the claim."""
-    told: tuple[int, int]
+    acked: tuple[int, int]
     """What it told A, B, as long as that matters; B, while SETTLING, that all of A's segment is there."""
     held: bool = False
     """It took B's claim in B's generation. Until B chooses its head."""
@@ -133,7 +133,7 @@ class ReplacementState(NamedTuple):
     wipes: int
 
 
-class ReplacementWorld(NamedTuple):
+class ReplacementSetup(NamedTuple):
     """How much happens before the model begins, and what can happen then."""
 
     begin: str = "start"
@@ -149,16 +149,16 @@ class ReplacementWorld(NamedTuple):
     """One of LAYOUTS. Other changes than "replace" begin at "start"."""
 
 
-def begin(world: ReplacementWorld) -> ReplacementState:
+def begin(setup: ReplacementSetup) -> ReplacementState:
     """Where a world begins: each of these can be reached from "start"."""
     at_0 = Server(0, FIRST, (0, 0), (0, 0), (True, False), (0, 0))
     new = Server(0, 0, (0, 0), (0, 0), (False, False), (0, 0))
-    start = ReplacementState((at_0, at_0, at_0, new), (0, 0), CLOSED, 0, 1, (), False, (0, 0), world.wipes)
+    start = ReplacementState((at_0, at_0, at_0, new), (0, 0), CLOSED, 0, 1, (), False, (0, 0), setup.wipes)
     at_1 = at_0._replace(generation=1, live=(False, False))
     recorded = at_1._replace(synced=(1, 0), accepted=(1, 0))
     taken = at_0._replace(claim=SECOND, synced=(0, 1), accepted=(0, 1), live=(False, True))
     taken_1 = taken._replace(generation=1, live=(False, False))
-    match world.begin:
+    match setup.begin:
         case "taken over":
             return start._replace(servers=(at_0, taken, taken, new), stage=OPEN, owed=(0, 1))
         case "joining":
@@ -180,9 +180,9 @@ def begin(world: ReplacementWorld) -> ReplacementState:
 class Quorums:
     """What can be said of a state without knowing who does what."""
 
-    def __init__(self, world: ReplacementWorld, rules: ReplacementRules) -> None:
-        self.world, self.rules = world, rules
-        self.layout = LAYOUTS[world.change]
+    def __init__(self, setup: ReplacementSetup, rules: ReplacementRules) -> None:
+        self.setup, self.rules = setup, rules
+        self.layout = LAYOUTS[setup.change]
         self.members = [self.layout.members(generation) for generation in range(3)]
         self._safe: set[tuple[object, ...]] = set()
 
@@ -257,7 +257,7 @@ class Quorums:
         return ""
 
 
-def words(step: Step) -> str:
+def step_text(step: Step) -> str:
     """A step as a line of a story."""
     what, *numbers = step
     if what == "look":
