@@ -1,4 +1,4 @@
-"""Who can do what: the steps of the model of replacement. What the words mean is in `replacement.py`."""
+"""The steps of the model of replacement. `replacement.py` defines its state and its rules."""
 
 from collections.abc import Iterator
 from itertools import combinations
