@@ -252,9 +252,7 @@ class ChainWriter:
             )
         before, self._released = self._released, max(self._released, floor)
         if self._released != before:
-            await (
-                self.roll()
-            )  # R14: the start that names the floor is on the quorum before anything is deleted
+            await self.roll()  # R14: the floor is on the quorum before anything is deleted
         self.collect_released()
 
     def collect_released(self) -> None:
