@@ -51,20 +51,20 @@ class Gathering:
         """Take the first message of a link. Only the current attempt of a worker is accepted."""
         state = self._state
         if not 0 <= join.worker < len(state.roster):
-            return self._turn_away(link, "refused", f"there is no worker {join.worker}")
+            return self._refuse_join(link, "refused", f"there is no worker {join.worker}")
         worker = state.roster[join.worker]
         if state.over:
-            return self._turn_away(link, "stopped", state.reason)
+            return self._refuse_join(link, "stopped", state.reason)
         if worker.state is not WorkerState.LAUNCHED or join.attempt != worker.attempt:
             current = f"attempt {worker.attempt} is {worker.state.name}"
             text = f"attempt {join.attempt} of worker {join.worker}; {current}"
-            return self._turn_away(link, "superseded", text)
+            return self._refuse_join(link, "superseded", text)
         state.roster.joined(worker, link, join, now)
         state.report(WorkerJoined(worker.index, worker.attempt, join.host, join.pid))
         self.order_if_gathered(now)
         return None
 
-    def _turn_away(self, link: int, kind: StopKind, text: str) -> Refusal:
+    def _refuse_join(self, link: int, kind: StopKind, text: str) -> Refusal:
         self._state.send(link, self._ending.stop_message(kind, text))
         self._state.emit(CloseLink(link))
         return Refusal("STALE_ATTEMPT" if kind == "superseded" else "UNKNOWN_WORKER", text)

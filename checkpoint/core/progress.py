@@ -183,8 +183,8 @@ def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:
 
 def _camel_case(counters: Mapping[str, int]) -> dict[str, int]:
     """Return the counters with their names in camel case: rows_in as rowsIn."""
-    words = {name: name.split("_") for name in counters}
+    parts = {name: name.split("_") for name in counters}
     return {
         first + "".join(word.capitalize() for word in rest): counters[name]
-        for name, (first, *rest) in words.items()
+        for name, (first, *rest) in parts.items()
     }

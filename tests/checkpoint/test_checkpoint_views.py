@@ -22,8 +22,8 @@ def test_a_cut_in_a_row_and_in_full() -> None:
     )
     assert (row["stateBytes"], row["workerStateBytes"], row["splits"]) == (300, [100, 200], 2)
     assert row["phaseSeconds"] == slowest(phases) == {"write": 0.5, "sync": 1.0}
-    said = cut_row(cut, (4, 5), {"b": 5, "a": 5, "c": 4})
-    assert (said["retained"], said["savepoints"]) == (True, ["a", "b"])
+    named = cut_row(cut, (4, 5), {"b": 5, "a": 5, "c": 4})
+    assert (named["retained"], named["savepoints"]) == (True, ["a", "b"])
     assert not cut_row(cut, (4,))["retained"]
     full = cut_full(cut)
     assert full["workers"][1]["sources"]["lines"]["a"] == {
@@ -51,8 +51,8 @@ def test_what_lies_between_two_checkpoints() -> None:
     assert found["workers"] == [{"worker": 0, "stateBytes": 60, "stepsBytes": 60}]
     assert found["changed"] == ["layout", "operators", "number of workers"]
     assert found["sinks"] == [{"worker": 0, "sink": "out", "from": {"size": 3}, "to": {"size": 5}}]
-    shown = ("split", "from", "to", "advanced", "done")
-    assert [tuple(row[name] for name in shown) for row in found["splits"]] == [
+    columns = ("split", "from", "to", "advanced", "done")
+    assert [tuple(row[name] for name in columns) for row in found["splits"]] == [
         ("a", 7, 9, 2, False), ("b", 1, None, None, True), ("c", None, 4, 4, True),
     ]  # fmt: skip
     back = cut_diff(after, before)

@@ -221,14 +221,14 @@ def test_user_code_that_raises_stops_the_region_with_name_position_and_traceback
 
 def test_user_code_that_reports_a_failure_resets_the_region_and_spends_an_attempt() -> None:
     region = CoordinatorHarness(max_consecutive_reset_attempts=1).run()
-    said = {"operator": "words", "position": "byte 42", "message": "away", "traceback": "tb"}
-    region.receive(0, Failed, kind="reset", **said)
+    failure = {"operator": "words", "position": "byte 42", "message": "away", "traceback": "tb"}
+    region.receive(0, Failed, kind="reset", **failure)
     assert region.core.state.attempts == 1
     assert region.core.state.reason == "operator 'words' failed in worker 0 at byte 42: away"
     region.opened()
     assert [order.incarnation for _, order in region.sent(Restore)] == [2, 2]
     assert region.take(CancelWorker, LaunchWorker) == [], "nobody is ended"
-    region.receive(0, Failed, kind="reset", incarnation=2, **said)
+    region.receive(0, Failed, kind="reset", incarnation=2, **failure)
     error = region.core.state.outcome.error
     assert isinstance(error, RegionFailedError)
     assert (

@@ -58,7 +58,7 @@ class Keeper:
         self._more.set()
         self._more = trio.Event()
 
-    async def heard(self, cls, within=30):
+    async def received(self, cls, within=30):
         """Wait until an event of this class came (for StoreWaiting: one that says what for)."""
         with trio.fail_after(within):
             while not any(isinstance(e, cls) and getattr(e, "waiting", True) for e in self.events):
@@ -124,7 +124,7 @@ async def test_a_claim_lost_while_nothing_is_appended_is_reported(keepers) -> No
         await older.open()
         nursery.start_soon(older.log.watch)
         await newer.open()
-        await older.heard(ManifestLost)
+        await older.received(ManifestLost)
         assert older.events == [ManifestLost(1, 2)]
         nursery.cancel_scope.cancel()
 
@@ -176,10 +176,10 @@ async def test_a_server_killed_meanwhile_changes_nothing_two_make_it_wait(three_
         async with trio.open_nursery() as nursery:
             nursery.start_soon(keeper.log.watch)
             nursery.start_soon(keeper.log.append, AppendCut(a_cut(3, 2)))
-            await keeper.heard(StoreWaiting)
+            await keeper.received(StoreWaiting)
             assert not any(isinstance(event, CutAppended) for event in keeper.events)
             three_servers[1].restart()
-            await keeper.heard(CutAppended)
+            await keeper.received(CutAppended)
             nursery.cancel_scope.cancel()
 
 

@@ -16,10 +16,10 @@ pytestmark = pytest.mark.process
 
 def test_the_command_shows_the_region_has_it_cut_reset_and_stopped(region) -> None:
     url, name = region.store, region.control.spec.name
-    shown = dos("region", "status", url, name)
-    assert shown.returncode == 0, shown.stderr
-    assert f"region {name}: last checkpoint" in shown.stdout
-    assert "RUNNING, reported by driver" in shown.stdout
+    result = dos("region", "status", url, name)
+    assert result.returncode == 0, result.stderr
+    assert f"region {name}: last checkpoint" in result.stdout
+    assert "RUNNING, reported by driver" in result.stdout
     found = json.loads(dos("region", "status", url, name, "--json").stdout)
     assert found["answered"]
     assert found["driver"].endswith(f":{os.getpid()}")
@@ -29,26 +29,26 @@ def test_the_command_shows_the_region_has_it_cut_reset_and_stopped(region) -> No
     assert [one["worker"] for one in found["status"]["workers"]] == [0, 1]
 
     before = region.control.status().last_cut
-    shown = dos("region", "checkpoint", url, name, "--json")
-    assert shown.returncode == 0, shown.stderr
-    assert json.loads(shown.stdout)["result"]["checkpoint"] > before
+    result = dos("region", "checkpoint", url, name, "--json")
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["result"]["checkpoint"] > before
 
     incarnation = found["status"]["incarnation"]
-    shown = dos("region", "reset", url, name, "--incarnation", incarnation)
-    assert shown.returncode == 0, shown.stderr
-    assert f"incarnation {incarnation + 1}" in shown.stdout
+    result = dos("region", "reset", url, name, "--incarnation", incarnation)
+    assert result.returncode == 0, result.stderr
+    assert f"incarnation {incarnation + 1}" in result.stdout
     assert [one.worker for one in region.resets] == [-1]
     refused = dos("region", "reset", url, name, "--incarnation", incarnation)
     assert refused.returncode == 1
     assert f"for incarnation {incarnation}, and {incarnation + 1} is running" in refused.stderr
     assert len(region.resets) == 1
 
-    shown = dos("region", "stop", url, name, "--json")
-    assert shown.returncode == 0, shown.stderr
-    assert json.loads(shown.stdout)["result"]["state"] == "STOPPED"
+    result = dos("region", "stop", url, name, "--json")
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["result"]["state"] == "STOPPED"
     assert region.control.wait(20)
     assert region.control.status().state is RegionState.STOPPED
-    assert json.loads(shown.stdout)["result"]["lastCheckpoint"] == region.control.status().last_cut
+    assert json.loads(result.stdout)["result"]["lastCheckpoint"] == region.control.status().last_cut
 
     gone = dos("region", "status", url, name, "--timeout", 1)
     assert gone.returncode == 1
@@ -84,10 +84,10 @@ def test_a_savepoint_is_held_and_let_go_by_its_handle_and_by_the_command(region)
 
 @pytest.mark.parametrize("what", ["status", "checkpoint", "reset", "stop"])
 def test_a_region_that_never_was_is_told_with_those_that_were(shared_store, region, what) -> None:
-    shown = dos("region", what, shared_store, "nobody")
-    assert shown.returncode == 1
-    assert "no region 'nobody'" in shown.stderr
-    assert region.control.spec.name in shown.stderr
+    result = dos("region", what, shared_store, "nobody")
+    assert result.returncode == 1
+    assert "no region 'nobody'" in result.stderr
+    assert region.control.spec.name in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -103,15 +103,15 @@ def test_a_region_that_never_was_is_told_with_those_that_were(shared_store, regi
 )
 def test_wrong_usage_and_stores_that_are_missing(shared_store, monkeypatch, arguments, code, text) -> None:
     monkeypatch.setattr("dos_client.store.open_timeout_s", 0.2)
-    shown = dos("region", "status", *(shared_store if one == "SHARED" else one for one in arguments))
-    assert shown.returncode == code
-    assert text in shown.stderr
-    assert "Traceback" not in shown.stderr
+    result = dos("region", "status", *(shared_store if one == "SHARED" else one for one in arguments))
+    assert result.returncode == code
+    assert text in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 def test_names_of_regions_and_checkpoints_are_completed(region) -> None:
     def completions(*arguments):
-        shown = subprocess.run(
+        result = subprocess.run(
             [sys.executable, "-m", "dos_cli"],
             capture_output=True,
             text=True,
@@ -121,7 +121,7 @@ def test_names_of_regions_and_checkpoints_are_completed(region) -> None:
                 "_TYPER_COMPLETE_ARGS": " ".join(("dos", *arguments)),
             },
         )
-        return shown.stdout
+        return result.stdout
 
     name = region.control.spec.name
     assert name in completions("region", "status", region.store, name[:3])

@@ -24,7 +24,7 @@ from tests.support.servers import url_of
 pytestmark = pytest.mark.process
 
 
-def asked(url, name, what, **options):
+def send_request(url, name, what, **options):
     """Ask from here; the last word."""
 
     async def main():
@@ -73,7 +73,7 @@ def test_a_server_that_was_unavailable_gets_the_requests_and_answers_that_it_mis
         running.wait_cuts(1)
         three_servers[2].kill()
         for _ in range(2):
-            assert asked(url, name, "status").answer.verdict == "done"
+            assert send_request(url, name, "status").answer.verdict == "done"
         three_servers[2].restart()
         trio.run(wait_equal)
 
@@ -84,7 +84,7 @@ def test_a_request_written_twice_is_carried_out_once(region) -> None:
     put(region.store, name, request, request)
     put(region.store, name, request)
     region.wait_for(lambda _: len(region.resets) == 1)
-    assert asked(region.store, name, "checkpoint", wait_s=60).answer.verdict == "done"
+    assert send_request(region.store, name, "checkpoint", wait_s=60).answer.verdict == "done"
     assert len(region.resets) == 1
 
 
@@ -92,7 +92,7 @@ def test_requests_that_are_older_than_the_driver_are_not_heard(shared_store, tmp
     put(shared_store, "late", a_request("late", 1, "stop"), a_request("late", 2, "reset"))
     with ToyRegion(shared_store, tmp_path, name="late", numbers=ENDLESS) as region:
         region.wait_cuts(1)
-        assert asked(shared_store, "late", "checkpoint", wait_s=60).answer.verdict == "done"
+        assert send_request(shared_store, "late", "checkpoint", wait_s=60).answer.verdict == "done"
         assert region.control.status().state is RegionState.RUNNING
         assert region.resets == []
 
@@ -104,7 +104,7 @@ def test_garbage_among_requests_is_skipped_said_and_harms_nothing(region, caplog
     strange = a_request("other", 2, "stop")
     late = a_request(name, 3, "stop", wall_time_ms=1)
     put(region.store, name, b"stop it!" + torn, strange, late, a_request(name, 4, "explode"))
-    assert asked(region.store, name, "status").answer.verdict == "done"
+    assert send_request(region.store, name, "status").answer.verdict == "done"
     assert region.control.status().state is RegionState.RUNNING
     assert f"skipped a record in the requests directory {name}.requests: 8 bytes" in caplog.text
     assert "60 bytes: torn record, followed by another one" in caplog.text
@@ -171,15 +171,15 @@ def test_of_two_drivers_the_newer_one_answers_also_while_the_older_one_is_asleep
     old = Driver(spec)
     try:
         old.wait_for(lambda lines: any("cut" in line for line in lines))
-        assert asked(shared_store, "toy", "status").answer.driver.endswith(f":{old.process.pid}")
+        assert send_request(shared_store, "toy", "status").answer.driver.endswith(f":{old.process.pid}")
         old.process.send_signal(signal.SIGSTOP)
         (tmp_path / "new").mkdir()
         with ToyRegion(shared_store, tmp_path / "new", numbers=ENDLESS) as new:
             new.wait_cuts(1)
-            assert asked(shared_store, "toy", "status").answer.driver.endswith(f":{os.getpid()}")
+            assert send_request(shared_store, "toy", "status").answer.driver.endswith(f":{os.getpid()}")
             old.process.send_signal(signal.SIGCONT)
             old.wait_for(lambda lines: any(line.get("state") == "FENCED" for line in lines))
-            answer = asked(shared_store, "toy", "checkpoint", wait_s=60).answer
+            answer = send_request(shared_store, "toy", "checkpoint", wait_s=60).answer
             assert answer.driver.endswith(f":{os.getpid()}")
             assert new.control.status().state is RegionState.RUNNING
     finally:
@@ -194,18 +194,18 @@ def test_a_fenced_driver_says_nothing_and_the_newer_one_answers(region, tmp_path
         newer.wait_cuts(1)
         assert region.control.wait(60)
         assert isinstance(region.control.exception(), RegionFencedError)
-        answer = asked(region.store, name, "status").answer
+        answer = send_request(region.store, name, "status").answer
         assert answer.incarnation == newer.control.status().incarnation
 
 
 def test_a_region_that_takes_no_requests_is_left_alone_and_that_is_reported(shared_store, tmp_path) -> None:
     with ToyRegion(shared_store, tmp_path, name="deaf", numbers=ENDLESS, answer_requests=False) as region:
         region.wait_cuts(1)
-        shown = dos("region", "stop", shared_store, "deaf", "--timeout", 1)
-        assert shown.returncode == 1
-        shown = dos("region", "status", shared_store, "deaf", "--timeout", 1)
-        assert shown.returncode == 1
-        assert "answer_requests=False" in shown.stderr
+        result = dos("region", "stop", shared_store, "deaf", "--timeout", 1)
+        assert result.returncode == 1
+        result = dos("region", "status", shared_store, "deaf", "--timeout", 1)
+        assert result.returncode == 1
+        assert "answer_requests=False" in result.stderr
         assert region.control.status().state is RegionState.RUNNING
 
 
@@ -217,16 +217,16 @@ def test_with_one_server_away_requests_work_and_without_a_quorum_the_command_rep
     with ToyRegion(url, tmp_path, numbers=ENDLESS) as region:
         region.wait_cuts(1)
         three_servers[0].kill()
-        assert asked(url, "toy", "checkpoint", wait_s=60).answer.verdict == "done"
+        assert send_request(url, "toy", "checkpoint", wait_s=60).answer.verdict == "done"
         three_servers[1].kill()
         region.wait_for(lambda _: region.control.status().state is RegionState.WAITING_FOR_STORE)
-        shown = dos("region", "status", url, "toy")
-        assert shown.returncode == 3
-        assert three_servers[1].location in shown.stderr
+        result = dos("region", "status", url, "toy")
+        assert result.returncode == 3
+        assert three_servers[1].location in result.stderr
         three_servers[0].restart()
         three_servers[1].restart()
         region.wait_for(lambda _: region.control.status().state is RegionState.RUNNING)
-        answer = asked(url, "toy", "stop", wait_s=60).answer
+        answer = send_request(url, "toy", "stop", wait_s=60).answer
         assert answer.result["state"] == "STOPPED"
         assert region.control.wait(20)
 

@@ -213,7 +213,7 @@ class Producer(RuleBasedStateMachine):
     def sweep(self, partition: int, stale: int) -> None:
         """Without an age; what is recorded was looked at some batches ago."""
         last = max(len(self.records) - stale, 0)
-        self.take_away(partition, ProducerFacts(last, b"", closed=False), None)
+        self.sweep_partition(partition, ProducerFacts(last, b"", closed=False), None)
 
     @rule(partition=st.integers(0, 1), age=st.integers(0, 5), fences=st.booleans())
     def sweep_with_an_age(self, partition: int, age: int, fences: bool) -> None:
@@ -221,9 +221,9 @@ class Producer(RuleBasedStateMachine):
         if fences:
             self.epoch += 1
         decided = ProducerFacts(len(self.records), b"", closed=False)
-        self.take_away(partition, decided, age)
+        self.sweep_partition(partition, decided, age)
 
-    def take_away(self, partition: int, decided: ProducerFacts, give_up: int | None) -> None:
+    def sweep_partition(self, partition: int, decided: ProducerFacts, give_up: int | None) -> None:
         staged_states = {
             name: staged_state_of(name, decided, self.now, give_up) for name in self.there[partition]
         }
@@ -245,7 +245,7 @@ class Producer(RuleBasedStateMachine):
     def teardown(self) -> None:
         """All die and none returns: after everything is given up, nothing is left."""
         for partition in (0, 1):
-            self.take_away(partition, ProducerFacts(len(self.records), b"", closed=False), 0)
+            self.sweep_partition(partition, ProducerFacts(len(self.records), b"", closed=False), 0)
         assert self.there == [{}, {}]
 
 

@@ -59,6 +59,6 @@ def test_running_for_a_while_forgives_resets_as_a_checkpoint_does_elsewhere(ran_
 
 def test_who_asks_for_a_checkpoint_is_told_that_there_are_none() -> None:
     control = RegionControl(spec(2, without_cuts=True))
-    for ask in (control.checkpoint, control.pause):
+    for request in (control.checkpoint, control.pause):
         with pytest.raises(LocalProtocolError, match="any consistent region and has no checkpoints"):
-            ask()
+            request()

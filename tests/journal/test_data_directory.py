@@ -75,7 +75,7 @@ def test_what_is_on_the_disk_of_a_server_that_is_down_is_read_and_nothing_is_cha
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "text"),
     [
         (("files", "ledger/other"), "no chain other"),
         (("files", "nobody/files"), "directory nobody holds no objects"),
@@ -84,11 +84,11 @@ def test_what_is_on_the_disk_of_a_server_that_is_down_is_read_and_nothing_is_cha
         (("verify", "ledger/nothing"), "no object and no chain nothing"),
     ],
 )
-def test_what_cannot_be_read_there_is_reported(data: Path, arguments: tuple[str, ...], words: str) -> None:
+def test_what_cannot_be_read_there_is_reported(data: Path, arguments: tuple[str, ...], text: str) -> None:
     command, name, *more = arguments
     done = dos("journal", command, *more, data / name)
     assert done.returncode == 2, done.stderr
-    assert words in done.stderr
+    assert text in done.stderr
 
 
 def test_what_one_disk_has_is_not_archived(data: Path) -> None:

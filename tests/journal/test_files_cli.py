@@ -224,13 +224,13 @@ def test_a_chain_of_a_store_is_replayed_and_shown(store_url: str, tmp_path: Path
     absent = journal("files", f"{store_url}/{name}/nothing")
     assert absent.returncode == 2
     assert "no chain nothing; it has files" in absent.stderr
-    told = json.loads(journal("status", url, "--json").stdout)
-    assert (told["chain"], told["end_epoch"], told["end"]) == ("files", 1, done_end(url))
-    assert 0 < told["recovery_bytes"] <= 4000
-    assert told["below_segments"] > 0
-    assert told["below_bytes"] + told["recovery_bytes"] == told["end"]
-    assert told["recovery_s"] == pytest.approx(told["recovery_bytes"] / told["bytes_per_s"])
-    assert f"{told['recovery_bytes']:,} bytes in 1 segments" in journal("status", url).stdout
+    report = json.loads(journal("status", url, "--json").stdout)
+    assert (report["chain"], report["end_epoch"], report["end"]) == ("files", 1, done_end(url))
+    assert 0 < report["recovery_bytes"] <= 4000
+    assert report["below_segments"] > 0
+    assert report["below_bytes"] + report["recovery_bytes"] == report["end"]
+    assert report["recovery_s"] == pytest.approx(report["recovery_bytes"] / report["bytes_per_s"])
+    assert f"{report['recovery_bytes']:,} bytes in 1 segments" in journal("status", url).stdout
     assert journal("status", f"{store_url}/{name}/nothing").returncode == 2
 
 
