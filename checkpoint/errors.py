@@ -55,7 +55,7 @@ class ManifestSupersededError(DosError):
 
 
 class RegionFencedError(DosError):
-    """A newer driver runs this region. Since then, this driver gave no orders and committed nothing (P-4)."""
+    """A newer driver runs this region. Since then, this driver sent no orders and committed nothing (P-4)."""
 
     remedy = "use the newer driver's handle"
 

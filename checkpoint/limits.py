@@ -45,7 +45,7 @@ manifest_replay_bytes_max: Final = 1024 * 1024
 """A take-over that had to read more than this starts its segment with a snapshot of the retained
 checkpoints.
 """
-manifest_looks_max: Final = 5
+manifest_reads_max: Final = 5
 """How often a reader tries again if the manifest's chain was restarted while it read."""
 workers_max: Final = 4096
 
@@ -71,7 +71,7 @@ input_poll_max_s: Final = 0.5
 output_poll_s: Final = 0.05
 """Delay until a region that reads another region's output notices a checkpoint."""
 inputs_poll_s: Final = 0.5
-"""How often to look for new producers and for the end of the input."""
+"""How often a reader checks for new producers and for the end of the input."""
 
 # --- requests to a region through the store -------------------------------------------------------
 request_bytes_max: Final = 4096
@@ -114,7 +114,7 @@ last_answers_s: Final = 5.0
 
 # --- times ----------------------------------------------------------------------------------------
 heartbeat_s: Final = 1.0
-drops_told_s: Final = 10.0
+drop_warnings_s: Final = 10.0
 """Minimum time between two warnings about dropped rows."""
 suspect_after_s: Final = 10.0
 orphan_timeout_s: Final = 30.0
@@ -144,7 +144,7 @@ store_poll_s: Final = 0.25
 control_queue_max: Final = 1_000
 """Maximum number of messages queued for one worker; above it, its link is closed."""
 claim_patience_s: Final = 10.0
-"""A claim of the manifest that is not granted in this time is given up, reported as waiting, and tried
+"""A claim of the manifest that is not granted in this time is abandoned, reported as waiting, and tried
 again.
 """
 claimant_wait_s: Final = 2.0

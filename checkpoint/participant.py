@@ -8,7 +8,7 @@
         while True:
             order = await control.next_order()        # raises StoppedError, OrphanedError: end the process
             match order:
-                case Restore():                       # may come at any time: discard the earlier incarnation
+                case Restore():                       # at any time: discard the earlier incarnation
                     # 1. stop the circuit thread; close exchange links, chain writers and the earlier claim
                     # 2. claim NAME.wNNNN with epoch = order.incarnation (`worker_directory`), await it
                     # 3. store = await StateStore.open(claim, at=order.restore and its WorkerCut.state, ...)

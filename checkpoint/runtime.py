@@ -18,6 +18,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 import trio
 
+from dos_client.runtime import RunScoped
 from dos_protocol.digests import Buffer
 
 T = TypeVar("T")
@@ -106,23 +107,9 @@ class RealRegionRuntime:
             return "?"
 
 
-_OUTSIDE: Final = RealRegionRuntime()
-_runtime: Final[trio.lowlevel.RunVar[RegionRuntime]] = trio.lowlevel.RunVar("checkpoint.runtime", _OUTSIDE)
-
-
-def runtime() -> RegionRuntime:
-    """Return the environment of this trio run; outside of a run, the real one."""
-    try:
-        return _runtime.get()
-    except RuntimeError:  # raised by trio outside of a run
-        return _OUTSIDE
-
-
-def replace_runtime(other: RegionRuntime) -> RegionRuntime:
-    """Replace the environment of this trio run. Return the previous one."""
-    before = _runtime.get()
-    _runtime.set(other)
-    return before
+_environment: Final[RunScoped[RegionRuntime]] = RunScoped("checkpoint.runtime", RealRegionRuntime())
+runtime: Final = _environment.get
+replace_runtime: Final = _environment.replace
 
 
 def wall_time_ms() -> int:

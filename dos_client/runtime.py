@@ -10,11 +10,13 @@ import random
 import secrets
 from collections.abc import Awaitable, Sequence
 from types import TracebackType
-from typing import Final, Protocol, Self
+from typing import Final, Generic, Protocol, Self, TypeVar
 
 import trio
 
 from dos_protocol.digests import Buffer
+
+T = TypeVar("T")
 
 
 class ClientStream(Protocol):
@@ -64,20 +66,27 @@ class RealClientRuntime:
         return (await trio.open_tcp_stream(host, port)).socket
 
 
-_OUTSIDE: Final = RealClientRuntime()
-_runtime: Final[trio.lowlevel.RunVar[ClientRuntime]] = trio.lowlevel.RunVar("dos_client.runtime", _OUTSIDE)
+class RunScoped(Generic[T]):
+    """A value that can be replaced within one trio run. Outside of a run it is the default."""
+
+    def __init__(self, name: str, default: T) -> None:
+        self._default = default
+        self._variable = trio.lowlevel.RunVar(name, default)
+
+    def get(self) -> T:
+        """Return the value of the current trio run, or the default outside of a run."""
+        try:
+            return self._variable.get()
+        except RuntimeError:  # trio's error for a RunVar outside of a run
+            return self._default
+
+    def replace(self, other: T) -> T:
+        """Replace the value of this trio run. Return the previous one."""
+        before = self._variable.get()
+        self._variable.set(other)
+        return before
 
 
-def runtime() -> ClientRuntime:
-    """Return the environment of the current trio run, or the real one outside of a run."""
-    try:
-        return _runtime.get()
-    except RuntimeError:  # trio's error for a RunVar outside of a run
-        return _OUTSIDE
-
-
-def replace_runtime(other: ClientRuntime) -> ClientRuntime:
-    """Set the environment of this trio run and return the previous one."""
-    before = _runtime.get()
-    _runtime.set(other)
-    return before
+_environment: Final[RunScoped[ClientRuntime]] = RunScoped("dos_client.runtime", RealClientRuntime())
+runtime: Final = _environment.get
+replace_runtime: Final = _environment.replace

@@ -47,7 +47,7 @@ async def take_over(
 ) -> ChainState:
     """Return the chain to continue, after every byte of it is synced on the quorum (rules R5-R7).
 
-    at: end the chain at this position, whatever longer or newer segments exist (R13); ORIGIN for an empty
+    at: end the chain at this position, even if longer or newer segments exist (R13); ORIGIN for an empty
         chain. None: the chain ends where its head does.
     generation: the generation of the store record in use. A segment opened under a newer one is rejected.
     wait_s: how long to wait for members whose answer is needed and that have not answered the claim, or that
@@ -85,8 +85,8 @@ async def inspect_chain(
     measured: read the newest segment to find the end of its last whole record. False returns quickly for any
         size, for readers that find this end themselves: the last span may then end within a record, and its
         digest and the digest of `end` are 0.
-    proved: a position that a committed checkpoint names. It is committed whatever claims exist, so the result
-        reaches at least to it, even while an incomplete take-over prevents the members from proving it
+    proved: a position that a committed checkpoint names. It is committed regardless of the claims, so the
+        result reaches at least to it, even while an incomplete take-over prevents the members from proving it
         (decision 0204). Without it, `unproved` counts the bytes left out for that reason.
 
     The returned `end` is None if nothing is committed or the chain never existed; `seen` distinguishes the

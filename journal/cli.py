@@ -262,14 +262,14 @@ def timeline(
     if plot is not None:
         with journal_errors():
             draw_timeline(found, target, plot)
-        _say_fault(outcome)
+        _report_fault(outcome)
         return
     columns = shutil.get_terminal_size((110, 24)).columns
     text = (
         timeline_json(found, lines=lines) if as_json else timeline_text(found, lines=lines, columns=columns)
     )
     print(text)
-    _say_fault(outcome)
+    _report_fault(outcome)
 
 
 @app.command()
@@ -324,10 +324,10 @@ def _show(target: str, consume: Consumer, token_file: Path | None, *, history: b
     outcome = _inspect(target, consume, token_file, history=history, quiet=sys.stdout.isatty())
     if not outcome.committed_only:
         warn(f"{outcome.target} is shown as the members hold it: its end may not be committed")
-    _say_fault(outcome)
+    _report_fault(outcome)
 
 
-def _say_fault(outcome: InspectionOutcome) -> None:
+def _report_fault(outcome: InspectionOutcome) -> None:
     """Report faults and parts that were not shown. A fault, or missing history, ends the command."""
     for text in outcome.not_verified:
         warn(text)

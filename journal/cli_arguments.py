@@ -2,7 +2,7 @@
 
 | exit code | meaning |
 |---|---|
-| 0 | done: all that was asked for is sound |
+| 0 | done: everything that was read is sound |
 | 1 | a fault was found |
 | 2 | wrong usage, or no such journal |
 | 3 | the store or the bucket cannot be reached |

@@ -38,7 +38,7 @@ class InDataDirectory(NamedTuple):
 
 
 def in_data_directory(target: str) -> InDataDirectory | None:
-    """Return the place in a data directory that the target names, or None if it names no such place."""
+    """Return the object or chain in a data directory that the target names, None if it names no such path."""
     path = Path(target)
     if len(path.parts) < 3 or path.exists() or not (path.parents[1] / "identity").is_file():
         return None

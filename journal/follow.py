@@ -16,7 +16,7 @@ from journal.core.errors import LostBytesError
 from journal.core.inspection import Inspector, Located
 from journal.core.record_layout import VERSION_1
 from journal.following import ChainFollower
-from journal.inspecting import chain_in_store
+from journal.inspecting import open_chain
 from journal.limits import follow_poll_s, scratch_read_bytes_max
 from journal.watching import ChainWatch
 
@@ -30,7 +30,7 @@ async def follow_chain(url: str, token: bytes, begin: int | None, show: Show) ->
     files, a manifest. Never returns. Raises NotFoundError, LocalProtocolError for the URL of an object,
     LostBytesError if the chain no longer holds the next record, and the errors of the client.
     """
-    async with chain_in_store(url, token) as (store, directory, state):
+    async with open_chain(url, token) as (store, directory, state):
         if not isinstance(store, Store):
             raise LocalProtocolError(
                 f"{url} is an archive or a disk, which does not grow", remedy="pass the URL of the servers"
@@ -73,5 +73,5 @@ async def follow_file(path: Path, begin: int | None, show: Show) -> None:
             await trio.sleep(follow_poll_s)
             now = os.fstat(file.fileno()).st_size
             if now < done:
-                words = f"{path} was truncated from {done} to {now} bytes"
-                raise LostBytesError(words, remedy="run the command again to read it from the start")
+                text = f"{path} was truncated from {done} to {now} bytes"
+                raise LostBytesError(text, remedy="run the command again to read it from the start")

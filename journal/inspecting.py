@@ -77,7 +77,7 @@ class InspectionOutcome:
 
 DAMAGE: Final = CorruptDataError, LostBytesError, CorruptError, PoisonedError, DamagedMembersError
 """The errors that mean that the data are damaged or incomplete. All others mean that they cannot be read."""
-_NAMES_TOLD_MAX: Final = 10
+_NAMES_LISTED_MAX: Final = 10
 
 
 def is_url(target: str) -> bool:
@@ -96,7 +96,7 @@ def replay_file(path: Path, take: Callable[[list[Decoded]], bool], progress: Pro
 
 
 def _inspect_file(
-    path: Path, give: Callable[[Inspector, bytes], bool], progress: Progress
+    path: Path, feed: Callable[[Inspector, bytes], bool], progress: Progress
 ) -> InspectionOutcome:
     outcome = InspectionOutcome(str(path))
     inspector = Inspector(path.name)
@@ -106,7 +106,7 @@ def _inspect_file(
         while chunk := file.read(file_read_bytes):
             done += len(chunk)
             progress(done, size)
-            if not give(inspector, chunk) or inspector.fault is not None:
+            if not feed(inspector, chunk) or inspector.fault is not None:
                 return _outcome(outcome, inspector, ended=False)
     return _outcome(outcome, inspector, ended=True)
 
@@ -120,29 +120,31 @@ async def inspect_url(
     """
     outcome = InspectionOutcome(url, "chain")
     try:
-        async with found_in_store(url, token) as (store, directory, name, size):
+        async with open_target(url, token) as (store, directory, name, size):
             if size is not None:
                 return await inspect_object(store, directory, name, size, consume, progress)
-            state = await _look(store, directory, name, outcome)
+            state = await _chain_state(store, directory, name, outcome)
             if state is not None:
                 below = await _below(store, directory, state, outcome) if history and state.segments else []
                 await _inspect_chain(store, directory, [*below, state], outcome, consume, progress)
     except DosError as fault:
-        _keep(outcome, fault)
+        _keep_damage(outcome, fault)
     return outcome
 
 
 @asynccontextmanager
-async def found_in_store(url: str, token: bytes) -> AsyncIterator[tuple[StorePort, str, str, int | None]]:
+async def open_target(url: str, token: bytes) -> AsyncIterator[tuple[StorePort, str, str, int | None]]:
     """Open the target of a URL: return the store, the directory, the name, and the size of the longest copy
     of the object of that name. The size is None if there is no such object; then the name is that of a chain.
     """
-    if (place := in_data_directory(url)) is not None:
-        with open_data_directory(place.root) as disk:
-            view = await disk.inspect(place.directory)
-            _refuse_unknown(view, place.directory, place.name)
-            found = [objects[place.name].synced for objects in view.answers.values() if place.name in objects]
-            yield disk, place.directory, place.name, max(found, default=None)
+    if (location := in_data_directory(url)) is not None:
+        with open_data_directory(location.root) as disk:
+            view = await disk.inspect(location.directory)
+            _refuse_unknown(view, location.directory, location.name)
+            found = [
+                objects[location.name].synced for objects in view.answers.values() if location.name in objects
+            ]
+            yield disk, location.directory, location.name, max(found, default=None)
         return
     if url.startswith(S3_SCHEME):
         archive, directory, chain = parse_s3_url(url).chain()
@@ -192,23 +194,23 @@ def _refuse_unknown(view: DirectoryViewPort, directory: str, name: str) -> None:
     chains = {parsed.chain for one in objects if (parsed := parse_segment_name(one)) is not None}
     if name in objects | chains:
         return
-    there = sorted(chains or objects)
-    if not there:
+    names = sorted(chains or objects)
+    if not names:
         raise NotFoundError(f"directory {directory} holds no objects", remedy="`dos ls` lists directories")
-    more = ", .." if len(there) > _NAMES_TOLD_MAX else ""
+    more = ", .." if len(names) > _NAMES_LISTED_MAX else ""
     raise NotFoundError(
-        f"{directory} has no object and no chain {name}; it has {', '.join(there[:_NAMES_TOLD_MAX])}{more}",
+        f"{directory} has no object and no chain {name}; it has {', '.join(names[:_NAMES_LISTED_MAX])}{more}",
         remedy="`dos ls` lists all objects",
     )
 
 
 @asynccontextmanager
-async def chain_in_store(url: str, token: bytes) -> AsyncIterator[tuple[StorePort, str, ChainState]]:
+async def open_chain(url: str, token: bytes) -> AsyncIterator[tuple[StorePort, str, ChainState]]:
     """Open the chain of a URL: return the store, the directory and the committed part of the chain.
 
     Raises LocalProtocolError for the URL of an object, and the errors of `inspect_committed`.
     """
-    async with found_in_store(url, token) as (store, directory, name, size):
+    async with open_target(url, token) as (store, directory, name, size):
         if size is not None:
             raise LocalProtocolError(
                 f"{directory}/{name} is an object, not a chain",
@@ -238,18 +240,18 @@ async def inspect_object(
                 if not consume(located):
                     return _outcome(outcome, inspector, ended=False)
     except DosError as fault:
-        _keep(_outcome(outcome, inspector, ended=False), fault)
+        _keep_damage(_outcome(outcome, inspector, ended=False), fault)
         return outcome
     return _outcome(outcome, inspector, ended=True)
 
 
-async def _look(
+async def _chain_state(
     store: StorePort, directory: str, chain: str, outcome: InspectionOutcome
 ) -> ChainState | None:
     try:
         state = await inspect_chain(store, directory, chain)
     except DosError as fault:
-        _keep(outcome, fault)
+        _keep_damage(outcome, fault)
         return None
     if state.end is None and not state.seen:
         raise NotFoundError(f"{directory} has no object and no chain {chain}")
@@ -296,7 +298,7 @@ async def _inspect_chain(
                     if not consume(located):
                         return
         except DosError as fault:
-            _keep(outcome, fault)
+            _keep_damage(outcome, fault)
             return
         before += span.length
 
@@ -370,7 +372,7 @@ def _outcome(outcome: InspectionOutcome, inspector: Inspector, *, ended: bool) -
     return outcome
 
 
-def _keep(outcome: InspectionOutcome, fault: DosError) -> None:
+def _keep_damage(outcome: InspectionOutcome, fault: DosError) -> None:
     """Keep an error that means that the data are damaged. Raise any other error."""
     if not isinstance(fault, DAMAGE):
         raise fault

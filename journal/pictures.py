@@ -56,13 +56,13 @@ class Picture:
     def __init__(self, figure: "Figure", title: str) -> None:
         self.figure = figure
         self._title = title
-        self._told: dict[str, str] = {}
+        self._tooltips: dict[str, str] = {}
 
-    def describe(self, part: Any, kind: str, words: str = "") -> None:
-        """Give a part of the figure the id KIND-NUMBER in the SVG, and `words` as its tooltip."""
-        name = f"{kind}-{len(self._told)}"
+    def describe(self, part: Any, kind: str, text: str = "") -> None:
+        """Give a part of the figure the id KIND-NUMBER in the SVG, and `text` as its tooltip."""
+        name = f"{kind}-{len(self._tooltips)}"
         part.set_gid(name)
-        self._told[name] = f"<title>{escape(printable(words))}</title>" if words else ""
+        self._tooltips[name] = f"<title>{escape(printable(text))}</title>" if text else ""
 
     def encoded(self, form: str) -> bytes:
         """Return the bytes of the picture file. form: svg or png."""
@@ -74,7 +74,7 @@ class Picture:
             return file.getvalue()
         text = re.sub(" +$", "", file.getvalue().decode(), flags=re.MULTILINE)
         return re.sub(
-            '<g id="([^"]+)">', lambda group: group[0] + self._told.get(group[1], ""), text
+            '<g id="([^"]+)">', lambda group: group[0] + self._tooltips.get(group[1], ""), text
         ).encode()
 
 
@@ -112,9 +112,9 @@ def check_drawable(path: Path) -> None:
         ) from None
 
 
-def printable(words: str) -> str:
+def printable(text: str) -> str:
     """Replace characters that are not valid in XML or in a font by "?"."""
-    return "".join(one if one.isprintable() or one == "\n" else "?" for one in words)
+    return "".join(one if one.isprintable() or one == "\n" else "?" for one in text)
 
 
 def points(pixels: float) -> float:

@@ -52,8 +52,8 @@ def draw_timeline(timeline: Timeline, title: str, path: Path) -> None:
         f"{sum(one.bytes for one in stretches):,} bytes, {sum(one.records for one in stretches):,} records"
     )
     with drawn(path, title, WIDTH, height) as picture:
-        _words(picture, height, 22, _short(title), HEAD_PX)
-        _words(picture, height, 40, summary if stretches else "no records", SMALL_PX, colour=PALE)
+        _text(picture, height, 22, _short(title), HEAD_PX)
+        _text(picture, height, 40, summary if stretches else "no records", SMALL_PX, colour=PALE)
         if not stretches:
             return
         top = _HEAD
@@ -66,8 +66,8 @@ def draw_timeline(timeline: Timeline, title: str, path: Path) -> None:
             _rows(picture, axes, events, stretches, timeline)
 
 
-def _words(picture: Picture, height: int, y: int, words: str, size: int, *, colour: str = INK) -> None:
-    picture.figure.text(_LEFT / WIDTH, 1 - y / height, words, size=points(size), color=colour)
+def _text(picture: Picture, height: int, y: int, text: str, size: int, *, colour: str = INK) -> None:
+    picture.figure.text(_LEFT / WIDTH, 1 - y / height, text, size=points(size), color=colour)
 
 
 def _axes(
@@ -88,7 +88,7 @@ def _axes(
         _dates(axes, stretches[0].begin)
     else:
         axes.set_xlabel("logical offset")
-        axes.xaxis.set_major_locator(_whole_numbers(6))
+        axes.xaxis.set_major_locator(_integer_ticks(6))
         axes.xaxis.set_major_formatter("{x:,.0f}")
     if not dated:
         axes.xaxis.label.set_visible(False)
@@ -128,7 +128,7 @@ def _panel(
 
     axes.set_title(f"{name}{_length(stretches, timeline)}", loc="left", size=points(SMALL_PX), color=PALE)
     axes.grid(visible=True, axis="y")
-    axes.yaxis.set_major_locator(_whole_numbers(4))
+    axes.yaxis.set_major_locator(_integer_ticks(4))
     axes.yaxis.set_major_formatter(EngFormatter("B" if name == "bytes" else ""))
     values = [one.bytes if name == "bytes" else one.records for one in stretches]
     least = max(values) * _BAR_MIN
@@ -169,12 +169,12 @@ def _bars(
     bottom: float = 0,
 ) -> None:
     """Draw a bar for each interval whose value is not 0."""
-    shown = [number for number, value in enumerate(values) if value]
+    numbers = [number for number, value in enumerate(values) if value]
     width = _x(_width(stretches), timeline)
-    places = [_x(stretches[number].begin, timeline) for number in shown]
+    lefts = [_x(stretches[number].begin, timeline) for number in numbers]
     bars = axes.bar(
-        places,
-        [heights[number] for number in shown],
+        lefts,
+        [heights[number] for number in numbers],
         width=width,
         bottom=bottom,
         align="edge",
@@ -182,11 +182,11 @@ def _bars(
         edgecolor="white",
         linewidth=points(0.7),
     )
-    for number, bar in zip(shown, bars, strict=True):
+    for number, bar in zip(numbers, bars, strict=True):
         picture.describe(bar, name, f"{_when(stretches[number].begin, timeline)}: {values[number]:,} {name}")
 
 
-def _whole_numbers(most: int) -> "MaxNLocator":
+def _integer_ticks(most: int) -> "MaxNLocator":
     from matplotlib.ticker import MaxNLocator
 
     return MaxNLocator(most, integer=True, steps=[1, 2, 5, 10])

@@ -12,7 +12,7 @@ import trio
 
 from journal.core.chain import ChainState, segments_seen
 from journal.core.segment import parse_segment_name
-from journal.inspecting import Progress, chain_in_store
+from journal.inspecting import Progress, open_chain
 from journal.limits import status_read_bytes_max
 from journal.ports import StorePort
 from journal.reading import read_plain_batches
@@ -59,7 +59,7 @@ class ChainStatus(msgspec.Struct, frozen=True):
                 f"{self.leftover_bytes:,} bytes in {self.leftover_segments} segments of dead writers",
             ),
         ]
-        return "\n".join(f"{name:<10} {words}" for name, words in rows)
+        return "\n".join(f"{name:<10} {text}" for name, text in rows)
 
 
 async def chain_status(url: str, token: bytes, progress: Progress) -> ChainStatus:
@@ -68,7 +68,7 @@ async def chain_status(url: str, token: bytes, progress: Progress) -> ChainStatu
     Raises NotFoundError, LocalProtocolError for the URL of an object, and the errors of `inspect_chain` and
     of reading a chain.
     """
-    async with chain_in_store(url, token) as (store, directory, state):
+    async with open_chain(url, token) as (store, directory, state):
         return await _status(store, directory, state, progress)
 
 

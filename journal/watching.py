@@ -18,7 +18,7 @@ class ChainWatch:
         self._follower = follower
         self._segment = ""
         self._growth: GrowthPort | None = None
-        self._told = 0
+        self._reported = 0
         """The size of the segment that the members reported when the last wait ended."""
 
     async def wait(self, timeout_s: float) -> None:
@@ -34,11 +34,11 @@ class ChainWatch:
         segment, given = frontier
         if segment != self._segment or self._growth is None:
             self.close()
-            self._segment, self._told = segment, given
+            self._segment, self._reported = segment, given
             self._growth = self._store.growth(self._follower.directory, segment, given)
             self._growth.__enter__()
         with trio.move_on_after(timeout_s):
-            self._told = await self._growth.beyond(max(given, self._told))
+            self._reported = await self._growth.beyond(max(given, self._reported))
 
     def close(self) -> None:
         """Stop watching the members."""

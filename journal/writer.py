@@ -65,7 +65,7 @@ class ChainWriter:
 
     marks: ClassVar[bool] = True
     rolls: ClassVar[bool] = True
-    """Both tell a journaled directory that this recorder stores time marks and can roll."""
+    """Read by a journaled directory: this recorder stores time marks (`marks`) and can roll (`rolls`)."""
 
     def __init__(
         self, claim: ClaimPort, chain: str, generation: int, scratch: Scratch | None, pipelined: bool
@@ -129,8 +129,8 @@ class ChainWriter:
         if scratch is not None:
             scratch.keep_only(chain, {span.name for span in predecessor.segments})
         below = predecessor.segments[-1] if predecessor.segments else None
-        stands_on = Predecessor(below.name, below.length, below.digest) if below is not None else None
-        await writer._move(stands_on, snapshot)
+        back_pointer = Predecessor(below.name, below.length, below.digest) if below is not None else None
+        await writer._move(back_pointer, snapshot)
         return writer
 
     async def __aenter__(self) -> "ChainWriter":
@@ -252,7 +252,7 @@ class ChainWriter:
             )
         before, self._released = self._released, max(self._released, floor)
         if self._released != before:
-            await self.roll()
+            await self.roll()  # R14: the floor is on the quorum before anything is deleted
         self.collect_released()
 
     def collect_released(self) -> None:

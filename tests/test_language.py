@@ -108,17 +108,9 @@ def test_no_file_is_too_long_to_read() -> None:
 
 FILE_LINES_MAX = 400
 LONGER: dict[str, int] = {
-    "tests/checkpoint/region_model.py": 473,
-    "tests/checkpoint/test_coordinator_core.py": 953,
-    "tests/checkpoint/test_manifest.py": 416,
-    "tests/checkpoint/test_region_requests.py": 430,
-    "tests/checkpoint/test_what_readers_meet.py": 407,
     "tests/dataflow/test_apply.py": 409,
     "tests/dataflow/test_operators_exactly.py": 437,
     "tests/dataflow/test_split_watermarks.py": 408,
-    "tests/journal/test_files.py": 447,
-    "tests/journal/test_files_cli.py": 430,
-    "tests/journal/test_takeover_stories.py": 722,
     "tests/sim/store/server.py": 447,
     "tests/spark_integration/test_source_stream.py": 513,
     "tests/support/test_proxy.py": 417,

@@ -69,7 +69,7 @@ class TakenChain(NamedTuple):
 
 
 class ChainStore:
-    """A store whose content is one chain, open for appending. Subclasses give the records their meaning.
+    """A store whose content is one chain, open for appending. Subclasses define the meaning of its records.
 
     Use it on the trio loop that holds the claim.
     """

@@ -67,15 +67,8 @@ class InputLog(ChainStore):
         Raises InputClosedError, BadNameError, NotEnoughAnswersError (a new producer needs every member of the
         store), and what `journal.take_over` raises. Waits while fewer members than a quorum are available.
         """
-        directory = producer_directory(application, handle, producer)
-        attempt = 0
-        while True:
-            try:
-                log = await cls._open_once(store, directory, producer)
-                break
-            except FencedError:  # another process opens it too: the later one wins
-                attempt += 1
-                await trio.sleep(backoff_s(attempt, randomness.jitter()))
+        log = await cls.open_even_if_closed(store, application, handle, producer)
+        # Only after the claim: a closer that this check misses finds this producer in its list.
         try:
             await _refuse_closed(store, application, handle)
         except BaseException:
@@ -83,6 +76,20 @@ class InputLog(ChainStore):
                 await log.aclose()
             raise
         return log
+
+    @classmethod
+    async def open_even_if_closed(
+        cls, store: Store, application: str, handle: str, producer: str
+    ) -> "InputLog":
+        """Do the same as `open`, without the check whether the handle is closed."""
+        directory = producer_directory(application, handle, producer)
+        attempt = 0
+        while True:
+            try:
+                return await cls._open_once(store, directory, producer)
+            except FencedError:  # another process opens it too: the later one wins
+                attempt += 1
+                await trio.sleep(backoff_s(attempt, randomness.jitter()))
 
     @classmethod
     async def _open_once(cls, store: Store, directory: str, producer: str) -> "InputLog":
@@ -203,28 +210,18 @@ async def close_input(store: Store, application: str, handle: str) -> InputEnds:
     view = await store.inspect(directory)
     async with await store.claim(directory, view.epoch_seen + 1, randomness.fresh_id()) as claim:
         taken = await TakenChain.take(claim, CLOSED_CHAIN, generation=store.record.generation)
-        # from here on no new producer can start
+        # The open segment is on the quorum: from here on no new producer can start, so the list is complete.
         async with await taken.open() as writer:
             names = producers_among(await store.list_directories(directory), application, handle)
             ends = {}
             for name in names:
-                log = await _open_until_ours(store, producer_directory(application, handle, name), name)
+                log = await InputLog.open_even_if_closed(store, application, handle, name)
                 ends[name] = log.last_end
                 await log.aclose()
             found = InputEnds(producers=ends)
             record = Record(Op.INPUT_CLOSED, ints=(wall_time_ms(),), strings=(encode_ends(found),))
             await writer.wait_synced(writer.append(record))
             return found
-
-
-async def _open_until_ours(store: Store, directory: str, producer: str) -> InputLog:
-    attempt = 0
-    while True:
-        try:
-            return await InputLog._open_once(store, directory, producer)  # noqa: SLF001 - same module
-        except FencedError:  # another process opened the producer before it was closed
-            attempt += 1
-            await trio.sleep(backoff_s(attempt, randomness.jitter()))
 
 
 async def _refuse_closed(store: Store, application: str, handle: str) -> None:

@@ -55,8 +55,8 @@ class InputFollower:
         )
         self.seen = at
         """The position up to which parts were yielded."""
-        self.shown = 0
-        """Parts up to here may have been given to other readers and are not yielded."""
+        self.skipped = 0
+        """Parts up to here may have been yielded to other readers, and are not yielded here."""
 
     async def poll(self) -> AsyncGenerator[InputPiece]:
         """Yield the committed parts that were not yielded before, then end. The caller must iterate to the
@@ -72,15 +72,15 @@ class InputFollower:
                     part = decode_part(record.ints, record.strings, where=self._directory, at=end)
                     pieces = self._line.add(part, begin, end)
                     if isinstance(pieces, BatchNotKept):
-                        async with aclosing(self._again(pieces)) as again:
+                        async with aclosing(self._read_again(pieces)) as again:
                             async for piece in again:
                                 self.seen = piece.end
-                                if piece.end > self.shown:
+                                if piece.end > self.skipped:
                                     yield piece
                     else:
                         for piece in pieces:
                             self.seen = piece.end
-                            if piece.end > self.shown:
+                            if piece.end > self.skipped:
                                 yield piece
                 begin = end
 
@@ -92,7 +92,7 @@ class InputFollower:
         """End all waits."""
         self._watch.close()
 
-    async def _again(self, batch: BatchNotKept) -> AsyncGenerator[InputPiece]:
+    async def _read_again(self, batch: BatchNotKept) -> AsyncGenerator[InputPiece]:
         """Yield a batch that did not fit into memory, part by part. All of it is committed."""
         chain = ChainFollower(self._store, self._directory, INPUT_CHAIN, at=batch.begin)
         begin = batch.begin
@@ -149,7 +149,7 @@ class InputHandle:
             follower = InputFollower(
                 self._store, self._application, self._handle, split, at=at, digest=None if at else 0
             )
-            follower.shown = await size_seen(self._store, directory, INPUT_CHAIN)
+            follower.skipped = await size_seen(self._store, directory, INPUT_CHAIN)
             found[split] = follower
         return found
 

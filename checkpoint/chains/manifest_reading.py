@@ -87,7 +87,7 @@ async def read_manifest(store: Store, region: str) -> ManifestView:
     names = {name for objects in view.answers.values() for name in objects}
     if not view.epoch_seen and not any(_is_manifest(name) for name in names):
         raise NoRegionError(region, await regions_of(store))
-    for _ in range(limits.manifest_looks_max - 1):
+    for _ in range(limits.manifest_reads_max - 1):
         try:
             return await _read(store, region, view.epoch_seen)
         except (LostBytesError, NotFoundError) as error:

@@ -6,7 +6,7 @@ same for users, step by step over all workers.
 
 A position in a worker's log is the size of its chain just after a step; its digest is the number of the step,
 so that a reader that continues from there can verify that the next step follows. A size has one meaning: a
-log with publish="step" never goes back, a log with publish="checkpoint" never goes back behind a committed
+log with publish="step" never goes back, a log with publish="checkpoint" never goes back to before a committed
 checkpoint. Only a manual rollback to an older checkpoint removes visible output. The steps do not follow
 then, or the bytes are not records, and the reader gets an error.
 """
@@ -40,18 +40,18 @@ class PublishedOutput:
         directory = coordinator_directory(region)
         self._manifest = ChainFollower(store, directory, MANIFEST_CHAIN, skip_lost=True)
         self._cut: Cut | None = None
-        self._asked_at = -limits.output_poll_s
+        self._polled_at = -limits.output_poll_s
         self._lock = trio.Lock()
 
     async def last_cut(self) -> Cut | None:
         """Return the last committed checkpoint, cached for `output_poll_s`. Raises as reading does."""
         async with self._lock:
-            if trio.current_time() >= self._asked_at + limits.output_poll_s:
+            if trio.current_time() >= self._polled_at + limits.output_poll_s:
                 async with aclosing(self._manifest.poll()) as records:
                     async for _, record in records:
                         if record.op is Op.CUT:
                             self._cut = decode_cut(record.flags, record.ints, record.strings[0])
-                self._asked_at = trio.current_time()
+                self._polled_at = trio.current_time()
             return self._cut
 
     async def splits(self) -> list[str]:
@@ -101,17 +101,17 @@ def split_of(worker: int) -> str:
 class OutputFollower:
     """Reads one worker's log from a position on. Not for several tasks at once."""
 
-    def __init__(self, store: Store, shown: PublishedOutput, split: str, *, at: int, step: int) -> None:
-        self._shown = shown
+    def __init__(self, store: Store, published: PublishedOutput, split: str, *, at: int, step: int) -> None:
+        self._output = published
         self._split = split
-        self._where = f"{shown.region}.{split}"
-        self._chain = ChainFollower(store, self._where, output_chain(shown.sink), at=at)
+        self._directory = f"{published.region}.{split}"
+        self._chain = ChainFollower(store, self._directory, output_chain(published.sink), at=at)
         self._watch = ChainWatch(store, self._chain)
         self._store = store
         self._step = step
         self._chain_begun = at > 0
         self._skipped = 0
-        """Steps up to here may have been given to other readers and are not yielded."""
+        """Steps up to here may have been yielded to other readers, and are not yielded here."""
         self._publish: Publish | None = None
 
     @property
@@ -121,19 +121,21 @@ class OutputFollower:
 
     async def skip(self) -> None:
         """Skip what is visible now."""
-        self._publish = await self._published()
+        self._publish = await self._publish_mode()
         if self._publish is Publish.STEP:
-            proved = await self._shown.position(self._split)
-            log = await inspect_chain(self._store, self._where, output_chain(self._shown.sink), proved=proved)
+            proved = await self._output.position(self._split)
+            log = await inspect_chain(
+                self._store, self._directory, output_chain(self._output.sink), proved=proved
+            )
             end = log.end
             size = 0 if end is None else end.size
         else:
-            upto = await self._shown.position(self._split)
+            upto = await self._output.position(self._split)
             size = 0 if upto is None else upto.size
-        chain = output_chain(self._shown.sink)
-        self._chain = ChainFollower(self._store, self._where, chain, at=size)
+        chain = output_chain(self._output.sink)
+        self._chain = ChainFollower(self._store, self._directory, chain, at=size)
         self._watch = ChainWatch(self._store, self._chain)
-        self._skipped = await size_seen(self._store, self._where, chain)
+        self._skipped = await size_seen(self._store, self._directory, chain)
 
     async def poll(self) -> AsyncGenerator[InputPiece]:
         """Yield the visible steps that were not yielded before, then end. Steps without rows are skipped. The
@@ -142,10 +144,10 @@ class OutputFollower:
         Raises CorruptDataError if the log does not continue what was read.
         """
         if self._publish is None:
-            self._publish = await self._published()
+            self._publish = await self._publish_mode()
         if self._publish is None:
             return
-        in_cut = await self._shown.position(self._split)
+        in_cut = await self._output.position(self._split)
         by_cut = self._publish is Publish.CUT
         if by_cut and in_cut is None:
             return
@@ -154,7 +156,7 @@ class OutputFollower:
         async with aclosing(polled) as records:
             async for end, record in records:
                 if record.op is Op.OUTPUT:
-                    output = decode_output(record.ints, record.strings, where=self._where, at=end)
+                    output = decode_output(record.ints, record.strings, where=self._directory, at=end)
                     self._check_follows(output.step, end)
                     if output.rows and end > self._skipped:
                         yield InputPiece(self._split, begin, end, output.step, output.rows, output.data)
@@ -176,16 +178,16 @@ class OutputFollower:
     def _check_follows(self, step: int, end: int) -> None:
         if self._chain_begun and step != self._step + 1:
             expected = f"the output of step {self._step + 1}"
-            raise CorruptDataError(self._where, end, expected, f"that of step {step}")
+            raise CorruptDataError(self._directory, end, expected, f"that of step {step}")
         self._chain_begun, self._step = True, step
 
-    async def _published(self) -> Publish | None:
+    async def _publish_mode(self) -> Publish | None:
         """Return how the log is published, according to its first record; None if it has no record."""
-        first = ChainFollower(self._store, self._where, output_chain(self._shown.sink))
-        proved = await self._shown.position(self._split)
+        first = ChainFollower(self._store, self._directory, output_chain(self._output.sink))
+        proved = await self._output.position(self._split)
         async with aclosing(first.poll(proved=proved)) as records:
             async for end, record in records:
                 if record.op is Op.OUTPUT:
-                    output = decode_output(record.ints, record.strings, where=self._where, at=end)
+                    output = decode_output(record.ints, record.strings, where=self._directory, at=end)
                     return output.head.publish
         return None

@@ -101,17 +101,18 @@ def make_block(
     values: Sequence[Any],
     deleted: "npt.NDArray[np.bool_] | None" = None,
 ) -> Any:
-    """Return a block (pyarrow RecordBatch) of changed rows, sorted by hash. Rows may be given in any order,
-    each key at most once.
+    """Return a block (pyarrow RecordBatch) of changed rows, sorted by hash.
+
+    The rows of the arguments may have any order. Each key occurs at most once.
     """
     order = np.argsort(hashes)
     rows = pa.array(order)
-    dead = np.zeros(len(hashes), np.bool_) if deleted is None else deleted
+    is_deleted = np.zeros(len(hashes), np.bool_) if deleted is None else deleted
     columns = [
         *(column.take(rows) for column in keys),
         pa.array(hashes[order], pa.uint64()),
         *(column.take(rows) for column in values),
-        pa.array(dead[order], pa.bool_()),
+        pa.array(is_deleted[order], pa.bool_()),
     ]
     return pa.record_batch(columns, schema=schema)
 
@@ -166,15 +167,15 @@ def newest_rows(blocks: Sequence[Any], *, keep_deleted: bool = False) -> Any:
     table = pa.Table.from_batches(blocks).combine_chunks()
     schema = blocks[0].schema
     hashes = _numpy(table.column(HASH_COLUMN))
-    order, apart = _order(table, key_columns(schema), hashes)
-    kept = order[_last_of_key(table, key_columns(schema), hashes[order], apart[order], order)]
+    order, second_hashes = _newest_last(table, key_columns(schema), hashes)
+    kept = order[_last_of_key(table, key_columns(schema), hashes[order], second_hashes[order], order)]
     if not keep_deleted:
         kept = kept[~_numpy(table.column(DELETED_COLUMN))[kept]]
-    columns = [_one(column).take(pa.array(kept)) for column in table.columns]
+    columns = [_combined(column).take(pa.array(kept)) for column in table.columns]
     return pa.record_batch(columns, schema=schema)
 
 
-def _order(table: Any, keys: list[str], hashes: U64) -> tuple[Any, U64]:
+def _newest_last(table: Any, keys: list[str], hashes: U64) -> tuple[Any, U64]:
     """Return the order by hash, then by a second hash of all key columns, then by age; and that second hash.
     It separates keys that share the first hash, as windows of one key do, because that hash is the
     exchange's.
@@ -183,32 +184,32 @@ def _order(table: Any, keys: list[str], hashes: U64) -> tuple[Any, U64]:
     in_order = hashes[order]
     if not np.any(in_order[1:] == in_order[:-1]):
         return order, hashes
-    apart = hash_keys([table.column(name) for name in keys])
-    return np.lexsort((apart, hashes)), apart
+    second_hashes = hash_keys([table.column(name) for name in keys])
+    return np.lexsort((second_hashes, hashes)), second_hashes
 
 
-def _one(column: Any) -> Any:
+def _combined(column: Any) -> Any:
     return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
 
 
 def _numpy(column: Any) -> Any:
-    return _one(column).to_numpy(zero_copy_only=False)
+    return _combined(column).to_numpy(zero_copy_only=False)
 
 
-def _last_of_key(table: Any, keys: list[str], hashes: U64, apart: U64, order: Any) -> Any:
+def _last_of_key(table: Any, keys: list[str], hashes: U64, second_hashes: U64, order: Any) -> Any:
     """Return a mask of the sorted rows that are the last of their key. Rows with equal hashes are ordered by
     age.
     """
-    same_hash = (hashes[1:] == hashes[:-1]) & (apart[1:] == apart[:-1])
+    same_hash = (hashes[1:] == hashes[:-1]) & (second_hashes[1:] == second_hashes[:-1])
     same_key = same_hash.copy()
     rows = pa.array(order)
     for name in keys:
-        column = _one(table.column(name)).take(rows)
+        column = _combined(table.column(name)).take(rows)
         same_key &= _equal(column.slice(0, max(len(column) - 1, 0)), column.slice(1))
     last = np.ones(len(hashes), np.bool_)
     last[:-1] = ~same_key
     for row in np.flatnonzero(same_hash & ~same_key).tolist():
-        _untangle(table, keys, hashes, order, last, row)
+        _mark_last_by_key(table, keys, hashes, order, last, row)
     return last
 
 
@@ -221,7 +222,7 @@ def _equal(left: Any, right: Any) -> Any:
     return equal.to_numpy(zero_copy_only=False)
 
 
-def _untangle(table: Any, keys: list[str], hashes: U64, order: Any, last: Any, row: int) -> None:
+def _mark_last_by_key(table: Any, keys: list[str], hashes: U64, order: Any, last: Any, row: int) -> None:
     """Handle different keys with equal hashes (as null and ''): comparing neighbors is not sufficient for
     them.
     """

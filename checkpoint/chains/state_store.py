@@ -96,6 +96,7 @@ class StateStore(ChainStore):
             self._writer.append(record)
             await self._writer.wait_room()
         end = self._writer.end
+        # Before the vote: a committed checkpoint may name only positions that the quorum has.
         await self._writer.wait_synced(end)
         self.version = cut
         return end

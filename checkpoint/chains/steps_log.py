@@ -114,8 +114,8 @@ class StepsLog(ChainStore):
         self._older.forget(until)
         self._ends = {step: end for step, end in self._ends.items() if step > until}
         if self._due():
-            whole = self._older if self._older.last_step >= self.last_step else self._fold
-            await self._writer.roll(self._records(whole.between(until, self.last_step)))
+            fold = self._older if self._older.last_step >= self.last_step else self._fold
+            await self._writer.roll(self._records(fold.between(until, self.last_step)))
 
     @staticmethod
     def _records(divisions: Iterable[Division]) -> Iterable[Record]:

@@ -1,6 +1,6 @@
 """`dos checkpoint`: the committed checkpoints of a region, from its manifest.
 
-The commands only read the store: they claim nothing and ask no driver.
+The commands only read the store: they claim nothing and send no request to a driver.
 """
 
 from collections.abc import Awaitable, Callable

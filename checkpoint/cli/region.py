@@ -5,7 +5,6 @@ neither Spark nor a connection to the driver. Commands that only send a request 
 (`requests.py`); `savepoint` and `trim` are in files of their names.
 """
 
-import time
 from typing import Annotated, Any
 
 import typer
@@ -20,6 +19,7 @@ from checkpoint.core.dropped import dropped_text
 from checkpoint.core.request_records import Answer
 from checkpoint.errors import NoAnswerError
 from checkpoint.requests.client import Reply, RequestClient
+from checkpoint.runtime import wall_time_ms
 from dos_client import Store
 from dos_client.cli.kit import (
     NEGATIVE,
@@ -74,7 +74,7 @@ def status(
         if not ask:
             return view, None, ""
         try:
-            reply = await RequestClient(store, name).ask("status", patience_s=timeout)
+            reply = await RequestClient(store, name).send("status", patience_s=timeout)
         except NoAnswerError as silence:
             return view, None, str(silence)
         return await read_manifest(store, name), reply, ""
@@ -124,13 +124,9 @@ def _print_last_cut(view: ManifestView) -> None:
     print(
         f"region {view.region}: last checkpoint {last.cut}{' (final)' if last.final else ''} at step"
         f" {last.step},"
-        f" {ago_text(last.wall_time_ms, _now_ms())} ({clock_text(last.wall_time_ms)}){by},"
+        f" {ago_text(last.wall_time_ms, wall_time_ms())} ({clock_text(last.wall_time_ms)}){by},"
         f" incarnation {last.incarnation}; claimed with epoch {view.epoch}"
     )
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 def _hint(view: ManifestView) -> str:
@@ -138,7 +134,7 @@ def _hint(view: ManifestView) -> str:
     last = view.last
     if last is not None and last.final:
         return "Its last checkpoint is final: all input was read, and no driver needs to run"
-    if last is not None and _now_ms() - last.wall_time_ms < 1000 * limits.request_patience_s:
+    if last is not None and wall_time_ms() - last.wall_time_ms < 1000 * limits.request_patience_s:
         return (
             "Its last checkpoint is recent, so a driver may be running that accepts no requests"
             " (answer_requests=False), is delayed, or has just ended"

@@ -107,7 +107,7 @@ def _command_of(row: RequestCommand) -> Callable[..., None]:
     ) -> None:
         async def work(store: Store) -> tuple[Reply, bool]:
             await read_manifest(store, name)  # raises NoRegionError before anything is written
-            reply = await RequestClient(store, name).ask(
+            reply = await RequestClient(store, name).send(
                 row.name, incarnation=incarnation, patience_s=timeout, wait_s=wait, accepted=accepted(as_json)
             )
             if not row.in_manifest:
@@ -132,12 +132,12 @@ def accepted(as_json: bool) -> Callable[[Answer], None]:
     return lambda answer: None if as_json else warn(f"accepted by {answer.driver}: {answer.reason}")
 
 
-async def ask_running(
+async def send_to_running(
     client: RequestClient, what: str, *, timeout: float, wait: float, as_json: bool, **more: Any
 ) -> Reply:
     """Send a request of a command that has --stopped. End the command if no driver answers."""
     try:
-        return await client.ask(what, patience_s=timeout, wait_s=wait, accepted=accepted(as_json), **more)
+        return await client.send(what, patience_s=timeout, wait_s=wait, accepted=accepted(as_json), **more)
     except NoAnswerError as silence:
         fail(f"{silence}. If the region does not run, pass --stopped", NEGATIVE)
 

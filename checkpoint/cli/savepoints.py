@@ -11,11 +11,11 @@ import typer
 from checkpoint import limits
 from checkpoint.chains.manifest_reading import read_manifest
 from checkpoint.cli.arguments import RegionName, Stopped, Timeout, Wait, complete_checkpoint, in_store
-from checkpoint.cli.requests import ask_running, end
+from checkpoint.cli.requests import end, send_to_running
 from checkpoint.coordinator.manifest_host import StoreHost
 from checkpoint.core.manifest import savepoint_name_problem
 from checkpoint.errors import RegionFencedError, SavepointRefusedError
-from checkpoint.maintenance.stand_in import savepoint_stopped
+from checkpoint.maintenance.stopped_region import savepoint_stopped
 from checkpoint.requests.client import Reply, RequestClient
 from dos_client import Store
 from dos_client.cli.kit import NEGATIVE, REFUSED, AsJson, StoreUrl, TokenFile, fail, print_result
@@ -76,9 +76,9 @@ def savepoint(
         which = f"savepoint {savepoint_name} of checkpoint {result.get('checkpoint')}"
         return f"{which} is {'dropped' if drop else 'created'}"
 
-    async def ask(store: Store) -> Reply:
+    async def send(store: Store) -> Reply:
         await read_manifest(store, name)  # raises NoRegionError before anything is written
-        return await ask_running(
+        return await send_to_running(
             RequestClient(store, name),
             "unpin" if drop else "pin",  # the names in stored requests
             timeout=timeout,
@@ -89,18 +89,18 @@ def savepoint(
         )
 
     if not stopped:
-        end(in_store(url, token_file, ask), as_json, text)
+        end(in_store(url, token_file, send), as_json, text)
         return
 
-    async def stand_in(store: Store) -> int:
-        return await _stand_in(store, name, savepoint_name, checkpoint, drop=drop, wait_s=wait)
+    async def act_as_driver(store: Store) -> int:
+        return await _savepoint_stopped(store, name, savepoint_name, checkpoint, drop=drop, wait_s=wait)
 
-    done = in_store(url, token_file, stand_in)
+    done = in_store(url, token_file, act_as_driver)
     found = {"name": name, "savepoint": savepoint_name, "checkpoint": done, "stopped": True}
     print_result(found, text(found), as_json=as_json)
 
 
-async def _stand_in(
+async def _savepoint_stopped(
     store: Store, name: str, savepoint_name: str, checkpoint: int, *, drop: bool, wait_s: float
 ) -> int:
     """Act as the driver of a stopped region; return the number of the savepoint's checkpoint."""

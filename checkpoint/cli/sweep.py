@@ -153,7 +153,7 @@ def _print(found: Sequence[StagedObject], left: Sequence[StagedObject] | None) -
         print(what)
     elif not left:
         print(f"deleted {count} objects, {held} on all members")
-    if undecided := sum(one.staged_state is StagedState.OPEN for one in found):
+    if undecided := sum(one.staged_state is StagedState.PENDING for one in found):
         print(
             f"{undecided} undecided: a writer may still record them; --undecided-older-than SECONDS also"
             " deletes those that are older"

@@ -1,7 +1,7 @@
 """`dos region trim`: show and delete the objects that no retained checkpoint of a region needs.
 
 `maintenance/trimming.py` decides which objects those are. While the region runs, only its workers can delete
-them, because they hold the claims; a checkpoint tells them the floors. So --apply requests a checkpoint.
+them, because they hold the claims; a checkpoint sends them the floors. So --apply requests a checkpoint.
 """
 
 from typing import Annotated, Any
@@ -12,7 +12,7 @@ import typer
 from checkpoint import limits
 from checkpoint.chains.manifest_reading import ManifestView, read_manifest
 from checkpoint.cli.arguments import RegionName, Stopped, Timeout, in_store
-from checkpoint.cli.requests import ask_running, fail_unless_done
+from checkpoint.cli.requests import fail_unless_done, send_to_running
 from checkpoint.coordinator.manifest_host import StoreHost
 from checkpoint.maintenance.trimming import UnneededObject, collect_stopped, garbage_of, needed
 from checkpoint.requests.client import RequestClient
@@ -69,10 +69,10 @@ def trim(
         if not apply:
             return view, garbage, None
         if stopped:
-            await _stand_in(store, name, wait)
+            await _collect_stopped(store, name, wait)
         else:
             client = RequestClient(store, name)
-            reply = await ask_running(client, "checkpoint", timeout=timeout, wait=wait, as_json=as_json)
+            reply = await send_to_running(client, "checkpoint", timeout=timeout, wait=wait, as_json=as_json)
             fail_unless_done(reply.answer)
         return view, garbage, await _left(store, view, garbage, wait)
 
@@ -101,7 +101,7 @@ async def _left(
     return left
 
 
-async def _stand_in(store: Store, name: str, wait: float) -> None:
+async def _collect_stopped(store: Store, name: str, wait: float) -> None:
     try:
         await collect_stopped(StoreHost(store), name, wait_s=wait)
     except FencedError as error:

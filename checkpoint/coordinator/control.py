@@ -48,7 +48,7 @@ from dos_protocol.errors import LocalProtocolError
 logger: Final = logging.getLogger("dos.checkpoint")
 
 __all__ = ["Observer", "RegionControl", "RegionListener"]
-_CUT_ASKED_AGAIN_S: Final = 1.0
+_CUT_RETRY_S: Final = 1.0
 
 
 class RegionControl:
@@ -226,7 +226,7 @@ class RegionControl:
         self._need_cuts()
         begun = time.monotonic()
         deadline = math.inf if timeout is None else begun + timeout
-        while not self.wait_cut(self.request_cut(), min(_CUT_ASKED_AGAIN_S, deadline - time.monotonic())):
+        while not self.wait_cut(self.request_cut(), min(_CUT_RETRY_S, deadline - time.monotonic())):
             # Request again: a request is lost if the region was not running yet or was reset.
             status, now = self.status(), time.monotonic()
             if status.state.is_end or now >= deadline:
@@ -258,7 +258,7 @@ class RegionControl:
             self._settled.pop(wanted.name, None)
         self._post(wanted)
         while True:
-            left = min(_CUT_ASKED_AGAIN_S, deadline - time.monotonic())
+            left = min(_CUT_RETRY_S, deadline - time.monotonic())
             with self._lock:
                 self._lock.wait_for(lambda: wanted.name in self._settled or self._over, left)
                 outcome, over = self._settled.pop(wanted.name, None), self._over
@@ -351,11 +351,11 @@ class RegionControl:
                 self._lock.notify_all()
         if isinstance(event, ResetReport):
             logger.warning("%s", reset_line(self.spec.name, event))
-        self._tell_listeners(event)
+        self._notify_listeners(event)
         if self._observer is not None:
             self._observer(event)
 
-    def _tell_listeners(self, event: RegionEvent) -> None:
+    def _notify_listeners(self, event: RegionEvent) -> None:
         shell = self._shell
         if shell is None:
             return

@@ -18,16 +18,16 @@ class DropLog:
 
     def __init__(self, region: str) -> None:
         self._region = region
-        self._told: dict[str, dict[str, int]] = {}
-        self._next_look = 0.0
+        self._reported: dict[str, dict[str, int]] = {}
+        self._next_check = 0.0
 
     def inspect(self, workers: Iterable[Mapping[str, Mapping[str, int]]], now: float) -> None:
         """Log a warning about rows dropped since the last warning, if there are any and that warning is old
         enough. `workers`: per worker, its operators' counters.
         """
-        if now < self._next_look:
+        if now < self._next_check:
             return
-        self._next_look = now + limits.heartbeat_s
+        self._next_check = now + limits.heartbeat_s
         operators: dict[str, dict[str, int]] = {}
         for worker in workers:
             for name, counters in worker.items():
@@ -35,9 +35,9 @@ class DropLog:
         dropped = dropped_rows([operators])
         for rule, by_operator in dropped.items():
             for name, count in by_operator.items():
-                more = count - self._told.get(rule, {}).get(name, 0)
+                more = count - self._reported.get(rule, {}).get(name, 0)
                 if more > 0:
-                    self._next_look = now + limits.drops_told_s
+                    self._next_check = now + limits.drop_warnings_s
                     behind = late_by_text(operators[name]) if rule == "late" else ""
                     logger.warning(
                         "region %s: %s (%s since the region started%s)",
@@ -46,4 +46,4 @@ class DropLog:
                         f"{count:,}",
                         behind,
                     )
-        self._told = dropped
+        self._reported = dropped

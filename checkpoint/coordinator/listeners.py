@@ -2,7 +2,7 @@
 
 User code runs on a separate thread here, never on the coordinator's, one call at a time and in order. Its
 exceptions are logged and have no other effect. A slow listener delays only the other listeners of the same
-region; meanwhile at most `TOLD_MAX` progress reports are queued.
+region; meanwhile at most `REPORTS_QUEUED_MAX` progress reports are queued.
 """
 
 import logging
@@ -13,7 +13,7 @@ from typing import Any, Final
 
 logger: Final = logging.getLogger("dos.checkpoint")
 
-TOLD_MAX: Final = 1_000
+REPORTS_QUEUED_MAX: Final = 1_000
 """The maximum number of progress reports queued for slow listeners. Further ones are dropped and logged."""
 
 
@@ -53,7 +53,7 @@ class Listeners:
             queue.SimpleQueue()
         )
         self._thread: threading.Thread | None = None
-        self._left_out = 0
+        self._dropped = 0
 
     def add(self, listener: RegionListener) -> None:
         """Add a listener. It receives all later events, and immediately the start and end if they have
@@ -61,7 +61,7 @@ class Listeners:
         """
         with self._lock:
             if self._end is not None:
-                self._tell_late(listener, self._end)
+                self._notify_late(listener, self._end)
                 return
             self._listeners.append(listener)
             if self._thread is None:
@@ -69,7 +69,7 @@ class Listeners:
             if self._start is not None:
                 self._queue.put(([listener], "onStart", self._start))
 
-    def _tell_late(self, listener: RegionListener, end: dict[str, Any]) -> None:
+    def _notify_late(self, listener: RegionListener, end: dict[str, Any]) -> None:
         """Notify a listener that was added after the region's end, on a thread for this listener alone."""
         start = self._start
 
@@ -101,16 +101,16 @@ class Listeners:
     def notify(self, method: str, what: dict[str, Any]) -> None:
         """Queue a progress report or a reset."""
         with self._lock:
-            if method == "onProgress" and self._queue.qsize() >= TOLD_MAX:
-                self._left_out += 1
+            if method == "onProgress" and self._queue.qsize() >= REPORTS_QUEUED_MAX:
+                self._dropped += 1
                 return
-            if self._left_out:
+            if self._dropped:
                 logger.warning(
                     "region %s: its listeners are slow, %d progress reports were dropped",
                     self._region,
-                    self._left_out,
+                    self._dropped,
                 )
-                self._left_out = 0
+                self._dropped = 0
             self._put(method, what)
 
     def ended(self, end: dict[str, Any]) -> None:

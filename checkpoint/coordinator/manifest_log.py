@@ -6,7 +6,7 @@ so this file does not use trio.
 
 The order of an opening:
 
-1. Look at the directory, to learn the highest epoch.
+1. Read the directory to find the highest epoch.
 2. Claim it with a higher epoch.
 3. Take the chain over and read it.
 4. Open a segment. ManifestOpened is emitted only when the start of that segment is acknowledged (R8, R11).
@@ -84,7 +84,7 @@ class ManifestLog:
         self._writer: ChainWriter | None = None
         self._kept: tuple[Cut, ...] = ()
         self._waiting = ""
-        self._given_way_to = 0
+        self._waited_for = 0
         self._tried_at = 0.0
         self._opening_s = 0.0
 
@@ -112,7 +112,7 @@ class ManifestLog:
 
     async def _held_by_a_newer(self) -> FencedError | None:
         """Return a FencedError if our claim was superseded while we read, possibly on members that have not
-        told us yet.
+        reported it yet.
         """
         claim = self._claim
         if claim is None or claim.lost is not None:
@@ -135,9 +135,9 @@ class ManifestLog:
             if order.held and taken_by > order.held:
                 self._emit(ManifestTaken(taken_by))
                 return True
-            if order.held and view.epoch_seen > max(order.held, self._given_way_to):
+            if order.held and view.epoch_seen > max(order.held, self._waited_for):
                 # a newer driver may be about to open its segment: wait for it once
-                self._given_way_to = view.epoch_seen
+                self._waited_for = view.epoch_seen
                 await self._host.sleep(max(limits.claimant_wait_s, 2.0 * self._opening_s))
                 return False
             epoch = max(view.epoch_seen, taken_by, order.above, order.held) + 1

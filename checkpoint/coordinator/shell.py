@@ -69,11 +69,11 @@ class RegionShell:
         self._launcher: Launcher | None = None
         # Unbounded: each event results from an effect, a worker's message or a user's call, all of which are
         # few. A bound would let a busy link delay the manifest's events.
-        self._post, self._events = trio.open_memory_channel[Event](math.inf)
+        self._event_sender, self._event_receiver = trio.open_memory_channel[Event](math.inf)
         self._links: dict[int, trio.MemorySendChannel[ToWorker | None]] = {}
         self._next_link = 1
         self._manifest: ManifestLog | None = None
-        self._manifest_work, self._manifest_orders = trio.open_memory_channel[OpenManifest | AppendCut](
+        self._manifest_sender, self._manifest_receiver = trio.open_memory_channel[OpenManifest | AppendCut](
             math.inf
         )
         self._opening: trio.CancelScope | None = None
@@ -88,7 +88,7 @@ class RegionShell:
 
     def post(self, event: Event) -> None:
         """Queue an event for the core. On this thread only."""
-        self._post.send_nowait(event)
+        self._event_sender.send_nowait(event)
 
     # --- Run ------------------------------------------------------------------------------------------
 
@@ -110,7 +110,7 @@ class RegionShell:
     async def _next_event(self) -> Event:
         due = self.core.deadline()
         with trio.move_on_at(math.inf if due is None else due):
-            return await self._events.receive()
+            return await self._event_receiver.receive()
         assert due is not None
         return CoordinatorTick(due)
 
@@ -124,11 +124,11 @@ class RegionShell:
         if isinstance(effect, SendControl):
             self._send(effect.link, effect.message)
         elif isinstance(effect, NotifyObservers):
-            self._tell(effect.event)
+            self._notify(effect.event)
         elif isinstance(effect, OpenManifest | AppendCut):
             if isinstance(effect, OpenManifest) and self._opening is not None:
                 self._opening.cancel()  # the older incarnation's pending opening is void
-            self._manifest_work.send_nowait(effect)
+            self._manifest_sender.send_nowait(effect)
         elif isinstance(effect, LaunchWorker):
             self._launch(effect)
         elif isinstance(effect, CancelWorker):
@@ -146,7 +146,7 @@ class RegionShell:
         logger.info("worker %d of region %s: attempt %d", effect.worker, self.spec.name, effect.attempt)
         self._launcher.start(effect.worker, effect.attempt)
 
-    def _tell(self, event: RegionEvent) -> None:
+    def _notify(self, event: RegionEvent) -> None:
         logger.info("region %s: %s", self.spec.name, event)
         if isinstance(event, CutCommitted):
             self.meter.report(event, self.core.status(), now=trio.current_time(), timestamp=timestamp())
@@ -173,7 +173,7 @@ class RegionShell:
     async def _keep_manifest(self) -> None:
         """Perform manifest effects one at a time, in order; a new opening cancels the previous one."""
         assert self._manifest is not None
-        async for order in self._manifest_orders:
+        async for order in self._manifest_receiver:
             with trio.CancelScope() as self._opening:
                 if isinstance(order, OpenManifest):
                     await self._manifest.open(order)

@@ -145,10 +145,10 @@ class Alignment(Generic[T]):
         return self._steps[step][sender]
 
 
-def cut_of_step(asked: Iterable[int], last_cut: int) -> int:
-    """Return the cut at the end of a step: the highest number in `asked` if above the last cut, otherwise 0.
+def cut_of_step(requested: Iterable[int], last_cut: int) -> int:
+    """Return the cut at the end of a step: the highest of `requested` if above the last cut, otherwise 0.
 
     Use it to merge the requests of the senders on one channel, and the cuts of the channels of one step.
     """
-    highest = max(asked, default=0)
+    highest = max(requested, default=0)
     return highest if highest > last_cut else 0

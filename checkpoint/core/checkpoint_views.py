@@ -21,7 +21,7 @@ def cut_row(
     """
     known: dict[str, Any] = {} if retained is None else {"retained": cut.cut in retained}
     if savepoints is not None:
-        known["savepoints"] = sorted(name for name, pinned in savepoints.items() if pinned == cut.cut)
+        known["savepoints"] = sorted(name for name, held in savepoints.items() if held == cut.cut)
     return known | {
         "checkpoint": cut.cut,
         "step": cut.step,

@@ -48,7 +48,7 @@ class Checkpointing:
     @property
     def cut_is_due(self) -> bool:
         """Whether a checkpoint follows as soon as one can be requested and there is something to commit."""
-        return self._state.stands or self._state.cut_overdue or self.operator_waits
+        return self._state.all_paused or self._state.cut_overdue or self.operator_waits
 
     @property
     def operator_waits(self) -> bool:
@@ -87,10 +87,10 @@ class Checkpointing:
             self._state.timers.set("cut", now + spec.checkpoint_interval_s)
 
     def cut_if_overdue(self, now: float) -> None:
-        if self.cut_is_due and self.can_cut and self._state.moved_on:
+        if self.cut_is_due and self.can_cut and self._state.has_new_steps:
             self.request_cut(now)
 
-    def cut_time_came(self, now: float) -> None:
+    def cut_timer_expired(self, now: float) -> None:
         """Handle the periodic timer. If no checkpoint can be requested now, one follows when it can."""
         self._state.cut_overdue = True
         self.cut_if_overdue(now)
@@ -178,6 +178,7 @@ class Checkpointing:
             worker.step = max(worker.step, event.cut.step)
         state.kept = keep(state.kept, event.cut)
         self.note_commit(pending, now)
+        # Only now: sinks publish on Committed, and the quorum keeps the record if this driver is lost.
         for worker, link in state.roster.linked():
             state.send(
                 link,

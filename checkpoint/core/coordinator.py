@@ -11,7 +11,7 @@ The order that keeps checkpoints safe (decision 0003, R8-R13):
    even if its commit was never seen here.
 2. Restore to all workers once all have joined. Each worker claims its directory with the incarnation as
    epoch.
-3. Start to all workers once all stand at the checkpoint.
+3. Start to all workers once all have restored the checkpoint.
 4. RequestCut. Only votes of this incarnation count. When all are in and agree: AppendCut. Nothing else is
    appended before CutAppended. That acknowledgement is the commit: Committed is sent only after it.
 5. Any loss leads back to 1 with a higher epoch. A checkpoint in doubt is found in the manifest, or can never
@@ -30,7 +30,7 @@ The parts share one `CoordinatorState`. A part calls only parts above it in this
 | Ending | ending.py | the outcome, the end of the workers |
 | Checkpointing | checkpointing.py | checkpoints: request, votes, append, commit; the end of input |
 | Pausing | pausing.py | all workers stop at one step |
-| Pinning | core/savepoints.py | savepoints |
+| Savepoints | savepoints.py | savepoints |
 | Recovery | recovery.py | rounds and reset attempts |
 | Gathering | gathering.py | workers are launched, join, are ordered and start |
 | Losses | losses.py | workers fail, fall silent or take too long |
@@ -60,7 +60,7 @@ from checkpoint.core.status_reports import StatusReporter
 from checkpoint.core.stopping import Stopping
 
 PATIENCE: Final = ("gather", "restore", "drain")
-"""Timers that wait for others: they stand still while the store has no quorum."""
+"""Timers that wait for others: they do not advance while the store has no quorum."""
 
 
 class Coordinator:
@@ -76,11 +76,11 @@ class Coordinator:
         ending = Ending(state, reporter)
         self._checkpointing = checkpointing = Checkpointing(state, ending)
         self._pausing = pausing = Pausing(state, checkpointing)
-        self._pinning = pinning = Savepoints(state, checkpointing)
+        self._savepoints = savepoints = Savepoints(state, checkpointing)
         self._recovery = recovery = Recovery(state, ending)
         self._gathering = gathering = Gathering(state, ending, checkpointing, pausing, recovery)
         losses = Losses(state, ending, checkpointing, recovery)
-        manifest = ManifestClaim(state, ending, checkpointing, pinning, recovery, gathering)
+        manifest = ManifestClaim(state, ending, checkpointing, savepoints, recovery, gathering)
         stopping = Stopping(state, ending, checkpointing)
         self._last_tick = 0.0
         self._on_event: Final[dict[type[Any], Callable[[Any, float], None]]] = {
@@ -99,7 +99,7 @@ class Coordinator:
             v.CutWanted: checkpointing.on_cut_wanted,
             v.ResetWanted: self._on_reset_wanted,
             v.PauseWanted: pausing.on_pause_wanted,
-            v.SavepointWanted: pinning.on_pin_wanted,
+            v.SavepointWanted: savepoints.on_savepoint_wanted,
             v.StopWanted: stopping.on_stop_wanted,
         }
         self._on_message: Final[dict[type[Any], Callable[[Worker, Any, float], m.Refusal | None]]] = {
@@ -117,9 +117,9 @@ class Coordinator:
             "gather": gathering.timed_out,
             "restore": losses.restore_timed_out,
             "drain": losses.drain_timed_out,
-            "cut": checkpointing.cut_time_came,
+            "cut": checkpointing.cut_timer_expired,
             "stop": stopping.timed_out,
-            "grace": ending.grace_over,
+            "grace": ending.grace_expired,
         }
 
     def handle(self, event: v.Event, now: float) -> list[v.Effect]:
@@ -156,7 +156,7 @@ class Coordinator:
         # Before settle_or_request: that may request another checkpoint, and a region with a pending one does
         # not become PAUSED.
         self._pausing.note_paused()
-        self._pinning.settle_or_request(now)
+        self._savepoints.settle_or_request(now)
 
     def _on_reset_wanted(self, event: v.ResetWanted, now: float) -> None:
         """Reset by hand. In any other phase the region is already on its way to its last checkpoint."""
@@ -185,7 +185,7 @@ class Coordinator:
                 "UNKNOWN_WORKER",
                 f"{type(message).__name__} of worker {message.worker} on another worker's link",
             )
-        worker.heard_at = now  # any message on a worker's own link proves that it lives
+        worker.received_at = now  # any message on a worker's own link proves that it lives
         if state.over:
             return None
         stale = m.check_address(message, job=job, incarnation=incarnation)

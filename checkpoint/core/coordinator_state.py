@@ -80,11 +80,11 @@ class CoordinatorState:
         self.in_doubt: PendingCut | None = None
         """A checkpoint that was appended in an earlier incarnation and not acknowledged there."""
         self.cut_overdue = False
-        """The periodic time has come, and no checkpoint could be requested yet."""
+        """The timer of the periodic checkpoint has expired, and no checkpoint could be requested yet."""
         self.cuts_committed = 0
         self.final_committed = False
 
-        self.pin_wishes: dict[str, int] = {}
+        self.savepoint_changes: dict[str, int] = {}
         """Savepoint changes that no checkpoint has carried yet: name -> checkpoint, 0 to drop it."""
         self.pause = 0
         """The number of the pause order in force, 0 for none."""
@@ -145,23 +145,23 @@ class CoordinatorState:
         return self.last_cut.step if self.last_cut else 0
 
     @property
-    def held_pins(self) -> dict[str, int]:
+    def held_savepoints(self) -> dict[str, int]:
         """The savepoints that the last committed checkpoint holds: name -> checkpoint."""
         return dict(self.last_cut.savepoints) if self.last_cut else {}
 
     @property
     def savepoints(self) -> dict[str, int]:
         """The savepoints in force: those of the last checkpoint, as changed by the next one."""
-        changed = {**self.held_pins, **self.pin_wishes}
+        changed = {**self.held_savepoints, **self.savepoint_changes}
         return {name: cut for name, cut in changed.items() if cut}
 
     @property
-    def moved_on(self) -> bool:
-        """Whether any step ended since the last checkpoint: an idle region makes none."""
+    def has_new_steps(self) -> bool:
+        """Whether any step ended since the last checkpoint. An idle region has no steps."""
         return any(worker.step > self.last_step for worker in self.roster)
 
     @property
-    def stands(self) -> bool:
+    def all_paused(self) -> bool:
         """Whether all workers have carried out the pause order: none takes input."""
         return self.pause > 0 and all(worker.paused == self.pause for worker in self.roster)
 

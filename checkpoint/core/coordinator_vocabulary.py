@@ -183,7 +183,7 @@ class AppendCut:
 
 @dataclass(frozen=True, slots=True)
 class LaunchWorker:
-    """Tell the launcher to start an attempt."""
+    """Start an attempt of a worker, through the launcher."""
 
     worker: int
     attempt: int
@@ -191,7 +191,7 @@ class LaunchWorker:
 
 @dataclass(frozen=True, slots=True)
 class CancelWorker:
-    """Tell the launcher to end the current attempt of a worker."""
+    """End the current attempt of a worker, through the launcher."""
 
     worker: int
 

@@ -21,7 +21,7 @@ class Ending:
     def decide(
         self, state: RegionState, reason: str, now: float, *, kind: StopKind, error: DosError | None = None
     ) -> None:
-        """Fix the outcome and tell the workers to end. A second outcome is ignored."""
+        """Fix the outcome and order the workers to end. A second outcome is ignored."""
         shared = self._state
         if shared.over:
             return
@@ -38,18 +38,18 @@ class Ending:
             # No Stop reaches a worker that has no link: cancel its attempt.
             if worker.state in (WorkerState.LAUNCHED, WorkerState.LOST) and not worker.ended:
                 shared.emit(CancelWorker(worker.index))
-        self.end_if_gone()
+        self.end_if_all_ended()
 
     def stop_message(self, kind: StopKind, reason: str) -> Stop:
         spec, incarnation = self._state.spec, self._state.incarnation
         return Stop(job=spec.name, incarnation=incarnation, kind=kind, reason=reason)
 
-    def end_if_gone(self, *, even_if_not: bool = False) -> None:
-        """Emit the outcome as the last effect, if every worker's process is over or `even_if_not` is set."""
+    def end_if_all_ended(self, *, force: bool = False) -> None:
+        """Emit the outcome as the last effect, if every worker's process is over or `force` is set."""
         state = self._state
         if state.phase is not CoordinatorPhase.ENDING or state.outcome is None:
             return
-        if even_if_not or all(worker.ended for worker in state.roster):
+        if force or all(worker.ended for worker in state.roster):
             state.move(PhaseEvent.GONE)
             state.timers.clear()
             for _, link in list(state.roster.linked()):
@@ -57,10 +57,10 @@ class Ending:
             self._reporter.report_change()  # before End, after which no effect follows
             state.emit(state.outcome)
 
-    def grace_over(self, now: float) -> None:
+    def grace_expired(self, now: float) -> None:
         """Cancel the workers that did not end on their own; at the second call, end without them."""
         if self._cancelled:
-            self.end_if_gone(even_if_not=True)
+            self.end_if_all_ended(force=True)
             return
         self._cancelled = True
         self._state.timers.set("grace", now + limits.stop_grace_s)

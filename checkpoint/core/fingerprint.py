@@ -52,13 +52,13 @@ def _why(stored: str, present: str) -> str:
     old, new = _declared(stored), _declared(present)
     if old is None or new is None or old.rest != new.rest:
         return f"was {stored}, is {present}"
-    words = f"declares {new}, but the checkpoint holds {old}"
+    difference = f"declares {new}, but the checkpoint holds {old}"
     if old.version > new.version:
-        return f"{words}: run a graph that declares version {old.version}"
+        return f"{difference}: run a graph that declares version {old.version}"
     version = max(new.version, old.version + 1)
     return (
-        f"{words}: give it state_version={version} and Migration({old.version}, state, function), where state"
-        " has the columns of the checkpoint"
+        f"{difference}: give it state_version={version} and Migration({old.version}, state, function), where"
+        " state has the columns of the checkpoint"
     )
 
 

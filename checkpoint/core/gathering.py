@@ -38,7 +38,7 @@ class Gathering:
         self._recovery = recovery
 
     def launch_due(self, now: float) -> None:
-        """Launch every worker whose time has come.
+        """Launch every worker whose launch time is reached.
 
         This needs no incarnation, because a launched worker only joins.
         """
@@ -51,20 +51,20 @@ class Gathering:
         """Take the first message of a link. Only the current attempt of a worker is accepted."""
         state = self._state
         if not 0 <= join.worker < len(state.roster):
-            return self._turn_away(link, "refused", f"there is no worker {join.worker}")
+            return self._refuse_join(link, "refused", f"there is no worker {join.worker}")
         worker = state.roster[join.worker]
         if state.over:
-            return self._turn_away(link, "stopped", state.reason)
+            return self._refuse_join(link, "stopped", state.reason)
         if worker.state is not WorkerState.LAUNCHED or join.attempt != worker.attempt:
             current = f"attempt {worker.attempt} is {worker.state.name}"
             text = f"attempt {join.attempt} of worker {join.worker}; {current}"
-            return self._turn_away(link, "superseded", text)
+            return self._refuse_join(link, "superseded", text)
         state.roster.joined(worker, link, join, now)
         state.report(WorkerJoined(worker.index, worker.attempt, join.host, join.pid))
         self.order_if_gathered(now)
         return None
 
-    def _turn_away(self, link: int, kind: StopKind, text: str) -> Refusal:
+    def _refuse_join(self, link: int, kind: StopKind, text: str) -> Refusal:
         self._state.send(link, self._ending.stop_message(kind, text))
         self._state.emit(CloseLink(link))
         return Refusal("STALE_ATTEMPT" if kind == "superseded" else "UNKNOWN_WORKER", text)
@@ -97,7 +97,7 @@ class Gathering:
             )
 
     def on_restored(self, worker: Worker, message: Restored, now: float) -> Refusal | None:
-        """Note that a worker stands at the checkpoint. With the last one, start all workers."""
+        """Note that a worker has restored the checkpoint. With the last one, start all workers."""
         if worker.state is not WorkerState.ORDERED:
             return Refusal("UNEXPECTED", f"worker {worker.index} reported Restored without an order")
         worker.move(WorkerEvent.RESTORED)

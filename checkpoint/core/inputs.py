@@ -201,14 +201,14 @@ class InputSequence:
         self._split = split
         self._where = where
         self._bytes_max = bytes_max
-        self._known = at == 0
-        self._held: list[InputPiece] = []
-        self._held_bytes = 0
+        self._batch_known = at == 0
+        self._pending: list[InputPiece] = []
+        self._pending_bytes = 0
         self._begin = at
         """Where the incomplete batch begins."""
         self._count = 0
         """The number of its parts so far."""
-        self._of = 0
+        self._pending_batch = 0
         """Its number."""
         self._running = self.digest
 
@@ -221,20 +221,20 @@ class InputSequence:
             if part.part:
                 return []  # the rest of a batch that began before `at`
             self._anywhere, self.digest = False, part.before
-        if part.part == 0 and (not self._known or part.batch == self.batch + 1):
+        if part.part == 0 and (not self._batch_known or part.batch == self.batch + 1):
             self._drop(begin)  # the producer died in this batch and begins it again
-        if not self._known:
-            self._known, self.batch = True, part.batch - 1
+        if not self._batch_known:
+            self._batch_known, self.batch = True, part.batch - 1
             self._count = part.part  # a position lies within a complete batch, or at its end
         self._check(part, end)
         if not self._count:
             self._begin = begin
-        self._of, self._count = part.batch, part.part + 1
+        self._pending_batch, self._count = part.batch, part.part + 1
         self._running = part.digest
         self._hold(InputPiece(self._split, begin, end, part.digest, part.rows, part.data, part.last))
         if not part.last:
             return []
-        return self._whole(part, end)
+        return self._complete(part, end)
 
     def _check(self, part: InputPart, end: int) -> None:
         wanted = (self.batch + 1, self._count, self._running)
@@ -244,22 +244,22 @@ class InputSequence:
             raise CorruptDataError(self._where, end, text.format(*wanted), text.format(*found))
 
     def _drop(self, begin: int) -> None:
-        self._held, self._held_bytes, self._count = [], 0, 0
+        self._pending, self._pending_bytes, self._count = [], 0, 0
         self._running, self._begin = self.digest, begin
 
     def _hold(self, piece: InputPiece) -> None:
-        self._held_bytes += len(piece.data)
-        self._held.append(piece)
-        if self._held_bytes > self._bytes_max:
-            self._held = []
+        self._pending_bytes += len(piece.data)
+        self._pending.append(piece)
+        if self._pending_bytes > self._bytes_max:
+            self._pending = []
 
-    def _whole(self, part: InputPart, end: int) -> list[InputPiece] | BatchNotKept:
-        held, size = self._held, self._held_bytes
+    def _complete(self, part: InputPart, end: int) -> list[InputPiece] | BatchNotKept:
+        pending, size = self._pending, self._pending_bytes
         again = BatchNotKept(self._begin, self.digest, end)
         self.batches += 1
         self.batch, self.mark, self.end, self.digest = part.batch, part.mark, end, part.digest
         self._drop(end)
-        return again if size > self._bytes_max else held
+        return again if size > self._bytes_max else pending
 
 
 class BatchDecision(Enum):

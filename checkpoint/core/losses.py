@@ -49,7 +49,7 @@ class Losses:
                 state.roster.schedule(worker, now)
         elif worker.state is not WorkerState.ABSENT:
             self.lose(worker, event.error or "its process ended", now, ended=True)
-        self._ending.end_if_gone()
+        self._ending.end_if_all_ended()
 
     def on_failed(self, worker: Worker, message: Failed, now: float) -> Refusal | None:
         """Handle a failure that a worker reports, by its FailureKind (see messages.py)."""
@@ -100,7 +100,7 @@ class Losses:
         if state.over:
             if not ended:
                 state.emit(CancelWorker(worker.index))
-            self._ending.end_if_gone()
+            self._ending.end_if_all_ended()
             return
         state.report(WorkerLost(worker.index, worker.attempt, reason))
         reason = f"worker {worker.index} was lost: {reason}"
@@ -131,7 +131,7 @@ class Losses:
         number = state.incarnation
         state.send_all(Heartbeat(job=state.spec.name, incarnation=number, epoch=number))
         while (worker := state.roster.silent(now, state.spec.suspect_after_s)) is not None:
-            text = f"nothing was received from it for {now - worker.heard_at:.1f} s"
+            text = f"nothing was received from it for {now - worker.received_at:.1f} s"
             self.lose(worker, text, now, ended=False)
 
     def restore_timed_out(self, now: float) -> None:

@@ -42,7 +42,9 @@ _READABLE: Final = (1, 2, 3, 4)
 | 3 | version 2 with savepoints | they would release what the savepoints hold |
 | 4 | positions of operators' directories, and perhaps savepoints | they would lose the files |
 """
-_PIN: Final = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{limits.savepoint_name_chars_max - 1}}}", re.ASCII)
+_SAVEPOINT_NAME: Final = re.compile(
+    rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{limits.savepoint_name_chars_max - 1}}}", re.ASCII
+)
 
 
 class CutFlag(IntFlag):
@@ -133,7 +135,7 @@ def version_with(savepoints: dict[str, int], workers: Mapping[int, WorkerCut]) -
 
 def savepoint_name_problem(name: str) -> str:
     """Return why a savepoint cannot have this name, empty if it can."""
-    if _PIN.fullmatch(name):
+    if _SAVEPOINT_NAME.fullmatch(name):
         return ""
     return (
         f"a savepoint's name has 1 to {limits.savepoint_name_chars_max} letters, digits, '.', '_' or"
@@ -215,7 +217,7 @@ def check_cut(cut: Cut, *, workers: int, before: Cut | None = None, gap: bool = 
     """Raise ManifestError with the reason if a region of `workers` workers cannot be restored to `cut`.
 
     - `before`: the checkpoint before it in the chain, which it is compared with.
-    - `gap`: released checkpoints may have stood between the two, as in a snapshot of the manifest with a
+    - `gap`: released checkpoints may have been between the two, as in a snapshot of the manifest with a
       savepoint.
     """
     if cut.cut < 1 or cut.step < 0 or cut.incarnation < 1:
@@ -279,12 +281,12 @@ def _check_savepoints(cut: Cut) -> None:
         )
     if cut.savepoints and cut.version < SAVEPOINTS_VERSION:
         raise ManifestError(f"it has savepoints, which version {cut.version} does not allow", cut=cut.cut)
-    for name, pinned in cut.savepoints.items():
+    for name, held in cut.savepoints.items():
         if (problem := savepoint_name_problem(name)) != "":
             raise ManifestError(problem, cut=cut.cut)
-        if pinned not in cut.retained:
+        if held not in cut.retained:
             raise ManifestError(
-                f"savepoint {name!r} holds checkpoint {pinned}, which it does not retain", cut=cut.cut
+                f"savepoint {name!r} holds checkpoint {held}, which it does not retain", cut=cut.cut
             )
 
 

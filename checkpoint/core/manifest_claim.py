@@ -34,14 +34,14 @@ class ManifestClaim:
         state: CoordinatorState,
         ending: Ending,
         checkpointing: Checkpointing,
-        pinning: Savepoints,
+        savepoints: Savepoints,
         recovery: Recovery,
         gathering: Gathering,
     ) -> None:
         self._state = state
         self._ending = ending
         self._checkpointing = checkpointing
-        self._pinning = pinning
+        self._savepoints = savepoints
         self._recovery = recovery
         self._gathering = gathering
         self._superseded = 0
@@ -65,7 +65,7 @@ class ManifestClaim:
         state.kept = event.kept
         state.layout = event.last_cut.layout if event.last_cut else even_layout(len(state.roster))
         self._settle_doubt(now)
-        self._pinning.settle_after_opening()
+        self._savepoints.settle_after_opening()
         # Not earlier: only now that the manifest is held above it can the old attempt commit nothing more.
         for worker in state.roster:
             if worker.state is WorkerState.LOST:

@@ -79,8 +79,8 @@ class Join(FromWorker, frozen=True, kw_only=True):
 
 
 class Restored(FromWorker, frozen=True, kw_only=True):
-    """The worker stands at the ordered checkpoint: its chains are opened in this incarnation, their starts
-    acknowledged.
+    """The worker has restored the ordered checkpoint: its chains are open in this incarnation, and their
+    starts are acknowledged.
     """
 
     last_step: int
@@ -161,7 +161,7 @@ class WantsCut(FromWorker, frozen=True, kw_only=True):
 class Paused(FromWorker, frozen=True, kw_only=True):
     """Pause order `pause` is carried out: this worker ended `step` and takes no input in later steps.
 
-    Its counters come with it, so that the status of a paused region has no older ones.
+    It contains the counters, so that the status of a paused region has no older ones.
     """
 
     pause: int
@@ -210,7 +210,7 @@ class Restore(Releasing, frozen=True, kw_only=True):
 
 
 class Start(ControlMessage, frozen=True, kw_only=True):
-    """All workers stand at the checkpoint: start.
+    """All workers have restored the checkpoint: start.
 
     Steps up to `replay_until_step` are replayed as recorded; later steps get new input ranges.
     """

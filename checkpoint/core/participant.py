@@ -174,7 +174,7 @@ class ParticipantCore:
         self.voted = 0
         """The last checkpoint voted for in this incarnation, or restored."""
         self.orders: deque[Order] = deque()
-        self._heard = now
+        self._received_at = now
         self._orphan_timeout_s = orphan_timeout_s
         self._heartbeat_s = heartbeat_s
         self._timers = Timers()
@@ -223,7 +223,7 @@ class ParticipantCore:
                 f"received {type(message).__name__} of region {message.job!r}, this is {self.job!r}",
             )
             return
-        self._heard = now
+        self._received_at = now
         if isinstance(message, Stop):
             self._end(StoppedError(f"{message.kind}: {message.reason}"))
         elif isinstance(message, Restore):
@@ -335,10 +335,12 @@ class ParticipantCore:
     def _tick(self, tick: ParticipantTick, now: float) -> None:
         late = now - tick.due
         if late > limits.tick_late_s:
-            self._heard += late
-        if now - self._heard > self._orphan_timeout_s:
+            self._received_at += late
+        if now - self._received_at > self._orphan_timeout_s:
             self._end(
-                OrphanedError(f"nothing was received from the coordinator for {now - self._heard:.1f} s")
+                OrphanedError(
+                    f"nothing was received from the coordinator for {now - self._received_at:.1f} s"
+                )
             )
             return
         if "beat" in self._timers.expired(now):

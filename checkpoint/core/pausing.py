@@ -2,7 +2,7 @@
 
 A part of the coordinator. The method (distributed-dbsp, "Coordinator/worker synchronization details"):
 
-1. `Pause` tells every worker to begin no step on its own, and interrupts its reading. Each worker replies
+1. `Pause` orders every worker to begin no step on its own, and interrupts its reading. Each worker replies
    with its step.
 2. The paper's coordinator then orders all workers to stop at the highest of these steps. Here that number is
    not sent: a worker that receives a peer's STEP_END of a step makes that step too, so all workers reach the
@@ -81,8 +81,8 @@ class Pausing:
         state = self._state
         if (
             state.phase is CoordinatorPhase.RUNNING
-            and state.stands
+            and state.all_paused
             and state.pending is None
-            and not state.moved_on
+            and not state.has_new_steps
         ):
             state.is_paused = True

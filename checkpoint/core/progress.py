@@ -102,7 +102,7 @@ class ProgressMeter:
                     part = _since(value, before.get(name, {}).get(counter, 0)) if is_rows else value
                     merge_counters(total, {counter: part})
             self._operators_before[worker.index] = worker.counters.operators
-        return [{"name": name, **_spelled(counters)} for name, counters in summed.items()]
+        return [{"name": name, **_camel_case(counters)} for name, counters in summed.items()]
 
 
 def status_json(status: RegionStatus) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def status_json(status: RegionStatus) -> dict[str, Any]:
         "savepoints": dict(status.savepoints),
         "rowsDropped": rows_dropped_json(status),
         "workers": [worker_json(worker) for worker in status.workers],
-        "resets": [reset_json(reset) for reset in list(status.resets)[-RESETS_SHOWN_MAX:]],
+        "resets": [reset_json(reset) for reset in list(status.resets)[-RESETS_LISTED_MAX:]],
     }
 
 
@@ -130,7 +130,7 @@ def rows_dropped_json(status: RegionStatus) -> dict[str, dict[str, int]]:
     return {rule: dict(operators) for rule, operators in status.dropped.items()}
 
 
-RESETS_SHOWN_MAX: Final = 10
+RESETS_LISTED_MAX: Final = 10
 
 
 def worker_json(worker: WorkerStatus) -> dict[str, Any]:
@@ -181,10 +181,10 @@ def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:
     return {phase: round(value, _DIGITS) for phase, value in seconds.items()}
 
 
-def _spelled(counters: Mapping[str, int]) -> dict[str, int]:
+def _camel_case(counters: Mapping[str, int]) -> dict[str, int]:
     """Return the counters with their names in camel case: rows_in as rowsIn."""
-    words = {name: name.split("_") for name in counters}
+    parts = {name: name.split("_") for name in counters}
     return {
         first + "".join(word.capitalize() for word in rest): counters[name]
-        for name, (first, *rest) in words.items()
+        for name, (first, *rest) in parts.items()
     }

@@ -1,4 +1,4 @@
-"""Rounds: how a region starts, and how it goes back to its last checkpoint. A part of the coordinator. Pure.
+"""Rounds: how a region starts, and how it is reset to its last checkpoint. A part of the coordinator. Pure.
 
 A round leads from one RUNNING phase to the next: open the manifest with a higher epoch, gather all workers,
 order them to the last checkpoint, start them. `manifest_claim.py` and `gathering.py` have these steps.
@@ -43,7 +43,7 @@ class Recovery:
     def reset(
         self, reason: str, now: float, *, worker: int = -1, spend: bool = True, delay_s: float = 0.0
     ) -> None:
-        """Go back to the last committed checkpoint in a new incarnation, or fail if no attempt is left.
+        """Reset to the last committed checkpoint in a new incarnation, or fail if no attempt is left.
 
         The manifest is opened first: after that nothing can be committed in the old incarnation. After
         several attempts in a row it is opened with a delay, so that the attempts outlast a short outage.

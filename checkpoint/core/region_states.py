@@ -20,7 +20,7 @@ class CoordinatorPhase(Enum):
     GATHERING = auto()
     """The manifest is held, no order was sent in this incarnation; waiting until all workers have joined."""
     RESTORING = auto()
-    """Every worker is ordered to the last checkpoint; waiting until all stand there."""
+    """Every worker is ordered to the last checkpoint; waiting until all have restored it."""
     RUNNING = auto()
     STOPPING = auto()
     """A last checkpoint is under way."""
@@ -138,7 +138,7 @@ LINKED: Final = frozenset(
 )
 """The states in which a worker has a control link and must send heartbeats."""
 
-SHOWN: Final[dict[CoordinatorPhase, RegionState]] = {
+VISIBLE_STATES: Final[dict[CoordinatorPhase, RegionState]] = {
     CoordinatorPhase.NEW: RegionState.STARTING,
     CoordinatorPhase.OPENING: RegionState.STARTING,
     CoordinatorPhase.GATHERING: RegionState.WAITING_FOR_WORKERS,

@@ -11,8 +11,8 @@ ran when it was written; `checkpoint/requests/server.py` does not read older one
 | request | first answer | final answer |
 |---|---|---|
 | status | | a snapshot, at most one each `status_answers_s`, for all requesters |
-| checkpoint | accepted | done, with the first checkpoint that was requested after the request came |
-| reset | accepted | done, with the report of the first reset that completes after the request came |
+| checkpoint | accepted | done, with the first checkpoint that was requested after the request arrived |
+| reset | accepted | done, with the report of the first reset that completes after the request arrived |
 | pause | accepted | done, once the region is PAUSED |
 | resume | accepted | done, once the region is not PAUSED |
 | pin | accepted | done, with the checkpoint that the savepoint holds; failed, with the reason |
@@ -71,7 +71,7 @@ class RegionEnded:
     """The region has ended."""
 
 
-DeskEvent: TypeAlias = RequestArrived | RegionNotified | QueueRead | RegionEnded
+RequestEvent: TypeAlias = RequestArrived | RegionNotified | QueueRead | RegionEnded
 
 # --- effects ------------------------------------------------------------------------------------------
 
@@ -94,9 +94,9 @@ class WriteAnswer:
     with_status: bool = False
 
 
-DeskEffect: TypeAlias = CommandRegion | WriteAnswer
+RequestEffect: TypeAlias = CommandRegion | WriteAnswer
 
-_OVER: Final = "the region has ended"
+_ENDED_TEXT: Final = "the region has ended"
 _REFUSED: Final[dict[str, dict[RegionState, str]]] = {
     "status": {},
     "checkpoint": {RegionState.STOPPING: "the region is being stopped, which commits a last checkpoint"},
@@ -113,18 +113,18 @@ _REFUSED: Final[dict[str, dict[RegionState, str]]] = {
     "stop": {},
 }
 """Request -> state -> why it is refused. It is accepted in all other states but the final ones."""
-_CAN_CUT: Final = (RegionState.RUNNING, RegionState.PAUSED)
-_NEED_A_CUT: Final = ("checkpoint", "pin", "unpin")
-_NEED_CUTS: Final = (*_NEED_A_CUT, "pause", "resume")
+_CUT_STATES: Final = (RegionState.RUNNING, RegionState.PAUSED)
+_CUT_REQUESTS: Final = ("checkpoint", "pin", "unpin")
+_REFUSED_WITHOUT_CUTS: Final = (*_CUT_REQUESTS, "pause", "resume")
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenRequest:
     """An accepted request that has no final answer yet."""
 
     id: str
     what: str
-    asked_at: float
+    requested_at: float
     name: str = ""
 
 
@@ -134,8 +134,8 @@ NO_CUTS: Final = "{} is outside of any consistent region and has no checkpoints"
 class RequestHandler:
     """The requests that one driver handles.
 
-    Invariants: an id in `_open` or `_status_asked` is in `_seen`; a request receives at most one `accepted`
-    and one final answer.
+    Invariants: an id in `_open` or `_status_requests` is in `_seen`; a request receives at most one
+    `accepted` and one final answer.
     """
 
     def __init__(self, region: str, *, without_cuts: bool = False) -> None:
@@ -143,27 +143,27 @@ class RequestHandler:
         self._without_cuts = without_cuts
         self._seen: deque[str] = deque(maxlen=limits.request_ids_kept_max)
         self._known: set[str] = set()
-        self._open: list[_Open] = []
-        self._status_asked: list[str] = []
-        self._status_said_at: float | None = None
-        self._out: list[DeskEffect] = []
+        self._open: list[_OpenRequest] = []
+        self._status_requests: list[str] = []
+        self._status_answered_at: float | None = None
+        self._out: list[RequestEffect] = []
 
-    def handle(self, event: DeskEvent, status: RegionStatus, now: float) -> list[DeskEffect]:
+    def handle(self, event: RequestEvent, status: RegionStatus, now: float) -> list[RequestEffect]:
         """Take one event and return what to do about it, in order."""
         if isinstance(event, RequestArrived):
-            self._asked(event, status, now)
+            self._request_arrived(event, status, now)
         elif isinstance(event, RegionNotified):
-            self._happened(event.event, now)
+            self._region_notified(event.event, now)
         elif isinstance(event, QueueRead):
-            self._looked(status, now)
+            self._queue_read(status, now)
         else:
-            self._ended(status)
+            self._region_ended(status)
         effects, self._out = self._out, []
         return effects
 
     # --- requests -----------------------------------------------------------------------------------------
 
-    def _asked(self, event: RequestArrived, status: RegionStatus, now: float) -> None:
+    def _request_arrived(self, event: RequestArrived, status: RegionStatus, now: float) -> None:
         request = event.request
         if request.id in self._known:
             return
@@ -172,11 +172,11 @@ class RequestHandler:
         if refusal:
             self._out.append(WriteAnswer((request.id,), "refused", refusal))
         elif request.what == "status":
-            self._status_asked.append(request.id)
+            self._status_requests.append(request.id)
         else:
-            self._open.append(_Open(request.id, request.what, now, request.name))
+            self._open.append(_OpenRequest(request.id, request.what, now, request.name))
             self._out.append(WriteAnswer((request.id,), "accepted", f"the region is {status.state.value}"))
-            self._order(request, status)
+            self._command_region(request, status)
 
     def _remember(self, request: str) -> None:
         if len(self._seen) == self._seen.maxlen:
@@ -205,15 +205,15 @@ class RequestHandler:
             return (
                 f"the request is dated {-old_ms / 1000:.0f} s in the future: set the clocks of both machines"
             )
-        if self._without_cuts and request.what in _NEED_CUTS:
+        if self._without_cuts and request.what in _REFUSED_WITHOUT_CUTS:
             return NO_CUTS.format(self._region)
         if status.state.is_end:
-            return f"{_OVER}: {status.state.value}"
-        if len(self._open) + len(self._status_asked) >= limits.requests_open_max:
+            return f"{_ENDED_TEXT}: {status.state.value}"
+        if len(self._open) + len(self._status_requests) >= limits.requests_open_max:
             return f"there are already {limits.requests_open_max} open requests: try again later"
         return _REFUSED[request.what].get(status.state, "")
 
-    def _order(self, request: Request, status: RegionStatus) -> None:
+    def _command_region(self, request: Request, status: RegionStatus) -> None:
         what = request.what
         if what == "reset":
             self._out.append(CommandRegion(ResetWanted()))
@@ -223,15 +223,15 @@ class RequestHandler:
             self._out.append(CommandRegion(PauseWanted(on=what == "pause")))
         elif what in ("pin", "unpin"):
             self._out.append(CommandRegion(SavepointWanted(request.name, request.cut, on=what == "pin")))
-        elif status.state in _CAN_CUT:
+        elif status.state in _CUT_STATES:
             self._out.append(CommandRegion(CutWanted()))
 
     # --- completion ---------------------------------------------------------------------------------------
 
-    def _happened(self, event: RegionEvent, now: float) -> None:
+    def _region_notified(self, event: RegionEvent, now: float) -> None:
         if isinstance(event, CutCommitted):
             result = {"checkpoint": event.cut, "step": event.step, "seconds": round(event.seconds, 6)}
-            # A checkpoint that was under way when the request came may lack rows written before the request.
+            # A checkpoint that was under way when the request arrived may lack rows written before it.
             self._done("checkpoint", now - event.seconds, result)
         elif isinstance(event, ResetReport):
             self._done("reset", now, reset_json(event))
@@ -247,13 +247,13 @@ class RequestHandler:
             result = {} if event.error else {"name": event.name, "checkpoint": event.cut}
             self._out.append(WriteAnswer(tuple(one.id for one in done), verdict, event.error, result))
 
-    def _done(self, what: str, asked_until: float, result: dict[str, Any]) -> None:
-        done = [one for one in self._open if one.what == what and one.asked_at <= asked_until]
+    def _done(self, what: str, requested_until: float, result: dict[str, Any]) -> None:
+        done = [one for one in self._open if one.what == what and one.requested_at <= requested_until]
         if done:
             self._open = [one for one in self._open if one not in done]
             self._out.append(WriteAnswer(tuple(one.id for one in done), "done", "", result))
 
-    def _looked(self, status: RegionStatus, now: float) -> None:
+    def _queue_read(self, status: RegionStatus, now: float) -> None:
         """Answer pause, resume and status requests; request a checkpoint again for those that wait for one.
 
         The coordinator ignores the request while no checkpoint can be taken.
@@ -261,26 +261,26 @@ class RequestHandler:
         paused = status.state is RegionState.PAUSED
         result = {"state": status.state.value, "checkpoint": status.last_cut, "step": status.last_cut_step}
         self._done("pause" if paused else "resume", now, result)
-        if status.state in _CAN_CUT and any(one.what in _NEED_A_CUT for one in self._open):
+        if status.state in _CUT_STATES and any(one.what in _CUT_REQUESTS for one in self._open):
             self._out.append(CommandRegion(CutWanted()))
-        said_at = self._status_said_at
-        if self._status_asked and (said_at is None or now - said_at >= limits.status_answers_s):
-            self._status_said_at = now
-            self._say_status()
+        answered_at = self._status_answered_at
+        if self._status_requests and (answered_at is None or now - answered_at >= limits.status_answers_s):
+            self._status_answered_at = now
+            self._answer_status()
 
-    def _say_status(self) -> None:
-        self._out.append(WriteAnswer(tuple(self._status_asked), "done", with_status=True))
-        self._status_asked = []
+    def _answer_status(self) -> None:
+        self._out.append(WriteAnswer(tuple(self._status_requests), "done", with_status=True))
+        self._status_requests = []
 
-    def _ended(self, status: RegionStatus) -> None:
+    def _region_ended(self, status: RegionStatus) -> None:
         """Send the final answers. A fenced driver sends none: a newer driver now determines the outcome."""
         open_requests, self._open = self._open, []
         if status.state is RegionState.FENCED:
-            self._status_asked = []
+            self._status_requests = []
             return
-        if self._status_asked:
-            self._say_status()
-        how = f"{_OVER}: {status.state.value}" + (f" ({status.reason})" if status.reason else "")
+        if self._status_requests:
+            self._answer_status()
+        reason = f"{_ENDED_TEXT}: {status.state.value}" + (f" ({status.reason})" if status.reason else "")
         for one in open_requests:
             if one.what == "stop":
                 result = {
@@ -290,4 +290,4 @@ class RequestHandler:
                 }
                 self._out.append(WriteAnswer((one.id,), "done", "", result))
             else:
-                self._out.append(WriteAnswer((one.id,), "failed", how))
+                self._out.append(WriteAnswer((one.id,), "failed", reason))

@@ -22,8 +22,9 @@ A record is valid if and only if
 5. the digest matches,
 6. the payload is JSON of its kind.
 
-JSON in UTF-8 has no byte ff. So if a magic follows within an incomplete record, that record was torn, even
-within its header, and reading continues at the magic. Bytes that are no valid record are skipped and counted.
+UTF-8 has no byte ff, so a payload contains no magic. If a magic follows within an incomplete record, that
+record was torn, possibly within its header, and reading continues at the magic. Bytes that are no valid
+record are skipped and counted.
 """
 
 import struct
@@ -111,7 +112,7 @@ class Skipped:
     why: str
 
 
-Found: TypeAlias = Request | Answer | Skipped
+QueueItem: TypeAlias = Request | Answer | Skipped
 
 _TYPES: Final[dict[RecordKind, type[Request] | type[Answer]]] = {
     RecordKind.REQUEST: Request,
@@ -135,25 +136,25 @@ class RecordReader:
     def __init__(self) -> None:
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> list[Found]:
+    def feed(self, data: bytes) -> list[QueueItem]:
         """Return the records that are now complete, and the skipped bytes, in order. Never raises."""
         self._buffer += data
-        return list(self._found())
+        return list(self._items())
 
-    def _found(self) -> Iterator[Found]:
+    def _items(self) -> Iterator[QueueItem]:
         while self._buffer:
-            if (strange := self._before_magic()) > 0:
-                yield self._skip(strange, "no record begins here")
+            if (junk_bytes := self._before_magic()) > 0:
+                yield self._skip(junk_bytes, "no record begins here")
                 continue
             if len(self._buffer) < HEADER_BYTES:
                 return
-            kind, size, problem = _judge(bytes(self._buffer[:HEADER_BYTES]))
+            kind, size, problem = _check_header(bytes(self._buffer[:HEADER_BYTES]))
             if problem:
                 yield self._skip(1, problem)
                 continue
             end = HEADER_BYTES + size
             assert kind is not None
-            if self._is_whole(end):
+            if self._is_complete(end):
                 yield self._take(kind, end)
             elif (torn_at := self._buffer.find(MAGIC, 1, end)) > 0:
                 yield self._skip(torn_at, "torn record, followed by another one")
@@ -162,7 +163,7 @@ class RecordReader:
             else:
                 yield self._skip(1, "record with a wrong digest")
 
-    def _is_whole(self, end: int) -> bool:
+    def _is_complete(self, end: int) -> bool:
         """Return whether the record is complete and its digest matches."""
         if len(self._buffer) < end:
             return False
@@ -180,7 +181,7 @@ class RecordReader:
                 return len(self._buffer) - length
         return len(self._buffer)
 
-    def _take(self, kind: RecordKind, end: int) -> Found:
+    def _take(self, kind: RecordKind, end: int) -> QueueItem:
         payload = bytes(self._buffer[HEADER_BYTES:end])
         del self._buffer[:end]
         try:
@@ -194,7 +195,7 @@ class RecordReader:
         return Skipped(count, why)
 
 
-def _judge(header: bytes) -> tuple[RecordKind | None, int, str]:
+def _check_header(header: bytes) -> tuple[RecordKind | None, int, str]:
     """Return (kind, payload bytes, why the header is invalid or empty)."""
     _, version, number, reserved, size = _HEAD.unpack_from(header)
     if version != VERSION:

@@ -27,7 +27,7 @@ class Worker:
     attempt: int = 0
     link: int | None = None
     join: Join | None = None
-    heard_at: float = 0.0
+    received_at: float = 0.0
     """When its last message arrived, plus the time in which the coordinator's own loop was late. That time
     does not count as silence."""
     ended: bool = True
@@ -112,7 +112,7 @@ class Roster:
 
     def joined(self, worker: Worker, link: int, join: Join, now: float) -> None:
         worker.move(WorkerEvent.JOIN)
-        worker.link, worker.join, worker.heard_at = link, join, now
+        worker.link, worker.join, worker.received_at = link, join, now
 
     def lose(self, worker: Worker, reason: str, *, ended: bool) -> int | None:
         """Count the worker's attempt as over. Return its link, which the caller closes."""
@@ -156,11 +156,11 @@ class Roster:
     def shift(self, seconds: float) -> None:
         """Add time that does not count as silence of any worker."""
         for worker in self._workers:
-            worker.heard_at += seconds
+            worker.received_at += seconds
 
     def silent(self, now: float, seconds: float) -> Worker | None:
         """Return a linked worker that sent nothing for more than `seconds`, None if there is none."""
-        return next((w for w, _ in self.linked() if now - w.heard_at > seconds), None)
+        return next((w for w, _ in self.linked() if now - w.received_at > seconds), None)
 
 
 def launch_delay_s(failures: int) -> float:

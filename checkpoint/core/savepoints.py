@@ -11,7 +11,7 @@ A part of the coordinator, and two functions for savepoints of a region that no 
 - A request that no checkpoint has carried yet is known to this driver only. If the driver dies, the
   requester receives no reply.
 - If no driver runs the region, its last checkpoint is recorded again under the next number with the
-  savepoints changed (`once_more`). That releases nothing, because the driver alone decides how many
+  savepoints changed (`recorded_again`). That releases nothing, because the driver alone decides how many
   checkpoints are retained (docs/decisions/0183).
 """
 
@@ -34,20 +34,20 @@ class Savepoints:
         self._state = state
         self._checkpointing = checkpointing
 
-    def on_pin_wanted(self, event: SavepointWanted, now: float) -> None:
+    def on_savepoint_wanted(self, event: SavepointWanted, now: float) -> None:
         """Make or drop a savepoint. An invalid request is answered at once and changes nothing."""
-        cut = self._cut_meant(event)
+        cut = self._cut_of(event)
         problem = self._problem(event, cut)
         if problem:
             self._state.report(SavepointSettled(event.name, 0, problem))
             return
-        self._state.pin_wishes[event.name] = cut
+        self._state.savepoint_changes[event.name] = cut
         self.settle_or_request(now)
 
     def settle_or_request(self, now: float) -> None:
         """Answer the requests that are carried out. If any remain, request a checkpoint that carries them."""
         self._settle()
-        if self._state.pin_wishes:
+        if self._state.savepoint_changes:
             self._checkpointing.request_cut(now)
 
     def settle_after_opening(self) -> None:
@@ -58,7 +58,7 @@ class Savepoints:
         self._state.appending = None
         self._settle()
 
-    def _cut_meant(self, event: SavepointWanted) -> int:
+    def _cut_of(self, event: SavepointWanted) -> int:
         if not event.on:
             return 0
         return event.cut or self._state.last_number
@@ -80,16 +80,16 @@ class Savepoints:
     def _settle(self) -> None:
         """Answer each request that is carried out, or that can no longer be."""
         state = self._state
-        held = state.held_pins
+        held = state.held_savepoints
         kept = {cut.cut for cut in state.kept}
-        for name, cut in list(state.pin_wishes.items()):
+        for name, cut in list(state.savepoint_changes.items()):
             if held.get(name, 0) == cut:
-                state.report(SavepointSettled(name, cut or _was(state.kept, name)))
+                state.report(SavepointSettled(name, cut or _held_before(state.kept, name)))
             elif cut and cut not in kept:
                 state.report(SavepointSettled(name, 0, f"checkpoint {cut} was released meanwhile"))
             else:
                 continue
-            del state.pin_wishes[name]
+            del state.savepoint_changes[name]
 
 
 def savepoint_problem(
@@ -117,7 +117,7 @@ def savepoint_problem(
     return ""
 
 
-def once_more(kept: tuple[Cut, ...], incarnation: int, savepoints: dict[str, int]) -> Cut:
+def recorded_again(kept: tuple[Cut, ...], incarnation: int, savepoints: dict[str, int]) -> Cut:
     """Return the last of these checkpoints again, under the next number and with other savepoints.
 
     Restoring it restores the positions of the last one. Everything that is retained stays retained.
@@ -136,7 +136,7 @@ def once_more(kept: tuple[Cut, ...], incarnation: int, savepoints: dict[str, int
     )
 
 
-def _was(kept: tuple[Cut, ...], name: str) -> int:
+def _held_before(kept: tuple[Cut, ...], name: str) -> int:
     """Return the checkpoint that a dropped savepoint held, 0 if no retained checkpoint states it."""
     return next((cut.savepoints[name] for cut in reversed(kept) if name in cut.savepoints), 0)
 

@@ -144,7 +144,7 @@ def is_orphan(name: str, unit: CommitUnit, *, recorded: bool) -> bool:
     return found.number is not None and found.number < unit.number + recorded
 
 
-class Decided(NamedTuple):
+class ProducerFacts(NamedTuple):
     """The certain facts about a producer. Once `closed` is true it stays true; `last` only rises."""
 
     last: int
@@ -162,40 +162,40 @@ class StagedState(StrEnum):
     """Its unit is recorded, or a later one: it is never read again."""
     CLOSED = "closed"
     """The handle is closed: its unit is never recorded."""
-    GIVEN_UP = "given up"
+    ABANDONED = "given up"
     """Abandoned: not recorded, and at least as old as the age that a person gave."""
-    OPEN = "undecided"
+    PENDING = "undecided"
     """Pending: it may still be recorded."""
-    STRANGE = "not the sink's"
+    FOREIGN = "not the sink's"
     """Its name is not that of a staged object."""
 
 
-GARBAGE: Final = frozenset({StagedState.RECORDED, StagedState.CLOSED, StagedState.GIVEN_UP})
+GARBAGE: Final = frozenset({StagedState.RECORDED, StagedState.CLOSED, StagedState.ABANDONED})
 
 
-def staged_state_of(name: str, decided: Decided, now_ms: int, give_up_ms: int | None) -> StagedState:
-    """Return the state of one object. A pending one is abandoned from age `give_up_ms` on, None: never."""
+def staged_state_of(name: str, facts: ProducerFacts, now_ms: int, abandon_ms: int | None) -> StagedState:
+    """Return the state of one object. A pending one is abandoned from age `abandon_ms` on, None: never."""
     found = parse_staged(name)
     if found is None:
-        return StagedState.STRANGE
-    if decided.closed:
+        return StagedState.FOREIGN
+    if facts.closed:
         return StagedState.CLOSED
-    if _is_recorded(found, decided):
+    if _is_recorded(found, facts):
         return StagedState.RECORDED
-    if give_up_ms is not None and now_ms - found.since_ms >= give_up_ms:
-        return StagedState.GIVEN_UP
-    return StagedState.OPEN
+    if abandon_ms is not None and now_ms - found.since_ms >= abandon_ms:
+        return StagedState.ABANDONED
+    return StagedState.PENDING
 
 
-def _is_recorded(found: StagedName, decided: Decided) -> bool:
+def _is_recorded(found: StagedName, facts: ProducerFacts) -> bool:
     """Return whether an object's unit is recorded.
 
     A batch write has no number, so it is recognized only by the key of the producer's last batch. Every
     earlier one was followed by others.
     """
     if found.number is not None:
-        return found.number <= decided.last
-    mark = decode_mark(decided.mark) if decided.last else None
+        return found.number <= facts.last
+    mark = decode_mark(facts.mark) if facts.last else None
     return mark is not None and (mark.spark, mark.key) == (WriteKind.JOB, found.key)
 
 
@@ -206,4 +206,4 @@ def may_sweep(staged_states: Iterable[StagedState]) -> bool:
     may belong to such a task.
     """
     there = set(staged_states)
-    return bool(there & GARBAGE) and StagedState.OPEN not in there
+    return bool(there & GARBAGE) and StagedState.PENDING not in there

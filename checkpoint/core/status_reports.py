@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from checkpoint.core.coordinator_state import CoordinatorState
 from checkpoint.core.region import RegionState, RegionStatus, StateChanged
-from checkpoint.core.region_states import LINKED, SHOWN, CoordinatorPhase
+from checkpoint.core.region_states import LINKED, VISIBLE_STATES, CoordinatorPhase
 from checkpoint.core.roster import Worker
 
 
@@ -62,7 +62,7 @@ class StatusReporter:
         return (
             RegionState.PAUSED
             if state.is_paused and state.phase is CoordinatorPhase.RUNNING
-            else SHOWN[state.phase]
+            else VISIBLE_STATES[state.phase]
         )
 
     def status(self) -> RegionStatus:
@@ -81,7 +81,7 @@ class StatusReporter:
             store_waiting=self.waiting_for,
             waiting_s=0.0 if self._waiting_since is None else self._now - self._waiting_since,
             waiting_bytes=sum(worker.counters.lag_bytes for worker in self._waiting_workers()),
-            savepoints=state.held_pins,
+            savepoints=state.held_savepoints,
             dropped=state.dropped,
         )
 

@@ -26,7 +26,7 @@ class Stopping:
         state = self._state
         if state.over or state.phase is CoordinatorPhase.STOPPING:
             return
-        if state.phase is CoordinatorPhase.RUNNING and (state.moved_on or state.pending is not None):
+        if state.phase is CoordinatorPhase.RUNNING and (state.has_new_steps or state.pending is not None):
             self._checkpointing.request_cut(now)
             if state.pending is not None:
                 state.move(PhaseEvent.STOP)

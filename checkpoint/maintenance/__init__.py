@@ -1,1 +1,1 @@
-"""Work on a region that no driver runs: standing in for its driver, trimming, sweeping staged rows."""
+"""Work on a region that no driver runs: savepoints, trimming, sweeping staged rows."""

@@ -25,7 +25,7 @@ from checkpoint.chains.input_reading import InputHandle
 from checkpoint.core.inputs import producer_directory
 from checkpoint.core.staged import (
     GARBAGE,
-    Decided,
+    ProducerFacts,
     StagedState,
     handle_prefix,
     may_sweep,
@@ -57,14 +57,14 @@ class StagedObject:
 
 
 class Sweep:
-    """Sweeps the staged rows of one handle. give_up_s: the age in seconds above which unrecorded rows are
+    """Sweeps the staged rows of one handle. abandon_s: the age in seconds above which unrecorded rows are
     abandoned; None: never.
     """
 
-    def __init__(self, store: Store, application: str, handle: str, give_up_s: float | None = None) -> None:
+    def __init__(self, store: Store, application: str, handle: str, abandon_s: float | None = None) -> None:
         self._store = store
         self._application, self._handle = application, handle
-        self._give_up_ms = None if give_up_s is None else int(1000 * give_up_s)
+        self._abandon_ms = None if abandon_s is None else int(1000 * abandon_s)
 
     async def inspect(self) -> list[StagedObject]:
         """Return the staged objects. Claims nothing. Raises NoInputError, BadNameError,
@@ -78,9 +78,9 @@ class Sweep:
         return [
             one
             for producer, of_producer in directories.items()
-            for decided in [await self._recorded(producer, closed)]
+            for facts in [await self._recorded(producer, closed)]
             for directory in of_producer
-            for one in await self._inspect_directory(producer, directory, decided)
+            for one in await self._inspect_directory(producer, directory, facts)
         ]
 
     async def apply(self, found: list[StagedObject], wait_s: float) -> None:
@@ -91,14 +91,15 @@ class Sweep:
         Raises as `inspect`, and as `InputLog.open` does, except InputClosedError.
         """
         for producer in dict.fromkeys(one.producer for one in found if one.swept):
-            mine = [one for one in found if one.producer == producer and one.swept]
-            closed = any(one.staged_state is StagedState.CLOSED for one in mine)
-            if any(one.staged_state is StagedState.GIVEN_UP for one in mine):
-                decided = await self._become(producer)
+            own = [one for one in found if one.producer == producer and one.swept]
+            closed = any(one.staged_state is StagedState.CLOSED for one in own)
+            if any(one.staged_state is StagedState.ABANDONED for one in own):
+                # Fence the owner first: it may be recording one of these rows.
+                facts = await self._fence_owner(producer)
             else:
-                decided = await self._recorded(producer, closed)
-            for directory in dict.fromkeys(one.directory for one in mine):
-                await self._delete_staged(directory, decided, wait_s)
+                facts = await self._recorded(producer, closed)
+            for directory in dict.fromkeys(one.directory for one in own):
+                await self._delete_staged(directory, facts, wait_s)
 
     async def _directories(self) -> dict[str, list[str]]:
         names = await self._store.list_directories(handle_prefix(self._application, self._handle))
@@ -111,31 +112,33 @@ class Sweep:
         if self._handle not in handles:
             raise NoInputError(self._application, self._handle, handles)
 
-    async def _recorded(self, producer: str, closed: bool) -> Decided:
+    async def _recorded(self, producer: str, closed: bool) -> ProducerFacts:
         line = await last_recorded(self._store, self._application, self._handle, producer)
-        return Decided(line.batch, line.mark, closed)
+        return ProducerFacts(line.batch, line.mark, closed)
 
-    async def _become(self, producer: str) -> Decided:
+    async def _fence_owner(self, producer: str) -> ProducerFacts:
         """Fence the producer's owner. A producer that was never opened is not created: there is nothing to
         fence.
         """
         directory = producer_directory(self._application, self._handle, producer)
         if directory not in await self._store.list_directories(directory):
-            return Decided(0, b"", closed=False)
+            return ProducerFacts(0, b"", closed=False)
         try:
             async with await InputLog.open(self._store, self._application, self._handle, producer) as log:
-                return Decided(log.last, log.last_mark, closed=False)
+                return ProducerFacts(log.last, log.last_mark, closed=False)
         # the handle was closed: the owner is fenced, and the producer cannot be opened again
         except InputClosedError:
-            return Decided(0, b"", closed=True)
+            return ProducerFacts(0, b"", closed=True)
 
-    async def _inspect_directory(self, producer: str, directory: str, decided: Decided) -> list[StagedObject]:
+    async def _inspect_directory(
+        self, producer: str, directory: str, facts: ProducerFacts
+    ) -> list[StagedObject]:
         sizes: dict[str, list[int]] = {}
         for objects in (await self._store.inspect(directory)).answers.values():
             for info in objects.values():
                 sizes.setdefault(info.name, []).append(info.synced)
         now = wall_time_ms()
-        staged_states = {name: staged_state_of(name, decided, now, self._give_up_ms) for name in sizes}
+        staged_states = {name: staged_state_of(name, facts, now, self._abandon_ms) for name in sizes}
         swept = may_sweep(staged_states.values())
         return [
             StagedObject(
@@ -151,11 +154,11 @@ class Sweep:
             for name, copies in sorted(sizes.items())
         ]
 
-    async def _delete_staged(self, directory: str, decided: Decided, wait_s: float) -> None:
+    async def _delete_staged(self, directory: str, facts: ProducerFacts, wait_s: float) -> None:
         view, now = await self._store.inspect(directory), wall_time_ms()
 
         def staged_state(name: str) -> StagedState:
-            return staged_state_of(name, decided, now, self._give_up_ms)
+            return staged_state_of(name, facts, now, self._abandon_ms)
 
         if not may_sweep(staged_state(name) for objects in view.answers.values() for name in objects):
             return

@@ -19,7 +19,7 @@ from checkpoint.coordinator.manifest_log import CHAIN
 from checkpoint.core.manifest import Cut
 from checkpoint.core.region import coordinator_directory, worker_directory
 from checkpoint.core.retention import floors_of
-from checkpoint.maintenance.stand_in import in_the_drivers_place
+from checkpoint.maintenance.stopped_region import hold_manifest
 from journal import Floors, below, inspect_chain, parse_segment_name
 from journal.ports import StorePort
 
@@ -43,7 +43,7 @@ async def garbage_of(store: StorePort, view: ManifestView) -> list[UnneededObjec
     """Return the objects below the floors in all directories of the region, as F members report them. Claims
     nothing.
 
-    Raises what looking at a directory raises.
+    Raises what `inspect` of a store raises.
     """
     coordinator = coordinator_directory(view.region)
     found = await _below(store, coordinator, await _manifest_floor(store, coordinator))
@@ -81,7 +81,8 @@ async def collect_stopped(host: ManifestHost, region: str, *, wait_s: float = li
     directory is claimed with a higher epoch, where nothing was deleted then. If cancelled, part of the
     garbage is deleted.
     """
-    async with in_the_drivers_place(host, region) as (log, opened, _):
+    # First the manifest: holding it proves the last checkpoint, whose floors decide what is deleted (R14).
+    async with hold_manifest(host, region) as (log, opened, _):
         clean = await log.wait_collected(wait_s)
         for worker in sorted({worker for cut in opened.kept for worker in cut.workers}):
             directory = worker_directory(region, worker)

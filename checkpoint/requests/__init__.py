@@ -1,1 +1,1 @@
-"""Requests to a running region through its store: the queue, the client that asks, the driver's server."""
+"""Requests to a running region through its store: the queue, the client, the driver's server."""

@@ -35,7 +35,7 @@ class Reply:
 
 
 class RequestClient:
-    """Sends requests to one region. Create it once, then call `ask` any number of times, one at a time."""
+    """Sends requests to one region. Create it once, then call `send` any number of times, one at a time."""
 
     def __init__(self, store: Store, region: str) -> None:
         self._store = store
@@ -43,7 +43,7 @@ class RequestClient:
         self._queue = QueueReader(store, answers_directory(region))
         self._began = False
 
-    async def ask(
+    async def send(
         self,
         what: str,
         *,
@@ -57,8 +57,8 @@ class RequestClient:
         """Send a request and wait for the final answer: at most `patience_s` seconds for the first answer,
         and `wait_s` more for the final one. name, cut: of a savepoint.
 
-        Raises NoAnswerError, which says what is known of the request; QuorumUnavailableError if it could not
-        be written in time.
+        Raises NoAnswerError, whose text says whether the request may still be carried out;
+        QuorumUnavailableError if it could not be written in time.
         """
         if not self._began:
             await self._queue.skip_present()
@@ -68,7 +68,7 @@ class RequestClient:
         doubt, begun = "", False
         deadline = trio.current_time() + patience_s
         while trio.current_time() < deadline:
-            for answer in await self._answers(request.id):
+            for answer in await self._new_answers(request.id):
                 newer = await self._newer_epoch(answer)
                 if answer.verdict == "accepted":
                     if not begun:
@@ -84,12 +84,12 @@ class RequestClient:
                         f"incarnation {answer.incarnation}, {answer.driver}, answered,"
                         f" but epoch {newer} has it"
                     )
-                    # That driver will not answer it again: ask the driver that holds the manifest now.
+                    # That driver will not answer it again: send it to the driver that holds the manifest now.
                     if what == "status":
                         request = self._request(what, incarnation, patience_s)
                         await self._write(request)
             await trio.sleep(limits.answers_poll_s)
-        raise NoAnswerError(self._silence(request, doubt, patience_s, wait_s, begun=begun))
+        raise NoAnswerError(self._no_answer_text(request, doubt, patience_s, wait_s, begun=begun))
 
     def _request(
         self, what: str, incarnation: int, patience_s: float, name: str = "", cut: int = 0
@@ -103,7 +103,7 @@ class RequestClient:
             incarnation=incarnation,
             name=name,
             cut=cut,
-            asked_by=_who(),
+            asked_by=_requester(),
         )
 
     async def _write(self, request: Request) -> None:
@@ -111,13 +111,14 @@ class RequestClient:
             with trio.fail_after(limits.request_write_s):
                 await write_records(self._store, requests_directory(self._region), encode_record(request))
         except trio.TooSlowError as error:
-            away = [f"{one.address}: {one.error}" for one in self._store.members() if one.error]
+            errors = [f"{one.address}: {one.error}" for one in self._store.members() if one.error]
             raise QuorumUnavailableError(
-                f"the request could not be written within {limits.request_write_s:g} s; {_until(request)}",
-                away,
+                f"the request could not be written within {limits.request_write_s:g} s;"
+                f" {_expiry_text(request)}",
+                errors,
             ) from error
 
-    async def _answers(self, request: str) -> list[Answer]:
+    async def _new_answers(self, request: str) -> list[Answer]:
         try:
             found = await self._queue.poll()
         except (QuorumUnavailableError, BrokenConnectionError):
@@ -129,7 +130,9 @@ class RequestClient:
         epoch = await manifest_epoch(self._store, self._region)
         return epoch if epoch > answer.incarnation else 0
 
-    def _silence(self, request: Request, doubt: str, patience_s: float, wait_s: float, *, begun: bool) -> str:
+    def _no_answer_text(
+        self, request: Request, doubt: str, patience_s: float, wait_s: float, *, begun: bool
+    ) -> str:
         if begun:
             return (
                 f"{request.what} of region {self._region} was accepted but not done within {wait_s:g} s:"
@@ -138,14 +141,14 @@ class RequestClient:
         text = f"no driver of region {self._region} answered within {patience_s:g} s"
         if doubt:
             text += f" ({doubt}: a driver that lost the region is not believed)"
-        return text if request.what == "status" else f"{text}; {_until(request)}"
+        return text if request.what == "status" else f"{text}; {_expiry_text(request)}"
 
 
-def _until(request: Request) -> str:
+def _expiry_text(request: Request) -> str:
     """Describe how long the request may still be carried out."""
     latest = (request.wall_time_ms + request.patience_ms) / 1000 + limits.request_clock_slack_s
     return f"a running driver may still start it until {time.strftime('%H:%M:%S', time.localtime(latest))}"
 
 
-def _who() -> str:
+def _requester() -> str:
     return f"{runtime().user_name()}@{runtime().host_name()}"

@@ -23,7 +23,7 @@ from typing import Final
 import trio
 
 from checkpoint import limits
-from checkpoint.core.request_records import Found, RecordReader
+from checkpoint.core.request_records import QueueItem, RecordReader
 from dos_client import Claim, ObjectWriter, Store, backoff_s, randomness, repair_store
 from dos_protocol.errors import FencedError, NotFoundError, PastEndError
 from dos_protocol.limits import digest_block_bytes
@@ -38,44 +38,44 @@ class QueueReader:
     def __init__(self, store: Store, directory: str) -> None:
         self._store = store
         self._directory = directory
-        self._read: dict[str, int] = {}
+        self._offsets: dict[str, int] = {}
         self._readers: dict[str, RecordReader] = {}
-        self._found: list[Found] = []
+        self._undelivered: list[QueueItem] = []
         """Records that were read but not returned yet, because of an error."""
-        self._from = ""
+        self._first_name = ""
         """Objects with lower names are never read."""
 
     async def skip_present(self) -> None:
         """Skip everything present now, including what only one member has. Raises QuorumUnavailableError."""
-        self._read = {name: info.synced for name, info in (await self._sizes()).items()}
-        self._from = max(self._read, default="")
+        self._offsets = {name: info.synced for name, info in (await self._sizes()).items()}
+        self._first_name = max(self._offsets, default="")
 
-    async def poll(self) -> list[Found]:
+    async def poll(self) -> list[QueueItem]:
         """Return what has arrived since the last call, in order.
 
         Raises QuorumUnavailableError, BrokenConnectionError, and CorruptError if members contradict each
         other. Nothing is lost then: call it again.
         """
         sizes = await self._sizes()
-        for name in sorted(name for name in sizes if name >= self._from):
-            if sizes[name].synced > self._read.get(name, 0):
-                await self._read_on(name)
-        kept = sorted(self._read)[-limits.queue_objects_kept :]
-        self._from = kept[0] if len(kept) == limits.queue_objects_kept else self._from
-        self._read = {name: self._read[name] for name in kept}
-        self._readers = {name: reader for name, reader in self._readers.items() if name in self._read}
-        found, self._found = self._found, []
+        for name in sorted(name for name in sizes if name >= self._first_name):
+            if sizes[name].synced > self._offsets.get(name, 0):
+                await self._read_object(name)
+        newest = sorted(self._offsets)[-limits.queue_objects_kept :]
+        self._first_name = newest[0] if len(newest) == limits.queue_objects_kept else self._first_name
+        self._offsets = {name: self._offsets[name] for name in newest}
+        self._readers = {name: reader for name, reader in self._readers.items() if name in self._offsets}
+        found, self._undelivered = self._undelivered, []
         return found
 
-    async def _read_on(self, name: str) -> None:
+    async def _read_object(self, name: str) -> None:
         reader = self._readers.setdefault(name, RecordReader())
-        stream = self._store.stream(self._directory, name, self._read.setdefault(name, 0))
+        stream = self._store.stream(self._directory, name, self._offsets.setdefault(name, 0))
         # What fewer than a quorum have is not committed, and must not delay other objects.
         with suppress(NotFoundError, PastEndError):
             async with aclosing(stream):
                 async for data in stream:
-                    self._read[name] += len(data)
-                    self._found += reader.feed(data)
+                    self._offsets[name] += len(data)
+                    self._undelivered += reader.feed(data)
 
     async def _sizes(self) -> dict[str, ObjectInfo]:
         """Return the longest copy of each record object."""
@@ -139,8 +139,10 @@ async def write_records(
             claim = await store.claim(directory, view.epoch_seen + 1, randomness.fresh_id())
             async with claim:
                 writer = await _writer(claim, len(data), roll_bytes)
+                # Delete after the quorum has synced the records: until then, the object just written does not
+                # count among the newest ones, which readers need (R14).
                 await writer.wait_synced(writer.append(data))
-                await _tidy(claim, writer.name)
+                await _delete_old(claim, writer.name)
                 return
         except FencedError:  # another process writes too; it finishes soon
             attempt += 1
@@ -171,13 +173,13 @@ async def _writer(claim: Claim, size: int, roll_bytes: int) -> ObjectWriter:
     return claim.resume_object(newest, base, base_digest, tail)
 
 
-async def _tidy(claim: Claim, newest: str) -> None:
+async def _delete_old(claim: Claim, newest: str) -> None:
     """Delete objects that are no longer read: what was written is acknowledged in `newest`, and readers
     examine only the few newest objects (R14). What is not deleted in time is left to a later writer.
     """
-    there = sorted({newest, *_longest(claim.answers.values())})
-    if len(there) > limits.queue_objects_kept:
-        oldest = there[-limits.queue_objects_kept]
+    names = sorted({newest, *_longest(claim.answers.values())})
+    if len(names) > limits.queue_objects_kept:
+        oldest = names[-limits.queue_objects_kept]
         with suppress(FencedError):  # another process writes now, and will delete them
             claim.collect(lambda name: _NAME.fullmatch(name) is not None and name < oldest)
             await claim.wait_collected(limits.queue_tidy_s)

@@ -32,11 +32,11 @@ from checkpoint.core.region import (
 )
 from checkpoint.core.request_handling import (
     CommandRegion,
-    DeskEvent,
     QueueRead,
     RegionEnded,
     RegionNotified,
     RequestArrived,
+    RequestEvent,
     RequestHandler,
     WriteAnswer,
 )
@@ -74,7 +74,7 @@ class RequestServer:
         self._store = store
         self._spec = spec
         self._region = region
-        self._desk = RequestHandler(spec.name, without_cuts=spec.without_cuts)
+        self._handler = RequestHandler(spec.name, without_cuts=spec.without_cuts)
         self._queue = QueueReader(store, requests_directory(spec.name))
         self._copies = [
             QueueRepair(store, directory)
@@ -83,7 +83,7 @@ class RequestServer:
         self._repair_at = 0.0
         self._outbox: deque[WriteAnswer] = deque(maxlen=limits.requests_open_max)
         self._wake = trio.Event()
-        self._trouble = ""
+        self._failure = ""
 
     def on_event(self, event: RegionEvent) -> None:
         """Process an event of the region. Does not block."""
@@ -96,14 +96,14 @@ class RequestServer:
         try:
             await self._repeat(self._queue.skip_present, until_done=True)
             while True:
-                await self._repeat(self._once, until_done=False)
+                await self._repeat(self._poll_once, until_done=False)
                 self._wake = trio.Event()
                 with trio.move_on_after(limits.requests_poll_s):
                     await self._wake.wait()
         except Exception:  # a bug here must not end a region that runs well
             logger.exception("region %s: requests through the store are no longer answered", self._spec.name)
 
-    async def last_words(self) -> None:
+    async def write_last_answers(self) -> None:
         """Answer the open requests after the region has ended, within `limits.last_answers_s`."""
         status = self._region.status()
         self._handle(RegionEnded())
@@ -111,9 +111,9 @@ class RequestServer:
             return
         with trio.CancelScope(shield=True), trio.move_on_after(limits.last_answers_s):
             try:
-                await self._write(status.incarnation)
+                await self._write_answers(status.incarnation)
             except DosError as error:
-                self._tell_trouble(error)
+                self._log_failure(error)
         if self._outbox:
             logger.warning(
                 "region %s ended before %d answers were written", self._spec.name, len(self._outbox)
@@ -124,15 +124,15 @@ class RequestServer:
             try:
                 await what()
             except DosError as error:  # the store is unavailable: the region also waits for it and reports it
-                self._tell_trouble(error)
+                self._log_failure(error)
             else:
-                self._trouble = ""
+                self._failure = ""
                 return
             if not until_done:
                 return
             await trio.sleep(limits.requests_poll_s)
 
-    async def _once(self) -> None:
+    async def _poll_once(self) -> None:
         """Read new requests, then write the pending answers."""
         if not self._region.held():
             return
@@ -141,12 +141,12 @@ class RequestServer:
                 logger.info("region %s: %s requested by %s", self._spec.name, found.what, found.asked_by)
                 self._handle(RequestArrived(found, wall_time_ms()))
             else:
-                self._strange(found)
+                self._log_skipped(found)
         self._handle(QueueRead())
         held = self._region.held()
         if self._outbox and held:
             with trio.move_on_after(limits.request_write_s):
-                await self._write(held)
+                await self._write_answers(held)
         await self._repair_copies()
 
     async def _repair_copies(self) -> None:
@@ -157,42 +157,42 @@ class RequestServer:
                 await copies.repair()
         self._repair_at = trio.current_time() + limits.queue_repair_s
 
-    def _strange(self, found: Answer | Skipped) -> None:
+    def _log_skipped(self, found: Answer | Skipped) -> None:
         what = f"{found.count} bytes: {found.why}" if isinstance(found, Skipped) else "an answer"
-        where = requests_directory(self._spec.name)
+        directory = requests_directory(self._spec.name)
         logger.warning(
-            "region %s: skipped a record in the requests directory %s: %s", self._spec.name, where, what
+            "region %s: skipped a record in the requests directory %s: %s", self._spec.name, directory, what
         )
 
-    def _handle(self, event: DeskEvent) -> None:
-        for effect in self._desk.handle(event, self._region.status(), trio.current_time()):
+    def _handle(self, event: RequestEvent) -> None:
+        for effect in self._handler.handle(event, self._region.status(), trio.current_time()):
             if isinstance(effect, CommandRegion):
                 self._region.post(effect.event)
             else:
                 self._outbox.append(effect)
 
-    async def _write(self, incarnation: int) -> None:
+    async def _write_answers(self, incarnation: int) -> None:
         """Write all pending answers at once. Answers that are not acknowledged stay pending."""
-        saying = tuple(self._outbox)
-        if not saying:
+        pending = tuple(self._outbox)
+        if not pending:
             return
-        data = b"".join(encode_record(self._answer(say, incarnation)) for say in saying)
+        data = b"".join(encode_record(self._record_of(answer, incarnation)) for answer in pending)
         await write_records(self._store, answers_directory(self._spec.name), data)
-        for say in saying:  # only now: answers that were not acknowledged are written again
-            self._outbox.remove(say)
+        for answer in pending:  # only now: answers that were not acknowledged are written again
+            self._outbox.remove(answer)
 
-    def _answer(self, say: WriteAnswer, incarnation: int) -> Answer:
-        result = dict(say.result)
-        if say.with_status:
+    def _record_of(self, answer: WriteAnswer, incarnation: int) -> Answer:
+        result = dict(answer.result)
+        if answer.with_status:
             result = self._status()
         return Answer(
-            requests=say.requests,
+            requests=answer.requests,
             region=self._spec.name,
             incarnation=incarnation,
-            verdict=say.verdict,
+            verdict=answer.verdict,
             wall_time_ms=wall_time_ms(),
             driver=this_driver(),
-            reason=say.reason,
+            reason=answer.reason,
             result=result,
         )
 
@@ -204,11 +204,11 @@ class RequestServer:
             "lastProgress": self._region.last_progress(),
         }
 
-    def _tell_trouble(self, error: DosError) -> None:
+    def _log_failure(self, error: DosError) -> None:
         """Log a failure once, until it is over."""
         text = type(error).__name__
-        if text != self._trouble:
-            self._trouble = text
+        if text != self._failure:
+            self._failure = text
             logger.warning(
                 "region %s: requests cannot be read or answered at present: %s", self._spec.name, error
             )
@@ -226,4 +226,4 @@ async def answering(store: Store, spec: RegionSpec, region: ServedRegion) -> Asy
         yield server
         nursery.cancel_scope.cancel()
     if spec.answer_requests:
-        await server.last_words()
+        await server.write_last_answers()

@@ -165,6 +165,7 @@ class _Archive:
         with tempfile.TemporaryFile() as spool:
             segment = await _copied(store, self.manifest.directory, span, spool, progress)
             await in_thread(self._put, segment, spool)
+        # Listed only after it was read back: everything that a manifest lists exists.
         self.manifest = self.manifest.with_segment(segment)
         await self.save()
 
@@ -223,7 +224,7 @@ class _Archive:
             length, sha256 = 0, b""
         if (length, sha256) != (segment.length, segment.sha256):
             raise ArchiveDamagedError(
-                self._bucket.place(key),
+                self._bucket.url_of(key),
                 0,
                 f"{segment.length} bytes with SHA-256 {segment.sha256.hex()}",
                 f"{length} bytes with {sha256.hex()}",
@@ -244,13 +245,13 @@ async def _copied(
     store: StorePort, directory: str, span: SegmentSpan, spool: BinaryIO, progress: Callable[[int], None]
 ) -> ArchivedSegment:
     """Copy the bytes of a span to `spool` and verify its records and digests."""
-    replay, whole, blocks, block = SpanReplay(span), hashlib.sha256(), bytearray(), hashlib.sha256()
+    replay, sha256, blocks, block = SpanReplay(span), hashlib.sha256(), bytearray(), hashlib.sha256()
     at = 0
     async with aclosing(ChainSource(store, directory).chunks(span.name, span.length)) as chunks:
         async for chunk in chunks:
             replay.feed(chunk)
             await trio.to_thread.run_sync(spool.write, chunk)
-            whole.update(chunk)
+            sha256.update(chunk)
             view = memoryview(chunk)
             while view:
                 piece = view[: archive_block_bytes - at % archive_block_bytes]
@@ -264,4 +265,4 @@ async def _copied(
     replay.finish()
     if at % archive_block_bytes:
         blocks += block.digest()
-    return ArchivedSegment(span.name, span.base, at, span.digest, whole.digest(), bytes(blocks))
+    return ArchivedSegment(span.name, span.base, at, span.digest, sha256.digest(), bytes(blocks))

@@ -56,17 +56,17 @@ def parse_s3_url(url: str, endpoint: str | None = None) -> S3Url:
         raise BadUrlError(f"the URL of an archive begins with {SCHEME}: {url[:60]!a}", remedy=_REMEDY)
     try:
         parts = urlsplit(url)
-        asked = parse_qs(parts.query, strict_parsing=True) if parts.query else {}
+        parameters = parse_qs(parts.query, strict_parsing=True) if parts.query else {}
     except ValueError as error:
         raise BadUrlError(f"{url[:60]!a} is not a valid URL: {error}", remedy=_REMEDY) from error
-    if unknown := sorted(asked.keys() - {"endpoint"}):
+    if unknown := sorted(parameters.keys() - {"endpoint"}):
         raise BadUrlError(
             f"{url[:60]!a} has the unknown parameter {unknown[0]}; only endpoint is known", remedy=_REMEDY
         )
     if _BUCKET.fullmatch(parts.netloc) is None:
         raise BadUrlError(f"{parts.netloc[:60]!a} is not a valid bucket name", remedy=_REMEDY)
     path = tuple(part for part in parts.path.split("/") if part)
-    return S3Url(parts.netloc, path, endpoint or asked.get("endpoint", [None])[0])
+    return S3Url(parts.netloc, path, endpoint or parameters.get("endpoint", [None])[0])
 
 
 class Bucket:
@@ -118,7 +118,7 @@ class Bucket:
         )
         self._broken = (botocore.exceptions.BotoCoreError, botocore.exceptions.HTTPClientError, OSError)
 
-    def place(self, key: str) -> str:
+    def url_of(self, key: str) -> str:
         """Return the name of an object for messages."""
         return f"{self.url}/{key}"
 
@@ -213,23 +213,23 @@ class Bucket:
         except self._refusals as error:
             raise self._refused(key, error) from error
         except self._lacking as error:
-            raise ArchiveRefusedError(f"{self.place(key)}: {error}") from error
+            raise ArchiveRefusedError(f"{self.url_of(key)}: {error}") from error
         except self._broken as error:
             raise self._unavailable(key, error) from error
 
     def _unavailable(self, key: str, error: Exception) -> ArchiveUnavailableError:
-        return ArchiveUnavailableError(f"{self.place(key)} failed, tried up to {self._tries} times: {error}")
+        return ArchiveUnavailableError(f"{self.url_of(key)} failed, tried up to {self._tries} times: {error}")
 
     def _refused(self, key: str, error: Any) -> Exception:
         status, details = _status(error), error.response.get("Error", {})
-        words = f"{self.place(key)}: {status} {details.get('Code', '')} {details.get('Message', '')}".rstrip()
+        text = f"{self.url_of(key)}: {status} {details.get('Code', '')} {details.get('Message', '')}".rstrip()
         if status >= 500 or status in (408, 429) or details.get("Code") in ("SlowDown", "RequestTimeout"):
             return self._unavailable(key, error)
         if status == 404:
-            return ArchiveNotFoundError(words)
+            return ArchiveNotFoundError(text)
         if status == 416:
-            return _PastEndError(words)
-        return ArchiveRefusedError(words)
+            return _PastEndError(text)
+        return ArchiveRefusedError(text)
 
 
 class _PastEndError(ArchiveNotFoundError):

@@ -13,7 +13,7 @@ from journal.archive.bucket import SCHEME, Bucket, parse_s3_url
 from journal.archive.reading import in_thread
 from journal.cli_arguments import journal_errors
 from journal.data_directories import in_data_directory
-from journal.inspecting import chain_in_store
+from journal.inspecting import open_chain
 
 
 def archive(
@@ -53,7 +53,7 @@ def archive(
     """
     with journal_errors(), bar_of(url) as progress:
         done = trio.run(_archive, url, bucket, endpoint, read_token(token_file), dry_run, progress)
-    print_result({**asdict(done), "dry_run": dry_run}, _words(done, dry_run=dry_run), as_json=as_json)
+    print_result({**asdict(done), "dry_run": dry_run}, _text(done, dry_run=dry_run), as_json=as_json)
 
 
 async def _archive(
@@ -71,12 +71,12 @@ async def _archive(
         raise ValueError(
             f"{url} is one disk, and only a store knows what is committed; pass the chain as dos://..."
         )
-    async with chain_in_store(url, token) as (store, directory, state):
+    async with open_chain(url, token) as (store, directory, state):
         opened = await in_thread(Bucket, target)
         return await archive_chain(store, directory, state.chain, opened, dry_run=dry_run, progress=progress)
 
 
-def _words(done: Archived, *, dry_run: bool) -> str:
+def _text(done: Archived, *, dry_run: bool) -> str:
     verb = "would be copied" if dry_run else "copied and verified"
     return (
         f"{done.copied_segments} segments, {done.copied_bytes:,} bytes {verb}; "

@@ -62,7 +62,7 @@ async def read_manifest(bucket: Bucket, directory: str, chain: str) -> ArchiveMa
     the bucket.
     """
     key = manifest_key(directory, chain)
-    where = bucket.place(key)
+    where = bucket.url_of(key)
     try:
         manifest = decode_manifest(await in_thread(bucket.get, key), where)
     except ArchiveNotFoundError as error:
@@ -170,19 +170,19 @@ class ArchivedChain:
             data = self._bucket.get(key, begin, length)
         except ArchiveNotFoundError as error:
             raise ArchiveDamagedError(
-                self._bucket.place(key), begin, f"{segment.length} bytes", "no such object", _HINT
+                self._bucket.url_of(key), begin, f"{segment.length} bytes", "no such object", _HINT
             ) from error
         if len(data) != length:
             raise ArchiveDamagedError(
-                self._bucket.place(key), begin + len(data), f"{segment.length} bytes", "the end", _HINT
+                self._bucket.url_of(key), begin + len(data), f"{segment.length} bytes", "the end", _HINT
             )
         view = memoryview(data)
         for at in range(0, length, archive_block_bytes):
             expected = segment.block((begin + at) // archive_block_bytes)
             found = hashlib.sha256(view[at : at + archive_block_bytes]).digest()
             if found != expected:
-                words = f"a block with SHA-256 {expected.hex()}", found.hex()
-                raise ArchiveDamagedError(self._bucket.place(key), begin + at, *words, _HINT)
+                expected_found = f"a block with SHA-256 {expected.hex()}", found.hex()
+                raise ArchiveDamagedError(self._bucket.url_of(key), begin + at, *expected_found, _HINT)
         return data
 
 

@@ -118,14 +118,15 @@ class RecordDecoder:
         self._buffered = len(rest)
         self._needed = parsed.needed
         if isinstance(parsed.fault, UnknownRecordError) and len(rest) < HEADER_V1.size and not last:
-            self._needed = HEADER_V1.size  # the header digest tells a newer version from a flipped bit
+            # Only the header digest distinguishes a newer version from a flipped bit.
+            self._needed = HEADER_V1.size
         elif parsed.fault is not None:
-            self._meet_fault(parsed, rest)
+            self._set_fault(parsed, rest)
             if not out and self.state is DecoderState.FAULTY:
                 raise parsed.fault
         return out
 
-    def _meet_fault(self, parsed: ParseResult, rest: bytes) -> None:
+    def _set_fault(self, parsed: ParseResult, rest: bytes) -> None:
         self._parts = []
         if rest.count(0) == len(rest):
             self.state = DecoderState.ZEROS

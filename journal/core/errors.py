@@ -1,5 +1,5 @@
-"""The errors of the package. A CorruptDataError names the place, the byte, the expected and the found
-content.
+"""The errors of the package. A CorruptDataError names the file or segment, the byte, the expected
+and the found content.
 
     kind      meaning
     torn      the last record is cut off by the end of the data: its writer died, nothing was written after it

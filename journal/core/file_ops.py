@@ -170,7 +170,7 @@ class ReplayStop:
         return self.cut is not None or self.step is not None
 
     @property
-    def tells(self) -> Op | None:
+    def locating_op(self) -> Op | None:
         """The operation of the records that locate this stop; None if offsets locate it."""
         if self.names_a_cut:
             return Op.CUT
@@ -179,7 +179,7 @@ class ReplayStop:
     def begins_before(self, base: int, first: Record | None) -> bool:
         """Return whether the stop lies below a stretch of history that begins at offset `base`.
 
-        first: the first record of operation `tells` in the stretch, None if it has none.
+        first: the first record of operation `locating_op` in the stretch, None if it has none.
         """
         if self.size is not None:
             return self.size <= base
@@ -193,5 +193,5 @@ class ReplayStop:
 
     def _number(self, cut: Record) -> int:
         """Return the number or the step of a CUT record, whichever this stop names."""
-        place = 0 if self.cut is not None else 1
-        return cut.ints[place] if place < len(cut.ints) else 0
+        index = 0 if self.cut is not None else 1
+        return cut.ints[index] if index < len(cut.ints) else 0

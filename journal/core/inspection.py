@@ -22,7 +22,7 @@ EXTENT_MAGIC = b"\xd0\x58"
 
 
 class Located(NamedTuple):
-    """A record and its place: the logical offset of its first byte, and the one just past its last byte."""
+    """A record with the logical offset of its first byte, and the one just past its last byte."""
 
     segment: str
     offset: int
@@ -70,7 +70,7 @@ class Inspector:
         out: list[Located] = []
         for end, record in self.feed_plain(data):
             if record.op is Op.SEGMENT_START:
-                offset = self._base  # the first record said where the segment begins
+                offset = self._base  # the first record contains the base of the segment
             out.append(Located(self.where, offset, end, self._decoder.version or 0, record))
             offset = end
         return out

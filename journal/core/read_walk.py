@@ -54,7 +54,7 @@ def held_by_quorum(quorums: Quorums, seen: SeenSegment, claims: Mapping[bytes, i
 class ReadWalkAt(ChainWalk):
     """The walk of a reader to a position that a committed checkpoint names.
 
-    Everything below the position is committed, whatever other segments exist. floor: the logical offset at
+    Everything below the position is committed, even if other segments exist. floor: the logical offset at
     which the walk may end. Raises LostBytesError, ChainError, StaleGenerationError.
     """
 
@@ -64,12 +64,12 @@ class ReadWalkAt(ChainWalk):
         self._floor = floor
 
     def begin(self) -> list[Effect]:
-        """The first effects."""
+        """Return the first effects."""
         self._see(self.answers)
         return self._found(ORIGIN) if self._at == ORIGIN else self._at_position(self._at)
 
     def handle(self, event: Event) -> list[Effect]:
-        """What to do now that `event` happened."""
+        """Return the effects that follow `event`."""
         if isinstance(event, StartRead):
             return self._started(event)
         assert isinstance(event, SnapshotFound), "a position is followed down, and nothing else"
@@ -111,12 +111,12 @@ class ReadWalk(ChainWalk):
         self._rank = 0
 
     def begin(self) -> list[Effect]:
-        """The first effects."""
+        """Return the first effects."""
         self._see(self.answers)
         return self._choose()
 
     def handle(self, event: Event) -> list[Effect]:
-        """What to do now that `event` happened."""
+        """Return the effects that follow `event`."""
         assert not isinstance(event, Settled), "a reader settles nothing"
         if isinstance(event, StartRead):
             return self._started(event) if self.phase is WalkPhase.FOLLOWING else self._head_started(event)

@@ -127,8 +127,8 @@ def _write_v1(tag: int, ints: tuple[int, ...], strings: tuple[bytes, ...]) -> by
         rest = _WRITE_REST.pack(xxh3(header) & 0xFFFFFFFF, ints[0], len(path), len(data))
     except StructError:
         return None
-    whole = b"".join((header, rest, path, data))
-    return whole + _xxh3_bytes(whole)
+    encoded = b"".join((header, rest, path, data))
+    return encoded + _xxh3_bytes(encoded)
 
 
 def encode_v0(record: Record) -> bytes:

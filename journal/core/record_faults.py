@@ -120,7 +120,7 @@ def header_fault_v0(data: bytes, at: int, origin: int, where: str) -> CorruptDat
 
 
 def torn(where: str, offset: int, needed: int, found: int) -> TornRecordError:
-    """The error for data that ends inside a record which begins at `offset`."""
+    """Return the error for data that ends inside a record, which begins at `offset`."""
     hint = "a record cut off at the end: its writer died here; everything before it is whole"
     return TornRecordError(
         where, offset, f"a record of at least {needed} bytes", f"the end after {found}", hint

@@ -60,15 +60,15 @@ def as_json(located: Located, *, full: bool = False) -> str:
 
 
 def _described(string: bytes, full: bool) -> dict[str, object]:
-    shown = string if full else string[:dump_string_bytes_max]
+    part = string if full else string[:dump_string_bytes_max]
     described: dict[str, object] = {"bytes": len(string)}
     try:
         string.decode()
     except UnicodeDecodeError:
-        described["hex"] = shown.hex()
+        described["hex"] = part.hex()
     else:
-        described["text"] = shown.decode(errors="ignore")
-    if len(shown) < len(string):
+        described["text"] = part.decode(errors="ignore")
+    if len(part) < len(string):
         described["cut"] = True
     return described
 

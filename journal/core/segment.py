@@ -51,7 +51,7 @@ class SegmentName(NamedTuple):
 
 
 def check_chain_name(chain: str) -> str:
-    """Return the name. Raises BadNameError if it is too long for a segment name or looks like one."""
+    """Return the name. Raises BadNameError if it is too long for a segment name or has the form of one."""
     check_name(chain)
     if len(chain) > chain_name_bytes_max:
         raise BadNameError(
@@ -116,7 +116,7 @@ class SegmentStart(msgspec.Struct, frozen=True):
         return str(SegmentName(self.chain, self.epoch, self.base))
 
     @property
-    def stands_on(self) -> Position:
+    def end_below(self) -> Position:
         """The end of the history below this segment; ORIGIN if there is none."""
         below = self.predecessor and parse_segment_name(self.predecessor.name)
         if not self.predecessor or not below:

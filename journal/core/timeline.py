@@ -123,5 +123,5 @@ class _Stretches:
 
 def wall_ms(record: Record) -> int | None:
     """Return the wall clock in a record, in ms since 1970, or None."""
-    place = CLOCKS.get(record.op)
-    return record.ints[place] if place is not None and place < len(record.ints) else None
+    index = CLOCKS.get(record.op)
+    return record.ints[index] if index is not None and index < len(record.ints) else None

@@ -19,10 +19,7 @@ Floors = Mapping[str, Floor]
 
 
 def below(floors: Floors) -> Callable[[str], bool]:
-    """Return a function that tells whether an object name is that of a segment below its chain's floor.
-
-    It returns False for objects that are not segments.
-    """
+    """Return a test of object names: whether it is a segment below its chain's floor."""
 
     def is_below(name: str) -> bool:
         segment = parse_segment_name(name)

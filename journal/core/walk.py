@@ -12,7 +12,7 @@ result as an event. This module alone decides the order. At most one effect is o
 
 The phases of a take-over (R4-R7, R13), which requires the claim:
 
-    CHOOSING   If a position is ordered, the chain ends in its segment, whatever longer or newer segments
+    CHOOSING   If a position is ordered, the chain ends in its segment, even if longer or newer segments
                exist. Otherwise the head is the segment of the highest epoch, then base, that any trusted
                member holds with a whole start
     MEASURING  The end of the chain is the last whole record in the longest copy of the head

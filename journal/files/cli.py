@@ -222,7 +222,7 @@ def diff(
             print(_change_text(change))
 
 
-class _TakesAges(TyperCommand):
+class _AcceptsAges(TyperCommand):
     """A command whose arguments can be ages such as -1h.
 
     A blank is put before them, because the parser would take them for options.
@@ -236,7 +236,7 @@ def add_commands(app: typer.Typer) -> None:
     """Add the commands of this file to the app."""
     for command in (replay, files, cat):
         app.command()(command)
-    app.command(cls=_TakesAges)(diff)
+    app.command(cls=_AcceptsAges)(diff)
     app.command()(trim)
 
 

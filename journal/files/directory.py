@@ -142,6 +142,7 @@ class Directory:
                         rebuilding.replay.take(batch)
             predecessor = None if state.end is None else state
             writer = await ChainWriter.open(claim, chain, predecessor, generation, scratch)
+            # R8: the records that were read count only once the start of the new segment is acknowledged.
             rebuilding.put()
         writer.collect_released()  # complete the deletion that a crash of the last writer interrupted
         opened = cls(

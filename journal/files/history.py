@@ -27,7 +27,7 @@ async def stretch_at(store: StorePort, directory: str, chain: str, stop: ReplayS
     """
     state = head = await inspect_committed(store, directory, chain)
     while state.segments and stop.begins_before(
-        state.segments[0].base, await _first_that_tells(store, directory, state, stop)
+        state.segments[0].base, await _first_locating_record(store, directory, state, stop)
     ):
         below = await stretch_below(store, directory, chain, state, head.released)
         if below is None:
@@ -55,7 +55,7 @@ async def stretch_below(
     released: the floor that the head of the chain names. Raises the errors of `stretch_at`, and
     HistoryMissingError if the stretch is missing and no segment start released it.
     """
-    below = await _stands_on(store, directory, state)
+    below = await _end_below(store, directory, state)
     if below == ORIGIN:
         return None
     first = parse_segment_name(state.segments[0].name)
@@ -63,33 +63,33 @@ async def stretch_below(
     try:
         return await inspect_chain_at(store, directory, chain, below)
     except (LostBytesError, NotFoundError) as error:
-        where = f"chain {chain} in {directory}"
+        chain_text = f"chain {chain} in {directory}"
         if first.order <= released:
-            raise HistoryTrimmedError(f"{where} was trimmed: it begins at {first.base} now") from error
+            raise HistoryTrimmedError(f"{chain_text} was trimmed: it begins at {first.base} now") from error
         raise HistoryMissingError(
-            f"{where} begins at {first.base}: the history below is missing, and no segment start says that"
-            f" it was trimmed (a region's manifest may have released it): {error}"
+            f"{chain_text} begins at {first.base}: the history below is missing, and no segment start says"
+            f" that it was trimmed (a region's manifest may have released it): {error}"
         ) from error
 
 
-async def _first_that_tells(
+async def _first_locating_record(
     store: StorePort, directory: str, state: ChainState, stop: ReplayStop
 ) -> Record | None:
-    """Return the first record of a stretch that tells its time or checkpoint; None if there is none."""
-    tells = stop.tells
-    if tells is None:
+    """Return the first record of a stretch that has its time or checkpoint; None if there is none."""
+    locating_op = stop.locating_op
+    if locating_op is None:
         return None
     async with aclosing(read_plain_batches(store, state, directory=directory)) as batches:
         async for batch in batches:
             for _, record in batch:
-                if record.op is tells:
+                if record.op is locating_op:
                     return record
     return None
 
 
-async def _stands_on(store: StorePort, directory: str, state: ChainState) -> Position:
+async def _end_below(store: StorePort, directory: str, state: ChainState) -> Position:
     """Return the end of the history below a stretch."""
     first = state.segments[0]
     read = await read_start(ChainSource(store, directory), first.name, first.length, ())
     assert read.start is not None, "a walk has read it"
-    return read.start.stands_on
+    return read.start.end_below

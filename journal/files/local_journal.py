@@ -47,7 +47,7 @@ class LocalJournal:
         self._broken: LocalFilesError | None = None
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            self._cut_off_torn_end()
+            self._truncate_torn_end()
         except BaseException:
             self.close()
             raise
@@ -96,7 +96,7 @@ class LocalJournal:
                 written = os.pwrite(self._file, view, at)
                 view, at = view[written:], at + written
         except OSError as error:
-            raise self._break(f"cannot write {self.path}: {error}") from error
+            raise self._fail(f"cannot write {self.path}: {error}") from error
         self._digest.update(data)
         return self.end
 
@@ -111,7 +111,7 @@ class LocalJournal:
         try:
             await trio.to_thread.run_sync(os.fsync, self._file)
         except OSError as error:
-            raise self._break(f"cannot sync {self.path}: {error}") from error
+            raise self._fail(f"cannot sync {self.path}: {error}") from error
 
     async def roll(self, snapshot: Iterable[Record] | None = None) -> None:
         del snapshot
@@ -123,7 +123,7 @@ class LocalJournal:
         for chunk in self._chunks():
             yield decoder.feed(chunk)
 
-    def _cut_off_torn_end(self) -> None:
+    def _truncate_torn_end(self) -> None:
         decoder = RecordDecoder(None, where=self.path.name)
         for chunk in self._chunks():
             decoder.feed(chunk)
@@ -153,9 +153,9 @@ class LocalJournal:
         if self._file < 0:
             raise ClosedError(f"{self.path} is closed")
 
-    def _break(self, words: str) -> LocalFilesError:
+    def _fail(self, text: str) -> LocalFilesError:
         self._broken = LocalFilesError(
-            words, remedy="fix what the operating system reports, then open the journal again"
+            text, remedy="fix what the operating system reports, then open the journal again"
         )
         self.close()
         return self._broken

@@ -1,10 +1,10 @@
 """Moments: the stop of a replay, as a value and as text.
 
-4096                        the logical offset
-time:2026-11-22T03:00:00    that time, here; with +00:00 or Z, there
--90s  -10m  -1h  -2d        so long ago
-checkpoint:7                       the end of that cut, as `Directory.cut` recorded it
-step:41                     the end of the cut that was made at the end of that step
+4096                        a logical offset
+time:2026-11-22T03:00:00    a local time; with +00:00 or Z, a time in that zone
+-90s  -10m  -1h  -2d        an age
+checkpoint:7                the end of a checkpoint, as `Directory.cut` recorded it
+step:41                     the end of the checkpoint at the end of a step
 """
 
 import re

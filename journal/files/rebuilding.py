@@ -25,11 +25,11 @@ class Rebuilding:
         self, target: Path, *, stop: ReplayStop = TO_THE_END, only: str | None = None, paths: Paths = "safe"
     ) -> None:
         self.target = target.absolute()
-        self._beside = self.target.parent / f".{self.target.name}.rebuilding"
+        self._temporary = self.target.parent / f".{self.target.name}.rebuilding"
         self._old = self.target.parent / f".{self.target.name}.replaced"
-        self._take_away()
-        self._beside.mkdir(parents=True)
-        self._tree = FileTree(self._beside, gather_bytes=file_gather_bytes)
+        self._delete_temporary()
+        self._temporary.mkdir(parents=True)
+        self._tree = FileTree(self._temporary, gather_bytes=file_gather_bytes)
         self.replay = FilesReplay(self._tree, stop=stop, only=only, paths=paths)
 
     def __enter__(self) -> "Rebuilding":
@@ -37,24 +37,25 @@ class Rebuilding:
 
     def __exit__(self, *_: object) -> None:
         self._tree.close()
-        self._take_away()
+        self._delete_temporary()
 
     def has_file(self, path: str) -> bool:
         """Return whether the file exists after the records so far."""
         self._tree.flush()
-        return (self._beside / path).is_file()
+        return (self._temporary / path).is_file()
 
     def put(self) -> None:
         """Move the tree to the target, replacing whatever is there."""
         self._tree.flush()
         self._tree.close()
+        # A crash between the two renames leaves no target; the next rebuilding creates it again.
         if os.path.lexists(self.target):
             self.target.rename(self._old)
-        self._beside.rename(self.target)
-        self._take_away()
+        self._temporary.rename(self.target)
+        self._delete_temporary()
 
-    def _take_away(self) -> None:
-        for path in (self._beside, self._old):
+    def _delete_temporary(self) -> None:
+        for path in (self._temporary, self._old):
             if path.is_symlink() or path.is_file():
                 path.unlink()
             elif path.exists():

@@ -14,9 +14,9 @@ from journal.files.restoring import replay_chain
 from journal.inspecting import (
     InspectionOutcome,
     Progress,
-    found_in_store,
     inspect_object,
     is_url,
+    open_target,
     replay_file,
 )
 
@@ -30,23 +30,23 @@ def replay_target(
     LocalProtocolError; the errors of `replay`, of the client and of reading a chain.
     """
     if not is_url(target):
-        return _whole(replay_file(journal_file(target), replay.take, progress), replay)
+        return _finished(replay_file(journal_file(target), replay.take, progress), replay)
     return trio.run(_replay_url, target, replay, token, progress)
 
 
 async def _replay_url(
     url: str, replay: FilesReplay, token: bytes, progress: Progress
 ) -> InspectionOutcome | None:
-    async with found_in_store(url, token) as (store, directory, name, size):
+    async with open_target(url, token) as (store, directory, name, size):
         if size is not None:
-            return _whole(
+            return _finished(
                 await inspect_object(store, directory, name, size, _taking(replay), progress), replay
             )
         await replay_chain(replay, store, directory, name, progress=progress)
         return None
 
 
-def _whole(outcome: InspectionOutcome, replay: FilesReplay) -> InspectionOutcome:
+def _finished(outcome: InspectionOutcome, replay: FilesReplay) -> InspectionOutcome:
     """Return the outcome. Raises StopNotFoundError if there is no fault and the stop was not found."""
     if outcome.fault is None:
         replay.finish()
@@ -54,4 +54,4 @@ def _whole(outcome: InspectionOutcome, replay: FilesReplay) -> InspectionOutcome
 
 
 def _taking(replay: FilesReplay) -> Callable[[list[Located]], bool]:
-    return lambda located: replay.take((place.end, place.record) for place in located)
+    return lambda located: replay.take((one.end, one.record) for one in located)

@@ -24,7 +24,7 @@ _FILE = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _NOT_A_PLAIN_PATH = (errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
 
 
-class _Held:
+class _GatheredWrites:
     """Gathered consecutive writes to one file: `parts` fill the range from `begin` to `end`."""
 
     __slots__ = ("begin", "end", "parts")
@@ -48,7 +48,7 @@ class FileTree:
         self._open: OrderedDict[str, int] = OrderedDict()
         self._gather_bytes = gather_bytes
         self._gathered = 0
-        self._held: dict[str, _Held] = {}
+        self._held: dict[str, _GatheredWrites] = {}
         """Path -> the gathered writes to it."""
 
     def __enter__(self) -> "FileTree":
@@ -73,7 +73,7 @@ class FileTree:
             return
         self._flush(op.path)
         if isinstance(op, FileTruncate):
-            with _as_long_as_files_can_be(op.path, op.length):
+            with _length_is_supported(op.path, op.length):
                 os.ftruncate(self._file(op.path), op.length)
         else:
             assert isinstance(op, FileRemove)
@@ -90,7 +90,7 @@ class FileTree:
         if held is None or held.end != offset:
             if held is not None:
                 self._flush(path)
-            held = self._held[path] = _Held(offset)
+            held = self._held[path] = _GatheredWrites(offset)
         size = len(data)
         held.parts.append(data)
         held.end += size
@@ -151,7 +151,7 @@ class FileTree:
     def _write(self, path: str, offset: int, data: bytes) -> None:
         file = self._file(path)
         view = memoryview(data)
-        with _as_long_as_files_can_be(path, offset + len(data)):
+        with _length_is_supported(path, offset + len(data)):
             while view:
                 written = os.pwrite(file, view, offset)
                 view, offset = view[written:], offset + written
@@ -229,7 +229,7 @@ def _raise_conflict(path: str, error: OSError) -> None:
 
 
 @contextmanager
-def _as_long_as_files_can_be(path: str, length: int) -> Iterator[None]:
+def _length_is_supported(path: str, length: int) -> Iterator[None]:
     """Raise FileConflictError for a length above the limit of this file system."""
     try:
         yield

@@ -20,7 +20,7 @@ from journal.core.file_ops import ReplayStop
 from journal.core.segment import parse_segment_name
 from journal.files.moments import complete_moment, moment_here, stop_at
 from journal.files.trimming import TrimPlan, plan_trim, trim_stopped
-from journal.inspecting import found_in_store
+from journal.inspecting import open_target
 from journal.limits import trim_wait_s
 
 
@@ -84,7 +84,7 @@ def trim(
 
 
 async def _work(url: str, before: ReplayStop, token: bytes, *, apply: bool) -> tuple[TrimPlan, bool]:
-    async with found_in_store(url, token) as (store, directory, name, size):
+    async with open_target(url, token) as (store, directory, name, size):
         if S3_SCHEME in url or not isinstance(store, Store):
             raise LocalProtocolError(f"{url} is not a chain of a running store, and cannot be trimmed")
         if size is not None:

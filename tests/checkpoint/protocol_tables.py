@@ -41,8 +41,8 @@ KEYS = [
 
 
 def _first_sentence(text: str | None) -> str:
-    words = " ".join((text or "").split())
-    return words.split(". ")[0].rstrip(".")
+    text = " ".join((text or "").split())
+    return text.split(". ")[0].rstrip(".")
 
 
 def frame_vector() -> str:
@@ -58,9 +58,9 @@ def frame_vector() -> str:
 def key_vectors() -> str:
     lines = ["| key | canonical bytes | `_hash` |", "|---|---|---|"]
     for kinds, values in KEYS:
-        shown = ", ".join(f"{kind} {value!r}" for kind, value in zip(kinds, values, strict=True))
+        fields = ", ".join(f"{kind} {value!r}" for kind, value in zip(kinds, values, strict=True))
         data = canonical_key(kinds, values)
-        lines.append(f"| {shown} | `{data.hex()}` | `{key_hash(kinds, values):016x}` |")
+        lines.append(f"| {fields} | `{data.hex()}` | `{key_hash(kinds, values):016x}` |")
     return "\n".join(lines)
 
 

@@ -1,21 +1,13 @@
 """A region in one process, without time, sockets or disks: real cores of coordinators and participants
 around a model of the manifest and of the launcher.
 
-What may happen next is a list of named actions; a test picks among them. Oracles are checked at every effect:
-
-    no order before the manifest start of its incarnation is acknowledged, and none of another incarnation
-    a cut enters the manifest only with every worker's vote of that incarnation, and with their positions
-    no two cuts with one number; one append at a time; Committed only after the acknowledgement
-    a Restore names the last cut of the chain as it was taken over; at most one a worker and incarnation
-
-The manifest is modelled as one linear log with a claim: a claim fences appends of lower epochs for ever; an
-append may be lost with its coordinator, or be in the log without anyone knowing. That the real quorum
-behaves so is the journal's matter (decision 0003, R1-R10).
+The model lists the named actions that are possible; a test picks among them. `region_oracles.py` checks
+every effect. The manifest is one linear log with a claim: a claim fences appends of lower epochs for ever; an
+append may be lost with its coordinator, or be in the log although nobody received the acknowledgement. The
+journal's tests show that the real quorum behaves so (decision 0003, R1-R10).
 """
 
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from checkpoint.core.coordinator import Coordinator
 from checkpoint.core.coordinator_vocabulary import (
@@ -39,7 +31,7 @@ from checkpoint.core.coordinator_vocabulary import (
     SendControl,
     WorkerEnded,
 )
-from checkpoint.core.manifest import Cut, WorkerCut
+from checkpoint.core.manifest import WorkerCut
 from checkpoint.core.messages import (
     Committed,
     Counters,
@@ -50,85 +42,25 @@ from checkpoint.core.messages import (
     RequestCut,
     Restore,
     Restored,
-    Start,
 )
 from checkpoint.core.participant import (
     LinkGone,
     MessageIn,
+    OrderRefused,
     ParticipantCore,
     ParticipantEnded,
     ParticipantState,
+    ParticipantTick,
     ReportWanted,
+    SendReport,
 )
-from checkpoint.core.participant import OrderRefused as ParticipantRefused
-from checkpoint.core.participant import ParticipantTick as ParticipantTick
-from checkpoint.core.participant import SendReport as ParticipantSend
-from checkpoint.core.region import RegionSpec, RegionState
 from journal.core.position import Position
-
-ORDERS = (Restore, Start, RequestCut, Committed)
-KEY = b"k" * 32
-
-
-def spec(workers: int = 2, **fields) -> RegionSpec:
-    return RegionSpec(name="region", workers=workers, store_url="dos://nowhere", job_key=KEY, **fields)
+from tests.checkpoint.region_model_state import Driver, Manifest, Process, spec
+from tests.checkpoint.region_oracles import check_append, check_manifest, check_sent, check_status
 
 
-@dataclass
-class Manifest:
-    """The log all coordinators share."""
-
-    claimed: int = 0
-    opened: list[int] = field(default_factory=list)
-    cuts: list[Cut] = field(default_factory=list)
-
-    @property
-    def last(self) -> Cut | None:
-        return self.cuts[-1] if self.cuts else None
-
-
-@dataclass
-class Driver:
-    """One coordinator with what the shell would hold."""
-
-    number: int
-    core: Coordinator
-    jobs: deque = field(default_factory=deque)
-    """Manifest operations under way, in order."""
-    claim: int = 0
-    """Claimed for the opening under way; its start is not acknowledged yet."""
-    restored: dict[int, Cut | None] = field(default_factory=dict)
-    """incarnation -> the last cut when it was opened."""
-    attempts: dict[int, int] = field(default_factory=dict)
-    acknowledged: set[tuple[int, int]] = field(default_factory=set)
-    end: End | None = None
-    alive: bool = True
-    told: list = field(default_factory=list)
-    refused: list = field(default_factory=list)
-
-
-@dataclass
-class Process:
-    """One worker process: a real participant core and a toy runtime."""
-
-    driver: Driver
-    worker: int
-    attempt: int
-    link: int
-    core: ParticipantCore
-    to_worker: deque = field(default_factory=deque)
-    to_driver: deque = field(default_factory=deque)
-    joined: bool = False
-    alive: bool = True
-    step: int = 0
-    cutting: int = 0
-    incarnation: int = 0
-    ended: bool = False
-    """The launcher has said so."""
-
-
-class World:
-    """Everything, and the actions that are possible now."""
+class RegionModel:
+    """A region: its manifest, drivers and processes, and the actions that are possible now."""
 
     def __init__(self, workers: int = 2, **fields) -> None:
         self.workers = workers
@@ -157,18 +89,18 @@ class World:
     def feed(self, driver: Driver, event) -> None:
         for effect in driver.core.handle(event, self.now):
             self._perform(driver, effect)
-        self.check_shown(driver)
+        check_status(driver)
 
     def _perform(self, driver: Driver, effect) -> None:
         assert driver.end is None, "nothing follows the end"
         if isinstance(effect, SendControl):
-            self._check_sent(driver, effect)
+            check_sent(self, driver, effect)
             self._put(driver, effect.link, effect.message)
         elif isinstance(effect, CloseLink):
             self._put(driver, effect.link, None)
         elif isinstance(effect, OpenManifest | AppendCut):
             if isinstance(effect, AppendCut):
-                self._check_append(driver, effect.cut)
+                check_append(self, driver, effect.cut)
             driver.jobs.append(effect)
         elif isinstance(effect, LaunchWorker):
             self._launch(driver, effect)
@@ -177,7 +109,7 @@ class World:
         elif isinstance(effect, End):
             driver.end = effect
         elif isinstance(effect, NotifyObservers):
-            driver.told.append(effect.event)
+            driver.reports.append(effect.event)
         else:
             assert isinstance(effect, MessageRefused)
             driver.refused.append(effect.refusal)
@@ -202,66 +134,28 @@ class World:
         core = ParticipantCore("region", effect.worker, now=self.now, orphan_timeout_s=30.0, heartbeat_s=1.0)
         self.processes.append(Process(driver, effect.worker, effect.attempt, link, core))
 
-    # --- oracles --------------------------------------------------------------------------------------
-
-    def _check_sent(self, driver: Driver, effect: SendControl) -> None:
-        message = effect.message
-        if not isinstance(message, ORDERS):
-            return
-        assert message.incarnation in driver.restored, "an order before its manifest start was acknowledged"
-        assert message.incarnation == max(driver.restored), "an order of an incarnation that is over"
-        if isinstance(message, Restore):
-            assert message.restore == driver.restored[message.incarnation], "not the last cut of the chain"
-            key = (message.incarnation, message.worker)
-            assert key not in self.restores, "two attempts of one worker in one incarnation"
-            self.restores.add(key)
-        if isinstance(message, Committed):
-            assert (message.incarnation, message.cut) in driver.acknowledged, "told before it was committed"
-
-    def _check_append(self, driver: Driver, cut: Cut) -> None:
-        assert not any(isinstance(job, AppendCut) for job in driver.jobs), "two appends at a time"
-        assert cut.incarnation == max(driver.restored)
-        votes = self.votes.get((cut.incarnation, cut.cut), {})
-        assert set(votes) == set(range(self.workers)), f"cut {cut.cut} without all votes of {cut.incarnation}"
-        assert all(cut.workers[worker] == vote.positions for worker, vote in votes.items())
-        assert {vote.step for vote in votes.values()} == {cut.step}
-
-    def check_manifest(self) -> None:
-        numbers = [cut.cut for cut in self.manifest.cuts]
-        assert numbers == sorted(set(numbers)), f"cut numbers {numbers}"
-        steps = [cut.step for cut in self.manifest.cuts]
-        assert steps == sorted(steps)
-        for before, cut in zip(self.manifest.cuts, self.manifest.cuts[1:], strict=False):
-            assert cut.parent == before.cut, "a cut that does not go on from the last committed one"
-
-    def check_shown(self, driver: Driver) -> None:
-        status = driver.core.status()
-        if driver.end is None:
-            assert status.state is not RegionState.RUNNING or status.incarnation in driver.restored
-            assert status.reset_attempts <= driver.core.state.spec.max_consecutive_reset_attempts + 1
-
     # --- what can happen ------------------------------------------------------------------------------
 
     def actions(self) -> list[tuple[str, Callable[[], None]]]:
         """What can happen next without a fault, in a fixed order."""
         found: list[tuple[str, Callable[[], None]]] = []
         at_work = [driver for driver in self.drivers if driver.alive and driver.jobs]
-        found += [(f"manifest {d.number}", lambda d=d: self.do_job(d)) for d in at_work]
+        found += [(f"manifest {d.number}", lambda d=d: self.do_manifest_job(d)) for d in at_work]
         for process in self.processes:
             found += self._actions_of(process)
         return found
 
     def _actions_of(self, process: Process) -> list[tuple[str, Callable[[], None]]]:
         name = f"{process.driver.number}.{process.worker}.{process.attempt}"
-        live, heard = process.alive, process.driver.alive
+        live, driver_alive = process.alive, process.driver.alive
         running = live and process.core.state is ParticipantState.RUNNING
         table: list[tuple[object, str, Callable[[Process], None]]] = [
             (live and not process.joined, "join", self.join),
             (live and process.joined and process.to_worker, "to worker", self.deliver_to_worker),
-            (heard and process.to_driver, "to driver", self.deliver_to_driver),
-            (live and process.core.orders, "order", self.obey),
+            (driver_alive and process.to_driver, "to driver", self.deliver_to_driver),
+            (live and process.core.orders, "order", self.carry_out),
             (running, "step", self.work),
-            (heard and not live and not process.ended, "ended", self.say_ended),
+            (driver_alive and not live and not process.ended, "ended", self.report_ended),
         ]
         return [(f"{verb} {name}", lambda a=act: a(process)) for can, verb, act in table if can]
 
@@ -288,7 +182,7 @@ class World:
 
     # --- manifest -------------------------------------------------------------------------------------
 
-    def do_job(self, driver: Driver) -> None:
+    def do_manifest_job(self, driver: Driver) -> None:
         job = driver.jobs[0]
         if isinstance(job, OpenManifest):
             self._open(driver, job)
@@ -298,7 +192,7 @@ class World:
             self.feed(driver, ManifestLost(job.cut.incarnation, self.manifest.claimed))
             return
         self.manifest.cuts.append(job.cut)
-        self.check_manifest()
+        check_manifest(self.manifest)
         driver.acknowledged.add((job.cut.incarnation, job.cut.cut))
         self.feed(driver, CutAppended(job.cut))
 
@@ -328,7 +222,7 @@ class World:
         job = driver.jobs[0]
         if isinstance(job, AppendCut) and self.manifest.claimed == job.cut.incarnation:
             self.manifest.cuts.append(job.cut)
-            self.check_manifest()
+            check_manifest(self.manifest)
         self.kill_driver(driver)
 
     def kill_driver(self, driver: Driver) -> None:
@@ -352,12 +246,12 @@ class World:
 
     def _participant(self, process: Process, event) -> None:
         for effect in process.core.handle(event, self.now):
-            if isinstance(effect, ParticipantSend):
+            if isinstance(effect, SendReport):
                 process.to_driver.append(effect.message)
             elif isinstance(effect, ParticipantEnded):
                 self.kill(process)
             else:
-                assert isinstance(effect, ParticipantRefused)
+                assert isinstance(effect, OrderRefused)
 
     def deliver_to_worker(self, process: Process) -> None:
         message = process.to_worker.popleft()
@@ -384,11 +278,11 @@ class World:
             process.to_driver.append(None)
             process.to_worker.append(None)
 
-    def say_ended(self, process: Process) -> None:
+    def report_ended(self, process: Process) -> None:
         process.ended = True
         self.feed(process.driver, WorkerEnded(process.worker, process.attempt, "killed"))
 
-    def obey(self, process: Process) -> None:
+    def carry_out(self, process: Process) -> None:
         order = process.core.orders.popleft()
         if isinstance(order, Restore):
             if self.directories[process.worker] >= order.incarnation:
@@ -416,10 +310,10 @@ class World:
     def work(self, process: Process) -> None:
         """One step; at its end the vote, if it carries a cut and this worker still owns its directory."""
         incarnation = process.incarnation
-        asked = {cut: step for (i, cut), step in self.cut_steps.items() if i == incarnation}
-        if process.step < max(self.input_steps, *asked.values(), 0):  # an empty step, too, may carry a cut
+        requested = {cut: step for (i, cut), step in self.cut_steps.items() if i == incarnation}
+        if process.step < max(self.input_steps, *requested.values(), 0):  # also an empty step may carry a cut
             process.step += 1
-        cuts = [cut for cut, step in asked.items() if step <= process.step]
+        cuts = [cut for cut, step in requested.items() if step <= process.step]
         for cut in sorted(c for c in cuts if c > process.core.voted):
             if self.directories[process.worker] != incarnation:
                 held = self.directories[process.worker]

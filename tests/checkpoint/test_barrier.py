@@ -143,3 +143,13 @@ def test_what_runs_ahead_is_bounded() -> None:
 def test_a_region_has_senders() -> None:
     with pytest.raises(ValueError, match="has 1 to"):
         Alignment(0, first_step=1, last_cut=0)
+
+
+def test_data_alone_ends_no_step() -> None:
+    alignment: Alignment[str] = Alignment(2, first_step=1, last_cut=0)
+    assert alignment.first_sight() is None
+    alignment.data(0, 1, 0, "a")
+    assert alignment.first_sight() is None
+    alignment.step_end(0, 1, 1)
+    alignment.data(0, 2, 0, "b")
+    assert alignment.first_sight() == 1

@@ -98,6 +98,6 @@ async def test_an_older_driver_gives_a_newer_claimant_twice_the_time_that_its_ow
     assert isinstance(opened, ManifestOpened)
     await host.claim(DIRECTORY, opened.incarnation + 1, 1.0)
     await log.open(OpenManifest(above=0, held=opened.incarnation))
-    look_and_claim_s = 2 * QUESTION_S
-    assert host.slept == [2 * look_and_claim_s, limits.store_poll_s]
+    inspect_and_claim_s = 2 * QUESTION_S
+    assert host.slept == [2 * inspect_and_claim_s, limits.store_poll_s]
     assert isinstance(events.pop(), ManifestOpened), "the claimant died over it"

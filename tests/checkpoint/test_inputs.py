@@ -131,16 +131,16 @@ async def test_reading_continues_with_a_server_lost_and_over_segments(
 ) -> None:
     reader = follower(store)
     sent = []
-    for life in range(4):
+    for incarnation in range(4):
         async with await opened(store) as log:
-            assert log.last == 3 * life
-            for number in range(3 * life + 1, 3 * life + 4):
+            assert log.last == 3 * incarnation
+            for number in range(3 * incarnation + 1, 3 * incarnation + 4):
                 await log.append([(1, b"%d" % number)], number=number)
                 sent.append(b"%d" % number)
-            await log.recorded(3 * life + 3)
-        if life == 1:
+            await log.recorded(3 * incarnation + 3)
+        if incarnation == 1:
             servers[0].crash()
-        if life == 2:
+        if incarnation == 2:
             assert [piece.data for piece in await all_of(reader)] == sent
     assert [piece.data for piece in await all_of(reader)] == sent[9:]
 

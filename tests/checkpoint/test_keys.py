@@ -13,7 +13,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checkpoint.core.keys import canonical_bytes, canonical_key, key_hash
+from checkpoint.core.keys import Kind, Value, canonical_bytes, canonical_key, key_hash
 from checkpoint.errors import UnsupportedKeyTypeError
 from checkpoint.key_hash import hash_keys, kind_of
 from checkpoint.xxh3_vector import hash_slices, hash_words
@@ -133,3 +133,25 @@ def test_one_float_has_one_hash() -> None:
     hashes = hash_keys([pa.array([0.0, -0.0, math.nan, odd_nan])]).tolist()
     assert hashes[0] == hashes[1]
     assert hashes[2] == hashes[3]
+
+
+TAKES: dict[Kind, tuple[type, ...]] = {
+    "string": (str,), "binary": (bytes,), "bool": (bool,), "float": (float,), "int": (int, bool),
+    "uint": (int, bool), "date": (int, bool), "timestamp": (int, bool), "decimal": (int, bool),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("value", ["a", b"a", True, 1, 1.0])
+@pytest.mark.parametrize("kind", TAKES)
+def test_each_kind_of_key_takes_its_own_values_and_null_alone(kind: Kind, value: Value) -> None:
+    assert canonical_bytes(kind, None) == b""
+    if isinstance(value, TAKES[kind]):
+        assert canonical_bytes(kind, value)
+    else:
+        with pytest.raises(UnsupportedKeyTypeError, match=f"{type(value).__name__} as {kind}"):
+            canonical_bytes(kind, value)
+
+
+def test_one_float_that_is_no_number_is_one_key() -> None:
+    assert canonical_bytes("float", math.nan) == canonical_bytes("float", -math.nan)
+    assert canonical_bytes("float", -0.0) == canonical_bytes("float", 0.0)

@@ -1,6 +1,5 @@
-"""Cuts as records: what is written comes back; each thing that can be wrong is refused with its reason."""
+"""Checkpoints as records: what is written is read again; each invalid record is refused with its reason."""
 
-import itertools
 import json
 
 import msgspec
@@ -9,48 +8,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checkpoint import limits
-from checkpoint.core.divisions import Division, DivisionFold, decode_division, encode_sources
-from checkpoint.core.fingerprint import check_fingerprint, differing_operators, fingerprint
-from checkpoint.core.layout import Layout, ShardRange, check_layout, even_layout
+from checkpoint.core.layout import Layout, ShardRange, even_layout
 from checkpoint.core.manifest import (
-    Cut,
     CutFlag,
     SplitPosition,
-    WorkerCut,
     check_cut,
     decode_cut,
     encode_cut,
     version_with,
 )
-from checkpoint.core.retention import floors_of, keep, retained_with, steps_kept_after
-from checkpoint.errors import FingerprintMismatchError, ManifestError
+from checkpoint.core.retention import floors_of, keep
+from checkpoint.errors import ManifestError
 from journal.core.position import Position
-from journal.core.segment import segment_name
-from journal.core.trimming import below
-
-u64 = st.integers(0, 2**64 - 1)
-names = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=8)
-
-
-def worker_cut(epoch=3, size=100, **fields):
-    return WorkerCut(state=Position(epoch, size, 7), steps=Position(epoch, size + 1, 8), **fields)
-
-
-def a_cut(**fields):
-    given_ = {
-        "cut": 5,
-        "step": 40,
-        "incarnation": 3,
-        "final": False,
-        "wall_time_ms": 1,
-        "workers": {0: worker_cut(), 1: worker_cut()},
-        "layout": even_layout(2),
-        "fingerprint": "0" * 16,
-        "operators": {"count": "c"},
-        "parent": 4,
-        **fields,
-    }
-    return Cut(**given_)
+from tests.checkpoint.manifest_samples import a_cut, names, numbered_cut, part, u64, worker_cut
 
 
 @st.composite
@@ -189,128 +159,6 @@ def test_a_checkpoint_too_large_to_be_read_again_is_not_written(monkeypatch) -> 
         encode_cut(a_cut())
 
 
-# --- layouts ----------------------------------------------------------------------------------------
-
-
-@given(st.integers(1, 200), u64)
-def test_every_hash_belongs_to_exactly_one_worker(workers, key_hash) -> None:
-    layout = even_layout(workers)
-    check_layout(layout, workers)
-    owner = layout.worker_of(key_hash)
-    last, owners = layout.upper_bounds()
-    assert owners[next(i for i, bound in enumerate(last) if bound >= key_hash)] == owner
-    (shard,) = layout.shards_of(owner)
-    assert shard.begin <= key_hash >> 48 < shard.end
-    sizes = [shard.end - shard.begin for shard in layout.ranges]
-    assert max(sizes) - min(sizes) <= 1
-
-
-@pytest.mark.parametrize(
-    ("ranges", "text"),
-    [
-        ([(0, 10, 0), (9, 65536, 1)], "expected a range from 10, got 9..65536"),
-        ([(0, 10, 0), (11, 65536, 1)], "expected a range from 10"),
-        ([(0, 65536, 5)], "belong to worker 5, but there are 2"),
-        ([(0, 65536, -1)], "belong to worker -1, but there are 2"),
-        ([], "end at 0"),
-    ],
-)
-def test_a_layout_with_holes_overlaps_or_strangers_is_refused(ranges, text) -> None:
-    with pytest.raises(ManifestError, match=text):
-        check_layout(Layout(tuple(ShardRange(*shard) for shard in ranges)), 2)
-
-
-def test_an_operator_may_have_ranges_of_its_own() -> None:
-    own = (ShardRange(0, 1, 1, "sort"), ShardRange(1, 65536, 0, "sort"))
-    layout = Layout((*even_layout(2).ranges, *own), splits={"in": {"a": 1}})
-    check_layout(layout, 2)
-    assert layout.worker_of(0) == 0
-    assert layout.worker_of(0, "sort") == 1
-    with pytest.raises(ManifestError, match="split 'a' of 'in' belongs to worker 1, but there are 1"):
-        check_layout(Layout(even_layout(1).ranges, splits={"in": {"a": 1}}), 1)
-
-
-# --- fingerprints -----------------------------------------------------------------------------------
-
-
-def test_a_fingerprint_is_of_names_and_descriptions_in_any_order() -> None:
-    assert fingerprint({"a": "1", "b": "2"}) == fingerprint({"b": "2", "a": "1"})
-    assert fingerprint({"a": "1"}) != fingerprint({"a": "2"})
-    assert fingerprint({"a": "1"}) != fingerprint({"b": "1"})
-    assert fingerprint({}) == "831154110e30ac6a"
-
-
-def test_another_graph_is_refused_naming_each_operator_that_differs() -> None:
-    stored, present = (
-        {"a": "x", "b": "count(w string)", "c": "1"},
-        {"b": "count(w binary)", "c": "1", "d": "y"},
-    )
-    with pytest.raises(FingerprintMismatchError) as error:
-        check_fingerprint(stored, present, region="words", cut=9)
-    assert error.value.operators == ("a", "b", "d")
-    assert "checkpoint 9 of region 'words'" in str(error.value)
-    assert "operator 'b' was count(w string), is count(w binary)" in str(error.value)
-    assert differing_operators(stored, stored) == []
-
-
-# --- divisions --------------------------------------------------------------------------------------
-
-
-@given(
-    st.dictionaries(
-        names, st.dictionaries(names, st.tuples(st.integers(0, 9), st.integers(9, 2**60))), max_size=3
-    )
-)
-def test_a_division_returns_from_its_record(sources) -> None:
-    assert decode_division((4, 99), encode_sources(sources)) == Division(4, 99, sources)
-
-
-@pytest.mark.parametrize(
-    ("ints", "text"),
-    [((1,), b"{}"), ((1, 2), b"["), ((1, 2), b'{"in": {"a": [3, 2]}}'), ((1, 2), b'{"in": {"a": [3]}}')],
-)
-def test_a_division_that_cannot_be_is_refused(ints, text) -> None:
-    with pytest.raises(ManifestError):
-        decode_division(ints, text)
-
-
-@given(st.integers(0, 5), st.lists(st.integers(1, 12), max_size=30))
-def test_the_newest_line_of_divisions_counts_and_has_no_hole(after, goes_back_to) -> None:
-    fold, line = DivisionFold(after), {}
-    written = 0
-    for time_ms, back in enumerate(goes_back_to):
-        step = min(back, written + 1)
-        line = {n: value for n, value in line.items() if n < step}
-        line[step] = Division(step, time_ms, {})
-        written = step
-        fold.add(line[step])
-        expected = [value for n, value in sorted(line.items()) if n > after]
-        assert fold.between(after, 10**6) == expected
-        assert fold.last_step == max(after, written)
-    fold.forget(after + 2)
-    assert fold.between(0, 10**6) == [d for n, d in sorted(line.items()) if n > after + 2]
-
-
-def test_a_line_that_is_forgotten_whole_continues_where_it_ended() -> None:
-    fold = DivisionFold(3)
-    for step in (4, 5):
-        fold.add(Division(step, 0, {}))
-    fold.forget(5)
-    assert (fold.after, fold.last_step) == (5, 5)
-    fold.add(Division(6, 0, {}))
-    assert fold.last_step == 6
-
-
-def test_a_chain_trimmed_above_the_checkpoint_gives_nothing_to_replay_and_a_hole_is_an_error() -> None:
-    fold = DivisionFold(3)
-    fold.add(Division(7, 1, {}))
-    assert fold.last_step == 3
-    fold.add(Division(4, 2, {}))
-    fold.add(Division(5, 3, {}))
-    with pytest.raises(ManifestError, match="the input division of step 8 follows that of step 5"):
-        fold.add(Division(8, 4, {}))
-
-
 GOLDEN_VERSION_1 = (
     0,
     (5, 40, 3),
@@ -360,57 +208,33 @@ def test_a_checkpoint_of_version_4_has_the_positions_of_directories() -> None:
         check_cut(msgspec.structs.replace(cut, version=2), workers=1)
 
 
-@pytest.mark.parametrize(
-    ("retained", "before", "text"),
-    [
-        ((3, 4, 5), (3, 4), None),
-        ((4, 5), (), None),
-        ((4,), (), "its own"),
-        ((4, 6), (), "its own"),
-        ((5, 5), (), "expected rising numbers"),
-        ((0, 5), (), "expected rising numbers"),
-        ((2, 5), (3, 4), r"retains \[2\], which checkpoint 4 released"),
-    ],
-)
-def test_what_is_released_is_never_retained_again(retained, before, text) -> None:
-    # EVIDENCE-OF: P-6
-    cut, older = a_cut(retained=retained), a_cut(cut=4, parent=3, retained=before)
-    if text is None:
-        check_cut(cut, workers=2, before=older)
-        return
-    with pytest.raises(ManifestError, match=text):
-        check_cut(cut, workers=2, before=older)
+def test_a_split_may_stand_at_its_beginning_and_not_before() -> None:
+    at = {"lines": {"a": SplitPosition(0)}}
+    check_cut(numbered_cut(workers={0: part(sources=at)}), workers=1)
+    for wrong in (SplitPosition(-1), SplitPosition(0, digest=-1), SplitPosition(0, digest=1 << 64)):
+        with pytest.raises(ManifestError, match="split 'a' of 'lines'"):
+            check_cut(numbered_cut(workers={0: part(sources={"lines": {"a": wrong}})}), workers=1)
 
 
-floors = st.dictionaries(st.sampled_from(["state", "steps"]), st.tuples(st.integers(1, 4), st.integers(0, 9)))
+@pytest.mark.parametrize("gap", [False, True])
+@pytest.mark.parametrize("parent", [3, 4, 5])
+def test_a_checkpoint_continues_from_the_one_before_it_or_from_a_later_one_that_is_gone(
+    parent: int, gap: bool
+) -> None:
+    after = numbered_cut(6, parent=parent)
+    if parent == 4 or (gap and parent > 4):
+        check_cut(after, workers=2, before=numbered_cut(4), gap=gap)
+    else:
+        with pytest.raises(ManifestError, match=f"its parent is checkpoint {parent}"):
+            check_cut(after, workers=2, before=numbered_cut(4), gap=gap)
 
 
-@given(st.lists(floors, min_size=1, max_size=12), st.integers(2, 5))
-def test_nothing_that_a_retained_checkpoint_needs_is_ever_garbage(given_floors, retain) -> None:
-    # EVIDENCE-OF: P-6
-    kept, every = (), {}
-    for number, chains in enumerate(given_floors, 1):
-        cut = a_cut(
-            cut=number,
-            parent=number - 1,
-            step=number,
-            workers={0: worker_cut(floors=chains)},
-            retained=retained_with(kept, number, retain),
-        )
-        kept, every[number] = keep(kept, cut), chains
-        assert [one.cut for one in kept] == list(cut.retained) == sorted(every)[-retain:]
-        garbage = below(floors_of(kept, 0))
-        for chain, epoch, base in itertools.product(("state", "steps", "out-x"), range(1, 5), range(10)):
-            needed = any((epoch, base) >= every[one.cut].get(chain, (0, 0)) for one in kept)
-            if garbage(segment_name(chain, epoch, base)):
-                assert not needed
-                assert chain != "out-x"
-        assert not garbage("state")
-        assert steps_kept_after(kept) == kept[0].step
-
-
-def test_a_checkpoint_of_the_old_format_among_the_retained_keeps_everything() -> None:
-    old, new = a_cut(cut=4, parent=3, version=1), a_cut(workers={0: worker_cut(floors={"state": (3, 9)})})
-    assert floors_of((old, new), 0) == {}
-    assert floors_of((new,), 0) == {"state": (3, 9)}
-    assert [cut.cut for cut in keep(keep(keep((), old), a_cut()), a_cut(cut=6))] == [5, 6]
+def test_a_record_of_a_checkpoint_may_be_as_long_as_the_limit_and_no_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    encoded = encode_cut(numbered_cut())
+    monkeypatch.setattr(limits, "manifest_record_bytes_max", len(encoded[2]))
+    assert decode_cut(*encoded) == numbered_cut()
+    monkeypatch.setattr(limits, "manifest_record_bytes_max", len(encoded[2]) - 1)
+    with pytest.raises(ManifestError, match=f"has {len(encoded[2])} bytes"):
+        decode_cut(*encoded)

@@ -1,7 +1,5 @@
 """The manifest on real servers: what was acknowledged is found again, the older of two is fenced."""
 
-import contextlib
-import zlib
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -26,9 +24,8 @@ from checkpoint.core.layout import even_layout
 from checkpoint.core.manifest import Cut, WorkerCut
 from dos_client import init_store, open_store
 from journal import ChainWriter, Op, Position, Record, inspect_chain, read_records, take_over
-from tests.support.servers import ServerProcess, three_servers, url_of
+from tests.support.servers import url_of
 
-__all__ = ["three_servers"]
 pytestmark = [pytest.mark.process, pytest.mark.trio]
 
 
@@ -61,7 +58,7 @@ class Keeper:
         self._more.set()
         self._more = trio.Event()
 
-    async def heard(self, cls, within=30):
+    async def received(self, cls, within=30):
         """Wait until an event of this class came (for StoreWaiting: one that says what for)."""
         with trio.fail_after(within):
             while not any(isinstance(e, cls) and getattr(e, "waiting", True) for e in self.events):
@@ -81,21 +78,10 @@ class Keeper:
         return events[-1] if events else None
 
 
-@pytest.fixture(scope="module")
-def shared_store(tmp_path_factory):
-    """Three servers for all tests that leave them alone."""
-    with contextlib.ExitStack() as stack:
-        folder = tmp_path_factory.mktemp("servers")
-        servers = [stack.enter_context(ServerProcess(folder / f"server-{index}")) for index in range(3)]
-        trio.run(init_store, url_of(servers))
-        yield url_of(servers)
-
-
 @pytest.fixture
-def keepers(shared_store, request):
+def keepers(shared_store, region_name):
     """keepers(count): manifest keepers of a region of this test's own."""
-    name = f"r{zlib.crc32(request.node.name.encode())}"
-    return partial(opened, shared_store, name)
+    return partial(opened, shared_store, region_name)
 
 
 @asynccontextmanager
@@ -138,7 +124,7 @@ async def test_a_claim_lost_while_nothing_is_appended_is_reported(keepers) -> No
         await older.open()
         nursery.start_soon(older.log.watch)
         await newer.open()
-        await older.heard(ManifestLost)
+        await older.received(ManifestLost)
         assert older.events == [ManifestLost(1, 2)]
         nursery.cancel_scope.cancel()
 
@@ -190,10 +176,10 @@ async def test_a_server_killed_meanwhile_changes_nothing_two_make_it_wait(three_
         async with trio.open_nursery() as nursery:
             nursery.start_soon(keeper.log.watch)
             nursery.start_soon(keeper.log.append, AppendCut(a_cut(3, 2)))
-            await keeper.heard(StoreWaiting)
+            await keeper.received(StoreWaiting)
             assert not any(isinstance(event, CutAppended) for event in keeper.events)
             three_servers[1].restart()
-            await keeper.heard(CutAppended)
+            await keeper.received(CutAppended)
             nursery.cancel_scope.cancel()
 
 

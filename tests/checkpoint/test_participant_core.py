@@ -79,7 +79,7 @@ class Worker:
                 assert isinstance(effect, ParticipantEnded)
                 self.ended = effect.error
 
-    def hear(self, *messages):
+    def receive(self, *messages):
         for message in messages:
             self.take(MessageIn(message))
 
@@ -105,24 +105,26 @@ def worker():
 
 @pytest.fixture
 def running(worker):
-    worker.hear(
+    worker.receive(
         restore(7),
     )
     worker.report(Restored(job="", worker=0, last_step=0), of=7)
-    worker.hear(message(Start, incarnation=7, replay_until_step=0))
+    worker.receive(message(Start, incarnation=7, replay_until_step=0))
     worker.orders()
     worker.sent.clear()
     return worker
 
 
 def test_a_whole_life_from_join_to_finish(worker) -> None:
-    worker.hear(restore(7))
+    worker.receive(restore(7))
     worker.report(Restored(job="", worker=0, last_step=4))
-    worker.hear(message(Start, incarnation=7, replay_until_step=4), message(RequestCut, incarnation=7, cut=1))
+    worker.receive(
+        message(Start, incarnation=7, replay_until_step=4), message(RequestCut, incarnation=7, cut=1)
+    )
     worker.report(vote(1, 7))
-    worker.hear(message(Committed, incarnation=7, cut=1, step=5, final=True))
+    worker.receive(message(Committed, incarnation=7, cut=1, step=5, final=True))
     worker.report(Finished(job="", worker=0))
-    worker.hear(message(Stop, kind="finished", reason="all input is processed"))
+    worker.receive(message(Stop, kind="finished", reason="all input is processed"))
     assert [type(order).__name__ for order in worker.orders()] == []  # taken back: this worker has ended
     assert [type(sent).__name__ for sent in worker.sent] == ["Join", "Restored", "Prepared", "Finished"]
     assert all(sent.job == JOB and sent.worker == 1 for sent in worker.sent)
@@ -133,9 +135,9 @@ def test_a_whole_life_from_join_to_finish(worker) -> None:
 
 def test_orders_of_an_older_incarnation_are_refused_by_name(running) -> None:
     # EVIDENCE-OF: P-4
-    running.hear(restore(8))
+    running.receive(restore(8))
     assert [order.incarnation for order in running.orders()] == [8]
-    running.hear(
+    running.receive(
         restore(8),
         restore(7),
         message(Start, incarnation=7, replay_until_step=0),
@@ -149,7 +151,7 @@ def test_orders_of_an_older_incarnation_are_refused_by_name(running) -> None:
 
 def test_messages_of_another_region_are_refused_and_prove_no_life(running) -> None:
     running.now = 29.0
-    running.hear(
+    running.receive(
         msgspec.structs.replace(restore(9), job="other"), Stop(job="other", kind="failed", reason="")
     )
     assert running.refused == ["WRONG_JOB", "WRONG_JOB"]
@@ -159,13 +161,13 @@ def test_messages_of_another_region_are_refused_and_prove_no_life(running) -> No
 
 
 def test_a_newer_restore_makes_waiting_orders_void(running) -> None:
-    running.hear(message(RequestCut, incarnation=7, cut=1), restore(9))
+    running.receive(message(RequestCut, incarnation=7, cut=1), restore(9))
     assert [type(order).__name__ for order in running.orders()] == ["Restore"]
 
 
 def test_reports_of_a_life_that_is_over_do_not_go_out(running) -> None:
     # EVIDENCE-OF: P-4
-    running.hear(restore(8))
+    running.receive(restore(8))
     for report in (
         vote(1, 7),
         Failed(job="", worker=0, kind="peer"),
@@ -179,11 +181,11 @@ def test_reports_of_a_life_that_is_over_do_not_go_out(running) -> None:
 
 
 def test_a_vote_before_start_or_twice_or_for_a_past_checkpoint_is_a_bug_that_raises(worker) -> None:
-    worker.hear(restore(7, cut=4))
+    worker.receive(restore(7, cut=4))
     with pytest.raises(LocalProtocolError, match="in state RESTORING"):
         worker.report(vote(5, 7))
     worker.report(Restored(job="", worker=0, last_step=0))
-    worker.hear(message(Start, incarnation=7, replay_until_step=0))
+    worker.receive(message(Start, incarnation=7, replay_until_step=0))
     with pytest.raises(LocalProtocolError, match="vote for checkpoint 4"):
         worker.report(vote(4, 7))
     worker.report(vote(5, 7))
@@ -193,14 +195,16 @@ def test_a_vote_before_start_or_twice_or_for_a_past_checkpoint_is_a_bug_that_rai
 
 def test_a_request_for_a_checkpoint_that_a_peer_told_of_earlier_is_passed_over(running) -> None:
     running.report(vote(1, 7))
-    running.hear(message(RequestCut, incarnation=7, cut=1))
+    running.receive(message(RequestCut, incarnation=7, cut=1))
     assert running.orders() == []
-    running.hear(message(Committed, incarnation=7, cut=1, step=5), message(RequestCut, incarnation=7, cut=2))
+    running.receive(
+        message(Committed, incarnation=7, cut=1, step=5), message(RequestCut, incarnation=7, cut=2)
+    )
     assert [order.cut for order in running.orders()] == [1, 2]
 
 
 def test_a_commit_of_what_was_not_voted_for_is_refused(running) -> None:
-    running.hear(message(Committed, incarnation=7, cut=3, step=5))
+    running.receive(message(Committed, incarnation=7, cut=3, step=5))
     assert running.refused == ["STALE_CUT"]
 
 
@@ -208,7 +212,7 @@ def test_only_the_first_failure_of_an_incarnation_is_reported(running) -> None:
     running.report(Failed(job="", worker=0, kind="peer"))
     running.report(Failed(job="", worker=0, kind="internal"))
     assert [sent.kind for sent in running.sent] == ["peer"]
-    running.hear(restore(8))
+    running.receive(restore(8))
     running.report(Failed(job="", worker=0, kind="fenced", epoch_held=12))
     assert [sent.kind for sent in running.sent] == ["peer", "fenced"]
 
@@ -238,9 +242,9 @@ def test_heartbeats_go_out_each_second_and_claim_exhaustion_only_while_running(w
         worker.take(ParticipantTick(due=worker.now, counters=counters))
     progress = [sent for sent in worker.sent if isinstance(sent, Progress)]
     assert [sent.counters.exhausted for sent in progress] == [False, False]
-    worker.hear(restore(7))
+    worker.receive(restore(7))
     worker.report(Restored(job="", worker=0, last_step=0))
-    worker.hear(message(Start, incarnation=7, replay_until_step=0))
+    worker.receive(message(Start, incarnation=7, replay_until_step=0))
     worker.now = 3.0
     worker.take(ParticipantTick(due=3.0, counters=counters))
     assert worker.sent[-1].counters.exhausted
@@ -251,7 +255,7 @@ def test_time_in_which_the_own_loop_was_late_does_not_count(running) -> None:
     running.now = 100.0  # the process was stopped for 99 seconds
     running.take(ParticipantTick(due=1.0, counters=Counters()))
     assert running.ended is None
-    running.hear(message(Heartbeat))
+    running.receive(message(Heartbeat))
     for second in range(101, 131):
         running.now = float(second)
         running.take(ParticipantTick(due=running.now, counters=Counters()))

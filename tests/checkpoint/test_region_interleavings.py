@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from checkpoint.core.region import RegionState
-from tests.checkpoint.region_model import World
+from tests.checkpoint.region_model import RegionModel
 
 choices = st.lists(st.tuples(st.integers(0, 19), st.integers(0, 2**16)), max_size=400)
 
@@ -18,14 +18,14 @@ WALKS = 25
 FAULTS = ("kill", "kill driver", "append and die", "new driver", "stale vote", "cut link")
 
 
-def run(world: World, moves: list[tuple[int, int]]) -> list[str]:
+def run(model: RegionModel, moves: list[tuple[int, int]]) -> list[str]:
     """Play the moves: mostly what can happen, sometimes time, sometimes a fault. Returns what happened."""
     played: list[str] = []
     for kind, number in moves:
-        actions = world.faults() if kind == 0 else world.actions()
+        actions = model.faults() if kind == 0 else model.actions()
         if kind == 1 or not actions:
             played.append("time")
-            world.pass_time(1 + number % 12)
+            model.pass_time(1 + number % 12)
             continue
         name, action = actions[number % len(actions)]
         played.append(name)
@@ -33,30 +33,30 @@ def run(world: World, moves: list[tuple[int, int]]) -> list[str]:
     return played
 
 
-def heal(world: World, done: Callable[[], bool]) -> None:
+def heal(model: RegionModel, done: Callable[[], bool]) -> None:
     """Faults are over. A driver is started when none is left: the last may be fenced by one that died."""
 
     def live() -> bool:
-        return any(driver.alive and driver.end is None for driver in world.drivers)
+        return any(driver.alive and driver.end is None for driver in model.drivers)
 
     for _ in range(3):
         if not live():
-            world.start_driver()
-        world.settle(200, until=lambda: done() or not live())
+            model.start_driver()
+        model.settle(200, until=lambda: done() or not live())
         if done():
             return
-    raise AssertionError([driver.core.status() for driver in world.drivers])
+    raise AssertionError([driver.core.status() for driver in model.drivers])
 
 
-def commits_two_more(world: World) -> Callable[[], bool]:
+def commits_two_more(model: RegionModel) -> Callable[[], bool]:
     """Two more cuts than there are now, or a clear failure for want of attempts."""
-    before = world.manifest.last.cut if world.manifest.last else 0
+    before = model.manifest.last.cut if model.manifest.last else 0
 
     def done() -> bool:
-        ends = [driver.end for driver in world.drivers if driver.end is not None]
+        ends = [driver.end for driver in model.drivers if driver.end is not None]
         failed = [end for end in ends if end.state is RegionState.FAILED]
         assert all("consecutive resets" in end.reason for end in failed)
-        return bool(failed) or (world.manifest.last is not None and world.manifest.last.cut >= before + 2)
+        return bool(failed) or (model.manifest.last is not None and model.manifest.last.cut >= before + 2)
 
     return done
 
@@ -66,10 +66,10 @@ def commits_two_more(world: World) -> Callable[[], bool]:
 @settings(max_examples=150)
 def test_no_interleaving_breaks_a_checkpoint_and_progress_returns(moves, workers) -> None:
     # EVIDENCE-OF: P-4, P-6, P-10
-    world = World(workers, max_consecutive_reset_attempts=50)
-    world.start_driver()
-    run(world, moves)
-    heal(world, commits_two_more(world))
+    model = RegionModel(workers, max_consecutive_reset_attempts=50)
+    model.start_driver()
+    run(model, moves)
+    heal(model, commits_two_more(model))
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -77,49 +77,49 @@ def test_long_random_walks_keep_the_oracles(seed) -> None:
     # EVIDENCE-OF: P-4, P-6, P-10
     for number in range(WALKS):
         walk = f"seed {seed}.{number}"
-        world = random_walk(random.Random(walk))
+        model = random_walk(random.Random(walk))
         try:
-            heal(world, commits_two_more(world))
+            heal(model, commits_two_more(model))
         except AssertionError as error:
             raise AssertionError(f"{walk}: {error}") from error
 
 
-def random_walk(rng: random.Random) -> World:
+def random_walk(rng: random.Random) -> RegionModel:
     """Some hundred moves; how often faults and pauses come, and which faults, differs from walk to walk."""
-    world = World(rng.randint(1, 3), max_consecutive_reset_attempts=rng.choice([3, 100]))
-    world.input_steps = rng.choice([10**9, 10**9, 30])
-    world.start_driver()
+    model = RegionModel(rng.randint(1, 3), max_consecutive_reset_attempts=rng.choice([3, 100]))
+    model.input_steps = rng.choice([10**9, 10**9, 30])
+    model.start_driver()
     faults, pauses = rng.choice([0.01, 0.03, 0.1]), rng.choice([0.02, 0.1, 0.3])
     kinds = [kind for kind in FAULTS if rng.random() < 0.6]
     for _ in range(rng.choice([60, 200, 500])):
         dice = rng.random()
-        actions = world.actions()
+        actions = model.actions()
         if dice < faults:
-            actions = [fault for fault in world.faults() if fault[0].startswith(tuple(kinds))]
+            actions = [fault for fault in model.faults() if fault[0].startswith(tuple(kinds))]
         if not actions or faults < dice < faults + pauses:
-            world.pass_time(rng.choice([1, 1, 1, 1, 3, 15]))
+            model.pass_time(rng.choice([1, 1, 1, 1, 3, 15]))
         else:
             rng.choice(actions)[1]()
-    return world
+    return model
 
 
 @given(choices)
 @settings(max_examples=100)
 def test_with_few_attempts_a_region_stops_clearly_or_continues(moves) -> None:
     # EVIDENCE-OF: P-10
-    world = World(2, max_consecutive_reset_attempts=1)
-    world.start_driver()
-    run(world, moves)
-    heal(world, commits_two_more(world))
+    model = RegionModel(2, max_consecutive_reset_attempts=1)
+    model.start_driver()
+    run(model, moves)
+    heal(model, commits_two_more(model))
 
 
 @given(choices, st.integers(1, 60))
 @settings(max_examples=100)
 def test_a_bounded_input_is_finished_by_the_last_driver(moves, steps) -> None:
-    world = World(2, max_consecutive_reset_attempts=50)
-    world.input_steps = steps
-    world.start_driver()
-    run(world, moves)
-    heal(world, lambda: any(d.end and d.end.state is RegionState.FINISHED for d in world.drivers))
-    assert world.manifest.last is not None
-    assert world.manifest.last.final
+    model = RegionModel(2, max_consecutive_reset_attempts=50)
+    model.input_steps = steps
+    model.start_driver()
+    run(model, moves)
+    heal(model, lambda: any(d.end and d.end.state is RegionState.FINISHED for d in model.drivers))
+    assert model.manifest.last is not None
+    assert model.manifest.last.final

@@ -2,14 +2,12 @@
 faults.
 """
 
-import contextlib
 import json
 import shutil
 import signal
 import subprocess
 import sys
 import threading
-import zlib
 from functools import partial
 from pathlib import Path
 
@@ -17,32 +15,20 @@ import msgspec
 import pytest
 import trio
 
-from checkpoint.core.region import CutCommitted, RegionState, ResetReport, StateChanged, WorkerLost
+from checkpoint.core.region import CutCommitted, RegionState, StateChanged, WorkerLost
 from checkpoint.errors import FingerprintMismatchError, RegionFailedError, RegionFencedError
 from dos_client import init_store
 from tests.checkpoint.toy_region import DriverSpec, ToyRegion
 from tests.checkpoint.toy_worker import expected, total
-from tests.support.servers import ServerProcess, three_servers, url_of
+from tests.support.servers import url_of
 
-__all__ = ["three_servers"]
 pytestmark = pytest.mark.process
 
 
-@pytest.fixture(scope="module")
-def shared_store(tmp_path_factory):
-    """Three servers for all tests that leave them alone; each test has its own region."""
-    folder = tmp_path_factory.mktemp("servers")
-    with contextlib.ExitStack() as stack:
-        servers = [stack.enter_context(ServerProcess(folder / f"server-{index}")) for index in range(3)]
-        trio.run(init_store, url_of(servers))
-        yield url_of(servers)
-
-
 @pytest.fixture
-def region(shared_store, tmp_path, request):
+def new_region(shared_store, tmp_path, region_name):
     """Makes regions of this test's own name."""
-    name = f"r{zlib.crc32(request.node.name.encode())}"
-    return partial(ToyRegion, shared_store, tmp_path / "r", name=name)
+    return partial(ToyRegion, shared_store, tmp_path / "r", name=region_name)
 
 
 @pytest.fixture
@@ -59,12 +45,8 @@ def check_finished(region: ToyRegion) -> None:
     assert total(region.out) == expected(region.control.spec.workers, region.numbers)
 
 
-def resets(region: ToyRegion) -> list[ResetReport]:
-    return [event for event in region.events if isinstance(event, ResetReport)]
-
-
-def test_a_region_without_faults_counts_right_and_finishes(region) -> None:
-    with region(workers=3, numbers=5_000) as run:
+def test_a_region_without_faults_counts_right_and_finishes(new_region) -> None:
+    with new_region(workers=3, numbers=5_000) as run:
         check_finished(run)
     cuts = [event.cut for event in run.events if isinstance(event, CutCommitted)]
     assert cuts == list(range(1, len(cuts) + 1))
@@ -73,17 +55,17 @@ def test_a_region_without_faults_counts_right_and_finishes(region) -> None:
     assert RegionState.RUNNING in states
 
 
-def test_workers_killed_with_their_scratch_lose_and_double_nothing(region) -> None:
+def test_workers_killed_with_their_scratch_lose_and_double_nothing(new_region) -> None:
     # EVIDENCE-OF: P-6, P-7, P-10
-    with region(numbers=40_000) as run:
+    with new_region(numbers=40_000) as run:
         for worker in (0, 1):
             run.wait_cuts(2)
-            done = len(resets(run))
+            done = len(run.resets)
             run.kill(worker)
             shutil.rmtree(run.folder / f"scratch-{worker}", ignore_errors=True)
-            run.wait_for(lambda _, done=done: len(resets(run)) > done)
+            run.wait_for(lambda _, done=done: len(run.resets) > done)
         check_finished(run)
-    first, second = resets(run)
+    first, second = run.resets
     assert (first.worker, second.worker) == (0, 1)
     assert first.cut >= 2
     assert first.bytes > 0
@@ -91,12 +73,12 @@ def test_workers_killed_with_their_scratch_lose_and_double_nothing(region) -> No
     assert first.reason.startswith("worker 0 was lost")
 
 
-def test_a_stopped_worker_is_suspected_fenced_and_replaced(region) -> None:
+def test_a_stopped_worker_is_suspected_fenced_and_replaced(new_region) -> None:
     # EVIDENCE-OF: P-4, P-10
-    with region(numbers=20_000, suspect_after_s=2.5) as run:
+    with new_region(numbers=20_000, suspect_after_s=2.5) as run:
         run.wait_cuts(1)
         run.kill(1, signal.SIGSTOP)
-        run.wait_for(lambda _: len(resets(run)) > 0)
+        run.wait_for(lambda _: len(run.resets) > 0)
         check_finished(run)
     lost = [event for event in run.events if isinstance(event, WorkerLost)]
     assert "nothing was received from it" in lost[0].reason
@@ -111,7 +93,7 @@ def test_a_server_that_dies_for_good_is_not_missed(store, three_servers, tmp_pat
         region.wait_cuts(2)
         region.kill(0)
         check_finished(region)
-    assert len(resets(region)) == 1
+    assert len(region.resets) == 1
 
 
 def test_without_a_quorum_the_region_waits_and_then_continues(store, three_servers, tmp_path) -> None:
@@ -131,14 +113,14 @@ def test_without_a_quorum_the_region_waits_and_then_continues(store, three_serve
             server.restart()
         region.wait_for(lambda _: region.cuts > before)
         check_finished(region)
-    assert resets(region) == []
+    assert region.resets == []
     assert not any(isinstance(event, WorkerLost) for event in region.events)
     status = region.control.status()
     assert (status.incarnation, status.reset_attempts, status.waiting_s) == (1, 0, 0)
 
 
-def test_user_code_that_raises_stops_the_region(region) -> None:
-    with region(fail_at=3_000) as run:
+def test_user_code_that_raises_stops_the_region(new_region) -> None:
+    with new_region(fail_at=3_000) as run:
         assert run.control.wait(30)
     error = run.control.exception()
     assert isinstance(error, RegionFailedError)
@@ -146,8 +128,8 @@ def test_user_code_that_raises_stops_the_region(region) -> None:
     assert "n[3000]" in str(error)
 
 
-def test_stop_takes_a_last_checkpoint_and_the_next_run_continues_there(region) -> None:
-    with region(numbers=30_000) as run:
+def test_stop_takes_a_last_checkpoint_and_the_next_run_continues_there(new_region) -> None:
+    with new_region(numbers=30_000) as run:
         run.wait_cuts(2)
         number = run.control.request_cut()
         assert run.control.wait_cut(number, 20)
@@ -156,26 +138,26 @@ def test_stop_takes_a_last_checkpoint_and_the_next_run_continues_there(region) -
         stopped = run.control.status()
     assert stopped.state is RegionState.STOPPED
     assert stopped.last_cut >= number
-    with region(numbers=30_000) as run:
+    with new_region(numbers=30_000) as run:
         run.wait_cuts(1)
         assert run.control.status().last_cut > stopped.last_cut
         run.control.reset()
-        run.wait_for(lambda _: len(resets(run)) > 0)
+        run.wait_for(lambda _: len(run.resets) > 0)
         assert run.control.status().reset_attempts == 0
         check_finished(run)
 
 
-def test_a_finished_region_runs_again_and_finishes_at_once(region) -> None:
+def test_a_finished_region_runs_again_and_finishes_at_once(new_region) -> None:
     for _ in range(2):
-        with region(numbers=1_000) as run:
+        with new_region(numbers=1_000) as run:
             check_finished(run)
     assert run.cuts == 1
 
 
-def test_another_graph_under_the_same_name_is_refused_by_operator(region) -> None:
-    with region(numbers=1_000) as run:
+def test_another_graph_under_the_same_name_is_refused_by_operator(new_region) -> None:
+    with new_region(numbers=1_000) as run:
         check_finished(run)
-    again = region(numbers=1_000)
+    again = new_region(numbers=1_000)
     object.__setattr__(again.control.spec, "operators", {"counts": "other"})
     with again:
         assert again.control.wait(30)
@@ -184,11 +166,11 @@ def test_another_graph_under_the_same_name_is_refused_by_operator(region) -> Non
     assert error.operators == ("counts",)
 
 
-def test_of_two_live_drivers_the_newer_fences_the_older(region) -> None:
+def test_of_two_live_drivers_the_newer_fences_the_older(new_region) -> None:
     # EVIDENCE-OF: P-4
-    with region(numbers=40_000) as older:
+    with new_region(numbers=40_000) as older:
         older.wait_cuts(2)
-        with region(numbers=40_000, key="cd" * 32) as newer:
+        with new_region(numbers=40_000, key="cd" * 32) as newer:
             assert older.control.wait(30)
             assert older.control.status().state is RegionState.FENCED
             assert isinstance(older.control.exception(), RegionFencedError)

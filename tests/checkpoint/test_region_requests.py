@@ -1,78 +1,35 @@
-"""Requests to regions of toy workers through real servers, by the `dos` command and by what is below it."""
+"""Requests to regions of toy workers through real servers: which ones a driver reads, which answers count."""
 
-import contextlib
-import json
 import logging
 import os
 import signal
-import subprocess
-import sys
 import time
-import zlib
-from typing import NamedTuple
 
 import pytest
 import trio
-from typer.testing import CliRunner
 
 from checkpoint import limits
 from checkpoint.chains.manifest_reading import read_manifest
-from checkpoint.core.region import RegionState, ResetReport, answers_directory, requests_directory
+from checkpoint.core.region import RegionState, answers_directory, requests_directory
 from checkpoint.core.request_records import Answer, Request, encode_record
 from checkpoint.errors import NoAnswerError, RegionFencedError
 from checkpoint.requests.client import RequestClient
 from checkpoint.requests.queue import write_records
-from dos_cli.main import app
 from dos_client import QuorumUnavailableError, init_store, open_store
-from dos_protocol.errors import LocalProtocolError
 from tests.checkpoint.test_region_processes import Driver, DriverSpec
-from tests.checkpoint.toy_region import ToyRegion
-from tests.support.servers import ServerProcess, three_servers, url_of
+from tests.checkpoint.toy_region import ENDLESS, ToyRegion
+from tests.support.dos_command import dos
+from tests.support.servers import url_of
 
-__all__ = ["three_servers"]
 pytestmark = pytest.mark.process
-LONG = 5_000_000
-"""Numbers for a region that does not finish on its own."""
 
 
-@pytest.fixture(scope="module")
-def shared_store(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("servers")
-    with contextlib.ExitStack() as stack:
-        servers = [stack.enter_context(ServerProcess(folder / f"server-{index}")) for index in range(3)]
-        trio.run(init_store, url_of(servers))
-        yield url_of(servers)
-
-
-@pytest.fixture
-def region(shared_store, tmp_path, request):
-    name = f"r{zlib.crc32(request.node.name.encode())}"
-    with ToyRegion(shared_store, tmp_path, name=name, numbers=LONG) as running:
-        running.wait_cuts(1)
-        yield running
-
-
-class Shown(NamedTuple):
-    """What a command printed."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-def dos(*arguments):
-    """The command, in this process: it starts in no time."""
-    done = CliRunner().invoke(app, list(map(str, arguments)), env={"NO_COLOR": "1"})
-    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
-    return Shown(done.exit_code, done.stdout, done.stderr)
-
-
-def asked(url, name, what, **options):
+def send_request(url, name, what, **options):
     """Ask from here; the last word."""
 
     async def main():
         async with open_store(url) as store:
-            return await RequestClient(store, name).ask(what, **options)
+            return await RequestClient(store, name).send(what, **options)
 
     return trio.run(main)
 
@@ -94,10 +51,6 @@ def a_request(region, number, what, **fields):
     return Request(id=f"{number:032x}", region=region, what=what, **fields)
 
 
-def resets(region):
-    return [event for event in region.events if isinstance(event, ResetReport)]
-
-
 def test_a_server_that_was_unavailable_gets_the_requests_and_answers_that_it_missed_while_the_region_runs(
     three_servers, tmp_path, monkeypatch
 ):
@@ -116,134 +69,13 @@ def test_a_server_that_was_unavailable_gets_the_requests_and_answers_that_it_mis
                             break
                         await trio.sleep(0.1)
 
-    with ToyRegion(url, tmp_path, name=name, numbers=LONG) as running:
+    with ToyRegion(url, tmp_path, name=name, numbers=ENDLESS) as running:
         running.wait_cuts(1)
         three_servers[2].kill()
         for _ in range(2):
-            assert asked(url, name, "status").answer.verdict == "done"
+            assert send_request(url, name, "status").answer.verdict == "done"
         three_servers[2].restart()
         trio.run(wait_equal)
-
-
-# --- the command ------------------------------------------------------------------------------------------
-
-
-def test_the_command_shows_the_region_has_it_cut_reset_and_stopped(region) -> None:
-    url, name = region.store, region.control.spec.name
-    shown = dos("region", "status", url, name)
-    assert shown.returncode == 0, shown.stderr
-    assert f"region {name}: last checkpoint" in shown.stdout
-    assert "RUNNING, reported by driver" in shown.stdout
-    found = json.loads(dos("region", "status", url, name, "--json").stdout)
-    assert found["answered"]
-    assert found["driver"].endswith(f":{os.getpid()}")
-    assert found["status"]["state"] == "RUNNING"
-    assert found["status"]["lastProgress"]["name"] == name
-    assert found["manifest"]["lastCheckpoint"]["driver"] == found["driver"]
-    assert [one["worker"] for one in found["status"]["workers"]] == [0, 1]
-
-    before = region.control.status().last_cut
-    shown = dos("region", "checkpoint", url, name, "--json")
-    assert shown.returncode == 0, shown.stderr
-    assert json.loads(shown.stdout)["result"]["checkpoint"] > before
-
-    incarnation = found["status"]["incarnation"]
-    shown = dos("region", "reset", url, name, "--incarnation", incarnation)
-    assert shown.returncode == 0, shown.stderr
-    assert f"incarnation {incarnation + 1}" in shown.stdout
-    assert [one.worker for one in resets(region)] == [-1]
-    refused = dos("region", "reset", url, name, "--incarnation", incarnation)
-    assert refused.returncode == 1
-    assert f"for incarnation {incarnation}, and {incarnation + 1} is running" in refused.stderr
-    assert len(resets(region)) == 1
-
-    shown = dos("region", "stop", url, name, "--json")
-    assert shown.returncode == 0, shown.stderr
-    assert json.loads(shown.stdout)["result"]["state"] == "STOPPED"
-    assert region.control.wait(20)
-    assert region.control.status().state is RegionState.STOPPED
-    assert json.loads(shown.stdout)["result"]["lastCheckpoint"] == region.control.status().last_cut
-
-    gone = dos("region", "status", url, name, "--timeout", 1)
-    assert gone.returncode == 1
-    assert f"last checkpoint {region.control.status().last_cut} at step" in gone.stdout
-    assert f"by {found['driver']}" in gone.stdout
-    assert "no driver of region" in gone.stderr
-    assert dos("region", "status", url, name, "--no-ask", "--json").returncode == 0
-    silent = dos("region", "stop", url, name, "--timeout", 1)
-    assert silent.returncode == 1
-    assert "may still start it until" in silent.stderr
-
-
-def test_a_savepoint_is_held_and_let_go_by_its_handle_and_by_the_command(region) -> None:
-    url, name = region.store, region.control.spec.name
-    savepoint = region.control.savepoint("here", timeout=60)
-    assert region.control.status().savepoints == {"here": savepoint}
-    with pytest.raises(LocalProtocolError, match=f"savepoint 'here' holds checkpoint {savepoint}"):
-        region.control.savepoint("here", savepoint + 1, timeout=60)
-    done = dos("region", "savepoint", url, name, "there", "--checkpoint", savepoint, "--json")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["result"] == {"name": "there", "checkpoint": savepoint}
-    region.wait_cuts(7)
-    found = json.loads(dos("checkpoint", "ls", url, name, "--json").stdout)
-    assert found["savepoints"] == {"here": savepoint, "there": savepoint}
-    (row,) = [one for one in found["checkpoints"] if one["checkpoint"] == savepoint]
-    assert row["retained"]
-    assert region.control.drop_savepoint("there", timeout=60) == savepoint
-    gone = dos("region", "savepoint", url, name, "there", "--drop")
-    assert (gone.returncode, "savepoint 'there' does not exist" in gone.stderr) == (1, True)
-    found = json.loads(dos("region", "status", url, name, "--json").stdout)
-    assert found["status"]["savepoints"] == {"here": savepoint}
-
-
-@pytest.mark.parametrize("what", ["status", "checkpoint", "reset", "stop"])
-def test_a_region_that_never_was_is_told_with_those_that_were(shared_store, region, what) -> None:
-    shown = dos("region", what, shared_store, "nobody")
-    assert shown.returncode == 1
-    assert "no region 'nobody'" in shown.stderr
-    assert region.control.spec.name in shown.stderr
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "words"),
-    [
-        (("dos://127.0.0.1/words", "words"), 2, "names a directory"),
-        (("http://127.0.0.1", "words"), 2, "dos://"),
-        (("dos://127.0.0.1:1", "words"), 3, "127.0.0.1:1"),
-        (("SHARED", "no/name"), 2, "no/name"),
-        (("SHARED", "words", "--timeout", "-3"), 2, "timeout"),
-        (("SHARED",), 2, "NAME"),
-    ],
-)
-def test_wrong_usage_and_stores_that_are_missing(shared_store, monkeypatch, arguments, code, words) -> None:
-    monkeypatch.setattr("dos_client.store.open_timeout_s", 0.2)
-    shown = dos("region", "status", *(shared_store if one == "SHARED" else one for one in arguments))
-    assert shown.returncode == code
-    assert words in shown.stderr
-    assert "Traceback" not in shown.stderr
-
-
-def test_names_of_regions_and_checkpoints_are_completed(region) -> None:
-    def completed(*words):
-        shown = subprocess.run(
-            [sys.executable, "-m", "dos_cli"],
-            capture_output=True,
-            text=True,
-            env={
-                **os.environ,
-                "_DOS_COMPLETE": "complete_zsh",
-                "_TYPER_COMPLETE_ARGS": " ".join(("dos", *words)),
-            },
-        )
-        return shown.stdout
-
-    name = region.control.spec.name
-    assert name in completed("region", "status", region.store, name[:3])
-    assert '"1"' in completed("checkpoint", "show", region.store, name, "1")
-    assert "nothing" not in completed("region", "status", "dos://127.0.0.1:1", "nothing")
-
-
-# --- whom a driver hears, and whom a requester believes -----------------------------------------------------
 
 
 def test_a_request_written_twice_is_carried_out_once(region) -> None:
@@ -251,18 +83,18 @@ def test_a_request_written_twice_is_carried_out_once(region) -> None:
     request = a_request(name, 7, "reset")
     put(region.store, name, request, request)
     put(region.store, name, request)
-    region.wait_for(lambda _: len(resets(region)) == 1)
-    assert asked(region.store, name, "checkpoint", wait_s=60).answer.verdict == "done"
-    assert len(resets(region)) == 1
+    region.wait_for(lambda _: len(region.resets) == 1)
+    assert send_request(region.store, name, "checkpoint", wait_s=60).answer.verdict == "done"
+    assert len(region.resets) == 1
 
 
 def test_requests_that_are_older_than_the_driver_are_not_heard(shared_store, tmp_path) -> None:
     put(shared_store, "late", a_request("late", 1, "stop"), a_request("late", 2, "reset"))
-    with ToyRegion(shared_store, tmp_path, name="late", numbers=LONG) as region:
+    with ToyRegion(shared_store, tmp_path, name="late", numbers=ENDLESS) as region:
         region.wait_cuts(1)
-        assert asked(shared_store, "late", "checkpoint", wait_s=60).answer.verdict == "done"
+        assert send_request(shared_store, "late", "checkpoint", wait_s=60).answer.verdict == "done"
         assert region.control.status().state is RegionState.RUNNING
-        assert resets(region) == []
+        assert region.resets == []
 
 
 def test_garbage_among_requests_is_skipped_said_and_harms_nothing(region, caplog) -> None:
@@ -272,7 +104,7 @@ def test_garbage_among_requests_is_skipped_said_and_harms_nothing(region, caplog
     strange = a_request("other", 2, "stop")
     late = a_request(name, 3, "stop", wall_time_ms=1)
     put(region.store, name, b"stop it!" + torn, strange, late, a_request(name, 4, "explode"))
-    assert asked(region.store, name, "status").answer.verdict == "done"
+    assert send_request(region.store, name, "status").answer.verdict == "done"
     assert region.control.status().state is RegionState.RUNNING
     assert f"skipped a record in the requests directory {name}.requests: 8 bytes" in caplog.text
     assert "60 bytes: torn record, followed by another one" in caplog.text
@@ -318,7 +150,7 @@ def test_an_answer_of_a_superseded_driver_is_not_believed(region) -> None:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(answer_as_the_old_one)
                 try:
-                    return (await asking.ask("status", patience_s=4)).answer.result
+                    return (await asking.send("status", patience_s=4)).answer.result
                 except NoAnswerError as error:
                     return str(error)
                 finally:
@@ -332,20 +164,22 @@ def test_of_two_drivers_the_newer_one_answers_also_while_the_older_one_is_asleep
     shared_store, tmp_path
 ) -> None:
     # EVIDENCE-OF: P-4
-    spec = DriverSpec(store=shared_store, folder=str(tmp_path / "old"), workers=2, numbers=LONG, pace_s=0.005)
+    spec = DriverSpec(
+        store=shared_store, folder=str(tmp_path / "old"), workers=2, numbers=ENDLESS, pace_s=0.005
+    )
     (tmp_path / "old").mkdir()
     old = Driver(spec)
     try:
         old.wait_for(lambda lines: any("cut" in line for line in lines))
-        assert asked(shared_store, "toy", "status").answer.driver.endswith(f":{old.process.pid}")
+        assert send_request(shared_store, "toy", "status").answer.driver.endswith(f":{old.process.pid}")
         old.process.send_signal(signal.SIGSTOP)
         (tmp_path / "new").mkdir()
-        with ToyRegion(shared_store, tmp_path / "new", numbers=LONG) as new:
+        with ToyRegion(shared_store, tmp_path / "new", numbers=ENDLESS) as new:
             new.wait_cuts(1)
-            assert asked(shared_store, "toy", "status").answer.driver.endswith(f":{os.getpid()}")
+            assert send_request(shared_store, "toy", "status").answer.driver.endswith(f":{os.getpid()}")
             old.process.send_signal(signal.SIGCONT)
             old.wait_for(lambda lines: any(line.get("state") == "FENCED" for line in lines))
-            answer = asked(shared_store, "toy", "checkpoint", wait_s=60).answer
+            answer = send_request(shared_store, "toy", "checkpoint", wait_s=60).answer
             assert answer.driver.endswith(f":{os.getpid()}")
             assert new.control.status().state is RegionState.RUNNING
     finally:
@@ -356,26 +190,23 @@ def test_of_two_drivers_the_newer_one_answers_also_while_the_older_one_is_asleep
 def test_a_fenced_driver_says_nothing_and_the_newer_one_answers(region, tmp_path) -> None:
     name = region.control.spec.name
     (tmp_path / "newer").mkdir()
-    with ToyRegion(region.store, tmp_path / "newer", name=name, numbers=LONG) as newer:
+    with ToyRegion(region.store, tmp_path / "newer", name=name, numbers=ENDLESS) as newer:
         newer.wait_cuts(1)
         assert region.control.wait(60)
         assert isinstance(region.control.exception(), RegionFencedError)
-        answer = asked(region.store, name, "status").answer
+        answer = send_request(region.store, name, "status").answer
         assert answer.incarnation == newer.control.status().incarnation
 
 
 def test_a_region_that_takes_no_requests_is_left_alone_and_that_is_reported(shared_store, tmp_path) -> None:
-    with ToyRegion(shared_store, tmp_path, name="deaf", numbers=LONG, answer_requests=False) as region:
+    with ToyRegion(shared_store, tmp_path, name="deaf", numbers=ENDLESS, answer_requests=False) as region:
         region.wait_cuts(1)
-        shown = dos("region", "stop", shared_store, "deaf", "--timeout", 1)
-        assert shown.returncode == 1
-        shown = dos("region", "status", shared_store, "deaf", "--timeout", 1)
-        assert shown.returncode == 1
-        assert "answer_requests=False" in shown.stderr
+        result = dos("region", "stop", shared_store, "deaf", "--timeout", 1)
+        assert result.returncode == 1
+        result = dos("region", "status", shared_store, "deaf", "--timeout", 1)
+        assert result.returncode == 1
+        assert "answer_requests=False" in result.stderr
         assert region.control.status().state is RegionState.RUNNING
-
-
-# --- a store in trouble --------------------------------------------------------------------------------
 
 
 def test_with_one_server_away_requests_work_and_without_a_quorum_the_command_reports_it(
@@ -383,19 +214,19 @@ def test_with_one_server_away_requests_work_and_without_a_quorum_the_command_rep
 ) -> None:
     url = url_of(three_servers)
     trio.run(init_store, url)
-    with ToyRegion(url, tmp_path, numbers=LONG) as region:
+    with ToyRegion(url, tmp_path, numbers=ENDLESS) as region:
         region.wait_cuts(1)
         three_servers[0].kill()
-        assert asked(url, "toy", "checkpoint", wait_s=60).answer.verdict == "done"
+        assert send_request(url, "toy", "checkpoint", wait_s=60).answer.verdict == "done"
         three_servers[1].kill()
         region.wait_for(lambda _: region.control.status().state is RegionState.WAITING_FOR_STORE)
-        shown = dos("region", "status", url, "toy")
-        assert shown.returncode == 3
-        assert three_servers[1].location in shown.stderr
+        result = dos("region", "status", url, "toy")
+        assert result.returncode == 3
+        assert three_servers[1].location in result.stderr
         three_servers[0].restart()
         three_servers[1].restart()
         region.wait_for(lambda _: region.control.status().state is RegionState.RUNNING)
-        answer = asked(url, "toy", "stop", wait_s=60).answer
+        answer = send_request(url, "toy", "stop", wait_s=60).answer
         assert answer.result["state"] == "STOPPED"
         assert region.control.wait(20)
 
@@ -421,7 +252,7 @@ def test_a_request_that_cannot_be_written_is_told_with_the_members_that_are_unav
             for server in three_servers[:2]:
                 server.pause()
             try:
-                await asking.ask("stop", patience_s=1)
+                await asking.send("stop", patience_s=1)
             finally:
                 for server in three_servers[:2]:
                     server.resume()

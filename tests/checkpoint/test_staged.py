@@ -11,10 +11,11 @@ from checkpoint.core.inputs import BatchDecision, judge_batch
 from checkpoint.core.staged import (
     GARBAGE,
     CommitUnit,
-    Decided,
+    ProducerFacts,
     StagedState,
     WriteKind,
     encode_mark,
+    is_orphan,
     may_sweep,
     parse_staged,
     producers_with_staged,
@@ -39,50 +40,50 @@ def staged_state(
     age: int = 0,
     give_up: int | None = None,
 ) -> StagedState:
-    return staged_state_of(staged_name(unit, 3, NOW - age), Decided(last, mark, closed), NOW, give_up)
+    return staged_state_of(staged_name(unit, 3, NOW - age), ProducerFacts(last, mark, closed), NOW, give_up)
 
 
 def test_of_a_query_what_is_recorded_goes_and_what_is_newer_stays_until_it_is_given_up() -> None:
     mark = encode_mark(QUERY)
     assert [staged_state(QUERY, last=last, mark=mark) for last in (5, 6, 7, 8)] == [
-        StagedState.OPEN,
-        StagedState.OPEN,
+        StagedState.PENDING,
+        StagedState.PENDING,
         StagedState.RECORDED,
         StagedState.RECORDED,
     ]
     assert [staged_state(QUERY, last=6, mark=mark, age=age, give_up=100) for age in (99, 100)] == [
-        StagedState.OPEN,
-        StagedState.GIVEN_UP,
+        StagedState.PENDING,
+        StagedState.ABANDONED,
     ]
     assert staged_state(QUERY, last=7, mark=mark, age=100, give_up=100) is StagedState.RECORDED
 
 
 def test_of_a_batch_write_the_producers_last_batch_must_say_that_it_is_this_ones() -> None:
     assert staged_state(JOB, last=4, mark=encode_mark(JOB)) is StagedState.RECORDED
-    assert staged_state(JOB, last=4, mark=encode_mark(OTHER_JOB)) is StagedState.OPEN
-    assert staged_state(JOB, last=4, mark=b"line 7") is StagedState.OPEN
-    assert staged_state(JOB, last=0, mark=encode_mark(JOB)) is StagedState.OPEN
+    assert staged_state(JOB, last=4, mark=encode_mark(OTHER_JOB)) is StagedState.PENDING
+    assert staged_state(JOB, last=4, mark=b"line 7") is StagedState.PENDING
+    assert staged_state(JOB, last=0, mark=encode_mark(JOB)) is StagedState.PENDING
     query_of_that_name = CommitUnit(WriteKind.STREAM, JOB.key, 4)
-    assert staged_state(JOB, last=4, mark=encode_mark(query_of_that_name)) is StagedState.OPEN
+    assert staged_state(JOB, last=4, mark=encode_mark(query_of_that_name)) is StagedState.PENDING
 
 
 def test_a_writer_whose_clock_is_ahead_is_not_old() -> None:
-    assert staged_state(QUERY, age=-5_000, give_up=100) is StagedState.OPEN
-    assert staged_state(QUERY, age=-5_000, give_up=0) is StagedState.OPEN
+    assert staged_state(QUERY, age=-5_000, give_up=100) is StagedState.PENDING
+    assert staged_state(QUERY, age=-5_000, give_up=0) is StagedState.PENDING
 
 
 def test_when_the_handle_is_closed_nothing_waits_any_more_and_what_is_not_the_sinks_stays_for_ever() -> None:
     assert staged_state(QUERY, closed=True) is StagedState.CLOSED
     assert staged_state(JOB, closed=True) is StagedState.CLOSED
     for name in ("notes.txt", "b1.2.3", staged_name(JOB, 1, 0)[:-1], staged_name(JOB, 1, 0) + "0"):
-        assert staged_state_of(name, Decided(9, b"", closed=True), NOW, 0) is StagedState.STRANGE
+        assert staged_state_of(name, ProducerFacts(9, b"", closed=True), NOW, 0) is StagedState.FOREIGN
 
 
 def test_a_directory_is_swept_when_there_is_garbage_in_it_and_nothing_undecided() -> None:
-    assert may_sweep([StagedState.RECORDED, StagedState.STRANGE])
-    assert may_sweep([StagedState.GIVEN_UP, StagedState.CLOSED])
-    assert not may_sweep([StagedState.RECORDED, StagedState.OPEN])
-    assert not may_sweep([StagedState.STRANGE])
+    assert may_sweep([StagedState.RECORDED, StagedState.FOREIGN])
+    assert may_sweep([StagedState.ABANDONED, StagedState.CLOSED])
+    assert not may_sweep([StagedState.RECORDED, StagedState.PENDING])
+    assert not may_sweep([StagedState.FOREIGN])
     assert not may_sweep([])
 
 
@@ -212,17 +213,17 @@ class Producer(RuleBasedStateMachine):
     def sweep(self, partition: int, stale: int) -> None:
         """Without an age; what is recorded was looked at some batches ago."""
         last = max(len(self.records) - stale, 0)
-        self.take_away(partition, Decided(last, b"", closed=False), None)
+        self.sweep_partition(partition, ProducerFacts(last, b"", closed=False), None)
 
     @rule(partition=st.integers(0, 1), age=st.integers(0, 5), fences=st.booleans())
     def sweep_with_an_age(self, partition: int, age: int, fences: bool) -> None:
         """fences False: the producer was opened again between."""
         if fences:
             self.epoch += 1
-        decided = Decided(len(self.records), b"", closed=False)
-        self.take_away(partition, decided, age)
+        decided = ProducerFacts(len(self.records), b"", closed=False)
+        self.sweep_partition(partition, decided, age)
 
-    def take_away(self, partition: int, decided: Decided, give_up: int | None) -> None:
+    def sweep_partition(self, partition: int, decided: ProducerFacts, give_up: int | None) -> None:
         staged_states = {
             name: staged_state_of(name, decided, self.now, give_up) for name in self.there[partition]
         }
@@ -231,7 +232,7 @@ class Producer(RuleBasedStateMachine):
         self.claims[partition] += 1
         for name in [name for name, one in staged_states.items() if one in GARBAGE]:
             del self.there[partition][name]
-            if staged_states[name] is StagedState.GIVEN_UP:
+            if staged_states[name] is StagedState.ABANDONED:
                 self.given_up.add(name)
 
     # what must be true
@@ -244,7 +245,7 @@ class Producer(RuleBasedStateMachine):
     def teardown(self) -> None:
         """All die and none returns: after everything is given up, nothing is left."""
         for partition in (0, 1):
-            self.take_away(partition, Decided(len(self.records), b"", closed=False), 0)
+            self.sweep_partition(partition, ProducerFacts(len(self.records), b"", closed=False), 0)
         assert self.there == [{}, {}]
 
 
@@ -255,6 +256,29 @@ TestAProducerAndItsSweepsInAnyOrder = Producer.TestCase
 def test_nothing_is_taken_from_a_directory_where_a_task_may_be_at_work_unless_the_handle_is_closed(
     closed: bool,
 ) -> None:
-    decided = Decided(7, encode_mark(QUERY), closed)
+    decided = ProducerFacts(7, encode_mark(QUERY), closed)
     names = [staged_name(QUERY._replace(number=number), 1, 0) for number in (7, 8)]
     assert may_sweep([staged_state_of(name, decided, NOW, None) for name in names]) is closed
+
+
+STREAM = WriteKind.STREAM
+
+
+@pytest.mark.parametrize(("number", "recorded", "orphan"), [
+    (6, False, True), (7, False, False), (8, False, False),
+    (6, True, True), (7, True, True), (8, True, False),
+])  # fmt: skip
+def test_of_a_stream_what_is_older_is_left_over(number: int, recorded: bool, orphan: bool) -> None:
+    name = staged_name(CommitUnit(STREAM, "q", number), 1, 1)
+    assert is_orphan(name, CommitUnit(STREAM, "q", 7), recorded=recorded) is orphan
+    job = CommitUnit(WriteKind.JOB, "a" * 32, None)
+    assert not is_orphan(name, job, recorded=recorded), "of a stream nothing is a job's to take"
+    assert not is_orphan("nonsense", job, recorded=recorded)
+
+
+def test_of_a_job_what_others_staged_is_left_over_until_it_is_recorded_and_its_own_then() -> None:
+    job, other = CommitUnit(WriteKind.JOB, "a" * 32, None), CommitUnit(WriteKind.JOB, "b" * 32, None)
+    own, strange = staged_name(job, 1, 1), staged_name(other, 1, 1)
+    assert [is_orphan(name, job, recorded=False) for name in (own, strange)] == [False, True]
+    assert [is_orphan(name, job, recorded=True) for name in (own, strange)] == [True, False]
+    assert not is_orphan(own, CommitUnit(STREAM, "q", 7), recorded=True)

@@ -1,6 +1,7 @@
 """State blocks: what is encoded comes back, folds to the newest, and damage is named."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,9 +17,11 @@ from checkpoint.chains.state_blocks import (
     block_schema,
     decode_block,
     encode_block,
+    hash_range,
     key_columns,
     make_block,
     newest_rows,
+    state_version_of,
 )
 from checkpoint.errors import UnsupportedKeyTypeError
 from checkpoint.key_hash import HASH_COLUMN, hash_keys
@@ -163,10 +166,10 @@ def test_reserved_and_double_names_and_odd_key_types_are_refused() -> None:
 def test_many_keys_of_one_hash_are_folded_without_a_loop_over_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows of one key, and rows that wait for one key, carry the hash of the exchange."""
 
-    def untangle(*_: object) -> None:
+    def compared_one_by_one(*_: object) -> None:
         raise AssertionError("rows were looked at one by one")
 
-    monkeypatch.setattr(state_blocks, "_untangle", untangle)
+    monkeypatch.setattr(state_blocks, "_mark_last_by_key", compared_one_by_one)
     schema = block_schema(pa.schema([("row", pa.int64())]), pa.schema([("n", pa.int64())]))
     hashes = np.full(5, 7, np.uint64)
     numbers = pa.array(range(5), pa.int64())
@@ -180,3 +183,49 @@ def test_many_keys_of_one_hash_are_folded_without_a_loop_over_them(monkeypatch: 
     )
     rows = {row["row"]: row["n"] for row in newest_rows([old, new]).to_pylist()}
     assert rows == {0: 0, 1: 0, 2: 1, 3: 1}
+
+
+KEYS, VALUES = pa.schema([("k", pa.int64())]), pa.schema([("n", pa.int64())])
+
+
+def block_of(keys: list[int], deleted: list[bool] | None = None) -> Any:
+    column = pa.array(keys, pa.int64())
+    gone = np.array(deleted or [False] * len(keys), np.bool_)
+    return make_block(block_schema(KEYS, VALUES), [column], hash_keys([column]), [column], gone)
+
+
+def test_a_state_needs_keys_and_says_its_version_from_the_second_on() -> None:
+    with pytest.raises(ValueError, match="column names of a state"):
+        block_schema(pa.schema([]), VALUES)
+    with pytest.raises(ValueError, match="column names of a state"):
+        block_schema(KEYS, KEYS)
+    first, second = block_schema(KEYS, VALUES), block_schema(KEYS, VALUES, state_version=2)
+    assert (state_version_of(first), state_version_of(second)) == (1, 2)
+    assert b"dos.state" not in first.metadata, "blocks of version 1 are as they always were"
+    assert second.metadata[b"dos.state"] == b"2"
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_deleted_key_is_kept_if_that_is_asked_for(keep: bool) -> None:
+    found = newest_rows([block_of([1, 2, 3]), block_of([2], [True])], keep_deleted=keep)
+    assert sorted(found.column("k").to_pylist()) == ([1, 2, 3] if keep else [1, 3])
+
+
+@given(st.lists(st.integers(-5, 5), unique=True, min_size=1), st.data())
+def test_a_range_of_hashes_has_its_beginning_and_not_its_end(keys: list[int], data: st.DataObject) -> None:
+    block = newest_rows([block_of(keys)], keep_deleted=True)
+    hashes = block.column(HASH_COLUMN).to_pylist()
+    bound = st.sampled_from([0, 1 << 64, *hashes])
+    begin, end = sorted((data.draw(bound), data.draw(bound)))
+    begin = min(begin, (1 << 64) - 1)
+    found = hash_range(block, begin, end).column(HASH_COLUMN).to_pylist()
+    assert found == [one for one in hashes if begin <= one < end]
+
+
+def test_a_block_above_the_limit_is_halved_and_not_one_at_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "state_block_rows_max", 4)
+    sizes = [
+        [decode_block(part).num_rows for part in encode_block(block_of(list(range(rows))))]
+        for rows in range(10)
+    ]
+    assert sizes == [[], [1], [2], [3], [4], [2, 3], [3, 3], [3, 4], [4, 4], [4, 2, 3]]

@@ -268,20 +268,22 @@ async def test_steps_below_every_checkpoint_are_forgotten_also_in_the_chain(monk
     assert STEPS_CHAIN == "steps"
 
 
-lives = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 3), st.integers(0, 12)), min_size=1, max_size=6)
+incarnations = st.lists(
+    st.tuples(st.integers(0, 6), st.integers(0, 3), st.integers(0, 12)), min_size=1, max_size=6
+)
 """Of each: steps recorded, by how much the oldest retained cut rises, and how far below the last
 step the next life begins."""
 
 
-@given(lives)
-def test_a_rolled_chain_has_every_step_above_the_oldest_retained_checkpoint(told) -> None:
+@given(incarnations)
+def test_a_rolled_chain_has_every_step_above_the_oldest_retained_checkpoint(changes) -> None:
     """Whichever retained cut a life is restored to, and however often the chain was rolled in between."""
     # EVIDENCE-OF: P-7
     memory, known = MemoryStore(), {}
 
     async def live() -> None:
         at = kept = 0
-        for epoch, (count, rises, back) in enumerate(told, 1):
+        for epoch, (count, rises, back) in enumerate(changes, 1):
             rolling = Rolling(snapshot_bytes_min=0)
             steps_log = await StepsLog.open(
                 memory.claim(epoch), after_step=at, kept_after=kept, generation=1, rolling=rolling

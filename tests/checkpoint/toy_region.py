@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from checkpoint.coordinator.control import RegionControl
-from checkpoint.core.region import CutCommitted, RegionSpec, StateChanged
+from checkpoint.core.region import CutCommitted, RegionSpec, ResetReport, StateChanged
 from tests.checkpoint.toy_worker import ToySpec, run_toy
 
 KEY = "ab" * 32
@@ -24,6 +24,8 @@ FORKS = multiprocessing.get_context("forkserver")
 two.
 """
 FORKS.set_forkserver_preload(["tests.checkpoint.toy_worker"])
+ENDLESS = 5_000_000
+"""Numbers for a region that does not finish on its own."""
 
 
 class ToyRegion:
@@ -133,6 +135,10 @@ class ToyRegion:
     @property
     def cuts(self):
         return sum(isinstance(event, CutCommitted) for event in self.events)
+
+    @property
+    def resets(self):
+        return [event for event in self.events if isinstance(event, ResetReport)]
 
     def kill(self, worker, number=signal.SIGKILL):
         os.kill(self.processes[worker].pid, number)

@@ -59,7 +59,7 @@ class ToySpec(msgspec.Struct, kw_only=True):
     """Raise like user code at this number, 0 never."""
 
 
-class Life:
+class Incarnation:
     """One incarnation."""
 
     def __init__(self, toy, order):
@@ -71,7 +71,7 @@ class Life:
         self.step = self.after
         self.counts: dict[int, int] = {}
         self.changed: set[int] = set()
-        self.asked: RequestCut | None = None
+        self.requested: RequestCut | None = None
         self.links = {}
         self.moved = trio.Event()
         self.started: trio.Event = trio.Event()
@@ -131,11 +131,11 @@ class Life:
                 await self.end_step(recorded.get(self.step + 1))
                 await self.finish_step()
         except (BrokenConnectionError, LinkClosedError) as error:
-            await self.tell("peer", message=str(error))
+            await self.report("peer", message=str(error))
         except FencedError as error:
-            await self.tell("fenced", message=str(error), epoch_held=error.epoch_held)
+            await self.report("fenced", message=str(error), epoch_held=error.epoch_held)
 
-    async def tell(self, kind, **fields):
+    async def report(self, kind, **fields):
         try:
             if self.number == self.toy.control.incarnation:
                 await self.toy.control.failed(kind, **fields)
@@ -143,7 +143,7 @@ class Life:
             pass
 
     async def wait_for_work(self):
-        while self.exhausted and self.asked is None and self.alignment.first_sight() is None:
+        while self.exhausted and self.requested is None and self.alignment.first_sight() is None:
             await self.moved.wait()
 
     @property
@@ -161,20 +161,20 @@ class Life:
             self.steps.record(self.step, time.time_ns() // 10**6, {"n": {"n": (begin, end)}})
         assert begin == self.position, "a replay continues at the checkpoint"
         if spec.fail_at and begin <= spec.fail_at < end:
-            await self.tell(
+            await self.report(
                 "operator", operator="toy", position=f"n[{spec.fail_at}]", message="ValueError: bad"
             )
         self.position = end
         numbers = [spec.worker * SPAN + number for number in range(begin, end)]
-        asked, self.asked = self.asked, None
+        requested, self.requested = self.requested, None
         for index, link in self.links.items():
             mine = [number for number in numbers if number % KEYS % spec.workers == index]
             frames = [self.frame(FrameType.DATA, seq=0, payload=msgspec.json.encode(mine))] if mine else []
             end_frame = self.frame(
                 FrameType.STEP_END,
                 seq=len(frames),
-                cut=asked.cut if asked else 0,
-                flags=FrameFlag.FINAL if asked and asked.final else 0,
+                cut=requested.cut if requested else 0,
+                flags=FrameFlag.FINAL if requested and requested.final else 0,
             )
             await link.send_many([*frames, end_frame])
 
@@ -211,7 +211,7 @@ class Life:
         except StaleIncarnationError:
             return
 
-    def hear(self, frame):
+    def receive(self, frame):
         if frame.type is FrameType.DATA:
             self.alignment.data(frame.sender, frame.step, frame.seq, frame.payload)
         elif frame.type is FrameType.STEP_END:
@@ -231,28 +231,31 @@ class Toy:
 
     def __init__(self, spec):
         self.spec = spec
-        self.life: Life | None = None
+        self.incarnation: Incarnation | None = None
         self.born = trio.Event()
 
     def counters(self):
-        life = self.life
-        if life is None:
+        incarnation = self.incarnation
+        if incarnation is None:
             return Counters()
-        waiting = hasattr(life, "claim") and life.claim.waiting
+        waiting = hasattr(incarnation, "claim") and incarnation.claim.waiting
         return Counters(
-            step=life.step, rows_in=life.position, exhausted=life.exhausted, waiting_for_store=waiting
+            step=incarnation.step,
+            rows_in=incarnation.position,
+            exhausted=incarnation.exhausted,
+            waiting_for_store=waiting,
         )
 
     async def exchange(self, link):
         """Frames of a peer; those of an incarnation that is not ours are waited for or dropped."""
-        while self.life is None or self.life.number < link.hello.incarnation:
+        while self.incarnation is None or self.incarnation.number < link.hello.incarnation:
             await self.born.wait()
-        life = self.life
+        incarnation = self.incarnation
         try:
-            while life is self.life and life.number == link.hello.incarnation:
-                life.hear(await link.receive())
+            while incarnation is self.incarnation and incarnation.number == link.hello.incarnation:
+                incarnation.receive(await link.receive())
         except (LinkClosedError, BrokenConnectionError) as error:
-            await life.tell("peer", peer=link.hello.worker, message=str(error))
+            await incarnation.report("peer", peer=link.hello.worker, message=str(error))
 
     async def run(self):
         spec = self.spec
@@ -284,27 +287,27 @@ class Toy:
             order = await self.control.next_order()
             if isinstance(order, Restore):
                 scope.cancel()
-                if self.life is not None:
-                    await self.life.close()
-                self.life, scope = Life(self, order), trio.CancelScope()
-                nursery.start_soon(self.live, self.life, scope)
+                if self.incarnation is not None:
+                    await self.incarnation.close()
+                self.incarnation, scope = Incarnation(self, order), trio.CancelScope()
+                nursery.start_soon(self.live, self.incarnation, scope)
                 self.born.set()
                 self.born = trio.Event()
             elif isinstance(order, Start):
-                self.life.replay_until = order.replay_until_step
-                self.life.started.set()
+                self.incarnation.replay_until = order.replay_until_step
+                self.incarnation.started.set()
             elif isinstance(order, RequestCut):
-                self.life.asked = order
-                self.life.wake()
+                self.incarnation.requested = order
+                self.incarnation.wake()
             elif isinstance(order, Committed) and order.final:
                 out = Path(self.spec.out) / f"w{self.spec.worker}.json"
-                out.write_text(json.dumps(self.life.counts))
+                out.write_text(json.dumps(self.incarnation.counts))
                 await self.control.finished()
 
     @staticmethod
-    async def live(life, scope):
+    async def live(incarnation, scope):
         with scope:
-            await life.run()
+            await incarnation.run()
 
 
 def expected(workers, numbers):

@@ -29,7 +29,7 @@ from journal.files.tree import FileTree
 from tests.dataflow.filing import Diary, Filing, diary_of, together
 from tests.dataflow.region_in_one_thread import OneThreadRegion
 from tests.dataflow.test_region_in_one_thread import write_files
-from tests.journal.test_files import CHANGE, changed, files
+from tests.journal.journaled_files import CHANGE, changed, files
 
 
 def graph_of(operator: UserOperator, schema: str) -> Graph:

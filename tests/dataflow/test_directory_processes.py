@@ -18,7 +18,7 @@ from tests.dataflow.filing import Diary, diary_of, together
 from tests.dataflow.test_directory import numbered
 from tests.dataflow.test_region_in_one_thread import write_files
 from tests.dataflow.test_region_processes import finished, kill, running
-from tests.journal.test_files import files
+from tests.journal.journaled_files import files
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("forks")]
 

@@ -26,8 +26,8 @@ from dos_protocol.errors import ClosedError, FencedError
 from journal import AtCheckpoint, AtStep, LostBytesError, Position, StopNotFoundError, restore
 from journal.core.trimming import below
 from tests.dataflow.test_directory import filing
+from tests.journal.journaled_files import CHANGE, changed, files
 from tests.journal.memory_store import DIRECTORY, MemoryClaim, MemoryStore
-from tests.journal.test_files import CHANGE, changed, files
 
 CHAIN = "files-own"
 PLAN = filing().plan()

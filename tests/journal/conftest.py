@@ -1,13 +1,16 @@
-"""Three real servers for a module of tests, made a store once; each test uses directories of its own."""
+"""Fixtures of the journal's tests: real servers, a journal file, a bucket."""
 
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 import trio
 
 from dos_client.store import init_store
+from journal.core.record import encode
 from tests.journal.archives import client, empty
+from tests.journal.journaled_files import mark, write
 from tests.support.s3 import BUCKET, FakeS3, serving
 from tests.support.servers import ServerProcess, url_of
 
@@ -29,6 +32,18 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ServerPro
 @pytest.fixture(scope="module")
 def store_url(servers: list[ServerProcess]) -> str:
     return url_of(servers)
+
+
+@pytest.fixture
+def hourly_journal(tmp_path: Path) -> Path:
+    """A local journal of three hours."""
+    path = tmp_path / "some.journal"
+    now = datetime.now(UTC)
+    records = []
+    for hours in (3, 2, 1):
+        records += [mark(now - timedelta(hours=hours)), write(b"log", b"%d" % hours, 3 - hours)]
+    path.write_bytes(b"".join(encode(record) for record in [*records, write(b"d/new", b"xyz")]))
+    return path
 
 
 @pytest.fixture(scope="module")

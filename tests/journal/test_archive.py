@@ -32,8 +32,8 @@ from tests.journal.archives import (
     sealed_end,
     write_lines,
 )
+from tests.journal.journaled_files import files
 from tests.journal.memory_store import DIRECTORY, MemoryStore
-from tests.journal.test_files import files
 from tests.support.s3 import BUCKET, FakeS3
 
 

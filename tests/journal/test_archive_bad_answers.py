@@ -27,7 +27,7 @@ from tests.support.s3 import BUCKET, Answer, FakeS3, Rule, cut, flipped, status
 
 
 @pytest.mark.parametrize(
-    ("method", "make", "error", "words"),
+    ("method", "make", "error", "text"),
     [
         ("GET", status(403, "AccessDenied"), ArchiveRefusedError, "403 AccessDenied.*credentials"),
         ("PUT", status(403, "AccessDenied"), ArchiveRefusedError, "403 AccessDenied"),
@@ -44,12 +44,12 @@ def test_what_a_bad_service_answers_while_archiving_is_named(
     method: str,
     make: Callable[[Answer], Answer],
     error: type[Exception],
-    words: str,
+    text: str,
 ) -> None:
     store = MemoryStore()
     write_lines(store, tmp_path / "live", count=12)
     s3.rules.append(Rule(method, "files.0", make))
-    with pytest.raises(error, match=words):
+    with pytest.raises(error, match=text):
         archived(store)
     assert manifest_key(DIRECTORY, "files") not in str(keys()), "nothing that was not read back is listed"
     s3.rules.clear()
@@ -192,7 +192,7 @@ def remove(key: str, _: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("harm", "words"),
+    ("harm", "text"),
     [
         (swap, "expected"),
         (shorten, "found the end"),
@@ -201,14 +201,14 @@ def remove(key: str, _: str) -> None:
     ],
 )
 def test_a_bucket_that_was_tampered_with_restores_nothing(
-    s3: FakeS3, tmp_path: Path, harm: Callable[[str, str], None], words: str
+    s3: FakeS3, tmp_path: Path, harm: Callable[[str, str], None], text: str
 ) -> None:
     store = MemoryStore()
     write_lines(store, tmp_path / "live", count=18)
     archived(store)
     segments = sorted(key for key in keys() if not key.endswith(".archive"))
     harm(segments[-1], segments[0])
-    with pytest.raises(ArchiveDamagedError, match=words) as refused:
+    with pytest.raises(ArchiveDamagedError, match=text) as refused:
         restored(tmp_path / "end")
     assert segments[-1] in str(refused.value)
     assert not (tmp_path / "end").exists()

@@ -13,8 +13,8 @@ from journal import Directory
 from journal.cli_arguments import journal_errors
 from journal.core.errors import ArchiveUnavailableError
 from tests.journal.archives import client
-from tests.journal.test_files import files
-from tests.journal.test_files_cli import journal
+from tests.journal.journal_command import journal
+from tests.journal.journaled_files import files
 from tests.support.s3 import BUCKET, FakeS3, Rule, status
 from tests.support.servers import ServerProcess
 

@@ -47,7 +47,7 @@ def test_every_truncation_and_every_flipped_bit_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("bad", "words"),
+    ("bad", "text"),
     [
         (manifest(Position(2, 700, 5), segment(1, 0, 500)), "an end within a segment"),
         (manifest(Position(1, 501, 5), segment(1, 0, 500)), "an end within a segment"),
@@ -62,8 +62,8 @@ def test_every_truncation_and_every_flipped_bit_is_refused() -> None:
         ),
     ],
 )
-def test_a_manifest_that_contradicts_itself_is_refused(bad: ArchiveManifest, words: str) -> None:
-    with pytest.raises(CorruptDataError, match=words):
+def test_a_manifest_that_contradicts_itself_is_refused(bad: ArchiveManifest, text: str) -> None:
+    with pytest.raises(CorruptDataError, match=text):
         decode_manifest(encode_manifest(bad), "here")
 
 

@@ -1,7 +1,7 @@
 """What a chain does on any store that fits `journal.ports`: run on the in-memory store and on three real
 servers.
 
-The stories in `test_takeover_stories.py` trust the in-memory store; these tests are why they may.
+The tests `test_takeover*.py` rely on the in-memory store; these tests compare it with real servers.
 """
 
 import os

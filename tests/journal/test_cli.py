@@ -192,10 +192,10 @@ def test_progress_shows_on_a_terminal_and_only_there(tmp_path: Path) -> None:
             command, stdout=subprocess.PIPE, stderr=theirs, env=wide, check=True, timeout=60
         )
         os.close(theirs)
-        shown = os.read(ours, 100_000)
+        result = os.read(ours, 100_000)
     finally:
         os.close(ours)
-    assert path.name.encode() in shown
+    assert path.name.encode() in result
     assert done.stdout.startswith(b"sound: ")
 
 

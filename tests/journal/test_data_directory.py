@@ -4,27 +4,19 @@ import hashlib
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 import trio
-from typer.testing import CliRunner
 
-from dos_cli.main import app
 from dos_client import init_store
 from dos_client.store import open_store
 from dos_server.limits import mark_bytes
 from journal import Directory
+from tests.support.dos_command import dos
 from tests.support.servers import ServerProcess, one_server
 
 __all__ = ["one_server"]
 pytestmark = pytest.mark.process
-
-
-def dos(*arguments: object) -> Any:
-    done = CliRunner().invoke(app, list(map(str, arguments)), env={"NO_COLOR": "1"})
-    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
-    return done
 
 
 def state_of(root: Path) -> dict[str, tuple[str, int]]:
@@ -59,7 +51,7 @@ def data(one_server: ServerProcess, tmp_path: Path) -> Path:
     trio.run(lambda: init_store(one_server.url))
     trio.run(fill)
     running = dos("journal", "files", one_server.data / "ledger" / "files")
-    assert (running.exit_code, "is in use by a server" in running.stderr) == (2, True), running.stderr
+    assert (running.returncode, "is in use by a server" in running.stderr) == (2, True), running.stderr
     one_server.kill()
     return one_server.data
 
@@ -72,18 +64,18 @@ def test_what_is_on_the_disk_of_a_server_that_is_down_is_read_and_nothing_is_cha
     assert listed["files"] == [{"path": "large", "bytes": 1 << 20}, {"path": "log", "bytes": 90}]
     assert dos("journal", "cat", target, "log", "--at", "checkpoint:7").stdout.splitlines()[-1] == "07"
     done = dos("journal", "replay", target, "--into", tmp_path / "into")
-    assert done.exit_code == 0, done.stderr
+    assert done.returncode == 0, done.stderr
     assert (tmp_path / "into" / "large").read_bytes() == bytes(range(256)) * 4096
     assert dos("journal", "verify", target).stdout.startswith("sound: ")
-    assert dos("journal", "status", target).exit_code == 0
-    assert dos("journal", "timeline", target).exit_code == 0
+    assert dos("journal", "status", target).returncode == 0
+    assert dos("journal", "timeline", target).returncode == 0
     (segment, *_) = sorted(path.name for path in (data / "d" / "ledger").iterdir() if path.name[0] != ".")
     assert "SEGMENT_START" in dos("journal", "dump", data / "ledger" / segment).stdout
     assert state_of(data) == before
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "text"),
     [
         (("files", "ledger/other"), "no chain other"),
         (("files", "nobody/files"), "directory nobody holds no objects"),
@@ -92,21 +84,21 @@ def test_what_is_on_the_disk_of_a_server_that_is_down_is_read_and_nothing_is_cha
         (("verify", "ledger/nothing"), "no object and no chain nothing"),
     ],
 )
-def test_what_cannot_be_read_there_is_reported(data: Path, arguments: tuple[str, ...], words: str) -> None:
+def test_what_cannot_be_read_there_is_reported(data: Path, arguments: tuple[str, ...], text: str) -> None:
     command, name, *more = arguments
     done = dos("journal", command, *more, data / name)
-    assert done.exit_code == 2, done.stderr
-    assert words in done.stderr
+    assert done.returncode == 2, done.stderr
+    assert text in done.stderr
 
 
 def test_what_one_disk_has_is_not_archived(data: Path) -> None:
     done = dos("journal", "archive", data / "ledger" / "files", "s3://backups/dos")
-    assert (done.exit_code, "only a store knows" in done.stderr) == (2, True)
+    assert (done.returncode, "only a store knows" in done.stderr) == (2, True)
 
 
 def test_history_that_is_gone_and_that_nobody_trimmed_is_reported_and_the_exit_code_is_1(data: Path) -> None:
     target, stored = data / "ledger" / "files", data / "d" / "ledger"
-    assert dos("journal", "verify", "--history", target).exit_code == 0
+    assert dos("journal", "verify", "--history", target).returncode == 0
     lowest = min(path.name for path in stored.iterdir() if path.name[0] != ".")
     (stored / lowest).unlink()
     marks = bytearray((stored / ".marks").read_bytes())
@@ -114,15 +106,16 @@ def test_history_that_is_gone_and_that_nobody_trimmed_is_reported_and_the_exit_c
     marks[slot : slot + mark_bytes] = bytes(mark_bytes)
     (stored / ".marks").write_bytes(marks)
     done = dos("journal", "verify", "--history", target)
-    assert (done.exit_code, done.stdout.startswith("sound as far as it is there: ")) == (1, True), done.stdout
+    assert done.returncode == 1
+    assert done.stdout.startswith("sound as far as it is there: ")
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("not verified: ")]
     assert "no segment start says that it was trimmed" in line, line
     found = json.loads(dos("journal", "verify", "--history", "--json", target).stdout)
     assert (found["sound"], found["missing"]) == (False, line.removeprefix("not verified: "))
     for command in ("dump", "timeline"):
         done = dos("journal", command, "--history", target)
-        assert (done.exit_code, "says that it was trimmed" in done.stderr) == (1, True), done.stderr
-    assert dos("journal", "verify", target).exit_code == 0, "nothing was asked of the history"
+        assert (done.returncode, "says that it was trimmed" in done.stderr) == (1, True), done.stderr
+    assert dos("journal", "verify", target).returncode == 0, "nothing was asked of the history"
 
 
 def test_a_flipped_bit_is_a_fault_and_nothing_is_made(data: Path, tmp_path: Path) -> None:
@@ -131,5 +124,5 @@ def test_a_flipped_bit_is_a_fault_and_nothing_is_made(data: Path, tmp_path: Path
     broken[len(broken) // 2] ^= 1
     file.write_bytes(broken)
     done = dos("journal", "replay", data / "ledger" / "files", "--into", tmp_path / "into")
-    assert done.exit_code == 1, (done.stdout, done.stderr)
+    assert done.returncode == 1, (done.stdout, done.stderr)
     assert not (tmp_path / "into").exists()

@@ -13,8 +13,8 @@ from dos_client.store import open_store
 from journal import ChainWriter, Directory, Op, Record
 from journal.cli import app
 from tests.journal.archives import client
+from tests.journal.journal_command import journal
 from tests.journal.test_cli import V0
-from tests.journal.test_files_cli import journal
 from tests.support.s3 import FakeS3
 
 DAY_MS = 86_400_000
@@ -86,11 +86,11 @@ def test_each_command_has_examples() -> None:
 def test_the_help_shows_each_example_as_it_is_written() -> None:
     """Nothing of it is taken for markup, and no sentence is broken in its middle."""
     for command in COMMANDS:
-        shown = " ".join(journal(command, "--help").stdout.split())
+        result = " ".join(journal(command, "--help").stdout.split())
         for example in examples(command):
-            assert example in shown, command
+            assert example in result, command
         text = " ".join((inspect.getdoc(COMMANDS[command]) or "").split("\n\n")[0].split())
-        assert text in shown
+        assert text in result
 
 
 @pytest.mark.process
@@ -106,11 +106,11 @@ def test_every_example_works(
     Path("my_app-worker3.journal").write_bytes(V0.read_bytes()[:150])  # behind that, a path that no file has
     for command in [one for one in COMMANDS if one not in UNTIL_INTERRUPTED]:
         for example in examples(command):
-            said = example.split(" | ")[0].replace("dos://h1,h2,h3", store_url)
-            said = said.replace("/ledger/", f"/ledger{unique}/").replace(
+            command_line = example.split(" | ")[0].replace("dos://h1,h2,h3", store_url)
+            command_line = command_line.replace("/ledger/", f"/ledger{unique}/").replace(
                 "/wordcount.", f"/wordcount{unique}."
             )
-            done = journal(*shlex.split(said)[2:])
+            done = journal(*shlex.split(command_line)[2:])
             assert done.returncode == 0, f"{example}\n{done.stdout}\n{done.stderr}"
     assert len(list(Path("an-hour-ago").rglob("*.log"))) == 1
     assert [path.name for path in Path("new-year").iterdir()] == ["totals"]

@@ -2,61 +2,23 @@
 
 import json
 import os
-import pickle
-import shutil
-import struct
-import subprocess
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 import trio
 from typer.main import get_group
-from typer.testing import CliRunner
 
 from dos_client.store import open_store
 from journal import Directory, Op, Record
 from journal.cli import app, complete_operation
-from journal.core.errors import FileConflictError, UnsafePathError
-from journal.core.inspection import kind_of
 from journal.core.record import encode
 from journal.files.moments import complete_moment, moment
-from journal.files.rebuilding import Rebuilding
-from journal.files.replaying import FileSizes, FilesReplay
-from journal.files.sources import replay_target
+from tests.journal.journal_command import journal
+from tests.journal.journaled_files import files, write
 from tests.journal.test_cli import V0
-from tests.journal.test_files import files
-
-
-def journal(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """The command, in this process: a process of its own for each would take most of the time."""
-    done = CliRunner().invoke(app, list(map(str, arguments)), env={"NO_COLOR": "1"})
-    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
-    return subprocess.CompletedProcess(arguments, done.exit_code, done.stdout, done.stderr)
-
 
 NOW = datetime(2026, 11, 22, 12, 0, tzinfo=UTC)
-
-
-def write(path: bytes, data: bytes, offset: int = 0) -> Record:
-    return Record(Op.WRITE, ints=(offset,), strings=(path, data))
-
-
-def mark(when: datetime) -> Record:
-    return Record(Op.MARK, ints=(int(when.timestamp() * 1000),))
-
-
-@pytest.fixture
-def three(tmp_path: Path) -> Path:
-    """A local journal of three hours."""
-    path = tmp_path / "some.journal"
-    now = datetime.now(UTC)
-    records = []
-    for hours in (3, 2, 1):
-        records += [mark(now - timedelta(hours=hours)), write(b"log", b"%d" % hours, 3 - hours)]
-    path.write_bytes(b"".join(encode(record) for record in [*records, write(b"d/new", b"xyz")]))
-    return path
 
 
 def test_the_originals_journal_is_replayed_with_its_paths_below_the_target(tmp_path: Path) -> None:
@@ -94,116 +56,18 @@ def test_a_refused_path_is_told_with_strip_only_where_that_helps(
     assert "--strip" not in stripped.stderr
 
 
-VERSIONS = pytest.mark.parametrize("version", [0, 1])
-
-
-def three_records(version: int) -> tuple[list[bytes], list[dict[str, bytes]]]:
-    """Three changes as bytes, and the files after none, one, two and all of them."""
-    changes = [
-        write(b"log", b"first\n"),
-        write(b"d/log", b"second\n"),
-        Record(Op.TRUNCATE, ints=(2,), strings=(b"log",)),
-    ]
-    after = [
-        {},
-        {"log": b"first\n"},
-        {"log": b"first\n", "d/log": b"second\n"},
-        {"log": b"fi", "d/log": b"second\n"},
-    ]
-    return [encode(change, version) for change in changes], after
-
-
-def replayed(path: Path, into: Path, *, read: bool = True) -> tuple[dict[str, Any], str]:
-    """The files, and what was wrong: '', or the kind of the fault."""
-    shutil.rmtree(into, ignore_errors=True)
-    try:
-        with Rebuilding(into) as rebuilding:
-            outcome = replay_target(str(path), rebuilding.replay, b"", lambda *_: None)
-            rebuilding.put()
-    except (UnsafePathError, FileConflictError) as error:
-        assert not into.exists()
-        return {}, type(error).__name__
-    assert outcome is not None
-    return files(into) if read else {}, "" if outcome.fault is None else kind_of(outcome.fault)
-
-
-def listed(path: Path) -> tuple[dict[str, Any], str]:
-    """The files with their lengths, and what was wrong."""
-    sizes = FileSizes()
-    outcome = replay_target(str(path), FilesReplay(sizes), b"", lambda *_: None)
-    assert outcome is not None
-    assert outcome.fault is not None
-    return sizes.sizes, kind_of(outcome.fault)
-
-
-@VERSIONS
-def test_every_truncation_of_a_journal_gives_the_files_of_its_whole_records(
-    tmp_path: Path, version: int
-) -> None:
-    parts, after = three_records(version)
-    ends = [len(b"".join(parts[:n])) for n in range(4)]
-    whole = b"".join(parts)
-    path = tmp_path / "some.journal"
-    for length in range(len(whole) + 1):
-        path.write_bytes(whole[:length])
-        count = sum(end <= length for end in ends[1:])
-        assert replayed(path, tmp_path / "into") == (after[count], "" if length in ends else "torn"), length
-
-
-@VERSIONS
-def test_every_flipped_bit_of_a_journal_is_a_named_fault_or_in_version_0_other_data(
-    tmp_path: Path, version: int
-) -> None:
-    # EVIDENCE-OF: P-2
-    parts, after = three_records(version)
-    ends = [len(b"".join(parts[:n])) for n in range(4)]
-    whole = b"".join(parts)
-    path = tmp_path / "some.journal"
-    for bit in range(8 * len(whole)):
-        broken = bytearray(whole)
-        broken[bit // 8] ^= 1 << (bit % 8)
-        path.write_bytes(broken)
-        found, fault = listed(path) if version else replayed(path, tmp_path / "into", read=False)
-        before = sum(end <= bit // 8 for end in ends[1:])
-        outside = [one.name for one in tmp_path.iterdir() if one.name not in ("some.journal", "into")]
-        assert outside == [], f"bit {bit} led out of the target"
-        if version == 1:
-            sizes = {name: len(data) for name, data in after[before].items()}
-            assert (found, fault) == (sizes, "corrupt"), bit
-        else:
-            assert fault in ("", "torn", "corrupt", "version", "UnsafePathError", "FileConflictError"), bit
-
-
-def test_journals_that_are_joined_repeated_or_of_another_kind_are_what_their_bytes_say(
-    tmp_path: Path,
-) -> None:
-    parts, after = three_records(1)
-    path = tmp_path / "some.journal"
-    for data, wanted in [
-        (b"", ({}, "")),
-        (b"\0", ({}, "torn")),
-        (bytes(4096), ({}, "torn")),
-        (b"".join(parts) + b"".join(parts[:2]), ({**after[3], "log": b"first\n"}, "")),
-        (parts[0] * 3, (after[1], "")),
-        (pickle.dumps({"a": 1}), ({}, "corrupt")),
-        (struct.pack(">Q", 2**40) + b"x" * 100, ({}, "corrupt")),
-    ]:
-        path.write_bytes(data)
-        assert replayed(path, tmp_path / "into") == wanted, data[:20]
-
-
-def test_files_and_cat_show_what_there_was_at_a_moment(three: Path) -> None:
-    assert json.loads(journal("files", three, "--json").stdout)["files"] == [
+def test_files_and_cat_show_what_there_was_at_a_moment(hourly_journal: Path) -> None:
+    assert json.loads(journal("files", hourly_journal, "--json").stdout)["files"] == [
         {"path": "d/new", "bytes": 3},
         {"path": "log", "bytes": 3},
     ]
-    assert journal("cat", three, "log").stdout == "321"
-    assert journal("cat", three, "log", "--at", "-90m").stdout == "32"
-    assert journal("cat", three, "d/new").stdout == "xyz"
-    lines = journal("files", three, "--at", "-150m").stdout.splitlines()
+    assert journal("cat", hourly_journal, "log").stdout == "321"
+    assert journal("cat", hourly_journal, "log", "--at", "-90m").stdout == "32"
+    assert journal("cat", hourly_journal, "d/new").stdout == "xyz"
+    lines = journal("files", hourly_journal, "--at", "-150m").stdout.splitlines()
     assert lines[0].split() == ["1", "log"]
     assert lines[1].startswith("1 files as of offset ")
-    gone = journal("cat", three, "log", "--at", "0")
+    gone = journal("cat", hourly_journal, "log", "--at", "0")
     assert (gone.returncode, gone.stdout) == (2, "")
     assert "has no file log as of offset 0" in gone.stderr
 
@@ -229,21 +93,23 @@ def test_diff_shows_what_came_went_and_changed(tmp_path: Path) -> None:
     }
 
 
-def test_a_torn_tail_is_left_out_and_said_a_flipped_bit_makes_nothing(three: Path, tmp_path: Path) -> None:
-    whole = three.read_bytes()
-    three.write_bytes(whole[:-3])
-    torn = journal("replay", three, "--into", tmp_path / "torn")
+def test_a_torn_tail_is_left_out_and_said_a_flipped_bit_makes_nothing(
+    hourly_journal: Path, tmp_path: Path
+) -> None:
+    whole = hourly_journal.read_bytes()
+    hourly_journal.write_bytes(whole[:-3])
+    torn = journal("replay", hourly_journal, "--into", tmp_path / "torn")
     assert torn.returncode == 0
     assert "is cut off and was left out" in torn.stderr
     assert files(tmp_path / "torn") == {"log": b"321"}
     flipped = bytearray(whole)
     flipped[-20] ^= 1
-    three.write_bytes(flipped)
-    bad = journal("replay", three, "--into", tmp_path / "bad")
+    hourly_journal.write_bytes(flipped)
+    bad = journal("replay", hourly_journal, "--into", tmp_path / "bad")
     assert bad.returncode == 1
     assert not (tmp_path / "bad").exists()
     offset = bad.stderr.split("--at ")[1].split()[0]
-    good = journal("replay", three, "--into", tmp_path / "good", "--at", offset, "--json")
+    good = journal("replay", hourly_journal, "--into", tmp_path / "good", "--at", offset, "--json")
     assert json.loads(good.stdout)["end"] == int(offset)
     assert files(tmp_path / "good") == {"log": b"321"}
 
@@ -257,9 +123,9 @@ def test_a_torn_tail_is_left_out_and_said_a_flipped_bit_makes_nothing(three: Pat
     ],
 )
 def test_a_moment_that_is_none_reports_what_can_be_written(
-    three: Path, arguments: list[str], words: str
+    hourly_journal: Path, arguments: list[str], words: str
 ) -> None:
-    done = journal("files", three, *arguments)
+    done = journal("files", hourly_journal, *arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert words in done.stderr
     assert "Traceback" not in done.stderr
@@ -288,21 +154,21 @@ def test_the_shell_completes_operations_and_moments() -> None:
 
 
 def test_a_file_that_the_journal_does_not_have_is_not_replayed_in_silence(
-    three: Path, tmp_path: Path
+    hourly_journal: Path, tmp_path: Path
 ) -> None:
-    done = journal("replay", three, "--only", "nope", "--into", tmp_path / "into")
+    done = journal("replay", hourly_journal, "--only", "nope", "--into", tmp_path / "into")
     assert done.returncode == 2
-    assert f"{three} has no file nope as of" in done.stderr
+    assert f"{hourly_journal} has no file nope as of" in done.stderr
     assert not (tmp_path / "into").exists()
-    assert journal("replay", three, "--only", "d/new", "--into", tmp_path / "into").returncode == 0
+    assert journal("replay", hourly_journal, "--only", "d/new", "--into", tmp_path / "into").returncode == 0
     assert files(tmp_path / "into") == {"d/new": b"xyz"}
 
 
-def test_a_target_that_exists_is_left_alone(three: Path, tmp_path: Path) -> None:
-    done = journal("replay", three, "--into", tmp_path)
+def test_a_target_that_exists_is_left_alone(hourly_journal: Path, tmp_path: Path) -> None:
+    done = journal("replay", hourly_journal, "--into", tmp_path)
     assert done.returncode == 2
     assert "does not exist or is empty" in done.stderr
-    assert [path.name for path in tmp_path.iterdir()] == [three.name]
+    assert [path.name for path in tmp_path.iterdir()] == [hourly_journal.name]
 
 
 @pytest.mark.parametrize("length", [2**63, 2**64 - 1])
@@ -358,13 +224,13 @@ def test_a_chain_of_a_store_is_replayed_and_shown(store_url: str, tmp_path: Path
     absent = journal("files", f"{store_url}/{name}/nothing")
     assert absent.returncode == 2
     assert "no chain nothing; it has files" in absent.stderr
-    told = json.loads(journal("status", url, "--json").stdout)
-    assert (told["chain"], told["end_epoch"], told["end"]) == ("files", 1, done_end(url))
-    assert 0 < told["recovery_bytes"] <= 4000
-    assert told["below_segments"] > 0
-    assert told["below_bytes"] + told["recovery_bytes"] == told["end"]
-    assert told["recovery_s"] == pytest.approx(told["recovery_bytes"] / told["bytes_per_s"])
-    assert f"{told['recovery_bytes']:,} bytes in 1 segments" in journal("status", url).stdout
+    report = json.loads(journal("status", url, "--json").stdout)
+    assert (report["chain"], report["end_epoch"], report["end"]) == ("files", 1, done_end(url))
+    assert 0 < report["recovery_bytes"] <= 4000
+    assert report["below_segments"] > 0
+    assert report["below_bytes"] + report["recovery_bytes"] == report["end"]
+    assert report["recovery_s"] == pytest.approx(report["recovery_bytes"] / report["bytes_per_s"])
+    assert f"{report['recovery_bytes']:,} bytes in 1 segments" in journal("status", url).stdout
     assert journal("status", f"{store_url}/{name}/nothing").returncode == 2
 
 
@@ -375,17 +241,22 @@ def done_end(url: str) -> int:
     return end
 
 
-def test_an_age_is_a_moment_of_a_difference_and_no_option(three: Path) -> None:
+def test_an_age_is_a_moment_of_a_difference_and_no_option(hourly_journal: Path) -> None:
     for words in (("-150m",), ("-150m", "-1s"), ("--json", "-150m")):
-        done = journal("diff", three, *words)
+        done = journal("diff", hourly_journal, *words)
         assert (done.returncode, "log" in done.stdout) == (0, True), done.stderr
-    assert journal("diff", "--", three, "-150m").returncode == 0
-    assert journal("diff", three, "-150m", "-90m").stdout != journal("diff", three, "-150m").stdout
-    assert "No such option" in journal("diff", three, "-x").stderr
+    assert journal("diff", "--", hourly_journal, "-150m").returncode == 0
+    assert (
+        journal("diff", hourly_journal, "-150m", "-90m").stdout
+        != journal("diff", hourly_journal, "-150m").stdout
+    )
+    assert "No such option" in journal("diff", hourly_journal, "-x").stderr
 
 
-def test_a_moment_before_the_first_mark_is_reported_it(three: Path) -> None:
-    assert "as of offset 0, before the first time mark" in journal("files", three, "--at", "-9d").stdout
+def test_a_moment_before_the_first_mark_is_reported_it(hourly_journal: Path) -> None:
+    assert (
+        "as of offset 0, before the first time mark" in journal("files", hourly_journal, "--at", "-9d").stdout
+    )
 
 
 @pytest.mark.process

@@ -9,9 +9,7 @@ import pytest
 import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
-from dos_cli.main import app
 from dos_client import init_store
 from dos_client.store import open_store
 from dos_protocol.errors import DosError, LocalProtocolError
@@ -21,15 +19,16 @@ from journal.core.file_ops import ReplayStop
 from journal.core.segment import SegmentStart, parse_segment_name, parse_start, start_record
 from journal.files import trimming
 from journal.files.trimming import plan_trim
+from tests.journal.journaled_files import files, opened
 from tests.journal.memory_store import DIRECTORY, MemoryStore
-from tests.journal.test_files import files, opened
+from tests.support.dos_command import dos
 from tests.support.servers import ServerProcess, one_server
 
 __all__ = ["one_server"]
 SMALL = {"recovery_bytes": 600, "segment_bytes": 250}
 
 
-class Life:
+class DirectoryModel:
     """A directory, and what it held after each change of its present line of history."""
 
     def __init__(self, root: Path) -> None:
@@ -94,20 +93,20 @@ class Life:
 
 
 async def play(root: Path, history: list[tuple[str, int]]) -> None:
-    life = Life(root)
-    await life.open()
+    model = DirectoryModel(root)
+    await model.open()
     for kind, number in history:
         if kind == "change":
-            await life.change(number)
+            await model.change(number)
         elif kind == "reopen":
-            await life.directory.aclose()
-            await life.open()
+            await model.directory.aclose()
+            await model.open()
         elif kind == "back":
-            await life.back(number)
+            await model.back(number)
         else:
-            await life.trim(number, crash=kind == "trim, crash")
-    await life.check()
-    await life.directory.aclose()
+            await model.trim(number, crash=kind == "trim, crash")
+    await model.check()
+    await model.directory.aclose()
 
 
 KINDS = ["change", "change", "change", "change", "reopen", "back", "trim", "trim, crash"]
@@ -225,12 +224,12 @@ async def test_files_are_restored_as_of_a_cut_or_its_step_also_below_snapshots(t
             into = tmp_path / f"at-{at}"
             await restore(into, store, DIRECTORY, at=at)
             assert files(into) == held[number]
-    for at, words in [
+    for at, text in [
         (AtCheckpoint(31), "does not hold checkpoint 31; the one before is checkpoint 30"),
         (AtStep(45), "does not hold the checkpoint of step 45; the one before is checkpoint"),
         (AtCheckpoint(0), "does not hold checkpoint 0; the one before is no checkpoint"),
     ]:
-        with pytest.raises(StopNotFoundError, match=words):
+        with pytest.raises(StopNotFoundError, match=text):
             await restore(tmp_path / "into", store, DIRECTORY, at=at)
     assert not (tmp_path / "into").exists()
     async with opened(store, tmp_path / "live", 2, **SMALL) as directory:
@@ -256,10 +255,6 @@ async def test_a_step_is_not_looked_for_where_cuts_say_none(tmp_path: Path) -> N
 # --- the command ------------------------------------------------------------------------------------------
 
 
-def dos(*arguments: object) -> Any:
-    return CliRunner().invoke(app, list(map(str, arguments)), env={"NO_COLOR": "1"})
-
-
 @pytest.mark.process
 def test_the_command_shows_and_deletes_and_reports_what_it_refuses(
     one_server: ServerProcess, tmp_path: Path
@@ -278,27 +273,27 @@ def test_the_command_shows_and_deletes_and_reports_what_it_refuses(
     trio.run(lambda: init_store(one_server.url))
     trio.run(write)
     url = f"{one_server.url}/ledger/files"
-    shown = dos("journal", "trim", "--before", "checkpoint:35", url, "--json")
-    assert shown.exit_code == 0, shown.stderr
-    plan = json.loads(shown.stdout)
+    result = dos("journal", "trim", "--before", "checkpoint:35", url, "--json")
+    assert result.returncode == 0, result.stderr
+    plan = json.loads(result.stdout)
     assert plan["segments"]
     assert not plan["applied"]
     alone = dos("journal", "trim", "--before", "checkpoint:35", "--apply", url)
-    assert (alone.exit_code, "pass --apply and --stopped together" in alone.stderr) == (2, True)
+    assert (alone.returncode, "pass --apply and --stopped together" in alone.stderr) == (2, True)
     early = dos("journal", "cat", "--at", "checkpoint:2", url, "log")
     assert early.stdout_bytes == bytes([2]) * 0 + bytes([1]) * 40
     done = dos("journal", "trim", "--before", "checkpoint:35", "--apply", "--stopped", url)
-    assert done.exit_code == 0, done.stderr
+    assert done.returncode == 0, done.stderr
     assert f"deleted {len(plan['segments'])} segments" in done.stdout
     again = json.loads(dos("journal", "trim", "--before", "checkpoint:35", url, "--json").stdout)
     assert again["segments"] == []
-    assert dos("journal", "files", "--at", "checkpoint:35", url).exit_code == 0
+    assert dos("journal", "files", "--at", "checkpoint:35", url).returncode == 0
     gone = dos("journal", "cat", "--at", "checkpoint:2", url, "log")
-    assert (gone.exit_code, "was trimmed" in gone.stderr) == (2, True)
-    assert dos("journal", "verify", url).exit_code == 0
-    for target, words in [("s3://b/p/ledger/files", "trim"), (f"{one_server.url}/nobody/files", "no chain")]:
+    assert (gone.returncode, "was trimmed" in gone.stderr) == (2, True)
+    assert dos("journal", "verify", url).returncode == 0
+    for target, text in [("s3://b/p/ledger/files", "trim"), (f"{one_server.url}/nobody/files", "no chain")]:
         refused = dos("journal", "trim", "--before", "-1h", target)
-        assert refused.exit_code in (2, 3), (target, refused.stderr, words)
+        assert refused.returncode in (2, 3), (target, refused.stderr, text)
 
 
 def test_a_local_journal_has_its_cuts_by_the_same_names(tmp_path: Path) -> None:
@@ -318,10 +313,10 @@ def test_a_local_journal_has_its_cuts_by_the_same_names(tmp_path: Path) -> None:
 
     trio.run(write)
     for at in ("checkpoint:1", "step:5"):
-        shown = dos("journal", "cat", "--at", at, tmp_path / "a.journal", "log")
-        assert (shown.exit_code, shown.stdout) == (0, "first")
+        result = dos("journal", "cat", "--at", at, tmp_path / "a.journal", "log")
+        assert (result.returncode, result.stdout) == (0, "first")
     missed = dos("journal", "cat", "--at", "checkpoint:2", tmp_path / "a.journal", "log")
-    assert (missed.exit_code, "does not hold checkpoint 2" in missed.stderr) == (2, True)
+    assert (missed.returncode, "does not hold checkpoint 2" in missed.stderr) == (2, True)
 
 
 @pytest.mark.trio

@@ -25,8 +25,8 @@ def note(number: int) -> Record:
     return Record(Op.MARK, ints=(number,))
 
 
-class Shown:
-    """What was shown, and waiting for it."""
+class PrintedRecords:
+    """The printed records, with a wait for them."""
 
     def __init__(self) -> None:
         self.records: list[Located] = []
@@ -53,11 +53,11 @@ class Shown:
 
 
 @asynccontextmanager
-async def following(follow: Callable[..., Any], *arguments: Any) -> AsyncIterator[Shown]:
-    shown = Shown()
+async def following(follow: Callable[..., Any], *arguments: Any) -> AsyncIterator[PrintedRecords]:
+    result = PrintedRecords()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(follow, *arguments, shown)
-        yield shown
+        nursery.start_soon(follow, *arguments, result)
+        yield result
         nursery.cancel_scope.cancel()
 
 
@@ -123,10 +123,10 @@ async def test_a_file_that_becomes_shorter_or_is_damaged_ends_it(tmp_path: Path)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(cut)
         with pytest.raises(LostBytesError, match="was truncated from"):
-            await follow_file(path, 0, Shown())
+            await follow_file(path, 0, PrintedRecords())
     path.write_bytes(encode(note(1)) + b"nothing of the kind, and long enough to be seen as that")
     with pytest.raises(CorruptRecordError):
-        await follow_file(path, 0, Shown())
+        await follow_file(path, 0, PrintedRecords())
 
 
 @pytest.mark.process
@@ -143,8 +143,8 @@ def test_an_interrupt_ends_it_in_one_line(what: str, tmp_path: Path, store_url: 
         assert process.stdout is not None
         assert process.stdout.readline().startswith(first)
         process.send_signal(signal.SIGINT)
-        rest, said = process.communicate(timeout=30)
-    assert (process.returncode, said) == (130, "dos: interrupted\n")
+        rest, output = process.communicate(timeout=30)
+    assert (process.returncode, output) == (130, "dos: interrupted\n")
     assert what == "chain" or not rest
 
 

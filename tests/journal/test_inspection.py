@@ -59,7 +59,7 @@ def test_nothing_seen_is_nothing_counted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("records", "sound", "words"),
+    ("records", "sound", "text"),
     [
         ([*MARKS, start_record(LATER)], 3, "a segment start only as the first record"),
         ([start_record(FIRST), MARKS[0], start_record(LATER)], 2, "another segment's start"),
@@ -70,13 +70,13 @@ def test_nothing_seen_is_nothing_counted() -> None:
 )
 @pytest.mark.parametrize("piece", [1, 100_000])
 def test_what_stands_before_a_misplaced_record_is_handed_out_and_then_nothing(
-    records: list[Record], sound: int, words: str, piece: int
+    records: list[Record], sound: int, text: str, piece: int
 ) -> None:
     inspector = Inspector(FIRST.name)
     found = fed(inspector, b"".join(map(encode, [*records, MARKS[0]])), piece)
     assert [record for *_, record in found] == records[:sound]
     assert isinstance(inspector.fault, ChainError)
-    assert words in str(inspector.fault)
+    assert text in str(inspector.fault)
     assert inspector.fault.offset == sum(len(encode(record)) for record in records[:sound])
     assert inspector.tally.records == sound
     assert inspector.feed(encode(MARKS[0])) == []

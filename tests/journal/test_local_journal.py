@@ -11,7 +11,7 @@ from dos_protocol.errors import ClosedError, LocalProtocolError
 from journal import Directory, LocalJournal, Mirror, Op, Record
 from journal.core.errors import CorruptRecordError, LocalFilesError, MirrorDiffersError
 from journal.core.record import encode
-from tests.journal.test_files import Clock, files
+from tests.journal.journaled_files import Clock, files
 from tests.support.servers import ServerProcess
 
 

@@ -167,10 +167,10 @@ def test_a_torn_tail_that_was_never_acknowledged_is_left_out_by_both_and_said(
     newest = segments(disk)[-1]
     disk[newest] += disk[newest][: extent_header_bytes // 2]
     assert both(disk, tmp_path / "torn") == Both(Verdict(whole, ""), Verdict(whole, ""))
-    said = [one.getMessage() for one in caplog.records if one.name == "dos.offline"]
-    assert len(said) == 1
-    assert newest.removeprefix("d/") in said[0]
-    assert "the next start cuts 32 bytes" in said[0]
+    report = [one.getMessage() for one in caplog.records if one.name == "dos.offline"]
+    assert len(report) == 1
+    assert newest.removeprefix("d/") in report[0]
+    assert "the next start cuts 32 bytes" in report[0]
 
 
 @settings(max_examples=60, deadline=None)

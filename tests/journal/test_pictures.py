@@ -15,12 +15,12 @@ from journal.pictures import check_drawable, drawn
 SPACE = "{http://www.w3.org/2000/svg}"
 
 
-def draw(path: Path, words: str = "some words", told: str = "told") -> bytes:
+def draw(path: Path, words: str = "some words", tooltip: str = "told") -> bytes:
     with drawn(path, "a title", 300, 200) as picture:
         axes = picture.figure.add_axes((0.2, 0.2, 0.7, 0.7))
         axes.set_title(words)
         (bar,) = axes.bar([1], [2])
-        picture.describe(bar, "bar", told)
+        picture.describe(bar, "bar", tooltip)
     return path.read_bytes()
 
 
@@ -89,8 +89,8 @@ done = run("--plot", path.with_suffix(".png"))
 print(done.exit_code, done.stderr)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    shown, refused = [line for line in done.stdout.splitlines() if line]
-    assert shown == "0"
+    result, refused = [line for line in done.stdout.splitlines() if line]
+    assert result == "0"
     assert refused.startswith("2 dos: a picture needs the package matplotlib")
     assert refused.endswith("pip install 'dos-journal[plots]'")
     assert [one.name for one in tmp_path.iterdir()] == ["some.journal"]

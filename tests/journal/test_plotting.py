@@ -11,7 +11,7 @@ from journal.core.inspection import Located
 from journal.core.record import encode_v1
 from journal.core.timeline import Timeline
 from journal.plotting import _HEAD, _LEFT, _RIGHT, WIDTH, draw_timeline
-from tests.journal.test_files_cli import journal
+from tests.journal.journal_command import journal
 from tests.journal.test_timeline import WRITE, mark
 
 SPACE = "{http://www.w3.org/2000/svg}"
@@ -46,7 +46,7 @@ def bars(picture: ElementTree.Element, kind: str) -> list[str]:
     return [one.findtext(f"{SPACE}title") or "" for one in groups]
 
 
-def words(picture: ElementTree.Element) -> list[str]:
+def texts(picture: ElementTree.Element) -> list[str]:
     return [one.text or "" for one in picture.iter(f"{SPACE}text")]
 
 
@@ -63,13 +63,13 @@ def test_each_stretch_has_its_bars_and_each_event_its_tick(tmp_path: Path) -> No
         "steps": 0,
     }
     (reset,) = bars(picture, "resets")
-    second, _, told = bars(picture, "segments")[1].rpartition(": ")
-    assert (reset, told) == (f"{second}: 1 resets", "1 segments"), "the second segment is another writer's"
+    second, _, label = bars(picture, "segments")[1].rpartition(": ")
+    assert (reset, label) == (f"{second}: 1 resets", "1 segments"), "the second segment is another writer's"
     assert bars(picture, "bytes")[1].endswith(": 200 bytes")
     assert bars(picture, "bytes")[5] == f"{second}: 400 bytes"
-    shown = {"dos://h/ledger/files", "2,500 bytes, 25 records", "bytes in each 1 s", "400 B", "cuts: 2"}
-    assert shown <= set(words(picture))
-    assert any(one.startswith("time, ") for one in words(picture))
+    expected = {"dos://h/ledger/files", "2,500 bytes, 25 records", "bytes in each 1 s", "400 B", "cuts: 2"}
+    assert expected <= set(texts(picture))
+    assert any(one.startswith("time, ") for one in texts(picture))
 
 
 def test_a_png_shows_a_bar_in_its_place(tmp_path: Path) -> None:
@@ -87,36 +87,36 @@ def test_a_png_shows_a_bar_in_its_place(tmp_path: Path) -> None:
 
 
 def test_a_picture_of_nothing_reports_it_and_one_without_times_counts_bytes(tmp_path: Path) -> None:
-    assert "no records" in words(drawing(Timeline(), tmp_path))
+    assert "no records" in texts(drawing(Timeline(), tmp_path))
     timeline = Timeline()
     for number in range(100):
         timeline.take(Located("some", 5000 * number, 5000 * (number + 1), 1, WRITE))
     assert {"bytes in each 4,096 bytes", "logical offset", "400,000"} <= set(
-        words(drawing(timeline, tmp_path))
+        texts(drawing(timeline, tmp_path))
     )
     alone = Timeline()
     alone.take(Located("some", 0, 100, 1, WRITE))
-    assert {"bytes", "records", "100 bytes, 1 records"} <= set(words(drawing(alone, tmp_path)))
+    assert {"bytes", "records", "100 bytes, 1 records"} <= set(texts(drawing(alone, tmp_path)))
 
 
 @pytest.mark.parametrize(
-    ("ms_apart", "told"),
+    ("ms_apart", "unit"),
     [(60_000, "in each 2.8 min"), (3_600_000, "in each 2.8 h"), (86_400_000, "in each 2.8 days")],
 )
-def test_long_stretches_are_told_in_a_unit_that_suits_them(ms_apart: int, told: str, tmp_path: Path) -> None:
+def test_long_stretches_are_told_in_a_unit_that_suits_them(ms_apart: int, unit: str, tmp_path: Path) -> None:
     timeline = Timeline()
     for number in range(400):
         timeline.take(Located("some", 10 * number, 10 * number + 10, 1, mark(ms_apart * number)))
     assert any(
-        one.startswith("bytes " + told[:9]) and one.endswith(told.split()[-1])
-        for one in words(drawing(timeline, tmp_path))
+        one.startswith("bytes " + unit[:9]) and one.endswith(unit.split()[-1])
+        for one in texts(drawing(timeline, tmp_path))
     )
 
 
 def test_a_long_name_stays_in_the_picture(tmp_path: Path) -> None:
     picture = drawing(life(), tmp_path, "dos://h/" + "x" * 300 + "/files")
-    (shown,) = [one for one in words(picture) if one.endswith("/files")]
-    assert len(shown) * 14 * 0.602 < WIDTH - _LEFT
+    (title,) = [one for one in texts(picture) if one.endswith("/files")]
+    assert len(title) * 14 * 0.602 < WIDTH - _LEFT
 
 
 def test_the_command_draws_and_reports_what_it_cannot(tmp_path: Path) -> None:

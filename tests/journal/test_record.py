@@ -67,7 +67,7 @@ def test_the_version_shows_in_the_first_bytes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("record", "version", "words"),
+    ("record", "version", "text"),
     [
         (Record(Op.MARK, ints=(1,)), 0, "version 0 has only TRUNCATE, WRITE and REMOVE, not MARK"),
         (Record(Op.REMOVE, strings=(b"a",), flags=1), 0, "version 0 has no flags"),
@@ -83,8 +83,8 @@ def test_the_version_shows_in_the_first_bytes() -> None:
         (Record(Op.MARK), 2, "records have version 0 or 1, not 2"),
     ],
 )
-def test_a_record_that_no_reader_would_take_is_not_written(record: Record, version: int, words: str) -> None:
-    with pytest.raises(LocalProtocolError, match=words):
+def test_a_record_that_no_reader_would_take_is_not_written(record: Record, version: int, text: str) -> None:
+    with pytest.raises(LocalProtocolError, match=text):
         encode(record, version)
 
 

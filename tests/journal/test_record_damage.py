@@ -171,7 +171,7 @@ def with_header_digest(header: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("header", "kind", "words"),
+    ("header", "kind", "text"),
     [
         (HEADER_V1.pack(MAGIC, 2, 4, 0, 0, 0, 0, 0, 0), UnknownRecordError, "found version 2"),
         (HEADER_V1.pack(MAGIC, 1, 200, 0, 0, 0, 0, 0, 0), UnknownRecordError, "found op 200"),
@@ -181,13 +181,13 @@ def with_header_digest(header: bytes) -> bytes:
     ],
 )
 def test_a_valid_header_that_this_release_cannot_read_is_reported_from_damage(
-    header: bytes, kind: type[CorruptDataError], words: str
+    header: bytes, kind: type[CorruptDataError], text: str
 ) -> None:
     good = encode(THREE[0])
     read, fault = decode_all(good + with_header_digest(header) + bytes(range(1, 60)), 1)
     assert [record for _, record in read] == THREE[:1]
     assert type(fault) is kind
-    assert words in str(fault)
+    assert text in str(fault)
     assert len(good) <= fault.offset < len(good) + 24
 
 

@@ -80,14 +80,14 @@ def test_every_rule_of_a_header_of_version_1_is_kept_at_its_boundary() -> None:
 
 
 def test_what_is_reported_of_a_header_is_what_it_holds() -> None:
-    said = {
+    expected_texts = {
         header_v1(version=9): ("version 9", "newer release"),
         header_v1(flags=0x300): ("flags within 0x00ff", "0x0300", "newer release"),
         header_v1(op=77): (f"an op below {OPS}", "op 77", "newer release"),
         header_v1(Op.WRITE, 2, 1, 24): ("1 ints and 2 strings for WRITE", "2 and 1"),
         header_v1(ints=3, strings=2, body=39): (f"a body of 40 to {record_body_bytes_max} bytes", "39 bytes"),
     }
-    for head, words in said.items():
+    for head, words in expected_texts.items():
         fault = parse_v1(head, 0, [], 0, "J").fault
         assert fault is not None
         assert all(word in str(fault) or word in fault.hint for word in words), (str(fault), fault.hint)
@@ -307,9 +307,9 @@ def test_zeros_at_the_end_are_counted_and_so_are_those_before_other_bytes() -> N
     for piece in (good, bytes(30), bytes(12), b"", bytes(1)):
         decoder.feed(piece)
     assert (decoder.state, decoder.buffered, decoder.offset) == (DecoderState.ZEROS, 43, 140)
-    told = decoder.finish()
-    assert isinstance(told, TornRecordError)
-    assert (told.offset, told.found) == (140, "43 zero bytes")
+    torn = decoder.finish()
+    assert isinstance(torn, TornRecordError)
+    assert (torn.offset, torn.found) == (140, "43 zero bytes")
 
     decoder = RecordDecoder(where="J")
     decoder.feed(good + bytes(30))
@@ -324,10 +324,10 @@ def test_a_cut_off_record_is_told_with_what_exists_and_what_it_needs() -> None:
         decoder = RecordDecoder(where="J")
         decoder.feed(good + half[:size])
         assert decoder.buffered == size
-        told = decoder.finish()
-        assert isinstance(told, TornRecordError)
-        assert (told.offset, told.found) == (40, f"the end after {size}")
-        assert told.expected == f"a record of at least {24 if size < 24 else 40} bytes"
+        torn = decoder.finish()
+        assert isinstance(torn, TornRecordError)
+        assert (torn.offset, torn.found) == (40, f"the end after {size}")
+        assert torn.expected == f"a record of at least {24 if size < 24 else 40} bytes"
 
 
 def test_a_version_is_judged_with_the_header_whole_or_at_the_end() -> None:

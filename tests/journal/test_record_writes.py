@@ -76,7 +76,7 @@ HEADER, BODY = GOOD[:20], GOOD[24:-8]
 
 
 @pytest.mark.parametrize(
-    ("data", "words"),
+    ("data", "text"),
     [
         (digested(HEADER, BODY, header_digest=0), "header digest"),
         (digested(HEADER[:16] + (len(BODY) + 8).to_bytes(4), BODY) + bytes(8), "record digest"),
@@ -85,19 +85,19 @@ HEADER, BODY = GOOD[:20], GOOD[24:-8]
     ],
     ids=["header digest", "body that is larger than what fills it", "sizes that do not add up", "arity"],
 )
-def test_a_write_with_a_good_digest_that_breaks_a_rule_is_refused(data: bytes, words: str) -> None:
+def test_a_write_with_a_good_digest_that_breaks_a_rule_is_refused(data: bytes, text: str) -> None:
     assert digested(HEADER, BODY) == GOOD
     read, fault = decode_all(GOOD + data)
     assert read == decode_all(GOOD)[0]
     assert isinstance(fault, CorruptRecordError)
-    assert words in str(fault)
+    assert text in str(fault)
     assert fault.offset >= len(GOOD)
 
 
 def test_a_write_with_a_body_beyond_the_limit_is_refused_although_it_is_whole() -> None:
     size = record_body_bytes_max + 1 - 24 - 1
-    words = b"".join(word.to_bytes(8) for word in (0, 1, size))
-    data = digested(HEADER[:16] + (record_body_bytes_max + 1).to_bytes(4), words + b"a" + bytes(size))
+    text = b"".join(word.to_bytes(8) for word in (0, 1, size))
+    data = digested(HEADER[:16] + (record_body_bytes_max + 1).to_bytes(4), text + b"a" + bytes(size))
     read, fault = decode_all(data)
     assert read == []
     assert isinstance(fault, CorruptRecordError)

@@ -85,7 +85,7 @@ def test_a_finished_snapshot_ends_where_its_end_does() -> None:
 
 
 @pytest.mark.parametrize(
-    ("records", "words"),
+    ("records", "text"),
     [
         ([BEGIN, mark(1), end(2)], "an end that fits 1 records"),
         ([BEGIN, mark(1), Record(Op.SNAPSHOT_END)], "an end that fits 1 records"),
@@ -96,10 +96,10 @@ def test_a_finished_snapshot_ends_where_its_end_does() -> None:
         ([mark(1), start_record(START)], "another segment's start"),
     ],
 )
-def test_records_that_cannot_stand_where_they_stand_are_refused(records: list[Record], words: str) -> None:
-    with pytest.raises(ChainError, match=words):
+def test_records_that_cannot_stand_where_they_stand_are_refused(records: list[Record], text: str) -> None:
+    with pytest.raises(ChainError, match=text):
         survey(segment(*records))
-    with pytest.raises(ChainError, match=words):
+    with pytest.raises(ChainError, match=text):
         replay(segment(*records))
 
 

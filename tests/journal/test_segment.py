@@ -102,7 +102,7 @@ def changed(start: SegmentStart, **fields: object) -> Record:
 
 
 @pytest.mark.parametrize(
-    ("record", "name", "words"),
+    ("record", "name", "text"),
     [
         (Record(Op.MARK), FIRST.name, "a SEGMENT_START record"),
         (Record(Op.SEGMENT_START), FIRST.name, "a SEGMENT_START record"),
@@ -152,8 +152,8 @@ def changed(start: SegmentStart, **fields: object) -> Record:
         (changed(SECOND, released=(-1, 9)), SECOND.name, "a release of segments below an earlier one"),
     ],
 )
-def test_a_start_that_breaks_a_rule_is_refused_by_name(record: Record, name: str, words: str) -> None:
-    with pytest.raises(ChainError, match=words) as caught:
+def test_a_start_that_breaks_a_rule_is_refused_by_name(record: Record, name: str, text: str) -> None:
+    with pytest.raises(ChainError, match=text) as caught:
         parse_start(record, name)
     assert caught.value.where == name
 
@@ -193,8 +193,8 @@ def test_garbage_is_what_lies_below_its_chains_floor(
 
 
 def test_the_position_that_a_segment_stands_on() -> None:
-    assert SECOND.stands_on == Position(3, 100, 7)
-    assert FIRST.stands_on == ORIGIN
+    assert SECOND.end_below == Position(3, 100, 7)
+    assert FIRST.end_below == ORIGIN
 
 
 def test_a_position_lies_in_the_segment_with_the_largest_base_below_it() -> None:

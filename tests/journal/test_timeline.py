@@ -11,8 +11,8 @@ from journal.core.inspection import Located
 from journal.core.timeline import Timeline
 from journal.limits import timeline_stretches_max
 from journal.timeline import as_json, as_text
+from tests.journal.journal_command import journal
 from tests.journal.test_cli import V0, V1
-from tests.journal.test_files_cli import journal
 
 BEGIN_MS = 1_700_000_000_000
 
@@ -67,9 +67,9 @@ def test_the_chart_has_a_bar_for_the_bytes_and_names_what_stands_out() -> None:
     assert first.count("#") * 2 == second.count("#") * 3 or first.count("#") > second.count("#") > 0
     assert "300 bytes" in first
     assert second.endswith("200 bytes  2 records  1 cuts")
-    told = json.loads(as_json(timeline, lines=5))
-    assert told["by"] == "time"
-    assert told["stretches"][1] == {"begin": BEGIN_MS + 1000, "records": 2, "bytes": 200, "cuts": 1}
+    report = json.loads(as_json(timeline, lines=5))
+    assert report["by"] == "time"
+    assert report["stretches"][1] == {"begin": BEGIN_MS + 1000, "records": 2, "bytes": 200, "cuts": 1}
 
 
 def test_a_journal_without_clocks_is_divided_by_offset() -> None:

@@ -98,14 +98,14 @@ class _Progress:
     """A line on standard error: rewritten on a terminal, else one each ten seconds."""
 
     def __init__(self, name: str, began: float) -> None:
-        self._name, self._began, self._told = name, began, began
+        self._name, self._began, self._reported_at = name, began, began
 
     def level(self, depth: int, states: int) -> None:
         now = time.monotonic()
         if sys.stderr.isatty():
             sys.stderr.write(f"\r{self._name}: {states:,} states, {depth} steps, {now - self._began:.0f} s ")
-        elif now - self._told > 10:
-            self._told = now
+        elif now - self._reported_at > 10:
+            self._reported_at = now
             sys.stderr.write(f"{self._name}: {states:,} states, {depth} steps, {now - self._began:.0f} s\n")
 
     def end(self) -> None:
@@ -133,8 +133,8 @@ def _print(rows: list[dict[str, Any]]) -> None:
             console.print(f"  and then {row['loss']}", highlight=False, soft_wrap=True)
 
 
-def _refuse(words: str) -> None:
-    sys.stderr.write(f"models: {words}\n")
+def _refuse(text: str) -> None:
+    sys.stderr.write(f"models: {text}\n")
     raise typer.Exit(2)
 
 

@@ -8,11 +8,11 @@ names for each switch the configuration in which the loss is found; a test runs 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from tests.models.cuts import CutRules, Cuts, CutWorld
+from tests.models.cuts import CutRules, Cuts, CutSetup
 from tests.models.explore import Model
-from tests.models.replacement import ReplacementRules, ReplacementWorld
+from tests.models.replacement import ReplacementRules, ReplacementSetup
 from tests.models.replacement_steps import Replacement
-from tests.models.take_over import Rules, World
+from tests.models.take_over import Rules, Setup
 from tests.models.take_over_steps import TakeOver
 
 
@@ -26,16 +26,16 @@ class Configuration(NamedTuple):
     by_hand: bool = False
 
 
-def chain(name: str, about: str, world: World, *, by_hand: bool = False) -> Configuration:
-    return Configuration(name, about, lambda rules: TakeOver(world, rules), Rules(), by_hand)
+def chain(name: str, about: str, setup: Setup, *, by_hand: bool = False) -> Configuration:
+    return Configuration(name, about, lambda rules: TakeOver(setup, rules), Rules(), by_hand)
 
 
-def cuts(name: str, about: str, world: CutWorld, *, by_hand: bool = False) -> Configuration:
-    return Configuration(name, about, lambda rules: Cuts(world, rules), CutRules(), by_hand)
+def cuts(name: str, about: str, setup: CutSetup, *, by_hand: bool = False) -> Configuration:
+    return Configuration(name, about, lambda rules: Cuts(setup, rules), CutRules(), by_hand)
 
 
-def replacement(name: str, about: str, world: ReplacementWorld, *, by_hand: bool = False) -> Configuration:
-    return Configuration(name, about, lambda rules: Replacement(world, rules), ReplacementRules(), by_hand)
+def replacement(name: str, about: str, setup: ReplacementSetup, *, by_hand: bool = False) -> Configuration:
+    return Configuration(name, about, lambda rules: Replacement(setup, rules), ReplacementRules(), by_hand)
 
 
 ABC = (1, 2, 3)
@@ -43,118 +43,118 @@ ABC = (1, 2, 3)
 RISING = (0, 1, 2, 3)
 
 _ALL = (
-    chain("contenders", "A, B, C; 2 + 1 + 1 records; a wipe", World(ABC, RISING, (3, 2, 2), wipes=1)),
+    chain("contenders", "A, B, C; 2 + 1 + 1 records; a wipe", Setup(ABC, RISING, (3, 2, 2), wipes=1)),
     chain(
         "late",
         "A, B, C; 1 + 0 + 0 records; syncs apart, crashes",
-        World(ABC, RISING, (2, 1, 1), sync_apart=True),
+        Setup(ABC, RISING, (2, 1, 1), sync_apart=True),
     ),
     chain(
         "late-two",
         "A, B; 1 + 1 records; syncs apart, crashes, a wipe",
-        World((1, 2), (0, 1, 2), (2, 2), sync_apart=True, wipes=1),
+        Setup((1, 2), (0, 1, 2), (2, 2), sync_apart=True, wipes=1),
     ),
     chain(
         "duel",
         "A, and B and C with one epoch; 1 record each; a wipe",
-        World(ABC, (0, 1, 2, 2), (2, 2, 2), wipes=1),
+        Setup(ABC, (0, 1, 2, 2), (2, 2, 2), wipes=1),
     ),
     chain(
         "roll",
         "A in two segments, then B; 1 record each; a wipe",
-        World((1, 1, 2), (0, 1, 2), (2, 2, 2), wipes=1),
+        Setup((1, 1, 2), (0, 1, 2), (2, 2, 2), wipes=1),
     ),
     chain(
         "manifest",
         "A, B, C; 2 + 1 + 1 records, one at a time; readers; a wipe",
-        World(ABC, RISING, (3, 2, 2), manifest=True, wipes=1),
+        Setup(ABC, RISING, (3, 2, 2), manifest=True, wipes=1),
     ),
     chain(
         "trim",
         "A, B, C; snapshots, then DELETE; 1 + 1 + 1 records; a wipe",
-        World(ABC, RISING, (2, 2, 2), snapshots=True, wipes=1),
+        Setup(ABC, RISING, (2, 2, 2), snapshots=True, wipes=1),
     ),
     cuts(
         "cuts",
         "2 workers, 3 incarnations, 2 cuts; positions, votes, a rollback by hand, releases",
-        CutWorld(),
+        CutSetup(),
     ),
     replacement(
         "replace",
         "c is replaced by d after a take-over that a slept through; a wipe",
-        ReplacementWorld("taken over"),
+        ReplacementSetup("taken over"),
     ),
     replacement(
         "replace-late",
         "the same from generation 1 on, syncs apart, crashes; a wipe",
-        ReplacementWorld("joining", sync_apart=True),
+        ReplacementSetup("joining", sync_apart=True),
     ),
-    replacement("replace-moved", "B moves on from generation 1 to 2; a wipe", ReplacementWorld("moved on")),
+    replacement("replace-moved", "B moves on from generation 1 to 2; a wipe", ReplacementSetup("moved on")),
     replacement(
         "replace-crash",
         "as replace; syncs apart, crashes, a wipe",
-        ReplacementWorld("taken over", sync_apart=True),
+        ReplacementSetup("taken over", sync_apart=True),
         by_hand=True,
     ),
-    replacement("replace-joining", "from generation 1 on", ReplacementWorld("joining"), by_hand=True),
+    replacement("replace-joining", "from generation 1 on", ReplacementSetup("joining"), by_hand=True),
     replacement(
-        "replace-filled", "d is filled, and A's record is on b only", ReplacementWorld("filled"), by_hand=True
+        "replace-filled", "d is filled, and A's record is on b only", ReplacementSetup("filled"), by_hand=True
     ),
     replacement(
-        "replace-filled-early", "d is filled before A writes", ReplacementWorld("filled early"), by_hand=True
+        "replace-filled-early", "d is filled before A writes", ReplacementSetup("filled early"), by_hand=True
     ),
-    replacement("replace-start", "replacement from the beginning; a wipe", ReplacementWorld(), by_hand=True),
+    replacement("replace-start", "replacement from the beginning; a wipe", ReplacementSetup(), by_hand=True),
     replacement(
         "replace-start-late",
         "replacement from the beginning, syncs apart, crashes; a wipe",
-        ReplacementWorld(sync_apart=True),
+        ReplacementSetup(sync_apart=True),
         by_hand=True,
     ),
-    replacement("add", "d is added to a and b; a wipe", ReplacementWorld(change="add"), by_hand=True),
+    replacement("add", "d is added to a and b; a wipe", ReplacementSetup(change="add"), by_hand=True),
     replacement(
         "other-is-gone",
         "of a and b, a is forced to go on with d, while b lives; a wipe",
-        ReplacementWorld(change="other is gone"),
+        ReplacementSetup(change="other is gone"),
         by_hand=True,
     ),
     chain(
         "late-long",
         "A, B, C; 1 + 1 + 1 records; syncs apart, crashes, a wipe",
-        World(ABC, RISING, (2, 2, 2), sync_apart=True, wipes=1),
+        Setup(ABC, RISING, (2, 2, 2), sync_apart=True, wipes=1),
         by_hand=True,
     ),
     chain(
         "trim-long",
         "A, B, C; snapshots, then DELETE; 1 + 2 + 1 records; a wipe",
-        World(ABC, RISING, (2, 3, 2), snapshots=True, wipes=1),
+        Setup(ABC, RISING, (2, 3, 2), snapshots=True, wipes=1),
         by_hand=True,
     ),
     chain(
         "roll-late",
         "A in two segments, then B; syncs apart, crashes, a wipe",
-        World((1, 1, 2), (0, 1, 2), (2, 2, 2), sync_apart=True, wipes=1),
+        Setup((1, 1, 2), (0, 1, 2), (2, 2, 2), sync_apart=True, wipes=1),
         by_hand=True,
     ),
     chain(
         "five",
         "5 servers, 3 acknowledge; A, B, C; 1 record each; 2 wipes",
-        World(ABC, RISING, (2, 2, 2), wipes=2, servers=5, acks=3),
+        Setup(ABC, RISING, (2, 2, 2), wipes=2, servers=5, acks=3),
         by_hand=True,
     ),
     chain(
         "all-three",
         "3 servers, 3 acknowledge; A, B, C; 2 + 1 + 1 records; 2 wipes",
-        World(ABC, RISING, (3, 2, 2), wipes=2, acks=3),
+        Setup(ABC, RISING, (3, 2, 2), wipes=2, acks=3),
     ),
     chain(
         "two",
         "2 servers, 2 acknowledge; A, B, C; 2 + 1 + 1 records; a wipe",
-        World(ABC, RISING, (3, 2, 2), wipes=1, servers=2),
+        Setup(ABC, RISING, (3, 2, 2), wipes=1, servers=2),
     ),
     chain(
         "one",
         "1 server; A, B, C; 2 + 1 + 1 records; syncs apart, crashes",
-        World(ABC, RISING, (3, 2, 2), sync_apart=True, servers=1, acks=1),
+        Setup(ABC, RISING, (3, 2, 2), sync_apart=True, servers=1, acks=1),
     ),
 )
 

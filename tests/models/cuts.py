@@ -1,23 +1,22 @@
 """The model of cuts: positions, votes and releases of two workers, under coordinators that replace one
 another.
 
-What is modelled. The manifest is one list that only the holder of the newest incarnation appends to, and
-each worker has one journal in which everything stays that was synced: that both can be had from a few
-servers is what `take_over.py` shows. A coordinator asks for a cut; a worker adds one record for it and
-votes with its position; when all votes are in, the cut is committed. At any time a new incarnation may
-begin: it restores the last cut, and orders the workers to its positions; or a person goes back to an older
-one. Workers hear of it when they hear of it.
+The manifest is one list, to which only the holder of the newest incarnation appends. Each worker has one
+journal, which keeps everything that was synced. `take_over.py` shows that a few servers can provide both. A
+coordinator requests a cut. A worker adds one record for it and votes with its position. When all votes are
+in, the cut is committed. At any time a new incarnation may begin: it restores the last cut and orders the
+workers to its positions; or a person rolls back to an older one. Workers receive orders at any later time.
 
     a zombie that wakes up     a worker that is not notified continues in its incarnation; its votes arrive
-                               whenever they like
-    a contender that dies      nobody has to take a step; a new incarnation may begin at any moment
+                               at any time
+    a contender that dies      no step is ever required; a new incarnation may begin at any time
 
-What is demanded in every state (P-6, P-7): a committed cut is *one* history (both workers have the same
-records, of the same lives, and it continues the cut that was restored or committed before it), and each cut
-that is still retained can be restored, exactly.
+The promises checked in every state (P-6, P-7): a committed cut is *one* history (both workers have the same
+records, of the same incarnations, and it continues the cut that was restored or committed before it), and
+each cut that is still retained can be restored exactly.
 
-What is abstracted: a step of the region and a cut are one (one record each); output goes the way of state.
-Votes are kept for ever, so one that arrives late or twice is one that is used late.
+What is abstracted: a step of the region and a cut are the same (one record each); output is handled like
+state. Votes are kept for ever: a vote that arrives late, or twice, is a vote that is used late.
 """
 
 from collections.abc import Iterator
@@ -35,28 +34,28 @@ class CutRules(NamedTuple):
     """The rules of docs/decisions/0003 that cuts need. Each can be switched off."""
 
     r11_claim_before_reading: bool = True
-    """A coordinator holds the manifest before it reads what to restore, and before it orders anyone."""
+    """A coordinator holds the manifest before it reads what to restore, and before it sends orders."""
     r12_positions_name_their_line: bool = True
-    """A position says which segment it lies in; without it, a size, on whatever line is the newest."""
+    """A position names its segment; without it, it is a size on the newest line of history."""
     r12_votes_of_this_incarnation: bool = True
     """Only votes of the coordinator's own incarnation count."""
     r13_base_is_the_position_ordered: bool = True
-    """A worker continues where it was ordered to; without it, at the end of its longest history."""
+    """A worker continues at the ordered position; without it, at the end of its longest history."""
     r14_release_is_a_record: bool = True
-    """Workers delete what older cuts need after the manifest has it; without it, when the coordinator orders
-    it so.
+    """Workers delete what older cuts need after the manifest records the release; without it, when the
+    coordinator orders it.
     """
 
 
-class CutWorld(NamedTuple):
-    """How large: how many incarnations, and how many cuts may be asked for."""
+class CutSetup(NamedTuple):
+    """The size of the model: the number of incarnations, and of cuts that may be requested."""
 
     incarnations: int = 3
     cuts: int = 2
 
 
 class Cut(NamedTuple):
-    """An entry of the manifest. `back`: no new cut, but a person's way back to an older one."""
+    """An entry of the manifest. `back`: not a new cut, but a rollback by a person to an older one."""
 
     number: int
     incarnation: int
@@ -65,36 +64,36 @@ class Cut(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """What a worker added in one incarnation: the numbers of the cuts, behind `base`."""
+    """The records that a worker added in one incarnation, after `base`: the numbers of their cuts."""
 
     base: Position
     cuts: tuple[int, ...] = ()
 
 
 class CutState(NamedTuple):
-    """Everything. Lists are by incarnation, from 1 on."""
+    """The whole state. Lists are by incarnation, from 1 on."""
 
     manifest: tuple[Cut, ...] = ()
     incarnation: int = 1
     orders: tuple[tuple[Position, ...], ...] = ((ORIGIN, ORIGIN),)
-    """To which positions each incarnation orders the workers."""
-    asked: tuple[int, ...] = (0,)
-    """The number of the cut that each incarnation asked for last."""
+    """The positions to which each incarnation orders the workers."""
+    requested: tuple[int, ...] = (0,)
+    """The number of the last cut that each incarnation requested."""
     segments: tuple[tuple[Segment | None, ...], ...] = ((None,), (None,))
     """By worker, then by incarnation."""
     votes: frozenset[tuple[int, int, int, Position]] = frozenset()
     """(worker, incarnation, cut, position)"""
     released: int = 0
-    """The manifest says: cuts below this number are retained no more."""
+    """The manifest has released the cuts below this number."""
     deleted: tuple[int, ...] = (0, 0)
-    """By worker: it has deleted what cuts below this number need."""
+    """By worker: the number below which it has deleted what cuts need."""
 
 
 class Cuts:
-    """The model. See `explore.Model`."""
+    """The model of cuts: an `explore.Model`."""
 
-    def __init__(self, world: CutWorld, rules: CutRules) -> None:
-        self.world, self.rules = world, rules
+    def __init__(self, setup: CutSetup, rules: CutRules) -> None:
+        self.setup, self.rules = setup, rules
 
     def start(self) -> CutState:
         return CutState()
@@ -105,26 +104,25 @@ class Cuts:
     # --- histories ------------------------------------------------------------------------------------------
 
     def history(self, state: CutState, worker: int, at: Position) -> tuple[tuple[int, int], ...]:
-        """The records up to a position: (cut, life) each."""
+        """Return the records up to a position, each as (cut, incarnation)."""
         incarnation, size = at
         if not incarnation:
             return ()
         segment = state.segments[worker][incarnation - 1]
         assert segment is not None, "a position lies in a segment that was begun"
-        behind = size - segment.base[1]
-        own = tuple((cut, incarnation) for cut in segment.cuts[:behind])
+        count = size - segment.base[1]
+        own = tuple((cut, incarnation) for cut in segment.cuts[:count])
         return (*self.history(state, worker, segment.base), *own)
 
     def end(self, state: CutState, worker: int) -> Position:
-        """The end of the newest segment."""
+        """Return the end of the newest segment."""
         for incarnation in range(state.incarnation + 1, 0, -1):
             if len(state.orders) >= incarnation and (segment := state.segments[worker][incarnation - 1]):
                 return incarnation, segment.base[1] + len(segment.cuts)
         return ORIGIN
 
     def named(self, state: CutState, worker: int, at: Position) -> Position | None:
-        """The position that a record with this one names, as it is understood now (R12); None: there is
-        none."""
+        """Return the position that a record with this one refers to now (R12); None if there is none."""
         if self.rules.r12_positions_name_their_line:
             return at
         found, size = self.end(state, worker), at[1]
@@ -141,9 +139,11 @@ class Cuts:
         for cut in state.manifest:
             histories = [self.history(state, worker, cut.positions[worker]) for worker in WORKERS]
             if histories[0] != histories[1]:
-                return f"cut {cut.number} is a mixture: {self._lives(histories)}"
+                return f"cut {cut.number} is a mixture: {self._histories_text(histories)}"
             if not cut.back and histories[0] != (*before, (cut.number, cut.incarnation)):
-                return f"cut {cut.number} does not continue the cut before it: {self._lives(histories)}"
+                return (
+                    f"cut {cut.number} does not continue the cut before it: {self._histories_text(histories)}"
+                )
             before = histories[0]
             if cut.number >= state.released and (lost := self._unrestorable(state, cut)):
                 return lost
@@ -160,13 +160,13 @@ class Cuts:
                 return f"worker {worker} restores something else for cut {cut.number} than what was committed"
         return ""
 
-    def _lives(self, histories: list[tuple[tuple[int, int], ...]]) -> str:
-        told = [
+    def _histories_text(self, histories: list[tuple[tuple[int, int], ...]]) -> str:
+        lines = [
             f"worker {worker} "
             + (", ".join(f"cut {cut} of life {life}" for cut, life in history) or "nothing")
             for worker, history in enumerate(histories)
         ]
-        return "; ".join(told)
+        return "; ".join(lines)
 
     # --- steps ----------------------------------------------------------------------------------------------
 
@@ -177,12 +177,12 @@ class Cuts:
             yield from self._worker(state, worker)
 
     def _coordinator(self, state: CutState) -> Iterator[tuple[Step, CutState]]:
-        """The holder of the manifest asks for a cut, commits it, releases old ones."""
+        """Yield the steps of the manifest's holder: it requests a cut, commits it, releases old ones."""
         now, number = state.incarnation, max((cut.number for cut in state.manifest), default=0) + 1
-        if state.asked[now - 1] < number <= self.world.cuts:
-            asked = (*state.asked[: now - 1], number, *state.asked[now:])
-            yield ("ask", now, number), state._replace(asked=asked)
-        if state.asked[now - 1] == number:
+        if state.requested[now - 1] < number <= self.setup.cuts:
+            requested = (*state.requested[: now - 1], number, *state.requested[now:])
+            yield ("ask", now, number), state._replace(requested=requested)
+        if state.requested[now - 1] == number:
             for positions in self._votes_for(state, number):
                 cut = Cut(number, now, positions)
                 yield ("commit", now, number), state._replace(manifest=(*state.manifest, cut))
@@ -190,7 +190,7 @@ class Cuts:
             yield ("release", now, number - 1), state._replace(released=number - 1)
 
     def _votes_for(self, state: CutState, number: int) -> list[tuple[Position, ...]]:
-        """The positions that complete a cut, one for each way in which votes can be put together."""
+        """Return the positions that complete a cut, for each combination of votes."""
         by_worker = [
             [
                 position
@@ -204,11 +204,11 @@ class Cuts:
         return [(first, second) for first in by_worker[0] for second in by_worker[1]]
 
     def _incarnations(self, state: CutState) -> Iterator[tuple[Step, CutState]]:
-        """A new coordinator. It orders the workers to the last cut; or a person's record comes first."""
+        """Yield the steps of a new coordinator: it orders the workers to the last cut, or rolls back."""
         newest = len(state.orders)
         if newest > state.incarnation:
             yield ("open", newest), state._replace(incarnation=newest)
-        if newest > state.incarnation or newest == self.world.incarnations:
+        if newest > state.incarnation or newest == self.setup.incarnations:
             return
         last = state.manifest[-1].positions if state.manifest else (ORIGIN, ORIGIN)
         began = self._began(state, last)
@@ -219,13 +219,13 @@ class Cuts:
         for cut in state.manifest[:-1]:
             if not cut.back and cut.number >= state.released and cut.positions != last:
                 back = Cut(cut.number, newest + 1, cut.positions, back=True)
-                gone = self._began(state, cut.positions)._replace(incarnation=newest + 1)
-                yield ("back", newest + 1, cut.number), gone._replace(manifest=(*state.manifest, back))
+                restored = self._began(state, cut.positions)._replace(incarnation=newest + 1)
+                yield ("back", newest + 1, cut.number), restored._replace(manifest=(*state.manifest, back))
 
     def _began(self, state: CutState, positions: tuple[Position, ...]) -> CutState:
         return state._replace(
             orders=(*state.orders, positions),
-            asked=(*state.asked, 0),
+            requested=(*state.requested, 0),
             segments=tuple((*segments, None) for segments in state.segments),
         )
 
@@ -239,23 +239,25 @@ class Cuts:
                     self._set(state, worker, incarnation, Segment(base)),
                 )
         if at and (segment := state.segments[worker][at - 1]) is not None:
-            asked = state.asked[at - 1]
-            if asked and asked not in segment.cuts:
-                grown = segment._replace(cuts=(*segment.cuts, asked))
+            requested = state.requested[at - 1]
+            if requested and requested not in segment.cuts:
+                grown = segment._replace(cuts=(*segment.cuts, requested))
                 position = (at, segment.base[1] + len(grown.cuts))
                 after = self._set(state, worker, at, grown)
                 yield (
-                    ("vote", worker, asked, at),
-                    after._replace(votes=state.votes | {(worker, at, asked, position)}),
+                    ("vote", worker, requested, at),
+                    after._replace(votes=state.votes | {(worker, at, requested, position)}),
                 )
         newest = max((cut.number for cut in state.manifest), default=0)
-        may_go = state.released if self.rules.r14_release_is_a_record else newest
-        if state.deleted[worker] < may_go:
-            deleted = tuple(may_go if one == worker else below for one, below in enumerate(state.deleted))
-            yield ("delete", worker, may_go), state._replace(deleted=deleted)
+        released_below = state.released if self.rules.r14_release_is_a_record else newest
+        if state.deleted[worker] < released_below:
+            deleted = tuple(
+                released_below if one == worker else below for one, below in enumerate(state.deleted)
+            )
+            yield ("delete", worker, released_below), state._replace(deleted=deleted)
 
     def _base(self, state: CutState, worker: int, ordered: Position) -> Position | None:
-        """Where a worker opens its segment (R13)."""
+        """Return the position at which a worker opens its segment (R13)."""
         if self.rules.r13_base_is_the_position_ordered:
             return self.named(state, worker, ordered)
         return max((self.end(state, worker), ordered), key=lambda position: position[1])
@@ -266,7 +268,7 @@ class Cuts:
         segments = (changed, state.segments[1]) if worker == 0 else (state.segments[0], changed)
         return state._replace(segments=segments)
 
-    def tell(self, step: Step) -> str:
+    def describe(self, step: Step) -> str:
         what, *numbers = step
         return STORIES[what].format(*numbers)
 

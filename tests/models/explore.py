@@ -6,7 +6,7 @@ first, the story that it prints is a shortest one.
 
 How to read a story: each line is one step of a participant; between them time passes, and a participant that
 is not named did nothing, for instance because it was dead, paused or cut off. The last line says who would
-now look, and what is not there. The story is replayed from the start, on states that are not canonical, so
+now read, and what is missing. The story is replayed from the start, on states that are not canonical, so
 that a server keeps its name.
 """
 
@@ -17,38 +17,38 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 State = Any
-"""Whatever the model likes: hashable, compared by value."""
+"""A state of the model: hashable, compared by value."""
 Step = tuple[Any, ...]
-"""What was done, as the model's `tell` understands it: words are made only for the steps of a story."""
+"""A step, in the form that `describe` of the model takes. Only the steps of a story are described."""
 
 
 Progress = Callable[[int, int], None]
 """(steps from the start, states met until now)"""
 
 
-def quiet(_depth: int, _states: int) -> None:
-    """Nobody wants to know."""
+def ignore_progress(_depth: int, _states: int) -> None:
+    """Report nothing."""
 
 
 class Model(Protocol):
-    """What can be explored."""
+    """A model to explore."""
 
     def start(self) -> State: ...
 
     def steps(self, state: State) -> Iterable[tuple[Step, State]]:
-        """Every step that anyone can take now, and what is then. They need not be canonical."""
+        """Yield each possible step, with the state after it, which need not be canonical."""
         ...
 
     def canonical(self, state: State) -> State:
-        """The one state that stands for all that nobody can tell from this one."""
+        """Return the representative of all states that are indistinguishable from this one."""
         ...
 
     def loss(self, state: State) -> str:
-        """What is lost in this state, in words; '' if nothing is."""
+        """Describe what is lost in this state; "" if nothing is."""
         ...
 
-    def tell(self, step: Step) -> str:
-        """The step in words."""
+    def describe(self, step: Step) -> str:
+        """Return the text of a step, for a story."""
         ...
 
 
@@ -84,10 +84,10 @@ def no_collecting() -> Iterator[None]:
 
 
 @no_collecting()
-def explore(model: Model, states_max: int, tell: Progress = quiet) -> Result:
-    """Explore a model up to that many states. `tell` hears of each level."""
+def explore(model: Model, states_max: int, progress: Progress = ignore_progress) -> Result:
+    """Explore a model up to that many states. `progress` is called after each level."""
     first = model.canonical(model.start())
-    came: dict[State, State] = {first: None}
+    reached_from: dict[State, State] = {first: None}
     if found := model.loss(first):
         return Result(1, 0, found)
     steps, canonical, loss = model.steps, model.canonical, model.loss
@@ -98,22 +98,22 @@ def explore(model: Model, states_max: int, tell: Progress = quiet) -> Result:
         for state in level:
             for _, raw in steps(state):
                 after = canonical(raw)
-                if after in came:
+                if after in reached_from:
                     continue
-                came[after] = state
+                reached_from[after] = state
                 reached.append(after)
                 if found := loss(after):
-                    told, last = story(model, came, after)
-                    return Result(len(came), depth, model.loss(last) or found, told)
-            if len(came) >= states_max:
-                return Result(len(came), depth)
+                    lines, last = story(model, reached_from, after)
+                    return Result(len(reached_from), depth, model.loss(last) or found, lines)
+            if len(reached_from) >= states_max:
+                return Result(len(reached_from), depth)
         level = reached
-        tell(depth, len(came))
-    return Result(len(came), depth - 1, complete=True)
+        progress(depth, len(reached_from))
+    return Result(len(reached_from), depth - 1, complete=True)
 
 
 @no_collecting()
-def explore_by_hash(model: Model, states_max: int, tell: Progress = quiet) -> Result:
+def explore_by_hash(model: Model, states_max: int, progress: Progress = ignore_progress) -> Result:
     """As `explore`, but it remembers 64-bit hashes only: less memory and no story, for long runs by hand.
 
     Two states with one hash would be taken for one; among ten million states the chance of that is below 1
@@ -138,18 +138,18 @@ def explore_by_hash(model: Model, states_max: int, tell: Progress = quiet) -> Re
             if len(seen) >= states_max:
                 return Result(len(seen), depth)
         level = reached
-        tell(depth, len(seen))
+        progress(depth, len(seen))
     return Result(len(seen), depth - 1, complete=True)
 
 
-def story(model: Model, came: dict[State, State], last: State) -> tuple[tuple[str, ...], State]:
-    """The steps to a state in words, and the state, in which every server still has its name."""
+def story(model: Model, reached_from: dict[State, State], last: State) -> tuple[tuple[str, ...], State]:
+    """Return the texts of the steps to a state, and the state with the names of its servers."""
     path = [last]
-    while (before := came[path[-1]]) is not None:
+    while (before := reached_from[path[-1]]) is not None:
         path.append(before)
     path.reverse()
-    told, state = [], model.start()
+    lines, state = [], model.start()
     for wanted in path[1:]:
         step, state = next((s, raw) for s, raw in model.steps(state) if model.canonical(raw) == wanted)
-        told.append(model.tell(step))
-    return tuple(told), state
+        lines.append(model.describe(step))
+    return tuple(lines), state

@@ -1,30 +1,29 @@
 """The model of replacing a member by store record, with two writers at work.
 
-What is modelled. Servers a, b, c are the store (N = 3, Qa = 2) at generation 0; d takes c's place: at
-generation 1 d is joining, at generation 2 the store is a, b, d. Writer A (epoch 1) holds the claim at
-generation 0 and appends; writer B (epoch 2) takes over at any time, in any generation. A writer moves on to
-a generation that is confirmed when it likes, or stays behind. The tool decides generation 1, looks at F
-members of it, fills d, decides generation 2. Once a record is decided anyone may give it to a server it
-names.
+Servers a, b, c are the store (N = 3, Qa = 2) at generation 0; d replaces c. At generation 1, d is joining; at
+generation 2, the store is a, b, d. Writer A (epoch 1) holds the claim at generation 0 and appends. Writer B
+(epoch 2) takes over at any time, in any generation. A writer may move to a confirmed generation at any time,
+or never. The tool decides generation 1, reads F members of it, fills d, and decides generation 2. Once a
+record is decided, it may reach any server that it names.
 
     two contenders at once     A and B, and the tool, take their steps in any order
-    a zombie that wakes up     a writer that never moves on, as long as servers of its generation still
-                               serve it
-    who dies at any point      nobody ever has to take a step; the tool may stop anywhere
-    a server that comes back   a crash ends sessions and drops what is not synced (where syncs are apart)
+    a zombie that wakes up     a writer that never changes its generation, as long as servers of that
+                               generation serve it
+    a participant that dies    no step is ever required; the tool may stop anywhere
+    a server that restarts     a crash ends sessions and drops what is not synced (if syncs are apart)
     a wipe                     a server loses everything, once, the new member included; it counts no more
-    one more taker-over        in *every* state a fresh one is let loose, in every generation that is
-                               confirmed, on every quorum of living servers
+    one more take-over         in *every* state, a new writer takes over in every confirmed generation, on
+                               every quorum of living servers
 
-What is demanded in every state (P-4, P-5): the fresh taker-over finds on its chain all that was ever
+The promises checked in every state (P-4, P-5): the new writer finds on its chain everything that was ever
 acknowledged.
 
-What is abstracted: as in `take_over.py` (messages, late watermarks, readers); each segment grows by one
-record, and its start, which adds nothing here, is not counted; a record of the store is decided once (its
-own log is a chain, and `take_over.py` shows that). The look and the filling of d are two steps, and the
-look may be old when d is filled.
+What is abstracted: as in `take_over.py` (messages, late acks, readers). Each segment grows by one record; its
+start adds nothing here and is not counted. A record of the store is decided once (its own log is a chain, as
+`take_over.py` shows). Reading F members and filling d are two steps, and the read may be old when d is
+filled.
 
-The members that both sets share, a and b, are alike: states that differ only in which is which are one.
+The members of both sets, a and b, are alike: states that differ only in their names are one state.
 """
 
 from itertools import combinations
@@ -38,10 +37,14 @@ ALL = frozenset(SERVERS)
 
 
 class Layout(NamedTuple):
-    """Which change it is. By generation, 0 to 2: `sets`, with how many of each are a quorum, for
-    acknowledging and for taking over alike; `voters`: whose showing the record confirms it, and whose answers
-    count; `confirm`: how many of them. `alike`: a and b are. `looks`: how many voters of generation 1 the
-    tool asks."""
+    """One kind of change. By generation, 0 to 2:
+
+    - `sets`: the member sets, each with its quorum, for acknowledging and for taking over.
+    - `voters`: the members that confirm the record by having it, and whose answers count.
+    - `confirm`: how many of them must have it.
+
+    `alike`: whether a and b are alike. `looks`: how many voters of generation 1 the tool reads.
+    """
 
     sets: tuple[tuple[tuple[frozenset[int], int], ...], ...]
     voters: tuple[frozenset[int], ...]
@@ -50,7 +53,7 @@ class Layout(NamedTuple):
     looks: int = 2
 
     def members(self, generation: int) -> frozenset[int]:
-        """Who is asked for anything in that generation."""
+        """Return the members that are asked in that generation."""
         return frozenset().union(*(group for group, _ in self.sets[generation]))
 
 
@@ -73,30 +76,30 @@ class ReplacementRules(NamedTuple):
     """The rules of docs/decisions/0010, and R15 of docs/decisions/0003. Each can be switched off."""
 
     r15_the_set_is_in_the_record: bool = True
-    """Who is asked says the store's record; without it, a configuration that names a, b and d already."""
+    """The store's record names the members; without it, a configuration that already names a, b and d."""
     both_sets: bool = True
     """While a member joins, a quorum is one of the old set and one of the new set."""
     fence_first: bool = True
-    """The new member is filled only after generation 1 is confirmed: older sessions can acknowledge nothing
-    more."""
+    """The new member is filled only after generation 1 is confirmed, so that older sessions can acknowledge
+    nothing more."""
     carry_claims: bool = True
-    """The claims of the old members are put on the new one."""
+    """The claims of the old members are copied to the new one."""
     fill_first: bool = True
-    """Generation 2 is given to nobody before the new member is filled."""
+    """Generation 2 is sent to no server before the new member is filled."""
     look_at_f: bool = True
-    """What the new member must hold is the longest of F old members, not of one."""
+    """The new member must hold the longest copy of F old members, not of one."""
     refuse_stale: bool = True
     """A server refuses sessions of a generation below its own."""
     tell_again: bool = True
-    """A watermark counts only in the generation of the session that told it; a new claim tells it again."""
+    """A durability ack counts only in the generation of its session; a new claim repeats it."""
     readers_ask_both_sets: bool = True
-    """A reader, too, takes for committed what a quorum of both sets holds; without it, of the old one."""
+    """For a reader, bytes are committed if a quorum of both sets holds them; without it, of the old set."""
     claim_again: bool = True
-    """A claim counts only in the generation of its session; a new session claims, and is answered, again."""
+    """A claim counts only in the generation of its session; a new session claims again."""
 
 
 class Server(NamedTuple):
-    """A server, and what the writers know of it. Pairs are of A's and of B's segment, sizes 0 or 1."""
+    """A server, and what the writers know about it. Pairs are for A's and B's segment, with sizes 0 or 1."""
 
     generation: int
     claim: int
@@ -104,8 +107,8 @@ class Server(NamedTuple):
     accepted: tuple[int, int]
     live: tuple[bool, bool]
     """Whether A, B have a session that holds the claim."""
-    told: tuple[int, int]
-    """What it told A, B, as long as that matters; B, while SETTLING, that all of A's segment is there."""
+    acked: tuple[int, int]
+    """What it acknowledged to A, B, as long as that matters; to B, while SETTLING, all of A's segment."""
     held: bool = False
     """It took B's claim in B's generation. Until B chooses its head."""
     answer: int = 0
@@ -115,16 +118,15 @@ class Server(NamedTuple):
 
 
 class ReplacementState(NamedTuple):
-    """Everything. `seen`: (claim, A's, B's segment) of the tool's look; () without one, or when d is
-    filled."""
+    """The whole state. `seen`: (claim, A's, B's segment) that the tool read; () before, or with d filled."""
 
     servers: tuple[Server, ...]
     generations: tuple[int, int]
-    """In which A and B are."""
+    """The generations of A and B."""
     stage: int
     """Of B's segment."""
     base: int
-    """How much of A's segment B's stands on."""
+    """How much of A's segment is below B's."""
     decided: int
     seen: tuple[int, ...]
     filled: bool
@@ -133,8 +135,8 @@ class ReplacementState(NamedTuple):
     wipes: int
 
 
-class ReplacementWorld(NamedTuple):
-    """How much happens before the model begins, and what can happen then."""
+class ReplacementSetup(NamedTuple):
+    """The first state of the model, and the possible events."""
 
     begin: str = "start"
     """start: A alone, nothing decided.
@@ -149,16 +151,16 @@ class ReplacementWorld(NamedTuple):
     """One of LAYOUTS. Other changes than "replace" begin at "start"."""
 
 
-def begin(world: ReplacementWorld) -> ReplacementState:
-    """Where a world begins: each of these can be reached from "start"."""
+def begin(setup: ReplacementSetup) -> ReplacementState:
+    """Return the first state of a setup: each of these can be reached from "start"."""
     at_0 = Server(0, FIRST, (0, 0), (0, 0), (True, False), (0, 0))
     new = Server(0, 0, (0, 0), (0, 0), (False, False), (0, 0))
-    start = ReplacementState((at_0, at_0, at_0, new), (0, 0), CLOSED, 0, 1, (), False, (0, 0), world.wipes)
+    start = ReplacementState((at_0, at_0, at_0, new), (0, 0), CLOSED, 0, 1, (), False, (0, 0), setup.wipes)
     at_1 = at_0._replace(generation=1, live=(False, False))
     recorded = at_1._replace(synced=(1, 0), accepted=(1, 0))
     taken = at_0._replace(claim=SECOND, synced=(0, 1), accepted=(0, 1), live=(False, True))
     taken_1 = taken._replace(generation=1, live=(False, False))
-    match world.begin:
+    match setup.begin:
         case "taken over":
             return start._replace(servers=(at_0, taken, taken, new), stage=OPEN, owed=(0, 1))
         case "joining":
@@ -180,9 +182,9 @@ def begin(world: ReplacementWorld) -> ReplacementState:
 class Quorums:
     """What can be said of a state without knowing who does what."""
 
-    def __init__(self, world: ReplacementWorld, rules: ReplacementRules) -> None:
-        self.world, self.rules = world, rules
-        self.layout = LAYOUTS[world.change]
+    def __init__(self, setup: ReplacementSetup, rules: ReplacementRules) -> None:
+        self.setup, self.rules = setup, rules
+        self.layout = LAYOUTS[setup.change]
         self.members = [self.layout.members(generation) for generation in range(3)]
         self._safe: set[tuple[object, ...]] = set()
 
@@ -257,7 +259,7 @@ class Quorums:
         return ""
 
 
-def words(step: Step) -> str:
+def step_text(step: Step) -> str:
     """A step as a line of a story."""
     what, *numbers = step
     if what == "look":

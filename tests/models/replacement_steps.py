@@ -1,4 +1,4 @@
-"""Who can do what: the steps of the model of replacement. What the words mean is in `replacement.py`."""
+"""The steps of the model of replacement. `replacement.py` defines its state and its rules."""
 
 from collections.abc import Iterator
 from itertools import combinations
@@ -16,7 +16,7 @@ from tests.models.replacement import (
     ReplacementState,
     Server,
     begin,
-    words,
+    step_text,
 )
 
 
@@ -24,7 +24,7 @@ class Replacement(Quorums):
     """The model. See `explore.Model`."""
 
     def start(self) -> ReplacementState:
-        return begin(self.world)
+        return begin(self.setup)
 
     def canonical(self, state: ReplacementState) -> ReplacementState:
         if not self.layout.alike:
@@ -32,8 +32,8 @@ class Replacement(Quorums):
         first, second, *others = state.servers
         return state if first <= second else state._replace(servers=(second, first, *others))
 
-    def tell(self, step: Step) -> str:
-        return words(step)
+    def describe(self, step: Step) -> str:
+        return step_text(step)
 
     # --- steps ----------------------------------------------------------------------------------------------
 
@@ -46,9 +46,9 @@ class Replacement(Quorums):
             yield from self._bytes(state, one, server)
             if state.wipes:
                 gone = Server(
-                    0, 0, (0, 0), (0, 0), (False, False), server.told, server.held, server.answer, True
+                    0, 0, (0, 0), (0, 0), (False, False), server.acked, server.held, server.answer, True
                 )
-                yield ("wipe", one), self._put(state._replace(wipes=state.wipes - 1), one, gone)
+                yield ("wipe", one), self._with_server(state._replace(wipes=state.wipes - 1), one, gone)
         yield from self._writers(state)
 
     def _tool(self, state: ReplacementState) -> Iterator[tuple[Step, ReplacementState]]:
@@ -58,7 +58,7 @@ class Replacement(Quorums):
                 if not server.wiped and server.generation < generation:
                     yield (
                         ("install", generation, one),
-                        self._put(state, one, server._replace(generation=generation)),
+                        self._with_server(state, one, server._replace(generation=generation)),
                     )
         if state.filled:
             return
@@ -93,7 +93,7 @@ class Replacement(Quorums):
         full = new._replace(synced=synced, accepted=accepted)
         if self.rules.carry_claims:
             full = full._replace(claim=max(new.claim, claim))
-        return self._put(state._replace(decided=2, seen=(), filled=True), D, full)
+        return self._with_server(state._replace(decided=2, seen=(), filled=True), D, full)
 
     def _claims(
         self, state: ReplacementState, one: int, server: Server
@@ -108,29 +108,29 @@ class Replacement(Quorums):
             if writer == SECOND and state.stage == CLOSED:
                 first = not server.answer and one in self.layout.voters[generation]
                 after = after._replace(held=True, answer=1 + server.synced[0] if first else server.answer)
-            yield ("claim", writer, one), self._put(state, one, after)
+            yield ("claim", writer, one), self._with_server(state, one, after)
 
     def _bytes(
         self, state: ReplacementState, one: int, server: Server
     ) -> Iterator[tuple[Step, ReplacementState]]:
         if server.live[0] and not server.accepted[0]:
-            yield ("append", FIRST, one), self._put(state, one, self._written(server, 0))
+            yield ("append", FIRST, one), self._with_server(state, one, self._written(server, 0))
         if server.live[1] and state.stage != CLOSED and server.accepted[0] < state.base:
             if any(other.synced[0] and not other.wiped for other in state.servers):
-                yield ("copy", one), self._put(state, one, self._written(server, 0))
+                yield ("copy", one), self._with_server(state, one, self._written(server, 0))
         elif server.live[1] and state.stage == OPEN and not server.accepted[1]:
-            yield ("append", SECOND, one), self._put(state, one, self._written(server, 1))
+            yield ("append", SECOND, one), self._with_server(state, one, self._written(server, 1))
         for index in (0, 1):
             if server.synced[index] < server.accepted[index]:
-                yield ("sync", index + 1, one), self._put(state, one, self._now_synced(server, index))
+                yield ("sync", index + 1, one), self._with_server(state, one, self._now_synced(server, index))
         if server.synced != server.accepted:
             after = server._replace(accepted=server.synced, live=(False, False))
-            yield ("crash", one), self._put(state, one, after)
+            yield ("crash", one), self._with_server(state, one, after)
 
     def _written(self, server: Server, index: int) -> Server:
         accepted = (1, server.accepted[1]) if index == 0 else (server.accepted[0], 1)
         after = server._replace(accepted=accepted)
-        return after if self.world.sync_apart else self._now_synced(after, index)
+        return after if self.setup.sync_apart else self._now_synced(after, index)
 
     def _now_synced(self, server: Server, index: int) -> Server:
         return server._replace(synced=(1, server.synced[1]) if index == 0 else (server.synced[0], 1))
@@ -150,11 +150,11 @@ class Replacement(Quorums):
         servers = []
         for server in state.servers:
             live = (False, server.live[1]) if index == 0 else (server.live[0], False)
-            told = (0, server.told[1]) if index == 0 else (server.told[0], 0)
-            after = server._replace(live=live, told=told if self.rules.tell_again else server.told)
+            acked = (0, server.acked[1]) if index == 0 else (server.acked[0], 0)
+            after = server._replace(live=live, acked=acked if self.rules.tell_again else server.acked)
             servers.append(after._replace(held=False) if index and self.rules.claim_again else after)
         generations = (generation, state.generations[1]) if index == 0 else (state.generations[0], generation)
-        return self._tidy(state._replace(generations=generations), servers)
+        return self._normalized(state._replace(generations=generations), servers)
 
     def _choices(self, state: ReplacementState) -> Iterator[tuple[Step, ReplacementState]]:
         """B has F claims, and stands on the most that the answers told of A's segment."""
@@ -163,20 +163,20 @@ class Replacement(Quorums):
             return
         servers = [
             server._replace(
-                held=False, answer=0, told=(server.told[0], int(server.held and server.answer > base))
+                held=False, answer=0, acked=(server.acked[0], int(server.held and server.answer > base))
             )
             for server in state.servers
         ]
-        yield ("choose", base), self._tidy(state._replace(stage=SETTLING, base=base), servers)
+        yield ("choose", base), self._normalized(state._replace(stage=SETTLING, base=base), servers)
 
     # --- what follows ---------------------------------------------------------------------------------------
 
-    def _put(self, state: ReplacementState, one: int, server: Server) -> ReplacementState:
+    def _with_server(self, state: ReplacementState, one: int, server: Server) -> ReplacementState:
         servers = list(state.servers)
         servers[one] = server
-        return self._tidy(state, servers)
+        return self._normalized(state, servers)
 
-    def _tidy(self, state: ReplacementState, servers: list[Server]) -> ReplacementState:
+    def _normalized(self, state: ReplacementState, servers: list[Server]) -> ReplacementState:
         """The state after a step, with all that follows from it at once, and without what has done its
         work."""
         for one, server in enumerate(servers):
@@ -184,16 +184,16 @@ class Replacement(Quorums):
                 server.live[0] and server.claim == FIRST and self.admits(server, state.generations[0]),
                 server.live[1] and server.claim == SECOND and self.admits(server, state.generations[1]),
             )
-            told = (
-                max(server.told[0], server.synced[0] if live[0] else 0),
-                max(server.told[1], self._tells_second(server, state) if live[1] else 0),
+            acked = (
+                max(server.acked[0], server.synced[0] if live[0] else 0),
+                max(server.acked[1], self._tells_second(server, state) if live[1] else 0),
             )
-            if live != server.live or told != server.told:
-                servers[one] = server._replace(live=live, told=told)
+            if live != server.live or acked != server.acked:
+                servers[one] = server._replace(live=live, acked=acked)
         if state.stage == SETTLING and self._told_by_quorum(state, servers, 1):
             state = state._replace(stage=OPEN)
             servers = [
-                server._replace(told=(server.told[0], server.synced[1] if server.live[1] else 0))
+                server._replace(acked=(server.acked[0], server.synced[1] if server.live[1] else 0))
                 for server in servers
             ]
         owed = list(state.owed)
@@ -206,10 +206,10 @@ class Replacement(Quorums):
                 if index == 1:
                     owed[0] = max(owed[0], state.base)
         for one, server in enumerate(servers):
-            first, second = server.told
+            first, second = server.acked
             if (first and owed[0]) or (second and owed[1]):
-                told = (0 if owed[0] else first, 0 if owed[1] else second)
-                servers[one] = server._replace(told=told)
+                acked = (0 if owed[0] else first, 0 if owed[1] else second)
+                servers[one] = server._replace(acked=acked)
         return state._replace(servers=tuple(servers), owed=(owed[0], owed[1]))
 
     def _shown(self, state: ReplacementState, servers: list[Server], index: int) -> bool:
@@ -238,5 +238,5 @@ class Replacement(Quorums):
         return server.synced[1] if state.stage == OPEN else 0
 
     def _told_by_quorum(self, state: ReplacementState, servers: list[Server], index: int) -> bool:
-        having = frozenset(one for one, server in enumerate(servers) if server.told[index])
+        having = frozenset(one for one, server in enumerate(servers) if server.acked[index])
         return self.quorum(state.generations[index], having)

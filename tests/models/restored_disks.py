@@ -21,11 +21,11 @@ from tests.models.explore import Step
 
 A, B, C = range(3)
 NAMES = "ABC"
-NOBODY_TOLD = -1
+UNKNOWN = -1
 
 
 class RestoredRules(NamedTuple):
-    """What is asked of a member before it counts. Each can be switched off."""
+    """What is required of a member before it counts. Each rule can be switched off."""
 
     starts_are_compared: bool = True
     """A does not count beside a member that knows a start which is not in A's history."""
@@ -35,11 +35,11 @@ class RestoredRules(NamedTuple):
     """A counts under a start only when both others have recorded it; without it, those it works with."""
 
 
-class RestoredWorld(NamedTuple):
-    """How large, and what can happen."""
+class RestoredSetup(NamedTuple):
+    """The size of the model, and the possible events."""
 
     copy_of_a_running_member: bool = False
-    """The copy is taken while A goes on; else A is stopped, and starts again after it."""
+    """The copy is taken while A runs; otherwise A is stopped, and starts again after it."""
     starts: int = 2
     records: int = 3
 
@@ -52,11 +52,11 @@ class Disk(NamedTuple):
 
 
 class RestoredState(NamedTuple):
-    """Everything. `told`: for B and C, the newest start of A that each knows."""
+    """The whole state. `known_starts`: for B and C, the newest start of A that each knows."""
 
     disk: Disk
     others: tuple[int, int]
-    told: tuple[int, int]
+    known_starts: tuple[int, int]
     numbers: int
     copy: Disk | None = None
     stopped: bool = False
@@ -66,13 +66,13 @@ class RestoredState(NamedTuple):
 
 
 class RestoredDisk:
-    """The model of one world under some rules. See `explore.Model`."""
+    """The model of one setup under some rules: an `explore.Model`."""
 
-    def __init__(self, world: RestoredWorld, rules: RestoredRules) -> None:
-        self.world, self.rules = world, rules
+    def __init__(self, setup: RestoredSetup, rules: RestoredRules) -> None:
+        self.setup, self.rules = setup, rules
 
     def start(self) -> RestoredState:
-        return RestoredState(Disk(0, (0,)), (0, 0), (NOBODY_TOLD, NOBODY_TOLD), 1)
+        return RestoredState(Disk(0, (0,)), (0, 0), (UNKNOWN, UNKNOWN), 1)
 
     def canonical(self, state: RestoredState) -> RestoredState:
         return state
@@ -80,7 +80,7 @@ class RestoredDisk:
     def loss(self, state: RestoredState) -> str:
         return state.lost
 
-    def tell(self, step: Step) -> str:
+    def describe(self, step: Step) -> str:
         return str(step[0])
 
     def steps(self, state: RestoredState) -> Iterator[tuple[Step, RestoredState]]:
@@ -89,16 +89,16 @@ class RestoredDisk:
                 if self._fits(state, other):
                     yield (f"a client tells {NAMES[other]} of A's start",), self._record(state, other)
             yield from self._work(state)
-        elif state.acknowledged < self.world.records:
+        elif state.acknowledged < self.setup.records:
             yield self._worked(state, (B, C))
         yield from self._disk(state)
 
     def _disk(self, state: RestoredState) -> Iterator[tuple[Step, RestoredState]]:
-        started = len(state.disk.starts) <= self.world.starts or state.stopped
+        started = len(state.disk.starts) <= self.setup.starts or state.stopped
         if started and not (state.copy is not None and state.restored):
             yield ("A starts again",), self._started(state, state.disk)
         if state.copy is None:
-            stopped = not self.world.copy_of_a_running_member
+            stopped = not self.setup.copy_of_a_running_member
             yield ("A's disk is copied",), state._replace(copy=state.disk, stopped=stopped)
         elif not state.restored:
             yield (
@@ -112,29 +112,29 @@ class RestoredDisk:
         return state._replace(disk=after, numbers=state.numbers + 1, stopped=False)
 
     def _work(self, state: RestoredState) -> Iterator[tuple[Step, RestoredState]]:
-        if state.acknowledged >= self.world.records:
+        if state.acknowledged >= self.setup.records:
             return
         for count in (2, 3):
             for chosen in combinations((A, B, C), count):
                 if A not in chosen:
                     yield self._worked(state, chosen)
                 elif all(self._fits(state, other) for other in chosen if other != A):
-                    told = state
+                    after = state
                     for other in chosen:
                         if other != A:
-                            told = self._record(told, other)
+                            after = self._record(after, other)
                     newest = state.disk.starts[-1]
-                    if not self.rules.all_others_record_it or told.told == (newest, newest):
-                        yield self._worked(told, chosen)
+                    if not self.rules.all_others_record_it or after.known_starts == (newest, newest):
+                        yield self._worked(after, chosen)
 
     def _fits(self, state: RestoredState, other: int) -> bool:
-        told = state.told[other - 1]
-        return not self.rules.starts_are_compared or told == NOBODY_TOLD or told in state.disk.starts
+        known = state.known_starts[other - 1]
+        return not self.rules.starts_are_compared or known == UNKNOWN or known in state.disk.starts
 
     def _record(self, state: RestoredState, other: int) -> RestoredState:
-        told = list(state.told)
-        told[other - 1] = state.disk.starts[-1]
-        return state._replace(told=(told[0], told[1]))
+        known = list(state.known_starts)
+        known[other - 1] = state.disk.starts[-1]
+        return state._replace(known_starts=(known[0], known[1]))
 
     def _worked(self, state: RestoredState, chosen: tuple[int, ...]) -> tuple[Step, RestoredState]:
         """The quorum continues from the longest history that it holds."""

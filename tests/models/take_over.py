@@ -1,44 +1,40 @@
 """The model of take-over: one chain on a few servers, an old writer, contenders, crashes, a wipe.
 
-What is modelled. Servers hold copies of segments: so many records each, some synced, some only accepted.
-Writer A holds the claim everywhere and appends. B and C take over, when they like: claim servers one by one
-(an answer tells what is synced there), choose the head of F answers, bring what is below it to a quorum,
-open a segment, append to it.
+Servers hold copies of segments. A copy has a number of records; some are synced, some only accepted.
+Writer A holds the claim everywhere and appends. B and C take over at any time: they claim servers one by
+one (an answer contains what is synced there), choose the head from F answers, settle what is below it on a
+quorum, open a segment and append to it.
 
-    two contenders at once     B and C take their steps in any order; in the world "duel" both have one
+    two contenders at once     B and C take their steps in any order; in the setup "duel" both have one
                                epoch
-    a zombie that wakes up     nobody ever stops: A, B and C may take any step as long as a server still
-                               lets them
+    a zombie that wakes up     A, B and C may take any step as long as a server still accepts it
     a contender that tries again   is another contender, with a higher epoch
-    a contender that dies      nobody ever has to take a step: from any state on, any of them may stay
-                               silent
-    a server that comes back   a crash drops what is not synced; the server is up again at once (being down
-                               is silence)
+    a contender that dies      no step is ever required: from any state on, each writer may do nothing
+    a server that restarts     a crash drops what is not synced; the server is up again at once (a server
+                               that is down takes no steps)
     a wipe                     a server loses everything, once; it is never trusted again (R4)
-    one more taker-over        in *every* state a fresh one is let loose on every quorum of living servers
+    one more take-over         in *every* state, a new writer takes over on every quorum of living servers
                                (`loss`)
 
-What is demanded in every state (P-1, P-4, P-5, P-6): on every quorum of living servers a fresh taker-over
-finds a chain with all its bytes there, and on it every record that was ever acknowledged, told, or shown to
-a reader.
+The promises checked in every state (P-1, P-4, P-5, P-6): on every quorum of living servers, a new writer
+finds a chain with all its bytes there, and on it every record that was ever acknowledged, acted on, or
+returned to a reader.
 
-What is abstracted, and why nothing is lost by it:
+What is abstracted, and why the model still finds every loss:
 
-- *Messages.* An append that is under way is not kept: sending is never forbidden later than it was allowed,
-  so "sent early, arrives late" is "carried out late, if the server still lets it". A second arrival is
-  refused by size.
-- *Answers* come at once. A writer that has not heard yet is one that has not acted yet, which it never has
-  to. A late durability ack equals an immediate one: an ack only ever allows a writer to do more, and
-  demands more of us.
-- *A claim syncs first* in our servers; here it does not, which is worse: bytes may become durable after it
-  (R3).
-- *Readers* look in every state at every server, so what they are shown needs no steps of its own (R9, R10).
+- *Messages.* The model has no appends in flight. An append that was sent early and arrives late is the same
+  as one that is carried out late, if the server still accepts it. A second arrival is refused by size.
+- *Answers* arrive at once. A writer that has not received an answer is a writer that has not acted yet, and
+  no step is ever required. A late durability ack equals an immediate one: an ack only allows a writer to do
+  more, and adds records that must not be lost.
+- *A claim syncs first* in our servers. Here it does not, which is the harder case: bytes may become durable
+  after the claim (R3).
+- *Readers* read every server in every state, so reading needs no steps of its own (R9, R10).
 - *Opening* happens as soon as it is allowed; the start may be sent later, or never.
-- *Bytes* within a record, damage other than a wipe, and the server's own recovery have tests of their own.
+- *Bytes* within a record, damage other than a wipe, and the server's own recovery have their own tests.
 
-Servers are alike, so states that differ only in which server is which are one (`canonical`). What is known
-to nobody and needed by nobody is forgotten (`_tidy`): watermarks that have done their work, answers that
-have been used.
+Servers are alike, so states that differ only in the names of servers are one state (`canonical`).
+`_normalized` drops what no later step needs: acks that had their effect, and answers that were used.
 """
 
 from collections.abc import Callable, Iterator
@@ -46,7 +42,7 @@ from typing import NamedTuple
 
 from tests.models.explore import Step
 
-NOBODY = 0
+NO_WRITER = 0
 CLOSED, SETTLING, OPEN = range(3)
 """Stages of a segment: not begun; its base is chosen and is being brought to a quorum; records may be
 appended."""
@@ -56,7 +52,7 @@ class Rules(NamedTuple):
     """The rules of docs/decisions/0003 that a chain needs. Each can be switched off."""
 
     r1_a_quorum_of_claims: bool = True
-    """F servers hold the claim before the head is chosen; without it, one fewer will do."""
+    """F servers hold the claim before the head is chosen; without it, one fewer is enough."""
     r2_claim_is_synced: bool = True
     """A claim survives a crash of the server."""
     r2_claim_is_checked: bool = True
@@ -65,21 +61,20 @@ class Rules(NamedTuple):
     r3_no_late_watermark: bool = True
     """A superseded session receives nothing more; without it, it receives later acks."""
     r4_sizes_after_the_claim: bool = True
-    """Sizes come with the answer to the claim; without it, from a look that was taken before."""
+    """Sizes are those in the answer to the claim; without it, those of an earlier read."""
     r4_a_wiped_server_has_not_answered: bool = True
     """Without it, a wiped server answers, and holds nothing."""
     r5_epoch_before_length: bool = True
     """The head is the segment of the highest epoch; without it, the longest history."""
     r6_back_pointers: bool = True
-    """What a segment stands on is what its start names; without it, what the offsets of segments seen
-    suggest."""
+    """The start of a segment names its predecessor; without it, the offsets of the segments suggest one."""
     r7_settle_before_opening: bool = True
-    """A taker-over opens only when all below is synced on a quorum."""
+    """A writer that takes over opens only when all below is synced on a quorum."""
     r7_settle_before_rolling: bool = True
     """A writer continues in a new segment only when all it appended is synced on a quorum."""
     r8_silent_until_the_start: bool = True
-    """What was read is acted on and told when the own start is acknowledged; without it, once it is on a
-    quorum."""
+    """A writer acts on what it read only when its own start is acknowledged; without it, once what it read
+    is on a quorum."""
     r9_one_record_at_a_time: bool = True
     """In a manifest, the next record is sent when the one before is acknowledged."""
     r14_delete_after_the_snapshot: bool = True
@@ -87,21 +82,22 @@ class Rules(NamedTuple):
     start is."""
 
 
-class World(NamedTuple):
-    """How large, and what can happen. Segments are numbered in the order of (epoch, base): the first is
-    A's."""
+class Setup(NamedTuple):
+    """The size of the model, and the possible events. Segments are numbered in the order of (epoch, base);
+    the first one is A's."""
 
     owners: tuple[int, ...]
     """segment -> its writer; writers are 1, 2, .."""
     epochs: tuple[int, ...]
-    """writer -> its epoch; that of nobody, 0, comes first."""
+    """writer -> its epoch. Index 0 is NO_WRITER, with epoch 0."""
     sizes: tuple[int, ...]
     """segment -> how many records it gets at most, its start included."""
     sync_apart: bool = False
-    """Accepting and syncing are two steps, and a crash may come between. Else an append is synced at once."""
+    """Accepting and syncing are two steps, and a crash may occur between them. Otherwise an append is synced
+    at once."""
     wipes: int = 0
     manifest: bool = False
-    """Records are not pipelined, and readers take a record that another one follows for committed."""
+    """Records are not pipelined, and for readers a record is committed if another one follows it."""
     snapshots: bool = False
     """Every segment but the first begins with a snapshot of all below, finished by its second record."""
     servers: int = 3
@@ -114,37 +110,37 @@ class World(NamedTuple):
 
 
 class Server(NamedTuple):
-    """One server, and what writers know of it. Lists are by segment; `answers` by writer."""
+    """One server, and what writers know about it. Lists are by segment; `answers` is by writer."""
 
     claim: int
     synced: tuple[int, ...]
     accepted: tuple[int, ...]
     answers: tuple[tuple[int, ...], ...]
-    """What it told a contender that has not chosen its head yet; () if it did not."""
-    told: tuple[int, ...]
-    """What it told the segment's writer, as long as that still matters: while SETTLING, 1 if all below is
-    synced here; while OPEN, how much of it is synced here."""
+    """Its answer to a contender that has not chosen its head yet; () without one."""
+    acked: tuple[int, ...]
+    """What it acknowledged to the segment's writer, as long as that still matters: while SETTLING, 1 if all
+    below is synced here; while OPEN, how much of it is synced here."""
     sessions: int = 0
-    """Writers with a session that once held the claim, as bits. Kept only where a rule that is off needs
-    it."""
+    """Writers with a session that once held the claim, as bits. Kept only if a rule that is switched off
+    needs it."""
     wiped: bool = False
 
 
 class State(NamedTuple):
-    """Everything. Lists are by segment."""
+    """The whole state. Lists are by segment."""
 
     servers: tuple[Server, ...]
     stages: tuple[int, ...]
     bases: tuple[tuple[int, int], ...]
-    """What it stands on: (segment, records of it); (-1, 0): nothing, or not chosen yet."""
+    """The end of its predecessor: (segment, records of it); (-1, 0): none, or not chosen yet."""
     owed: tuple[int, ...]
-    """How many of its records must never be lost: acknowledged, told, or shown."""
+    """How many of its records must never be lost: acknowledged, acted on, or returned to a reader."""
     wipes: int
 
 
 class Chain(NamedTuple):
-    """What a taker-over finds. `history`: by segment, how many of its records lie on the chain. `missing`:
-    a segment of which the chain names records that nobody asked holds; -1: none."""
+    """The chain that a take-over finds. `history`: by segment, how many of its records are on the chain.
+    `missing`: a segment of which the chain names records that no answering server holds; -1: none."""
 
     head: int
     length: int
@@ -153,20 +149,20 @@ class Chain(NamedTuple):
 
 
 def put(items: tuple[int, ...], index: int, value: int) -> tuple[int, ...]:
-    """The same with one item replaced."""
+    """Return the items with one replaced."""
     return (*items[:index], value, *items[index + 1 :])
 
 
 class Chains:
-    """What can be said of chains without knowing who does what. Answers are remembered."""
+    """Facts about chains that follow from copies and bases alone. Results are cached."""
 
-    def __init__(self, world: World, rules: Rules) -> None:
-        self.world, self.rules = world, rules
+    def __init__(self, setup: Setup, rules: Rules) -> None:
+        self.setup, self.rules = setup, rules
         self._found: dict[tuple[object, ...], Chain] = {}
         self._below: dict[tuple[object, ...], tuple[tuple[int, int], ...]] = {}
 
     def found(self, copies: tuple[tuple[int, ...], ...], bases: tuple[tuple[int, int], ...]) -> Chain:
-        """The chain that these answers give (R5, R6)."""
+        """Return the chain that follows from these answers (R5, R6)."""
         key = (copies, bases)
         chain = self._found.get(key)
         if chain is None:
@@ -193,8 +189,8 @@ class Chains:
         return Chain(head, longest[head], tuple(history), missing)
 
     def finished(self, segment: int, length: int) -> bool:
-        """Whether so much of a segment has a finished snapshot: nothing below is needed then."""
-        return self.world.snapshots and segment > 0 and length >= 2
+        """Return whether `length` records hold a finished snapshot: nothing below is needed then."""
+        return self.setup.snapshots and segment > 0 and length >= 2
 
     def _next_below(
         self, segment: int, seen: list[int], bases: tuple[tuple[int, int], ...]
@@ -215,8 +211,7 @@ class Chains:
         return offset
 
     def below(self, segment: int, bases: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
-        """What a segment stands on: the spans that a quorum must hold before it is opened (R7), the highest
-        first."""
+        """Return the spans below a segment, the highest first. A quorum must hold them first (R7)."""
         key = (segment, bases)
         spans = self._below.get(key)
         if spans is None:
@@ -233,14 +228,14 @@ class Chains:
     def history(
         self, segment: int, length: int, bases: tuple[tuple[int, int], ...]
     ) -> Iterator[tuple[int, int]]:
-        """All records on which the first `length` of a segment stand, themselves included, as spans."""
+        """Yield the history up to the first `length` records of a segment, as spans, including them."""
         while segment >= 0:
             yield segment, length
             segment, length = bases[segment]
 
 
-def words(step: Step) -> str:
-    """A step as a line of a story."""
+def step_text(step: Step) -> str:
+    """Return a step as a line of a story."""
     what, *numbers = step
     return STORIES[what].format(
         *(NAMES[kind](number) for kind, number in zip(KINDS[what], numbers, strict=True))

@@ -1,4 +1,4 @@
-"""Who can do what: the steps of the model of take-over. What the words mean is in `take_over.py`."""
+"""The steps of the model of take-over. `take_over.py` defines its state and its rules."""
 
 from collections.abc import Iterator
 from itertools import combinations
@@ -6,17 +6,17 @@ from itertools import combinations
 from tests.models.explore import Step
 from tests.models.take_over import (
     CLOSED,
-    NOBODY,
+    NO_WRITER,
     OPEN,
     SETTLING,
     Chain,
     Chains,
     Rules,
     Server,
+    Setup,
     State,
-    World,
     put,
-    words,
+    step_text,
 )
 
 A = 1
@@ -24,22 +24,22 @@ NOTHING = (-1, 0)
 
 
 class TakeOver:
-    """The model of one world under some rules. See `explore.Model`."""
+    """The model of one setup under some rules: an `explore.Model`."""
 
-    def __init__(self, world: World, rules: Rules) -> None:
-        self.world, self.rules = world, rules
-        self.chains = Chains(world, rules)
-        self.contenders = range(2, len(world.epochs))
-        self.first = {writer: world.owners.index(writer) for writer in range(1, len(world.epochs))}
+    def __init__(self, setup: Setup, rules: Rules) -> None:
+        self.setup, self.rules = setup, rules
+        self.chains = Chains(setup, rules)
+        self.contenders = range(2, len(setup.epochs))
+        self.first = {writer: setup.owners.index(writer) for writer in range(1, len(setup.epochs))}
         self.named_alike = [
             [
                 other
-                for other, owner in enumerate(world.owners)
+                for other, owner in enumerate(setup.owners)
                 if other != segment
-                and world.epochs[owner] == world.epochs[world.owners[segment]]
+                and setup.epochs[owner] == setup.epochs[setup.owners[segment]]
                 and owner != mine
             ]
-            for segment, mine in enumerate(world.owners)
+            for segment, mine in enumerate(setup.owners)
         ]
         self.remember_sessions = not (
             rules.r2_claim_is_checked and rules.r3_no_late_watermark and rules.r4_sizes_after_the_claim
@@ -49,22 +49,22 @@ class TakeOver:
     # --- the engine's side ----------------------------------------------------------------------------------
 
     def start(self) -> State:
-        none = (0,) * len(self.world.owners)
+        none = (0,) * len(self.setup.owners)
         start = put(none, 0, 1)
-        server = Server(A, start, start, ((),) * len(self.world.epochs), none, self._bit(A))
+        server = Server(A, start, start, ((),) * len(self.setup.epochs), none, self._bit(A))
         return State(
-            (server,) * self.world.servers,
+            (server,) * self.setup.servers,
             put(none, 0, OPEN),
             (NOTHING,) * len(none),
             start,
-            self.world.wipes,
+            self.setup.wipes,
         )
 
     def canonical(self, state: State) -> State:
         return state._replace(servers=tuple(sorted(state.servers)))
 
-    def tell(self, step: Step) -> str:
-        return words(step)
+    def describe(self, step: Step) -> str:
+        return step_text(step)
 
     def loss(self, state: State) -> str:
         living = [number for number, server in enumerate(state.servers) if self._answers(server)]
@@ -72,7 +72,7 @@ class TakeOver:
         key = (*copies, state.bases, state.owed)
         if key in self._safe:
             return ""
-        for count in range(self.world.claims, len(living) + 1):
+        for count in range(self.setup.claims, len(living) + 1):
             for chosen in combinations(living, count):
                 answers = tuple(sorted(state.servers[number].synced for number in chosen))
                 chain = self.chains.found(answers, state.bases)
@@ -97,7 +97,7 @@ class TakeOver:
                 yield from self._appends(state, number, server)
                 yield from self._fills(state, number, server)
                 yield from self._disk(state, number, server)
-                if self.world.snapshots:
+                if self.setup.snapshots:
                     yield from self._deletes(state, number, server)
         yield from self._choices(state)
         yield from self._rolls(state)
@@ -105,27 +105,29 @@ class TakeOver:
     # --- claims and heads -----------------------------------------------------------------------------------
 
     def _claims(self, state: State, number: int, server: Server) -> Iterator[tuple[Step, State]]:
-        epochs = self.world.epochs
+        epochs = self.setup.epochs
         for writer in range(1, len(epochs)):
             choosing = state.stages[self.first[writer]] == CLOSED
-            looked = server.answers[writer]
-            if choosing and not self.rules.r4_sizes_after_the_claim and not looked:
-                yield ("look", writer, number), self._told(state, number, server, writer, server.claim)
+            answered = server.answers[writer]
+            if choosing and not self.rules.r4_sizes_after_the_claim and not answered:
+                yield ("look", writer, number), self._answered(state, number, server, writer, server.claim)
             elif epochs[writer] > epochs[server.claim]:
-                if choosing and not looked:
-                    yield ("claim", writer, number), self._told(state, number, server, writer, writer)
+                if choosing and not answered:
+                    yield ("claim", writer, number), self._answered(state, number, server, writer, writer)
                 else:
                     after = server._replace(claim=writer, sessions=server.sessions | self._bit(writer))
-                    yield ("claim", writer, number), self._put(state, number, after)
+                    yield ("claim", writer, number), self._with_server(state, number, after)
 
-    def _told(self, state: State, number: int, server: Server, writer: int, claim: int) -> State:
-        """The server tells a contender what is synced; it holds that claim then."""
+    def _answered(self, state: State, number: int, server: Server, writer: int, claim: int) -> State:
+        """Answer a contender with what is synced on the server, which then holds that claim."""
         answers = (*server.answers[:writer], server.synced, *server.answers[writer + 1 :])
         sessions = server.sessions | self._bit(writer) if claim == writer else server.sessions
-        return self._put(state, number, server._replace(claim=claim, answers=answers, sessions=sessions))
+        return self._with_server(
+            state, number, server._replace(claim=claim, answers=answers, sessions=sessions)
+        )
 
     def _choices(self, state: State) -> Iterator[tuple[Step, State]]:
-        needed = self.world.claims - (not self.rules.r1_a_quorum_of_claims)
+        needed = self.setup.claims - (not self.rules.r1_a_quorum_of_claims)
         for writer in self.contenders:
             segment = self.first[writer]
             if state.stages[segment] != CLOSED:
@@ -147,22 +149,22 @@ class TakeOver:
                 )
 
     def _chosen(self, state: State, writer: int, segment: int, bases: tuple[tuple[int, int], ...]) -> State:
-        """The head is chosen. A member that answered that it holds the whole chain is not asked again."""
+        """Choose the head. A server whose answer showed the whole chain counts as settled."""
         spans = self.chains.below(segment, bases)
         servers = []
         for server in state.servers:
             answer = server.answers[writer]
             whole = int(bool(answer) and all(answer[below] >= length for below, length in spans))
             answers = (*server.answers[:writer], (), *server.answers[writer + 1 :])
-            servers.append(server._replace(answers=answers, told=put(server.told, segment, whole)))
+            servers.append(server._replace(answers=answers, acked=put(server.acked, segment, whole)))
         stages = put(state.stages, segment, SETTLING)
-        return self._tidy(servers, stages, bases, state.owed, state.wipes)
+        return self._normalized(servers, stages, bases, state.owed, state.wipes)
 
     # --- bytes ----------------------------------------------------------------------------------------------
 
     def _appends(self, state: State, number: int, server: Server) -> Iterator[tuple[Step, State]]:
         for segment, stage in enumerate(state.stages):
-            writer = self.world.owners[segment]
+            writer = self.setup.owners[segment]
             if (
                 stage == OPEN
                 and self._serves(server, writer)
@@ -170,25 +172,25 @@ class TakeOver:
                 and not any(server.accepted[other] for other in self.named_alike[segment])
             ):
                 step = ("append", writer, segment, server.accepted[segment] + 1, number)
-                yield step, self._put(state, number, self._written(server, segment))
+                yield step, self._with_server(state, number, self._written(server, segment))
 
     def _limit(self, state: State, segment: int) -> int:
-        """How many records of a segment its writer has sent at most."""
-        limit = self.world.sizes[segment]
-        owners = self.world.owners
+        """Return how many records of a segment its writer can have sent."""
+        limit = self.setup.sizes[segment]
+        owners = self.setup.owners
         rolled = segment + 1
         if rolled < len(owners) and owners[rolled] == owners[segment] and state.stages[rolled] != CLOSED:
             limit = state.bases[rolled][1]
         if self.rules.r8_silent_until_the_start and not state.owed[segment]:
             limit = min(limit, 1)
-        if self.world.manifest and self.rules.r9_one_record_at_a_time:
+        if self.setup.manifest and self.rules.r9_one_record_at_a_time:
             limit = min(limit, state.owed[segment] + 1)
         return limit
 
     def _fills(self, state: State, number: int, server: Server) -> Iterator[tuple[Step, State]]:
         """The holder of the claim copies what is below its segment to this server."""
         writer = server.claim
-        if writer in (NOBODY, A):
+        if writer in (NO_WRITER, A):
             return
         segment = self.first[writer]
         if state.stages[segment] == CLOSED or self.chains.finished(segment, state.owed[segment]):
@@ -199,12 +201,12 @@ class TakeOver:
                 other.synced[below] > has and self._answers(other) for other in state.servers
             ):
                 step = ("fill", writer, below, has + 1, number)
-                yield step, self._put(state, number, self._written(server, below))
+                yield step, self._with_server(state, number, self._written(server, below))
 
     def _written(self, server: Server, segment: int) -> Server:
         size = server.accepted[segment] + 1
         accepted = put(server.accepted, segment, size)
-        synced = server.synced if self.world.sync_apart else put(server.synced, segment, size)
+        synced = server.synced if self.setup.sync_apart else put(server.synced, segment, size)
         return server._replace(accepted=accepted, synced=synced)
 
     def _disk(self, state: State, number: int, server: Server) -> Iterator[tuple[Step, State]]:
@@ -212,23 +214,23 @@ class TakeOver:
             if size < server.accepted[segment]:
                 after = server._replace(synced=put(server.synced, segment, size + 1))
                 if not self.rules.r3_no_late_watermark and server.sessions & self._bit(
-                    self.world.owners[segment]
+                    self.setup.owners[segment]
                 ):
-                    after = after._replace(told=put(after.told, segment, size + 1))
-                yield ("sync", segment, number, size + 1), self._put(state, number, after)
+                    after = after._replace(acked=put(after.acked, segment, size + 1))
+                yield ("sync", segment, number, size + 1), self._with_server(state, number, after)
         forgets = not self.rules.r2_claim_is_synced and server.claim != A
         if forgets or server.synced != server.accepted:
             claim = A if forgets else server.claim
             after = server._replace(accepted=server.synced, claim=claim, sessions=0)
-            yield ("crash", number), self._put(state, number, after)
+            yield ("crash", number), self._with_server(state, number, after)
         if state.wipes and not server.wiped:
             none = (0,) * len(server.synced)
-            after = server._replace(claim=NOBODY, synced=none, accepted=none, sessions=0, wiped=True)
-            yield ("wipe", number), self._put(state._replace(wipes=state.wipes - 1), number, after)
+            after = server._replace(claim=NO_WRITER, synced=none, accepted=none, sessions=0, wiped=True)
+            yield ("wipe", number), self._with_server(state._replace(wipes=state.wipes - 1), number, after)
 
     def _rolls(self, state: State) -> Iterator[tuple[Step, State]]:
         """A writer continues in a new segment of its epoch."""
-        owners = self.world.owners
+        owners = self.setup.owners
         for segment in range(1, len(owners)):
             below = segment - 1
             if (
@@ -243,7 +245,7 @@ class TakeOver:
             bases = (*state.bases[:segment], (below, length), *state.bases[segment + 1 :])
             stages = put(state.stages, segment, OPEN)
             step = ("roll", owners[segment], segment, length)
-            yield step, self._tidy(list(state.servers), stages, bases, state.owed, state.wipes)
+            yield step, self._normalized(list(state.servers), stages, bases, state.owed, state.wipes)
 
     def _deletes(self, state: State, number: int, server: Server) -> Iterator[tuple[Step, State]]:
         """The holder of the claim deletes what its snapshot replaces."""
@@ -251,7 +253,7 @@ class TakeOver:
             enough = 2 if self.rules.r14_delete_after_the_snapshot else 1
             if (
                 state.stages[segment] != OPEN
-                or server.claim != self.world.owners[segment]
+                or server.claim != self.setup.owners[segment]
                 or state.owed[segment] < enough
             ):
                 continue
@@ -259,16 +261,16 @@ class TakeOver:
                 if server.accepted[below]:
                     synced, accepted = put(server.synced, below, 0), put(server.accepted, below, 0)
                     after = server._replace(synced=synced, accepted=accepted)
-                    yield ("delete", server.claim, below, number), self._put(state, number, after)
+                    yield ("delete", server.claim, below, number), self._with_server(state, number, after)
 
-    # --- what everybody knows -------------------------------------------------------------------------------
+    # --- derived facts -------------------------------------------------------------------------------
 
     def _answers(self, server: Server) -> bool:
-        """Whether a server counts (R4)."""
+        """Return whether a server counts (R4)."""
         return not (server.wiped and self.rules.r4_a_wiped_server_has_not_answered)
 
     def _serves(self, server: Server, writer: int) -> bool:
-        """Whether a server carries out a writer's appends, and tells it of them (R2, R3)."""
+        """Return whether a server carries out a writer's appends, and acknowledges them (R2, R3)."""
         return server.claim == writer or (
             not self.rules.r2_claim_is_checked and bool(server.sessions & self._bit(writer))
         )
@@ -276,12 +278,12 @@ class TakeOver:
     def _bit(self, writer: int) -> int:
         return 1 << writer if self.remember_sessions else 0
 
-    def _put(self, state: State, number: int, server: Server) -> State:
+    def _with_server(self, state: State, number: int, server: Server) -> State:
         servers = list(state.servers)
         servers[number] = server
-        return self._tidy(servers, state.stages, state.bases, state.owed, state.wipes)
+        return self._normalized(servers, state.stages, state.bases, state.owed, state.wipes)
 
-    def _tidy(
+    def _normalized(
         self,
         servers: list[Server],
         stages: tuple[int, ...],
@@ -289,67 +291,66 @@ class TakeOver:
         owed: tuple[int, ...],
         wipes: int,
     ) -> State:
-        """The state after a step, with all that follows from it at once, and without what has done its
-        work."""
+        """Return the state after a step with its immediate consequences. Drop what no later step needs."""
         for segment, stage in enumerate(stages):
             if stage == SETTLING and self._settled(servers, segment, bases):
                 stages = put(stages, segment, OPEN)
                 if not self.rules.r8_silent_until_the_start:
                     owed = self._owe(owed, *bases[segment], bases)
-        for segment in reversed(range(len(stages))):  # what is owed of one is owed of all that it stands on
+        for segment in reversed(range(len(stages))):  # what is owed of a segment is owed of all below it
             if stages[segment] == OPEN:
-                if owed[segment] < self.world.sizes[segment]:
+                if owed[segment] < self.setup.sizes[segment]:
                     owed = self._acknowledge(servers, segment, bases, owed)
                 else:
                     self._forget(servers, segment)
-        if self.world.manifest:
+        if self.setup.manifest:
             owed = self._show(servers, bases, owed)
         return State(tuple(servers), stages, bases, owed, wipes)
 
     def _settled(self, servers: list[Server], segment: int, bases: tuple[tuple[int, int], ...]) -> bool:
-        """R7: all below is synced on a quorum, as far as the writer knows. If so, that has done its
-        work."""
-        writer, spans = self.world.owners[segment], self.chains.below(segment, bases)
+        """Return whether all below is synced on a quorum, as far as the writer knows (R7). If so, forget the
+        acks."""
+        writer, spans = self.setup.owners[segment], self.chains.below(segment, bases)
         count = 0
         for number, server in enumerate(servers):
-            if not server.told[segment] and self._serves(server, writer):
+            if not server.acked[segment] and self._serves(server, writer):
                 synced = server.synced
                 if all(synced[below] >= length for below, length in spans):
-                    server = servers[number] = server._replace(told=put(server.told, segment, 1))
-            count += server.told[segment]
-        if count < self.world.acks and self.rules.r7_settle_before_opening:
+                    server = servers[number] = server._replace(acked=put(server.acked, segment, 1))
+            count += server.acked[segment]
+        if count < self.setup.acks and self.rules.r7_settle_before_opening:
             return False
         self._forget(servers, segment)
         return True
 
     def _forget(self, servers: list[Server], segment: int) -> None:
-        """The acks of a segment are no longer needed."""
+        """Forget the acks of a segment: they are no longer needed."""
         for number, server in enumerate(servers):
-            if server.told[segment]:
-                servers[number] = server._replace(told=put(server.told, segment, 0))
+            if server.acked[segment]:
+                servers[number] = server._replace(acked=put(server.acked, segment, 0))
 
     def _acknowledge(
         self, servers: list[Server], segment: int, bases: tuple[tuple[int, int], ...], owed: tuple[int, ...]
     ) -> tuple[int, ...]:
         """What was acknowledged to its writer is owed, with everything below it (R3, R8)."""
-        writer, done = self.world.owners[segment], owed[segment]
-        told = []
+        writer, done = self.setup.owners[segment], owed[segment]
+        acked = []
         for server in servers:
-            size = server.told[segment]
+            size = server.acked[segment]
             if server.synced[segment] > size and self._serves(server, writer):
                 size = server.synced[segment]
-            told.append(size)
-        if max(told) <= done:
+            acked.append(size)
+        if max(acked) <= done:
             self._forget(servers, segment)
             return owed
-        quorum = sorted(told, reverse=True)[self.world.acks - 1]
+        quorum = sorted(acked, reverse=True)[self.setup.acks - 1]
         if quorum > done:
             owed = self._owe(owed, segment, quorum, bases)
             done = quorum
-        for number, size in enumerate(told):
+        for number, size in enumerate(acked):
             useful = size if size > done else 0
-            if servers[number].told[segment] != useful:
-                servers[number] = servers[number]._replace(told=put(servers[number].told, segment, useful))
+            if servers[number].acked[segment] != useful:
+                servers[number] = servers[number]._replace(acked=put(servers[number].acked, segment, useful))
         return owed
 
     def _show(

@@ -29,7 +29,7 @@ def rows() -> tuple[tuple[str, ...], ...]:
 
 @cache
 def told_states() -> dict[str, int]:
-    """World -> states, as told."""
+    """World -> states, as the decision records state."""
     return {
         row[0].removesuffix(" *"): number(row[2]) for row in rows() if len(row) == 4 and "complete" in row[3]
     }
@@ -37,7 +37,7 @@ def told_states() -> dict[str, int]:
 
 @cache
 def told_losses() -> dict[str, tuple[str, int, int]]:
-    """Switch -> (world, states, steps), as told."""
+    """Switch -> (world, states, steps), as the decision records state."""
     switched = [row for row in rows() if len(row) == 5 and re.fullmatch(r"`\w+`", row[0])]
     return {row[0].strip("`"): (row[1], number(row[2]), number(row[3])) for row in switched}
 
@@ -48,7 +48,7 @@ def number(text: str) -> int:
 
 def test_every_world_and_every_switch_is_reported_of() -> None:
     assert set(EXPLORED) <= set(told_states()) <= set(CONFIGURATIONS)
-    assert {switch: world for switch, (world, _, _) in told_losses().items()} == LOSSES
+    assert {switch: setup for switch, (setup, _, _) in told_losses().items()} == LOSSES
 
 
 def test_every_rule_names_the_place_it_is_kept_and_what_shows_it() -> None:

@@ -118,7 +118,7 @@ ROOMS: Final = (
     Room(
         "coordinator",
         _steps(PHASES),
-        {"NEW to ENDING": "nobody stops it so early; tests/checkpoint/test_coordinator_core.py"},
+        {"NEW to ENDING": "nobody stops it so early; tests/checkpoint/test_coordinator_end.py"},
     ),
     Room(
         "participant",

@@ -17,7 +17,7 @@ from checkpoint.core.region import coordinator_directory, worker_directory
 from dataflow.outputs import StepRows, read_output
 from dos_client import Claim, QuorumUnavailableError, Store, StoreNotReadyError, open_store
 from journal import Position, inspect_chain, read_records
-from tests.journal.test_files import files as content
+from tests.journal.journaled_files import files as content
 from tests.shells.region.process import RegionProcess
 from tests.sim.regions.audit import retained_of
 

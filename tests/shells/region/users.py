@@ -73,7 +73,7 @@ class Asker(RegionProcess):
             what = self.rng.choice(["status", "status", "checkpoint", "reset"])
             try:
                 async with open_store(self.cluster.url, client=self.name) as store:
-                    reply = await RequestClient(store, self.region.spec.name).ask(
+                    reply = await RequestClient(store, self.region.spec.name).send(
                         what, patience_s=3.0, wait_s=5.0
                     )
                     self.region.saw(f"asker: {what} {reply.answer.verdict}")

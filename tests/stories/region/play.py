@@ -15,14 +15,15 @@ from checkpoint.core.coordinator_vocabulary import (
     SendControl,
 )
 from checkpoint.core.participant import ParticipantState
-from tests.checkpoint.region_model import Driver, Process, World
+from tests.checkpoint.region_model import RegionModel
+from tests.checkpoint.region_model_state import Driver, Process
 from tests.stories.region.telling import Told, cut_in_words, performed, reported
 from tests.stories.words import WrongStepError
 
 _ACTIONS_MAX = 1_000
 
 
-class StoryWorld(World):
+class StoryWorld(RegionModel):
     """The model, which tells what happens."""
 
     def __init__(self, workers: int) -> None:

@@ -1,6 +1,4 @@
-"""Letters on three real servers: several writers, members away, objects that are full, tails of the dead."""
-
-import contextlib
+"""A request queue on real servers: several writers, unavailable members, full objects, torn tails."""
 
 import pytest
 import trio
@@ -9,30 +7,19 @@ from checkpoint import limits
 from checkpoint.core.request_records import Request, Skipped, encode_record
 from checkpoint.requests.queue import QueueReader, QueueRepair, write_records
 from dos_client import init_store, open_store
-from tests.support.servers import ServerProcess, three_servers, url_of
+from tests.support.servers import url_of
 
-__all__ = ["three_servers"]
 pytestmark = pytest.mark.process
 DIRECTORY = "toy.requests"
 """Of the tests with servers of their own."""
 
 
-def letter(number, what="status"):
+def a_request(number, what="status"):
     return Request(id=f"{number:032x}", region="toy", what=what, wall_time_ms=1, patience_ms=1)
 
 
 def data(*numbers):
-    return b"".join(encode_record(letter(number)) for number in numbers)
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory):
-    """A store for the tests that kill nothing; each has a directory of its own."""
-    with contextlib.ExitStack() as stack:
-        folder = tmp_path_factory.mktemp("servers")
-        servers = [stack.enter_context(ServerProcess(folder / f"server-{index}")) for index in range(3)]
-        trio.run(init_store, url_of(servers))
-        yield url_of(servers)
+    return b"".join(encode_record(a_request(number)) for number in numbers)
 
 
 @pytest.fixture
@@ -42,14 +29,14 @@ def url(three_servers):
     return store
 
 
-async def until(holds):
+async def wait_until(holds):
     """Until it is so, of servers that run by themselves."""
     with trio.fail_after(60):
         while not await holds():  # noqa: ASYNC110 - asks servers
             await trio.sleep(0.05)
 
 
-async def all_are_back(store):
+async def all_answer(store):
     return len((await store.inspect(DIRECTORY)).answers) == 3
 
 
@@ -74,16 +61,16 @@ async def settled(store):
     return len(answers) == 3 and all(answer == answers[0] for answer in answers)
 
 
-def test_letters_of_many_writers_arrive_once_each_and_what_was_there_before_is_not_read(shared) -> None:
+def test_letters_of_many_writers_arrive_once_each_and_what_was_there_before_is_not_read(shared_store) -> None:
     async def main():
-        async with open_store(shared) as store:
+        async with open_store(shared_store) as store:
             await write_records(store, "many.requests", data(1000))
             reader = QueueReader(store, "many.requests")
             await reader.skip_present()
             assert await reader.poll() == []
 
             async def write(writer):
-                async with open_store(shared) as own:
+                async with open_store(shared_store) as own:
                     for number in range(4):
                         await write_records(own, "many.requests", data(10 * writer + number))
 
@@ -102,10 +89,10 @@ def test_letters_of_many_writers_arrive_once_each_and_what_was_there_before_is_n
     trio.run(main)
 
 
-def test_one_object_is_continued_with_until_it_is_full(shared) -> None:
+def test_one_object_is_continued_with_until_it_is_full(shared_store) -> None:
     # EVIDENCE-OF: P-9
     async def main():
-        async with open_store(shared) as store:
+        async with open_store(shared_store) as store:
             reader = QueueReader(store, "full.requests")
             await reader.skip_present()
             room = 3 * len(data(1))
@@ -117,9 +104,9 @@ def test_one_object_is_continued_with_until_it_is_full(shared) -> None:
     trio.run(main)
 
 
-def test_a_long_object_is_continued_with_from_its_last_block(shared) -> None:
+def test_a_long_object_is_continued_with_from_its_last_block(shared_store) -> None:
     async def main():
-        async with open_store(shared) as store:
+        async with open_store(shared_store) as store:
             reader = QueueReader(store, "long.requests")
             await reader.skip_present()
             many = list(range(1000))
@@ -146,7 +133,7 @@ def test_with_a_member_away_letters_go_into_new_objects_and_with_all_back_into_t
             assert len(await objects(store, DIRECTORY)) == 3
             assert [int(one.id, 16) for one in await reader.poll()] == [1, 2, 3]
             three_servers[2].restart()
-            await until(lambda: all_are_back(store))
+            await wait_until(lambda: all_answer(store))
             await write_records(store, DIRECTORY, data(4))
             assert len(await objects(store, DIRECTORY)) == 3
             assert [int(one.id, 16) for one in await reader.poll()] == [4]
@@ -164,7 +151,7 @@ def test_a_member_that_was_unavailable_gets_what_it_missed_and_a_tail_of_one_mem
             await write_records(store, DIRECTORY, data(2))
             await write_records(store, DIRECTORY, data(3))
             three_servers[2].restart()
-            await until(lambda: all_are_back(store))
+            await wait_until(lambda: all_answer(store))
             copies = QueueRepair(store, DIRECTORY)
             await copies.repair()
             assert not await settled(store)  # the next writer may fill it: only lasting damage is repaired
@@ -176,10 +163,10 @@ def test_a_member_that_was_unavailable_gets_what_it_missed_and_a_tail_of_one_mem
                 three_servers[2].kill()
                 tail = claim.open_object(f"{50:016x}")
                 tail.append(data(4))
-                await until(lambda: received(store, member, f"{50:016x}"))
+                await wait_until(lambda: received(store, member, f"{50:016x}"))
             three_servers[1].restart()
             three_servers[2].restart()
-            await until(lambda: all_are_back(store))
+            await wait_until(lambda: all_answer(store))
             before = await objects_of(store)
             for _ in range(3):
                 await copies.repair()
@@ -188,9 +175,9 @@ def test_a_member_that_was_unavailable_gets_what_it_missed_and_a_tail_of_one_mem
     trio.run(main)
 
 
-def test_garbage_in_an_object_is_skipped_and_said_and_strange_objects_are_not_read(shared) -> None:
+def test_garbage_in_an_object_is_skipped_and_said_and_strange_objects_are_not_read(shared_store) -> None:
     async def main():
-        async with open_store(shared) as store:
+        async with open_store(shared_store) as store:
             reader = QueueReader(store, "strange.requests")
             await reader.skip_present()
             await write_records(
@@ -215,16 +202,16 @@ def test_what_one_member_alone_has_is_no_letter_until_a_writer_takes_it_over(url
             reader = QueueReader(store, DIRECTORY)
             await reader.skip_present()
             await write_records(store, DIRECTORY, data(1))
-            await until(lambda: settled(store))
+            await wait_until(lambda: settled(store))
             member = next(one for one in store.record.members if one.address == three_servers[0].location)
             async with await store.claim(DIRECTORY, 50, b"w" * 16) as claim:
                 three_servers[1].kill()
                 three_servers[2].kill()
                 claim.open_object(f"{50:016x}").append(data(2))
-                await until(lambda: received(store, member.server_id, f"{50:016x}"))
+                await wait_until(lambda: received(store, member.server_id, f"{50:016x}"))
             three_servers[1].restart()
             three_servers[2].restart()
-            await until(lambda: all_are_back(store))
+            await wait_until(lambda: all_answer(store))
             assert [int(one.id, 16) for one in await reader.poll()] == [1]
             await write_records(store, DIRECTORY, data(3))
             assert [int(one.id, 16) for one in await reader.poll()] == [2, 3]
@@ -232,23 +219,23 @@ def test_what_one_member_alone_has_is_no_letter_until_a_writer_takes_it_over(url
     trio.run(main)
 
 
-def test_objects_that_nobody_inspects_any_more_are_taken_away(shared) -> None:
+def test_objects_that_nobody_inspects_any_more_are_taken_away(shared_store) -> None:
     # EVIDENCE-OF: P-9
     directory = "tidy.answers"
 
     async def play():
-        async with open_store(shared) as store:
+        async with open_store(shared_store) as store:
             reader = QueueReader(store, directory)
             found = []
             for number in range(12):
                 await write_records(store, directory, data(number), roll_bytes=1)
                 found += await reader.poll()
-            assert [one.id for one in found] == [letter(number).id for number in range(12)]
+            assert [one.id for one in found] == [a_request(number).id for number in range(12)]
 
             async def few() -> bool:
                 return len(await objects(store, directory)) <= limits.queue_objects_kept
 
-            await until(few)
+            await wait_until(few)
             assert (
                 max(await objects(store, directory)) == f"{(await store.inspect(directory)).epoch_seen:016x}"
             )

@@ -1,24 +1,14 @@
-"""In any order of checkpoints, savepoints, releases, trims and crashes, each retained one restores.
+"""A region of one worker on a store in memory: the manifest, the versioned state, savepoints and trims."""
 
-Real parts, on a store in memory that keeps the real one's rules: the coordinator's core, the manifest's
-keeper, the versioned state of one worker, and the trimming of a region that nobody runs. A crash can come
-between the acknowledgement of a release and the deletion, and a member can be away while one is made.
-"""
-
-import random
 from contextlib import aclosing
 
-import msgspec
 import pyarrow as pa
-import pytest
 import trio
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from checkpoint.chains.state_blocks import StateFold, decode_block
 from checkpoint.chains.state_store import STATE_CHAIN, StateStore
 from checkpoint.coordinator.manifest_log import CHAIN, ManifestLog, cuts_in
-from checkpoint.core import checkpointing, retention
+from checkpoint.core import retention
 from checkpoint.core.coordinator import Coordinator
 from checkpoint.core.coordinator_vocabulary import (
     AppendCut,
@@ -34,19 +24,20 @@ from checkpoint.core.manifest import WorkerCut
 from checkpoint.core.messages import Committed, Join, Prepared, RequestCut, Restore, Restored
 from checkpoint.core.region import SavepointSettled, coordinator_directory, worker_directory
 from checkpoint.core.retention import Rolling, keep
-from checkpoint.core.savepoints import once_more
 from checkpoint.errors import SavepointRefusedError
-from checkpoint.maintenance.stand_in import in_the_drivers_place, savepoint_stopped
-from checkpoint.maintenance.trimming import collect_stopped, garbage_of
-from dos_protocol.errors import DosError
+from checkpoint.maintenance.stopped_region import hold_manifest, savepoint_stopped
 from journal import Op, inspect_chain, inspect_chain_at, read_records
 from journal.core.trimming import below
-from tests.checkpoint.region_model import spec
+from tests.checkpoint.region_model_state import spec
 from tests.checkpoint.test_state_store import block
 from tests.journal.memory_store import MemoryClaim, MemoryStore
 
 REGION = "region"
+
+
 WORKER = worker_directory(REGION, 0)
+
+
 ROLLING = Rolling(manifest_segment_bytes_max=3_000, manifest_replay_bytes_max=6_000)
 
 
@@ -97,38 +88,38 @@ class Host:
 class Driver:
     """A driver with its one worker: from the last cut, until it is dropped."""
 
-    def __init__(self, world):
-        self.world, self.core, self.events = world, Coordinator(spec(1, retain=world.retain)), []
-        self.log = ManifestLog(Host(world.store), REGION, self.events.append, rolling=ROLLING)
-        self.told = []
+    def __init__(self, model):
+        self.model, self.core, self.events = model, Coordinator(spec(1, retain=model.retain)), []
+        self.log = ManifestLog(Host(model.store), REGION, self.events.append, rolling=ROLLING)
+        self.reports = []
 
     def play(self, event):
         effects = self.core.handle(event, 0.0)
-        self.told += [e.event for e in effects if isinstance(e, NotifyObservers)]
+        self.reports += [e.event for e in effects if isinstance(e, NotifyObservers)]
         return [e.message if isinstance(e, SendControl) else e for e in effects]
 
-    def say(self, cls, **fields):
+    def receive(self, cls, **fields):
         number = self.core.state.incarnation
         return self.play(
             ControlReceived(1, cls(job="region", incarnation=number, epoch=number, worker=0, **fields))
         )
 
     async def start(self):
-        """To RUNNING, at the last cut; what it holds there is what the world knows of it."""
+        """To RUNNING, at the last cut; what it holds there is what the model recorded."""
         self.play(Begin())
         await self.log.open(OpenManifest(0, 0))
         self.play(self.events[-1])
         join = Join(job="region", worker=0, attempt=1, pid=1, host="h", exchange_host="h", exchange_port=1)
         (order,) = [e for e in self.play(ControlReceived(1, join)) if isinstance(e, Restore)]
         cut = order.restore
-        self.claim = await Host(self.world.store).claim(WORKER, order.incarnation)
+        self.claim = await Host(self.model.store).claim(WORKER, order.incarnation)
         at = None if cut is None else cut.workers[0].state
         self.state = await StateStore.open(
             self.claim, version=cut.cut if cut else 0, at=at, generation=1, rolling=ROLLING
         )
         self.claim.collect(below(order.floors))
-        self.say(Restored, last_step=cut.step if cut else 0)
-        self.rows = dict(self.world.rows[cut.cut]) if cut else {}
+        self.receive(Restored, last_step=cut.step if cut else 0)
+        self.rows = dict(self.model.rows[cut.cut]) if cut else {}
 
     async def cut(self, change, *, ordered=None, crash=""):
         """A cut; crash: where this driver and its worker are dropped, '' nowhere."""
@@ -139,16 +130,16 @@ class Driver:
         position = await self.state.commit(order.cut, encoded)
         floors = {STATE_CHAIN: self.state.floor}
         part = WorkerCut(state=position, steps=position, floors=floors)
-        voted = self.say(Prepared, cut=order.cut, step=order.cut, positions=part)
+        voted = self.receive(Prepared, cut=order.cut, step=order.cut, positions=part)
         append = next((e for e in voted if isinstance(e, AppendCut)), None)
         assert append is not None, self.core.state.reason
-        if self.world.eager:  # a bug: what the record would release goes before it is acknowledged
+        if self.model.eager:  # a bug: what the record would release goes before it is acknowledged
             self.claim.collect(below(retention.floors_of(keep(self.core.state.kept, append.cut), 0)))
         if crash == "voted":
             return
-        self.world.rows[order.cut] = dict(self.rows)
+        self.model.rows[order.cut] = dict(self.rows)
         await self.log.append(append)
-        self.world.stood_in = 0
+        self.model.records_without_driver = 0
         if crash == "appended":
             return
         (committed,) = [e for e in self.play(self.events[-1]) if isinstance(e, Committed)]
@@ -163,19 +154,19 @@ class Driver:
         if any(isinstance(e, RequestCut) for e in effects):
             await self.cut(change, ordered=effects, crash=crash)
             if not crash:
-                assert self.told[-1] == SavepointSettled(name, self.told[-1].cut), self.told[-1]
+                assert self.reports[-1] == SavepointSettled(name, self.reports[-1].cut), self.reports[-1]
 
     async def snapshot(self):
         await self.state.snapshot([("one", data) for data in block(self.rows)])
 
 
-class World:
+class SavepointModel:
     """The store, and what each cut that was ever committed holds."""
 
     def __init__(self, retain, *, eager=False):
         self.retain, self.store, self.rows, self.driver = retain, MemoryStore(), {}, None
         self.eager = eager
-        self.stood_in = 0
+        self.records_without_driver = 0
         """Records since a driver's last cut that were made in its place: they release nothing."""
 
     async def crash(self):
@@ -201,14 +192,14 @@ class World:
         if kept:
             assert set(kept[-1].savepoints.values()) <= {cut.cut for cut in kept}
             last = [cut.cut for cut in kept if cut.cut not in kept[-1].savepoints.values()]
-            assert len(last) <= self.retain + len(kept[-1].savepoints) + 1 + 2 * self.stood_in
+            assert len(last) <= self.retain + len(kept[-1].savepoints) + 1 + 2 * self.records_without_driver
         return kept
 
-    async def stand_in(self, name, number, crash, *, on=True):
+    async def savepoint_stopped_region(self, name, number, crash, *, on=True):
         """Create or drop a savepoint instead of a driver that is gone, or that this fences."""
         host, before = Host(self.store), await self.kept()
         if crash:  # it dies between the claim and the record
-            async with in_the_drivers_place(host, REGION):
+            async with hold_manifest(host, REGION):
                 return
         wanted = before[number % len(before)].cut if before and number % 4 else 0
         held = before[-1].savepoints if before else {}
@@ -224,7 +215,7 @@ class World:
         if on and held.get(name) == done:
             assert after == before, "there was nothing to record"
             return
-        self.stood_in += 1
+        self.records_without_driver += 1
         last = after[-1]
         self.rows[last.cut] = self.rows[last.parent]
         assert after == (*before, last), "nothing was released"
@@ -246,120 +237,3 @@ class World:
         keys, values = table.column("key"), table.column("value")
         assert isinstance(keys, pa.Array)
         return dict(zip(keys.to_pylist(), values.to_pylist(), strict=True))
-
-
-async def play(history, retain, eager=False):
-    world = World(retain, eager=eager)
-    await world.crash()
-    for kind, number, change, crash in history:
-        driver = world.driver
-        away = world.store.servers[number % 3] if crash == "away" else None
-        how = "" if crash == "away" else crash
-        if away is not None:
-            away.up = False
-        if kind == "cut":
-            await driver.cut(change, crash=how)
-        elif kind == "snapshot":
-            await driver.snapshot()
-        elif kind == "pin":
-            await driver.savepoint("abc"[number % 3], number, change, crash=how)
-        elif kind == "unpin":
-            await driver.savepoint("abc"[number % 3], number, change, on=False, crash=how)
-        elif kind in ("pin stopped", "unpin stopped"):
-            await world.stand_in("abc"[number % 3], number, how, on=kind == "pin stopped")
-        elif kind == "trim":  # nobody runs it: who ran is gone, or is fenced
-            await collect_stopped(Host(world.store), REGION)
-        if away is not None:
-            away.up = True
-        if how or away is not None or kind in ("trim", "crash", "pin stopped", "unpin stopped"):
-            await world.crash()
-        await world.check()
-    await collect_stopped(Host(world.store), REGION)
-    kept = await world.check()
-    view = View(REGION, kept)
-    assert await garbage_of(world.store, view) == []
-    return world
-
-
-class View:
-    """A manifest's view of these cuts."""
-
-    def __init__(self, region, cuts):
-        self.region, self.cuts, self.retained = region, list(cuts), [cut.cut for cut in cuts]
-
-
-KINDS = ["cut", "cut", "cut", "snapshot", "pin", "unpin", "trim", "crash", "pin stopped", "unpin stopped"]
-HISTORIES = st.lists(
-    st.tuples(
-        st.sampled_from(KINDS),
-        st.integers(0, 11),
-        st.dictionaries(st.sampled_from("abcd"), st.none() | st.integers(0, 99), max_size=3),
-        st.sampled_from(["", "", "", "voted", "appended", "committed", "away"]),
-    ),
-    max_size=14,
-)
-
-
-@given(HISTORIES, st.integers(2, 3))
-@settings(max_examples=60)
-def test_each_retained_and_each_savepoint_restores_with_any_failures(history, retain) -> None:
-    # EVIDENCE-OF: P-6
-    trio.run(play, history, retain)
-
-
-def at_random(seed, steps=25):
-    rng = random.Random(seed)
-    crashes = ["", "", "", "voted", "appended", "committed", "away"]
-    return [
-        (rng.choice(KINDS), rng.randrange(12), {rng.choice("abcd"): number}, rng.choice(crashes))
-        for number in range(steps)
-    ]
-
-
-def only_the_last(kept, number, retain, savepoint=()):
-    del savepoint
-    return (*(cut.cut for cut in kept), number)[-retain:]
-
-
-def above_the_oldest(kept, worker):
-    """What the newest cut needs, whatever the others do."""
-    return retention.lowest(cut.workers[worker].floors for cut in kept[-1:])
-
-
-@pytest.mark.parametrize(
-    ("where", "what", "how"),
-    [
-        (checkpointing, "retained_with", only_the_last),
-        (checkpointing, "floors_of", above_the_oldest),
-        ("checkpoint.maintenance.trimming", "floors_of", above_the_oldest),
-        ("checkpoint.core.gathering", "floors_of", above_the_oldest),
-    ],
-)
-def test_a_rule_that_is_left_out_is_found_out(monkeypatch, where, what, how) -> None:
-    where = where if isinstance(where, str) else where.__name__
-    monkeypatch.setattr(f"{where}.{what}", how)
-    with pytest.raises((AssertionError, DosError)):
-        play_some()
-
-
-def test_a_savepoint_of_a_stopped_region_that_releases_is_found_out(monkeypatch) -> None:
-    def releasing(kept, incarnation, wanted):
-        cut = once_more(kept, incarnation, wanted)
-        return msgspec.structs.replace(cut, retained=tuple(sorted({*wanted.values(), cut.cut})))
-
-    monkeypatch.setattr("checkpoint.maintenance.stand_in.once_more", releasing)
-    with pytest.raises(AssertionError, match="nothing was released"):
-        play_some()
-
-
-def test_a_deletion_before_the_release_is_acknowledged_is_found_out() -> None:
-    cut = ("cut", 0, {"a": 1}, "")
-    history = [cut, ("snapshot", 0, {}, ""), cut, ("cut", 0, {"a": 2}, "voted")]
-    trio.run(play, history, 2)
-    with pytest.raises((AssertionError, DosError)):
-        trio.run(play, history, 2, True)
-
-
-def play_some():
-    for seed in range(40):
-        trio.run(play, at_random(seed), 2)

@@ -13,45 +13,45 @@ from checkpoint.core.coordinator_vocabulary import (
 )
 from checkpoint.core.manifest import decode_cut, encode_cut
 from checkpoint.core.messages import RequestCut
-from checkpoint.core.savepoints import once_more
+from checkpoint.core.savepoints import recorded_again
 from checkpoint.errors import RegionFencedError, SavepointRefusedError
-from checkpoint.maintenance.stand_in import savepoint_stopped
-from tests.checkpoint.test_manifest import a_cut
-from tests.checkpoint.test_pinned_lives import REGION, Host, World
+from checkpoint.maintenance.stopped_region import savepoint_stopped
+from tests.checkpoint.manifest_samples import a_cut
+from tests.checkpoint.savepoint_model import REGION, Host, SavepointModel
 
 
 async def with_cuts(count, retain=2):
-    world = World(retain)
-    await world.crash()
+    model = SavepointModel(retain)
+    await model.crash()
     for number in range(1, count + 1):
-        await world.driver.cut({"a": number})
-    return world
+        await model.driver.cut({"a": number})
+    return model
 
 
 @pytest.mark.trio
 async def test_the_last_checkpoint_is_recorded_once_more_and_the_region_continues_from_it() -> None:
-    world = await with_cuts(3)
-    assert await savepoint_stopped(Host(world.store), REGION, "end", 0, on=True) == 3
-    *_, before, last = await world.kept()
+    model = await with_cuts(3)
+    assert await savepoint_stopped(Host(model.store), REGION, "end", 0, on=True) == 3
+    *_, before, last = await model.kept()
     assert (last.cut, last.parent, last.rolled_back_to, last.step) == (4, 3, 3, before.step)
     assert (last.workers, last.final, last.savepoints) == (before.workers, False, {"end": 3})
     assert last.retained == (2, 3, 4)
     assert last.incarnation > before.incarnation
-    assert await savepoint_stopped(Host(world.store), REGION, "end", 0, on=True) == 3, (
+    assert await savepoint_stopped(Host(model.store), REGION, "end", 0, on=True) == 3, (
         "the last one is three again"
     )
-    assert (await world.kept())[-1] == last
-    world.rows[4] = world.rows[3]
-    await world.crash()
+    assert (await model.kept())[-1] == last
+    model.rows[4] = model.rows[3]
+    await model.crash()
     for number in range(5, 9):
-        await world.driver.cut({"b": number})
-    assert [cut.cut for cut in await world.check()] == [3, 7, 8], "three has its pin, four goes with its time"
-    assert await savepoint_stopped(Host(world.store), REGION, "end", 0, on=False) == 3
-    assert [cut.cut for cut in await world.kept()] == [3, 7, 8, 9], "who drives it next releases"
-    world.rows[9] = world.rows[8]
-    await world.crash()
-    await world.driver.cut({"c": 1})
-    assert [cut.cut for cut in await world.check()] == [9, 10]
+        await model.driver.cut({"b": number})
+    assert [cut.cut for cut in await model.check()] == [3, 7, 8], "three has its pin, four goes with its time"
+    assert await savepoint_stopped(Host(model.store), REGION, "end", 0, on=False) == 3
+    assert [cut.cut for cut in await model.kept()] == [3, 7, 8, 9], "who drives it next releases"
+    model.rows[9] = model.rows[8]
+    await model.crash()
+    await model.driver.cut({"c": 1})
+    assert [cut.cut for cut in await model.check()] == [9, 10]
 
 
 @pytest.mark.trio
@@ -66,37 +66,37 @@ async def test_the_last_checkpoint_is_recorded_once_more_and_the_region_continue
     ],
 )
 async def test_what_cannot_be_pinned_is_refused_and_nothing_is_recorded(savepoint, cut, on, why) -> None:
-    world = await with_cuts(3)
-    assert await savepoint_stopped(Host(world.store), REGION, "good", 3, on=True) == 3
-    before = await world.kept()
+    model = await with_cuts(3)
+    assert await savepoint_stopped(Host(model.store), REGION, "good", 3, on=True) == 3
+    before = await model.kept()
     with pytest.raises(SavepointRefusedError, match=why):
-        await savepoint_stopped(Host(world.store), REGION, savepoint, cut, on=on)
-    assert await savepoint_stopped(Host(world.store), REGION, "good", 3, on=True) == 3, "it is pinned already"
-    assert await world.kept() == before
+        await savepoint_stopped(Host(model.store), REGION, savepoint, cut, on=on)
+    assert await savepoint_stopped(Host(model.store), REGION, "good", 3, on=True) == 3, "it is pinned already"
+    assert await model.kept() == before
 
 
 @pytest.mark.trio
 async def test_a_region_without_a_checkpoint_has_none_to_pin() -> None:
-    world = World(2)
-    await world.crash()
+    model = SavepointModel(2)
+    await model.crash()
     with pytest.raises(SavepointRefusedError, match="has committed no checkpoint"):
-        await savepoint_stopped(Host(world.store), REGION, "end", 0, on=True)
+        await savepoint_stopped(Host(model.store), REGION, "end", 0, on=True)
 
 
 @pytest.mark.trio
 async def test_a_driver_that_is_alive_after_all_commits_nothing_more_and_ends() -> None:
-    world = await with_cuts(2)
-    driver = world.driver
-    await savepoint_stopped(Host(world.store), REGION, "end", 0, on=True)
+    model = await with_cuts(2)
+    driver = model.driver
+    await savepoint_stopped(Host(model.store), REGION, "end", 0, on=True)
     (order,) = [e for e in driver.play(CutWanted()) if isinstance(e, RequestCut)]
-    kept = await world.kept()
-    late = once_more(kept[:-1], driver.core.state.incarnation, {})
+    kept = await model.kept()
+    late = recorded_again(kept[:-1], driver.core.state.incarnation, {})
     assert late.cut == order.cut == kept[-1].cut, "two records of one number"
     await driver.log.append(AppendCut(late))
     assert isinstance(driver.events[-1], ManifestLost)
     await driver.log.open(OpenManifest(above=0, held=driver.core.state.incarnation))
     assert isinstance(driver.events[-1], ManifestTaken), "it is fenced"
-    assert await world.kept() == kept
+    assert await model.kept() == kept
 
 
 class Slow(Host):
@@ -107,7 +107,7 @@ class Slow(Host):
         return self.own
 
     def wall_time_ms(self):
-        """Asked when a record is about to be appended."""
+        """Called when a record is about to be appended."""
         self.own.held = True
         return super().wall_time_ms()
 
@@ -117,8 +117,8 @@ class Slow(Host):
 async def test_a_driver_that_starts_meanwhile_has_the_savepoint_or_never_will(members) -> None:
     """The record has reached so many of three members when the driver claims."""
     # EVIDENCE-OF: P-6
-    world = await with_cuts(2)
-    host, ended = Slow(world.store), []
+    model = await with_cuts(2)
+    host, ended = Slow(model.store), []
 
     async def savepoint():
         try:
@@ -133,24 +133,24 @@ async def test_a_driver_that_starts_meanwhile_has_the_savepoint_or_never_will(me
             host.own.deliver(member)
         await wait_all_tasks_blocked()
         assert (ended == [2]) == (members == 2), "it is acknowledged by two"
-        world.rows[3] = world.rows[2]
-        await world.crash()
+        model.rows[3] = model.rows[2]
+        await model.crash()
         if members < 2:
             host.own.deliver(3)
-    counts = "end" in world.driver.core.state.savepoints
+    counts = "end" in model.driver.core.state.savepoints
     assert ended == [2] if members == 2 else isinstance(ended[0], RegionFencedError)
     assert counts or members < 2, "what was acknowledged holds"
     for number in range(4):
-        await world.driver.cut({"b": number})
-    numbers = [cut.cut for cut in await world.check()]
+        await model.driver.cut({"b": number})
+    numbers = [cut.cut for cut in await model.check()]
     assert (2 in numbers) == counts
-    assert (await world.kept())[-1].savepoints == ({"end": 2} if counts else {})
+    assert (await model.kept())[-1].savepoints == ({"end": 2} if counts else {})
 
 
 def test_a_final_checkpoint_stays_final_and_a_checkpoint_once_more_says_whose_it_is() -> None:
     last = a_cut(final=True, retained=(5,))
-    again = once_more((last,), 9, {"end": 5})
-    twice = once_more((last, again), 11, {})
+    again = recorded_again((last,), 9, {"end": 5})
+    twice = recorded_again((last, again), 11, {})
     assert (again.final, again.rolled_back_to, twice.rolled_back_to) == (True, 5, 5)
     assert (again.retained, twice.retained) == ((5, 6), (5, 6, 7))
     for cut in (again, twice):

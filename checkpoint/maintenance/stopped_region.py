@@ -24,12 +24,12 @@ from checkpoint.core.coordinator_vocabulary import (
     OpenManifest,
 )
 from checkpoint.core.manifest import Cut, check_cut
-from checkpoint.core.savepoints import once_more, savepoint_problem
+from checkpoint.core.savepoints import recorded_again, savepoint_problem
 from checkpoint.errors import RegionFencedError, SavepointRefusedError
 from checkpoint.runtime import this_driver
 
 
-class StandIn(NamedTuple):
+class HeldManifest(NamedTuple):
     """The manifest, held; the result of its opening; and the events since."""
 
     log: ManifestLog
@@ -38,7 +38,7 @@ class StandIn(NamedTuple):
 
 
 @asynccontextmanager
-async def in_the_drivers_place(host: ManifestHost, region: str) -> AsyncIterator[StandIn]:
+async def hold_manifest(host: ManifestHost, region: str) -> AsyncIterator[HeldManifest]:
     """Hold the manifest of a region that no driver runs. Waits while too few members answer.
 
     Raises RegionFencedError if another process claimed it meanwhile, ManifestError and what taking a manifest
@@ -57,7 +57,7 @@ async def in_the_drivers_place(host: ManifestHost, region: str) -> AsyncIterator
                 " the region is not stopped",
                 epoch_held=opened.epoch_held if isinstance(opened, ManifestSuperseded | ManifestTaken) else 0,
             )
-        yield StandIn(log, opened, events)
+        yield HeldManifest(log, opened, events)
     finally:
         await log.aclose()
 
@@ -68,11 +68,11 @@ async def savepoint_stopped(host: ManifestHost, region: str, name: str, cut: int
     retains the checkpoints that it names.
 
     Raises SavepointRefusedError, with nothing changed; RegionFencedError if a driver claimed the manifest
-    meanwhile: the savepoint may then exist or not, as when this is cancelled; and what `in_the_drivers_place`
+    meanwhile: the savepoint may then exist or not, as when this is cancelled; and what `hold_manifest`
     raises.
     """
-    async with in_the_drivers_place(host, region) as place:
-        kept, last = place.opened.kept, place.opened.last_cut
+    async with hold_manifest(host, region) as held:
+        kept, last = held.opened.kept, held.opened.last_cut
         if last is None:
             raise SavepointRefusedError(f"region {region!r} has committed no checkpoint")
         savepoints = dict(last.savepoints)
@@ -85,10 +85,10 @@ async def savepoint_stopped(host: ManifestHost, region: str, name: str, cut: int
         was = savepoints.pop(name, 0)
         if wanted is not None:
             savepoints[name] = wanted
-        record = once_more(kept, place.opened.incarnation, savepoints)
+        record = recorded_again(kept, held.opened.incarnation, savepoints)
         check_cut(record, workers=len(record.workers), before=last)
-        await place.log.append(AppendCut(record))
-        if not any(isinstance(event, CutAppended) for event in place.events):
+        await held.log.append(AppendCut(record))
+        if not any(isinstance(event, CutAppended) for event in held.events):
             raise RegionFencedError(
                 f"a driver took region {region!r} over before the record was acknowledged; it may count or"
                 " not, see `dos checkpoint ls`"

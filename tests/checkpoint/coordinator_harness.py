@@ -1,0 +1,140 @@
+"""One coordinator core, with the test in the role of its workers, its manifest and its launcher."""
+
+from checkpoint.core.coordinator import Coordinator
+from checkpoint.core.coordinator_vocabulary import (
+    AppendCut,
+    Begin,
+    ControlReceived,
+    CoordinatorTick,
+    CutAppended,
+    CutWanted,
+    LinkDown,
+    ManifestOpened,
+    SendControl,
+    WorkerEnded,
+)
+from checkpoint.core.manifest import WorkerCut
+from checkpoint.core.messages import (
+    Counters,
+    Join,
+    Prepared,
+    Progress,
+    Restored,
+)
+from checkpoint.core.region import RegionState
+from journal.core.position import Position
+from tests.checkpoint.region_model_state import spec
+
+
+class CoordinatorHarness:
+    """One coordinator; the test plays everybody else. `out` has the effects since it was last taken."""
+
+    def __init__(self, workers=2, **fields):
+        fields.setdefault("operators", {"count": "count(word string)"})
+        self.spec = spec(workers, **fields)
+        self.core = Coordinator(self.spec)
+        self.now = 0.0
+        self.out = []
+        self.epoch = 0
+        self.links = {}
+        self.play(Begin())
+
+    def play(self, *events):
+        for event in events:
+            self.out += self.core.handle(event, self.now)
+
+    def take(self, *kinds):
+        """The effects of these kinds so far, and forget all."""
+        found = [e for e in self.out if isinstance(e, kinds or object)]
+        self.out = []
+        return found
+
+    def sent(self, *kinds):
+        return [(e.link, e.message) for e in self.take(SendControl) if isinstance(e.message, kinds)]
+
+    def opened(self, cut=None, epoch=None):
+        self.epoch = epoch or self.epoch + 1
+        self.play(ManifestOpened(self.epoch, cut))
+
+    def join(self, worker, attempt=1, link=None):
+        link = 100 * attempt + worker if link is None else link
+        self.links[worker] = link
+        join = Join(
+            job="region",
+            worker=worker,
+            attempt=attempt,
+            pid=1,
+            host="h",
+            exchange_host="h",
+            exchange_port=1 + worker,
+        )
+        self.play(ControlReceived(link, join))
+
+    def receive(self, worker, cls, link=None, **fields):
+        fields = {"job": "region", "incarnation": self.epoch, "epoch": self.epoch, "worker": worker, **fields}
+        self.play(ControlReceived(self.links[worker] if link is None else link, cls(**fields)))
+
+    def receive_from_all(self, cls, **fields):
+        for worker in range(self.spec.workers):
+            self.receive(worker, cls, **fields)
+
+    def progress(self, worker, **counters):
+        self.receive(worker, Progress, counters=Counters(**counters))
+
+    def vote(self, worker, cut, step=5, epoch=None, **fields):
+        epoch = epoch or self.epoch
+        at = Position(epoch, 100 + cut, worker + 1)
+        positions = WorkerCut(state=at, steps=at)
+        self.receive(
+            worker,
+            Prepared,
+            cut=cut,
+            step=step,
+            incarnation=epoch,
+            epoch=epoch,
+            positions=positions,
+            **fields,
+        )
+
+    def run_to_start(self):
+        """Run until all have received Start."""
+        self.opened()
+        for worker in range(self.spec.workers):
+            self.join(worker)
+        self.receive_from_all(Restored, last_step=0)
+
+    def run(self):
+        """Until RUNNING."""
+        self.run_to_start()
+        assert self.state is RegionState.RUNNING
+        self.take()
+        return self
+
+    def commit(self, cut=1, step=5):
+        """A whole cut, acknowledged. Returns it."""
+        self.play(CutWanted())
+        for worker in range(self.spec.workers):
+            self.vote(worker, cut, step)
+        (append,) = self.take(AppendCut)
+        self.play(CutAppended(append.cut))
+        return append.cut
+
+    def tick(self, seconds, silent=()):
+        """Seconds pass, each tick on time; linked workers but the silent ones are heard from."""
+        for _ in range(int(seconds)):
+            self.now += 1.0
+            for worker, link in list(self.core.state.roster.linked()):
+                if worker.index not in silent:
+                    self.receive(worker.index, Progress, link=link, counters=worker.counters)
+            due = self.core.deadline()
+            if due is not None and due <= self.now:
+                self.play(CoordinatorTick(self.now))
+
+    @property
+    def state(self):
+        return self.core.status().state
+
+    def die(self, worker, attempt=1):
+        self.play(
+            LinkDown(self.links[worker], "reset by peer"), WorkerEnded(worker, attempt, "killed by signal 9")
+        )

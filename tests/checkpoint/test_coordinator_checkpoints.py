@@ -1,0 +1,221 @@
+"""The coordinator commits checkpoints: when one is requested, which votes count, what commits it."""
+
+import pytest
+
+from checkpoint.core.coordinator_vocabulary import (
+    AppendCut,
+    CutAppended,
+    CutWanted,
+    NotifyObservers,
+    SendControl,
+)
+from checkpoint.core.manifest import WorkerCut
+from checkpoint.core.messages import (
+    Committed,
+    Prepared,
+    RequestCut,
+    Restore,
+    Restored,
+    WantsCut,
+)
+from checkpoint.core.region import CutCommitted
+from journal.core.position import Position
+from tests.checkpoint.coordinator_harness import CoordinatorHarness
+
+
+def test_a_checkpoint_commits_only_by_the_acknowledged_append_after_every_vote() -> None:
+    # EVIDENCE-OF: P-6
+    region = CoordinatorHarness().run()
+    region.progress(0, step=3)
+    region.tick(1)
+    assert [order.cut for _, order in region.sent(RequestCut)] == [1, 1]
+    region.vote(0, 1)
+    assert region.take(AppendCut, SendControl) == []
+    region.vote(1, 1)
+    (append,) = region.take()
+    assert isinstance(append, AppendCut)
+    cut = append.cut
+    assert (cut.cut, cut.step, cut.incarnation, cut.parent, sorted(cut.workers)) == (1, 5, 1, 0, [0, 1])
+    assert region.core.status().last_cut == 0
+    region.play(CutAppended(cut))
+    assert [(order.cut, order.step) for _, order in region.sent(Committed)] == [(1, 5), (1, 5)]
+    assert region.core.status().last_cut == 1
+
+
+def test_checkpoints_follow_one_another_never_two_at_a_time() -> None:
+    region = CoordinatorHarness().run()
+    region.progress(0, step=3)
+    region.tick(1)
+    region.tick(3)
+    assert [order.cut for _, order in region.sent(RequestCut)] == [1, 1]
+    region.progress(0, step=9)
+    for worker in (0, 1):
+        region.vote(worker, 1, step=5)
+    (append,) = region.take(AppendCut)
+    region.tick(2)
+    region.play(CutWanted())
+    assert region.sent(RequestCut) == []
+    region.play(CutAppended(append.cut))
+    assert [order.cut for _, order in region.sent(RequestCut)] == [2, 2]  # the time had come meanwhile
+
+
+def test_an_idle_region_makes_no_checkpoints_but_a_user_can_have_one() -> None:
+    region = CoordinatorHarness().run()
+    region.tick(10)
+    assert region.sent(RequestCut) == []
+    region.play(CutWanted())
+    assert [order.cut for _, order in region.sent(RequestCut)] == [1, 1]
+
+
+def test_where_operators_trigger_checkpoints_time_does_not_and_each_place_gets_one() -> None:
+    region = CoordinatorHarness(trigger="operator").run()
+    region.progress(0, step=3)
+    region.tick(5)
+    assert region.sent(RequestCut) == []
+    region.receive(0, WantsCut, step=3)
+    assert [order.cut for _, order in region.sent(RequestCut)] == [1, 1]
+    region.receive(1, WantsCut, step=6)
+    assert region.sent(RequestCut) == [], "one at a time"
+    for worker in (0, 1):
+        region.vote(worker, 1, step=5)
+    (append,) = region.take(AppendCut)
+    region.play(CutAppended(append.cut))
+    assert [order.cut for _, order in region.sent(RequestCut)] == [2, 2], "cut 1 does not hold step 6"
+    for worker in (0, 1):
+        region.vote(worker, 2, step=7)
+    (append,) = region.take(AppendCut)
+    region.play(CutAppended(append.cut))
+    region.tick(5)
+    assert region.sent(RequestCut) == []
+
+
+def test_where_time_triggers_checkpoints_operators_do_not() -> None:
+    region = CoordinatorHarness(checkpoint_interval_s=100.0).run()
+    region.receive(0, WantsCut, step=3)
+    region.tick(5)
+    assert region.sent(RequestCut) == []
+
+
+def test_the_first_step_after_a_pause_is_cut_at_once() -> None:
+    region = CoordinatorHarness().run()
+    region.tick(10)
+    region.take()
+    region.progress(0, step=1)
+    assert [order.cut for _, order in region.sent(RequestCut)] == [1, 1]
+    for worker in (0, 1):
+        region.vote(worker, 1, step=2)
+    (append,) = region.take(AppendCut)
+    region.play(CutAppended(append.cut))
+    region.progress(0, step=3)
+    assert region.sent(RequestCut) == []  # its time has not come yet
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"cut": 1, "epoch": 3}, "STALE_INCARNATION"),
+        ({"cut": 1, "epoch": 5}, "FUTURE_INCARNATION"),
+        ({"cut": 2}, "STALE_CUT"),
+    ],
+)
+def test_a_vote_of_another_life_or_number_is_refused_by_name(fields, name) -> None:
+    # EVIDENCE-OF: P-4
+    region = CoordinatorHarness()
+    region.epoch = 3
+    region.run()
+    assert region.epoch == 4
+    region.play(CutWanted())
+    region.take()
+    region.vote(0, **fields)
+    region.vote(1, 1)
+    effects = region.take()
+    assert [effect.refusal.name for effect in effects] == [name]
+    region.vote(0, 1)
+    assert len(region.take(AppendCut)) == 1
+
+
+def test_a_vote_whose_positions_are_of_another_epoch_is_refused() -> None:
+    region = CoordinatorHarness().run()
+    region.play(CutWanted())
+    region.take()
+    positions = WorkerCut(state=Position(9, 1, 1), steps=Position(1, 1, 1))
+    region.receive(0, Prepared, cut=1, step=5, positions=positions)
+    region.vote(1, 1)
+    assert [effect.refusal.name for effect in region.take()] == ["STALE_INCARNATION"]
+
+
+def test_a_vote_of_an_earlier_incarnation_does_not_complete_the_same_number_in_this_one() -> None:
+    # EVIDENCE-OF: P-6
+    # worker 0 voted for cut 1 in incarnation 1, worker 1 died before it did; cut 1 is asked for again
+    region = CoordinatorHarness().run()
+    region.play(CutWanted())
+    region.vote(0, 1, epoch=1)
+    region.die(1)
+    region.opened()
+    region.join(1, attempt=2)
+    region.receive_from_all(Restored, last_step=0)
+    region.play(CutWanted())
+    region.take()
+    region.vote(1, 1)
+    region.vote(0, 1, epoch=1)  # once more, late
+    assert region.take(AppendCut) == []
+    region.vote(0, 1)
+    (append,) = region.take(AppendCut)
+    assert {part.state.epoch for part in append.cut.workers.values()} == {2}
+
+
+def test_a_worker_votes_once() -> None:
+    region = CoordinatorHarness().run()
+    region.play(CutWanted())
+    region.take()
+    region.vote(0, 1, step=5)
+    region.vote(0, 1, step=6)
+    assert [effect.refusal.name for effect in region.take()] == ["UNEXPECTED"]
+
+
+def test_votes_for_different_steps_make_no_checkpoint_and_stop_the_region() -> None:
+    region = CoordinatorHarness().run()
+    region.play(CutWanted())
+    region.vote(0, 1, step=5)
+    region.vote(1, 1, step=6)
+    assert region.take(AppendCut) == []
+    assert "different steps: {0: 5, 1: 6}" in region.core.state.reason
+
+
+def test_an_acknowledgement_of_an_earlier_incarnation_commits_nothing() -> None:
+    region = CoordinatorHarness().run()
+    region.play(CutWanted())
+    for worker in (0, 1):
+        region.vote(worker, 1)
+    (append,) = region.take(AppendCut)
+    region.die(1)
+    region.play(CutAppended(append.cut))
+    assert region.sent(Committed) == []
+    region.opened()
+    region.join(1, attempt=2)
+    region.receive_from_all(Restored, last_step=0)
+    region.play(CutWanted())
+    for worker in (0, 1):
+        region.vote(worker, 1)
+    region.play(CutAppended(append.cut))  # of incarnation 1, while the same number is out in 2
+    assert region.sent(Committed) == []
+    assert region.core.status().last_cut == 0
+
+
+def test_a_cut_in_doubt_that_is_in_the_manifest_is_restored_and_forgives() -> None:
+    # EVIDENCE-OF: P-6
+    region = CoordinatorHarness().run()
+    region.play(CutWanted())
+    for worker in (0, 1):
+        region.vote(worker, 1)
+    (append,) = region.take(AppendCut)
+    region.die(1)
+    region.take()
+    region.opened(append.cut)
+    assert [e.event for e in region.take(NotifyObservers) if isinstance(e.event, CutCommitted)] != []
+    assert region.core.status().reset_attempts == 0
+    region.join(1, attempt=2)
+    assert [order.restore for _, order in region.sent(Restore)] == [append.cut, append.cut]
+    region.receive_from_all(Restored, last_step=5)
+    region.play(CutWanted())
+    assert [order.cut for _, order in region.sent(RequestCut)] == [2, 2]

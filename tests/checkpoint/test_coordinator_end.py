@@ -1,0 +1,115 @@
+"""The coordinator ends a region: at the end of its input, or on request."""
+
+from checkpoint.core.coordinator_vocabulary import (
+    AppendCut,
+    CancelWorker,
+    CoordinatorTick,
+    CutAppended,
+    CutWanted,
+    End,
+    LaunchWorker,
+    OpenManifest,
+    SendControl,
+    StopWanted,
+    WorkerEnded,
+)
+from checkpoint.core.messages import (
+    Committed,
+    Finished,
+    RequestCut,
+    Restore,
+    Restored,
+    Stop,
+)
+from checkpoint.core.region import RegionState
+from tests.checkpoint.coordinator_harness import CoordinatorHarness
+
+
+def test_exhausted_sources_lead_to_one_final_checkpoint_and_the_end() -> None:
+    region = CoordinatorHarness().run()
+    region.progress(0, step=4, exhausted=True)
+    assert region.sent(RequestCut) == []
+    region.progress(1, step=4, exhausted=True)
+    assert [(order.cut, order.final) for _, order in region.sent(RequestCut)] == [(1, True), (1, True)]
+    for worker in (0, 1):
+        region.vote(worker, 1)
+    (append,) = region.take(AppendCut)
+    assert append.cut.final
+    region.play(CutAppended(append.cut))
+    assert [order.final for _, order in region.sent(Committed)] == [True, True]
+    region.receive(0, Finished)
+    region.die(0)  # gone early, with all its work done
+    assert region.take(OpenManifest) == []
+    region.receive(1, Finished)
+    assert [message.kind for _, message in region.sent(Stop)] == ["finished"]
+    region.play(WorkerEnded(1, 1, None))
+    assert [end.state for end in region.take(End)] == [RegionState.FINISHED]
+    assert region.core.deadline() is None
+
+
+def test_a_worker_lost_before_it_published_the_final_checkpoint_is_restored_to_it() -> None:
+    region = CoordinatorHarness().run()
+    for worker in (0, 1):
+        region.progress(worker, step=4, exhausted=True)
+    for worker in (0, 1):
+        region.vote(worker, 1)
+    (append,) = region.take(AppendCut)
+    region.play(CutAppended(append.cut))
+    region.receive(0, Finished)
+    region.die(0)
+    region.die(1)
+    region.opened(append.cut)
+    assert region.take(LaunchWorker) == [LaunchWorker(0, 2), LaunchWorker(1, 2)]
+    region.join(0, 2)
+    region.join(1, 2)
+    assert [order.restore.final for _, order in region.sent(Restore)] == [True, True]
+    region.receive_from_all(Restored, last_step=5)
+    region.take()
+    region.receive(0, Finished)  # of this incarnation nothing is committed: it cannot have published
+    assert [effect.refusal.name for effect in region.take()] == ["UNEXPECTED"]
+    for worker in (0, 1):
+        region.progress(worker, step=5, exhausted=True)
+    assert [(order.cut, order.final) for _, order in region.sent(RequestCut)] == [(2, True), (2, True)]
+
+
+def test_stop_takes_a_last_checkpoint_if_there_is_anything_to_checkpoint() -> None:
+    region = CoordinatorHarness().run()
+    region.progress(0, step=4)
+    region.play(StopWanted())
+    assert [order.cut for _, order in region.sent(RequestCut)] == [1, 1]
+    assert region.state is RegionState.STOPPING
+    for worker in (0, 1):
+        region.vote(worker, 1)
+    (append,) = region.take(AppendCut)
+    region.play(CutAppended(append.cut))
+    effects = region.take(SendControl)
+    assert [type(e.message).__name__ for e in effects] == ["Committed", "Committed", "Stop", "Stop"]
+    region.play(WorkerEnded(0, 1, None), WorkerEnded(1, 1, None))
+    assert [end.state for end in region.take(End)] == [RegionState.STOPPED]
+
+
+def test_stop_of_an_idle_or_starting_region_is_immediate() -> None:
+    idle = CoordinatorHarness().run()
+    idle.play(StopWanted())
+    assert [message.kind for _, message in idle.sent(Stop)] == ["stopped", "stopped"]
+    starting = CoordinatorHarness()
+    starting.take()
+    starting.play(StopWanted())
+    assert starting.take(CancelWorker) == [CancelWorker(0), CancelWorker(1)]
+    starting.opened()
+    assert starting.sent(Restore) == []
+
+
+def test_stop_does_not_wait_for_ever_neither_for_a_checkpoint_nor_for_workers() -> None:
+    region = CoordinatorHarness().run()
+    region.progress(0, step=4)
+    region.play(StopWanted())
+    region.tick(31)
+    assert region.core.state.reason == "stopped without a last checkpoint: it took too long"
+    region.take()
+    region.tick(11)
+    assert region.take(CancelWorker) == [CancelWorker(0), CancelWorker(1)]
+    region.tick(11)
+    assert [end.state for end in region.take(End)] == [RegionState.STOPPED]
+    region.play(StopWanted(), CutWanted(), CoordinatorTick(region.now))
+    assert region.take() == []

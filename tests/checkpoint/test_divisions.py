@@ -1,0 +1,88 @@
+"""Input divisions: their records, and which of them count."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from checkpoint.core.divisions import Division, DivisionFold, decode_division, encode_sources
+from checkpoint.errors import ManifestError
+from tests.checkpoint.manifest_samples import names
+
+
+@given(
+    st.dictionaries(
+        names, st.dictionaries(names, st.tuples(st.integers(0, 9), st.integers(9, 2**60))), max_size=3
+    )
+)
+def test_a_division_returns_from_its_record(sources) -> None:
+    assert decode_division((4, 99), encode_sources(sources)) == Division(4, 99, sources)
+
+
+@pytest.mark.parametrize(
+    ("ints", "text"),
+    [((1,), b"{}"), ((1, 2), b"["), ((1, 2), b'{"in": {"a": [3, 2]}}'), ((1, 2), b'{"in": {"a": [3]}}')],
+)
+def test_a_division_that_cannot_be_is_refused(ints, text) -> None:
+    with pytest.raises(ManifestError):
+        decode_division(ints, text)
+
+
+@given(st.integers(0, 5), st.lists(st.integers(1, 12), max_size=30))
+def test_the_newest_line_of_divisions_counts_and_has_no_hole(after, goes_back_to) -> None:
+    fold, line = DivisionFold(after), {}
+    written = 0
+    for time_ms, back in enumerate(goes_back_to):
+        step = min(back, written + 1)
+        line = {n: value for n, value in line.items() if n < step}
+        line[step] = Division(step, time_ms, {})
+        written = step
+        fold.add(line[step])
+        expected = [value for n, value in sorted(line.items()) if n > after]
+        assert fold.between(after, 10**6) == expected
+        assert fold.last_step == max(after, written)
+    fold.forget(after + 2)
+    assert fold.between(0, 10**6) == [d for n, d in sorted(line.items()) if n > after + 2]
+
+
+def test_a_line_that_is_forgotten_whole_continues_where_it_ended() -> None:
+    fold = DivisionFold(3)
+    for step in (4, 5):
+        fold.add(Division(step, 0, {}))
+    fold.forget(5)
+    assert (fold.after, fold.last_step) == (5, 5)
+    fold.add(Division(6, 0, {}))
+    assert fold.last_step == 6
+
+
+def test_a_chain_trimmed_above_the_checkpoint_gives_nothing_to_replay_and_a_hole_is_an_error() -> None:
+    fold = DivisionFold(3)
+    fold.add(Division(7, 1, {}))
+    assert fold.last_step == 3
+    fold.add(Division(4, 2, {}))
+    fold.add(Division(5, 3, {}))
+    with pytest.raises(ManifestError, match="the input division of step 8 follows that of step 5"):
+        fold.add(Division(8, 4, {}))
+
+
+@given(st.integers(0, 5), st.lists(st.integers(1, 9), max_size=12))
+def test_divisions_kept_are_the_newest_line_without_a_hole(after: int, steps: list[int]) -> None:
+    fold, line = DivisionFold(after), dict[int, int]()
+    for time_ms, step in enumerate(steps):
+        if step <= after:
+            line = {}
+        elif line and step > max(line) + 1:
+            with pytest.raises(ManifestError, match="follows that of step"):
+                fold.add(Division(step, time_ms, {}))
+        else:
+            line = {known: at for known, at in line.items() if known < step}
+            if step == max(line, default=after) + 1:
+                line[step] = time_ms
+            fold.add(Division(step, time_ms, {}))
+            continue
+        if step <= after:
+            fold.add(Division(step, time_ms, {}))
+    assert fold.between(after, 99) == [Division(step, at, {}) for step, at in sorted(line.items())]
+    assert fold.last_step == max(line, default=after)
+    for until in (after + 1, after + 2):
+        fold.forget(until)
+        assert [one.step for one in fold.between(0, 99)] == sorted(step for step in line if step > until)

@@ -1,0 +1,188 @@
+"""What a driver does with requests from the store: refuses, orders, answer."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from checkpoint import limits
+from checkpoint.core.coordinator_vocabulary import CutWanted, ResetWanted, StopWanted
+from checkpoint.core.region import CutCommitted, RegionState, ResetReport
+from checkpoint.core.request_handling import (
+    CommandRegion,
+    QueueRead,
+    RegionEnded,
+    RegionNotified,
+    RequestArrived,
+    WriteAnswer,
+)
+from tests.checkpoint.request_harness import RUNNING, WALL, HandlerHarness, a_request, in_state
+
+
+def cut(number, seconds):
+    return CutCommitted(cut=number, step=9, final=False, seconds=seconds, phases_s={})
+
+
+RESET = ResetReport(time=1.0, worker=-1, reason="asked", seconds=0.5, bytes=10, incarnation=4, cut=5)
+
+
+def test_a_status_is_reported_when_looked_and_serves_all_who_asked() -> None:
+    handler = HandlerHarness()
+    handler.request(1)
+    handler.request(2)
+    (answer,) = handler.handle(QueueRead())
+    assert answer == WriteAnswer((f"{1:032x}", f"{2:032x}"), "done", with_status=True)
+    assert handler.handle(QueueRead()) == []
+
+
+def test_two_status_answers_are_a_second_apart() -> None:
+    handler = HandlerHarness()
+    handler.request(1)
+    assert handler.handle(QueueRead(), at=100.0)
+    handler.request(2)
+    assert handler.handle(QueueRead(), at=100.0 + limits.status_answers_s / 2) == []
+    assert handler.handle(QueueRead(), at=100.0 + limits.status_answers_s)
+
+
+def test_a_checkpoint_is_done_with_one_that_began_after_the_request() -> None:
+    handler = HandlerHarness()
+    handler.request(1, "checkpoint")
+    assert handler.commands() == [CutWanted()]
+    handler.handle(RegionNotified(cut(6, seconds=2.0)), at=101.0)  # was under way when the request arrived
+    assert handler.answers(1) == [("accepted", "the region is RUNNING")]
+    assert handler.handle(QueueRead()) == [CommandRegion(CutWanted())]
+    (answer,) = handler.handle(RegionNotified(cut(7, seconds=0.5)), at=102.0)
+    assert (answer.verdict, answer.result["checkpoint"]) == ("done", 7)
+    assert handler.handle(RegionNotified(cut(8, seconds=0.1)), at=103.0) == []
+
+
+def test_a_checkpoint_wished_while_the_region_restores_is_ordered_when_it_runs() -> None:
+    handler = HandlerHarness()
+    handler.status = in_state(RegionState.RESTORING)
+    handler.request(1, "checkpoint")
+    handler.handle(QueueRead())
+    assert handler.commands() == []
+    handler.status = RUNNING
+    handler.handle(QueueRead())
+    assert handler.commands() == [CutWanted()]
+
+
+def test_a_reset_is_ordered_once_and_done_with_its_report() -> None:
+    handler = HandlerHarness()
+    handler.request(1, "reset")
+    handler.handle(QueueRead())
+    assert handler.commands() == [ResetWanted()]
+    (answer,) = handler.handle(RegionNotified(RESET))
+    assert (answer.verdict, answer.result["incarnation"], answer.result["checkpoint"]) == ("done", 4, 5)
+
+
+def test_stop_is_done_when_the_region_has_ended_and_the_others_then_fail() -> None:
+    handler = HandlerHarness()
+    for number, what in enumerate(("stop", "checkpoint", "reset", "status")):
+        handler.request(number, what)
+    handler.status = replace(in_state(RegionState.STOPPED), reason="stopped")
+    handler.handle(RegionEnded())
+    assert handler.answers(0)[-1] == ("done", "")
+    assert (
+        handler.answers(1)[-1]
+        == handler.answers(2)[-1]
+        == ("failed", "the region has ended: STOPPED (stopped)")
+    )
+    assert handler.answers(3) == [("done", "")]
+
+
+def test_a_fenced_driver_has_no_last_words() -> None:
+    # EVIDENCE-OF: P-4
+    handler = HandlerHarness()
+    for number, what in enumerate(("stop", "checkpoint", "reset", "status")):
+        handler.request(number, what)
+    handler.status = in_state(RegionState.FENCED)
+    assert handler.handle(RegionEnded()) == []
+    assert handler.handle(RegionEnded()) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "state", "wall", "text"),
+    [
+        ({"region": "other"}, RegionState.RUNNING, WALL, "for region other, this is region words"),
+        ({"what": "explode"}, RegionState.RUNNING, WALL, "unknown request 'explode'"),
+        ({"incarnation": 2}, RegionState.RUNNING, WALL, "the request is for incarnation 2, and 3 is running"),
+        ({}, RegionState.RUNNING, WALL + 70_001, "70 s old by this driver's clock"),
+        ({}, RegionState.RUNNING, WALL - 60_001, "60 s in the future"),
+        ({}, RegionState.STOPPED, WALL, "the region has ended"),
+        ({"what": "checkpoint"}, RegionState.STOPPING, WALL, "being stopped"),
+        ({"what": "reset"}, RegionState.STARTING, WALL, "already starting from its last checkpoint"),
+        ({"what": "reset"}, RegionState.WAITING_FOR_STORE, WALL, "waits for its store"),
+    ],
+)
+def test_a_request_that_is_refused_has_no_effect_but_the_answer(fields, state, wall, text) -> None:
+    # EVIDENCE-OF: P-8
+    handler = HandlerHarness()
+    handler.status = in_state(state)
+    (answer,) = handler.handle(RequestArrived(a_request(**{"what": "stop", **fields}), wall))
+    assert answer.verdict == "refused"
+    assert text in answer.reason
+    handler.status = RUNNING
+    assert handler.handle(QueueRead()) == []
+    assert handler.handle(RegionEnded()) == []
+
+
+def test_a_request_within_its_patience_and_the_slack_of_clocks_is_taken() -> None:
+    handler = HandlerHarness()
+    handler.request(1, "stop", wall=WALL + 70_000)
+    handler.request(2, "stop", wall=WALL - 60_000)
+    handler.request(3, "stop", incarnation=3)
+    assert handler.commands() == [StopWanted()] * 3
+
+
+def test_no_more_requests_are_open_than_there_is_room_for() -> None:
+    # EVIDENCE-OF: P-9
+    handler = HandlerHarness()
+    for number in range(limits.requests_open_max + 1):
+        handler.request(number, "checkpoint")
+    assert handler.answers(limits.requests_open_max)[0][0] == "refused"
+    assert handler.answers(limits.requests_open_max - 1)[0][0] == "accepted"
+
+
+KINDS = st.sampled_from(["status", "checkpoint", "reset", "stop", "dance"])
+
+
+events = st.lists(
+    st.one_of(
+        st.tuples(st.just("request"), st.integers(0, 5), KINDS),
+        st.tuples(st.just("read")),
+        st.tuples(st.just("cut"), st.floats(0, 3)),
+        st.tuples(st.just("reset")),
+        st.tuples(st.just("state"), st.sampled_from(list(RegionState))),
+    ),
+    max_size=40,
+)
+
+
+@given(events)
+def test_each_id_is_carried_out_at_most_once_and_has_one_last_word(story) -> None:
+    handler, requested = HandlerHarness(), {}
+    for kind, *rest in story:
+        handler.now += 0.7
+        if kind == "request":
+            number, what = rest
+            commands = len(handler.commands())
+            handler.request(number, what)
+            if number in requested:
+                assert len(handler.commands()) == commands, "a duplicate was carried out"
+            requested.setdefault(number, what)
+        elif kind == "read":
+            handler.handle(QueueRead())
+        elif kind == "cut":
+            handler.handle(RegionNotified(cut(6, rest[0])))
+        elif kind == "reset":
+            handler.handle(RegionNotified(RESET))
+        else:
+            handler.status = in_state(rest[0])
+    handler.status = in_state(RegionState.STOPPED)
+    handler.handle(RegionEnded())
+    for number in requested:
+        verdicts = [verdict for verdict, _ in handler.answers(number)]
+        assert [verdict != "accepted" for verdict in verdicts] in ([True], [False, True]), verdicts
+    assert handler.commands().count(ResetWanted()) <= sum(what == "reset" for what in requested.values())

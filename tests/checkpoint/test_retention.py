@@ -1,0 +1,72 @@
+"""Which checkpoints are retained, and what of their chains."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from checkpoint.core.manifest import (
+    check_cut,
+)
+from checkpoint.core.retention import floors_of, keep, retained_with, steps_kept_after
+from checkpoint.errors import ManifestError
+from journal.core.segment import segment_name
+from journal.core.trimming import below
+from tests.checkpoint.manifest_samples import a_cut, worker_cut
+
+
+@pytest.mark.parametrize(
+    ("retained", "before", "text"),
+    [
+        ((3, 4, 5), (3, 4), None),
+        ((4, 5), (), None),
+        ((4,), (), "its own"),
+        ((4, 6), (), "its own"),
+        ((5, 5), (), "expected rising numbers"),
+        ((0, 5), (), "expected rising numbers"),
+        ((2, 5), (3, 4), r"retains \[2\], which checkpoint 4 released"),
+    ],
+)
+def test_what_is_released_is_never_retained_again(retained, before, text) -> None:
+    # EVIDENCE-OF: P-6
+    cut, older = a_cut(retained=retained), a_cut(cut=4, parent=3, retained=before)
+    if text is None:
+        check_cut(cut, workers=2, before=older)
+        return
+    with pytest.raises(ManifestError, match=text):
+        check_cut(cut, workers=2, before=older)
+
+
+floors = st.dictionaries(st.sampled_from(["state", "steps"]), st.tuples(st.integers(1, 4), st.integers(0, 9)))
+
+
+@given(st.lists(floors, min_size=1, max_size=12), st.integers(2, 5))
+def test_nothing_that_a_retained_checkpoint_needs_is_ever_garbage(given_floors, retain) -> None:
+    # EVIDENCE-OF: P-6
+    kept, every = (), {}
+    for number, chains in enumerate(given_floors, 1):
+        cut = a_cut(
+            cut=number,
+            parent=number - 1,
+            step=number,
+            workers={0: worker_cut(floors=chains)},
+            retained=retained_with(kept, number, retain),
+        )
+        kept, every[number] = keep(kept, cut), chains
+        assert [one.cut for one in kept] == list(cut.retained) == sorted(every)[-retain:]
+        garbage = below(floors_of(kept, 0))
+        for chain, epoch, base in itertools.product(("state", "steps", "out-x"), range(1, 5), range(10)):
+            needed = any((epoch, base) >= every[one.cut].get(chain, (0, 0)) for one in kept)
+            if garbage(segment_name(chain, epoch, base)):
+                assert not needed
+                assert chain != "out-x"
+        assert not garbage("state")
+        assert steps_kept_after(kept) == kept[0].step
+
+
+def test_a_checkpoint_of_the_old_format_among_the_retained_keeps_everything() -> None:
+    old, new = a_cut(cut=4, parent=3, version=1), a_cut(workers={0: worker_cut(floors={"state": (3, 9)})})
+    assert floors_of((old, new), 0) == {}
+    assert floors_of((new,), 0) == {"state": (3, 9)}
+    assert [cut.cut for cut in keep(keep(keep((), old), a_cut()), a_cut(cut=6))] == [5, 6]

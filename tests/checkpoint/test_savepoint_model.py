@@ -1,0 +1,139 @@
+"""In any order of checkpoints, savepoints, releases, trims and crashes, each retained one restores.
+
+Real parts, on a store in memory that keeps the real one's rules: the coordinator's core, the manifest log,
+the versioned state of one worker, and the trimming of a region that no driver runs. A crash can occur between
+the acknowledgement of a release and the deletion, and a member can be unavailable while one is made.
+"""
+
+import random
+
+import msgspec
+import pytest
+import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from checkpoint.core import checkpointing, retention
+from checkpoint.core.savepoints import recorded_again
+from checkpoint.maintenance.trimming import collect_stopped, garbage_of
+from dos_protocol.errors import DosError
+from tests.checkpoint.savepoint_model import REGION, Host, SavepointModel
+
+
+async def play(history, retain, eager=False):
+    model = SavepointModel(retain, eager=eager)
+    await model.crash()
+    for kind, number, change, crash in history:
+        driver = model.driver
+        unavailable = model.store.servers[number % 3] if crash == "unavailable" else None
+        how = "" if crash == "unavailable" else crash
+        if unavailable is not None:
+            unavailable.up = False
+        if kind == "cut":
+            await driver.cut(change, crash=how)
+        elif kind == "snapshot":
+            await driver.snapshot()
+        elif kind == "pin":
+            await driver.savepoint("abc"[number % 3], number, change, crash=how)
+        elif kind == "unpin":
+            await driver.savepoint("abc"[number % 3], number, change, on=False, crash=how)
+        elif kind in ("pin stopped", "unpin stopped"):
+            await model.savepoint_stopped_region("abc"[number % 3], number, how, on=kind == "pin stopped")
+        elif kind == "trim":  # nobody runs it: who ran is gone, or is fenced
+            await collect_stopped(Host(model.store), REGION)
+        if unavailable is not None:
+            unavailable.up = True
+        if how or unavailable is not None or kind in ("trim", "crash", "pin stopped", "unpin stopped"):
+            await model.crash()
+        await model.check()
+    await collect_stopped(Host(model.store), REGION)
+    kept = await model.check()
+    view = View(REGION, kept)
+    assert await garbage_of(model.store, view) == []
+    return model
+
+
+class View:
+    """A manifest's view of these cuts."""
+
+    def __init__(self, region, cuts):
+        self.region, self.cuts, self.retained = region, list(cuts), [cut.cut for cut in cuts]
+
+
+KINDS = ["cut", "cut", "cut", "snapshot", "pin", "unpin", "trim", "crash", "pin stopped", "unpin stopped"]
+
+
+HISTORIES = st.lists(
+    st.tuples(
+        st.sampled_from(KINDS),
+        st.integers(0, 11),
+        st.dictionaries(st.sampled_from("abcd"), st.none() | st.integers(0, 99), max_size=3),
+        st.sampled_from(["", "", "", "voted", "appended", "committed", "unavailable"]),
+    ),
+    max_size=14,
+)
+
+
+@given(HISTORIES, st.integers(2, 3))
+@settings(max_examples=60)
+def test_each_retained_and_each_savepoint_restores_with_any_failures(history, retain) -> None:
+    # EVIDENCE-OF: P-6
+    trio.run(play, history, retain)
+
+
+def at_random(seed, steps=25):
+    rng = random.Random(seed)
+    crashes = ["", "", "", "voted", "appended", "committed", "unavailable"]
+    return [
+        (rng.choice(KINDS), rng.randrange(12), {rng.choice("abcd"): number}, rng.choice(crashes))
+        for number in range(steps)
+    ]
+
+
+def only_the_last(kept, number, retain, savepoint=()):
+    del savepoint
+    return (*(cut.cut for cut in kept), number)[-retain:]
+
+
+def above_the_oldest(kept, worker):
+    """What the newest cut needs, whatever the others do."""
+    return retention.lowest(cut.workers[worker].floors for cut in kept[-1:])
+
+
+@pytest.mark.parametrize(
+    ("where", "what", "how"),
+    [
+        (checkpointing, "retained_with", only_the_last),
+        (checkpointing, "floors_of", above_the_oldest),
+        ("checkpoint.maintenance.trimming", "floors_of", above_the_oldest),
+        ("checkpoint.core.gathering", "floors_of", above_the_oldest),
+    ],
+)
+def test_a_rule_that_is_left_out_is_found_out(monkeypatch, where, what, how) -> None:
+    where = where if isinstance(where, str) else where.__name__
+    monkeypatch.setattr(f"{where}.{what}", how)
+    with pytest.raises((AssertionError, DosError)):
+        play_some()
+
+
+def test_a_savepoint_of_a_stopped_region_that_releases_is_found_out(monkeypatch) -> None:
+    def releasing(kept, incarnation, wanted):
+        cut = recorded_again(kept, incarnation, wanted)
+        return msgspec.structs.replace(cut, retained=tuple(sorted({*wanted.values(), cut.cut})))
+
+    monkeypatch.setattr("checkpoint.maintenance.stopped_region.recorded_again", releasing)
+    with pytest.raises(AssertionError, match="nothing was released"):
+        play_some()
+
+
+def test_a_deletion_before_the_release_is_acknowledged_is_found_out() -> None:
+    cut = ("cut", 0, {"a": 1}, "")
+    history = [cut, ("snapshot", 0, {}, ""), cut, ("cut", 0, {"a": 2}, "voted")]
+    trio.run(play, history, 2)
+    with pytest.raises((AssertionError, DosError)):
+        trio.run(play, history, 2, True)
+
+
+def play_some():
+    for seed in range(40):
+        trio.run(play, at_random(seed), 2)

@@ -1,0 +1,235 @@
+"""Savepoints: which checkpoints stay restorable until a person drops them."""
+
+import re
+
+import msgspec
+import pytest
+
+from checkpoint import limits
+from checkpoint.coordinator.manifest_log import cut_record, cuts_in
+from checkpoint.core.coordinator_vocabulary import (
+    AppendCut,
+    CutAppended,
+    CutWanted,
+    ManifestLost,
+    ManifestOpened,
+    NotifyObservers,
+    SavepointWanted,
+)
+from checkpoint.core.manifest import check_cut, decode_cut, encode_cut
+from checkpoint.core.messages import RequestCut, Restored
+from checkpoint.core.region import RegionState, SavepointSettled
+from checkpoint.core.request_handling import CommandRegion, QueueRead, RegionNotified
+from checkpoint.core.savepoints import savepoint_problem
+from checkpoint.errors import ManifestError
+from journal import Op, Position, Record
+from tests.checkpoint.coordinator_harness import CoordinatorHarness
+from tests.checkpoint.manifest_samples import a_cut
+from tests.checkpoint.request_harness import HandlerHarness, in_state
+
+
+def settled(region):
+    """Return the reports about savepoints since the effects were last taken."""
+    return [one.event for one in region.take(NotifyObservers) if isinstance(one.event, SavepointSettled)]
+
+
+def carried(region, number, step):
+    """A cut that is under way, voted and acknowledged."""
+    for worker in range(region.spec.workers):
+        region.vote(worker, number, step)
+    (append,) = region.take(AppendCut)
+    region.play(CutAppended(append.cut))
+    return append.cut
+
+
+def with_cuts(count, **fields):
+    region = CoordinatorHarness(retain=2, **fields).run()
+    for number in range(1, count + 1):
+        region.commit(number, step=number)
+    region.take()
+    return region
+
+
+def test_a_savepoint_is_retained_by_all_that_follow_until_it_is_let_go() -> None:
+    # EVIDENCE-OF: P-6
+    region = with_cuts(3)
+    region.play(SavepointWanted("good", 2))
+    (one, *_) = region.sent(RequestCut)
+    assert one[1].cut == 4, "a pin is the record of a cut"
+    assert carried(region, 4, 4).savepoints == {"good": 2}
+    assert settled(region) == [SavepointSettled("good", 2)]
+    for number in (5, 6, 7):
+        assert region.commit(number, step=number).retained == (2, number - 1, number)
+    region.play(SavepointWanted("good", on=False))
+    region.take()
+    last = carried(region, 8, 8)
+    assert (last.savepoints, last.retained, last.version) == ({}, (7, 8), 2)
+    assert settled(region) == [SavepointSettled("good", 2)]
+
+
+def test_a_wish_that_comes_while_votes_are_collected_is_in_that_checkpoint() -> None:
+    region = with_cuts(2)
+    region.play(CutWanted(), SavepointWanted("good"))
+    assert carried(region, 3, 3).savepoints == {"good": 2}
+
+
+def test_a_wish_that_comes_while_a_checkpoint_is_appended_waits_for_the_next_one() -> None:
+    region = with_cuts(2)
+    region.play(CutWanted())
+    for worker in range(2):
+        region.vote(worker, 3, 3)
+    (out,) = region.take(AppendCut)
+    region.play(SavepointWanted("late", 2), SavepointWanted("too-late", 1))
+    assert settled(region) == [SavepointSettled("too-late", 0, "checkpoint 1 is not retained; retained: 2")]
+    region.play(CutAppended(out.cut))
+    assert [message.cut for _, message in region.sent(RequestCut)] == [4, 4]
+    assert carried(region, 4, 4).retained == (2, 3, 4)
+
+
+def test_a_savepoint_survives_its_driver() -> None:
+    region = with_cuts(3)
+    region.play(SavepointWanted("good", 3))
+    region.take()
+    last = carried(region, 4, 4)
+    other = CoordinatorHarness(retain=2)
+    other.epoch = 7
+    other.play(ManifestOpened(8, last, region.core.state.kept))
+    other.epoch = 8
+    for worker in range(2):
+        other.join(worker)
+    other.receive_from_all(Restored, last_step=4)
+    assert other.core.status().savepoints == {"good": 3}
+    for number in (5, 6, 7):
+        assert other.commit(number, step=number).retained == (3, number - 1, number)
+
+
+@pytest.mark.parametrize("found", ["with it", "without it", "released"])
+def test_a_cut_in_doubt_that_carried_a_wish_is_looked_for_in_the_manifest(found) -> None:
+    region = with_cuts(3)
+    region.play(SavepointWanted("good", 2))
+    for worker in range(2):
+        region.vote(worker, 4, 4)
+    (out,) = region.take(AppendCut)
+    kept = region.core.state.kept
+    region.play(ManifestLost(1, 2))
+    if found == "with it":
+        region.play(ManifestOpened(3, out.cut, (*kept, out.cut)))
+        assert settled(region) == [SavepointSettled("good", 2)]
+    elif found == "without it":
+        region.play(ManifestOpened(3, kept[-1], kept))
+        assert settled(region) == []
+        assert region.core.state.savepoints == {"good": 2}, "the next cut carries it"
+    else:
+        region.play(ManifestOpened(3, kept[-1], kept[-1:]))
+        assert settled(region) == [SavepointSettled("good", 0, "checkpoint 2 was released meanwhile")]
+        assert region.core.state.savepoints == {}
+
+
+@pytest.mark.parametrize(
+    ("event", "text"),
+    [
+        (SavepointWanted("one", 1), "checkpoint 1 is not retained; retained: 2, 3"),
+        (SavepointWanted("one", 9), "checkpoint 9 is not retained"),
+        (SavepointWanted("held", 3), "savepoint 'held' holds checkpoint 2: drop it first"),
+        (SavepointWanted("a b"), "a savepoint's name has 1 to 64 letters"),
+        (
+            SavepointWanted("nobody", on=False),
+            r"'nobody' does not exist; existing: 'held' \(checkpoint 2\)",
+        ),
+    ],
+)
+def test_what_cannot_be_pinned_is_refused_with_the_reason_and_changes_nothing(event, text) -> None:
+    region = with_cuts(3)
+    region.play(SavepointWanted("held", 2))
+    before = region.core.state.savepoints
+    region.take()
+    region.play(event)
+    (report,) = settled(region)
+    assert report.cut == 0
+    assert re.search(text, report.error)
+    assert region.core.state.savepoints == before
+
+
+def test_there_are_no_more_savepoints_than_there_is_room_for(monkeypatch) -> None:
+    monkeypatch.setattr(limits, "savepoints_max", 2)
+    region = with_cuts(2)
+    region.play(SavepointWanted("a"), SavepointWanted("b"), SavepointWanted("c"))
+    assert [one.error for one in settled(region)] == ["there are already 2 savepoints: drop one first"]
+
+
+def test_a_checkpoint_with_savepoints_is_of_a_version_that_who_knows_no_savepoints_refuses() -> None:
+    cut = a_cut(retained=(2, 4, 5), savepoints={"good": 2}, version=3)
+    encoded = encode_cut(cut)
+    assert decode_cut(*encoded) == cut
+    check_cut(cut, workers=2)
+    for change, text in [
+        ({"version": 2}, "version 2 does not allow"),
+        ({"retained": (4, 5)}, "savepoint 'good' holds checkpoint 2, which it does not retain"),
+        ({"savepoints": {"a b": 2}}, "a savepoint's name"),
+        ({"savepoints": {f"p{n}": 2 for n in range(limits.savepoints_max + 1)}}, "the limit is 64"),
+    ]:
+        with pytest.raises(ManifestError, match=text):
+            check_cut(msgspec.structs.replace(cut, **change), workers=2)
+
+
+@pytest.mark.trio
+async def test_a_snapshot_of_the_manifest_may_leave_out_what_lay_between_a_savepoint_and_the_next() -> None:
+    # EVIDENCE-OF: P-6
+    savepoints = {"good": 2}
+    savepoint = a_cut(cut=2, parent=1, step=2, retained=(1, 2))
+    later = [
+        a_cut(cut=n, parent=n - 1, step=n, retained=(2, n - 1, n), savepoints=savepoints, version=3)
+        for n in (5, 6, 7)
+    ]
+
+    async def read(*records):
+        async def given():
+            for number, record in enumerate(records):
+                yield Position(1, number, 0), record if isinstance(record, Record) else cut_record(record)
+
+        return [cut.cut async for cut in cuts_in(given())]
+
+    begin, end = Record(Op.SNAPSHOT_BEGIN), Record(Op.SNAPSHOT_END, ints=(3,))
+    assert await read(begin, savepoint, *later[:2], end, later[2]) == [2, 5, 6, 7]
+    with pytest.raises(ManifestError, match="its parent is checkpoint 4, the one before it is 2"):
+        await read(savepoint, later[0])
+    with pytest.raises(ManifestError, match="its parent is checkpoint 6, the one before it is 5"):
+        await read(begin, savepoint, later[0], end, later[2])
+
+
+def test_a_request_for_a_savepoint_is_done_with_the_checkpoint_that_carries_it_and_told_why_it_failed() -> (
+    None
+):
+    handler = HandlerHarness()
+    handler.request(1, "pin", name="good", cut=4)
+    handler.request(2, "pin", name="bad", cut=1)
+    handler.request(3, "unpin", name="old")
+    assert handler.commands() == [
+        SavepointWanted("good", 4),
+        SavepointWanted("bad", 1),
+        SavepointWanted("old", on=False),
+    ]
+    handler.handle(RegionNotified(SavepointSettled("bad", 0, "checkpoint 1 is not retained; retained: 4, 5")))
+    assert handler.answers(2)[-1] == ("failed", "checkpoint 1 is not retained; retained: 4, 5")
+    assert CommandRegion(CutWanted()) in handler.handle(QueueRead()), (
+        "until it is carried, a cut is requested"
+    )
+    (answer,) = handler.handle(RegionNotified(SavepointSettled("good", 4)))
+    assert (answer.verdict, answer.result) == ("done", {"name": "good", "checkpoint": 4})
+    handler.handle(RegionNotified(SavepointSettled("old", 3)))
+    assert handler.answers(3)[-1] == ("done", "")
+
+
+def test_a_region_that_is_being_stopped_savepoints_nothing() -> None:
+    handler = HandlerHarness()
+    handler.status = in_state(RegionState.STOPPING)
+    handler.request(1, "pin", name="good")
+    assert handler.answers(1) == [("refused", "the region is being stopped")]
+
+
+def test_a_savepoint_that_exists_may_be_put_again_when_there_is_no_room_for_another() -> None:
+    full = {f"p{number}": 2 for number in range(limits.savepoints_max)}
+    assert savepoint_problem("p0", 2, full, {2}) == ""
+    assert "already 64 savepoints" in savepoint_problem("new", 2, full, {2})
+    full.pop("p0")
+    assert savepoint_problem("new", 2, full, {2}) == ""

@@ -1,0 +1,116 @@
+"""What readers return while writers take a chain over: committed records only (R9, R10)."""
+
+import pytest
+import trio
+import trio.testing
+
+from dos_protocol.errors import LocalProtocolError
+from dos_protocol.store_record import Member, StoreRecord
+from journal import (
+    ChainWriter,
+    inspect_chain,
+)
+from journal.core.record import encode_v1
+from tests.journal.memory_store import DIRECTORY, MemoryStore, PartialStore
+from tests.journal.takeovers import committed_texts, first_writer, note, on_member_1, opening, taken, texts_of
+
+pytestmark = pytest.mark.trio
+
+
+async def test_v6_a_reader_is_not_shown_a_cut_that_may_still_vanish() -> None:
+    """R10: on one member is not committed, though GET would serve it."""
+    # EVIDENCE-OF: P-2
+    store = MemoryStore()
+    a, _ = await on_member_1(store, "cut n")
+    assert await committed_texts(store) == ["base"]
+    a.deliver(2)
+    assert await committed_texts(store) == ["base", "cut n"], "the quorum holds it, under this epoch"
+    assert await committed_texts(PartialStore(store, [1, 3])) == ["base"], (
+        "seen on one only: it cannot be proved"
+    )
+    store.claim(2, [2, 3])
+    assert await committed_texts(store) == ["base"], "the epoch moved on: their copies prove nothing any more"
+
+
+async def test_while_a_member_joins_a_reader_shows_what_a_quorum_of_both_sets_holds() -> None:
+    """R10 in docs/decisions/0010: what 2 and 3 hold is gone when 4, filled before, has taken 3's place."""
+    store = MemoryStore(servers=4)
+    store.record = joining_after_the_third(store.record)
+    a = store.claim(1)
+    old = await ChainWriter.open(a, "J", None, 2)
+    a.held = True
+    old.append(note("r"))
+    a.deliver(2)
+    a.deliver(3)
+    assert await committed_texts(store) == []
+    a.deliver(4)
+    assert await committed_texts(PartialStore(store, [2, 3, 4])) == ["r"], "2 and 3, and 2 and 4"
+    assert await committed_texts(PartialStore(store, [1, 2, 3])) == [], "2 alone speaks for the new set"
+    a.deliver(1)
+    assert await committed_texts(PartialStore(store, [1, 2, 3])) == ["r"]
+
+
+def joining_after_the_third(record: StoreRecord) -> StoreRecord:
+    """The record in which the fourth member joins in the third one's place."""
+    *old, fourth = record.members
+    joining = Member(fourth.server_id, fourth.address, "joining")
+    return StoreRecord(record.store_id, record.generation + 1, record.ack_quorum, (*old, joining))
+
+
+async def test_a_reader_does_not_build_on_a_start_that_may_still_vanish() -> None:
+    """R10 on figure 8: C repaired n and died with its start on one member; D's quorum knows a rival start."""
+    store = MemoryStore()
+    await on_member_1(store, "n")
+    b = store.claim(2, [2, 3])
+    b.held = True
+    async with opening(b, await taken(b)) as opened:
+        b.deliver(3)
+        assert not opened
+    c = store.claim(3, [1, 2])
+    c.held = True
+    async with opening(c, await taken(c)) as opened:
+        c.deliver(1)
+        await trio.testing.wait_all_tasks_blocked()
+        assert not opened
+    for members in ([1, 2, 3], [1, 2], [1, 3]):
+        assert await committed_texts(PartialStore(store, members)) == ["base"]
+    d = store.claim(4, [2, 3])
+    assert await texts_of(d, await taken(d)) == ["base"], "n is gone: a reader that got it was misled"
+
+
+async def test_r9_a_record_of_an_unpipelined_chain_proves_the_one_before_it() -> None:
+    store = MemoryStore()
+    a, old = await first_writer(store, "cut 1")
+    a.held = True
+    old.append(note("cut 2"))
+    with pytest.raises(LocalProtocolError, match="wait_synced before each append"):
+        old.append(note("cut 3"))
+    a.deliver(1)
+    a.deliver(3)
+    await old.wait_synced()
+    old.append(note("cut 3"))
+    a.deliver(1)
+    store.claim(2, [2, 3])
+    assert await committed_texts(PartialStore(store, [1, 3])) == ["cut 1", "cut 2"]
+
+
+async def test_readers_of_a_pipelined_chain_see_what_a_quorum_holds_and_no_more() -> None:
+    store = MemoryStore()
+    claim = store.claim(1)
+    writer = await ChainWriter.open(claim, "J", None, 1)
+    claim.held = True
+    for text in "abcd":
+        writer.append(note(text))
+    claim.deliver(1)
+    size = len(encode_v1(note("a")))
+    claim.deliver(2, size=next(iter(claim.objects.values())).size - 2 * size - 1)
+    assert await committed_texts(store) == ["a"], "member 2 has b but for one byte: whole records only"
+    state = await inspect_chain(store, DIRECTORY, "J")
+    assert (state.unproved, state.unproved_text) == (0, ""), "what a living writer has in flight is not told"
+    store.claim(2, [2, 3])
+    assert await committed_texts(store) == [], "under another epoch they prove nothing"
+    state = await inspect_chain(store, DIRECTORY, "J")
+    assert state.end is not None, "but the start was waited for: what stands below it is committed"
+    assert (state.unproved, state.claimed) == (4 * size, 2), "the longest copy has all four"
+    assert f"{4 * size} more bytes of chain J" in state.unproved_text
+    assert "epoch 2 did not complete" in state.unproved_text

@@ -1,0 +1,122 @@
+"""Segments that a take-over refuses: of another chain, another predecessor, or an epoch that was used."""
+
+import pytest
+
+from dos_protocol.errors import LocalProtocolError, StaleGenerationError
+from journal import (
+    ORIGIN,
+    ChainError,
+    ChainWriter,
+    Record,
+    inspect_chain,
+    take_over,
+)
+from journal.core.record import encode_v1
+from journal.core.segment import Predecessor, SegmentStart, segment_name, start_record
+from tests.journal.memory_store import DIRECTORY, MemoryStore
+from tests.journal.takeovers import committed_texts, first_writer, note, taken, texts_of
+
+pytestmark = pytest.mark.trio
+
+
+async def test_a_segment_opened_under_a_newer_store_record_is_refused() -> None:
+    store = MemoryStore()
+    claim = store.claim(1)
+    await ChainWriter.open(claim, "J", None, 5)
+    claim = store.claim(2)
+    with pytest.raises(StaleGenerationError, match="generation 5"):
+        await taken(claim)
+    assert (await take_over(claim, "J", generation=5)).end is not None
+
+
+def plant(store: MemoryStore, start: SegmentStart, *records: Record) -> None:
+    """Put a segment on every member as if a writer had."""
+    data = b"".join(encode_v1(record) for record in (start_record(start), *records))
+    for server in store.servers:
+        server.objects.setdefault(DIRECTORY, {})[start.name] = bytearray(data)
+
+
+async def test_a_segment_whose_start_belongs_to_another_is_refused() -> None:
+    store = MemoryStore()
+    start = SegmentStart("J", 4, 0, None, 1, "00" * 16)
+    plant(store, start)
+    wrong = segment_name("J", 5, 0)
+    for server in store.servers:
+        server.objects[DIRECTORY][wrong] = server.objects[DIRECTORY][start.name]
+    claim = store.claim(6)
+    with pytest.raises(ChainError, match="the start record of this segment"):
+        await taken(claim)
+
+
+async def test_a_segment_that_begins_with_something_huge_is_refused_unread() -> None:
+    # EVIDENCE-OF: P-9
+    store = MemoryStore()
+    name = segment_name("J", 5, 0)
+    for server in store.servers:
+        server.objects[DIRECTORY] = {name: bytearray(encode_v1(note("x" * 1_000_000)))}
+    with pytest.raises(ChainError, match="a start record within 65536 bytes"):
+        await taken(store.claim(6))
+
+
+async def test_another_jobs_chain_in_the_same_directory_is_not_looked_at() -> None:
+    store = MemoryStore()
+    plant(store, SegmentStart("Jx", 9, 0, None, 1, "00" * 16))
+    plant(store, SegmentStart("J.J", 9, 0, None, 1, "00" * 16))
+    claim = store.claim(10)
+    state = await taken(claim)
+    assert state.end is None
+    assert state.seen == 0
+
+
+async def test_a_segment_start_in_the_middle_of_a_segment_is_refused() -> None:
+    store = MemoryStore()
+    start = SegmentStart("J", 1, 0, None, 1, "00" * 16)
+    plant(store, start, note("a"), start_record(start))
+    with pytest.raises(ChainError, match="another segment's start"):
+        await taken(store.claim(2))
+
+
+async def test_a_predecessor_with_other_bytes_than_named_is_refused_when_it_is_read() -> None:
+    store = MemoryStore()
+    first = SegmentStart("J", 1, 0, None, 1, "00" * 16)
+    plant(store, first, note("a"))
+    length = len(store.servers[0].objects[DIRECTORY][first.name])
+    below = Predecessor(first.name, length, 12345)
+    plant(store, SegmentStart("J", 2, length, below, 1, "00" * 16), note("b"))
+    state = await inspect_chain(store, DIRECTORY, "J")
+    with pytest.raises(ChainError, match="prefix digest 0000000000003039"):
+        await committed_texts(store)
+    assert state.end is not None
+
+
+async def test_an_epoch_is_one_line_of_history() -> None:
+    store = MemoryStore()
+    await first_writer(store, "a")
+    claim = store.claim(2)
+    state = await taken(claim)
+    await ChainWriter.open(claim, "J", state, 1)
+    with pytest.raises(LocalProtocolError, match="already opened under this claim"):
+        await ChainWriter.open(claim, "J", state, 1)
+
+
+async def test_a_claim_below_the_epochs_of_the_chain_opens_nothing() -> None:
+    store = MemoryStore()
+    plant(store, SegmentStart("J", 5, 0, None, 1, "00" * 16))
+    claim = store.claim(5)
+    with pytest.raises(LocalProtocolError, match="an epoch above all existing"):
+        await ChainWriter.open(claim, "J", await taken(claim), 1)
+    with pytest.raises(LocalProtocolError, match="an epoch above all existing"):
+        await ChainWriter.open(claim, "J", await taken(claim, at=ORIGIN), 1)
+
+
+async def test_two_chains_of_one_directory_do_not_mix() -> None:
+    store = MemoryStore()
+    claim = store.claim(1)
+    state = await ChainWriter.open(claim, "state", None, 1)
+    steps = await ChainWriter.open(claim, "steps", None, 1)
+    state.append(note("state 1"))
+    steps.append(note("step 1"))
+    claim = store.claim(2)
+    for chain, expected in (("state", ["state 1"]), ("steps", ["step 1"])):
+        found = await take_over(claim, chain, generation=1)
+        assert await texts_of(claim, found) == expected
