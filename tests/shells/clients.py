@@ -80,10 +80,10 @@ class Client:
         await trio.sleep(0.001 + self.rng.expovariate(1 / typical_s))
 
 
-class _ToldWriter:
+class _RecordedWriter:
     """An object writer that tells the history what it is given."""
 
-    def __init__(self, writer: Any, claim: "_ToldClaim") -> None:
+    def __init__(self, writer: Any, claim: "_RecordedClaim") -> None:
         self._writer = writer
         self._claim = claim
 
@@ -97,7 +97,7 @@ class _ToldWriter:
         return size
 
 
-class _ToldClaim:
+class _RecordedClaim:
     """A claim of the real client whose objects tell the history."""
 
     def __init__(self, claim: Claim, history: History) -> None:
@@ -107,8 +107,8 @@ class _ToldClaim:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.claim, name)
 
-    def open_object(self, name: str, local: Any = None) -> _ToldWriter:
-        return _ToldWriter(self.claim.open_object(name, local), self)
+    def open_object(self, name: str, local: Any = None) -> _RecordedWriter:
+        return _RecordedWriter(self.claim.open_object(name, local), self)
 
 
 class Writer(Client):
@@ -157,13 +157,13 @@ class Writer(Client):
         with trio.fail_after(_GRANT_PATIENCE_S):
             claim = await store.claim(self.directory, epoch, self.rng.randbytes(16))
         async with claim:
-            told: Any = _ToldClaim(claim, self.history)
+            recorded: Any = _RecordedClaim(claim, self.history)
             generation = store.record.generation
-            state = await take_over(told, CHAIN, generation=generation, wait_s=3.0)
-            found = await numbers_of(told, state, None)
+            state = await take_over(recorded, CHAIN, generation=generation, wait_s=3.0)
+            found = await numbers_of(recorded, state, None)
             snapshot = [Record(Op.OUTPUT, number) for number in found] if self.rng.random() < 0.2 else None
             writer = await ChainWriter.open(
-                told, CHAIN, state, generation, snapshot=snapshot, pipelined=self.pipelined
+                recorded, CHAIN, state, generation, snapshot=snapshot, pipelined=self.pipelined
             )
             self.history.took_over(self.directory, epoch, found)
             self.running = True
@@ -227,7 +227,7 @@ class Reader(Client):
     def __init__(self, cluster: "Cluster", name: str, directory: str) -> None:
         super().__init__(cluster, name)
         self.directory = directory
-        self.looks = 0
+        self.reads_done = 0
 
     async def live(self) -> None:
         while True:
@@ -243,9 +243,9 @@ class Reader(Client):
     async def _once(self, store: Store) -> None:
         state = await inspect_chain(store, self.directory, CHAIN)
         found = await numbers_of(store, state, self.directory)
-        self.history.showed(self.directory, found)
-        self.looks += 1
-        self.history.sometimes["reader looked"] += 1
+        self.history.returned(self.directory, found)
+        self.reads_done += 1
+        self.history.sometimes["reader: read"] += 1
         if state is not None and state.segments:
             await self._bytes(store, state)
 

@@ -24,7 +24,7 @@ from dos_server.memory.network import MemoryNetwork
 from dos_server.memory.ports import MemoryPorts
 from tests.sim.engine.disk import SimDisk
 from tests.sim.oracles.oracle import Bench
-from tests.sim.store.told import Told
+from tests.sim.store.reported_sizes import ReportedSizes
 
 PORT = 9999
 SLOWEST_S = 2.0
@@ -50,7 +50,7 @@ class Image(NamedTuple):
     """A copy of a disk, what its server had told by then, and the number of its newest stamp."""
 
     root: Any
-    told: Told
+    reported: ReportedSizes
     newest_stamp: int
 
 
@@ -71,7 +71,7 @@ class Machine:
         self.slowness = 1.0
         self.was_full = False
         self.wiped = False
-        self.told = Told()
+        self.reported = ReportedSizes()
         self.removing: set[tuple[str, str]] = set()
         self.damaged: dict[str, None] = {}
         self.disk = FateDisk()
@@ -130,7 +130,7 @@ class Machine:
 
         def watched(effect: v.RemoveObject) -> Any:
             self.removing.add((effect.directory, effect.name))
-            self.told.is_to_remove((effect.directory, effect.name))
+            self.reported.remove_requested((effect.directory, effect.name))
             return remove(effect)
 
         perform[v.RemoveObject] = watched
@@ -150,7 +150,7 @@ class Machine:
         for name, synced in infos:
             if (directory, name) in self.removing:
                 continue
-            self.told[directory, name] = max(self.told.get((directory, name), 0), synced)
+            self.reported[directory, name] = max(self.reported.get((directory, name), 0), synced)
 
     def kill(self) -> None:
         """SIGKILL."""
@@ -163,11 +163,11 @@ class Machine:
         """A copy of the disk, as programs see it."""
         history = self._file("stamps")
         newest = decode_history(history).newest.number if history is not None else 0
-        return Image(deepcopy(self.disk.root), deepcopy(self.told), newest)
+        return Image(deepcopy(self.disk.root), deepcopy(self.reported), newest)
 
     def put_back(self, image: Image) -> None:
         """The disk is the copy again, and so is what it can be asked for."""
-        self.disk.root, self.told = image.root, image.told
+        self.disk.root, self.reported = image.root, image.reported
         self._note(self.name, f"has the disk again that it had at stamp {image.newest_stamp}")
 
     def is_member_with(self, other: "Machine") -> bool:

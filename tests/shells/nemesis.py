@@ -9,7 +9,7 @@ from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING, Final
 
-from tests.sim.engine.chance import Chance
+from tests.sim.engine.random_streams import RandomStreams
 from tests.sim.nemesis.fault import Fault
 
 if TYPE_CHECKING:
@@ -158,9 +158,9 @@ def restored_disk(cluster: "Cluster", fault: Fault, rng: Random) -> None:
 
 
 def _away_first(cluster: "Cluster", image: "Image", others: "list[Machine]", rng: Random) -> None:
-    told = all(one.was_told_of(cluster.victim) > image.newest_stamp for one in others)
-    cluster.history.sometimes["a disk goes back" if told else "a disk may not go back"] += 1
-    if told and not cluster.healed:
+    informed = all(one.was_told_of(cluster.victim) > image.newest_stamp for one in others)
+    cluster.history.sometimes["a disk goes back" if informed else "a disk may not go back"] += 1
+    if informed and not cluster.healed:
         others[0].kill()
         cluster.later(0.1 + 0.4 * rng.random(), _goes_back, cluster, image, others)
 
@@ -195,9 +195,9 @@ RESTORED_SHARE: Final = 0.4
 ALL_KINDS: Final = {**KINDS, **RARE, **RESTORED}
 
 
-def plan(chance: Chance, seconds: float) -> list[Fault]:
+def plan(streams: RandomStreams, seconds: float) -> list[Fault]:
     """The faults of a run that lasts so long; about half of the kinds are off."""
-    rng = chance.nemesis
+    rng = streams.nemesis
     on = [kind for kind in KINDS if rng.random() < 0.5] or [rng.choice(list(KINDS))]
     pace = rng.choice([0.5, 1.0, 2.0, 4.0])
     faults: list[Fault] = []
@@ -205,14 +205,16 @@ def plan(chance: Chance, seconds: float) -> list[Fault]:
     while True:
         at += rng.expovariate(pace)
         if at > seconds:
-            faults += _rare(chance.stream("rare faults"), chance.seed, RARE, RARE_SHARE, seconds, len(faults))
-            restored = chance.stream("restored disks")
+            faults += _rare(
+                streams.stream("rare faults"), streams.seed, RARE, RARE_SHARE, seconds, len(faults)
+            )
+            restored = streams.stream("restored disks")
             return faults + _rare(
-                restored, chance.seed, RESTORED, RESTORED_SHARE, 0.5 * seconds, len(faults), 1
+                restored, streams.seed, RESTORED, RESTORED_SHARE, 0.5 * seconds, len(faults), 1
             )
         number = len(faults)
         length = rng.choice([0.01, 0.1, 0.3, 1.0, 3.0]) * (0.5 + rng.random())
-        faults.append(Fault(number, at, rng.choice(on), length, f"{chance.seed}/fault/{number}"))
+        faults.append(Fault(number, at, rng.choice(on), length, f"{streams.seed}/fault/{number}"))
 
 
 def _rare(

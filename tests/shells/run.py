@@ -29,13 +29,13 @@ from tests.shells.region.phases import SAFETY_S as REGION_SAFETY_S
 from tests.shells.region.phases import run_phases
 from tests.shells.region.region import ShellRegion, has_region
 from tests.shells.trio_run import TaskCount, run_deterministic
-from tests.sim.engine.chance import Chance
+from tests.sim.engine.random_streams import RandomStreams
 from tests.sim.engine.trace import Trace
 from tests.sim.history import History, ViolationError
 from tests.sim.nemesis.fault import Fault
 from tests.sim.oracles.o1_nothing_lost import NothingLost
 from tests.sim.oracles.o2_order import Order
-from tests.sim.oracles.o3_shown import Shown
+from tests.sim.oracles.o3_reads import ReadsStay
 from tests.sim.oracles.o4_one_writer import OneWriter
 from tests.sim.oracles.o6_refused import Refused
 from tests.sim.oracles.oracle import Bench
@@ -79,11 +79,11 @@ class _World:
 class Cluster:
     """Everything that lives in a run. Made inside of its trio run."""
 
-    def __init__(self, rng: Chance, trace: Trace, count: TaskCount) -> None:
+    def __init__(self, rng: RandomStreams, trace: Trace, count: TaskCount) -> None:
         self.rng = rng
         self.trace = trace
         self.count = count
-        self.history = History(Bench((NothingLost, Order, Shown, OneWriter, Refused)))
+        self.history = History(Bench((NothingLost, Order, ReadsStay, OneWriter, Refused)))
         self.timers = MemoryTimers()
         self.healed = False
         self.slow_hosts: dict[str, float] = {}
@@ -227,13 +227,13 @@ class Cluster:
 
 def plan_of(seed: int) -> list[Fault]:
     """Return the plan of a seed alone."""
-    rng = Chance(seed)
+    rng = RandomStreams(seed)
     return region_plan(rng, REGION_SAFETY_S) if has_region(seed) else nemesis.plan(rng, SAFETY_S)
 
 
 def run_seed(seed: int, *, keep: bool = False, faults: list[Fault] | None = None) -> ShellResult:
     """One whole run. `faults`: these instead of the plan's."""
-    rng, trace = Chance(seed), Trace(keep=keep)
+    rng, trace = RandomStreams(seed), Trace(keep=keep)
     chosen = plan_of(seed) if faults is None else faults
     clusters: list[Cluster] = []
 
@@ -373,5 +373,5 @@ async def _last_words(cluster: Cluster) -> None:
     if not await _until(lambda: all(one.running for one in writers)):
         cluster.fail(ViolationError("O11", "a fresh writer cannot take over"))
     readers = [cluster.new_reader(directory) for directory in cluster.directories]
-    if not await _until(lambda: all(one.looks for one in readers)):
+    if not await _until(lambda: all(one.reads_done for one in readers)):
         cluster.fail(ViolationError("O11", "a fresh reader is shown nothing"))

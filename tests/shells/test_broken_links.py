@@ -35,6 +35,6 @@ def test_a_member_that_was_unavailable_is_brought_up() -> None:
 
 def test_it_is_noticed_when_it_is_not() -> None:
     with planted("a_link_that_broke_stays_so"):
-        told = trio.run(one_goes_and_comes_back, clock=MockClock(autojump_threshold=0))
-    assert told.startswith("True "), told
-    assert "in sync" not in told
+        status = trio.run(one_goes_and_comes_back, clock=MockClock(autojump_threshold=0))
+    assert status.startswith("True "), status
+    assert "in sync" not in status

@@ -7,8 +7,8 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def no_garbage_is_looked_for() -> Iterator[None]:
-    """A run makes little, and looking for it among all modules is a tenth of its time."""
+def no_garbage_collection() -> Iterator[None]:
+    """A run makes little garbage, and a collection that includes all modules costs a tenth of its time."""
     gc.disable()
     yield
     gc.enable()

@@ -17,7 +17,7 @@ from tests.sim.campaign import Outcome, Totals, run_campaign
 from tests.sim.keeping import line_of
 from tests.sim.nemesis import Fault, plan_of
 from tests.sim.run import run_seed
-from tests.sim.sometimes import ENOUGH_RUNS, ROOMS, Room, missing
+from tests.sim.sometimes import ENOUGH_RUNS, EVENT_GROUPS, EventGroup, missing
 from tests.sim.summary import as_json, percentile, show
 
 
@@ -30,7 +30,7 @@ def quiet() -> Iterator[None]:
 
 def everything() -> Counter[str]:
     """All that should be seen."""
-    return Counter({f"{room.title}: {name}": 1 for room in ROOMS for name in room.names})
+    return Counter({f"{group.title}: {name}": 1 for group in EVENT_GROUPS for name in group.names})
 
 
 def totals_of(seen: Counter[str], *, runs: int = 1, violation: str = "", seed: int = 1) -> Totals:
@@ -40,30 +40,30 @@ def totals_of(seen: Counter[str], *, runs: int = 1, violation: str = "", seed: i
     return totals
 
 
-def asked(monkeypatch: pytest.MonkeyPatch, totals: Totals, *words: str) -> Any:
+def run_command(monkeypatch: pytest.MonkeyPatch, totals: Totals, *words: str) -> Any:
     """`./run sim` with those words, when the campaign comes to that."""
     monkeypatch.setattr(command, "run_campaign", lambda *given, **named: totals)
     return CliRunner().invoke(command.app, words)
 
 
 def test_a_group_names_events_that_were_never_seen_and_those_that_need_not_be() -> None:
-    room = Room("answer", ("BUSY", "FENCED", "INTERNAL"), {"INTERNAL": "it is a bug"})
-    assert room.missing(Counter({"answer: BUSY": 3})) == ["answer: FENCED"]
+    group = EventGroup("answer", ("BUSY", "FENCED", "INTERNAL"), {"INTERNAL": "it is a bug"})
+    assert group.missing(Counter({"answer: BUSY": 3})) == ["answer: FENCED"]
     with pytest.raises(ValueError, match=r"nothing is called \['LATE'\]"):
-        Room("answer", ("BUSY",), {"LATE": "it never was"})
+        EventGroup("answer", ("BUSY",), {"LATE": "it never was"})
 
 
 def test_whatever_is_counted_in_a_room_is_on_its_list() -> None:
     """A name that the list does not have is a slip, or a branch that nobody demands."""
     seen = run_campaign(1, 10, processes=1).sometimes
     known = everything()
-    rooms = {room.title for room in ROOMS if room.title not in ("writer", "reader", "visitor")}
-    assert {name for name in seen if name.partition(": ")[0] in rooms} <= known.keys()
+    groups = {group.title for group in EVENT_GROUPS if group.title not in ("writer", "reader", "visitor")}
+    assert {name for name in seen if name.partition(": ")[0] in groups} <= known.keys()
     assert len([name for name in seen if name in known]) > 40
 
 
 def test_every_exemption_has_its_reason() -> None:
-    assert all(len(why) > 10 for room in ROOMS for why in room.exempt.values())
+    assert all(len(why) > 10 for group in EVENT_GROUPS for why in group.exempt.values())
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_how_a_campaign_ends(
 ) -> None:
     totals = totals_of(seen, runs=runs, violation=violation)
     totals.differed = differed
-    done = asked(monkeypatch, totals)
+    done = run_command(monkeypatch, totals)
     assert done.exit_code == code, done.output
     assert ("never seen in" in done.output) == bool(missing(seen))
 
@@ -94,7 +94,7 @@ def test_what_fails_is_made_small_said_and_kept(monkeypatch: pytest.MonkeyPatch,
     with planted("acknowledge_before_sync"):
         seed = next(seed for seed in range(1, 20) if run_seed(seed).oracle == "O1")
         totals = totals_of(Counter(), violation="O1: lost", seed=seed)
-        done = asked(monkeypatch, totals, "--keep", str(tmp_path / "out"))
+        done = run_command(monkeypatch, totals, "--keep", str(tmp_path / "out"))
         assert done.exit_code == 1
         kept: dict[str, Any] = json.loads((tmp_path / "out" / f"seed-{seed}.json").read_text())
         assert kept["again"] in done.output.replace("\n", "")

@@ -51,7 +51,7 @@ def found_in_another_order(history: History) -> None:
 
 def shown_and_not_found(history: History) -> None:
     (first,) = _line(history, 1)
-    history.showed("a", [first])
+    history.returned("a", [first])
     history.took_over("a", 2, [])
 
 
@@ -83,7 +83,7 @@ def refused_for_room_that_is_there(history: History) -> None:
 
 def acknowledged_after_its_file_was_removed(history: History) -> None:
     one = machine()
-    one.told_at_most["a", "one"] = 5
+    one.reportable_max["a", "one"] = 5
     history.bench.acknowledged_bytes(one, "a", "one", 6)
 
 

@@ -12,7 +12,7 @@ from dos_server.core.server import ServerCore
 from tests.sim import hunt
 from tests.sim.bugs import BUGS
 from tests.sim.campaign import digest_elsewhere, run_batch
-from tests.sim.engine.chance import Chance
+from tests.sim.engine.random_streams import RandomStreams
 from tests.sim.keeping import line_of
 from tests.sim.nemesis import ALL_KINDS, has_troubles, plan_of
 from tests.sim.oracles import without
@@ -106,7 +106,7 @@ def test_every_kind_of_fault_is_planned_sometimes() -> None:
 
 def test_troubles_of_disks_come_about_and_not_only_into_plans() -> None:
     """Each has happened to a call of the disk, and servers could not start for some."""
-    runs = islice((seed for seed in count(1) if has_troubles(Chance(seed))), 40)
+    runs = islice((seed for seed in count(1) if has_troubles(RandomStreams(seed))), 40)
     seen = sum((run_seed(seed).history.sometimes for seed in runs), Counter[str]())
     came = {name.removeprefix("disk: ").split(" from ")[0] for name in seen if name.startswith("disk: ")}
     assert came == {"EMFILE", "EACCES", "EIO", "ENOSPC", "short write", "directory removed"}

@@ -9,13 +9,13 @@ import pytest
 from tests.sim import hunt
 from tests.sim.bugs import BUGS
 from tests.sim.campaign import digest_elsewhere
-from tests.sim.engine.chance import Chance
+from tests.sim.engine.random_streams import RandomStreams
 from tests.sim.run import run_seed
 from tests.sim.store.alone import machine
 from tests.sim.visitors import LOOSE
 from tests.sim.visitors.crowd import has_visitors
 
-SEEDS = [seed for seed in range(1, 400) if has_visitors(Chance(seed))][:8]
+SEEDS = [seed for seed in range(1, 400) if has_visitors(RandomStreams(seed))][:8]
 FOUND_SOON = {
     "version_0_tells_written_as_synced": 40,
     "streams_lock_nothing": 5,
@@ -49,12 +49,12 @@ def test_what_damage_has_taken_from_a_file_is_not_missed_again_when_its_server_t
     one = machine()
     file = one.loose["f"]
     file.streamed(bytes(30))
-    file.told(30, 30)
-    one.damaged[file.path], one.told[LOOSE, "f"] = True, 0
-    file.told(0, 0)
-    assert one.told[LOOSE, "f"] == 0
-    file.told(20, 20)
-    assert one.told[LOOSE, "f"] == 20
+    file.reported(30, 30)
+    one.damaged[file.path], one.reported[LOOSE, "f"] = True, 0
+    file.reported(0, 0)
+    assert one.reported[LOOSE, "f"] == 0
+    file.reported(20, 20)
+    assert one.reported[LOOSE, "f"] == 20
 
 
 def test_a_run_with_visitors_is_the_same_in_another_process() -> None:

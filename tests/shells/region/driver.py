@@ -31,7 +31,7 @@ class Overheard(RegionShell):
     """The shell, whose record is kept."""
 
     def __init__(self, driver: "Driver", spec: RegionSpec) -> None:
-        super().__init__(spec, driver.told)
+        super().__init__(spec, driver.on_event)
         self._driver = driver
 
     def _handle(self, event: Event) -> None:
@@ -75,7 +75,7 @@ class Driver(RegionProcess):
         self.note(f"ends: {self.end.state.name}, {self.end.reason}")
         self.region.driver_ended(self.end)
 
-    def told(self, event: RegionEvent) -> None:
+    def on_event(self, event: RegionEvent) -> None:
         """As the shell tells its observer."""
         if isinstance(event, StateChanged):
             self.region.saw(f"region: {event.state.name}")

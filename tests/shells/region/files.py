@@ -47,13 +47,13 @@ def check_files(region: "ShellRegion", audit: "Auditor") -> None:
 
 
 def _check(region: "ShellRegion", cut: Cut, worker: int, files: dict[str, bytes]) -> None:
-    shown = Counter(map(tuple, region.output.upto(cut, worker, "rows")))
+    output = Counter(map(tuple, region.output.upto(cut, worker, "rows")))
     written = Counter(tuple(line.split("\t")) for line in files.get("rows", b"").decode().splitlines())
     counts = {name: int.from_bytes(data) for name, data in files.items() if name != "rows"}
-    expected = Counter(f"counts/{word}" for word, _ in shown.elements())
-    if written != shown or counts != expected:
+    expected = Counter(f"counts/{word}" for word, _ in output.elements())
+    if written != output or counts != expected:
         raise ViolationError(
             "O7",
             f"cut {cut.cut} restores worker {worker} with files of {written.total()} rows, counts {counts};"
-            f" it had shown {shown.total()}",
+            f" it had shown {output.total()}",
         )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from checkpoint.core.coordinator_vocabulary import CutWanted, ResetWanted, StopWanted
 from tests.shells import nemesis as store
 from tests.shells.region.process import RegionProcess
-from tests.sim.engine.chance import Chance
+from tests.sim.engine.random_streams import RandomStreams
 from tests.sim.nemesis.fault import Fault
 from tests.sim.nemesis.regions import MOMENTS
 
@@ -126,7 +126,7 @@ def bad_row(cluster: "Cluster", fault: Fault, rng: Random) -> None:
     region.broken = region.made
 
 
-def ask(cluster: "Cluster", fault: Fault, rng: Random) -> None:
+def user_request(cluster: "Cluster", fault: Fault, rng: Random) -> None:
     """A user asks for a cut, a reset, or the end; who stopped it starts it again."""
     driver = _driver(cluster, rng)
     if driver is not None:
@@ -161,17 +161,17 @@ KINDS: Final[dict[str, Kind]] = {
     kind.__name__: kind
     for kind in (
         *(kill_worker, power_cut_worker, kill_driver, power_cut_driver, second_driver, zombie_worker),
-        *(cancel_process, kill_at_a_step, reset_link, stall_link, no_quorum, bad_row, ask),
+        *(cancel_process, kill_at_a_step, reset_link, stall_link, no_quorum, bad_row, user_request),
         *(store.kill_server, store.power_cut, store.power_cut_midway, store.reset, store.slow_network),
         *(store.slow_disk, store.full_disk, store.sync_error, store.power_cut_all),
     )
 }
 
 
-def plan(chance: Chance, seconds: float) -> list[Fault]:
+def plan(streams: RandomStreams, seconds: float) -> list[Fault]:
     """The faults of a run that lasts so long; most of the kinds are off. They are few: a region needs some
     time to come to where the next one hurts."""
-    rng = chance.nemesis
+    rng = streams.nemesis
     on = [kind for kind in KINDS if rng.random() < 0.35] or [rng.choice(list(KINDS))]
     pace = rng.choice([0.4, 0.8, 1.6])
     faults: list[Fault] = []
@@ -179,7 +179,7 @@ def plan(chance: Chance, seconds: float) -> list[Fault]:
     while (at := at + rng.expovariate(pace)) < seconds:
         number = len(faults)
         length = rng.choice([0.1, 0.3, 1.0, 3.0]) * (0.5 + rng.random())
-        faults.append(Fault(number, at, rng.choice(on), length, f"{chance.seed}/fault/{number}"))
+        faults.append(Fault(number, at, rng.choice(on), length, f"{streams.seed}/fault/{number}"))
     return faults
 
 

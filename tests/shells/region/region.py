@@ -159,13 +159,13 @@ class ShellRegion:
         """What contradicts a promise ends the run, wherever it shows."""
         self.cluster.guarded(call, *args)
 
-    def circuit_failed(self, told: CircuitFailed) -> None:
-        if told.kind == "operator" and "a row cannot be read" in told.message:
+    def circuit_failed(self, failure: CircuitFailed) -> None:
+        if failure.kind == "operator" and "a row cannot be read" in failure.message:
             self.saw("a row failed")
-        elif told.message.startswith("SinkFencedError") and told.incarnation < max(self.record.opened):
+        elif failure.message.startswith("SinkFencedError") and failure.incarnation < max(self.record.opened):
             self.saw("a worker left over found its output taken")
         else:
-            raise ViolationError("O7", f"a circuit failed ({told.kind}): {told.message}")
+            raise ViolationError("O7", f"a circuit failed ({failure.kind}): {failure.message}")
 
     # Drivers and workers
 

@@ -30,7 +30,7 @@ class Viewer(RegionProcess):
 
     def __init__(self, region: "ShellRegion", name: str) -> None:
         super().__init__(region, name)
-        self.shown: dict[str, list[tuple[int, list[list[str]]]]] = {}
+        self.read: dict[str, list[tuple[int, list[list[str]]]]] = {}
 
     async def work(self) -> None:
         region = self.region
@@ -41,17 +41,17 @@ class Viewer(RegionProcess):
                 async with open_store(self.cluster.url, client=self.name) as store:
                     for sink in logs:
                         steps = await read_all(store, region.spec.name, sink)
-                        self._look(sink, steps)
+                        self._compare(sink, steps)
             except NoOutputError:
                 region.saw("viewer: nothing yet")
             except DosError as error:
                 region.saw(f"viewer: {type(error).__name__}")
 
-    def _look(self, sink: str, steps: Sequence[StepRows]) -> None:
+    def _compare(self, sink: str, steps: Sequence[StepRows]) -> None:
         """O3 of outputs. Raises ViolationError."""
         workers = range(self.region.spec.workers)
         found = [(step.step, [row for worker in workers for row in of_step(step, worker)]) for step in steps]
-        known = self.shown.setdefault(sink, [])
+        known = self.read.setdefault(sink, [])
         if found[: len(known)] != known:
             different = next((one for one, other in zip(known, found, strict=False) if one != other), None)
             raise ViolationError(
@@ -59,7 +59,7 @@ class Viewer(RegionProcess):
             )
         if len(found) > len(known):
             self.region.saw("viewer saw more")
-        self.shown[sink] = found
+        self.read[sink] = found
 
 
 class Asker(RegionProcess):

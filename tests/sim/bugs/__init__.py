@@ -16,7 +16,7 @@ from tests.sim.bugs.catalogue import BUGS, Bug
 
 __all__ = ["BUGS", "ROOMS", "Bug", "planted"]
 
-ROOMS = (disk, troubles, claims, journal, membership, regions, visitors)
+MODULES = (disk, troubles, claims, journal, membership, regions, visitors)
 
 
 @contextmanager

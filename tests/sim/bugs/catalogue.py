@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tests.sim.engine.chance import Chance
+from tests.sim.engine.random_streams import RandomStreams
 
 Patch = tuple[Any, str, Any]
 
@@ -16,7 +16,7 @@ class Bug:
     name: str
     breaks: str
     patches: Callable[[], list[Patch]]
-    where: Callable[[Chance], bool] | None = None
+    where: Callable[[RandomStreams], bool] | None = None
     """The seeds that may show it, when only some can."""
 
 
@@ -24,7 +24,7 @@ BUGS: Final[dict[str, Bug]] = {}
 
 
 def bug(
-    breaks: str, where: Callable[[Chance], bool] | None = None
+    breaks: str, where: Callable[[RandomStreams], bool] | None = None
 ) -> Callable[[Callable[[], list[Patch]]], Callable[[], list[Patch]]]:
     def keep(patches: Callable[[], list[Patch]]) -> Callable[[], list[Patch]]:
         name = patches.__name__

@@ -65,7 +65,7 @@ def superseded_writers_have_two_seconds() -> list[Patch]:
     def leased(self: Claims | Appends, session: Any, directory: DirectoryState) -> bool:
         return session.wrote and self._tables.now < getattr(directory, "lease_until", 0.0)
 
-    def hears(self: Appends, session: Any, directory: DirectoryState) -> bool:
+    def may_receive(self: Appends, session: Any, directory: DirectoryState) -> bool:
         return may_receive_acks(self, session, directory) or (
             not session.closed and leased(self, session, directory)
         )
@@ -81,7 +81,7 @@ def superseded_writers_have_two_seconds() -> list[Patch]:
                 leased(self, session, directory) or may_write(self, session, directory, request_id)
             ),
         ),
-        (Appends, "may_receive_acks", hears),
+        (Appends, "may_receive_acks", may_receive),
     ]
 
 

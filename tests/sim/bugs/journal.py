@@ -7,11 +7,10 @@ from dos_client.core.quorum import Quorums
 from dos_protocol.vocabulary import DirectoryOpened, ObjectInfo
 from journal import ChainWriter
 from journal.core import chain as chain_core
-from journal.core import read_walk as look
-from journal.core import walk
+from journal.core import read_walk, walk
 from journal.core.segment import SegmentStart, parse_segment_name
 from tests.sim.bugs.catalogue import Patch, bug
-from tests.sim.store import looking
+from tests.sim.store import sim_store
 from tests.sim.store.claim import SimClaim, SimWriter
 from tests.sim.store.member import Link
 
@@ -37,7 +36,7 @@ def _believed(opened: DirectoryOpened) -> DirectoryOpened:
 
 @bug("R4, row 11")
 def damaged_copies_have_answered() -> list[Patch]:
-    member_claimed, view_of = SimClaim.member_claimed, looking.view_of
+    member_claimed, view_of = SimClaim.member_claimed, sim_store.view_of
     return [
         (
             SimClaim,
@@ -45,7 +44,7 @@ def damaged_copies_have_answered() -> list[Patch]:
             lambda self, link, opened: member_claimed(self, link, _believed(opened)),
         ),
         (
-            looking,
+            sim_store,
             "view_of",
             lambda directory, record, opened, errors: view_of(
                 directory, record, {one: _believed(answer) for one, answer in opened.items()}, errors
@@ -57,10 +56,10 @@ def damaged_copies_have_answered() -> list[Patch]:
 @bug("R4, row 20")
 def sizes_are_read_before_the_claim() -> list[Patch]:
     """A take-over goes by what the members said when they were looked at."""
-    look, member_claimed = looking.SimStore.inspect, SimClaim.member_claimed
+    inspect, member_claimed = sim_store.SimStore.inspect, SimClaim.member_claimed
 
-    async def looked(self: looking.SimStore, directory: str, **how: Any) -> Any:
-        self.seen = await look(self, directory, **how)  # type: ignore[attr-defined]
+    async def inspected(self: sim_store.SimStore, directory: str, **how: Any) -> Any:
+        self.seen = await inspect(self, directory, **how)  # type: ignore[attr-defined]
         return self.seen  # type: ignore[attr-defined]
 
     def claimed(self: SimClaim, link: Any, opened: DirectoryOpened) -> None:
@@ -70,7 +69,7 @@ def sizes_are_read_before_the_claim() -> list[Patch]:
         if before is not None and link.server_id in self.answers:
             self.answers[link.server_id] = dict(before)
 
-    return [(looking.SimStore, "inspect", looked), (SimClaim, "member_claimed", claimed)]
+    return [(sim_store.SimStore, "inspect", inspected), (SimClaim, "member_claimed", claimed)]
 
 
 @bug("R6")
@@ -184,7 +183,7 @@ def readers_are_shown_everything() -> list[Patch]:
         del quorums, claims, filled
         return int(seen.longest)
 
-    return [(look, "held_by_quorum", held)]
+    return [(read_walk, "held_by_quorum", held)]
 
 
 @bug("R16")

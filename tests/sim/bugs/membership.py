@@ -15,16 +15,16 @@ from dos_protocol.store_record import StoreRecord
 from dos_server import side_files
 from dos_server.core.greetings import Greetings
 from tests.sim.bugs.catalogue import Patch, bug
-from tests.sim.engine.chance import Chance
+from tests.sim.engine.random_streams import RandomStreams
 from tests.sim.membership.kind import has_operator
 from tests.sim.nemesis import plan
 
 
-def _has(*kinds: str) -> Callable[[Chance], bool]:
+def _has(*kinds: str) -> Callable[[RandomStreams], bool]:
     """Runs with an operator in which one of those happens."""
 
-    def has(rng: Chance) -> bool:
-        return has_operator(rng) and any(fault.kind in kinds for fault in plan(Chance(rng.seed)))
+    def has(rng: RandomStreams) -> bool:
+        return has_operator(rng) and any(fault.kind in kinds for fault in plan(RandomStreams(rng.seed)))
 
     return has
 

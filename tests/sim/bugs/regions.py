@@ -29,8 +29,8 @@ from journal import ORIGIN, LostBytesError, take_over
 from journal.core.trimming import below
 from journal.core.walk import TakeOver
 from tests.sim.bugs.catalogue import Patch, bug
-from tests.sim.regions.life import Life
 from tests.sim.regions.region import has_region
+from tests.sim.regions.worker_incarnation import WorkerIncarnation
 from tests.sim.store.claim import SimWriter
 
 of_regions = partial(bug, where=has_region)
@@ -183,7 +183,7 @@ def votes_of_any_incarnation() -> list[Patch]:
 @of_regions("row 35: a marker of a cut that was taken is a cut again")
 def old_markers_count() -> list[Patch]:
     return [
-        (barrier, "cut_of_step", lambda asked, last_cut: max(asked, default=0)),
+        (barrier, "cut_of_step", lambda requested, last_cut: max(requested, default=0)),
         (Schedule, "step_aligned", _always_aligned),
     ]
 
@@ -200,7 +200,7 @@ def frames_of_any_incarnation() -> list[Patch]:
     ends with its incarnation brings nothing of it to the next, and frames say which they are of."""
     admits, take = IncomingFrames.admits, IncomingFrames.take
 
-    async def hear(self: Life, channel: Any, hello: Any) -> None:
+    async def serve_peer(self: WorkerIncarnation, channel: Any, hello: Any) -> None:
         if self.over or not self._channels.admits(hello.worker, hello.incarnation):
             channel.close()
             return
@@ -208,17 +208,17 @@ def frames_of_any_incarnation() -> list[Patch]:
         try:
             while True:
                 frame = await channel.receive()
-                life = worker.life
-                assert life is not None
-                shown = life._channels.take(hello.worker, frame)
-                worker.shared.peers_at = max(worker.shared.peers_at, life._channels.peers_at)
-                if shown is not None:
-                    worker.inbox.put(Arrived(life.number, shown))
+                incarnation = worker.incarnation
+                assert incarnation is not None
+                arrived = incarnation._channels.take(hello.worker, frame)
+                worker.shared.peers_at = max(worker.shared.peers_at, incarnation._channels.peers_at)
+                if arrived is not None:
+                    worker.inbox.put(Arrived(incarnation.number, arrived))
         except DosError:
             channel.close()
 
     return [
-        (Life, "hear", hear),
+        (WorkerIncarnation, "serve_peer", serve_peer),
         (IncomingFrames, "admits", lambda self, peer, incarnation: admits(self, peer, self.incarnation)),
         (
             IncomingFrames,
@@ -272,13 +272,13 @@ def fenced_drivers_commit() -> list[Patch]:
     original = ManifestLog.append
 
     async def append(self: ManifestLog, order: Any) -> None:
-        emit, told = self._emit, list[Any]()
-        self._emit = told.append
+        emit, emitted = self._emit, list[Any]()
+        self._emit = emitted.append
         try:
             await original(self, order)
         finally:
             self._emit = emit
-        for event in told:
+        for event in emitted:
             emit(CutAppended(order.cut) if isinstance(event, ManifestLost) else event)
 
     return [(ManifestLog, "append", append)]
@@ -313,9 +313,9 @@ def barrier_overtakes_data() -> list[Patch]:
         else:
             data(self, sender, step, seq, item)
 
-    def late_end(self: Alignment[Any], sender: int, step: int, seq: int, **asked: Any) -> None:
+    def late_end(self: Alignment[Any], sender: int, step: int, seq: int, **requested: Any) -> None:
         if step >= self.step:
-            step_end(self, sender, step, seq, **asked)
+            step_end(self, sender, step, seq, **requested)
 
     def only_some(self: Alignment[Any]) -> list[int]:
         late = missing(self)

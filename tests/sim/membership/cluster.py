@@ -17,17 +17,17 @@ from dos_protocol.names import id_text
 from dos_protocol.store_record import StoreRecord, claims_needed
 from tests.sim.engine.guest import scheduled_by
 from tests.sim.engine.trace import Trace
-from tests.sim.membership.jobs import Job, Operator, UnmendableError
+from tests.sim.membership.jobs import Job, Operator, UnrepairableError
 from tests.sim.oracles.accepted import Loss
 from tests.sim.oracles.members import check_copies, check_records
-from tests.sim.oracles.mended import check_mended
 from tests.sim.oracles.oracle import ViolationError
+from tests.sim.oracles.repaired import check_repaired
 from tests.sim.run import Cluster
 from tests.sim.store.server import Machine
 from tests.sim.store.shells import ShellReader, ShellWriter
 
 SPARES = 3
-UNMENDABLE_TIMES = 3
+UNREPAIRABLE_TIMES = 3
 """So often a repair says that it can do nothing before a person believes it."""
 PERSON_S = 0.4
 """How often the person looks, about."""
@@ -52,7 +52,7 @@ class MembershipCluster(Cluster):
         self._operators = 0
         super().__init__(seed, trace)
         self.spares = [
-            Machine(self.world, self.network, f"s{number}", self.rng.stream(f"machine {number}"))
+            Machine(self.env, self.network, f"s{number}", self.rng.stream(f"machine {number}"))
             for number in range(len(self.machines), len(self.machines) + SPARES)
         ]
         for spare in self.spares:
@@ -63,7 +63,7 @@ class MembershipCluster(Cluster):
         self._person = self.rng.stream("person")
         self._ports = ExitStack()
         self._ports.enter_context(scheduled_by(self.rng.stream("tasks")))
-        self._look_after()
+        self._supervise_jobs()
 
     # Clients
 
@@ -197,7 +197,7 @@ class MembershipCluster(Cluster):
                 machine.start()
             self.begin(Job("recover", new=self.spares[0] if self.spares and rng.random() < 0.7 else None))
 
-        self.world.after(rng.choice([0.0, 0.5, 1.5]), self.unless_healed(lose))
+        self.env.after(rng.choice([0.0, 0.5, 1.5]), self.unless_healed(lose))
 
     def _sound_members(self) -> list[Machine]:
         """The members, when nobody changes them and none is lost; else none."""
@@ -207,7 +207,7 @@ class MembershipCluster(Cluster):
         whole = len(members) == len(self.record.members) == len(self.record.voters)
         return members if whole and len(self.history.starts) >= len(self.directories) else []
 
-    def _told_of_loss(self) -> None:
+    def _record_loss(self) -> None:
         """Without confirmation nothing is done, and the command prints what is left."""
         loss = self.history.loss
         if loss is None or loss.bytes:
@@ -231,7 +231,7 @@ class MembershipCluster(Cluster):
         self._operators += 1
         name = f"op{self._operators}"
         self.history.sometimes["operator begins again" if job.tries else f"operator begins: {job.what}"] += 1
-        return Operator(self.network, name, self.url, job, self.rng.stream(name), self._told)
+        return Operator(self.network, name, self.url, job, self.rng.stream(name), self._operator_ended)
 
     def replacement(self, rng: Random) -> Job | None:
         """Who is to be replaced, by which server; None when nobody, or nobody is left to do it with."""
@@ -284,7 +284,7 @@ class MembershipCluster(Cluster):
         super().end()
         self._ports.close()
 
-    def _look_after(self) -> None:
+    def _supervise_jobs(self) -> None:
         """What is begun is tried again; after the heal, what was lost is replaced and all copies are
         repaired."""
         for job in self.jobs:
@@ -303,7 +303,7 @@ class MembershipCluster(Cluster):
                     self.victim.disk.forget_cache(path)
                 job = self.closing = Job("repair")
             self.begin(job)
-        self.world.after(PERSON_S * (0.5 + self._person.random()), self._look_after)
+        self.env.after(PERSON_S * (0.5 + self._person.random()), self._supervise_jobs)
 
     def _give_up_adding(self, job: Job) -> None:
         """While one is added all are needed, and one is lost: that one is replaced first, as the command
@@ -314,14 +314,14 @@ class MembershipCluster(Cluster):
         if replacement is not None:
             self.begin(replacement)
 
-    def _told(self, operator: Operator, error: DosError | None) -> None:
+    def _operator_ended(self, operator: Operator, error: DosError | None) -> None:
         job = operator.job
         if error is not None:
             job.last_error = str(error)
             self.note(operator.name, f"{type(error).__name__}: {error}")
             self.history.sometimes[f"operator: {type(error).__name__}"] += 1
             word = job.word
-            if isinstance(error, UnmendableError) and self.healed:
+            if isinstance(error, UnrepairableError) and self.healed:
                 self._give_up_copies(job)
             if job.what == "recover" and self._answered(job, error):
                 return
@@ -346,8 +346,8 @@ class MembershipCluster(Cluster):
 
     def _give_up_copies(self, job: Job) -> None:
         """All are available, but a copy cannot be repaired: what only it had is given up, by a decision."""
-        job.unmendable += 1
-        if job.unmendable % UNMENDABLE_TIMES or self.lost:
+        job.unrepairable += 1
+        if job.unrepairable % UNREPAIRABLE_TIMES or self.lost:
             return
         if job is self.closing:
             job.given_up, self.closing = True, None
@@ -357,7 +357,7 @@ class MembershipCluster(Cluster):
         """What a person makes of a refused `recover`; whether that is all."""
         if "run the command again with --accept-loss" in error.remedy:
             self.history.sometimes["operator: refused without --accept-loss"] += 1
-            self._told_of_loss()
+            self._record_loss()
             job.word = True
             return True
         if isinstance(error, ReplacementError) and "nothing to recover" in str(error):
@@ -381,7 +381,7 @@ class MembershipCluster(Cluster):
         check_records(self.machines)
         check_copies(self, record)
         if job is self.closing:
-            check_mended(self)
+            check_repaired(self)
         for machine, was in list(self.lost.items()):
             if record.member(was) is None:
                 del self.lost[machine]

@@ -34,7 +34,7 @@ class Job:
     done: bool = False
     given_up: bool = False
     tries: int = 0
-    unmendable: int = 0
+    unrepairable: int = 0
     """How often it said that a copy is damaged, and stays so."""
     last_error: str = ""
     record: StoreRecord | None = None
@@ -64,7 +64,7 @@ async def _recover(job: Job, url: str) -> StoreRecord:
     return (await recover_store(url, accept_loss=job.word, new=new)).record
 
 
-class UnmendableError(DosError):
+class UnrepairableError(DosError):
     """Copies are damaged, and the members, all there, have nothing that may take their place."""
 
 
@@ -74,7 +74,9 @@ async def _repair(job: Job, url: str) -> StoreRecord:
         report = await repair_store(store, read=True)
         given_up = [one for one in report.repairs if one.verdict is CopyState.DAMAGED and not one.repairable]
         if given_up and not report.unavailable:
-            raise UnmendableError("; ".join(f"{one.name} on {one.address}: {one.reason}" for one in given_up))
+            raise UnrepairableError(
+                "; ".join(f"{one.name} on {one.address}: {one.reason}" for one in given_up)
+            )
         if not _all_well(report):
             raise DosError(
                 f"{len(report.repairs)} copies to repair, unavailable: {sorted(report.unavailable)}"
@@ -107,20 +109,20 @@ class Operator(Client):
         url: str,
         job: Job,
         rng: Random,
-        told: "Callable[[Operator, DosError | None], None]",
+        on_end: "Callable[[Operator, DosError | None], None]",
     ) -> None:
         super().__init__(network, name, rng)
         self.job = job
         self._url = url
-        self._told = told
+        self._on_end = on_end
         job.tries += 1
         job.operators.append(self)
-        self.live(self._live)
+        self.begin(self._work)
 
-    async def _live(self) -> None:
+    async def _work(self) -> None:
         error: DosError | None = None
         try:
             self.job.record = await COMMANDS[self.job.what](self.job, self._url)
         except DosError as refused:
             error = refused
-        self._told(self, error)
+        self._on_end(self, error)

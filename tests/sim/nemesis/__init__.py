@@ -13,7 +13,7 @@ from random import Random
 from typing import TYPE_CHECKING, Final
 
 from tests.sim.conditions import changed, conditions
-from tests.sim.engine.chance import Chance
+from tests.sim.engine.random_streams import RandomStreams
 from tests.sim.membership.kind import has_operator
 from tests.sim.nemesis import clients, disks, machines, membership, paths, peers, rot, scripts, troubles
 from tests.sim.nemesis.fault import Fault, Kind
@@ -111,16 +111,16 @@ _SCRIPTED: Final = 0.5
 """The part of the seeds that is about scripts."""
 
 
-def safety_s(chance: Chance) -> float:
+def safety_s(streams: RandomStreams) -> float:
     """For how long faults strike, in virtual seconds. A region needs some for a cut, and for a reset."""
-    return 11.0 if has_region(chance) else 8.0
+    return 11.0 if has_region(streams) else 8.0
 
 
-def plan(chance: Chance) -> list[Fault]:
+def plan(streams: RandomStreams) -> list[Fault]:
     """The faults of a run."""
-    rng, seconds = chance.nemesis, safety_s(chance)
+    rng, seconds = streams.nemesis, safety_s(streams)
     scripted = rng.random() < _SCRIPTED
-    weights = _of_operators(rng) if has_operator(chance) else _weights(rng, scripted=scripted)
+    weights = _of_operators(rng) if has_operator(streams) else _weights(rng, scripted=scripted)
     pace = rng.choice(FAULTS_MEAN) / seconds / (8 if scripted else 1)
     faults: list[Fault] = []
     at = 0.0
@@ -131,36 +131,36 @@ def plan(chance: Chance) -> list[Fault]:
         number = len(faults)
         length = rng.choice([0.01, 0.1, 0.3, 1.0, 3.0]) * (0.5 + rng.random())
         (kind,) = rng.choices(list(weights), list(weights.values()))
-        faults.append(Fault(number, at, kind, length, f"{chance.seed}/fault/{number}"))
-    if has_region(chance):
-        faults += plan_region(chance.seed, chance.stream("nemesis of the region"), seconds, len(faults))
-        faults += plan_plays(chance.seed, chance.stream("plays of the region"), seconds, len(faults))
-        faults += plan_acts(chance.seed, chance.stream("acts in the region"), seconds, len(faults))
-    faults += _rare(chance, seconds, len(faults))
-    return faults + _troubles(chance, seconds, len(faults))
+        faults.append(Fault(number, at, kind, length, f"{streams.seed}/fault/{number}"))
+    if has_region(streams):
+        faults += plan_region(streams.seed, streams.stream("nemesis of the region"), seconds, len(faults))
+        faults += plan_plays(streams.seed, streams.stream("plays of the region"), seconds, len(faults))
+        faults += plan_acts(streams.seed, streams.stream("acts in the region"), seconds, len(faults))
+    faults += _rare(streams, seconds, len(faults))
+    return faults + _troubles(streams, seconds, len(faults))
 
 
-def has_troubles(chance: Chance) -> bool:
+def has_troubles(streams: RandomStreams) -> bool:
     """Whether a run has kinds of `TROUBLES`. None with an operator: disks have fates enough there."""
-    return not has_operator(chance) and chance.stream("troubles").random() < TROUBLED_SHARE
+    return not has_operator(streams) and streams.stream("troubles").random() < TROUBLED_SHARE
 
 
-def _troubles(chance: Chance, seconds: float, first: int) -> list[Fault]:
-    if not has_troubles(chance):
+def _troubles(streams: RandomStreams, seconds: float, first: int) -> list[Fault]:
+    if not has_troubles(streams):
         return []
-    rng = chance.stream("which troubles")
+    rng = streams.stream("which troubles")
     kinds = rng.sample(list(TROUBLES), rng.randint(1, 3))
     moments = sorted(rng.uniform(0.2, seconds) for _ in range(rng.choice([2, 4, 8])))
     return [
-        Fault(number, at, rng.choice(kinds), rng.choice([0.1, 0.5, 2.0]), f"{chance.seed}/fault/{number}")
+        Fault(number, at, rng.choice(kinds), rng.choice([0.1, 0.5, 2.0]), f"{streams.seed}/fault/{number}")
         for number, at in enumerate(moments, first)
     ]
 
 
-def _rare(chance: Chance, seconds: float, first: int) -> list[Fault]:
-    if has_operator(chance):
-        return _acts(chance, seconds, first)
-    rng = chance.stream("rare faults")
+def _rare(streams: RandomStreams, seconds: float, first: int) -> list[Fault]:
+    if has_operator(streams):
+        return _acts(streams, seconds, first)
+    rng = streams.stream("rare faults")
     if rng.random() >= _RARE_SHARE:
         return []
     kind, moments = (
@@ -168,16 +168,16 @@ def _rare(chance: Chance, seconds: float, first: int) -> list[Fault]:
         sorted(rng.uniform(1.0, seconds) for _ in range(rng.randint(2, 3))),
     )
     return [
-        Fault(number, at, kind, 0.5, f"{chance.seed}/fault/{number}")
+        Fault(number, at, kind, 0.5, f"{streams.seed}/fault/{number}")
         for number, at in enumerate(moments, first)
     ]
 
 
-def _acts(chance: Chance, seconds: float, first: int) -> list[Fault]:
-    rng = chance.stream("acts of people")
+def _acts(streams: RandomStreams, seconds: float, first: int) -> list[Fault]:
+    rng = streams.stream("acts of people")
     chosen = [(rng.uniform(1.0, seconds / 2), kind) for kind in ACTS if rng.random() < _ACTS_SHARE[kind]]
     return [
-        Fault(number, at, kind, 0.5, f"{chance.seed}/fault/{number}")
+        Fault(number, at, kind, 0.5, f"{streams.seed}/fault/{number}")
         for number, (at, kind) in enumerate(chosen, first)
     ]
 
@@ -204,14 +204,14 @@ def _of_operators(rng: Random) -> dict[str, float]:
 
 def plan_of(seed: int) -> list[Fault]:
     """Return the plan of a seed alone."""
-    return plan(Chance(seed))
+    return plan(RandomStreams(seed))
 
 
 def strike(cluster: "Cluster", fault: Fault) -> None:
     """Let the fault happen."""
     cluster.note("nemesis", f"{fault} for {fault.seconds:.3f} s")
-    before = conditions(cluster) if cluster.world.trace.kept else {}
+    before = conditions(cluster) if cluster.env.trace.kept else {}
     cluster.history.sometimes[f"fault: {fault.kind}"] += 1
     ALL_KINDS[fault.kind](cluster, fault, Random(fault.seed))
-    if cluster.world.trace.kept:
+    if cluster.env.trace.kept:
         cluster.say("nemesis", f"  {changed(before, conditions(cluster))}")

@@ -4,7 +4,7 @@ clients and servers."""
 from random import Random
 from typing import TYPE_CHECKING, Final
 
-from tests.sim.engine.world import Process
+from tests.sim.engine.environment import Process
 from tests.sim.nemesis.fault import Fault
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ def pause_writer(cluster: "Cluster", fault: Fault, rng: Random) -> None:
     if living:
         writer = rng.choice(living)
         writer.pause()
-        cluster.world.after(fault.seconds, writer.resume)
+        cluster.env.after(fault.seconds, writer.resume)
 
 
 def zombie(cluster: "Cluster", fault: Fault, rng: Random) -> None:
@@ -29,7 +29,7 @@ def zombie(cluster: "Cluster", fault: Fault, rng: Random) -> None:
         writer = rng.choice(living)
         writer.pause()
         cluster.new_writer(writer.directory)
-        cluster.world.after(fault.seconds + 1.0, writer.resume)
+        cluster.env.after(fault.seconds + 1.0, writer.resume)
 
 
 def kill_writer(cluster: "Cluster", fault: Fault, rng: Random) -> None:
@@ -52,7 +52,7 @@ def hurry(cluster: "Cluster", fault: Fault, rng: Random) -> None:
     """A writer hardly pauses between appends for a moment."""
     living = cluster.living_writers()
     if living:
-        rng.choice(living).hurries_until = cluster.world.now + min(fault.seconds, 0.1)
+        rng.choice(living).hurries_until = cluster.env.now + min(fault.seconds, 0.1)
 
 
 def _clocks(cluster: "Cluster") -> list[Process]:

@@ -19,34 +19,34 @@ def slow_disk(cluster: "Cluster", fault: Fault, rng: Random) -> None:
     def restore() -> None:
         machine.slowness = 1.0
 
-    cluster.world.after(fault.seconds, restore)
+    cluster.env.after(fault.seconds, restore)
 
 
 def full_disk(cluster: "Cluster", fault: Fault, rng: Random) -> None:
     machine = rng.choice(cluster.machines)
     machine.disk.fill(rng.choice([0, 100, 2000]))
-    cluster.world.after(fault.seconds, machine.disk.free)
+    cluster.env.after(fault.seconds, machine.disk.free)
 
 
 def stalled_disk(cluster: "Cluster", fault: Fault, rng: Random) -> None:
     """A disk does nothing at all for seconds, or longer than anybody has patience."""
     machine = rng.choice(cluster.machines)
     machine.hangs = True
-    cluster.world.after(rng.choice([1.0, 3.0, 10.0, 60.0]) * (0.5 + rng.random()), machine.go_on)
+    cluster.env.after(rng.choice([1.0, 3.0, 10.0, 60.0]) * (0.5 + rng.random()), machine.go_on)
 
 
 def short_of_space(cluster: "Cluster", fault: Fault, rng: Random) -> None:
     """Room comes and goes in moments, while a writer is in a hurry: of appends under way one may fit and the
     one before it not."""
-    machine, world = rng.choice(cluster.machines), cluster.world
+    machine, env = rng.choice(cluster.machines), cluster.env
     for writer in cluster.living_writers():
-        writer.hurries_until = world.now + 0.3
+        writer.hurries_until = env.now + 0.3
     at = 0.0
     while at < 0.5:
         at += rng.expovariate(1 / 0.05)
-        world.after(at, cluster.unless_healed(partial(machine.disk.fill, rng.choice([0, 60, 200, 600]))))
+        env.after(at, cluster.unless_healed(partial(machine.disk.fill, rng.choice([0, 60, 200, 600]))))
         at += rng.choice([0.002, 0.01, 0.05])
-        world.after(at, machine.disk.free)
+        env.after(at, machine.disk.free)
 
 
 def sync_error(cluster: "Cluster", fault: Fault, rng: Random) -> None:
@@ -67,7 +67,7 @@ def write_error(cluster: "Cluster", fault: Fault, rng: Random) -> None:
 def failed_sync_then_power(cluster: "Cluster", fault: Fault, rng: Random) -> None:
     """A failed sync, a restart that finds the lost bytes in the cache, a power cut that shows they are not on
     the platters."""
-    machine, world = cluster.victim, cluster.world
+    machine, env = cluster.victim, cluster.env
     if not cluster.may_fail(machine):
         return
     machine.had_errors = True
@@ -85,8 +85,8 @@ def failed_sync_then_power(cluster: "Cluster", fault: Fault, rng: Random) -> Non
             machine.power_cut()
             down_for(cluster, machine, 0.1 * rng.random())
 
-    world.after(killed_s, cluster.unless_healed(kill))
-    world.after(cut_s, cluster.unless_healed(cut))
+    env.after(killed_s, cluster.unless_healed(kill))
+    env.after(cut_s, cluster.unless_healed(cut))
 
 
 def wipe(cluster: "Cluster", fault: Fault, rng: Random) -> None:
@@ -100,10 +100,10 @@ def wipe(cluster: "Cluster", fault: Fault, rng: Random) -> None:
 def full_at_the_start(cluster: "Cluster", fault: Fault, rng: Random) -> None:
     """The power goes while appends wait for slow syncs; when it is back there is no room for a copy of what
     is torn (case N of a start)."""
-    machine, world = rng.choice(cluster.machines), cluster.world
+    machine, env = rng.choice(cluster.machines), cluster.env
     machine.slowness = 300.0
     for writer in cluster.living_writers():
-        writer.hurries_until = world.now + 0.3
+        writer.hurries_until = env.now + 0.3
 
     def cut() -> None:
         machine.slowness = 1.0
@@ -111,6 +111,6 @@ def full_at_the_start(cluster: "Cluster", fault: Fault, rng: Random) -> None:
             machine.power_cut()
             machine.disk.fill(0)
             down_for(cluster, machine, 0.05)
-            world.after(0.3 + fault.seconds, machine.disk.free)
+            env.after(0.3 + fault.seconds, machine.disk.free)
 
-    world.after(0.1 + 0.2 * rng.random(), cluster.unless_healed(cut))
+    env.after(0.1 + 0.2 * rng.random(), cluster.unless_healed(cut))

@@ -58,7 +58,7 @@ def pause_operator(cluster: "Cluster", fault: Fault, rng: Random) -> None:
         operator.pause()
         if rng.random() < 0.5:
             town.try_job(operator.job)
-        cluster.world.after(fault.seconds + 1.0, operator.resume)
+        cluster.env.after(fault.seconds + 1.0, operator.resume)
 
 
 def second_operator(cluster: "Cluster", fault: Fault, rng: Random) -> None:
@@ -85,7 +85,7 @@ def two_replacements(cluster: "Cluster", fault: Fault, rng: Random) -> None:
         return
     town.begin(job)
     other = Job("replace", job.old, town.spares[0], alone=False)
-    cluster.world.after(rng.choice([0.0, 0.001, 0.01, 0.05]) * rng.random(), lambda: town.begin(other))
+    cluster.env.after(rng.choice([0.0, 0.001, 0.01, 0.05]) * rng.random(), lambda: town.begin(other))
 
 
 def damaged_ahead(cluster: "Cluster", fault: Fault, rng: Random) -> None:
@@ -100,7 +100,7 @@ def damaged_ahead(cluster: "Cluster", fault: Fault, rng: Random) -> None:
     for path in paths:
         cluster.network.block(path)
     for writer in writers:
-        writer.hurries_until = cluster.world.now + 1.0
+        writer.hurries_until = cluster.env.now + 1.0
 
     def strike() -> None:
         for writer in writers:
@@ -116,7 +116,7 @@ def damaged_ahead(cluster: "Cluster", fault: Fault, rng: Random) -> None:
                 rot(cluster, found[-1], rng, 0)
             down_for(cluster, machine, fault.seconds)
 
-    cluster.world.after(0.3 + fault.seconds, cluster.unless_healed(strike))
+    cluster.env.after(0.3 + fault.seconds, cluster.unless_healed(strike))
 
 
 def lose_too_many(cluster: "Cluster", fault: Fault, rng: Random) -> None:

@@ -21,14 +21,14 @@ def block(cluster: "Cluster", fault: Fault, rng: Random) -> None:
             paths += [(machine.name, client)] if ways != "to" else []
             for path in paths:
                 cluster.network.block(path)
-                cluster.world.after(fault.seconds, cluster.network.unblock, path)
+                cluster.env.after(fault.seconds, cluster.network.unblock, path)
 
 
 def slow(cluster: "Cluster", fault: Fault, rng: Random) -> None:
     machine, client = rng.choice(cluster.machines), rng.choice(cluster.client_names())
     path = rng.choice([(machine.name, client), (client, machine.name)])
     cluster.network.slow[path] = rng.choice([10.0, 100.0, 1000.0])
-    cluster.world.after(fault.seconds, cluster.network.quicken, path)
+    cluster.env.after(fault.seconds, cluster.network.quicken, path)
 
 
 def reset(cluster: "Cluster", fault: Fault, rng: Random) -> None:
@@ -43,7 +43,7 @@ def thin(cluster: "Cluster", fault: Fault, rng: Random) -> None:
     ways = [(machine.name, client), (client, machine.name)]
     for path in ways if rng.random() < 0.5 else [rng.choice(ways)]:
         cluster.network.thin[path] = 1024.0
-        cluster.world.after(fault.seconds, cluster.network.quicken, path)
+        cluster.env.after(fault.seconds, cluster.network.quicken, path)
 
 
 def bar(cluster: "Cluster", fault: Fault, rng: Random) -> None:
@@ -51,7 +51,7 @@ def bar(cluster: "Cluster", fault: Fault, rng: Random) -> None:
     client = rng.choice(cluster.client_names())
     for machine in rng.sample(cluster.machines, rng.randint(1, len(cluster.machines))):
         cluster.network.bar(client, machine.name)
-        cluster.world.after(fault.seconds, cluster.network.unbar, client, machine.name)
+        cluster.env.after(fault.seconds, cluster.network.unbar, client, machine.name)
 
 
 def zombie_connection(cluster: "Cluster", fault: Fault, rng: Random) -> None:

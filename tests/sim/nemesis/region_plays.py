@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 SHARE: Final = 0.5
 """The part of the runs with a region that has plays."""
 MOMENTS: Final = ("appends a cut", "appends a cut", "event: CutAppended", "sent: RequestCut", "sent: Start")
-_LOOK_S: Final = 0.02
+_POLL_S: Final = 0.02
 _PATIENCE_S: Final = 6.0
 
 
@@ -48,12 +48,12 @@ class Play:
 
     async def until(self, found: Callable[[], Any], patience_s: float = _PATIENCE_S) -> Any:
         """What it returns, as soon as that is something; None when it is nothing for too long."""
-        deadline = self.cluster.world.now + patience_s
-        while self.cluster.world.now < deadline:
+        deadline = self.cluster.env.now + patience_s
+        while self.cluster.env.now < deadline:
             what = found()
             if what:
                 return what
-            await self.sleep(_LOOK_S)
+            await self.sleep(_POLL_S)
         return None
 
     def driver_without_power(self) -> None:
@@ -75,20 +75,20 @@ async def reset_at_a_step(play: Play) -> None:
     moment, delay_s = play.rng.choice(MOMENTS), play.rng.choice([0.0, 0.0005, 0.002, 0.006])
     cluster = play.cluster
 
-    def ask() -> None:
+    def request() -> None:
         driver = play.region.running
         if driver is not None and not cluster.healed:
             cluster.note("nemesis", f"at {moment}: a reset is asked for")
             driver.post(ResetWanted())
 
-    play.region.at_next(moment, lambda: cluster.world.after(delay_s, ask))
+    play.region.at_next(moment, lambda: cluster.env.after(delay_s, request))
 
 
 async def claimed_at_a_cut(play: Play) -> None:
     """Who comes new holds the manifest for a while, or dies over it."""
     cluster, region, rng = play.cluster, play.region, play.rng
     moment, delay_s = rng.choice(["sent: RequestCut", "voted", "appends a cut"]), rng.choice([0.0, 0.1, 0.3])
-    lives_s = rng.choice([0.3, 0.6, 30.0])
+    survives_s = rng.choice([0.3, 0.6, 30.0])
 
     def die(driver: Driver) -> None:
         if driver.alive and not cluster.healed:
@@ -98,9 +98,9 @@ async def claimed_at_a_cut(play: Play) -> None:
     def come() -> None:
         if region.running is not None and not region.finished and not cluster.healed:
             cluster.note("nemesis", f"at {moment}: another driver comes")
-            cluster.world.after(lives_s, die, region.new_driver())
+            cluster.env.after(survives_s, die, region.new_driver())
 
-    region.at_next(moment, lambda: cluster.world.after(delay_s, come))
+    region.at_next(moment, lambda: cluster.env.after(delay_s, come))
 
 
 async def late_rows(play: Play) -> None:
@@ -148,18 +148,18 @@ async def left_behind(play: Play) -> None:
     first.die("killed")
 
 
-async def asked_at_a_start(play: Play) -> None:
+async def request_at_a_start(play: Play) -> None:
     region, rng = play.region, play.rng
     moment = rng.choice(["coordinator: OPENING to GATHERING"] * 3 + ["coordinator: GATHERING to RESTORING"])
     wanted, delay_s = rng.choice([StopWanted(), StopWanted(), ResetWanted()]), rng.choice([0.0, 0.001, 0.05])
 
-    def ask() -> None:
+    def request() -> None:
         driver = region.running
         if driver is not None and not play.cluster.healed:
             play.cluster.note("nemesis", f"at {moment}: {type(wanted).__name__}")
             driver.post(wanted)
 
-    region.at_next(moment, lambda: play.cluster.world.after(delay_s, ask))
+    region.at_next(moment, lambda: play.cluster.env.after(delay_s, request))
     if region.made:
         play.driver_without_power()
 
@@ -180,7 +180,7 @@ def _kind(play: Callable[[Play], Coroutine[Any, Any, None]]) -> Kind:
 REGION_PLAYS: Final[dict[str, Kind]] = {
     play.__name__: _kind(play) for play in (reset_at_a_step, claimed_at_a_cut, late_rows, left_behind)
 }
-REGION_ACTS: Final[dict[str, Kind]] = {asked_at_a_start.__name__: _kind(asked_at_a_start)}
+REGION_ACTS: Final[dict[str, Kind]] = {request_at_a_start.__name__: _kind(request_at_a_start)}
 _ACTS_SHARE: Final = 0.08
 
 

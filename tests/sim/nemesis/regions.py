@@ -57,7 +57,7 @@ def pause_worker(cluster: "Cluster", fault: Fault, rng: Random) -> None:
     worker = _worker(cluster, rng)
     if worker is not None:
         worker.pause()
-        cluster.world.after(fault.seconds * rng.choice([1.0, 3.0]), worker.resume)
+        cluster.env.after(fault.seconds * rng.choice([1.0, 3.0]), worker.resume)
 
 
 def zombie_worker(cluster: "Cluster", fault: Fault, rng: Random) -> None:
@@ -66,13 +66,13 @@ def zombie_worker(cluster: "Cluster", fault: Fault, rng: Random) -> None:
     if worker is None or driver is None:
         return
     worker.pause()
-    cluster.world.after(fault.seconds + rng.choice([2.0, 6.0]), worker.resume)
+    cluster.env.after(fault.seconds + rng.choice([2.0, 6.0]), worker.resume)
     if rng.random() < 0.5:
         _kill_driver(cluster, driver, power=False)
     else:
         for path in ((worker.name, driver.name), (driver.name, worker.name)):
             cluster.network.block(path)
-            cluster.world.after(fault.seconds + 6.0, lambda path=path: cluster.network.unblock(path))
+            cluster.env.after(fault.seconds + 6.0, lambda path=path: cluster.network.unblock(path))
 
 
 def kill_driver(cluster: "Cluster", fault: Fault, rng: Random) -> None:
@@ -100,14 +100,14 @@ def kill_at_a_step(cluster: "Cluster", fault: Fault, rng: Random) -> None:
             cluster.note("nemesis", f"at {moment}: {worker.name} dies")
             worker.die("killed")
 
-    region.at_next(moment, lambda: cluster.world.after(delay_s, strike))
+    region.at_next(moment, lambda: cluster.env.after(delay_s, strike))
 
 
 def pause_driver(cluster: "Cluster", fault: Fault, rng: Random) -> None:
     driver = _driver(cluster, rng)
     if driver is not None:
         driver.pause()
-        cluster.world.after(fault.seconds * rng.choice([1.0, 3.0]), driver.resume)
+        cluster.env.after(fault.seconds * rng.choice([1.0, 3.0]), driver.resume)
 
 
 def second_driver(cluster: "Cluster", fault: Fault, rng: Random) -> None:
@@ -118,7 +118,7 @@ def second_driver(cluster: "Cluster", fault: Fault, rng: Random) -> None:
         return
     if rng.random() < 0.5:
         living[-1].pause()
-        cluster.world.after(fault.seconds + 1.0, living[-1].resume)
+        cluster.env.after(fault.seconds + 1.0, living[-1].resume)
     region.new_driver()
 
 
@@ -140,7 +140,7 @@ def hold_link(cluster: "Cluster", fault: Fault, rng: Random) -> None:
     if len(names) > 1:
         here, there = rng.sample(names, 2)
         cluster.network.block((here, there))
-        cluster.world.after(
+        cluster.env.after(
             fault.seconds * rng.choice([1.0, 3.0]), lambda: cluster.network.unblock((here, there))
         )
 
@@ -152,7 +152,7 @@ def bad_row(cluster: "Cluster", fault: Fault, rng: Random) -> None:
         region.broken = True
 
 
-def ask(cluster: "Cluster", fault: Fault, rng: Random) -> None:
+def user_request(cluster: "Cluster", fault: Fault, rng: Random) -> None:
     """A user asks for a cut, a reset, or the end; who stopped it starts it again."""
     driver = _driver(cluster, rng)
     if driver is not None:
@@ -173,7 +173,7 @@ def pause_region(cluster: "Cluster", fault: Fault, rng: Random) -> None:
             _check_paused(cluster, driver)
             driver.post(PauseWanted(on=False))
 
-    cluster.world.after(fault.seconds * rng.choice([1.0, 3.0]), go_on)
+    cluster.env.after(fault.seconds * rng.choice([1.0, 3.0]), go_on)
 
 
 def _check_paused(cluster: "Cluster", driver: Driver) -> None:
@@ -203,7 +203,7 @@ REGION_KINDS: Final[dict[str, Kind]] = {
     "break_link": break_link,
     "hold_link": hold_link,
     "bad_row": bad_row,
-    "ask": ask,
+    "user_request": user_request,
     "pause_region": pause_region,
 }
 

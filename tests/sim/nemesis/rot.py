@@ -104,8 +104,8 @@ def _note(machine: "Machine", path: str, before: bytes | None) -> None:
     (A power cut from which it has not come so far yet as to write that mark anew is one of those.)"""
     if not machine.damaged.get(path, True):
         _, directory, name = path.split("/")
-        told = machine.told.get((directory, name), 0)
-        machine.told[directory, name] = min(told, len(payload_at(before, path)))
+        reported = machine.reported.get((directory, name), 0)
+        machine.reported[directory, name] = min(reported, len(payload_at(before, path)))
     machine.damaged[path] = machine.vouched(path)
 
 

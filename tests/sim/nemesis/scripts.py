@@ -23,7 +23,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from dos_protocol.store_record import claims_needed
-from tests.sim.engine.world import Signal
+from tests.sim.engine.environment import Signal
 from tests.sim.nemesis import rot
 from tests.sim.nemesis.fault import Fault, Kind
 from tests.sim.store.writer import GRANTED, RUNNING, SETTLED, Writer
@@ -58,16 +58,16 @@ class Play:
         """It dies, with its machine or alone, or sleeps and wakes up when others have moved on."""
         if self.rng.random() < 0.3:
             writer.pause()
-            self.cluster.world.after(self.rng.uniform(0.3, 3.0), writer.resume)
+            self.cluster.env.after(self.rng.uniform(0.3, 3.0), writer.resume)
         else:
             self.cluster.network.process_died(writer, power=self.rng.random() < 0.3)
             writer.kill()
 
-    def look_now(self) -> None:
+    def read_now(self) -> None:
         """Readers see what there is at this moment."""
         for reader in self.cluster.readers:
             if reader.directory == self.directory:
-                reader.look_now.set()
+                reader.read_now.set()
 
     def enter(self, seen: "list[Machine]") -> Writer:
         """A new writer, whom all others refuse."""
@@ -93,11 +93,11 @@ class Play:
 
     def hold(self, writer: Writer, machines: "list[Machine]", seconds: float) -> None:
         """What the writer sends to these machines from now on is held back, and arrives so much later."""
-        network, world = self.cluster.network, self.cluster.world
+        network, env = self.cluster.network, self.cluster.env
         for machine in machines:
             path = (writer.name, machine.name)
             network.block(path)
-            world.after(seconds, network.unblock, path)
+            env.after(seconds, network.unblock, path)
 
 
 async def reigns(play: Play) -> None:
@@ -128,7 +128,7 @@ async def _reign(play: Play) -> None:
     if not await play.wait_for(writer, stage, cut_short):
         play.dismiss(writer)
         return
-    writer.hurries_until = play.cluster.world.now + rng.choice([0.0, 0.02, 0.1])
+    writer.hurries_until = play.cluster.env.now + rng.choice([0.0, 0.02, 0.1])
     if settling_s:
         await play.sleep(settling_s)
         play.hold(writer, [one for one in seen if one not in goes_on], rng.choice([0.1, 0.5, 2.0, 9.0]))
@@ -142,12 +142,12 @@ def _meanwhile(play: Play, seen: "list[Machine]") -> None:
     rng, cluster = play.rng, play.cluster
     what = rng.random()
     if what < 0.35:
-        play.look_now()
+        play.read_now()
     elif what < 0.6:
         machine = rng.choice(seen)
         if machine.up:
             machine.power_cut() if rng.random() < 0.7 else machine.kill()
-            cluster.world.after(rng.choice([0.0, 0.05, 0.5]), machine.start)
+            cluster.env.after(rng.choice([0.0, 0.05, 0.5]), machine.start)
 
 
 async def leftovers(play: Play) -> None:
@@ -163,21 +163,21 @@ async def leftovers(play: Play) -> None:
         return
     await play.sleep(rng.choice([0.0, 0.05, 0.2]))
     play.hold(first, others, rng.choice([2.0, 9.0]))
-    first.hurries_until = cluster.world.now + rng.choice([0.05, 0.1])
+    first.hurries_until = cluster.env.now + rng.choice([0.05, 0.1])
     await play.sleep(rng.choice([0.05, 0.1, 0.3]))
     if rng.random() < 0.5:
-        play.look_now()
+        play.read_now()
         await play.sleep(rng.choice([0.05, 0.3]))
     play.dismiss(first)
     second = play.enter(others[: play.needed])
     if await play.wait_for(second, rng.choice([SETTLED, RUNNING, RUNNING]), lambda: None):
         await play.sleep(rng.choice([0.0, 0.02, 0.1, 0.3]))
-        play.look_now()
+        play.read_now()
         await play.sleep(rng.choice([0.0, 0.1]))
     play.dismiss(second)
     third = play.enter([*few, *rng.sample(others, play.needed - len(few))])
     await play.wait_for(third, RUNNING, lambda: None)
-    play.look_now()
+    play.read_now()
     for machine in cluster.machines:
         cluster.network.unbar(third.name, machine.name)
 
@@ -194,7 +194,7 @@ async def late_syncs(play: Play) -> None:
     slowness = rng.choice([30.0, 100.0, 400.0])
     for machine in late:
         machine.slowness = slowness
-    first.hurries_until = cluster.world.now + 0.1
+    first.hurries_until = cluster.env.now + 0.1
     await play.sleep(rng.choice([0.02, 0.1, 0.3]))
     second = play.enter(rng.sample(cluster.machines, play.needed))
     await play.wait_for(second, rng.choice([GRANTED, RUNNING]), lambda: None)
@@ -227,10 +227,10 @@ async def old_claims(play: Play) -> None:
         cluster.network.bar(second.name, machine.name)
         if machine.up:
             machine.power_cut() if rng.random() < 0.6 else machine.kill()
-        cluster.world.after(rng.choice([0.0, 0.05]), machine.start)
+        cluster.env.after(rng.choice([0.0, 0.05]), machine.start)
     for machine in fallen:
         cluster.network.unblock((machine.name, first.name))
-    first.hurries_until = cluster.world.now + 0.1
+    first.hurries_until = cluster.env.now + 0.1
     await play.sleep(rng.choice([0.3, 1.0]))
     for path in deaf:
         cluster.network.unblock(path)
@@ -255,7 +255,7 @@ async def two_of_three(play: Play) -> None:
     await play.sleep(rng.choice([0.0, 0.05, 0.3]))
     for machine in behind:
         cluster.network.bar(first.name, machine.name)
-    first.hurries_until = cluster.world.now + rng.choice([0.0, 0.1])
+    first.hurries_until = cluster.env.now + rng.choice([0.0, 0.1])
     await play.sleep(rng.choice([0.05, 0.3, 1.0]))
     play.dismiss(first)
     if not cluster.may_fail(victim) or victim.without_power:
@@ -268,7 +268,7 @@ async def two_of_three(play: Play) -> None:
         objects = rot.objects_of(victim, play.directory)
         for path in objects[-rng.randint(1, 2) :]:
             rot.rot(cluster, path, rng)
-    cluster.world.after(rng.choice([0.0, 0.05, 0.3]), victim.start)
+    cluster.env.after(rng.choice([0.0, 0.05, 0.3]), victim.start)
     second = play.enter([victim, *behind])
     await play.wait_for(second, RUNNING, lambda: None)
     await play.sleep(rng.choice([0.0, 0.3]))
@@ -321,8 +321,8 @@ def _forget_what_no_disk_has(cluster: "Cluster") -> None:
 def _all_acknowledged_is_on(cluster: "Cluster", keeps: "Machine") -> bool:
     """Whether that machine has told each size that a quorum has told."""
     for key in cluster.history.segments:
-        told = sorted((machine.told.get(key, 0) for machine in cluster.machines), reverse=True)
-        if keeps.told.get(key, 0) < told[cluster.record.ack_quorum - 1]:
+        reported = sorted((machine.reported.get(key, 0) for machine in cluster.machines), reverse=True)
+        if keeps.reported.get(key, 0) < reported[cluster.record.ack_quorum - 1]:
             return False
     return True
 

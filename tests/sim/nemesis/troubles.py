@@ -26,10 +26,10 @@ OPENING: Final = frozenset(("names", "make_folder", "open", "sync_folder", "rena
 def begin(disk: SimDisk, error: int, methods: frozenset[str], rng: Random) -> None:
     """From now on calls of these methods fail, all or some of them. Not while the disk is full: what it
     let in cannot be taken back then, and is poisoned (docs/decisions/0202)."""
-    often, chance = rng.choice((0.1, 0.3, 1.0)), Random(rng.random())
+    often, streams = rng.choice((0.1, 0.3, 1.0)), Random(rng.random())
 
     def trouble(method: str) -> int:
-        return error if method in methods and not disk.was_full and chance.random() < often else 0
+        return error if method in methods and not disk.was_full and streams.random() < often else 0
 
     disk.trouble = trouble
 
@@ -42,7 +42,7 @@ def end(disk: SimDisk) -> None:
 def _passing(error: int, cluster: "Cluster", fault: Fault, rng: Random) -> None:
     disk = rng.choice(cluster.machines).disk
     begin(disk, error, OPENING, rng)
-    cluster.world.after(fault.seconds, partial(end, disk))
+    cluster.env.after(fault.seconds, partial(end, disk))
 
 
 def no_descriptors(cluster: "Cluster", fault: Fault, rng: Random) -> None:
@@ -57,13 +57,13 @@ def short_writes(cluster: "Cluster", fault: Fault, rng: Random) -> None:
     """The kernel takes a part of a write, as after a signal; the disk may be almost full, too."""
     disk = rng.choice(cluster.machines).disk
     disk.short = Random(rng.random())
-    cluster.world.after(fault.seconds, partial(end, disk))
+    cluster.env.after(fault.seconds, partial(end, disk))
 
 
 def trouble_at_the_start(cluster: "Cluster", fault: Fault, rng: Random) -> None:
     """A server dies, with its machine or alone, perhaps once more while it starts, and what it needs to
     start, or to load its directories, is missing for a while."""
-    machine, world = rng.choice(cluster.machines), cluster.world
+    machine, env = rng.choice(cluster.machines), cluster.env
     if not machine.up:
         return
     (machine.power_cut if rng.random() < 0.5 else machine.kill)()
@@ -71,9 +71,9 @@ def trouble_at_the_start(cluster: "Cluster", fault: Fault, rng: Random) -> None:
     begin(disk, error, OPENING | {"read"} if rng.random() < 0.5 else OPENING, rng)
     if rng.random() < 0.3:
         disk.cut_in = rng.randint(1, 30)  # the power goes in that start
-        world.after(fault.seconds + 1.0, machine.start)
+        env.after(fault.seconds + 1.0, machine.start)
     down_for(cluster, machine, 0.05 * rng.random())
-    world.after(0.1 + fault.seconds, partial(end, disk))
+    env.after(0.1 + fault.seconds, partial(end, disk))
 
 
 def failing_medium(cluster: "Cluster", fault: Fault, rng: Random) -> None:
@@ -87,7 +87,7 @@ def failing_medium(cluster: "Cluster", fault: Fault, rng: Random) -> None:
         machine.kill()
         down_for(cluster, machine, 0.05 * rng.random())
     begin(machine.disk, errno.EIO, methods, rng)
-    cluster.world.after(fault.seconds, partial(end, machine.disk))
+    cluster.env.after(fault.seconds, partial(end, machine.disk))
 
 
 def removed_directory(cluster: "Cluster", fault: Fault, rng: Random) -> None:
@@ -105,4 +105,4 @@ def removed_directory(cluster: "Cluster", fault: Fault, rng: Random) -> None:
             machine.kill()
             machine.start()
 
-    cluster.world.after(0.2 + fault.seconds, lose)
+    cluster.env.after(0.2 + fault.seconds, lose)

@@ -22,7 +22,7 @@ from typing import Final
 
 from tests.sim.oracles.o1_nothing_lost import NothingLost
 from tests.sim.oracles.o2_order import Order
-from tests.sim.oracles.o3_shown import Shown
+from tests.sim.oracles.o3_reads import ReadsStay
 from tests.sim.oracles.o4_one_writer import OneWriter
 from tests.sim.oracles.o5_listed import Listed
 from tests.sim.oracles.o6_refused import Refused
@@ -38,7 +38,7 @@ __all__ = ["ORACLES", "Bench", "Oracle", "ViolationError", "bench", "without"]
 ORACLES: Final[tuple[type[Oracle], ...]] = (
     NothingLost,
     Order,
-    Shown,
+    ReadsStay,
     OneWriter,
     Listed,
     Refused,

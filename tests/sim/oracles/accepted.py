@@ -68,9 +68,9 @@ class Loss:
         lost = [number for number in line.acknowledged if number not in there]
         history.sometimes["loss: acknowledged records are gone" if lost else "loss: nothing is gone"] += 1
         line.acknowledged = [number for number in line.acknowledged if number in there]
-        both = zip(found, line.shown, strict=False)
+        both = zip(found, line.returned, strict=False)
         same = next((at for at, (one, other) in enumerate(both) if one != other), len(found))
-        line.shown = line.shown[:same]
+        line.returned = line.returned[:same]
 
     def clamp(self, history: "History") -> None:
         """Of what there was before, no more has to be there than survivors held."""

@@ -30,14 +30,14 @@ def check(cluster: "Cluster") -> None:
 def check_output(region: Region) -> None:
     """The region has finished: its output is that of a run without failures."""
     _same_rows("O8", "the output", Counter(map(tuple, region.output.rows("rows"))), region.given.rows)
-    shown: dict[str, int] = {}
+    last_counts: dict[str, int] = {}
     for word, count in region.output.rows("counts"):
-        if int(count) <= shown.get(word, 0):
-            raise ViolationError("O8", f"{word!r} is counted {count} after {shown[word]}")
-        shown[word] = int(count)
+        if int(count) <= last_counts.get(word, 0):
+            raise ViolationError("O8", f"{word!r} is counted {count} after {last_counts[word]}")
+        last_counts[word] = int(count)
     expected = Counter(word for word, _ in region.given.rows)
-    if shown != expected:
-        raise ViolationError("O8", f"the last counts are {shown}, not {dict(expected)}")
+    if last_counts != expected:
+        raise ViolationError("O8", f"the last counts are {last_counts}, not {dict(expected)}")
 
 
 def check_cuts(region: Region, audit: Auditor) -> None:
@@ -49,7 +49,7 @@ def check_cuts(region: Region, audit: Auditor) -> None:
     by_number = {cut.cut: cut for cut in chain}
     lost = [
         cut.cut
-        for cut in region.record.shown.values()
+        for cut in region.record.reported.values()
         if (not same(cut, by_number[cut.cut]) if cut.cut in by_number else not _released(cut.cut, chain))
     ]
     if lost:
@@ -80,7 +80,7 @@ def _released(number: int, chain: list[Cut]) -> bool:
 def _check_retained(region: Region, audit: Auditor) -> None:
     """The last `retain` cuts that were committed are there, and every one of them was restored."""
     last, retain = audit.cuts[-1], region.spec.retain
-    committed = sorted(cut.cut for cut in region.record.shown.values())
+    committed = sorted(cut.cut for cut in region.record.reported.values())
     if set(committed[-retain:]) - {cut.cut for cut in retained_of(audit.cuts)} or len(last.retained) > retain:
         raise ViolationError(
             "O7", f"cuts {committed[-retain:]} are to be kept, cut {last.cut} retains {list(last.retained)}"

@@ -37,29 +37,36 @@ class Damage(Oracle):
         for name, directory in server.core._tables.directories.items():
             if directory.problem or not directory.exists:
                 continue
-            objects = {key: told for (folder, key), told in machine.told.items() if folder == name and told}
-            for key, told in objects.items():
+            objects = {
+                key: reported
+                for (folder, key), reported in machine.reported.items()
+                if folder == name and reported
+            }
+            for key, reported in objects.items():
                 path, state = f"d/{name}/{key}", directory.objects.get(key)
                 if not machine.damaged.get(path, True):
                     continue
-                lost = path in machine.damaged and self._lacks(machine, path, told)
+                lost = path in machine.damaged and self._lacks(machine, path, reported)
                 if state is None or not self._reports(server, state):
                     if lost:
                         self.object(
-                            f"{machine.name} has lost bytes of {path}, of which it told {told}, unsaid"
+                            f"{machine.name} has lost bytes of {path}, of which it told {reported}, unsaid"
                         )
-                    if state is None or state.synced < told:
+                    if state is None or state.synced < reported:
                         has = "none" if state is None else state.synced
-                        self.object(f"{machine.name} told {told} bytes of {path}, has {has}, and is silent")
+                        self.object(
+                            f"{machine.name} told {reported} bytes of {path}, has {has}, and is silent"
+                        )
             for key, state in directory.objects.items():
                 damaged = f"d/{name}/{key}" in machine.damaged or machine.had_errors
                 if state.corrupt_from is not None and not damaged:
                     self.object(f"{machine.name} says that {name}/{key} is damaged, which nobody did")
 
     @staticmethod
-    def _lacks(machine: "Machine", path: str, told: int) -> bool:
+    def _lacks(machine: "Machine", path: str, reported: int) -> bool:
         return (
-            not machine.disk.is_unreadable(path) and len(payload_at(machine.disk.stable(path), path)) < told
+            not machine.disk.is_unreadable(path)
+            and len(payload_at(machine.disk.stable(path), path)) < reported
         )
 
     @staticmethod
@@ -69,10 +76,10 @@ class Damage(Oracle):
             return state.damaged
         chain, goal = beginning(state.root), VerifyGoal(state.synced, state.synced_digest)
         while chain.offset < goal.size:
-            looked = server.storage.inspect(
+            part = server.storage.inspect(
                 scrub_reads.ScrubRead(state.directory, state.name, chain, goal), lambda: 0.0
             )
-            if looked.chain is None:
-                return looked.damaged_at is not None
-            chain = looked.chain
+            if part.chain is None:
+                return part.damaged_at is not None
+            chain = part.chain
         return False

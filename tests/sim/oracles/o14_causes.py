@@ -28,7 +28,7 @@ class Causes(Oracle):
             self.object(f"{machine.name} refuses an append for want of room, and its disk was never full")
 
     def acknowledged_bytes(self, machine: "Machine", directory: str, name: str, synced: int) -> None:
-        most = machine.told_at_most.get((directory, name), synced)
+        most = machine.reportable_max.get((directory, name), synced)
         if synced > most:
             self.object(
                 f"{machine.name} acknowledges {synced} bytes of {directory}/{name}, removed at {most}"

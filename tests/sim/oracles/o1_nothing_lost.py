@@ -28,9 +28,9 @@ class NothingLost(Oracle):
 
     def power_cut(self, machine: "Machine") -> None:
         """Objects that the run itself damaged are left out."""
-        for (directory, name), told in machine.told.items():
+        for (directory, name), reported in machine.reported.items():
             path = f"d/{directory}/{name}"
-            if told and path not in machine.damaged:
+            if reported and path not in machine.damaged:
                 found = len(payload_at(machine.disk.content(path), path))
-                if found < told:
-                    self.object(f"{machine.name} told {told} bytes of {path}, and has {found}")
+                if found < reported:
+                    self.object(f"{machine.name} told {reported} bytes of {path}, and has {found}")

@@ -18,9 +18,9 @@ class Listed(Oracle):
     number = "O5"
 
     def listed(
-        self, machine: "Machine", directory: str, told: dict[str, int], infos: dict[str, ObjectInfo]
+        self, machine: "Machine", directory: str, reported: dict[str, int], infos: dict[str, ObjectInfo]
     ) -> None:
-        for name, size in told.items():
+        for name, size in reported.items():
             path = f"d/{directory}/{name}"
             if not size or path in machine.damaged:
                 continue
@@ -31,7 +31,7 @@ class Listed(Oracle):
                 self.object(f"{machine.name} told {size} bytes of {path} and lists {info.synced}")
         for name, info in infos.items():
             path = f"d/{directory}/{name}"
-            if path not in machine.damaged and (directory, name) not in machine.told_at_most:
+            if path not in machine.damaged and (directory, name) not in machine.reportable_max:
                 durable = len(payload_at(machine.disk.stable(path), path))
                 if info.synced > durable:
                     self.object(f"{machine.name} lists {info.synced} bytes of {path}, {durable} are durable")

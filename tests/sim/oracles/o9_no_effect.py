@@ -36,7 +36,7 @@ class NoEffect(Oracle):
         self._places: dict[tuple[str, int, int], str] = {}
         self._repaired: dict[tuple[str, str], None] = {}
 
-    def asked(self, machine: "Machine", session: int, directory: str | None, frame: Frame) -> None:
+    def request_received(self, machine: "Machine", session: int, directory: str | None, frame: Frame) -> None:
         if frame.opcode != _APPEND or directory == LOOSE:
             if frame.opcode == _MEND:
                 self._repaired[machine.name, directory or ""] = None

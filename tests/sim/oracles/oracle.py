@@ -52,19 +52,21 @@ class Oracle:
 
     def acknowledged(self, history: "History", directory: str, number: int) -> None: ...
 
-    def showed(self, history: "History", directory: str, found: list[int]) -> None: ...
+    def returned(self, history: "History", directory: str, found: list[int]) -> None: ...
 
     def wrote(self, history: "History", directory: str, name: str, offset: int, data: bytes) -> None: ...
 
     def refused(self, directory: str, why: str) -> None: ...
 
     def listed(
-        self, machine: "Machine", directory: str, told: dict[str, int], infos: dict[str, ObjectInfo]
+        self, machine: "Machine", directory: str, reported: dict[str, int], infos: dict[str, ObjectInfo]
     ) -> None: ...
 
     def power_cut(self, machine: "Machine") -> None: ...
 
-    def asked(self, machine: "Machine", session: int, directory: str | None, frame: Frame) -> None: ...
+    def request_received(
+        self, machine: "Machine", session: int, directory: str | None, frame: Frame
+    ) -> None: ...
 
     def append_refused(self, machine: "Machine", session: int, request_id: int, code: int) -> None: ...
 
@@ -77,7 +79,7 @@ class Oracle:
     def ended(self, cluster: "Cluster") -> None: ...
 
 
-_TOLD: Final = tuple(
+_EVENTS: Final = tuple(
     name for name in vars(Oracle) if not name.startswith("_") and name not in ("number", "object")
 )
 
@@ -100,24 +102,24 @@ class Bench:
 
     def __init__(self, kinds: Iterable[type[Oracle]]) -> None:
         self.oracles = [kind() for kind in kinds if kind.number not in _off]
-        self._wants = {
+        self._listeners = {
             name: [
                 getattr(one, name)
                 for one in self.oracles
                 if getattr(type(one), name) is not vars(Oracle)[name]
             ]
-            for name in _TOLD
+            for name in _EVENTS
         }
 
     def __getattr__(self, name: str) -> Callable[..., None]:
-        wants = self._wants.get(name)
-        if wants is None:
+        listeners = self._listeners.get(name)
+        if listeners is None:
             raise AttributeError(name)
 
-        def tell_all(*what: Any) -> None:
-            for hear in wants:
-                hear(*what)
+        def report_to_all(*what: Any) -> None:
+            for listener in listeners:
+                listener(*what)
 
-        tell: Callable[..., None] = wants[0] if len(wants) == 1 else tell_all
-        setattr(self, name, tell)
-        return tell
+        report: Callable[..., None] = listeners[0] if len(listeners) == 1 else report_to_all
+        setattr(self, name, report)
+        return report

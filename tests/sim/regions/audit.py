@@ -11,7 +11,7 @@ from checkpoint.core.manifest import Cut, decode_cut
 from checkpoint.core.region import coordinator_directory, worker_directory
 from dos_client.errors import QuorumUnavailableError
 from journal import Op, read_records, take_over
-from tests.sim.engine.world import Process
+from tests.sim.engine.environment import Process
 from tests.sim.regions.claiming import Host, RegionClaim
 from tests.sim.regions.region import Region
 
@@ -27,7 +27,7 @@ class Auditor(Process):
     """
 
     def __init__(self, region: Region) -> None:
-        super().__init__(region.world, "auditor")
+        super().__init__(region.env, "auditor")
         self.region = region
         self.cuts: list[Cut] = []
         self.counts: dict[tuple[int, int], dict[str, int]] = {}

@@ -13,8 +13,8 @@ from checkpoint.core.channel_frames import ChannelFrame, ChannelFrameDecoder, en
 from checkpoint.core.handshake import NONCE_BYTES, Acceptor, Dialler, LinkHello
 from checkpoint.errors import ChannelFrameError, HandshakeError, LinkClosedError
 from dos_protocol.errors import BrokenConnectionError
+from tests.sim.engine.environment import Process, Signal
 from tests.sim.engine.network import Network, Wire
-from tests.sim.engine.world import Process, Signal
 
 KEY: Final = b"the key of the job, of this run!"
 
@@ -39,7 +39,7 @@ class Channel:
         self.hello = hello
         self._decoder.handshake = False
 
-    def heard(self, data: bytes) -> None:
+    def received(self, data: bytes) -> None:
         """Bytes come."""
         if not self.over:
             self._decoder.receive_data(data)

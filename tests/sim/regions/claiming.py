@@ -10,11 +10,11 @@ from dos_client.core.claim import ClaimState
 from dos_client.limits import waiting_after_s
 from dos_client.sessions.directory_view import DirectoryView
 from dos_protocol.store_record import StoreRecord
+from tests.sim.engine.environment import Process
 from tests.sim.engine.network import Network
-from tests.sim.engine.world import Process
 from tests.sim.history import History
 from tests.sim.store.claim import SimClaim
-from tests.sim.store.looking import SimStore
+from tests.sim.store.sim_store import SimStore
 
 
 class Standing(NamedTuple):
@@ -68,10 +68,10 @@ class Host:
         self._network = network
         self._history = history
         self._rng = rng
-        self._looks = SimStore(self.process, network, record)
+        self._store = SimStore(self.process, network, record)
 
     async def inspect(self, directory: str) -> DirectoryView:
-        return await self._looks.inspect(directory, keep=True)
+        return await self._store.inspect(directory, keep=True)
 
     async def claim(self, directory: str, epoch: int, patience_s: float = float("inf")) -> RegionClaim | None:
         store = SimStore(self.process, self._network, self.record)

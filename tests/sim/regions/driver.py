@@ -33,8 +33,8 @@ from checkpoint.core.messages import control_frame, decode_from_worker
 from checkpoint.core.region import CutCommitted, StateChanged, WorkerLost
 from checkpoint.core.region_states import PhaseEvent
 from dos_protocol.errors import DosError
+from tests.sim.engine.environment import Process, Task
 from tests.sim.engine.network import Wire
-from tests.sim.engine.world import Process, Task
 from tests.sim.regions.channel import Channel, accept
 from tests.sim.regions.claiming import Host
 from tests.sim.regions.launcher import Launcher
@@ -61,7 +61,7 @@ class Driver(Process):
     """One coordinator process. `end`: its outcome, None while it runs."""
 
     def __init__(self, region: "Region", name: str) -> None:
-        super().__init__(region.world, name)
+        super().__init__(region.env, name)
         self.region = region
         self.address = f"{name}:7077"
         self.end: End | None = None
@@ -203,4 +203,4 @@ class Driver(Process):
         self.post(LinkDown(number, reason))
 
     def note(self, what: str) -> None:
-        self.world.trace.note(self.world.now, self.name, what)
+        self.env.trace.note(self.env.now, self.name, what)

@@ -73,12 +73,12 @@ class RegionSource(SourceSpec):
     def __init__(
         self,
         given: Input,
-        chance_of: Callable[[int], Random],
+        rng_of: Callable[[int], Random],
         broken: Callable[[], bool],
         readers: "dict[int, Reader] | None" = None,
     ) -> None:
         self.given = given
-        self.chance_of = chance_of
+        self.rng_of = rng_of
         self.broken = broken
         self.readers = {} if readers is None else readers
 
@@ -90,7 +90,7 @@ class RegionSource(SourceSpec):
         reader = self.readers[context.worker] = Reader(
             self.given,
             self.given.of_worker(context.worker, context.workers),
-            self.chance_of(context.worker),
+            self.rng_of(context.worker),
             self.broken,
         )
         return reader

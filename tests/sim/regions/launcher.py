@@ -42,8 +42,8 @@ class Launcher:
         driver, worker = self._driver, process.index
         if self._running.get(worker) is process:
             del self._running[worker]
-        told = WorkerEnded(worker, process.attempt, error)
-        driver.after(0.01 + 0.2 * self._rng(), lambda: driver.post(told))
+        event = WorkerEnded(worker, process.attempt, error)
+        driver.after(0.01 + 0.2 * self._rng(), lambda: driver.post(event))
         if self._waiting.get(worker):
             self._later(worker)
 

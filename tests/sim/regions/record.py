@@ -37,7 +37,7 @@ class Record:
         self.opened: dict[int, Cut | None] = {}
         """Incarnation -> the last cut of its manifest when its start was acknowledged."""
         self.committed: list[Cut] = []
-        self.shown: dict[int, Cut] = {}
+        self.reported: dict[int, Cut] = {}
         """Cut number -> what was reported to workers as committed, or ordered to restore."""
         self._restores: set[tuple[int, int]] = set()
 
@@ -69,7 +69,9 @@ class Record:
         name, directory = f"manifest.{incarnation:016x}.", coordinator_directory(self._region.spec.name)
         holders = sum(
             machine.wiped
-            or any(place == directory and segment.startswith(name) for place, segment in machine.told.ever())
+            or any(
+                place == directory and segment.startswith(name) for place, segment in machine.reported.ever()
+            )
             for machine in self._region.machines
         )
         if holders < self._region.quorum:
@@ -96,9 +98,9 @@ class Record:
                 )
             self._restores.add(key)
             if message.restore is not None:
-                self._show(message.restore)
+                self._report(message.restore)
         elif isinstance(message, Committed):
-            known = self.shown.get(message.cut)
+            known = self.reported.get(message.cut)
             if known is None or known.incarnation != message.incarnation:
                 raise ViolationError("O7", f"cut {message.cut} is reported as committed, and is not")
 
@@ -118,10 +120,10 @@ class Record:
             raise ViolationError("O7", f"cut {cut.cut} is committed after cut {self.committed[-1].cut}")
         self._check_kept(cut)
         self.committed.append(cut)
-        self._show(cut)
+        self._report(cut)
 
-    def _show(self, cut: Cut) -> None:
-        known = self.shown.setdefault(cut.cut, cut)
+    def _report(self, cut: Cut) -> None:
+        known = self.reported.setdefault(cut.cut, cut)
         if not same(known, cut):
             raise ViolationError(
                 "O7", f"cut {cut.cut} is that of incarnation {known.incarnation} and of {cut.incarnation}"
@@ -138,9 +140,9 @@ class Record:
             end = _end_in(bytes(content), cut.cut)
             if end is None:
                 continue
-            told = [machine.told.ever().get((place, segment), 0) for machine in self._region.machines]
+            reported = [machine.reported.ever().get((place, segment), 0) for machine in self._region.machines]
             wiped = sum(machine.wiped for machine in self._region.machines)
-            most = max(most, sum(size >= end for size in told) + wiped)
+            most = max(most, sum(size >= end for size in reported) + wiped)
         if most < self._region.quorum:
             raise ViolationError("O7", f"cut {cut.cut} counts as committed, {most} members have it (R9)")
 
@@ -155,11 +157,11 @@ class Record:
 
     @staticmethod
     def _has(machine: "Machine", directory: str, chain: str, position: Position) -> bool:
-        for (place, segment), told in machine.told.ever().items():
+        for (place, segment), reported in machine.reported.ever().items():
             name = parse_segment_name(segment) if place == directory else None
             if name is None or (name.chain, name.epoch) != (chain, position.epoch):
                 continue
-            if name.base <= position.size <= name.base + told:
+            if name.base <= position.size <= name.base + reported:
                 return True
         return False
 

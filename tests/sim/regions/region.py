@@ -17,7 +17,7 @@ from dataflow import Graph
 from dataflow.graph.builder import GraphPlan
 from dataflow.limits import WorkerLimits
 from dataflow.worker.messages import CircuitFailed
-from tests.sim.engine.chance import Chance
+from tests.sim.engine.random_streams import RandomStreams
 from tests.sim.history import ViolationError
 from tests.sim.regions.channel import KEY
 from tests.sim.regions.driver import Driver
@@ -37,7 +37,7 @@ FOR_A_PERSON: Final = ("consecutive resets", "did not join within")
 """Ends after which an operator starts the region again; any other failure is one that no fault explains."""
 
 
-def has_region(rng: Chance) -> bool:
+def has_region(rng: RandomStreams) -> bool:
     """Whether the run of that seed has one."""
     return rng.stream("region").randrange(RUNS_WITH_ONE) == 0
 
@@ -72,7 +72,7 @@ class Region:
     """One region. `made`: all its journals exist. `finished`: a driver reported its end."""
 
     def __init__(self, cluster: "Cluster") -> None:
-        self.world = cluster.world
+        self.env = cluster.env
         self.network = cluster.network
         self.history = cluster.history
         self.machines = cluster.machines
@@ -160,13 +160,13 @@ class Region:
         """Call it when that is seen next."""
         self._at_next.setdefault(what, []).append(call)
 
-    def circuit_failed(self, worker: Worker, told: CircuitFailed) -> None:
-        if told.kind == "operator" and "a row cannot be read" in told.message:
+    def circuit_failed(self, worker: Worker, failure: CircuitFailed) -> None:
+        if failure.kind == "operator" and "a row cannot be read" in failure.message:
             self.saw("a row failed")
-        elif told.message.startswith("SinkFencedError") and told.incarnation < max(self.record.opened):
+        elif failure.message.startswith("SinkFencedError") and failure.incarnation < max(self.record.opened):
             self.saw("a worker left over found its output taken")
         else:
-            unexpected(told)
+            unexpected(failure)
 
     # Drivers and workers
 
@@ -217,7 +217,7 @@ class Region:
             self.new_driver()
         if started is not None and started.core.status().state is RegionState.RUNNING:
             self.made = True
-        self.world.after(0.3 + 1.5 * self._supervised.random(), self._supervise)
+        self.env.after(0.3 + 1.5 * self._supervised.random(), self._supervise)
 
     # The end
 

@@ -50,12 +50,12 @@ from dataflow.worker.messages import (
     ToLinks,
 )
 from dos_protocol.errors import DosError
+from tests.sim.engine.environment import Process, Signal
 from tests.sim.engine.network import Wire
-from tests.sim.engine.world import Process, Signal
 from tests.sim.history import ViolationError
 from tests.sim.regions.channel import Channel, accept, dial
 from tests.sim.regions.claiming import Host
-from tests.sim.regions.life import Life
+from tests.sim.regions.worker_incarnation import WorkerIncarnation
 
 if TYPE_CHECKING:
     from tests.sim.regions.driver import Driver
@@ -103,7 +103,7 @@ class Worker(Process):
     """One worker process. `slowness`: the factor by which its work takes longer."""
 
     def __init__(self, region: "Region", driver: "Driver", index: int, attempt: int, name: str) -> None:
-        super().__init__(region.world, name)
+        super().__init__(region.env, name)
         self.region = region
         self.driver = driver
         self.index = index
@@ -118,7 +118,7 @@ class Worker(Process):
         self.core = ParticipantCore(
             spec.name, index, now=self.now, orphan_timeout_s=spec.orphan_timeout_s, heartbeat_s=1.0
         )
-        self.life: Life | None = None
+        self.incarnation: WorkerIncarnation | None = None
         self.born = Signal()
         self._control: Channel | None = None
         self._taken = 0
@@ -147,7 +147,7 @@ class Worker(Process):
             self.driver.launcher.ended(self, why)
 
     def note(self, what: str) -> None:
-        self.world.trace.note(self.world.now, self.name, what)
+        self.env.trace.note(self.env.now, self.name, what)
 
     # The circuit's thread
 
@@ -170,28 +170,28 @@ class Worker(Process):
 
     def _deliver(self, message: ToLinks) -> None:
         """A message of the circuit. Dropped if its incarnation is over."""
-        life = self.life
-        if life is None or message.incarnation != life.number:
+        incarnation = self.incarnation
+        if incarnation is None or message.incarnation != incarnation.number:
             return
         if isinstance(message, CircuitFailed):
             self._circuit_failed(message)
         else:
-            life.deliver(message)
+            incarnation.deliver(message)
 
-    def _circuit_failed(self, told: CircuitFailed) -> None:
-        self.note(f"the circuit failed ({told.kind}): {told.message}")
-        self.region.circuit_failed(self, told)
+    def _circuit_failed(self, failure: CircuitFailed) -> None:
+        self.note(f"the circuit failed ({failure.kind}): {failure.message}")
+        self.region.circuit_failed(self, failure)
         failed = Failed(
             job="",
             worker=self.index,
-            kind=told.kind,
-            operator=told.operator,
-            position=told.position,
-            message=told.message,
-            traceback=told.traceback,
+            kind=failure.kind,
+            operator=failure.operator,
+            position=failure.position,
+            message=failure.message,
+            traceback=failure.traceback,
         )
-        if self.report(failed) and told.kind == "internal":
-            self.soon(lambda: self.die(told.message))
+        if self.report(failed) and failure.kind == "internal":
+            self.soon(lambda: self.die(failure.message))
 
     # The links' thread
 
@@ -274,7 +274,7 @@ class Worker(Process):
             self.handle(ParticipantTick(due, self.counters()))
 
     def counters(self) -> Counters:
-        shared, claim = self.shared, self.life.claim if self.life is not None else None
+        shared, claim = self.shared, self.incarnation.claim if self.incarnation is not None else None
         return Counters(
             step=shared.step,
             rows_in=shared.rows_in,
@@ -292,14 +292,14 @@ class Worker(Process):
             self.note(f"takes {type(order).__name__} {order.cut} of {order.incarnation}")
             if isinstance(order, Restore):
                 self._begin(order)
-            elif self.life is None or order.incarnation != self.life.number:
+            elif self.incarnation is None or order.incarnation != self.incarnation.number:
                 self.note(f"an order of incarnation {order.incarnation}: no such life here")
             elif isinstance(order, Start):
-                self.life.start(order)
+                self.incarnation.start(order)
             elif isinstance(order, RequestCut):
                 self.inbox.put(CutRequested(order.incarnation, order.cut, order.final))
             elif isinstance(order, Committed):
-                self.life.committed(order)
+                self.incarnation.committed(order)
                 self.inbox.put(PublishCut(order.incarnation, order.cut, order.final))
             elif isinstance(order, Pause):
                 self.shared.pausing = order.pause > 0
@@ -308,37 +308,39 @@ class Worker(Process):
     def _begin(self, order: Restore) -> None:
         """End the life before, begin the next."""
         self.shared.incarnation = order.incarnation
-        if self.life is not None:
-            self.life.end()
+        if self.incarnation is not None:
+            self.incarnation.end()
         self.shared.peers_at = 0
         self.shared.room = True
         self.shared.pausing = False
         self.shared.snapshot_due = False
-        self.life = Life(self, order)
+        self.incarnation = WorkerIncarnation(self, order)
         self.born.set()
 
     # Peers
 
     def _accept(self, wire: Wire) -> Channel:
         channel = Channel(self, wire, dialler=False)
-        self.start("peer", self._hear(channel))
+        self.start("peer", self._serve_peer(channel))
         return channel
 
-    async def _hear(self, channel: Channel) -> None:
+    async def _serve_peer(self, channel: Channel) -> None:
         """A peer dials. It may be ahead of us by one order, so wait for its incarnation."""
         try:
             hello = await accept(channel, self.region.spec.name, self.rng)
         except DosError:
             return
         deadline = self.now + limits.peer_wait_s
-        while (self.life is None or self.life.number < hello.incarnation) and self.now < deadline:
+        while (
+            self.incarnation is None or self.incarnation.number < hello.incarnation
+        ) and self.now < deadline:
             await self.wait(self.born, deadline - self.now)
-        if hello.role != "exchange" or self.life is None:
+        if hello.role != "exchange" or self.incarnation is None:
             channel.close()
             return
-        await self.life.hear(channel, hello)
+        await self.incarnation.serve_peer(channel, hello)
 
 
-def unexpected(told: CircuitFailed) -> None:
+def unexpected(failure: CircuitFailed) -> None:
     """Nothing in a run makes a circuit fail but what the nemesis puts into the input."""
-    raise ViolationError("O7", f"a circuit failed ({told.kind}): {told.message}")
+    raise ViolationError("O7", f"a circuit failed ({failure.kind}): {failure.message}")

@@ -25,11 +25,11 @@ from dos_server.core.server import ServerCore
 from dos_server.limits import space_look_seconds
 from dos_server.storage import Storage
 from tests.sim.engine.disk import PowerCutError, SimDisk
+from tests.sim.engine.environment import Environment, Process
 from tests.sim.engine.network import Network, Wire
-from tests.sim.engine.world import Process, World
 from tests.sim.oracles.oracle import Bench
+from tests.sim.store.reported_sizes import ReportedSizes
 from tests.sim.store.server_session import ServerSession
-from tests.sim.store.told import Told
 from tests.sim.visitors import LOOSE
 from tests.sim.visitors.files import LooseFiles
 from tests.support.thread_work import thread_work
@@ -52,14 +52,14 @@ class Server(Process):
     """One life of a server process."""
 
     def __init__(self, machine: "Machine") -> None:
-        super().__init__(machine.world, machine.name)
+        super().__init__(machine.env, machine.name)
         self.machine = machine
-        machine.lives += 1
+        machine.starts += 1
         self.storage = Storage(machine.disk)
         server_id, record, names = self.storage.start(machine.fresh_id)
         self.core = ServerCore(
             server_id=server_id,
-            incarnation_id=b"%s, life %d" % (machine.fresh_id, machine.lives),
+            incarnation_id=b"%s, boot %d" % (machine.fresh_id, machine.starts),
             record=record,
             token=b"",
             directory_names=names,
@@ -70,7 +70,7 @@ class Server(Process):
         self.scrub = self.core._on_event[scrub_reads.ScrubDue].__self__  # type: ignore[attr-defined]
         self.sessions: dict[int, ServerSession] = {}
         self._ticking = False
-        self.soon(self._look_at_space)
+        self.soon(self._check_space)
         if machine.scrub.bytes_per_s:
             self.after(machine.scrub.first_seconds, lambda: self.feed(scrub_reads.ScrubDue(busy=False)))
 
@@ -122,7 +122,7 @@ class Server(Process):
             self._ticking = True
             self.after(TICK_S, self._tick)
 
-    def _look_at_space(self) -> None:
+    def _check_space(self) -> None:
         before = self.core.room_bytes
         try:
             free = self.storage.free_space()
@@ -130,7 +130,7 @@ class Server(Process):
             self.machine.power_cut()
             return
         self.feed(v.SpaceSeen(*free, before))
-        self.after(space_look_seconds, self._look_at_space)
+        self.after(space_look_seconds, self._check_space)
 
     def _tick(self) -> None:
         self._ticking = False
@@ -155,8 +155,8 @@ class Server(Process):
             case scrub_reads.ScrubLater(seconds):
                 self.after(seconds, self.feed, scrub_reads.ScrubDue(busy=False))
             case scrub_reads.ScrubRead():
-                look = partial(self.storage.inspect, effect, lambda: self.now)
-                self._at_disk(self.machine.speed.other_s, self._report, look)
+                inspection = partial(self.storage.inspect, effect, lambda: self.now)
+                self._at_disk(self.machine.speed.other_s, self._report, inspection)
             case _:
                 self.machine.notes(effect)
                 work = thread_work(self.storage, effect)
@@ -181,7 +181,7 @@ class Server(Process):
             return
         self._remember(session, message)
         if isinstance(message, m.Error):
-            self.world.sometimes[f"answer: {ErrorCode(message.code).name}"] += 1
+            self.env.sometimes[f"answer: {ErrorCode(message.code).name}"] += 1
             there.refused.add(request_id)
             if tag_of(request_id) is not None:
                 self.machine.bench.append_refused(self.machine, session, request_id, message.code)
@@ -195,18 +195,18 @@ class Server(Process):
             infos = [(info.name, info.synced) for info in message.entries if not info.corrupt]
         else:
             return
-        directory, told = self.core._tables.sessions[session].directory or "", self.machine.told
+        directory, reported = self.core._tables.sessions[session].directory or "", self.machine.reported
         for name, synced in infos:
-            if self.machine.told_at_most:
+            if self.machine.reportable_max:
                 self.machine.bench.acknowledged_bytes(self.machine, directory, name, synced)
-            if (directory, name) in self.machine.told_at_most:
+            if (directory, name) in self.machine.reportable_max:
                 continue
             if directory == LOOSE:
-                self.machine.loose[name].told(synced, synced)
+                self.machine.loose[name].reported(synced, synced)
             if (directory, name) in self.machine.removing:
                 continue
-            if synced >= told.get((directory, name), 0):
-                told[directory, name] = synced
+            if synced >= reported.get((directory, name), 0):
+                reported[directory, name] = synced
 
     def _report(self, work: Callable[[], v.Event]) -> None:
         try:
@@ -227,9 +227,9 @@ class Server(Process):
         """By which rows of the table of recovery objects were judged."""
         if isinstance(event, v.DirectoryLoaded):
             for found in event.objects.values():
-                self.world.sometimes[f"start: case {found.letter}"] += 1
+                self.env.sometimes[f"start: case {found.letter}"] += 1
         elif isinstance(event, v.ObjectLoaded) and event.found is not None:
-            self.world.sometimes[f"start: case {event.found.letter}"] += 1
+            self.env.sometimes[f"start: case {event.found.letter}"] += 1
 
     def _begin_sync(self, effect: v.Sync) -> None:
         self.feed(v.SyncBegins(effect.directory, effect.name))
@@ -262,10 +262,10 @@ class Machine:
     whether their marks still prove what was reported of them: where a power cut took those, before the
     damage or after it, nothing can be missed."""
 
-    life: Callable[["Machine"], Server] = Server
+    server_class: Callable[["Machine"], Server] = Server
 
-    def __init__(self, world: World, network: Network, name: str, rng: Random) -> None:
-        self.world = world
+    def __init__(self, env: Environment, network: Network, name: str, rng: Random) -> None:
+        self.env = env
         self.network = network
         self.name = name
         self.address = f"{name}:9999"
@@ -281,9 +281,9 @@ class Machine:
         self.without_power = False
         self.wiped = False
         self.bench = Bench(())
-        self.lives = 0
+        self.starts = 0
         self.tails_judged = 0
-        self.told = Told()
+        self.reported = ReportedSizes()
         self.loose = LooseFiles(self)
         self.damaged: dict[str, bool] = {}
         self.removing: set[tuple[str, str]] = set()
@@ -291,9 +291,9 @@ class Machine:
         self.had_errors = False
         self.doomed: bytes | None = None
         """Its data is not whole, and it gets an empty disk when it dies: with this identity."""
-        self.told_at_most: dict[tuple[str, str], int] = {}
+        self.reportable_max: dict[tuple[str, str], int] = {}
         """Of objects whose files were removed under it: what was written before that."""
-        self.copies_mended = 0
+        self.copies_repaired = 0
         self.records: list[StoreRecord] = []  # every store record that it ever kept
         self.server: Server | None = None
 
@@ -311,7 +311,7 @@ class Machine:
 
     def fresh_stamp(self) -> bytes:
         """No other life of any machine has it. Not drawn: what chance gives to all else stays as it was."""
-        return ((int.from_bytes(self.fresh_id) + self.lives) % (1 << 128)).to_bytes(16)
+        return ((int.from_bytes(self.fresh_id) + self.starts) % (1 << 128)).to_bytes(16)
 
     def kept_record(self) -> StoreRecord | None:
         """The store record on its disk."""
@@ -323,17 +323,17 @@ class Machine:
         self.tails_judged += isinstance(effect, v.LoadObject)
         if isinstance(effect, v.RemoveObject):
             self.removing.add((effect.directory, effect.name))
-            self.told.is_to_remove((effect.directory, effect.name))
-            self.told_at_most.pop((effect.directory, effect.name), None)
+            self.reported.remove_requested((effect.directory, effect.name))
+            self.reportable_max.pop((effect.directory, effect.name), None)
             self.removed += 1
 
     def repaired(self, directory: str, name: str, size: int) -> None:
         """A new copy is in its place, which is all that it tells of from now on."""
-        self.told[directory, name] = size
+        self.reported[directory, name] = size
         if directory == LOOSE:
             self.loose[name].cut_to(size)
         if self.damaged.pop(f"d/{directory}/{name}", None) is not None:
-            self.copies_mended += 1
+            self.copies_repaired += 1
 
     @property
     def up(self) -> bool:
@@ -348,12 +348,12 @@ class Machine:
             self.lose_disk(self.doomed)
         self.removing.clear()
         try:
-            self.server = self.life(self)
+            self.server = self.server_class(self)
         except (CorruptDataError, OSError) as error:
             self._note(f"cannot start: {error}")
             self.disk.kill()
-            self.world.sometimes["start: refused"] += 1
-            self.world.after(RESTART_S, self.start)
+            self.env.sometimes["start: refused"] += 1
+            self.env.after(RESTART_S, self.start)
             return
         except PowerCutError:
             self.power_cut()
@@ -372,28 +372,28 @@ class Machine:
 
     def _new_disk(self) -> None:
         self.disk = SimDisk()
-        self.disk.sometimes = self.world.sometimes
+        self.disk.sometimes = self.env.sometimes
 
     def directory_is_removed(self, directory: str, fresh_id: bytes) -> None:
         """A person removes a directory under the running server; the machine is to lose its disk for that."""
         assert self.server is not None, "a server is at work"
         there = self.server.core._tables.directories.get(directory)
         if there is not None:
-            self.told_at_most |= {(directory, name): state.written for name, state in there.objects.items()}
-        for key in [key for key in self.told if key[0] == directory]:
-            del self.told[key]
+            self.reportable_max |= {(directory, name): state.written for name, state in there.objects.items()}
+        for key in [key for key in self.reported if key[0] == directory]:
+            del self.reported[key]
         self.disk.take_away(f"d/{directory}")
         self.doomed = fresh_id
-        self.world.sometimes["disk: directory removed"] += 1
+        self.env.sometimes["disk: directory removed"] += 1
         self._note(f"has its directory {directory} removed")
 
     def lose_disk(self, fresh_id: bytes) -> None:
         """The disk is gone; the next start finds an empty one, and makes an identity of its own."""
         self._new_disk()
         self.doomed = None
-        self.told_at_most.clear()
+        self.reportable_max.clear()
         self.wiped = True
-        self.told.clear()
+        self.reported.clear()
         self.damaged.clear()
         self.fresh_id = fresh_id
         self._note("lost its disk")
@@ -401,7 +401,7 @@ class Machine:
     def put_back(self, record: StoreRecord) -> None:
         """The disk is one from a backup that was made when the machine had just become a member."""
         self._new_disk()
-        self.told.clear()
+        self.reported.clear()
         self.damaged.clear()
         self.prepare(record)
         self._note("has the disk of its first day again")
@@ -436,7 +436,7 @@ class Machine:
             ),
             default=0,
         )
-        return vouched >= self.told.get((directory, name), 0)
+        return vouched >= self.reported.get((directory, name), 0)
 
     def _end(self, *, power: bool) -> None:
         if self.server is not None:
@@ -444,4 +444,4 @@ class Machine:
             self.network.process_died(self.server, power=power)
 
     def _note(self, what: str) -> None:
-        self.world.trace.note(self.world.now, self.name, what)
+        self.env.trace.note(self.env.now, self.name, what)

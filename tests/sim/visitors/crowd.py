@@ -5,7 +5,7 @@ They come when the run begins, and stay until its end.
 
 from typing import TYPE_CHECKING, Final
 
-from tests.sim.engine.chance import Chance
+from tests.sim.engine.random_streams import RandomStreams
 from tests.sim.visitors.version0 import Visitor0
 from tests.sim.visitors.version1 import Visitor1
 
@@ -16,7 +16,7 @@ SHARE: Final = 0.1
 """Of all runs."""
 
 
-def has_visitors(rng: Chance) -> bool:
+def has_visitors(rng: RandomStreams) -> bool:
     """Whether that seed's run has some. Asked as often as one likes."""
     return rng.stream("visitors").random() < SHARE
 

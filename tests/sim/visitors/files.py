@@ -51,20 +51,20 @@ class LooseFile:
             self._object(f"an append is taken at {offset} behind other content than its sender's (P-3)")
         self.content += data
 
-    def told(self, written: int, synced: int) -> None:
+    def reported(self, written: int, synced: int) -> None:
         """The server reported it: in a status frame, or by a durability ack."""
         if not synced <= written <= len(self.content):
             self._object(f"it tells {written} written, {synced} synced of at most {len(self.content)} bytes")
         self.synced = max(self.synced, synced)
-        told = self.machine.told  # which damage may have made less than what was once told
-        told[LOOSE, self.name] = max(told.get((LOOSE, self.name), 0), synced)
+        reported = self.machine.reported  # which damage may have made less than what was once told
+        reported[LOOSE, self.name] = max(reported.get((LOOSE, self.name), 0), synced)
 
     def cut_to(self, size: int) -> None:
         """It was damaged, and a person had it cut to what is good."""
         del self.content[size:]
         self.synced = size
 
-    def shown(self, offset: int, data: bytes) -> None:
+    def returned(self, offset: int, data: bytes) -> None:
         """The server answers a `g`."""
         if self.content[offset : offset + len(data)] != data:
             self._object(f"it shows {len(data)} bytes at {offset} that nobody wrote so")
@@ -100,7 +100,7 @@ class LooseFile:
         return state is not None and state.corrupt_from is not None and state.uncut_bytes > 0
 
     def _free_for(self, session: Any, what: str) -> None:
-        if self.holder is not None and self.holder is not session and self.holder.lives:
+        if self.holder is not None and self.holder is not session and self.holder.is_served:
             self._object(f"{what} is taken while another stream has it locked")
 
     def _goes_on_at(self, offset: int, what: str) -> None:
@@ -134,11 +134,11 @@ class LooseFiles:
             self._files.clear()
         return self._files.setdefault(name, LooseFile(self._machine, name))
 
-    def removal_asked(self, name: str) -> None:
+    def removal_requested(self, name: str) -> None:
         """From now on it may be gone. Not while a client streams into it."""
         file = self[name]
-        if file.holder is None or not file.holder.lives:
-            self._machine.told.pop((LOOSE, name), None)
+        if file.holder is None or not file.holder.is_served:
+            self._machine.reported.pop((LOOSE, name), None)
             file.synced = 0
 
     def judge(self) -> None:

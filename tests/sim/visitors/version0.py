@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 from dos_protocol.errors import BrokenConnectionError, DosError
 from dos_server.core.version0.wire import LENGTH_BYTES, head
+from tests.sim.engine.environment import Process, Signal
 from tests.sim.engine.network import Network, Wire
-from tests.sim.engine.world import Process, Signal
 from tests.sim.visitors import LOOSE
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class Connection0:
 
     # For the network
 
-    def heard(self, data: bytes) -> None:
+    def received(self, data: bytes) -> None:
         self._came += data
         while len(self._came) >= LENGTH_BYTES:
             end = LENGTH_BYTES + int.from_bytes(self._came[:LENGTH_BYTES], "big")
@@ -108,13 +108,13 @@ class Visitor0(Process):
     def __init__(
         self, name: str, network: Network, known: "Callable[[], list[Machine]]", rng: Random
     ) -> None:
-        super().__init__(network.world, name)
+        super().__init__(network.env, name)
         self._network = network
         self._known = known
         self._rng = rng
-        self.start("life", self._live())
+        self.start("work", self._work())
 
-    async def _live(self) -> None:
+    async def _work(self) -> None:
         while True:
             await self.sleep(self._rng.expovariate(1 / 0.3))
             connection = Connection0(self, self._network, self._rng.choice(self._known()).address)
@@ -122,7 +122,7 @@ class Visitor0(Process):
                 await connection.open()
                 await self._visit(connection)
             except DosError as error:
-                self.world.sometimes[f"visitor: {type(error).__name__}"] += 1
+                self.env.sometimes[f"visitor: {type(error).__name__}"] += 1
             finally:
                 connection.close()
 

@@ -11,8 +11,8 @@ from dos_client.core.window import append_id
 from dos_protocol.digests import PrefixDigest
 from dos_protocol.errors import BrokenConnectionError, DosError, NotFoundError, RefusedError
 from dos_protocol.vocabulary import Append, DurabilityAck
+from tests.sim.engine.environment import Process
 from tests.sim.engine.network import Network
-from tests.sim.engine.world import Process
 from tests.sim.store.session import Session
 from tests.sim.visitors import LOOSE
 from tests.sim.visitors.version0 import NAMES
@@ -30,13 +30,13 @@ class Visitor1(Process):
     def __init__(
         self, name: str, network: Network, known: "Callable[[], list[Machine]]", rng: Random
     ) -> None:
-        super().__init__(network.world, name)
+        super().__init__(network.env, name)
         self._network = network
         self._known = known
         self._rng = rng
-        self.start("life", self._live())
+        self.start("work", self._work())
 
-    async def _live(self) -> None:
+    async def _work(self) -> None:
         while True:
             await self.sleep(self._rng.expovariate(1 / 0.3))
             session = Session(self, self._network, self._rng.choice(self._known()).address)
@@ -48,7 +48,7 @@ class Visitor1(Process):
                 for _ in range(self._rng.randint(1, 3)):
                     await self._append(session, self._rng.choice(NAMES))
             except DosError as error:
-                self.world.sometimes[f"visitor: {type(error).__name__}"] += 1
+                self.env.sometimes[f"visitor: {type(error).__name__}"] += 1
             finally:
                 session.fail(BrokenConnectionError("closed"))
 
@@ -67,7 +67,7 @@ class Visitor1(Process):
         await self.sleep(0.05)
 
     def _marked(self, watermark: DurabilityAck) -> None:
-        self.world.sometimes["visitor: appended by version 1"] += 1
+        self.env.sometimes["visitor: appended by version 1"] += 1
 
     def _refused(self, tag: int, error: RefusedError) -> None:
-        self.world.sometimes[f"visitor: append refused, {type(error).__name__}"] += 1
+        self.env.sometimes[f"visitor: append refused, {type(error).__name__}"] += 1

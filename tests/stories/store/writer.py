@@ -16,10 +16,10 @@ from dos_protocol.store_record import claims_needed
 from journal import ChainState, ChainWriter, Op, Position, Record, read_batches, take_over
 from journal.core.segment import parse_segment_name
 from journal.ports import ClaimPort, StorePort
-from tests.sim.engine.world import Process, Signal
+from tests.sim.engine.environment import Process, Signal
 from tests.sim.store.claim import SimClaim
-from tests.sim.store.looking import SimStore
 from tests.sim.store.member import Link
+from tests.sim.store.sim_store import SimStore
 from tests.sim.store.writer import CHAIN, Stores
 from tests.stories.store.copies import Book, in_words, listed, short, words_of
 from tests.stories.words import WrongStepError
@@ -63,7 +63,7 @@ class StoryWriter(Process):
     words; `before_start`: what happens to it between reading the journal and opening its segment."""
 
     def __init__(self, name: str, stores: Stores, book: Book, tell: Callable[[str], None]) -> None:
-        super().__init__(stores.network.world, name)
+        super().__init__(stores.network.env, name)
         self.book = book
         self.tell = tell
         self.busy = False

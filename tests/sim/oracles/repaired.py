@@ -16,20 +16,20 @@ if TYPE_CHECKING:
     from tests.sim.membership.cluster import MembershipCluster
 
 
-def check_mended(cluster: "MembershipCluster") -> None:
+def check_repaired(cluster: "MembershipCluster") -> None:
     """Raises ViolationError. A copy that is whole and short is its writer's to fill; what a lost disk had
     told is forgotten with it."""
     for machine in cluster.machines:
         member = cluster.record.member(machine.identity)
-        for (directory, name), told in machine.told.items() if member is not None else ():
+        for (directory, name), reported in machine.reported.items() if member is not None else ():
             if directory == LOOSE:
                 continue  # of one server alone, never claimed: repair leaves it alone, as it should
             path = f"d/{directory}/{name}"
             data = machine.disk.content(path) or b""
             whole, end = whole_of(data, object_seed(directory, name))
-            if len(whole) < told and end < len(data):
+            if len(whole) < reported and end < len(data):
                 how = "damage was not found" if path in machine.damaged else "nobody knows why"
                 raise ViolationError(
-                    "O12", f"{machine.name} has {len(whole)} of {told} bytes of {path}: {how}"
+                    "O12", f"{machine.name} has {len(whole)} of {reported} bytes of {path}: {how}"
                 )
-        cluster.history.sometimes["damaged copies were repaired"] += machine.copies_mended
+        cluster.history.sometimes["damaged copies were repaired"] += machine.copies_repaired

@@ -10,19 +10,19 @@ if TYPE_CHECKING:
     from tests.sim.history import History
 
 
-class Shown(Oracle):
+class ReadsStay(Oracle):
     """Compares take-overs and reads with what readers got before."""
 
     number = "O3"
 
     def took_over(self, history: "History", directory: str, epoch: int, found: list[int]) -> None:
         line = history.line(directory)
-        shown = [number for number in line.shown if line.appended.get(number, 0) < epoch]
-        if found[: len(shown)] != shown:
+        returned = [number for number in line.returned if line.appended.get(number, 0) < epoch]
+        if found[: len(returned)] != returned:
             self.object(f"epoch {epoch} of {directory} lacks records that a reader was shown")
 
-    def showed(self, history: "History", directory: str, found: list[int]) -> None:
-        shown = history.line(directory).shown
-        common = min(len(found), len(shown))
-        if found[:common] != shown[:common]:
+    def returned(self, history: "History", directory: str, found: list[int]) -> None:
+        returned = history.line(directory).returned
+        common = min(len(found), len(returned))
+        if found[:common] != returned[:common]:
             self.object(f"two readers of {directory} were shown different histories")

@@ -50,7 +50,7 @@ from dos_protocol.errors import (
     LocalProtocolError,
 )
 from journal.core.errors import ChainError, CorruptRecordError, LostBytesError
-from tests.sim.engine.world import Signal, Task
+from tests.sim.engine.environment import Signal, Task
 from tests.sim.history import ViolationError
 from tests.sim.regions.channel import Channel, dial
 from tests.sim.regions.claiming import RegionClaim
@@ -70,7 +70,7 @@ _LOST = (
 """What no fault of a run may lead to: a cut that cannot be restored, an order that cannot be."""
 
 
-class Life:
+class WorkerIncarnation:
     """One incarnation. `claim`: None until it is granted."""
 
     def __init__(self, worker: "Worker", order: Restore) -> None:
@@ -92,7 +92,7 @@ class Life:
         self._told_exhausted = False
         self._finishing = False
         self._tasks: list[Task] = []
-        self._start("life", self._live)
+        self._start("work", self._work)
 
     # From outside
 
@@ -158,7 +158,7 @@ class Life:
 
     # The life
 
-    async def _live(self) -> None:
+    async def _work(self) -> None:
         worker, order, region = self._worker, self._order, self._worker.region
         part = None if order.restore is None else order.restore.workers[worker.index]
         after, store = after_step(order), region.store
@@ -292,7 +292,7 @@ class Life:
         for peer in self._outgoing:
             self._send(peer, self._channels.marker(kind, step))
 
-    async def hear(self, channel: Channel, hello: LinkHello) -> None:
+    async def serve_peer(self, channel: Channel, hello: LinkHello) -> None:
         """Everything a peer sends, on the link that it dialled, until this life is over."""
         if self.over or not self._channels.admits(hello.worker, hello.incarnation):
             self._worker.region.saw("a peer's link was refused")
@@ -305,10 +305,10 @@ class Life:
                 frame = await channel.receive()
                 if self.over:
                     return
-                shown = self._channels.take(hello.worker, frame)
+                arrived = self._channels.take(hello.worker, frame)
                 shared.peers_at = max(shared.peers_at, self._channels.peers_at)
-                if shown is not None:
-                    self._worker.inbox.put(Arrived(self.number, shown))
+                if arrived is not None:
+                    self._worker.inbox.put(Arrived(self.number, arrived))
         except DosError as error:
             channel.close()
             self._fail(PeerLostError(hello.worker, str(error.args[0])))
