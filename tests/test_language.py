@@ -131,7 +131,6 @@ LONGER: dict[str, int] = {
     "tests/journal/test_files.py": 447,
     "tests/journal/test_files_cli.py": 430,
     "tests/journal/test_takeover_stories.py": 722,
-    "tests/sim/store/server.py": 447,
     "tests/spark_integration/test_source_stream.py": 513,
     "tests/support/test_proxy.py": 417,
     "benchmarks/checkpoint_region.py": 403,

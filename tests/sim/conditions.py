@@ -7,7 +7,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from tests.sim.engine.environment import Process
-from tests.sim.store.server import Machine
+from tests.sim.store.machine import Machine
 
 if TYPE_CHECKING:
     from tests.sim.run import Cluster

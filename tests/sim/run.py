@@ -27,9 +27,9 @@ from tests.sim.oracles import ViolationError, bench, cuts
 from tests.sim.regions.audit import Auditor
 from tests.sim.regions.region import Region, has_region
 from tests.sim.sometimes import watching
+from tests.sim.store.machine import Machine
 from tests.sim.store.observer import Observer
 from tests.sim.store.reader import Reader
-from tests.sim.store.server import Machine
 from tests.sim.store.server_log import ServerLog
 from tests.sim.store.writer import PACES_S, Stores, Writer
 from tests.sim.visitors.crowd import Crowd, has_visitors

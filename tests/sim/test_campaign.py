@@ -1,4 +1,4 @@
-"""Campaigns: what they count, what they say, what they keep, and how they end."""
+"""Campaigns: what they count, print and write, and how they end."""
 
 import json
 import logging
@@ -29,7 +29,7 @@ def quiet() -> Iterator[None]:
 
 
 def everything() -> Counter[str]:
-    """All that should be seen."""
+    """Return one of each event that should be seen."""
     return Counter({f"{group.title}: {name}": 1 for group in EVENT_GROUPS for name in group.names})
 
 
@@ -41,7 +41,7 @@ def totals_of(seen: Counter[str], *, runs: int = 1, violation: str = "", seed: i
 
 
 def run_command(monkeypatch: pytest.MonkeyPatch, totals: Totals, *words: str) -> Any:
-    """`./run sim` with those words, when the campaign comes to that."""
+    """Run `./run sim` with these arguments and a campaign with that result."""
     monkeypatch.setattr(command, "run_campaign", lambda *given, **named: totals)
     return CliRunner().invoke(command.app, words)
 
@@ -53,8 +53,8 @@ def test_a_group_names_events_that_were_never_seen_and_those_that_need_not_be() 
         EventGroup("answer", ("BUSY",), {"LATE": "it never was"})
 
 
-def test_whatever_is_counted_in_a_room_is_on_its_list() -> None:
-    """A name that the list does not have is a slip, or a branch that nobody demands."""
+def test_every_counted_event_of_a_group_is_on_its_list() -> None:
+    """A name that is not on the list is a typing error, or a branch that is not required."""
     seen = run_campaign(1, 10, processes=1).sometimes
     known = everything()
     groups = {group.title for group in EVENT_GROUPS if group.title not in ("writer", "reader", "visitor")}
@@ -90,7 +90,9 @@ def test_how_a_campaign_ends(
     assert ("never seen in" in done.output) == bool(missing(seen))
 
 
-def test_what_fails_is_made_small_said_and_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_failing_run_is_reduced_printed_and_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     with planted("acknowledge_before_sync"):
         seed = next(seed for seed in range(1, 20) if run_seed(seed).oracle == "O1")
         totals = totals_of(Counter(), violation="O1: lost", seed=seed)
@@ -104,9 +106,9 @@ def test_what_fails_is_made_small_said_and_kept(monkeypatch: pytest.MonkeyPatch,
         assert kept["violation"] in kept["trace"][-1]
         words = kept["again"].split()[2:]
         again = CliRunner().invoke(command.app, words)
-        assert again.exit_code == 1, "the line shows it again"
+        assert again.exit_code == 1, "the command repeats the violation"
         assert kept["violation"] in again.output.replace("\n", "")
-    assert CliRunner().invoke(command.app, words).exit_code == 0, "and nothing, without the bug"
+    assert CliRunner().invoke(command.app, words).exit_code == 0, "no violation without the bug"
 
 
 def test_a_line_names_the_faults_that_are_enough() -> None:
@@ -118,7 +120,7 @@ def test_a_line_names_the_faults_that_are_enough() -> None:
 
 def test_faults_that_are_no_numbers_are_refused() -> None:
     done = CliRunner().invoke(command.app, ["--seed", "7", "--faults", "three"])
-    assert done.exit_code == 2, "as for any word that is wrong"
+    assert done.exit_code == 2, "as for any invalid argument"
     assert "3,7" in done.output
 
 
@@ -134,7 +136,7 @@ def test_the_figures_for_programs_and_for_people_are_the_same() -> None:
     text = captured.get()
     assert "median 3, p90 50" in text
     assert "flip  3" in text
-    assert "FINISHED  2" in text, "what is in no room is shown too"
+    assert "FINISHED  2" in text, "events without a group are printed too"
 
 
 def test_percentiles() -> None:

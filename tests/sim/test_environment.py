@@ -1,4 +1,4 @@
-"""Virtual time, processes, connections: the models under the simulator keep their own rules."""
+"""Virtual time, processes, connections: tests of the models below the simulator."""
 
 from random import Random
 from typing import Any
@@ -20,7 +20,7 @@ def never() -> bool:
     return False
 
 
-def test_what_is_due_at_one_moment_goes_in_the_order_asked_for(env: Environment) -> None:
+def test_events_of_one_moment_happen_in_the_order_of_scheduling(env: Environment) -> None:
     done: list[int] = []
     for number in range(5):
         env.after(1.0, lambda number=number: done.append(number))
@@ -30,7 +30,7 @@ def test_what_is_due_at_one_moment_goes_in_the_order_asked_for(env: Environment)
     assert env.now == 10.0
 
 
-def test_what_goes_round_in_circles_ends_the_run() -> None:
+def test_an_endless_loop_ends_the_run() -> None:
     env = Environment(Trace(), steps_max=100)
 
     def again() -> None:
@@ -41,7 +41,7 @@ def test_what_goes_round_in_circles_ends_the_run() -> None:
         env.run(never, 1.0)
 
 
-def test_a_paused_process_does_afterwards_what_came_meanwhile(env: Environment) -> None:
+def test_a_resumed_process_handles_what_arrived_during_the_pause(env: Environment) -> None:
     process, done = Process(env, "p"), list[str]()
     process.after(1.0, lambda: done.append("first"))
     process.after(2.0, lambda: done.append("second"))
@@ -121,7 +121,7 @@ def connected(env: Environment) -> tuple[Network, Wire, Recorder, Recorder]:
     return network, wire, here, there
 
 
-def test_who_waits_until_a_time_by_a_skewed_clock_gets_there_at_last() -> None:
+def test_a_wait_until_a_time_of_a_skewed_clock_ends() -> None:
     rng = Random(7)
 
     async def until(process: Process, deadline: float, signal: Signal) -> None:
@@ -146,10 +146,10 @@ def test_messages_come_in_order_and_then_the_end(env: Environment) -> None:
     env.run(never, 2.0)
     assert there.items == list(range(50))
     assert there.over
-    assert not here.over, "who closes is not told"
+    assert not here.over, "the end that closes is not notified"
 
 
-def test_a_blocked_way_holds_back_and_loses_nothing(env: Environment) -> None:
+def test_a_blocked_direction_delays_and_loses_nothing(env: Environment) -> None:
     network, wire, here, there = connected(env)
     network.block(("c", "s"))
     for number in range(5):
@@ -157,13 +157,13 @@ def test_a_blocked_way_holds_back_and_loses_nothing(env: Environment) -> None:
         wire.send(number, dialler=False)
     env.run(never, 2.0)
     assert there.items == []
-    assert here.items == [0, 1, 2, 3, 4], "the other way is open"
+    assert here.items == [0, 1, 2, 3, 4], "the other direction is open"
     network.unblock(("c", "s"))
     env.run(never, 3.0)
     assert there.items == [0, 1, 2, 3, 4]
 
 
-def test_a_reset_loses_the_last_of_what_was_under_way_and_both_are_reported(env: Environment) -> None:
+def test_a_reset_loses_the_last_items_in_flight_and_notifies_both_ends(env: Environment) -> None:
     _, wire, here, there = connected(env)
     for number in range(20):
         wire.send(number, dialler=True)
@@ -174,7 +174,7 @@ def test_a_reset_loses_the_last_of_what_was_under_way_and_both_are_reported(env:
     assert there.over
 
 
-def test_without_power_nothing_is_reported_until_it_is_back(env: Environment) -> None:
+def test_a_power_cut_is_reported_only_when_the_machine_is_up_again(env: Environment) -> None:
     network, wire, here, _ = connected(env)
     network.process_died(wire.processes[1], power=True)
     wire.send(1, dialler=True)
@@ -185,8 +185,8 @@ def test_without_power_nothing_is_reported_until_it_is_back(env: Environment) ->
     assert here.over
 
 
-def test_who_inspects_a_disk_from_outside_calls_nothing_of_it() -> None:
-    """So the power that goes at a certain call goes in the server, never in the nemesis or an oracle."""
+def test_inspecting_a_disk_makes_no_disk_call() -> None:
+    """So a power cut at a certain call happens in the server, never in the nemesis or an oracle."""
     disk = SimDisk()
     disk.put("d/a/two", b"2")
     disk.put("d/a/one", b"1")

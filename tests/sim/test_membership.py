@@ -26,7 +26,7 @@ from tests.sim.oracles.accepted import Loss
 from tests.sim.oracles.members import check_records
 from tests.sim.oracles.oracle import ViolationError
 from tests.sim.run import run_seed
-from tests.sim.store.server import Machine
+from tests.sim.store.machine import Machine
 
 SEEDS = [seed for seed in range(1, 1000) if has_operator(RandomStreams(seed))][:12]
 
@@ -35,7 +35,8 @@ FOUND_SOON = {
     "records_are_not_decided": 12,
     "repair_reads_nothing": 25,
 }
-"""With how many runs with an operator they may take. The others are hunted by hand, or shown by stories."""
+"""Planted bugs, with the maximum number of runs with an operator. The others are hunted by hand, or change
+stories."""
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +53,7 @@ def env() -> Iterator[Environment]:
 
 
 class Sleeper(Guest):
-    """Notes the time after each sleep; what it has in `finally` takes a while."""
+    """Notes the time after each sleep; its `finally` block takes a while."""
 
     def __init__(self, env: Environment) -> None:
         super().__init__(env, "sleeper")
@@ -91,17 +92,17 @@ def test_two_guests_take_turns_in_one_thread(env: Environment) -> None:
     other.kill()
 
 
-def test_a_killed_guest_ends_at_once_and_the_world_does_not_wait_for_it(env: Environment) -> None:
+def test_a_killed_guest_ends_at_once_and_virtual_time_does_not_advance(env: Environment) -> None:
     sleeper = Sleeper(env)
     env.run(None, 1.5)
     sleeper.kill()
     assert env.now == 1.5
-    assert sleeper.left == [6.5], "its tasks went on alone, by its clock, to their end"
+    assert sleeper.left == [6.5], "its tasks continued to their end by its own clock"
     env.run(None, 9.0)
     assert sleeper.noted == [1.0]
 
 
-def test_what_goes_wrong_in_a_guest_goes_wrong_in_the_run(env: Environment) -> None:
+def test_an_error_in_a_guest_is_raised_in_the_run(env: Environment) -> None:
     async def main() -> None:
         raise ValueError("a bug")
 
@@ -123,7 +124,7 @@ def test_two_records_of_one_generation_are_noticed(env: Environment) -> None:
         check_records([one, other])
 
 
-def test_after_an_accepted_loss_all_that_the_survivors_held_is_found_and_no_more_is_asked_for() -> None:
+def test_after_an_accepted_loss_all_that_the_survivors_had_is_found_and_no_more_is_required() -> None:
     # EVIDENCE-OF: P-5
     history = History(loss=Loss({"d"}, held={"d": [1, 2]}))
     line = history.line("d")
@@ -136,10 +137,10 @@ def test_after_an_accepted_loss_all_that_the_survivors_held_is_found_and_no_more
     history.continues_after_loss("d", [1, 2, 4])
     assert (line.acknowledged, line.returned) == ([1, 2], [1, 2])
     history.continues_after_loss("d", [1])
-    assert line.acknowledged == [1, 2], "from then on it is a directory as any other"
+    assert line.acknowledged == [1, 2], "after that it is a directory like any other"
 
 
-def test_an_accepted_loss_counts_from_the_record_on_that_was_forced_for_it() -> None:
+def test_an_accepted_loss_counts_from_its_forced_record_on() -> None:
     cluster = MembershipCluster(SEEDS[0], Trace())
     cluster.history.durable["d", "x"] = 10
     cluster.history.loss = Loss(set(), era=0, bytes={("d", "x"): 0})

@@ -17,11 +17,11 @@ from tests.sim.visitors.crowd import has_visitors
 
 SEEDS = [seed for seed in range(1, 400) if has_visitors(RandomStreams(seed))][:8]
 FOUND_SOON = {
-    "version_0_tells_written_as_synced": 40,
+    "version_0_reports_written_as_synced": 40,
     "streams_lock_nothing": 5,
     "prefix_digests_are_not_compared": 10,
 }
-"""With how many runs with visitors they may take."""
+"""Planted bugs, with the maximum number of runs with visitors."""
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,7 @@ def quiet() -> Iterator[None]:
 
 
 # EVIDENCE-OF: P-1, P-3, P-8
-def test_who_comes_without_a_claim_is_told_the_truth() -> None:
+def test_clients_without_a_claim_receive_correct_reports() -> None:
     seen = Counter[str]()
     for seed in SEEDS:
         result = run_seed(seed)
@@ -45,7 +45,7 @@ def test_who_comes_without_a_claim_is_told_the_truth() -> None:
     assert seen["answer: DIGEST_MISMATCH"]
 
 
-def test_what_damage_has_taken_from_a_file_is_not_missed_again_when_its_server_tells_of_less() -> None:
+def test_bytes_lost_to_damage_are_not_missed_again_after_its_server_reports_less() -> None:
     one = machine()
     file = one.loose["f"]
     file.streamed(bytes(30))

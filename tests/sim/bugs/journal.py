@@ -29,7 +29,7 @@ def one_claim_is_enough() -> list[Patch]:
 
 
 def _believed(opened: DirectoryOpened) -> DirectoryOpened:
-    """The same, with nothing said of damage."""
+    """Return the same answer without reports of damage."""
     clean = tuple(ObjectInfo(info.name, info.received, info.synced, info.digest) for info in opened.entries)
     return DirectoryOpened(opened.epoch, opened.writer_id, clean)
 
@@ -55,7 +55,7 @@ def damaged_copies_have_answered() -> list[Patch]:
 
 @bug("R4, row 20")
 def sizes_are_read_before_the_claim() -> list[Patch]:
-    """A take-over goes by what the members said when they were looked at."""
+    """A take-over uses the sizes that the members reported to the read view before the claim."""
     inspect, member_claimed = sim_store.SimStore.inspect, SimClaim.member_claimed
 
     async def inspected(self: sim_store.SimStore, directory: str, **how: Any) -> Any:
@@ -64,7 +64,7 @@ def sizes_are_read_before_the_claim() -> list[Patch]:
 
     def claimed(self: SimClaim, link: Any, opened: DirectoryOpened) -> None:
         member_claimed(self, link, opened)
-        seen = getattr(self.store, "seen", None)  # a region's claims look by themselves
+        seen = getattr(self.store, "seen", None)  # a region's claims have read views of their own
         before = seen.answers.get(link.server_id) if seen is not None else None
         if before is not None and link.server_id in self.answers:
             self.answers[link.server_id] = dict(before)
@@ -74,7 +74,7 @@ def sizes_are_read_before_the_claim() -> list[Patch]:
 
 @bug("R6")
 def offsets_decide_and_not_pointers() -> list[Patch]:
-    """Of the segment below, all that there is belongs to the chain, not what its successor stands on."""
+    """All bytes of the previous segment belong to the chain, not only those that its successor refers to."""
 
     def below(self: walk.ChainWalk, start: SegmentStart) -> Any:
         if start.predecessor is None:
@@ -94,7 +94,7 @@ def offsets_decide_and_not_pointers() -> list[Patch]:
 
 @bug("R9")
 def records_do_not_wait_for_the_one_before() -> list[Patch]:
-    """In a chain that is not pipelined, where a record proves the one before it."""
+    """In a chain that is not pipelined, in which a record proves the previous one."""
     wait_synced = ChainWriter.wait_synced
 
     async def wait(self: ChainWriter, position: Any = None) -> None:
@@ -130,7 +130,7 @@ def a_lost_member_is_done_without() -> list[Patch]:
 
 @bug("row 17")
 def a_lost_answer_is_taken_for_success() -> list[Patch]:
-    """What was under way when a session ended counts as synced there."""
+    """What was in flight when a session ended counts as synced there."""
     original = Link._left
 
     def left(self: Link, why: str) -> None:
@@ -178,7 +178,7 @@ def own_start_is_not_waited_for() -> list[Patch]:
 
 
 @bug("R10, row 24")
-def readers_are_shown_everything() -> list[Patch]:
+def readers_receive_everything() -> list[Patch]:
     def held(quorums: Any, seen: Any, claims: Any, filled: Any) -> int:
         del quorums, claims, filled
         return int(seen.longest)

@@ -1,4 +1,4 @@
-"""Stores that change: who counts, from when on, and what a copy is worth. Found in runs with an operator."""
+"""Stores that change: which members and copies count, and from when on. Found in runs with an operator."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +21,7 @@ from tests.sim.nemesis import plan
 
 
 def _has(*kinds: str) -> Callable[[RandomStreams], bool]:
-    """Runs with an operator in which one of those happens."""
+    """Return whether a run has an operator and one of these faults."""
 
     def has(rng: RandomStreams) -> bool:
         return has_operator(rng) and any(fault.kind in kinds for fault in plan(RandomStreams(rng.seed)))
@@ -52,12 +52,12 @@ def old_set_alone_acknowledges() -> list[Patch]:
 def claims_are_not_carried_over() -> list[Patch]:
     original = Filling._look
 
-    async def look(self: Filling, name: str) -> DirectoryGoal:
+    async def without_claim(self: Filling, name: str) -> DirectoryGoal:
         wanted = await original(self, name)
         wanted.epoch, wanted.writer_id = 0, NO_ID
         return wanted
 
-    return [(Filling, "_look", look)]
+    return [(Filling, "_look", without_claim)]
 
 
 @bug("decision 0010: tell_again", where=has_operator)
@@ -69,7 +69,7 @@ def watermarks_outlive_their_generation() -> list[Patch]:
 
 
 @bug("decision 0010: refuse_stale", where=has_operator)
-def servers_go_on_with_older_generations() -> list[Patch]:
+def servers_continue_with_older_generations() -> list[Patch]:
     return [(Greetings, "_end_older_generations", lambda self, record: None)]
 
 

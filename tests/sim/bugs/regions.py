@@ -1,4 +1,4 @@
-"""Regions: what is durable before it counts, which life a message is of, where a restore stands."""
+"""Regions: what is durable before it counts, the incarnation of a message, the position of a restore."""
 
 from functools import partial
 from typing import Any
@@ -45,7 +45,7 @@ def _one_may_be_missing(self: PendingCut) -> list[int]:
 
 @of_regions("row 33: a cut with a vote missing")
 def a_vote_may_be_missing() -> list[Patch]:
-    """Who has not voted is taken to be where the last cut left it."""
+    """A worker that has not voted counts as being at the last checkpoint."""
     original = PendingCut.build
 
     def build(self: PendingCut, parent: Any, *args: Any) -> Any:
@@ -74,7 +74,7 @@ def partial_manifest() -> list[Patch]:
         )
 
     def check(cut: Any, **others: Any) -> None:
-        """Whatever it is."""
+        """Accept any checkpoint."""
 
     return [
         (PendingCut, "missing", _one_may_be_missing),
@@ -160,7 +160,8 @@ def longest_state_is_restored() -> list[Patch]:
 
 @of_regions("R12, V11: votes of an earlier incarnation count")
 def votes_of_any_incarnation() -> list[Patch]:
-    """A cut is asked for again, with the number that the reset left free: who voted then has voted."""
+    """A checkpoint is requested again with the number that the reset left free, and the earlier votes
+    count."""
     votes: dict[tuple[int, int], dict[int, Prepared]] = {}
     original, reset = Checkpointing.request_cut, Recovery.reset
 
@@ -196,8 +197,8 @@ def _always_aligned(self: Schedule, step: int, watermark: Any) -> None:
 
 @of_regions("row 35: frames of any incarnation are taken")
 def frames_of_any_incarnation() -> list[Patch]:
-    """And a link outlives the incarnation that it was dialled for. Each alone does no harm: a link that
-    ends with its incarnation brings nothing of it to the next, and frames say which they are of."""
+    """Also, a link outlives the incarnation for which it was dialed. Each alone does no harm: a link that
+    ends with its incarnation delivers nothing to the next, and frames contain their incarnation."""
     admits, take = IncomingFrames.admits, IncomingFrames.take
 
     async def serve_peer(self: WorkerIncarnation, channel: Any, hello: Any) -> None:
@@ -252,8 +253,8 @@ def sources_are_ahead_of_the_cut() -> list[Patch]:
 
 @of_regions("the final cut comes before the last rows")
 def exhausted_too_early() -> list[Patch]:
-    """Told as soon as the last row is read. (At the end of a step it would be in time, as steps run ahead by
-    two at most: a peer that has not ended the step before the last would hold up this one.)"""
+    """Reported as soon as the last row is read. (At the end of the step it would be early enough: steps run
+    ahead by at most two, so a peer that has not ended the step before the last would delay this one.)"""
     produce = CircuitIncarnation._produce
 
     def note(self: CircuitIncarnation) -> None:
@@ -302,7 +303,7 @@ def outputs_are_not_fenced() -> list[Patch]:
 
 @of_regions("a barrier overtakes data: a marker that is late is not waited for")
 def barrier_overtakes_data() -> list[Patch]:
-    """A step is run with what is there of it; what comes later goes into the next one."""
+    """A step runs with what has arrived of it; what arrives later is added to the next one."""
     data, step_end, missing = Alignment.data, Alignment.step_end, Alignment.missing
 
     def late_data(self: Alignment[Any], sender: int, step: int, seq: int, item: Any) -> None:
@@ -336,7 +337,8 @@ def barrier_overtakes_data() -> list[Patch]:
 
 @of_regions("R14: DELETE before the release is acknowledged")
 def deletes_when_it_votes() -> list[Patch]:
-    """A worker takes a cut that it votes for as committed, and deletes what that one needs no more."""
+    """A worker treats a checkpoint as committed when it votes, and deletes what that checkpoint does not
+    need."""
     original = Journals.prepare
 
     async def prepare(self: Journals, taken: Any) -> Any:
@@ -357,7 +359,7 @@ def only_the_last_cut_has_floors() -> list[Patch]:
 
 @of_regions("R14: what is not there is empty")
 def a_missing_segment_is_empty() -> list[Patch]:
-    """Too much was deleted, and a take-over that finds nothing at its position says that nothing was."""
+    """Too much was deleted, and a take-over that finds nothing at its position treats the chain as empty."""
     at_position = TakeOver._at_position
 
     def empty(self: TakeOver, at: Any) -> Any:

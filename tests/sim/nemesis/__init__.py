@@ -1,12 +1,12 @@
-"""The faults of a run: planned from the seed before it begins, each with a moment and numbers of its own.
+"""The faults of a run, planned from the seed before it begins, each with its own moment and random stream.
 
-So a fault can be left out and the others stay what they are: that is how a failing run is made small. Each
-seed switches whole kinds off, and gives the others weights (swarm testing): constant faults of all kinds hide
-what needs one kind alone. Some seeds are about scripts, which need time and quiet: few other kinds, and fewer
-faults.
+So a fault can be left out without changing the others, which is how a failing run is reduced. Each seed
+disables most kinds and gives the others weights (swarm testing), because constant faults of all kinds hide
+bugs that need one kind alone. Some seeds use scripts, which need time without other faults: they have few
+other kinds, and fewer faults.
 
-A kind is a function of the cluster and a fault; the table names them all. The promise (P-5) bounds what may
-be damaged: the disks of one machine per run, at most Qa - 1 of them.
+A kind is a function of the cluster and a fault; the table names all of them. The promise (P-5) allows
+damage on Qa - 1 members; a run damages the disk of one machine only.
 """
 
 from random import Random
@@ -64,7 +64,7 @@ KINDS: Final[dict[str, Kind]] = {
     **scripts.KINDS,
 }
 RARE: Final[dict[str, Kind]] = {"full_at_the_start": disks.full_at_the_start}
-"""Kinds that few runs have, planned by a stream of their own: one of them comes two or three times."""
+"""Kinds that few runs have, planned by a stream of their own: one of them happens two or three times."""
 _RARE_SHARE: Final = 0.06
 TROUBLES: Final[dict[str, Kind]] = {
     "no_descriptors": troubles.no_descriptors,
@@ -74,7 +74,7 @@ TROUBLES: Final[dict[str, Kind]] = {
     "failing_medium": troubles.failing_medium,
     "removed_directory": troubles.removed_directory,
 }
-"""Kinds planned by another stream: some of them come several times in a part of the runs."""
+"""Kinds planned by another stream: some of them happen several times in a part of the runs."""
 TROUBLED_SHARE: Final = 0.15
 OF_OPERATORS: Final[dict[str, Kind]] = {
     "replace": membership.replace,
@@ -90,10 +90,10 @@ ACTS: Final[dict[str, Kind]] = {
     "damaged_ahead": membership.damaged_ahead,
     "lose_too_many": membership.lose_too_many,
 }
-"""Kinds that come there once a run, in some runs, by a stream of their own."""
+"""Kinds that happen at most once in a run with an operator, planned by a stream of their own."""
 _ACTS_SHARE: Final = {"two_replacements": 0.3, "damaged_ahead": 0.2, "lose_too_many": 0.25}
 BESIDE_OPERATORS: Final = tuple(kind for kind in KINDS if kind not in scripts.KINDS)
-"""Other kinds that they have. Plays know no change of members."""
+"""Other kinds in runs with an operator. Scripts do not support changes of members."""
 ALL_KINDS: Final = {
     **KINDS,
     **RARE,
@@ -105,19 +105,19 @@ ALL_KINDS: Final = {
     **ACTS,
 }
 FAULTS_MEAN: Final = (12, 24, 48, 96)
-"""Of servers, writers and paths, in a run; how many it is, chance decides."""
+"""Mean numbers of faults of servers, writers and paths in a run, of which one is drawn."""
 
 _SCRIPTED: Final = 0.5
-"""The part of the seeds that is about scripts."""
+"""The share of the seeds that use scripts."""
 
 
 def safety_s(streams: RandomStreams) -> float:
-    """For how long faults strike, in virtual seconds. A region needs some for a cut, and for a reset."""
+    """Return for how many virtual seconds faults happen. A region needs time for checkpoints and resets."""
     return 11.0 if has_region(streams) else 8.0
 
 
 def plan(streams: RandomStreams) -> list[Fault]:
-    """The faults of a run."""
+    """Return the faults of a run."""
     rng, seconds = streams.nemesis, safety_s(streams)
     scripted = rng.random() < _SCRIPTED
     weights = _of_operators(rng) if has_operator(streams) else _weights(rng, scripted=scripted)
@@ -141,7 +141,8 @@ def plan(streams: RandomStreams) -> list[Fault]:
 
 
 def has_troubles(streams: RandomStreams) -> bool:
-    """Whether a run has kinds of `TROUBLES`. None with an operator: disks have fates enough there."""
+    """Return whether a run has kinds of `TROUBLES`. Runs with an operator have none: they have many disk
+    faults."""
     return not has_operator(streams) and streams.stream("troubles").random() < TROUBLED_SHARE
 
 
@@ -183,7 +184,7 @@ def _acts(streams: RandomStreams, seconds: float, first: int) -> list[Fault]:
 
 
 def _weights(rng: Random, *, scripted: bool) -> dict[str, float]:
-    """Which kinds a run has, and how often one comes beside another."""
+    """Draw which kinds a run has, and their weights."""
     weights: dict[str, float] = {}
     for kind in KINDS:
         on, weight = rng.random(), rng.choice([0.3, 1.0, 3.0])
@@ -196,7 +197,7 @@ def _weights(rng: Random, *, scripted: bool) -> dict[str, float]:
 
 
 def _of_operators(rng: Random) -> dict[str, float]:
-    """The same of a run with an operator."""
+    """Draw the kinds and weights of a run with an operator."""
     kinds = [*BESIDE_OPERATORS, *OF_OPERATORS]
     weights: dict[str, float] = {kind: rng.choice([0.3, 1.0, 3.0]) for kind in kinds if rng.random() < 0.4}
     return weights or {rng.choice(kinds): 1.0}
@@ -208,7 +209,7 @@ def plan_of(seed: int) -> list[Fault]:
 
 
 def strike(cluster: "Cluster", fault: Fault) -> None:
-    """Let the fault happen."""
+    """Perform the fault."""
     cluster.note("nemesis", f"{fault} for {fault.seconds:.3f} s")
     before = conditions(cluster) if cluster.env.trace.kept else {}
     cluster.history.sometimes[f"fault: {fault.kind}"] += 1

@@ -29,15 +29,15 @@ def full_disk(cluster: "Cluster", fault: Fault, rng: Random) -> None:
 
 
 def stalled_disk(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """A disk does nothing at all for seconds, or longer than anybody has patience."""
+    """A disk hangs for seconds, or longer than all time-outs."""
     machine = rng.choice(cluster.machines)
     machine.hangs = True
     cluster.env.after(rng.choice([1.0, 3.0, 10.0, 60.0]) * (0.5 + rng.random()), machine.go_on)
 
 
 def short_of_space(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """Room comes and goes in moments, while a writer is in a hurry: of appends under way one may fit and the
-    one before it not."""
+    """Space becomes available and full again in moments, while a writer appends fast: of the appends in
+    flight one may fit although the one before it did not."""
     machine, env = rng.choice(cluster.machines), cluster.env
     for writer in cluster.living_writers():
         writer.hurries_until = env.now + 0.3
@@ -50,7 +50,7 @@ def short_of_space(cluster: "Cluster", fault: Fault, rng: Random) -> None:
 
 
 def sync_error(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """One failed sync; what it was to write is forgotten, and later ones succeed."""
+    """One sync fails; the data that it should have written is lost, and later syncs succeed."""
     machine = rng.choice(cluster.machines)
     if cluster.may_fail(machine):
         machine.had_errors = True
@@ -65,8 +65,8 @@ def write_error(cluster: "Cluster", fault: Fault, rng: Random) -> None:
 
 
 def failed_sync_then_power(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """A failed sync, a restart that finds the lost bytes in the cache, a power cut that shows they are not on
-    the platters."""
+    """A failed sync, a restart that finds the lost bytes in the cache, and a power cut after which they are
+    not on the platters."""
     machine, env = cluster.victim, cluster.env
     if not cluster.may_fail(machine):
         return
@@ -90,7 +90,8 @@ def failed_sync_then_power(cluster: "Cluster", fault: Fault, rng: Random) -> Non
 
 
 def wipe(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """The disk of the one machine that may be damaged is lost; it comes back empty, as another server."""
+    """The disk of the one machine that may be damaged is lost; the machine returns empty, as another
+    server."""
     machine = cluster.victim
     if cluster.may_lose(machine):
         cluster.lose(machine, rng.randbytes(16))
@@ -98,8 +99,8 @@ def wipe(cluster: "Cluster", fault: Fault, rng: Random) -> None:
 
 
 def full_at_the_start(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """The power goes while appends wait for slow syncs; when it is back there is no room for a copy of what
-    is torn (case N of a start)."""
+    """The power fails while appends wait for slow syncs; when it returns there is no space for a copy of the
+    torn tail (case N of a start)."""
     machine, env = rng.choice(cluster.machines), cluster.env
     machine.slowness = 300.0
     for writer in cluster.living_writers():

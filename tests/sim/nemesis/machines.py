@@ -1,10 +1,10 @@
-"""Servers that die, lose their power, or stand still for a while."""
+"""Servers that are killed, lose their power, or are paused for a while."""
 
 from random import Random
 from typing import TYPE_CHECKING
 
 from tests.sim.nemesis.fault import Fault
-from tests.sim.store.server import Machine
+from tests.sim.store.machine import Machine
 
 if TYPE_CHECKING:
     from tests.sim.run import Cluster

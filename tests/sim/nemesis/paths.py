@@ -1,4 +1,4 @@
-"""Connections that are held back one way or both, late, thin, refused, reset, or not as dead as they look."""
+"""Faults of connections: blocked one way or both, late, thin, refused, reset, or zombie connections."""
 
 from random import Random
 from typing import TYPE_CHECKING
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def block(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """Some paths, one way or both, between some machines and some or all clients."""
+    """Block some paths, one way or both, between some machines and some or all clients."""
     machines = rng.sample(cluster.machines, rng.randint(1, len(cluster.machines)))
     clients = cluster.client_names()
     chosen = clients if rng.random() < 0.5 else rng.sample(clients, rng.randint(1, len(clients)))
@@ -38,7 +38,7 @@ def reset(cluster: "Cluster", fault: Fault, rng: Random) -> None:
 
 
 def thin(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """A line that carries a KiB a second, one way or both."""
+    """A path that carries one KiB per second, one way or both."""
     machine, client = rng.choice(cluster.machines), rng.choice(cluster.client_names())
     ways = [(machine.name, client), (client, machine.name)]
     for path in ways if rng.random() < 0.5 else [rng.choice(ways)]:
@@ -55,7 +55,7 @@ def bar(cluster: "Cluster", fault: Fault, rng: Random) -> None:
 
 
 def zombie_connection(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """Connections end for the client, which dials anew; what it had sent on them arrives after that."""
+    """Connections end for the client, which dials again; what it had sent on them arrives later."""
     wires = [wire for wire in cluster.network.wires if wire.open and not wire.muted]
     for wire in rng.sample(wires, min(len(wires), rng.randint(1, 4))):
         wire.haunt(fault.seconds)

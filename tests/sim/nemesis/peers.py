@@ -1,4 +1,4 @@
-"""Misbehaving clients: they request too much at once, or what no client may have.
+"""Misbehaving clients: they send too many requests at once, or a forbidden claim.
 
 Each is a process with one session, which ends with the fault.
 """
@@ -16,7 +16,7 @@ from tests.sim.store.session import Session
 
 if TYPE_CHECKING:
     from tests.sim.run import Cluster
-    from tests.sim.store.server import Machine
+    from tests.sim.store.machine import Machine
 
 _Visit = Callable[[Session], Awaitable[None]]
 

@@ -1,7 +1,6 @@
 """Drivers and workers of a region that die, lose power, pause, run twice, or lose their links.
 
-As in `clients`. Every kind leaves a run without a region, or without a living process of that kind,
-unchanged.
+As in `clients`. A kind has no effect in a run without a region, or without a living process of that kind.
 """
 
 from random import Random
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from tests.sim.run import Cluster
 
 DRIVERS_MAX: Final = 3
-"""That live at a time."""
+"""Maximum number of drivers at a time."""
 MOMENTS: Final = (
     "event: ManifestOpened",
     "event: CutAppended",
@@ -32,7 +31,7 @@ MOMENTS: Final = (
     "appends a cut",
     "manifest opens",
 )
-"""Steps of a coordinator and its workers, before and behind which one of them dies."""
+"""Steps of a coordinator and its workers, at or after which one of them dies."""
 
 
 def kill_worker(cluster: "Cluster", fault: Fault, rng: Random) -> None:
@@ -61,7 +60,7 @@ def pause_worker(cluster: "Cluster", fault: Fault, rng: Random) -> None:
 
 
 def zombie_worker(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """A worker sleeps; its driver dies, or loses it from sight, and another takes its place; it wakes up."""
+    """A worker is paused; its driver dies, or cannot reach it, and another replaces it; then it continues."""
     worker, driver = _worker(cluster, rng), _driver(cluster, rng)
     if worker is None or driver is None:
         return
@@ -82,7 +81,7 @@ def kill_driver(cluster: "Cluster", fault: Fault, rng: Random) -> None:
 
 
 def kill_at_a_step(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """The next time a certain step is taken, a driver or a worker dies: at once, or a moment after."""
+    """The next time a certain step happens, a driver or a worker dies: at once, or a moment later."""
     region = cluster.region
     if region is None:
         return
@@ -111,7 +110,7 @@ def pause_driver(cluster: "Cluster", fault: Fault, rng: Random) -> None:
 
 
 def second_driver(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """Another driver of the same region, where one is at work, or asleep."""
+    """Another driver of the same region, while one runs or is paused."""
     region = cluster.region
     living = [] if region is None else [one for one in region.drivers if one.alive and one.end is None]
     if region is None or region.finished or not living or len(living) >= DRIVERS_MAX:
@@ -135,7 +134,8 @@ def break_link(cluster: "Cluster", fault: Fault, rng: Random) -> None:
 
 
 def hold_link(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """What one process of the region sends another comes late: after what followed elsewhere, or a reset."""
+    """What one process of the region sends another arrives late: after later messages of others, or a
+    reset."""
     names = _names(cluster.region)
     if len(names) > 1:
         here, there = rng.sample(names, 2)
@@ -153,16 +153,16 @@ def bad_row(cluster: "Cluster", fault: Fault, rng: Random) -> None:
 
 
 def user_request(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """A user asks for a cut, a reset, or the end; who stopped it starts it again."""
+    """A user requests a checkpoint, a reset or the end; after the end it is started again."""
     driver = _driver(cluster, rng)
     if driver is not None:
         wanted = rng.choice([CutWanted(), CutWanted(), ResetWanted(), StopWanted()])
-        cluster.history.sometimes[f"asked: {type(wanted).__name__}"] += 1
+        cluster.history.sometimes[f"user request: {type(wanted).__name__}"] += 1
         driver.post(wanted)
 
 
 def pause_region(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """A user has it stand still for a while. Whatever was taken until then is in the last cut."""
+    """A user pauses the region for a while. The last checkpoint contains all input taken until then."""
     driver = _driver(cluster, rng)
     if driver is None:
         return
@@ -186,7 +186,7 @@ def _check_paused(cluster: "Cluster", driver: Driver) -> None:
         if shared.incarnation == state.incarnation and shared.step > state.last_cut.step:
             raise ViolationError(
                 "O7",
-                f"region paused at cut {state.last_cut.cut} of step {state.last_cut.step},"
+                f"region paused at checkpoint {state.last_cut.cut} of step {state.last_cut.step},"
                 f" and worker {worker.index} has ended step {shared.step}",
             )
 
@@ -209,8 +209,8 @@ REGION_KINDS: Final[dict[str, Kind]] = {
 
 
 def plan_region(seed: int, rng: Random, seconds: float, first: int) -> list[Fault]:
-    """The faults of a region in a run that lasts so long, numbered from `first` on. They are few: a region
-    needs some time to come to where the next one hurts."""
+    """Return the faults of a region within `seconds`, numbered from `first` on. They are few, because a
+    region needs time to reach a state in which the next fault matters."""
     on = [kind for kind in REGION_KINDS if rng.random() < 0.4] or [rng.choice(list(REGION_KINDS))]
     pace = rng.choice([0.2, 0.4, 0.8])
     faults: list[Fault] = []

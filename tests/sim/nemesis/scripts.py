@@ -1,20 +1,22 @@
 """Sequences of faults in which the order matters: the common pattern of the violations V1 to V13 of the
-take-over rules, on one directory. Who sees whom, how far each gets and how it ends is drawn for each run of a
-sequence.
+take-over rules, on one directory. Which members each writer reaches, how far it gets and how it ends is drawn
+for each run of a sequence.
 
-    reigns       writer after writer, each seeing only some members; from some stage on, what it sends reaches
-                 fewer still; then it dies, or sleeps and wakes up later, and another sees others (V1, V2, V3,
-                 V5, V6, V8, V9)
-    leftovers    a writer's last records reach some members only, too few; another begins without them, and a
-                 third sees both (V1, V2, V6)
+    reigns       writer after writer, each reaching only some members; from some stage on, its messages reach
+                 fewer; then it dies, or is paused and continues later, and another one reaches others (V1,
+                 V2, V3, V5, V6, V8, V9)
+    leftovers    a writer's last records reach too few members; another begins without them, and a third
+                 reaches both (V1, V2, V6)
     late_syncs   a writer's records wait for their syncs while another claims (V4)
-    old_claims   a writer does not hear that another claims some members; these die, and are up again: the
-                 first has them and those who were never claimed (V5)
-    two_of_three those who acknowledged are one damaged and one away; who was behind is asked (V7)
-    backups      all members but one get back disks from before the journal was, while that one is away (R16)
+    old_claims   a writer is not notified that another claims some members; these crash and restart: the first
+                 writer reaches them and those that were never claimed (V5)
+    two_of_three of the members that acknowledged, one is damaged and one unavailable; the one that lagged is
+                 read (V7)
+    backups      all members but one get back disks from before the journal existed, while that one is
+                 unavailable (R16)
 
-A directory in use by a sequence has no other one, and no other writer is started there. A sequence knows what
-writers can see of each other; it does not know the code's mistakes.
+While a sequence uses a directory, no other sequence and no other writer is started there. A sequence uses
+what writers can observe of each other, not the bugs of the code.
 """
 
 from collections.abc import Callable, Coroutine, Iterator
@@ -30,13 +32,13 @@ from tests.sim.store.writer import GRANTED, RUNNING, SETTLED, Writer
 
 if TYPE_CHECKING:
     from tests.sim.run import Cluster
-    from tests.sim.store.server import Machine
+    from tests.sim.store.machine import Machine
 
 _STAGE_PATIENCE_S = 3.0
 
 
 class Play:
-    """One play: its cluster, its directory, its chances."""
+    """One play: its cluster, its directory, its random stream."""
 
     def __init__(self, cluster: "Cluster", directory: str, rng: Random) -> None:
         self.cluster = cluster
@@ -49,13 +51,14 @@ class Play:
         await self.cluster.nemesis.sleep(seconds)
 
     def clear_the_stage(self) -> None:
-        """Those who write there now die, or sleep for some seconds."""
+        """Kill or pause all writers of the directory."""
         for writer in self.cluster.living_writers():
             if writer.directory == self.directory:
                 self.dismiss(writer)
 
     def dismiss(self, writer: Writer) -> None:
-        """It dies, with its machine or alone, or sleeps and wakes up when others have moved on."""
+        """Kill a writer, with its machine or alone; or pause it and let it continue after others have
+        proceeded."""
         if self.rng.random() < 0.3:
             writer.pause()
             self.cluster.env.after(self.rng.uniform(0.3, 3.0), writer.resume)
@@ -64,13 +67,13 @@ class Play:
             writer.kill()
 
     def read_now(self) -> None:
-        """Readers see what there is at this moment."""
+        """Let the readers of the directory read now."""
         for reader in self.cluster.readers:
             if reader.directory == self.directory:
                 reader.read_now.set()
 
     def enter(self, seen: "list[Machine]") -> Writer:
-        """A new writer, whom all others refuse."""
+        """Start a new writer, which only the machines `seen` accept."""
         writer = self.cluster.new_writer(self.directory)
         for machine in self.cluster.machines:
             if machine not in seen:
@@ -78,21 +81,22 @@ class Play:
         return writer
 
     async def wait_for(self, writer: Writer, stage: str, then: Callable[[], None]) -> bool:
-        """Until the writer gets there, and do that at that very moment; False: it does not, for too long."""
+        """Wait until the writer reaches the stage, and call `then` at that moment. Return False after a
+        time-out."""
         there, reached = Signal(), []
 
-        def hear(now: str) -> None:
+        def on_stage_reached(now: str) -> None:
             if now == stage and not reached:
                 reached.append(now)
                 then()
                 there.set()
 
-        writer.reached = hear
+        writer.reached = on_stage_reached
         await self.cluster.nemesis.wait(there, _STAGE_PATIENCE_S)
         return bool(reached)
 
     def hold(self, writer: Writer, machines: "list[Machine]", seconds: float) -> None:
-        """What the writer sends to these machines from now on is held back, and arrives so much later."""
+        """Delay what the writer sends to these machines from now on by `seconds`."""
         network, env = self.cluster.network, self.cluster.env
         for machine in machines:
             path = (writer.name, machine.name)
@@ -138,7 +142,7 @@ async def _reign(play: Play) -> None:
 
 
 def _meanwhile(play: Play, seen: "list[Machine]") -> None:
-    """A reader looks at what there is at this moment; or a member that was claimed loses its power."""
+    """Let readers read now; or kill a member that was claimed, or cut its power."""
     rng, cluster = play.rng, play.cluster
     what = rng.random()
     if what < 0.35:
@@ -151,7 +155,7 @@ def _meanwhile(play: Play, seen: "list[Machine]") -> None:
 
 
 async def leftovers(play: Play) -> None:
-    """Records that were never acknowledged may return or not, but always the same."""
+    """Records that were never acknowledged may be found later or not, but consistently."""
     rng, cluster = play.rng, play.cluster
     play.clear_the_stage()
     few = rng.sample(cluster.machines, play.quorum - 1)
@@ -183,7 +187,7 @@ async def leftovers(play: Play) -> None:
 
 
 async def late_syncs(play: Play) -> None:
-    """The disks of some members take long; a writer appends, another claims on a quorum of them."""
+    """The disks of some members are slow; a writer appends, another claims on a quorum of them."""
     rng, cluster = play.rng, play.cluster
     play.clear_the_stage()
     first = play.enter(cluster.machines)
@@ -239,8 +243,8 @@ async def old_claims(play: Play) -> None:
 
 
 async def two_of_three(play: Play) -> None:
-    """Some members fall behind; of the others, which are just a quorum, the one that may be damaged is, and
-    the rest is away: who comes then sees it and those behind."""
+    """Some members lag. Of the others, which are exactly a quorum, one is damaged and the rest is
+    unavailable. The next writer reaches the damaged one and those that lag."""
     rng, cluster = play.rng, play.cluster
     victim = cluster.victim
     others = [one for one in cluster.machines if one is not victim]
@@ -277,9 +281,9 @@ async def two_of_three(play: Play) -> None:
 
 
 async def backups(play: Play) -> None:
-    """Disks from before any journal was are put into all members but one, as an operator might who has
-    backups; that one is away meanwhile. More is lost then than the promise allows, but not for good: nothing
-    may be made anew before the one is back (R16)."""
+    """An operator restores the disks of all members but one from backups made before any journal existed,
+    while that one is unavailable. More is missing then than the promise allows, but not forever: no journal
+    may be created again before that member is back (R16)."""
     rng, cluster = play.rng, play.cluster
     machines, others = cluster.machines, [one for one in cluster.directories if one != play.directory]
     keeps = rng.choice(machines)
@@ -310,7 +314,8 @@ async def backups(play: Play) -> None:
 
 
 def _forget_what_no_disk_has(cluster: "Cluster") -> None:
-    """Segments that were on the disks replaced alone, whose claims went with them. (All writers are dead.)"""
+    """Forget the segments that only the replaced disks had, as they had their claims. (All writers are
+    dead.)"""
     cluster.history.forgotten.update(
         (directory, name)
         for directory, name in cluster.history.segments
@@ -319,7 +324,7 @@ def _forget_what_no_disk_has(cluster: "Cluster") -> None:
 
 
 def _all_acknowledged_is_on(cluster: "Cluster", keeps: "Machine") -> bool:
-    """Whether that machine has told each size that a quorum has told."""
+    """Return whether that machine has reported each size that a quorum has reported."""
     for key in cluster.history.segments:
         reported = sorted((machine.reported.get(key, 0) for machine in cluster.machines), reverse=True)
         if keeps.reported.get(key, 0) < reported[cluster.record.ack_quorum - 1]:

@@ -20,10 +20,11 @@ from tests.sim.oracles.oracle import Oracle
 
 if TYPE_CHECKING:
     from tests.sim.run import Cluster
-    from tests.sim.store.server import Machine, Server
+    from tests.sim.store.machine import Machine
+    from tests.sim.store.server import Server
 
 _FILES_BESIDE: int = 64
-"""Marks of directories, and files in use."""
+"""Allowed in addition, for the marks of directories and files in use."""
 
 
 class Caps(Oracle):

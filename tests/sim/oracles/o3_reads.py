@@ -1,5 +1,5 @@
-"""O3: what a reader was shown is in every later take-over, in the same place, and two readers are shown one
-history.
+"""O3: what a reader received is in every later take-over, at the same position, and all readers receive the
+same history.
 """
 
 from typing import TYPE_CHECKING
@@ -19,10 +19,10 @@ class ReadsStay(Oracle):
         line = history.line(directory)
         returned = [number for number in line.returned if line.appended.get(number, 0) < epoch]
         if found[: len(returned)] != returned:
-            self.object(f"epoch {epoch} of {directory} lacks records that a reader was shown")
+            self.object(f"epoch {epoch} of {directory} lacks records that a reader received")
 
     def returned(self, history: "History", directory: str, found: list[int]) -> None:
         returned = history.line(directory).returned
         common = min(len(found), len(returned))
         if found[:common] != returned[:common]:
-            self.object(f"two readers of {directory} were shown different histories")
+            self.object(f"two readers of {directory} received different histories")

@@ -14,11 +14,12 @@ from dos_protocol.messages import ObjectInfo
 if TYPE_CHECKING:
     from tests.sim.history import History
     from tests.sim.run import Cluster
-    from tests.sim.store.server import Machine, Server
+    from tests.sim.store.machine import Machine
+    from tests.sim.store.server import Server
 
 
 class ViolationError(Exception):
-    """A promise is broken. `oracle`: which one saw it."""
+    """A promise is broken. `oracle`: the number of the oracle that detected it."""
 
     def __init__(self, oracle: str, what: str) -> None:
         super().__init__(f"{oracle}: {what}")
@@ -26,21 +27,22 @@ class ViolationError(Exception):
 
 
 class Oracle:
-    """One thing that must be true. It overrides the methods of the events that it uses. `number`: its name.
+    """One condition that must be true. It overrides the methods of the events that it uses. `number`: its
+    name.
 
-    took_over      a take-over is done, its start acknowledged: it found these records
+    took_over      a take-over is done and its start acknowledged; `found`: the records that it read
     acknowledged   a record was acknowledged to its writer
-    showed         a reader was shown these records
-    wrote          a writer handed bytes to its claim
-    refused        a take-over was refused for good
-    listed         a looker was shown a directory of a machine; `told`: what the machine had told before
+    returned       a reader received these records
+    wrote          a writer passed bytes to its claim
+    refused        a take-over was refused permanently
+    listed         an observer received a directory of a machine; `reported`: the sizes reported before
     power_cut      a machine lost its power
-    asked          a server took a frame from a session
-    append_refused a server refused an append
-    acknowledged_bytes  a server told that so much of an object is synced
-    served         a server has done what a session asked, as far as it can now
-    stuck          nothing moved for so long
-    ended          the run is over: the last take-overs and looks are done
+    request_received    a server accepted a frame from a session
+    append_refused      a server refused an append
+    acknowledged_bytes  a server reported that size of an object as synced
+    served         a server has processed the requests of a session, as far as it can now
+    stuck          there was no progress within a time limit
+    ended          the run is over: the last take-overs and reads are done
     """
 
     number = ""
@@ -88,7 +90,7 @@ _off: Final[dict[str, None]] = {}
 
 @contextmanager
 def without(*numbers: str) -> Iterator[None]:
-    """Runs that begin inside have no such oracles."""
+    """Leave out these oracles in runs that begin inside the context."""
     _off.update(dict.fromkeys(numbers))
     try:
         yield
@@ -98,7 +100,7 @@ def without(*numbers: str) -> Iterator[None]:
 
 
 class Bench:
-    """The oracles of one run: `bench.took_over(...)` tells those who want to know."""
+    """The oracles of one run. `bench.took_over(...)` calls those that have this method."""
 
     def __init__(self, kinds: Iterable[type[Oracle]]) -> None:
         self.oracles = [kind() for kind in kinds if kind.number not in _off]

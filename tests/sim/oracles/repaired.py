@@ -1,8 +1,8 @@
-"""O12: damage was found, reported and repaired. After a repair that reports success, each member
-of the store has, whole, all that it ever told of. Damage of platters below a cache that still has the bytes
-is the scrub's to find, not the repair's: it reads what readers see.
+"""O12: damage was found, reported and repaired. After a repair that reports success, each member of the store
+has everything that it ever reported, undamaged. A repair reads what readers see: the scrub must find damage
+of platters that the page cache still hides.
 
-Other oracles leave out what the run itself damaged; this one does not.
+Other oracles ignore what the run itself damaged; this one does not.
 """
 
 from typing import TYPE_CHECKING
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 
 def check_repaired(cluster: "MembershipCluster") -> None:
-    """Raises ViolationError. A copy that is whole and short is its writer's to fill; what a lost disk had
-    told is forgotten with it."""
+    """Check the copies after a repair. Raises ViolationError. The writer fills a copy that is short and
+    undamaged; what was reported from a lost disk does not count."""
     for machine in cluster.machines:
         member = cluster.record.member(machine.identity)
         for (directory, name), reported in machine.reported.items() if member is not None else ():
             if directory == LOOSE:
-                continue  # of one server alone, never claimed: repair leaves it alone, as it should
+                continue  # on one server only and never claimed: repair ignores it, as specified
             path = f"d/{directory}/{name}"
             data = machine.disk.content(path) or b""
             whole, end = whole_of(data, object_seed(directory, name))
             if len(whole) < reported and end < len(data):
-                how = "damage was not found" if path in machine.damaged else "nobody knows why"
+                how = "damage was not found" if path in machine.damaged else "for an unknown reason"
                 raise ViolationError(
                     "O12", f"{machine.name} has {len(whole)} of {reported} bytes of {path}: {how}"
                 )

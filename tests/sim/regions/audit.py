@@ -1,7 +1,7 @@
 """Reads a region's journals at the end of a run: the manifest's checkpoints, and the state of each worker at
 one.
 
-It uses the journal's own code, as a restore does, and judges nothing.
+It uses the journal's own code, as a restore does, and checks nothing.
 """
 
 from contextlib import aclosing
@@ -17,7 +17,7 @@ from tests.sim.regions.region import Region
 
 
 def retained_of(cuts: list[Cut]) -> list[Cut]:
-    """What a manifest with these cuts promises to be restorable."""
+    """Return the checkpoints that a manifest with these checkpoints retains."""
     return [cut for cut in cuts if cut.cut in cuts[-1].retained]
 
 
@@ -60,7 +60,7 @@ class Auditor(Process):
             except QuorumUnavailableError:
                 await self.sleep(1.0)
         claim = await self._host.claim(directory, view.epoch_seen + 1)
-        assert claim is not None, "its patience has no end"
+        assert claim is not None, "it waits without a limit"
         return claim
 
     async def _state(self, claim: RegionClaim, cut: Cut, worker: int) -> dict[str, int]:

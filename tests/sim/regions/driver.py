@@ -1,7 +1,6 @@
 """The coordinator's process: the real core, its manifest, its links.
 
-It passes events in and performs effects in order, as `checkpoint.coordinator.shell` does, and decides
-nothing.
+It passes events to the core and performs its effects in order, as `checkpoint.coordinator.shell` does.
 """
 
 from collections import deque
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class WatchedState(CoordinatorState):
-    """The state of the core, whose moves are counted."""
+    """The state of the core, with counted transitions."""
 
     def __init__(self, region: "Region") -> None:
         super().__init__(region.spec)
@@ -80,7 +79,7 @@ class Driver(Process):
         self.post(Begin())
 
     def post(self, event: Event) -> None:
-        """An event for the core, after those posted before."""
+        """Schedule an event for the core, after those posted before."""
         self.soon(lambda: self._handle(event))
 
     def _handle(self, event: Event) -> None:
@@ -116,7 +115,7 @@ class Driver(Process):
                 if channel is not None and not channel.over:
                     channel.send(control_frame(message))
             case NotifyObservers(event):
-                self._tell(event)
+                self._log(event)
             case OpenManifest() | AppendCut():
                 self._order(effect)
             case LaunchWorker(worker, attempt):
@@ -133,12 +132,12 @@ class Driver(Process):
             case End():
                 self._ended(effect)
 
-    def _tell(self, event: object) -> None:
+    def _log(self, event: object) -> None:
         if isinstance(event, StateChanged):
             self.region.saw(f"region: {event.state.name}")
             self.note(f"{event.state.name} {event.reason}")
         elif isinstance(event, CutCommitted):
-            self.note(f"cut {event.cut} at step {event.step} is committed")
+            self.note(f"checkpoint {event.cut} at step {event.step} is committed")
         elif isinstance(event, WorkerLost):
             self.note(f"worker {event.worker} is lost: {event.reason}")
 
@@ -149,7 +148,7 @@ class Driver(Process):
             channel.close()
         self.soon(lambda: self.soon(lambda: self.region.driver_ended(self, end)))
 
-    # The manifest: one thing at a time; an opening voids what the one before was doing
+    # The manifest: one order at a time; an opening cancels the order in progress
 
     def _order(self, order: OpenManifest | AppendCut) -> None:
         if isinstance(order, AppendCut):
@@ -166,9 +165,9 @@ class Driver(Process):
         if (self._working is not None and not self._working.done) or not self._orders:
             return
         order = self._orders.popleft()
-        self._working = self.start("manifest", self._obey(order))
+        self._working = self.start("manifest", self._execute(order))
 
-    async def _obey(self, order: OpenManifest | AppendCut) -> None:
+    async def _execute(self, order: OpenManifest | AppendCut) -> None:
         try:
             if isinstance(order, OpenManifest):
                 await self.manifest.open(order)

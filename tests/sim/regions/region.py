@@ -1,6 +1,6 @@
 """A region of a run: its task, its drivers and workers, and the restart of drivers.
 
-The region as its operators see it. Cores and tasks are in `driver`, `worker` and `life`.
+Cores and tasks are in `driver`, `worker` and `worker_incarnation`.
 """
 
 from collections import Counter
@@ -34,17 +34,17 @@ RUNS_WITH_ONE: Final = 8
 SINKS: Final = ("rows", "counts")
 STEP_ROWS: Final = 3
 FOR_A_PERSON: Final = ("consecutive resets", "did not join within")
-"""Ends after which an operator starts the region again; any other failure is one that no fault explains."""
+"""Ends after which an operator starts the region again. No fault explains any other failure."""
 
 
 def has_region(rng: RandomStreams) -> bool:
-    """Whether the run of that seed has one."""
+    """Return whether the run of that seed has a region."""
     return rng.stream("region").randrange(RUNS_WITH_ONE) == 0
 
 
 @cache
 def _plan() -> GraphPlan:
-    """The graph of every region: rows by their word, as they are and counted."""
+    """Return the graph of every region: rows by their word, unchanged and counted."""
     given = Input(Random(0), 1, 1)
     graph = Graph("region")
     lines = graph.source("lines", RegionSource(given, Random, bool))
@@ -55,7 +55,7 @@ def _plan() -> GraphPlan:
 
 
 def _short(rng: Random) -> Rolling:
-    """Chains that begin anew often, so that much is deleted."""
+    """Draw limits with which chains roll often, so that much is deleted."""
     return Rolling(
         snapshot_bytes_min=rng.choice([300, 300, 1_000, 4_000]),
         segments_max=rng.choice([1, 1, 2, 64]),
@@ -86,7 +86,7 @@ class Region:
         steps = int(rng.uniform(4.5, 11.0) / self.pace_s)
         self.given = Input(rng, workers * of_worker, STEP_ROWS * steps // of_worker)
         self.readers: dict[int, Reader] = {}
-        """Of each worker, where its newest life reads."""
+        """The reader of each worker's newest incarnation."""
         plan = _plan()
         interval_s = rng.choice([0.5, 1.0, 1.0])
         if self.rng.stream("rare cuts").random() < 0.25:
@@ -116,8 +116,8 @@ class Region:
         self.made = False
         self.finished = False
         self.broken = False
-        """Reading fails now: a row that is none."""
-        self.last_words = False
+        """Reading fails now, because of an invalid row."""
+        self.finishing = False
         self._sometimes: Counter[str] = cluster.history.sometimes
         self._at_next: dict[str, list[Callable[[], None]]] = {}
         self._supervised = rng
@@ -128,7 +128,7 @@ class Region:
     # What its processes use
 
     def plan_for(self, worker: Worker) -> GraphPlan:
-        """The graph, with this process's source and sinks."""
+        """Return the graph with this process's source and sinks."""
         plan = _plan()
         own = {
             sink: RegionSink(lambda index, sink=sink: Part(self.output, index, sink, worker))
@@ -142,29 +142,29 @@ class Region:
         return self.rng.stream(f"reader {self._readers} of worker {worker}")
 
     def work_s(self, rng: Random, *, produced: bool) -> float:
-        """How long a piece of work takes. After the storm there is no need to be slow."""
-        pace = self.pace_s * (0.1 if self.last_words else 1.0)
+        """Draw the length of a piece of work. After the heal, work is fast."""
+        pace = self.pace_s * (0.1 if self.finishing else 1.0)
         return pace * (0.5 + rng.random()) if produced else 0.002 * (0.5 + rng.random())
 
     def sync_s(self, rng: Random) -> float:
-        """How long a sync of an output takes."""
+        """Draw the length of a sync of an output."""
         return 0.002 * rng.lognormvariate(0.0, 0.7)
 
     def saw(self, what: str) -> None:
-        """Count it; and let happen what waits for it."""
+        """Count an event, and make the calls that wait for it."""
         self._sometimes[what] += 1
         for call in self._at_next.pop(what, ()):
             call()
 
     def at_next(self, what: str, call: Callable[[], None]) -> None:
-        """Call it when that is seen next."""
+        """Make the call when the event happens next."""
         self._at_next.setdefault(what, []).append(call)
 
     def circuit_failed(self, worker: Worker, failure: CircuitFailed) -> None:
         if failure.kind == "operator" and "a row cannot be read" in failure.message:
             self.saw("a row failed")
         elif failure.message.startswith("SinkFencedError") and failure.incarnation < max(self.record.opened):
-            self.saw("a worker left over found its output taken")
+            self.saw("an old worker was fenced from its output")
         else:
             unexpected(failure)
 
@@ -172,7 +172,7 @@ class Region:
 
     @property
     def running(self) -> Driver | None:
-        """The newest driver that lives and has not ended."""
+        """Return the newest driver that is alive and has not ended."""
         return next((one for one in reversed(self.drivers) if one.alive and one.end is None), None)
 
     def new_driver(self) -> Driver:
@@ -189,7 +189,7 @@ class Region:
         return worker
 
     def driver_ended(self, driver: Driver, end: End) -> None:
-        """Its core says that it is over; its process goes with it."""
+        """The core of a driver has ended; its process ends too."""
         driver.note(f"ends: {end.state.name}, {end.reason}")
         self.saw(f"end: {end.state.name}")
         self.network.process_died(driver, power=False)
@@ -206,12 +206,12 @@ class Region:
         return [one for one in self.workers if one.alive]
 
     def names(self) -> list[str]:
-        """Of all its processes; when all have ended, of the last driver's."""
+        """Return the names of its running processes; if there are none, of the last driver."""
         found = [one.name for one in (*self.drivers, *self.workers) if one.alive]
         return found or [self.drivers[-1].name]
 
     def _supervise(self) -> None:
-        """Where no driver runs and the work is not done, one is started."""
+        """Start a driver if none runs and the region has not finished."""
         started = self.running
         if started is None and not self.finished:
             self.new_driver()
@@ -222,9 +222,9 @@ class Region:
     # The end
 
     def heal(self) -> None:
-        """Everything that can go on does."""
+        """End all faults of the region."""
         self.broken = False
-        self.last_words = True
+        self.finishing = True
         for driver in self.drivers:
             if driver.alive and driver.end is None:
                 driver.post(PauseWanted(on=False))
@@ -233,14 +233,14 @@ class Region:
                 process.resume()
 
     def kill_all(self) -> None:
-        """Every process."""
+        """Kill every process."""
         for process in (*self.drivers, *self.workers):
             if process.alive:
                 self.network.process_died(process, power=False)
                 process.kill()
 
     def run_again(self) -> None:
-        """A fresh driver and fresh workers, from what the store has: they find that all is done."""
+        """Start a fresh driver and fresh workers on the finished region."""
         self.kill_all()
         self.finished = False
         self.new_driver()

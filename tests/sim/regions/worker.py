@@ -1,7 +1,7 @@
 """A worker's process: the real circuit loop and the real participant core, and the tasks that connect them.
 
 It does as tasks of one process what the two threads of a worker do. It executes the coordinator's orders in
-the order in which they arrive, and ends one incarnation before it begins the next. `life` is one incarnation.
+the order in which they arrive, and ends one incarnation before it begins the next.
 """
 
 from collections import deque
@@ -62,11 +62,11 @@ if TYPE_CHECKING:
     from tests.sim.regions.region import Region
 
 MESSAGES_MAX: Final = 200
-"""That wait for a circuit: its peers are at most four steps ahead, a state comes in blocks, few at a time."""
+"""Limit of a mailbox: peers are at most four steps ahead, and a state arrives in few blocks at a time."""
 
 
 class Mailbox:
-    """Messages to the circuit. See `dataflow.worker.messages.Inbox`."""
+    """Messages to the circuit, with the interface of `dataflow.worker.messages.Inbox`."""
 
     def __init__(self) -> None:
         self.changed = Signal()
@@ -87,7 +87,7 @@ class Mailbox:
 
 
 class ProcessClock(Clock):
-    """A circuit's time: that of its process, in which a piece of work takes none."""
+    """The clock of a circuit: that of its process. A piece of work takes no time."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -119,7 +119,7 @@ class Worker(Process):
             spec.name, index, now=self.now, orphan_timeout_s=spec.orphan_timeout_s, heartbeat_s=1.0
         )
         self.incarnation: WorkerIncarnation | None = None
-        self.born = Signal()
+        self.incarnation_began = Signal()
         self._control: Channel | None = None
         self._taken = 0
         self._ordered = Signal()
@@ -138,9 +138,9 @@ class Worker(Process):
         self.start("circuit", self._circuit())
 
     def die(self, why: str | None) -> None:
-        """The process has ended, by a signal or on its own (None: in an orderly way)."""
+        """End the process. `why`: a signal or an error; None: it was ordered to stop."""
         if self.alive:
-            self.note(f"ends: {why or 'told to stop'}")
+            self.note(f"ends: {why or 'as ordered'}")
             self.region.network.process_died(self, power=False)
             self.kill()
             self.loop.drop()
@@ -152,10 +152,10 @@ class Worker(Process):
     # The circuit's thread
 
     async def _circuit(self) -> None:
-        """Messages and pieces of work, one after the other, each piece taking its time."""
+        """Process messages and pieces of work one after the other. Each piece takes virtual time."""
         while True:
             while self.inbox.next_restores and not self.region.output.free_for(self.index, self):
-                await self.sleep(0.05)  # the lock of the part is another process's
+                await self.sleep(0.05)  # another process has the lock of the part
             message = self.inbox.take_nowait()
             if message is None and not self.loop.busy:
                 await self.wait(self.inbox.changed)
@@ -169,7 +169,7 @@ class Worker(Process):
                 await self.sleep(self.slowness * self.region.work_s(self.rng, produced=produced))
 
     def _deliver(self, message: ToLinks) -> None:
-        """A message of the circuit. Dropped if its incarnation is over."""
+        """Deliver a message of the circuit, unless its incarnation is over."""
         incarnation = self.incarnation
         if incarnation is None or message.incarnation != incarnation.number:
             return
@@ -225,7 +225,7 @@ class Worker(Process):
             self.handle(LinkGone(str(error.args[0])))
 
     def handle(self, event: ParticipantInput) -> None:
-        """Give the core an event and do what it says. Raises what it raises for a report."""
+        """Pass an event to the core and perform its effects. Raises StaleIncarnationError for a report."""
         before = self.core.state
         effects = self.core.handle(event, self.now)
         for effect in effects:
@@ -253,7 +253,7 @@ class Worker(Process):
             channel.send(control_frame(message))
 
     def report(self, message: ToCoordinator) -> bool:
-        """Tell the coordinator. False: a newer order has come, nobody asks any more."""
+        """Send a report to the coordinator. Return False if a newer order has made it obsolete."""
         if self.core.state is ParticipantState.ENDED:
             return False
         try:
@@ -289,11 +289,11 @@ class Worker(Process):
                 await self.wait(self._ordered)
             order = self.core.orders.popleft()
             self._taken = order.incarnation
-            self.note(f"takes {type(order).__name__} {order.cut} of {order.incarnation}")
+            self.note(f"receives {type(order).__name__} {order.cut} of incarnation {order.incarnation}")
             if isinstance(order, Restore):
                 self._begin(order)
             elif self.incarnation is None or order.incarnation != self.incarnation.number:
-                self.note(f"an order of incarnation {order.incarnation}: no such life here")
+                self.note(f"ignores an order of incarnation {order.incarnation}, which it does not run")
             elif isinstance(order, Start):
                 self.incarnation.start(order)
             elif isinstance(order, RequestCut):
@@ -306,7 +306,7 @@ class Worker(Process):
                 self.inbox.put(PauseRequested(order.incarnation, order.pause))
 
     def _begin(self, order: Restore) -> None:
-        """End the life before, begin the next."""
+        """End the previous incarnation and begin the next."""
         self.shared.incarnation = order.incarnation
         if self.incarnation is not None:
             self.incarnation.end()
@@ -315,7 +315,7 @@ class Worker(Process):
         self.shared.pausing = False
         self.shared.snapshot_due = False
         self.incarnation = WorkerIncarnation(self, order)
-        self.born.set()
+        self.incarnation_began.set()
 
     # Peers
 
@@ -325,7 +325,7 @@ class Worker(Process):
         return channel
 
     async def _serve_peer(self, channel: Channel) -> None:
-        """A peer dials. It may be ahead of us by one order, so wait for its incarnation."""
+        """Accept a peer. It may be one order ahead, so wait for its incarnation."""
         try:
             hello = await accept(channel, self.region.spec.name, self.rng)
         except DosError:
@@ -334,7 +334,7 @@ class Worker(Process):
         while (
             self.incarnation is None or self.incarnation.number < hello.incarnation
         ) and self.now < deadline:
-            await self.wait(self.born, deadline - self.now)
+            await self.wait(self.incarnation_began, deadline - self.now)
         if hello.role != "exchange" or self.incarnation is None:
             channel.close()
             return
@@ -342,5 +342,5 @@ class Worker(Process):
 
 
 def unexpected(failure: CircuitFailed) -> None:
-    """Nothing in a run makes a circuit fail but what the nemesis puts into the input."""
+    """Raise ViolationError: only an invalid row of the nemesis may make a circuit fail."""
     raise ViolationError("O7", f"a circuit failed ({failure.kind}): {failure.message}")

@@ -5,7 +5,7 @@ from random import Random
 from tests.sim.engine.environment import Environment
 from tests.sim.engine.network import Network
 from tests.sim.engine.trace import Trace
-from tests.sim.store.server import Machine
+from tests.sim.store.machine import Machine
 
 
 def machine() -> Machine:

@@ -12,7 +12,7 @@ from tests.sim.store.session import Session
 from tests.sim.store.writer import Stores
 
 if TYPE_CHECKING:
-    from tests.sim.store.server import Machine
+    from tests.sim.store.machine import Machine
 
 _STATS_MAX = 4
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from dos_server.core import scrub_reads
 from dos_server.core import vocabulary as v
-from tests.sim.store.server import Machine, Server
+from tests.sim.store.machine import Machine
+from tests.sim.store.server import Server
 
 
 class ServerLog(logging.Handler):

@@ -1,7 +1,4 @@
-"""Which runs have visitors, and which clients they are.
-
-They come when the run begins, and stay until its end.
-"""
+"""Decide which runs have visitors, and start them. They run from the begin of a run to its end."""
 
 from typing import TYPE_CHECKING, Final
 
@@ -13,11 +10,11 @@ if TYPE_CHECKING:
     from tests.sim.run import Cluster
 
 SHARE: Final = 0.1
-"""Of all runs."""
+"""The share of the runs that have visitors."""
 
 
 def has_visitors(rng: RandomStreams) -> bool:
-    """Whether that seed's run has some. Asked as often as one likes."""
+    """Return whether that seed's run has visitors. The result is the same for each call."""
     return rng.stream("visitors").random() < SHARE
 
 
@@ -35,12 +32,12 @@ class Crowd:
         ]
 
     def leave(self) -> None:
-        """They die."""
+        """Kill all visitors."""
         for one in self.visitors:
             self._network.process_died(one, power=False)
             one.kill()
 
     def judge(self) -> None:
-        """At the end. Raises ViolationError."""
+        """Check the files of all machines at the end of a run. Raises ViolationError."""
         for machine in self._machines:
             machine.loose.judge()

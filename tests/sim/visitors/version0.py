@@ -1,4 +1,4 @@
-"""A client of version 0: appends to a file as the original does, reads files, removes one.
+"""A client of version 0: appends to a file as the original client does, reads files, removes one.
 
 This file determines what such a client sends, and its timeouts. `files` checks the answers.
 """
@@ -15,7 +15,7 @@ from tests.sim.engine.network import Network, Wire
 from tests.sim.visitors import LOOSE
 
 if TYPE_CHECKING:
-    from tests.sim.store.server import Machine
+    from tests.sim.store.machine import Machine
 
 NAMES: Final = ("f", "g")
 REPLY_S: Final = 2.0
@@ -55,24 +55,24 @@ class Connection0:
             raise BrokenConnectionError(f"cannot connect to {self._address}")
 
     async def ask(self, body: str) -> bytes:
-        """Raises RefusedError."""
+        """Send a request and return its reply. Raises RefusedError."""
         self.send(head(len(body)) + body.encode("ascii"))
         await self._until(lambda: bool(self._replies))
         if not self._replies:
-            raise BrokenConnectionError(f"{self._address} gave no reply to {body[:1]}")
+            raise BrokenConnectionError(f"{self._address} did not reply to {body[:1]}")
         reply = self._replies.popleft()
         if reply.startswith(b"ERROR"):
             raise RefusedError(reply.decode("ascii"))
         return reply
 
     def send(self, data: bytes) -> None:
-        """Nothing: no more is to come."""
+        """Send bytes; b'' means that no more follow."""
         if self._over or self._wire is None:
             raise BrokenConnectionError(f"{self._address} ended the connection")
         self._wire.send(data, dialler=True)
 
     async def wait_over(self) -> None:
-        """Until the server has ended it."""
+        """Wait until the server has ended the connection."""
         await self._until(lambda: False)
 
     def close(self) -> None:
@@ -103,7 +103,7 @@ class Connection0:
 
 
 class Visitor0(Process):
-    """One client process, which goes to one server after the other, of those `known` to it."""
+    """One client process, which uses one server after the other, of those `known` to it."""
 
     def __init__(
         self, name: str, network: Network, known: "Callable[[], list[Machine]]", rng: Random
@@ -142,7 +142,7 @@ class Visitor0(Process):
                 await connection.ask(f"d{name}")
 
     async def _append(self, connection: Connection0, name: str) -> None:
-        """As the original does: at the size that `l` says, when nobody else appends."""
+        """Append as the original client does: at the size that `l` reports, when no other client appends."""
         rng, pause_s = self._rng, 0.001
         while True:
             listed = [line.split("\t") for line in (await connection.ask("l")).decode("ascii").splitlines()]

@@ -1,5 +1,5 @@
-"""A client of version 1 without a claim: appends to a file of one server, a few chunks at a time, all of one
-length, and does not wait for one before it sends the next (row 40).
+"""A client of version 1 without a claim: appends to a file of one server, a few chunks of one length at a
+time, without waiting for one before it sends the next (row 40).
 """
 
 from collections.abc import Callable
@@ -18,14 +18,14 @@ from tests.sim.visitors import LOOSE
 from tests.sim.visitors.version0 import NAMES
 
 if TYPE_CHECKING:
-    from tests.sim.store.server import Machine
+    from tests.sim.store.machine import Machine
 
 _CHUNK_BYTES = 30
 _GET_BYTES = 1 << 20
 
 
 class Visitor1(Process):
-    """One client process, which goes to one server after the other, of those `known` to it."""
+    """One client process, which uses one server after the other, of those `known` to it."""
 
     def __init__(
         self, name: str, network: Network, known: "Callable[[], list[Machine]]", rng: Random

@@ -5,7 +5,7 @@ from random import Random
 from dos_server.core.scrub import ScrubPlan
 from tests.sim.engine.environment import Environment
 from tests.sim.engine.network import Network
-from tests.sim.store.server import Machine
+from tests.sim.store.machine import Machine
 from tests.sim.store.server_log import ServerLog
 from tests.stories.store.old_client import StoryServer
 

@@ -6,7 +6,7 @@ Its requests are events of the server's core, its answers frames. It knows no st
 from collections.abc import Callable
 
 from dos_server.core import vocabulary as v
-from tests.sim.store.server import Machine
+from tests.sim.store.machine import Machine
 from tests.sim.store.server_log import LoggedServer, ServerLog
 from tests.stories.words import WrongStepError
 
