@@ -12,7 +12,8 @@ from typing import Annotated
 
 import typer
 
-from tests.shells.run import ShellResult, plan_of, run_seed
+from tests.shells.run import plan_of, run_seed
+from tests.sim.result import Result
 from tests.sim.shrink import numbers, shrink
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
@@ -33,7 +34,7 @@ def digest_elsewhere(seed: int, hash_seed: str) -> str:
     return done.stdout.strip()
 
 
-def _batch(seeds: list[int]) -> list[ShellResult]:
+def _batch(seeds: list[int]) -> list[Result]:
     return [run_seed(seed) for seed in seeds]
 
 

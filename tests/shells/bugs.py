@@ -3,10 +3,9 @@
 As in `tests.sim.bugs`: each replaces a few lines for the duration of a run.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, Final
-from unittest import mock
 
 import trio
 
@@ -24,7 +23,7 @@ from dos_server.paced_reads import PacedReads
 from dos_server.server import ObjectServer
 from dos_server.storage import Storage
 from tests.shells.region.bugs import REGION_BUGS
-from tests.sim.bugs.catalogue import Bug, Patch
+from tests.sim.bugs.catalogue import Bug, Patch, planted_from
 
 BUGS: Final[dict[str, Bug]] = {}
 
@@ -50,13 +49,9 @@ for _breaks, _, _patches in REGION_BUGS:
     bug(_breaks)(_patches)
 
 
-@contextmanager
-def planted(name: str | None) -> Iterator[None]:
-    """The bug of that name is there inside; None: none is."""
-    with ExitStack() as stack:
-        for target, attribute, replacement in BUGS[name].patches() if name is not None else ():
-            stack.enter_context(mock.patch.object(target, attribute, replacement))
-        yield
+def planted(name: str | None) -> AbstractContextManager[None]:
+    """Plant the bug of that name while the context is entered; None: no bug."""
+    return planted_from(BUGS, name)
 
 
 # The server

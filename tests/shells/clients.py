@@ -5,7 +5,7 @@ cancelled anywhere.
 Well-behaved clients, and what they report to the history.
 """
 
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -24,11 +24,12 @@ from dos_protocol.messages import encode
 from dos_protocol.names import NO_ID
 from dos_protocol.vocabulary import ChangeDirectory, Get, Hello
 from dos_server.memory.network import here
-from journal import ChainWriter, Op, Position, Record, inspect_chain, take_over
+from journal import ChainWriter, Op, Record, inspect_chain, take_over
 from journal.core.chain import ChainState
 from journal.core.errors import ChainError, CorruptRecordError, LostBytesError, NotEnoughAnswersError
 from tests.shells.oracles import check_read
 from tests.sim.history import History
+from tests.sim.store.appending import PendingRecords
 from tests.sim.store.writer import CHAIN, epoch_above, numbers_of
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ class Writer(Client):
         self.directory = directory
         self.pipelined = pipelined
         self.running = False
-        self._waiting: list[tuple[int, Position]] = []
+        self._pending = PendingRecords(self.history, directory, self._wait_appended)
         self._appended = trio.Event()
 
     async def live(self) -> None:
@@ -168,7 +169,7 @@ class Writer(Client):
             self.history.took_over(self.directory, epoch, found)
             self.running = True
             self.note(f"runs at epoch {epoch} behind {len(found)} records")
-            self._waiting.clear()
+            self._pending.clear()
             await self._write_and_listen(writer, epoch, found)
 
     async def _write_and_listen(self, writer: ChainWriter, epoch: int, found: list[int]) -> None:
@@ -189,9 +190,9 @@ class Writer(Client):
             for _ in range(rng.randint(1, 6) if self.pipelined else 1):
                 number = self.history.number(self.directory, epoch)
                 size = self.cluster.large_bytes if rng.random() < 0.05 else rng.choice([0, 100, 500])
-                position = writer.append(Record(Op.OUTPUT, number, strings=(rng.randbytes(size),)))
+                record = Record(Op.OUTPUT, number, strings=(rng.randbytes(size),))
+                self._pending.add(number, writer.append(record))
                 numbers.append(number)
-                self._waiting.append((number, position))
             self._appended.set()
             await writer.wait_room()
             if not self.pipelined or rng.random() < 0.1:
@@ -204,18 +205,12 @@ class Writer(Client):
             await self.sleep(self.cluster.pace_s)
 
     async def _acknowledge(self, writer: ChainWriter) -> None:
-        """Tell the history of each record that the quorum's watermark has passed."""
-        while True:
-            while not self._waiting:
-                self._appended = trio.Event()
-                await self._appended.wait()
-            number, position = self._waiting[0]
-            try:
-                await writer.wait_synced(position)
-            except DosError:
-                return
-            self._waiting.pop(0)
-            self.history.acknowledge(self.directory, number)
+        with suppress(DosError):  # the appending task reports it
+            await self._pending.report_acknowledged(writer)
+
+    async def _wait_appended(self) -> None:
+        self._appended = trio.Event()
+        await self._appended.wait()
 
 
 class Reader(Client):

@@ -5,7 +5,7 @@ victim, a sync may fail (P-5); every other fault may happen on any machine.
 """
 
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from random import Random
 from typing import TYPE_CHECKING, Final
 
@@ -234,9 +234,13 @@ def _rare(
 
 
 def strike(cluster: "Cluster", fault: Fault) -> None:
-    """Let the fault happen."""
-    if cluster.healed:
-        return
-    cluster.note("nemesis", f"{fault} for {fault.seconds:.3f} s")
-    cluster.history.sometimes[f"fault: {fault.kind}"] += 1
-    ALL_KINDS[fault.kind](cluster, fault, Random(fault.seed))
+    """Perform the fault, unless the run is healed."""
+    strike_with(ALL_KINDS, cluster, fault)
+
+
+def strike_with(kinds: Mapping[str, Kind], cluster: "Cluster", fault: Fault) -> None:
+    """Perform a fault of these kinds, unless the run is healed."""
+    if not cluster.healed:
+        cluster.note("nemesis", f"{fault} for {fault.seconds:.3f} s")
+        cluster.history.sometimes[f"fault: {fault.kind}"] += 1
+        kinds[fault.kind](cluster, fault, Random(fault.seed))

@@ -9,7 +9,6 @@ verdict    all clients die; fresh ones take over and look; nothing of anybody is
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 from typing import Any
@@ -39,27 +38,13 @@ from tests.sim.oracles.o3_reads import ReadsStay
 from tests.sim.oracles.o4_one_writer import OneWriter
 from tests.sim.oracles.o6_refused import Refused
 from tests.sim.oracles.oracle import Bench
+from tests.sim.result import Result
 
 SAFETY_S = 2.0
 LIVENESS_S = 120.0
 SETTLED_S = 6.0
 """Virtual seconds. In the last, servers notice that clients are gone without a word, and give all back."""
 NEW_RECORDS = 3
-
-
-@dataclass
-class ShellResult:
-    """What came of a run. `violation`: '' when nothing is wrong."""
-
-    seed: int
-    violation: str
-    oracle: str
-    faults: list[Fault]
-    steps: int
-    seconds: float
-    digest: str
-    history: History
-    lines: list[str] = field(default_factory=list)
 
 
 class _World:
@@ -231,7 +216,7 @@ def plan_of(seed: int) -> list[Fault]:
     return region_plan(rng, REGION_SAFETY_S) if has_region(seed) else nemesis.plan(rng, SAFETY_S)
 
 
-def run_seed(seed: int, *, keep: bool = False, faults: list[Fault] | None = None) -> ShellResult:
+def run_seed(seed: int, *, keep: bool = False, faults: list[Fault] | None = None) -> Result:
     """One whole run. `faults`: these instead of the plan's."""
     rng, trace = RandomStreams(seed), Trace(keep=keep)
     chosen = plan_of(seed) if faults is None else faults
@@ -247,7 +232,7 @@ def run_seed(seed: int, *, keep: bool = False, faults: list[Fault] | None = None
         seconds, steps = run_deterministic(main, seed)
     (cluster,) = clusters
     found = cluster.violation
-    return ShellResult(
+    return Result(
         seed,
         "" if found is None else str(found),
         "" if found is None else found.oracle,

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from itertools import count, islice
 from typing import Final
 
-from tests.sim.run import Result, run_seed
+from tests.sim.result import Result
+from tests.sim.run import run_seed
 
 CHECKED_AGAIN_EVERY = 100
 """One seed in so many is repeated in another process with another hash seed. Its digest must be the

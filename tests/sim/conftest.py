@@ -1,6 +1,7 @@
 """For all tests of the simulator."""
 
 import gc
+import logging
 from collections.abc import Iterator
 
 import pytest
@@ -12,3 +13,11 @@ def no_garbage_collection() -> Iterator[None]:
     gc.disable()
     yield
     gc.enable()
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """Servers that lose their disks, and circuits whose region has ended, log much."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)

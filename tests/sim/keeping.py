@@ -9,7 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from tests.sim.nemesis import Fault
-from tests.sim.run import ROOT, Result
+from tests.sim.result import Result
+from tests.sim.run import ROOT
 from tests.sim.shrink import numbers
 
 

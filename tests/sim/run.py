@@ -9,8 +9,8 @@ verdict    a fresh writer takes each chain over, a fresh reader reads it, and th
 
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 
 from dos_protocol.store_record import Member, StoreRecord, claims_needed
 from tests.sim import nemesis
@@ -26,6 +26,7 @@ from tests.sim.nemesis import Fault
 from tests.sim.oracles import ViolationError, bench, cuts
 from tests.sim.regions.audit import Auditor
 from tests.sim.regions.region import Region, has_region
+from tests.sim.result import Result
 from tests.sim.sometimes import watching
 from tests.sim.store.machine import Machine
 from tests.sim.store.observer import Observer
@@ -43,22 +44,6 @@ LIVENESS_AWAY_S = 360.0
 """Added for each second of latency: a take-over, or opening a manifest, takes some ten messages one after the
 other, and contenders wait several attempts for each other (R17)."""
 NEW_RECORDS = 3
-
-
-@dataclass
-class Result:
-    """The result of a run. `violation`: '' if there was none."""
-
-    seed: int
-    violation: str
-    oracle: str
-    faults: list[Fault]
-    steps: int
-    seconds: float
-    """Virtual."""
-    digest: str
-    history: History
-    lines: list[str] = field(default_factory=list)
 
 
 class Cluster:
@@ -160,24 +145,23 @@ class Cluster:
         self._writers_made += 1
         name = f"w{self._writers_made}"
         rng = self.rng.stream(name)
-        writer = Writer(
-            name,
-            self.stores,
-            directory,
-            self.history,
-            rng,
-            pipelined=self.pipelined[directory],
-            pace_s=self.paces_s[directory],
-        )
+        writer = self._make_writer(name, directory, rng)
         writer.skew = rng.uniform(-0.1, 0.1)
         self.writers.append(writer)
         return writer
 
+    def _make_writer(self, name: str, directory: str, rng: Random) -> Writer:
+        pipelined, pace_s = self.pipelined[directory], self.paces_s[directory]
+        return Writer(name, self.stores, directory, self.history, rng, pipelined=pipelined, pace_s=pace_s)
+
     def new_reader(self, directory: str) -> Reader:
         name = f"r{len(self.readers) + 1}"
-        reader = Reader(name, self.stores, directory, self.history, self.rng.stream(name))
+        reader = self._make_reader(name, directory, self.rng.stream(name))
         self.readers.append(reader)
         return reader
+
+    def _make_reader(self, name: str, directory: str, rng: Random) -> Reader:
+        return Reader(name, self.stores, directory, self.history, rng)
 
     def living_writers(self) -> list[Writer]:
         return [writer for writer in self.writers if writer.alive and not writer.paused]

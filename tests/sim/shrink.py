@@ -3,7 +3,8 @@
 from collections.abc import Callable
 
 from tests.sim.nemesis import Fault
-from tests.sim.run import Result, run_seed
+from tests.sim.result import Result
+from tests.sim.run import run_seed
 
 RUNS_MAX = 200
 

@@ -1,9 +1,7 @@
 """Campaigns: what they count, print and write, and how they end."""
 
 import json
-import logging
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +17,6 @@ from tests.sim.nemesis import Fault, plan_of
 from tests.sim.run import run_seed
 from tests.sim.sometimes import ENOUGH_RUNS, EVENT_GROUPS, EventGroup, missing
 from tests.sim.summary import as_json, percentile, show
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def everything() -> Counter[str]:

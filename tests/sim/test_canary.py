@@ -2,8 +2,7 @@
 or missing in the table.
 """
 
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -24,13 +23,6 @@ PLANTED = {
     "O12": ("the_scrub_keeps_what_it_finds_to_itself", 80),
 }
 """Bugs that only one oracle can detect, with the maximum number of seeds."""
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def _line(history: History, *epochs: int) -> list[int]:

@@ -1,6 +1,5 @@
 """Runs with an operator: real shells as guests of virtual time, and stores that change."""
 
-import logging
 from collections.abc import Iterator
 from random import Random
 
@@ -37,13 +36,6 @@ FOUND_SOON = {
 }
 """Planted bugs, with the maximum number of runs with an operator. The others are hunted by hand, or change
 stories."""
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 @pytest.fixture

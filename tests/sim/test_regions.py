@@ -1,7 +1,5 @@
 """Regions in the simulator: no fault of a run costs a row, a checkpoint or the region."""
 
-import logging
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import cast
 
@@ -43,14 +41,6 @@ FOUND_SOON = {
 SEEDS = [seed for seed in range(1, 400) if has_region(RandomStreams(seed))]
 BATCH = 6
 BATCHES = 6
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """Circuits whose region has ended log much."""
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 # EVIDENCE-OF: P-6, P-7, P-10

@@ -3,7 +3,6 @@
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterator
 from itertools import count, islice
 
 import pytest
@@ -56,14 +55,6 @@ FOUND_SOON = (
 """Bugs that few seeds find, about half of them. The others are hunted by hand, see docs/robustness.md."""
 SOON = 100
 """Maximum number of seeds for one of them; all together take about ten times that."""
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """Servers that lose their disks log much."""
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 # EVIDENCE-OF: P-1, P-2, P-4, P-5, P-10

@@ -1,8 +1,6 @@
 """Visitors in the simulator: version 0 and appends without a claim, and what their servers promise them."""
 
-import logging
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 
@@ -22,13 +20,6 @@ FOUND_SOON = {
     "prefix_digests_are_not_compared": 10,
 }
 """Planted bugs, with the maximum number of runs with visitors."""
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 # EVIDENCE-OF: P-1, P-3, P-8

@@ -19,8 +19,9 @@ from checkpoint.core.coordinator_vocabulary import (
     OpenManifest,
     SendControl,
 )
-from checkpoint.core.region import CutCommitted, RegionEvent, RegionSpec, StateChanged, WorkerLost
+from checkpoint.core.region import RegionEvent, RegionSpec
 from tests.shells.region.process import RegionProcess
+from tests.sim.regions.events import record_event
 from tests.sim.regions.launcher import Launcher
 
 if TYPE_CHECKING:
@@ -77,13 +78,8 @@ class Driver(RegionProcess):
 
     def on_event(self, event: RegionEvent) -> None:
         """As the shell tells its observer."""
-        if isinstance(event, StateChanged):
-            self.region.saw(f"region: {event.state.name}")
-            self.note(f"{event.state.name} {event.reason}")
-        elif isinstance(event, CutCommitted):
-            self.note(f"cut {event.cut} at step {event.step} is committed")
-        elif isinstance(event, WorkerLost):
-            self.note(f"worker {event.worker} is lost: {event.reason}")
+        if text := record_event(self.region, event):
+            self.note(text)
 
     # For the launcher, which is a part of this process
 

@@ -184,9 +184,5 @@ def plan(streams: RandomStreams, seconds: float) -> list[Fault]:
 
 
 def strike(cluster: "Cluster", fault: Fault) -> None:
-    """Let the fault happen."""
-    if cluster.healed:
-        return
-    cluster.note("nemesis", f"{fault} for {fault.seconds:.3f} s")
-    cluster.history.sometimes[f"fault: {fault.kind}"] += 1
-    KINDS[fault.kind](cluster, fault, Random(fault.seed))
+    """Perform the fault, unless the run is healed."""
+    store.strike_with(KINDS, cluster, fault)

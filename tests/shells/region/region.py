@@ -3,7 +3,6 @@
 The region as its operators see it, as in `tests.sim.regions.region`.
 """
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -13,23 +12,21 @@ from typing import TYPE_CHECKING, Any, Final
 import trio
 
 from checkpoint.core.coordinator_vocabulary import End
-from checkpoint.core.region import RegionSpec, RegionState
+from checkpoint.core.region import RegionState
 from checkpoint.runtime import replace_runtime
 from dataflow import Graph, LogSink
 from dataflow.graph.builder import GraphPlan
 from dataflow.limits import WorkerLimits
-from dataflow.worker.messages import CircuitFailed
 from tests.shells.region.driver import Driver
 from tests.shells.region.files import KEEPER, Keeper
 from tests.shells.region.output import ShellOutput
 from tests.shells.region.process import RegionProcess
 from tests.shells.region.surroundings import Surroundings
 from tests.shells.region.worker import Worker
-from tests.sim.history import ViolationError
+from tests.sim.regions.base import SINKS, RegionBase, no_part, region_spec
 from tests.sim.regions.input import Input, RegionSource
 from tests.sim.regions.output import Part, RegionSink
 from tests.sim.regions.record import Record
-from tests.sim.regions.region import FOR_A_PERSON, SINKS
 
 if TYPE_CHECKING:
     from tests.shells.run import Cluster
@@ -63,19 +60,17 @@ def _plan(rows: str, counts: str, *, keeps_files: bool) -> GraphPlan:
 
 
 def _sink(kind: str) -> Any:
-    return RegionSink(_no_part) if kind == "file" else LogSink(publish=kind)
+    return RegionSink(no_part) if kind == "file" else LogSink(publish=kind)
 
 
-def _no_part(worker: int) -> Part:
-    raise AssertionError(f"worker {worker} runs no plan of its own")
+class ShellRegion(RegionBase):
+    """The region of a run."""
 
-
-class ShellRegion:
-    """One region. `made`: all its journals exist. `finished`: a driver reported its end."""
+    finishing_pace = 0.2
 
     def __init__(self, cluster: "Cluster") -> None:
+        super().__init__(cluster.history)
         self.cluster = cluster
-        self.history = cluster.history
         self.machines = cluster.machines
         self.quorum = cluster.record.ack_quorum
         self.surroundings = Surroundings(cluster.network, cluster.rng.stream("threads"))
@@ -92,33 +87,19 @@ class ShellRegion:
             self.given = Input(cluster.rng.stream("one split each"), workers, _STEP_ROWS * 8)
         self.keeps_files = cluster.rng.stream("files of operators").random() < WITH_FILES
         plan = self._plan()
-        self.spec = RegionSpec(
-            name="region",
-            workers=workers,
+        self.spec = region_spec(
+            plan,
+            workers,
             store_url=cluster.url,
             job_key=bytes(32),
-            operators=plan.operators,
-            graph_fingerprint=plan.fingerprint,
             checkpoint_interval_s=rng.choice([0.5, 1.0]),
-            drain_timeout_s=15.0,
-            reset_timeout_s=20.0,
-            start_timeout_s=30.0,
-            suspect_after_s=4.0,
-            orphan_timeout_s=8.0,
         )
         self.limits = WorkerLimits(step_bytes_max=_STEP_ROWS)
         self.output = ShellOutput(workers)
         self.record = Record(self)  # type: ignore[arg-type]
         self.drivers: list[Driver] = []
         self.workers: list[Worker] = []
-        self.made = False
-        self.finished = False
-        self.broken = False
-        """Reading fails now: a row that is none."""
-        self.hurried = False
-        self._at_next: dict[str, list[Callable[[], None]]] = {}
         self._supervised = rng
-        self._readers = 0
 
     # What its processes use
 
@@ -137,35 +118,11 @@ class ShellRegion:
         return replace(plan, specs={**plan.specs, "lines": source, **own})
 
     def _reads(self, worker: int) -> Random:
-        self._readers += 1
-        return self.cluster.rng.stream(f"reader {self._readers} of worker {worker}")
-
-    def work_s(self, rng: Random, *, produced: bool) -> float:
-        """How long a piece of work takes. After the storm there is no need to be slow."""
-        pace = self.pace_s * (0.2 if self.hurried else 1.0)
-        return pace * (0.5 + rng.random()) if produced else 0.002 * (0.5 + rng.random())
-
-    def saw(self, what: str) -> None:
-        """Count it; and let happen what waits for it."""
-        self.cluster.history.sometimes[what] += 1
-        for call in self._at_next.pop(what, ()):
-            call()
-
-    def at_next(self, what: str, call: Callable[[], None]) -> None:
-        """Call it when that is seen next."""
-        self._at_next.setdefault(what, []).append(call)
+        return self.cluster.rng.stream(self.next_reader(worker))
 
     def guarded(self, call: Callable[..., Any], *args: Any) -> None:
         """What contradicts a promise ends the run, wherever it shows."""
         self.cluster.guarded(call, *args)
-
-    def circuit_failed(self, failure: CircuitFailed) -> None:
-        if failure.kind == "operator" and "a row cannot be read" in failure.message:
-            self.saw("a row failed")
-        elif failure.message.startswith("SinkFencedError") and failure.incarnation < max(self.record.opened):
-            self.saw("a worker left over found its output taken")
-        else:
-            raise ViolationError("O7", f"a circuit failed ({failure.kind}): {failure.message}")
 
     # Drivers and workers
 
@@ -196,13 +153,7 @@ class ShellRegion:
     def driver_ended(self, end: End) -> None:
         """Its core said that it is over."""
         self.saw(f"end: {end.state.name}")
-        if end.state is RegionState.FINISHED:
-            self.finished = True
-        elif end.state is RegionState.FAILED:
-            if "a row cannot be read" in end.reason:
-                self.broken = False  # a person examined the failure, and corrected it
-            elif not any(text in end.reason for text in FOR_A_PERSON):
-                self.cluster.fail(ViolationError("O7", f"the region failed: {end.reason}"))
+        self.guarded(self.check_end, end)
 
     async def supervise(self) -> None:
         """Where no driver runs and the work is not done, one is started."""
@@ -219,7 +170,7 @@ class ShellRegion:
     def heal(self) -> None:
         """Everything that can go on does."""
         self.broken = False
-        self.hurried = True
+        self.finishing = True
 
     def kill_all(self) -> None:
         """Every process."""
@@ -230,7 +181,3 @@ class ShellRegion:
         """A fresh driver and fresh workers, from what the store has: they find that all is done."""
         self.kill_all()
         self.finished = False
-
-    @property
-    def sometimes(self) -> Counter[str]:
-        return self.cluster.history.sometimes

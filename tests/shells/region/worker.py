@@ -4,7 +4,7 @@ It does what `dataflow.worker.process.run_worker` and `dataflow.worker.link_thre
 """
 
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import trio
 
@@ -14,51 +14,34 @@ from dataflow.worker.identity import Identity
 from dataflow.worker.links import Links
 from dataflow.worker.messages import (
     CircuitFailed,
-    Inbox,
     LinksEnded,
-    RestoreCircuit,
     Shared,
-    ToCircuit,
     ToLinks,
 )
 from dataflow.worker.spec import WorkerSpec
 from tests.shells.region.process import RegionProcess
 from tests.shells.region.surroundings import CircuitClock
-from tests.sim.history import ViolationError
+from tests.sim.regions.mailbox import Mailbox
 
 if TYPE_CHECKING:
     from tests.shells.region.driver import Driver
     from tests.shells.region.region import ShellRegion
 
-MESSAGES_MAX: Final = 200
-"""That wait for a circuit: its peers are at most four steps ahead, a state comes in blocks, few at a time."""
 
-
-class Mailbox(Inbox):
-    """The inbox, for a task instead of a thread."""
+class _ParkingMailbox(Mailbox):
+    """The mailbox of a trio task."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._messages: list[ToCircuit] = []
         self._lot = trio.lowlevel.ParkingLot()
 
-    def put(self, message: ToCircuit) -> None:
-        if len(self._messages) >= MESSAGES_MAX:
-            raise ViolationError("O10", f"{MESSAGES_MAX} messages wait for a circuit")
-        self._messages.append(message)
+    def wake(self) -> None:
         self._lot.unpark_all()
 
-    def take_nowait(self) -> ToCircuit | None:
-        return self._messages.pop(0) if self._messages else None
-
     async def wait(self) -> None:
-        """For the next message."""
+        """Wait for the next message."""
         while not self._messages:
             await self._lot.park()
-
-    @property
-    def next_restores(self) -> bool:
-        return bool(self._messages) and isinstance(self._messages[0], RestoreCircuit)
 
 
 class Worker(RegionProcess):
@@ -76,7 +59,7 @@ class Worker(RegionProcess):
         """When its machine lost its power, if its driver knew it."""
         self.shared = Shared()
         plan = region.plan_for(self)
-        self.inbox = Mailbox()
+        self.inbox = _ParkingMailbox()
         spec = driver.spec
         graph: Any = SimpleNamespace(plan=lambda: plan)
         self.spec = WorkerSpec(

@@ -6,22 +6,16 @@ context `planted` is entered. Only tests import this module.
 A bug is a few lines and names the row of the bug classes, or the rule of take-over, that it breaks.
 """
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from unittest import mock
+from contextlib import AbstractContextManager
 
 from tests.sim.bugs import claims, disk, journal, membership, regions, troubles, visitors
-from tests.sim.bugs.catalogue import BUGS, Bug
+from tests.sim.bugs.catalogue import BUGS, Bug, planted_from
 
 __all__ = ["BUGS", "Bug", "planted"]
 
 MODULES = (disk, troubles, claims, journal, membership, regions, visitors)
 
 
-@contextmanager
-def planted(name: str | None) -> Iterator[None]:
+def planted(name: str | None) -> AbstractContextManager[None]:
     """Plant the bug of that name while the context is entered; None: no bug."""
-    with ExitStack() as stack:
-        for target, attribute, replacement in BUGS[name].patches() if name is not None else ():
-            stack.enter_context(mock.patch.object(target, attribute, replacement))
-        yield
+    return planted_from(BUGS, name)

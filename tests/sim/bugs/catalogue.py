@@ -1,8 +1,10 @@
 """The description of a planted bug, and the table of all of them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
+from unittest import mock
 
 from tests.sim.engine.random_streams import RandomStreams
 
@@ -32,3 +34,12 @@ def bug(
         return patches
 
     return register
+
+
+@contextmanager
+def planted_from(bugs: Mapping[str, Bug], name: str | None) -> Iterator[None]:
+    """Plant the bug of that name while the context is entered; None: no bug."""
+    with ExitStack() as stack:
+        for target, attribute, replacement in bugs[name].patches() if name is not None else ():
+            stack.enter_context(mock.patch.object(target, attribute, replacement))
+        yield

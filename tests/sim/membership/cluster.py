@@ -72,29 +72,14 @@ class MembershipCluster(Cluster):
         person keeps visitors away from it until it joins, as `dos store replace` requires."""
         return [one for one in self.machines if one.kept_record() is not None]
 
-    def new_writer(self, directory: str) -> ShellWriter:  # type: ignore[override]
-        self._writers_made += 1
-        name = f"w{self._writers_made}"
-        rng = self.rng.stream(name)
-        writer = ShellWriter(
-            name,
-            self.network,
-            self.url,
-            directory,
-            self.history,
-            rng,
-            pipelined=self.pipelined[directory],
-            pace_s=self.paces_s[directory],
+    def _make_writer(self, name: str, directory: str, rng: Random) -> ShellWriter:  # type: ignore[override]
+        pipelined, pace_s = self.pipelined[directory], self.paces_s[directory]
+        return ShellWriter(
+            name, self.network, self.url, directory, self.history, rng, pipelined=pipelined, pace_s=pace_s
         )
-        writer.skew = rng.uniform(-0.1, 0.1)
-        self.writers.append(writer)
-        return writer
 
-    def new_reader(self, directory: str) -> ShellReader:  # type: ignore[override]
-        name = f"r{len(self.readers) + 1}"
-        reader = ShellReader(name, self.network, self.url, directory, self.history, self.rng.stream(name))
-        self.readers.append(reader)
-        return reader
+    def _make_reader(self, name: str, directory: str, rng: Random) -> ShellReader:  # type: ignore[override]
+        return ShellReader(name, self.network, self.url, directory, self.history, rng)
 
     @property
     def operators(self) -> list[Operator]:

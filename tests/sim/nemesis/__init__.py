@@ -16,7 +16,7 @@ from tests.sim.conditions import changed, conditions
 from tests.sim.engine.random_streams import RandomStreams
 from tests.sim.membership.kind import has_operator
 from tests.sim.nemesis import clients, disks, machines, membership, paths, peers, rot, scripts, troubles
-from tests.sim.nemesis.fault import Fault, Kind
+from tests.sim.nemesis.fault import Fault, Kind, by_name
 from tests.sim.nemesis.region_plays import REGION_ACTS, REGION_PLAYS, plan_acts, plan_plays
 from tests.sim.nemesis.regions import REGION_KINDS, plan_region
 from tests.sim.regions.region import has_region
@@ -63,33 +63,21 @@ KINDS: Final[dict[str, Kind]] = {
     "wipe": disks.wipe,
     **scripts.KINDS,
 }
-RARE: Final[dict[str, Kind]] = {"full_at_the_start": disks.full_at_the_start}
+RARE: Final = by_name(disks.full_at_the_start)
 """Kinds that few runs have, planned by a stream of their own: one of them happens two or three times."""
 _RARE_SHARE: Final = 0.06
-TROUBLES: Final[dict[str, Kind]] = {
-    "no_descriptors": troubles.no_descriptors,
-    "no_rights": troubles.no_rights,
-    "short_writes": troubles.short_writes,
-    "trouble_at_the_start": troubles.trouble_at_the_start,
-    "failing_medium": troubles.failing_medium,
-    "removed_directory": troubles.removed_directory,
-}
+TROUBLES: Final = by_name(
+    *(troubles.no_descriptors, troubles.no_rights, troubles.short_writes),
+    *(troubles.trouble_at_the_start, troubles.failing_medium, troubles.removed_directory),
+)
 """Kinds planned by another stream: some of them happen several times in a part of the runs."""
 TROUBLED_SHARE: Final = 0.15
-OF_OPERATORS: Final[dict[str, Kind]] = {
-    "replace": membership.replace,
-    "add": membership.add,
-    "repair": membership.repair,
-    "kill_operator": membership.kill_operator,
-    "pause_operator": membership.pause_operator,
-    "second_operator": membership.second_operator,
-}
+OF_OPERATORS: Final = by_name(
+    *(membership.replace, membership.add, membership.repair),
+    *(membership.kill_operator, membership.pause_operator, membership.second_operator),
+)
 """Kinds that only runs with an operator have."""
-ACTS: Final[dict[str, Kind]] = {
-    "two_replacements": membership.two_replacements,
-    "damaged_ahead": membership.damaged_ahead,
-    "lose_too_many": membership.lose_too_many,
-}
+ACTS: Final = by_name(membership.two_replacements, membership.damaged_ahead, membership.lose_too_many)
 """Kinds that happen at most once in a run with an operator, planned by a stream of their own."""
 _ACTS_SHARE: Final = {"two_replacements": 0.3, "damaged_ahead": 0.2, "lose_too_many": 0.25}
 BESIDE_OPERATORS: Final = tuple(kind for kind in KINDS if kind not in scripts.KINDS)

@@ -24,3 +24,8 @@ class Fault:
 
 
 Kind = Callable[["Cluster", Fault, Random], None]
+
+
+def by_name(*kinds: Kind) -> dict[str, Kind]:
+    """Return a table of kinds, by the names of their functions."""
+    return {kind.__name__: kind for kind in kinds}

@@ -7,8 +7,9 @@ from random import Random
 from typing import TYPE_CHECKING, Final
 
 from checkpoint.core.coordinator_vocabulary import CutWanted, PauseWanted, ResetWanted, StopWanted
+from tests.sim.engine.environment import Process
 from tests.sim.history import ViolationError
-from tests.sim.nemesis.fault import Fault, Kind
+from tests.sim.nemesis.fault import Fault, by_name
 from tests.sim.regions.driver import Driver
 from tests.sim.regions.region import Region
 from tests.sim.regions.worker import Worker
@@ -53,10 +54,7 @@ def power_cut_worker(cluster: "Cluster", fault: Fault, rng: Random) -> None:
 
 
 def pause_worker(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    worker = _worker(cluster, rng)
-    if worker is not None:
-        worker.pause()
-        cluster.env.after(fault.seconds * rng.choice([1.0, 3.0]), worker.resume)
+    _pause(cluster, fault, rng, _worker(cluster, rng))
 
 
 def zombie_worker(cluster: "Cluster", fault: Fault, rng: Random) -> None:
@@ -103,10 +101,7 @@ def kill_at_a_step(cluster: "Cluster", fault: Fault, rng: Random) -> None:
 
 
 def pause_driver(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    driver = _driver(cluster, rng)
-    if driver is not None:
-        driver.pause()
-        cluster.env.after(fault.seconds * rng.choice([1.0, 3.0]), driver.resume)
+    _pause(cluster, fault, rng, _driver(cluster, rng))
 
 
 def second_driver(cluster: "Cluster", fault: Fault, rng: Random) -> None:
@@ -191,21 +186,11 @@ def _check_paused(cluster: "Cluster", driver: Driver) -> None:
             )
 
 
-REGION_KINDS: Final[dict[str, Kind]] = {
-    "kill_worker": kill_worker,
-    "power_cut_worker": power_cut_worker,
-    "pause_worker": pause_worker,
-    "zombie_worker": zombie_worker,
-    "kill_driver": kill_driver,
-    "kill_at_a_step": kill_at_a_step,
-    "pause_driver": pause_driver,
-    "second_driver": second_driver,
-    "break_link": break_link,
-    "hold_link": hold_link,
-    "bad_row": bad_row,
-    "user_request": user_request,
-    "pause_region": pause_region,
-}
+REGION_KINDS: Final = by_name(
+    *(kill_worker, power_cut_worker, pause_worker, zombie_worker),
+    *(kill_driver, kill_at_a_step, pause_driver, second_driver),
+    *(break_link, hold_link, bad_row, user_request, pause_region),
+)
 
 
 def plan_region(seed: int, rng: Random, seconds: float, first: int) -> list[Fault]:
@@ -237,6 +222,12 @@ def _driver(cluster: "Cluster", rng: Random) -> Driver | None:
     drivers = [] if cluster.region is None else cluster.region.drivers
     living = [one for one in drivers if one.alive and one.end is None]
     return rng.choice(living) if living else None
+
+
+def _pause(cluster: "Cluster", fault: Fault, rng: Random, process: Process | None) -> None:
+    if process is not None:
+        process.pause()
+        cluster.env.after(fault.seconds * rng.choice([1.0, 3.0]), process.resume)
 
 
 def _kill_driver(cluster: "Cluster", driver: Driver, *, power: bool) -> None:

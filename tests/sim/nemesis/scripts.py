@@ -95,6 +95,13 @@ class Play:
         await self.cluster.nemesis.wait(there, _STAGE_PATIENCE_S)
         return bool(reached)
 
+    async def running_writer(self) -> Writer | None:
+        """Replace all writers of the directory by one that reaches all machines. None: it does not run in
+        time."""
+        self.clear_the_stage()
+        writer = self.enter(self.cluster.machines)
+        return writer if await self.wait_for(writer, RUNNING, lambda: None) else None
+
     def hold(self, writer: Writer, machines: "list[Machine]", seconds: float) -> None:
         """Delay what the writer sends to these machines from now on by `seconds`."""
         network, env = self.cluster.network, self.cluster.env
@@ -189,9 +196,8 @@ async def leftovers(play: Play) -> None:
 async def late_syncs(play: Play) -> None:
     """The disks of some members are slow; a writer appends, another claims on a quorum of them."""
     rng, cluster = play.rng, play.cluster
-    play.clear_the_stage()
-    first = play.enter(cluster.machines)
-    if not await play.wait_for(first, RUNNING, lambda: None):
+    first = await play.running_writer()
+    if first is None:
         return
     await play.sleep(rng.choice([0.05, 0.2]))
     late = rng.sample(cluster.machines, rng.randint(1, len(cluster.machines)))
@@ -214,9 +220,8 @@ async def late_syncs(play: Play) -> None:
 async def old_claims(play: Play) -> None:
     """A claim must outlive the server that answered it."""
     rng, cluster = play.rng, play.cluster
-    play.clear_the_stage()
-    first = play.enter(cluster.machines)
-    if not await play.wait_for(first, RUNNING, lambda: None):
+    first = await play.running_writer()
+    if first is None:
         return
     await play.sleep(rng.choice([0.0, 0.05, 0.3]))
     claimed = rng.sample(cluster.machines, play.needed)
@@ -252,9 +257,8 @@ async def two_of_three(play: Play) -> None:
         return
     behind = rng.sample(others, len(cluster.machines) - play.quorum)
     away = [one for one in others if one not in behind]
-    play.clear_the_stage()
-    first = play.enter(cluster.machines)
-    if not await play.wait_for(first, RUNNING, lambda: None):
+    first = await play.running_writer()
+    if first is None:
         return
     await play.sleep(rng.choice([0.0, 0.05, 0.3]))
     for machine in behind:

@@ -29,13 +29,14 @@ from checkpoint.core.coordinator_vocabulary import (
     SendControl,
 )
 from checkpoint.core.messages import control_frame, decode_from_worker
-from checkpoint.core.region import CutCommitted, StateChanged, WorkerLost
 from checkpoint.core.region_states import PhaseEvent
 from dos_protocol.errors import DosError
 from tests.sim.engine.environment import Process, Task
 from tests.sim.engine.network import Wire
 from tests.sim.regions.channel import Channel, accept
 from tests.sim.regions.claiming import Host
+from tests.sim.regions.deadline_timer import DeadlineTimer
+from tests.sim.regions.events import record_event
 from tests.sim.regions.launcher import Launcher
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class Driver(Process):
         self._last_link = 0
         self._orders: deque[OpenManifest | AppendCut] = deque()
         self._working: Task | None = None
-        self._armed: float | None = None
+        self._timer = DeadlineTimer(self, self._tick)
         region.network.listen(self.address, self, self._accept)
         self.start("watch", self.manifest.watch())
         self.post(Begin())
@@ -93,18 +94,10 @@ class Driver(Process):
         self.region.saw(f"event: {type(event).__name__}")
         for effect in self.core.handle(event, self.now):
             self._perform(effect)
-        self._arm()
-
-    def _arm(self) -> None:
-        due = self.core.deadline()
-        if due is not None and due != self._armed:
-            self._armed = due
-            self.after(max(due - self.now, 0.0), lambda: self._tick(due))
+        self._timer.arm(self.core.deadline())
 
     def _tick(self, due: float) -> None:
-        if self._armed == due:
-            self._armed = None
-            self._handle(CoordinatorTick(due))
+        self._handle(CoordinatorTick(due))
 
     def _perform(self, effect: Effect) -> None:
         match effect:
@@ -115,7 +108,8 @@ class Driver(Process):
                 if channel is not None and not channel.over:
                     channel.send(control_frame(message))
             case NotifyObservers(event):
-                self._log(event)
+                if text := record_event(self.region, event):
+                    self.note(text)
             case OpenManifest() | AppendCut():
                 self._order(effect)
             case LaunchWorker(worker, attempt):
@@ -131,15 +125,6 @@ class Driver(Process):
                 self.note(f"refuses {refusal.name}: {refusal.text}")
             case End():
                 self._ended(effect)
-
-    def _log(self, event: object) -> None:
-        if isinstance(event, StateChanged):
-            self.region.saw(f"region: {event.state.name}")
-            self.note(f"{event.state.name} {event.reason}")
-        elif isinstance(event, CutCommitted):
-            self.note(f"checkpoint {event.cut} at step {event.step} is committed")
-        elif isinstance(event, WorkerLost):
-            self.note(f"worker {event.worker} is lost: {event.reason}")
 
     def _ended(self, end: End) -> None:
         self.end = end

@@ -3,38 +3,32 @@
 Cores and tasks are in `driver`, `worker` and `worker_incarnation`.
 """
 
-from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from random import Random
 from typing import TYPE_CHECKING, Final
 
 from checkpoint.core.coordinator_vocabulary import End, PauseWanted
-from checkpoint.core.region import RegionSpec, RegionState
+from checkpoint.core.region import RegionState
 from checkpoint.core.retention import Rolling
 from dataflow import Graph
 from dataflow.graph.builder import GraphPlan
 from dataflow.limits import WorkerLimits
-from dataflow.worker.messages import CircuitFailed
 from tests.sim.engine.random_streams import RandomStreams
-from tests.sim.history import ViolationError
+from tests.sim.regions.base import SINKS, RegionBase, no_part, region_spec
 from tests.sim.regions.channel import KEY
 from tests.sim.regions.driver import Driver
 from tests.sim.regions.input import Input, Reader, RegionSource
 from tests.sim.regions.output import Output, Part, RegionSink
 from tests.sim.regions.record import Record
-from tests.sim.regions.worker import Worker, unexpected
+from tests.sim.regions.worker import Worker
 
 if TYPE_CHECKING:
     from tests.sim.run import Cluster
 
 RUNS_WITH_ONE: Final = 8
 """One run in so many has a region."""
-SINKS: Final = ("rows", "counts")
 STEP_ROWS: Final = 3
-FOR_A_PERSON: Final = ("consecutive resets", "did not join within")
-"""Ends after which an operator starts the region again. No fault explains any other failure."""
 
 
 def has_region(rng: RandomStreams) -> bool:
@@ -49,8 +43,8 @@ def _plan() -> GraphPlan:
     graph = Graph("region")
     lines = graph.source("lines", RegionSource(given, Random, bool))
     by_word = lines.key_by("by_word", "word")
-    by_word.sink("rows", RegionSink(_no_part))
-    by_word.count("count").sink("counts", RegionSink(_no_part))
+    by_word.sink("rows", RegionSink(no_part))
+    by_word.count("count").sink("counts", RegionSink(no_part))
     return graph.plan()
 
 
@@ -64,17 +58,15 @@ def _short(rng: Random) -> Rolling:
     )
 
 
-def _no_part(worker: int) -> Part:
-    raise AssertionError(f"worker {worker} runs no plan of its own")
+class Region(RegionBase):
+    """The region of a run."""
 
-
-class Region:
-    """One region. `made`: all its journals exist. `finished`: a driver reported its end."""
+    finishing_pace = 0.1
 
     def __init__(self, cluster: "Cluster") -> None:
+        super().__init__(cluster.history)
         self.env = cluster.env
         self.network = cluster.network
-        self.history = cluster.history
         self.machines = cluster.machines
         self.store = cluster.record
         self.quorum = cluster.record.ack_quorum
@@ -91,19 +83,8 @@ class Region:
         interval_s = rng.choice([0.5, 1.0, 1.0])
         if self.rng.stream("rare cuts").random() < 0.25:
             interval_s = 3.0
-        self.spec = RegionSpec(
-            name="region",
-            workers=workers,
-            store_url="dos://here",
-            job_key=KEY,
-            operators=plan.operators,
-            graph_fingerprint=plan.fingerprint,
-            checkpoint_interval_s=interval_s,
-            drain_timeout_s=15.0,
-            reset_timeout_s=20.0,
-            start_timeout_s=30.0,
-            suspect_after_s=4.0,
-            orphan_timeout_s=8.0,
+        self.spec = region_spec(
+            plan, workers, store_url="dos://here", job_key=KEY, checkpoint_interval_s=interval_s
         )
         kept = self.rng.stream("region retention")
         self.rolling = Rolling() if kept.random() < 0.2 else _short(kept)
@@ -113,15 +94,7 @@ class Region:
         self.record = Record(self)
         self.drivers: list[Driver] = []
         self.workers: list[Worker] = []
-        self.made = False
-        self.finished = False
-        self.broken = False
-        """Reading fails now, because of an invalid row."""
-        self.finishing = False
-        self._sometimes: Counter[str] = cluster.history.sometimes
-        self._at_next: dict[str, list[Callable[[], None]]] = {}
         self._supervised = rng
-        self._readers = 0
         self.new_driver()
         self._supervise()
 
@@ -138,35 +111,11 @@ class Region:
         return replace(plan, specs={**plan.specs, "lines": source, **own})
 
     def _reads(self, worker: int) -> Random:
-        self._readers += 1
-        return self.rng.stream(f"reader {self._readers} of worker {worker}")
-
-    def work_s(self, rng: Random, *, produced: bool) -> float:
-        """Draw the length of a piece of work. After the heal, work is fast."""
-        pace = self.pace_s * (0.1 if self.finishing else 1.0)
-        return pace * (0.5 + rng.random()) if produced else 0.002 * (0.5 + rng.random())
+        return self.rng.stream(self.next_reader(worker))
 
     def sync_s(self, rng: Random) -> float:
         """Draw the length of a sync of an output."""
         return 0.002 * rng.lognormvariate(0.0, 0.7)
-
-    def saw(self, what: str) -> None:
-        """Count an event, and make the calls that wait for it."""
-        self._sometimes[what] += 1
-        for call in self._at_next.pop(what, ()):
-            call()
-
-    def at_next(self, what: str, call: Callable[[], None]) -> None:
-        """Make the call when the event happens next."""
-        self._at_next.setdefault(what, []).append(call)
-
-    def circuit_failed(self, worker: Worker, failure: CircuitFailed) -> None:
-        if failure.kind == "operator" and "a row cannot be read" in failure.message:
-            self.saw("a row failed")
-        elif failure.message.startswith("SinkFencedError") and failure.incarnation < max(self.record.opened):
-            self.saw("an old worker was fenced from its output")
-        else:
-            unexpected(failure)
 
     # Drivers and workers
 
@@ -194,13 +143,7 @@ class Region:
         self.saw(f"end: {end.state.name}")
         self.network.process_died(driver, power=False)
         driver.kill()
-        if end.state is RegionState.FINISHED:
-            self.finished = True
-        elif end.state is RegionState.FAILED:
-            if "a row cannot be read" in end.reason:
-                self.broken = False  # a person examined the failure, and corrected it
-            elif not any(text in end.reason for text in FOR_A_PERSON):
-                raise ViolationError("O7", f"the region failed: {end.reason}")
+        self.check_end(end)
 
     def living_workers(self) -> list[Worker]:
         return [one for one in self.workers if one.alive]

@@ -4,8 +4,7 @@ It does as tasks of one process what the two threads of a worker do. It executes
 the order in which they arrive, and ends one incarnation before it begins the next.
 """
 
-from collections import deque
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from checkpoint.core.handshake import LinkHello
 from checkpoint.core.messages import (
@@ -44,46 +43,32 @@ from dataflow.worker.messages import (
     LinksEnded,
     PauseRequested,
     PublishCut,
-    RestoreCircuit,
     Shared,
-    ToCircuit,
     ToLinks,
 )
 from dos_protocol.errors import DosError
 from tests.sim.engine.environment import Process, Signal
 from tests.sim.engine.network import Wire
-from tests.sim.history import ViolationError
 from tests.sim.regions.channel import Channel, accept, dial
 from tests.sim.regions.claiming import Host
+from tests.sim.regions.deadline_timer import DeadlineTimer
+from tests.sim.regions.mailbox import Mailbox
 from tests.sim.regions.worker_incarnation import WorkerIncarnation
 
 if TYPE_CHECKING:
     from tests.sim.regions.driver import Driver
     from tests.sim.regions.region import Region
 
-MESSAGES_MAX: Final = 200
-"""Limit of a mailbox: peers are at most four steps ahead, and a state arrives in few blocks at a time."""
 
-
-class Mailbox:
-    """Messages to the circuit, with the interface of `dataflow.worker.messages.Inbox`."""
+class _SignalMailbox(Mailbox):
+    """The mailbox of a simulated process. `changed`: set with each message."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.changed = Signal()
-        self._messages: deque[ToCircuit] = deque()
 
-    def put(self, message: ToCircuit) -> None:
-        if len(self._messages) >= MESSAGES_MAX:
-            raise ViolationError("O10", f"{MESSAGES_MAX} messages wait for a circuit")
-        self._messages.append(message)
+    def wake(self) -> None:
         self.changed.set()
-
-    def take_nowait(self) -> ToCircuit | None:
-        return self._messages.popleft() if self._messages else None
-
-    @property
-    def next_restores(self) -> bool:
-        return bool(self._messages) and isinstance(self._messages[0], RestoreCircuit)
 
 
 class ProcessClock(Clock):
@@ -112,7 +97,7 @@ class Worker(Process):
         self.rng = region.rng.stream(f"worker {name}")
         self.slowness = 1.0
         self.shared = Shared()
-        self.inbox = Mailbox()
+        self.inbox = _SignalMailbox()
         self.host = Host(self, region.network, region.store, region.history, self.rng)
         spec = region.spec
         self.core = ParticipantCore(
@@ -123,12 +108,12 @@ class Worker(Process):
         self._control: Channel | None = None
         self._taken = 0
         self._ordered = Signal()
-        self._armed: float | None = None
+        self._timer = DeadlineTimer(self, self._tick)
         self.loop = CircuitLoop(
             region.plan_for(self),
             Identity(spec.name, index, spec.workers),
             worker_limits=region.limits,
-            inbox=self.inbox,  # type: ignore[arg-type]
+            inbox=self.inbox,
             shared=self.shared,
             post=lambda message: self.soon(lambda: self._deliver(message)),
             clock=ProcessClock(self),
@@ -180,7 +165,7 @@ class Worker(Process):
 
     def _circuit_failed(self, failure: CircuitFailed) -> None:
         self.note(f"the circuit failed ({failure.kind}): {failure.message}")
-        self.region.circuit_failed(self, failure)
+        self.region.circuit_failed(failure)
         failed = Failed(
             job="",
             worker=self.index,
@@ -217,7 +202,7 @@ class Worker(Process):
                 exchange_port=1,
             )
         )
-        self._arm()
+        self._timer.arm(self.core.deadline())
         try:
             while True:
                 self.handle(MessageIn(decode_from_coordinator(await channel.receive())))
@@ -242,7 +227,7 @@ class Worker(Process):
         if self.core.state is not before:
             self.region.saw(f"participant: {before.name} to {self.core.state.name}")
         self._ordered.set()
-        self._arm()
+        self._timer.arm(self.core.deadline())
 
     def _send(self, message: ToCoordinator) -> None:
         if isinstance(message, Prepared):
@@ -262,16 +247,8 @@ class Worker(Process):
             return False
         return True
 
-    def _arm(self) -> None:
-        due = self.core.deadline()
-        if due is not None and due != self._armed:
-            self._armed = due
-            self.after(max(due - self.now, 0.0), lambda: self._tick(due))
-
     def _tick(self, due: float) -> None:
-        if self._armed == due:
-            self._armed = None
-            self.handle(ParticipantTick(due, self.counters()))
+        self.handle(ParticipantTick(due, self.counters()))
 
     def counters(self) -> Counters:
         shared, claim = self.shared, self.incarnation.claim if self.incarnation is not None else None
@@ -339,8 +316,3 @@ class Worker(Process):
             channel.close()
             return
         await self.incarnation.serve_peer(channel, hello)
-
-
-def unexpected(failure: CircuitFailed) -> None:
-    """Raise ViolationError: only an invalid row of the nemesis may make a circuit fail."""
-    raise ViolationError("O7", f"a circuit failed ({failure.kind}): {failure.message}")

@@ -17,11 +17,12 @@ from dos_client.errors import MissingDataError, QuorumUnavailableError, StoreNot
 from dos_client.writing.claim import Claim
 from dos_client.writing.object_writer import ObjectWriter
 from dos_protocol.errors import DosError, FencedError
-from journal import ChainWriter, Op, Position, Record, inspect_chain, take_over
+from journal import ChainWriter, Op, Record, inspect_chain, take_over
 from journal.core.errors import ChainError, CorruptRecordError, LostBytesError, NotEnoughAnswersError
 from tests.sim.engine.network import Network
 from tests.sim.engine.sockets import Client
 from tests.sim.history import History
+from tests.sim.store.appending import PendingRecords, append_records
 from tests.sim.store.reader import pause_s
 from tests.sim.store.writer import CHAIN, epoch_above, numbers_of
 
@@ -110,7 +111,7 @@ class ShellWriter(Client):
         self.pace_s = pace_s
         self.running = False
         self.hurries_until = 0.0
-        self._waiting: list[tuple[int, Position]] = []
+        self.pending = PendingRecords(history, directory, self._wait_appended)
         self._appended = trio.Event()
         self.begin(self._work)
 
@@ -170,7 +171,7 @@ class ShellWriter(Client):
         self.history.took_over(self.directory, epoch, found)
         self.running = True
         self._note(f"runs at epoch {epoch} after {len(found)} records, generation {generation}")
-        self._waiting.clear()
+        self.pending.clear()
         failure: list[DosError] = []
 
         async def keep_failure(work: Any) -> None:
@@ -181,40 +182,19 @@ class ShellWriter(Client):
                 nursery.cancel_scope.cancel()
 
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(keep_failure, self._acknowledge(writer))
-            nursery.start_soon(keep_failure, self._write(writer, epoch, found))
+            nursery.start_soon(keep_failure, self.pending.report_acknowledged(writer))
+            nursery.start_soon(keep_failure, append_records(self, writer, epoch, found, trio.sleep))
         raise failure[0]
 
-    async def _write(self, writer: ChainWriter, epoch: int, found: list[int]) -> None:
-        rng, numbers = self.rng, list(found)
-        while True:
-            for _ in range(rng.randint(1, 6) if self.pipelined else 1):
-                number = self.history.number(self.directory, epoch)
-                record = Record(Op.OUTPUT, number, strings=(rng.randbytes(rng.randint(0, 120)),))
-                self._waiting.append((number, writer.append(record)))
-                numbers.append(number)
-            self._appended.set()
-            if not self.pipelined or rng.random() < 0.1:
-                await writer.wait_synced()
-            if rng.random() < 0.03:
-                await writer.wait_synced()
-                keep = [Record(Op.OUTPUT, number) for number in numbers] if rng.random() < 0.5 else None
-                await writer.roll(keep)
-                self.history.sometimes["writer: rolled"] += 1
-            hurries = self.env.now < self.hurries_until
-            await trio.sleep(0.001 + (0.005 if hurries else rng.expovariate(1 / self.pace_s)))
+    async def _wait_appended(self) -> None:
+        self._appended = trio.Event()
+        await self._appended.wait()
 
-    async def _acknowledge(self, writer: ChainWriter) -> None:
-        """Report each record that the quorum's watermark has passed to the history."""
-        while True:
-            if not self._waiting:
-                self._appended = trio.Event()
-                await self._appended.wait()
-                continue
-            number, position = self._waiting[0]
-            await writer.wait_synced(position)
-            self._waiting.pop(0)
-            self.history.acknowledge(self.directory, number)
+    def records_appended(self) -> None:
+        self._appended.set()
+
+    def rolled(self, *, snapshot: bool) -> None:
+        """Not in the trace of these writers."""
 
     def _note(self, what: str) -> None:
         self.env.trace.note(self.env.now, self.name, what)

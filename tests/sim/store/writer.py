@@ -5,14 +5,14 @@ the history of the run.
 """
 
 from collections.abc import Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from random import Random
 
 from dos_client.errors import MissingDataError, QuorumUnavailableError
 from dos_client.sessions.directory_view import DirectoryView
 from dos_protocol.errors import DosError, FencedError
 from dos_protocol.store_record import StoreRecord
-from journal import ChainWriter, Op, Position, Record, read_batches, take_over
+from journal import ChainWriter, Op, Record, read_batches, take_over
 from journal.core.chain import ChainState
 from journal.core.errors import ChainError, CorruptRecordError, LostBytesError, NotEnoughAnswersError
 from journal.core.segment import parse_segment_name
@@ -20,6 +20,7 @@ from journal.ports import ClaimPort, StorePort
 from tests.sim.engine.environment import Process, Signal
 from tests.sim.engine.network import Network
 from tests.sim.history import History
+from tests.sim.store.appending import PendingRecords, append_records
 from tests.sim.store.claim import SimClaim
 from tests.sim.store.sim_store import SimStore
 
@@ -43,17 +44,22 @@ def epoch_above(view: DirectoryView) -> int:
     return max([view.epoch_seen, *seen]) + 1
 
 
-async def numbers_of(reader: ClaimPort | StorePort, state: ChainState, directory: str | None) -> list[int]:
-    """Return the numbers of the records of a chain. A snapshot contains all numbers before it."""
-    found: list[int] = []
+async def records_of(reader: ClaimPort | StorePort, state: ChainState, directory: str | None) -> list[Record]:
+    """Return the records of a chain. A snapshot contains all records before it."""
+    found: list[Record] = []
     async with aclosing(read_batches(reader, state, directory=directory)) as batches:
         async for batch in batches:
             for _, record in batch:
                 if record.op is Op.SNAPSHOT_BEGIN:
                     found.clear()
                 elif record.op is Op.OUTPUT:
-                    found.append(record.tag)
+                    found.append(record)
     return found
+
+
+async def numbers_of(reader: ClaimPort | StorePort, state: ChainState, directory: str | None) -> list[int]:
+    """Return the numbers of the records of a chain."""
+    return [record.tag for record in await records_of(reader, state, directory)]
 
 
 class _HistoryClaim(SimClaim):
@@ -94,7 +100,7 @@ class Writer(Process):
         self.claim: SimClaim | None = None
         self._network = store_of.network
         self._appended = Signal()
-        self._waiting: list[tuple[int, Position]] = []
+        self.pending = PendingRecords(history, directory, self._wait_appended)
         self.start("work", self._work())
 
     async def _work(self) -> None:
@@ -155,15 +161,13 @@ class Writer(Process):
         )
         self.history.took_over(self.directory, epoch, found)
         self.running = True
-        after = f"after {len(found)} records" + (
-            ", which it writes to a snapshot" if snapshot is not None else ""
-        )
+        after = f"after {len(found)} records" + (", written to a snapshot" if snapshot is not None else "")
         self._note(f"is the writer of {self.directory}, epoch {epoch}, {after}")
-        self._waiting.clear()
+        self.pending.clear()
         self.reached(RUNNING)
         acknowledging = self.start("acknowledging", self._acknowledge(writer))
         try:
-            await self._write(writer, epoch, found)
+            await append_records(self, writer, epoch, found, self.sleep)
         finally:
             acknowledging.stop()
 
@@ -175,41 +179,18 @@ class Writer(Process):
             return
         claim.changed()
 
-    async def _write(self, writer: ChainWriter, epoch: int, found: list[int]) -> None:
-        rng, numbers = self.rng, list(found)
-        while True:
-            burst = 1 if not self.pipelined else rng.randint(1, 6)
-            for _ in range(burst):
-                number = self.history.number(self.directory, epoch)
-                position = writer.append(
-                    Record(Op.OUTPUT, number, strings=(rng.randbytes(rng.randint(0, 120)),))
-                )
-                numbers.append(number)
-                self._waiting.append((number, position))
-            self._appended.set()
-            if not self.pipelined or rng.random() < 0.1:
-                await writer.wait_synced()
-            if rng.random() < 0.03:
-                await writer.wait_synced()
-                keep = [Record(Op.OUTPUT, number) for number in numbers] if rng.random() < 0.5 else None
-                await writer.roll(keep)
-                self._note(f"continues in a new segment{'' if keep is None else ', with a snapshot'}")
-                self.history.sometimes["writer: rolled"] += 1
-            hurries = self.env.now < self.hurries_until
-            await self.sleep(0.001 + (0.005 if hurries else rng.expovariate(1 / self.pace_s)))
-
     async def _acknowledge(self, writer: ChainWriter) -> None:
-        """Report each record that the quorum's watermark has passed to the history."""
-        while True:
-            while not self._waiting:
-                await self.wait(self._appended)
-            number, position = self._waiting[0]
-            try:
-                await writer.wait_synced(position)
-            except DosError:
-                return
-            self._waiting.pop(0)
-            self.history.acknowledge(self.directory, number)
+        with suppress(DosError):  # the appending task reports it
+            await self.pending.report_acknowledged(writer)
+
+    async def _wait_appended(self) -> None:
+        await self.wait(self._appended)
+
+    def records_appended(self) -> None:
+        self._appended.set()
+
+    def rolled(self, *, snapshot: bool) -> None:
+        self._note(f"continues in a new segment{', with a snapshot' if snapshot else ''}")
 
     def _note(self, what: str) -> None:
         self.env.trace.note(self.env.now, self.name, what)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Final
 from tests.sim.engine.random_streams import RandomStreams
 from tests.sim.visitors.version0 import Visitor0
 from tests.sim.visitors.version1 import Visitor1
+from tests.sim.visitors.visitor import Visitor
 
 if TYPE_CHECKING:
     from tests.sim.run import Cluster
@@ -23,7 +24,7 @@ class Crowd:
 
     def __init__(self, cluster: "Cluster") -> None:
         rng = cluster.rng
-        kinds = [Visitor0] * rng.stream("crowd").choice([2, 3]) + [Visitor1] * 2
+        kinds: list[type[Visitor]] = [Visitor0] * rng.stream("crowd").choice([2, 3]) + [Visitor1] * 2
         self._network = cluster.network
         self._machines = cluster.machines
         self.visitors = [

@@ -4,18 +4,14 @@ This file determines what such a client sends, and its timeouts. `files` checks 
 """
 
 from collections import deque
-from collections.abc import Callable
-from random import Random
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from dos_protocol.errors import BrokenConnectionError, DosError
 from dos_server.core.version0.wire import LENGTH_BYTES, head
 from tests.sim.engine.environment import Process, Signal
 from tests.sim.engine.network import Network, Wire
 from tests.sim.visitors import LOOSE
-
-if TYPE_CHECKING:
-    from tests.sim.store.machine import Machine
+from tests.sim.visitors.visitor import Visitor
 
 NAMES: Final = ("f", "g")
 REPLY_S: Final = 2.0
@@ -102,31 +98,18 @@ class Connection0:
         self._changed.set()
 
 
-class Visitor0(Process):
-    """One client process, which uses one server after the other, of those `known` to it."""
+class Visitor0(Visitor):
+    """A visitor of version 0."""
 
-    def __init__(
-        self, name: str, network: Network, known: "Callable[[], list[Machine]]", rng: Random
-    ) -> None:
-        super().__init__(network.env, name)
-        self._network = network
-        self._known = known
-        self._rng = rng
-        self.start("work", self._work())
+    async def _visit(self, address: str) -> None:
+        connection = Connection0(self, self._network, address)
+        try:
+            await connection.open()
+            await self._use(connection)
+        finally:
+            connection.close()
 
-    async def _work(self) -> None:
-        while True:
-            await self.sleep(self._rng.expovariate(1 / 0.3))
-            connection = Connection0(self, self._network, self._rng.choice(self._known()).address)
-            try:
-                await connection.open()
-                await self._visit(connection)
-            except DosError as error:
-                self.env.sometimes[f"visitor: {type(error).__name__}"] += 1
-            finally:
-                connection.close()
-
-    async def _visit(self, connection: Connection0) -> None:
+    async def _use(self, connection: Connection0) -> None:
         await connection.ask(f"u{LOOSE}")
         for _ in range(self._rng.randint(1, 4)):
             name, what = self._rng.choice(NAMES), self._rng.random()

@@ -2,55 +2,35 @@
 time, without waiting for one before it sends the next (row 40).
 """
 
-from collections.abc import Callable
 from contextlib import suppress
-from random import Random
-from typing import TYPE_CHECKING
 
 from dos_client.core.window import append_id
 from dos_protocol.digests import PrefixDigest
-from dos_protocol.errors import BrokenConnectionError, DosError, NotFoundError, RefusedError
+from dos_protocol.errors import BrokenConnectionError, NotFoundError, RefusedError
 from dos_protocol.vocabulary import Append, DurabilityAck
-from tests.sim.engine.environment import Process
-from tests.sim.engine.network import Network
 from tests.sim.store.session import Session
 from tests.sim.visitors import LOOSE
 from tests.sim.visitors.version0 import NAMES
-
-if TYPE_CHECKING:
-    from tests.sim.store.machine import Machine
+from tests.sim.visitors.visitor import Visitor
 
 _CHUNK_BYTES = 30
 _GET_BYTES = 1 << 20
 
 
-class Visitor1(Process):
-    """One client process, which uses one server after the other, of those `known` to it."""
+class Visitor1(Visitor):
+    """A visitor of version 1."""
 
-    def __init__(
-        self, name: str, network: Network, known: "Callable[[], list[Machine]]", rng: Random
-    ) -> None:
-        super().__init__(network.env, name)
-        self._network = network
-        self._known = known
-        self._rng = rng
-        self.start("work", self._work())
-
-    async def _work(self) -> None:
-        while True:
-            await self.sleep(self._rng.expovariate(1 / 0.3))
-            session = Session(self, self._network, self._rng.choice(self._known()).address)
-            session.on_durability_ack = self._marked
-            session.on_append_refused = self._refused
-            try:
-                await session.open()
-                await session.open_directory(LOOSE)
-                for _ in range(self._rng.randint(1, 3)):
-                    await self._append(session, self._rng.choice(NAMES))
-            except DosError as error:
-                self.env.sometimes[f"visitor: {type(error).__name__}"] += 1
-            finally:
-                session.fail(BrokenConnectionError("closed"))
+    async def _visit(self, address: str) -> None:
+        session = Session(self, self._network, address)
+        session.on_durability_ack = self._marked
+        session.on_append_refused = self._refused
+        try:
+            await session.open()
+            await session.open_directory(LOOSE)
+            for _ in range(self._rng.randint(1, 3)):
+                await self._append(session, self._rng.choice(NAMES))
+        finally:
+            session.fail(BrokenConnectionError("closed"))
 
     async def _append(self, session: Session, name: str) -> None:
         """It reads what it finds there and continues after it, sometimes late."""
