@@ -1,8 +1,8 @@
-"""The clients of a store: writers of journals, readers of several kinds, a person who replaces a member, a
-client that reads no answers. Each is a process of its own: a host in the network, and a scope that can be
-cancelled anywhere.
+"""The clients of a store: writers of journals, readers of several kinds, clients that replace a member,
+repair, or read no answers. Each is a process of its own: a host in the network, and a scope that can be
+canceled anywhere.
 
-Well-behaved clients, and what they report to the history.
+They report what they write and read to the history.
 """
 
 from contextlib import aclosing, suppress
@@ -53,21 +53,21 @@ class Client:
         self.ended = trio.Event()
 
     async def run(self) -> None:
-        """Its life, on a host of its own."""
+        """Run the process on a host of its own."""
         here.set(self.name)
         try:
             with self.scope:
-                await self.live()
+                await self.perform()
         finally:
             self.alive = False
             self.ended.set()
 
-    async def live(self) -> None:
-        """What it does."""
+    async def perform(self) -> None:
+        """Do the work of this client."""
         raise NotImplementedError
 
     def kill(self) -> None:
-        """It is cancelled, wherever it stands, and its connections end."""
+        """Cancel it at its current step, and end its connections."""
         if self.alive:
             self.alive = False
             self.scope.cancel()
@@ -82,7 +82,7 @@ class Client:
 
 
 class _RecordedWriter:
-    """An object writer that tells the history what it is given."""
+    """An object writer that reports what is appended to the history."""
 
     def __init__(self, writer: Any, claim: "_RecordedClaim") -> None:
         self._writer = writer
@@ -99,7 +99,7 @@ class _RecordedWriter:
 
 
 class _RecordedClaim:
-    """A claim of the real client whose objects tell the history."""
+    """A claim of the real client whose objects report to the history."""
 
     def __init__(self, claim: Claim, history: History) -> None:
         self.claim = claim
@@ -125,8 +125,8 @@ class Writer(Client):
         self._pending = PendingRecords(self.history, directory, self._wait_appended)
         self._appended = trio.Event()
 
-    async def live(self) -> None:
-        """Until superseded. Before its start is acknowledged a refusal is a reason to try again (R8)."""
+    async def perform(self) -> None:
+        """Claim until superseded. Before its start is acknowledged, it tries again after a refusal (R8)."""
         superseded = 0
         while True:
             try:
@@ -168,7 +168,7 @@ class Writer(Client):
             )
             self.history.took_over(self.directory, epoch, found)
             self.running = True
-            self.note(f"runs at epoch {epoch} behind {len(found)} records")
+            self.note(f"runs at epoch {epoch} after {len(found)} records")
             self._pending.clear()
             await self._write_and_listen(writer, epoch, found)
 
@@ -214,8 +214,8 @@ class Writer(Client):
 
 
 class Reader(Client):
-    """Looks at a chain, reads committed bytes and hedged ones, streams them: what it sees must be so (R10,
-    O3)."""
+    """Reads a chain, and its bytes by committed reads, hedged reads and streams. They must be what was
+    written (R10, O3)."""
 
     kind = "reader"
 
@@ -224,7 +224,7 @@ class Reader(Client):
         self.directory = directory
         self.reads_done = 0
 
-    async def live(self) -> None:
+    async def perform(self) -> None:
         while True:
             try:
                 async with open_store(self.cluster.url, client=self.name) as store:
@@ -245,7 +245,7 @@ class Reader(Client):
             await self._bytes(store, state)
 
     async def _bytes(self, store: Store, state: ChainState) -> None:
-        """Some bytes of a segment, asked in one of the ways there are."""
+        """Read some bytes of a segment in one of these ways."""
         name = self.rng.choice(state.segments).name
         content = self.history.segments.get((self.directory, name), b"")
         offset = self.rng.randrange(max(len(content), 1))
@@ -263,7 +263,7 @@ class Reader(Client):
 
 
 class Replacer(Client):
-    """`dos store replace`, begun again when it is interrupted or refused, until it is done."""
+    """Runs `dos store replace` again after an interruption or a refusal, until it is done."""
 
     kind = "replacer"
 
@@ -272,7 +272,7 @@ class Replacer(Client):
         self.old, self.new = old, new
         self.done = False
 
-    async def live(self) -> None:
+    async def perform(self) -> None:
         for _ in range(20):
             try:
                 await replace_member(self.cluster.url, old=self.old, new=self.new)
@@ -287,12 +287,12 @@ class Replacer(Client):
                 return
 
 
-class Mender(Client):
-    """`dos store repair`, now and then."""
+class Repairer(Client):
+    """Runs `dos store repair` now and then."""
 
-    kind = "mender"
+    kind = "repairer"
 
-    async def live(self) -> None:
+    async def perform(self) -> None:
         while True:
             await self.sleep(4.0)
             try:
@@ -300,15 +300,16 @@ class Mender(Client):
                     report = await repair_store(store, read=self.rng.random() < 0.5)
                 self.history.sometimes["repaired" if report.repairs else "nothing to repair"] += 1
             except DosError as error:
-                self.history.sometimes[f"mender: {type(error).__name__}"] += 1
+                self.history.sometimes[f"repairer: {type(error).__name__}"] += 1
 
 
 class Deaf(Client):
-    """Asks one server for as much as it gives and takes nothing of it: its answers must not pile up there."""
+    """Requests as much as possible from one server and reads no answer. The answers must not accumulate
+    there."""
 
     kind = "deaf"
 
-    async def live(self) -> None:
+    async def perform(self) -> None:
         while True:
             await self.sleep(0.7)
             host, port = self.rng.choice(self.cluster.machines).address.split(":")
@@ -332,4 +333,4 @@ class Deaf(Client):
                 data = memoryview(encode_frame(encode(message, number)))
                 while data:
                     data = data[await stream.sendmsg([data]) :]
-            self.history.sometimes["deaf: asked"] += 1
+            self.history.sometimes["deaf: requested"] += 1

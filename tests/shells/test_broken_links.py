@@ -1,4 +1,4 @@
-"""O11: a member whose connection broke is brought up again by its claim, unasked."""
+"""O11: a claim automatically fills a member whose connection was broken."""
 
 import os
 
@@ -11,7 +11,7 @@ from tests.shells.bugs import planted
 
 
 async def one_goes_and_comes_back() -> str:
-    """A claim that writes on while a member is away; what the claim says of it a minute after."""
+    """Write while a member is unavailable. Return the claim's status of that member a minute later."""
     async with (
         memory_store(seed=1) as servers,
         open_store(servers.url) as store,

@@ -21,7 +21,8 @@ KEEPER = "keeper"
 
 
 class Keeper(UserOperator):
-    """Writes each row down, and how many there were of its word; gives the rows as they came."""
+    """Writes each row to a file, and the number of rows of its word to another one; emits the rows
+    unchanged."""
 
     keeps_files = True
     files: OperatorDirectory
@@ -39,7 +40,7 @@ class Keeper(UserOperator):
 
 
 def check_files(region: "ShellRegion", audit: "Auditor") -> None:
-    """O7: the files of a cut are made of the rows that the sink below had got up to it. Raises
+    """O7: check that the files of a checkpoint contain the rows that the sink received up to it. Raises
     ViolationError."""
     cuts = {cut.cut: cut for cut in audit.cuts}
     for (number, worker), files in audit.files.items():
@@ -54,6 +55,6 @@ def _check(region: "ShellRegion", cut: Cut, worker: int, files: dict[str, bytes]
     if written != output or counts != expected:
         raise ViolationError(
             "O7",
-            f"cut {cut.cut} restores worker {worker} with files of {written.total()} rows, counts {counts};"
-            f" it had shown {output.total()}",
+            f"cut {cut.cut} restores worker {worker} with {written.total()} rows in files, counts {counts};"
+            f" its output has {output.total()}",
         )

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Kind = Callable[["Cluster", Fault, Random], None]
 DRIVERS_MAX: Final = 3
-"""That live at a time."""
+"""Maximum number of drivers at a time."""
 
 
 def kill_worker(cluster: "Cluster", fault: Fault, rng: Random) -> None:
@@ -34,7 +34,7 @@ def kill_worker(cluster: "Cluster", fault: Fault, rng: Random) -> None:
 
 
 def power_cut_worker(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """Its machine is gone for good, with what its outputs had not synced, without notice."""
+    """Its machine is lost without notice, with what its outputs had not synced."""
     worker, region = _worker(cluster, rng), _region(cluster)
     if worker is not None:
         for process in [one for one in region.workers if one.alive and one.index == worker.index]:
@@ -55,7 +55,7 @@ def power_cut_driver(cluster: "Cluster", fault: Fault, rng: Random) -> None:
 
 
 def second_driver(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """Another driver of the same region, where one is at work, or cut off from everybody."""
+    """Another driver of the same region, while one runs or is cut off."""
     region = _region(cluster)
     living = [one for one in region.drivers if one.alive and one.end is None]
     if region.finished or not living or len(living) >= DRIVERS_MAX:
@@ -66,14 +66,14 @@ def second_driver(cluster: "Cluster", fault: Fault, rng: Random) -> None:
 
 
 def zombie_worker(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """A worker is cut off until another has its place; then arrives what it had sent."""
+    """A worker is cut off until another has replaced it; then its messages arrive."""
     worker = _worker(cluster, rng)
     if worker is not None:
         _cut_off(cluster, worker, fault.seconds + rng.choice([2.0, 6.0]))
 
 
 def cancel_process(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """A driver or worker is cancelled before a certain step of any task: anywhere in it."""
+    """A driver or worker is canceled before a random step of any task."""
     processes = _region(cluster).processes
     if processes:
         process = rng.choice(processes)
@@ -82,7 +82,7 @@ def cancel_process(cluster: "Cluster", fault: Fault, rng: Random) -> None:
 
 
 def kill_at_a_step(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """The next time a certain step is taken, a driver or a worker dies: at once, or a moment after."""
+    """The next time a certain step happens, a driver or a worker dies: at once, or a moment later."""
     region = _region(cluster)
     moment, delay_s = rng.choice(MOMENTS), rng.choice([0.0, 0.0, 0.001, 0.01])
     of_driver = rng.random() < 0.5
@@ -114,7 +114,7 @@ def stall_link(cluster: "Cluster", fault: Fault, rng: Random) -> None:
 
 
 def no_quorum(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """All members but one are away for a while."""
+    """All members but one are unavailable for a while."""
     for machine in rng.sample(cluster.machines, max(1, len(cluster.machines) - 1)):
         machine.kill()
         cluster.later(fault.seconds, cluster.start, machine)
@@ -127,14 +127,14 @@ def bad_row(cluster: "Cluster", fault: Fault, rng: Random) -> None:
 
 
 def user_request(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """A user asks for a cut, a reset, or the end; who stopped it starts it again."""
+    """A user requests a checkpoint, a reset or the end; after the end it is started again."""
     driver = _driver(cluster, rng)
     if driver is not None:
         driver.post(rng.choice([CutWanted(), CutWanted(), ResetWanted(), StopWanted()]))
 
 
 def _cut_off(cluster: "Cluster", process: RegionProcess, seconds: float) -> None:
-    """Nobody hears of it and it hears of nobody."""
+    """Block all paths of a process, both ways."""
     others = [one.name for one in _region(cluster).processes if one is not process]
     for other in [*others, *(machine.name for machine in cluster.machines)]:
         for path in ((process.name, other), (other, process.name)):
@@ -169,8 +169,8 @@ KINDS: Final[dict[str, Kind]] = {
 
 
 def plan(streams: RandomStreams, seconds: float) -> list[Fault]:
-    """The faults of a run that lasts so long; most of the kinds are off. They are few: a region needs some
-    time to come to where the next one hurts."""
+    """Return the faults of a run of `seconds`; most of the kinds are disabled. They are few, because a region
+    needs time to reach a state in which the next fault matters."""
     rng = streams.nemesis
     on = [kind for kind in KINDS if rng.random() < 0.35] or [rng.choice(list(KINDS))]
     pace = rng.choice([0.4, 0.8, 1.6])

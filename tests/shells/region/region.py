@@ -1,6 +1,6 @@
 """A region of a run of shells: its task, its drivers and workers, and the restart of drivers.
 
-The region as its operators see it, as in `tests.sim.regions.region`.
+As in `tests.sim.regions.region`.
 """
 
 from collections.abc import Callable
@@ -34,20 +34,20 @@ if TYPE_CHECKING:
 RUNS_WITH_ONE: Final = 5
 """One run in so many has a region."""
 WITH_FILES: Final = 0.5
-"""How often an operator of a region keeps files."""
+"""The share of the regions in which an operator keeps files."""
 _STEP_ROWS: Final = 3
 
 
 def has_region(seed: int) -> bool:
-    """Whether the run of that seed has one."""
+    """Return whether the run of that seed has a region."""
     return seed % RUNS_WITH_ONE == 0
 
 
 @cache
 def _plan(rows: str, counts: str, *, keeps_files: bool) -> GraphPlan:
-    """The graph of every region: rows by their word, as they are and counted. Each sink is "file", or a log
-    that is published by "checkpoint" or by "step". keeps_files: an operator above the sink of rows writes
-    them down.
+    """Return the graph of a region: rows by their word, unchanged and counted. Each sink is "file", or a log
+    that is published by "checkpoint" or by "step". keeps_files: an operator before the sink of rows writes
+    them to files.
     """
     given = Input(Random(0), 1, 1)
     graph = Graph("region")
@@ -82,8 +82,8 @@ class ShellRegion(RegionBase):
         self.given = Input(rng, workers * of_worker, _STEP_ROWS * rng.randint(6, 12) // of_worker)
         self.kinds = {sink: rng.choice(["file", "checkpoint", "step"]) for sink in SINKS}
         if of_worker > 1 and "step" in self.kinds.values():
-            # in which order a step took rows of several splits, no division says: such a source does not give
-            # the same again, and none of its output may be shown before its cut
+            # A division does not contain the order of rows of several splits in a step. Such a source is not
+            # deterministic, so its output may not be published before its checkpoint.
             self.given = Input(cluster.rng.stream("one split each"), workers, _STEP_ROWS * 8)
         self.keeps_files = cluster.rng.stream("files of operators").random() < WITH_FILES
         plan = self._plan()
@@ -107,7 +107,7 @@ class ShellRegion(RegionBase):
         return _plan(self.kinds["rows"], self.kinds["counts"], keeps_files=self.keeps_files)
 
     def plan_for(self, worker: Worker) -> GraphPlan:
-        """The graph, with this process's source and files."""
+        """Return the graph with this process's source and files."""
         plan = self._plan()
         own: dict[str, Any] = {
             sink: RegionSink(lambda index, sink=sink: Part(self.output, index, sink, worker))
@@ -121,20 +121,20 @@ class ShellRegion(RegionBase):
         return self.cluster.rng.stream(self.next_reader(worker))
 
     def guarded(self, call: Callable[..., Any], *args: Any) -> None:
-        """What contradicts a promise ends the run, wherever it shows."""
+        """Make the call; a ViolationError ends the run."""
         self.cluster.guarded(call, *args)
 
     # Drivers and workers
 
     @property
     def processes(self) -> list[RegionProcess]:
-        """Those that live."""
+        """Return the running processes."""
         found: list[RegionProcess] = [*self.drivers, *self.workers]
         return [one for one in found if one.alive]
 
     @property
     def running(self) -> Driver | None:
-        """The newest driver that lives and has not ended."""
+        """Return the newest driver that is alive and has not ended."""
         return next((one for one in reversed(self.drivers) if one.alive and one.end is None), None)
 
     def new_driver(self) -> Driver:
@@ -144,19 +144,19 @@ class ShellRegion(RegionBase):
         return driver
 
     def new_worker(self, driver: Driver, index: int, attempt: int) -> Worker:
-        """For the launcher."""
+        """Start a worker for the launcher."""
         worker = self.cluster.begin(lambda name: Worker(self, driver, index, attempt, name), f"k{index}.")
         assert isinstance(worker, Worker)
         self.workers.append(worker)
         return worker
 
     def driver_ended(self, end: End) -> None:
-        """Its core said that it is over."""
+        """Record the end of a driver's core."""
         self.saw(f"end: {end.state.name}")
         self.guarded(self.check_end, end)
 
     async def supervise(self) -> None:
-        """Where no driver runs and the work is not done, one is started."""
+        """Start a driver if none runs and the region has not finished."""
         while True:
             started = self.running
             if started is None and not self.finished:
@@ -168,16 +168,16 @@ class ShellRegion(RegionBase):
     # The end
 
     def heal(self) -> None:
-        """Everything that can go on does."""
+        """End all faults of the region."""
         self.broken = False
         self.finishing = True
 
     def kill_all(self) -> None:
-        """Every process."""
+        """Kill every process."""
         for process in self.processes:
             process.kill()
 
     def run_again(self) -> None:
-        """A fresh driver and fresh workers, from what the store has: they find that all is done."""
+        """Let a fresh driver and fresh workers restore the finished region."""
         self.kill_all()
         self.finished = False

@@ -56,7 +56,7 @@ class Worker(RegionProcess):
         self.attempt = attempt
         self.power_is_off = self.given_up = False
         self.silent_since: float | None = None
-        """When its machine lost its power, if its driver knew it."""
+        """When its machine lost its power, if its driver knew the worker."""
         self.shared = Shared()
         plan = region.plan_for(self)
         self.inbox = _ParkingMailbox()
@@ -105,7 +105,7 @@ class Worker(RegionProcess):
     # The circuit's thread
 
     async def _circuit(self) -> LinksEnded:
-        """Messages and pieces of work, one after the other, each piece taking its time."""
+        """Process messages and pieces of work one after the other. Each piece takes virtual time."""
         while True:
             while self.inbox.next_restores and not self._may_write():  # noqa: ASYNC110 - as a lock is polled
                 await trio.sleep(0.05)
@@ -115,18 +115,18 @@ class Worker(RegionProcess):
                 continue
             if isinstance(message, LinksEnded):
                 return message
-            await trio.lowlevel.checkpoint_if_cancelled()  # who was killed does not do the next thing
+            await trio.lowlevel.checkpoint_if_cancelled()  # a killed process does not continue
             step = self.shared.step
             self.loop.turn(message)
             produced = message is None and self.shared.step != step
             await trio.sleep(self.region.work_s(self.rng, produced=produced))
 
     def _may_write(self) -> bool:
-        """Whether the locks of its parts are no other process's."""
+        """Return whether no other process has the locks of its parts."""
         return self.region.output.free_for(self.index, self)
 
     def _post(self, message: ToLinks) -> None:
-        """From the circuit to the links, where threads would do it by trio's token."""
+        """Pass a message from the circuit to the links, as threads do by trio's token."""
         if isinstance(message, CircuitFailed):
             self.note(f"the circuit failed ({message.kind}): {message.message}")
             self.region.guarded(self.region.circuit_failed, message)
@@ -139,7 +139,7 @@ class Worker(RegionProcess):
     # As the launcher sees it
 
     def die(self, why: str | None) -> None:
-        """SIGKILL. A machine whose power is off is given up for gone."""
+        """SIGKILL. If its power is off, the launcher reports its end now."""
         self.failure = self.failure or (why or "")
         if self.power_is_off and not self.given_up:
             self.given_up = True
