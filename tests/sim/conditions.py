@@ -21,7 +21,7 @@ def topology_text(cluster: "Cluster") -> str:
     far: dict[float, list[str]] = defaultdict(list)
     for name in members:
         far[cluster.network.latency_s(name, "w1")].append(name)
-    paths = ", ".join(f"{', '.join(names)} {1000 * seconds:g} ms" for seconds, names in far.items())
+    paths = ", ".join(f"{1000 * seconds:g} ms to {', '.join(names)}" for seconds, names in far.items())
     work = [
         f"{one}, {'pipelined' if cluster.pipelined[one] else 'one record at a time'}"
         for one in cluster.directories
@@ -29,7 +29,7 @@ def topology_text(cluster: "Cluster") -> str:
     who = f"{len(members)} servers" if len(members) > 1 else "1 server"
     needed = f"{quorum} acknowledge" if quorum > 1 else "1 acknowledges"
     damaged = f"{cluster.victim.name} may be damaged"
-    return f"{who}, {needed}; about {paths} away; {'; '.join(work)}; {damaged}"
+    return f"{who}, {needed}; latency about {paths}; {'; '.join(work)}; {damaged}"
 
 
 def acknowledged(cluster: "Cluster") -> str:

@@ -86,7 +86,7 @@ def records_are_not_decided() -> list[Patch]:
     return [(RecordLog, "decide", decide), (RecordLog, "check", lambda self: None)]
 
 
-@bug("R4, row 11: a damaged copy lacks what it held", where=has_operator)
+@bug("R4, row 11: a damaged copy counts as lacking what it had", where=has_operator)
 def damaged_copies_say_what_they_held() -> list[Patch]:
     original = Replica.handle
 
@@ -107,7 +107,7 @@ def new_copies_are_not_synced() -> list[Patch]:
 
 
 @bug(
-    "O12: repair believes what servers say of themselves",
+    "O12: repair trusts what servers report about themselves",
     where=_has("flip", "zero_sector", "swap_sectors", "older_sector"),
 )
 def repair_reads_nothing() -> list[Patch]:

@@ -43,7 +43,7 @@ def _one_may_be_missing(self: PendingCut) -> list[int]:
     return [] if len(missing) == 1 and self.number > 1 else missing
 
 
-@of_regions("row 33: a cut with a vote missing")
+@of_regions("row 33: a checkpoint with a vote missing")
 def a_vote_may_be_missing() -> list[Patch]:
     """A worker that has not voted counts as being at the last checkpoint."""
     original = PendingCut.build
@@ -59,7 +59,7 @@ def a_vote_may_be_missing() -> list[Patch]:
     return [(PendingCut, "missing", _one_may_be_missing), (PendingCut, "build", build)]
 
 
-@of_regions("row 33: a manifest that is not whole is taken")
+@of_regions("row 33: an incomplete checkpoint is appended to the manifest")
 def partial_manifest() -> list[Patch]:
     original = PendingCut.build
 
@@ -109,7 +109,7 @@ def outputs_are_not_synced() -> list[Patch]:
     return [(FileWriter, "sync", lambda self: None)]
 
 
-@of_regions("row 36: outputs are not cut back")
+@of_regions("row 36: outputs are not truncated")
 def outputs_are_not_cut_back() -> list[Patch]:
     original = FileWriter.__init__
 
@@ -181,7 +181,7 @@ def votes_of_any_incarnation() -> list[Patch]:
     return [(Recovery, "reset", remember), (Checkpointing, "request_cut", request)]
 
 
-@of_regions("row 35: a marker of a cut that was taken is a cut again")
+@of_regions("row 35: a marker of an earlier checkpoint starts a checkpoint again")
 def old_markers_count() -> list[Patch]:
     return [
         (barrier, "cut_of_step", lambda requested, last_cut: max(requested, default=0)),
@@ -195,7 +195,7 @@ def _always_aligned(self: Schedule, step: int, watermark: Any) -> None:
         self.ended = self.ended or watermark.final
 
 
-@of_regions("row 35: frames of any incarnation are taken")
+@of_regions("row 35: frames of any incarnation are accepted")
 def frames_of_any_incarnation() -> list[Patch]:
     """Also, a link outlives the incarnation for which it was dialed. Each alone does no harm: a link that
     ends with its incarnation delivers nothing to the next, and frames contain their incarnation."""
@@ -229,7 +229,7 @@ def frames_of_any_incarnation() -> list[Patch]:
     ]
 
 
-@of_regions("what is in the channels at a cut is dropped")
+@of_regions("what is in the channels at a checkpoint is dropped")
 def channel_state_is_dropped() -> list[Patch]:
     original = Alignment.take
 
@@ -240,7 +240,7 @@ def channel_state_is_dropped() -> list[Patch]:
     return [(Alignment, "take", take)]
 
 
-@of_regions("a cut has the sources further than its step")
+@of_regions("a checkpoint has the sources further than its step")
 def sources_are_ahead_of_the_cut() -> list[Patch]:
     original = CircuitIncarnation._step_over
 
@@ -251,7 +251,7 @@ def sources_are_ahead_of_the_cut() -> list[Patch]:
     return [(CircuitIncarnation, "_step_over", step_over)]
 
 
-@of_regions("the final cut comes before the last rows")
+@of_regions("the final checkpoint is taken before the last rows")
 def exhausted_too_early() -> list[Patch]:
     """Reported as soon as the last row is read. (At the end of the step it would be early enough: steps run
     ahead by at most two, so a peer that has not ended the step before the last would delay this one.)"""
@@ -349,7 +349,7 @@ def deletes_when_it_votes() -> list[Patch]:
     return [(Journals, "prepare", prepare)]
 
 
-@of_regions("R14: released past the oldest cut retained")
+@of_regions("R14: released past the oldest retained checkpoint")
 def only_the_last_cut_has_floors() -> list[Patch]:
     def floors(kept: Any, worker: int) -> Any:
         return floors_of(kept[-1:], worker)
