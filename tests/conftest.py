@@ -47,7 +47,7 @@ def pytest_configure() -> None:
 
 @cache
 def starts_spark(file: str) -> bool:
-    """Whether the tests of a file have the mark `spark`, said before they are collected."""
+    """Return whether the tests of a file have the mark `spark`, before they are collected."""
     return file.startswith(SPARK_TESTS) and "pytest.mark.spark" in (ROOT / file).read_text()
 
 
@@ -66,5 +66,5 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> SparkInOnePr
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Spark's tests come first: what takes longest begins first."""
+    """Spark's tests come first, because they take longest."""
     items.sort(key=lambda item: not starts_spark(item.nodeid.partition("::")[0]))

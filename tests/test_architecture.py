@@ -33,15 +33,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "dos_cli": set(),  # it names modules in a table and imports them when a command runs
 }
-"""package -> the packages of ours that it may import, besides itself."""
+"""package -> the packages of this project that it may import, in addition to itself."""
 
 EXCEPTIONS = {("spark_integration", "dos_server.embedded")}
 """(package, module): the embedded server is the default store of a local Spark session."""
 
 FILE_EXCEPTIONS = {("dos_server/testing.py", "dos_client.runtime")}
-"""(file, module): servers in memory tell the clients of their trio run how they are reached."""
+"""(file, module): servers in memory register their addresses for the clients of their trio run."""
 
-CLIENT_ROOMS: dict[str, set[str]] = {
+CLIENT_PARTS: dict[str, set[str]] = {
     "core": set(),
     "sessions": {"core"},
     "reading": {"core", "sessions"},
@@ -51,7 +51,8 @@ CLIENT_ROOMS: dict[str, set[str]] = {
     "membership": {"core", "sessions", "reading", "writing", "repair"},
     "cli": {"core", "sessions", "writing", "repair", "membership"},
 }
-"""room of `dos_client` -> the rooms that it may import, besides itself and the files outside of rooms."""
+"""sub-package of `dos_client` -> the sub-packages that it may import, in addition to itself and the files
+above."""
 
 CORE_DEPENDENCIES_ONLY = ("dos_protocol", "dos_server", "dos_client", "journal", "dos_cli")
 """`./run dos` installs no Spark: these packages work without the extras below."""
@@ -195,14 +196,14 @@ def test_no_package_reaches_into_the_core_of_another() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_the_rooms_of_the_client_import_in_one_direction_only() -> None:
-    assert set(CLIENT_ROOMS) == {path.parent.name for path in (ROOT / "dos_client").glob("*/__init__.py")}
+def test_the_sub_packages_of_the_client_import_in_one_direction_only() -> None:
+    assert set(CLIENT_PARTS) == {path.parent.name for path in (ROOT / "dos_client").glob("*/__init__.py")}
     wrong = []
-    for room, allowed in CLIENT_ROOMS.items():
-        for path in sorted((ROOT / "dos_client" / room).glob("*.py")):
+    for part, allowed in CLIENT_PARTS.items():
+        for path in sorted((ROOT / "dos_client" / part).glob("*.py")):
             for line, module in imports_of(path):
                 target = [*module.split("."), ""][1] if module.startswith("dos_client.") else ""
-                if target in CLIENT_ROOMS.keys() - allowed - {room} and line not in typing_only(path):
+                if target in CLIENT_PARTS.keys() - allowed - {part} and line not in typing_only(path):
                     wrong.append(
                         f"{path.relative_to(ROOT)}:{line} imports {module}; allowed: {sorted(allowed)}"
                     )
@@ -298,7 +299,7 @@ def test_cores_are_pure_and_so_is_all_that_they_import() -> None:
     assert not wrong, "\n".join(sorted(wrong))
 
 
-def test_cores_call_no_builtin_that_reads_the_world() -> None:
+def test_cores_call_no_builtin_that_reads_the_environment() -> None:
     wrong = [
         f"{path.relative_to(ROOT)}:{node.lineno} calls {node.func.id}()"
         for path in source_files()

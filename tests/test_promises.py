@@ -1,6 +1,6 @@
-"""Every promise of protocol.md has evidence: a test that cites it. And no test cites a promise nobody made.
+"""Every promise of protocol.md has evidence: a test that cites it. And no test cites an unknown promise.
 
-A promise is defined in protocol.md as `**P-n**`. A test that shows it has a comment: `# EVIDENCE-OF:
+A promise is defined in protocol.md as `**P-n**`. A test that demonstrates it has a comment: `# EVIDENCE-OF:
 P-3`, or several with commas. Whether the test is any good the comment cannot show: that is the reviewer's
 part.
 """
@@ -41,7 +41,7 @@ def test_protocol_makes_promises() -> None:
 
 def test_every_promise_is_cited_by_a_test() -> None:
     without = promises_made() - citations().keys()
-    assert not without, f"no test says '# EVIDENCE-OF:' for {in_order(without)}"
+    assert not without, f"no test has '# EVIDENCE-OF:' for {in_order(without)}"
 
 
 def test_no_test_cites_an_unknown_promise() -> None:

@@ -25,14 +25,14 @@ HOME_PATHS = re.compile(r"(?<![\w.$}/-])/(?:root|home/\w+|Users/\w+|work/\w+)(?:
 
 def repository_files() -> list[Path]:
     """The files that git has, or would take; in a copy without git, all but what tools leave behind."""
-    asked = subprocess.run(
+    listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
         capture_output=True,
         text=True,
     )
-    if asked.returncode == 0:
-        paths = [ROOT / line for line in asked.stdout.splitlines()]
+    if listed.returncode == 0:
+        paths = [ROOT / line for line in listed.stdout.splitlines()]
     else:
         paths = [path for path in ROOT.rglob("*") if not any(is_left_behind(part) for part in path.parts)]
     return sorted(path for path in paths if path.is_file() and path != Path(__file__))
@@ -165,9 +165,9 @@ def test_the_entry_script_is_plain_shell_and_executable() -> None:
 
 
 def test_run_alone_lists_its_verbs() -> None:
-    shown = subprocess.run([ROOT / "run"], capture_output=True, text=True, check=True).stdout
+    usage = subprocess.run([ROOT / "run"], capture_output=True, text=True, check=True).stdout
     for verb in ("demo", "test", "lint", "bench", "dos"):
-        assert f"./run {verb}" in shown
+        assert f"./run {verb}" in usage
 
 
 def test_run_refuses_an_unknown_verb_by_name() -> None:

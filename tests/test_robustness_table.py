@@ -94,8 +94,8 @@ def test_every_planted_bug_of_the_table_exists_and_was_found() -> None:
 
 
 def test_every_planted_bug_is_named() -> None:
-    """In the table of the hunts, or below it with what else shows it."""
+    """In the table of the hunts, or below it with the test that finds it."""
     text = hunt.DOCS.read_text(encoding="utf-8").partition("## Planted bugs in the simulator")[2]
-    told = text.partition("\n## ")[0]
-    missing = [name for name in BUGS if not re.search(rf"\b{name.replace('_', ' ')}\b", told)]
-    assert not missing, f"docs/robustness.md says nothing of {missing}"
+    section = text.partition("\n## ")[0]
+    missing = [name for name in BUGS if not re.search(rf"\b{name.replace('_', ' ')}\b", section)]
+    assert not missing, f"docs/robustness.md does not mention {missing}"

@@ -1,4 +1,4 @@
-"""The entry script `./run`: what it sets up and when, with a Python and a Java that only note what is asked.
+"""The entry script `./run`: what it sets up and when, with a Python and a Java that only record their calls.
 
 The real installation is what the continuous integration does on a new machine; here it is the order of
 things: once, whole, again after an interruption, one at a time, from anywhere.

@@ -6,7 +6,7 @@
     lost        acknowledged, and not in the chain exactly as acknowledged
     duplicated  in the chain more than once
     reordered   in the chain after a record that was written later
-    holes       numbers missing below a later one of the same epoch, or places missing in the history
+    holes       numbers missing below a later one of the same epoch, or positions missing in the history
     damaged     in the chain, and different from what its writer made
     vanished    returned by a committed read, and not on the final chain
     diverged    a member's copy that differs from the chain within the chain's length
@@ -83,13 +83,13 @@ def _judge_acknowledged(
     verdict: Verdict, directory: str, acknowledged: Iterable[Entry], found: Sequence[Entry]
 ) -> None:
     there = set(found)
-    told: set[Entry] = set()
+    known: set[Entry] = set()
     for entry in acknowledged:
         verdict.acknowledged += 1
-        if entry in told:
+        if entry in known:
             verdict.twice += 1
             verdict.note(f"{directory}: acknowledged twice: {entry}")
-        told.add(entry)
+        known.add(entry)
         if entry not in there:
             verdict.lost += 1
             verdict.note(f"{directory}: lost {entry}")
@@ -104,7 +104,7 @@ def _judge_order(verdict: Verdict, directory: str, found: Sequence[Entry]) -> No
             verdict.note(f"{directory}: twice {entry}")
         elif entry.name < highest:
             verdict.reordered += 1
-            verdict.note(f"{directory}: {entry} stands after {highest}")
+            verdict.note(f"{directory}: {entry} follows {highest}")
         seen.add(entry.name)
         highest = max(highest, entry.name)
 
@@ -118,10 +118,10 @@ def _judge_holes(verdict: Verdict, directory: str, found: Sequence[Entry]) -> No
         if missing:
             verdict.holes += missing
             verdict.note(f"{directory}: {missing} numbers missing below {max(there)} of epoch {epoch}")
-    places = {entry.sequence for entry in found}
-    if len(places) != max(places, default=0) or len(places) != len({entry.name for entry in found}):
+    positions = {entry.sequence for entry in found}
+    if len(positions) != max(positions, default=0) or len(positions) != len({entry.name for entry in found}):
         verdict.holes += 1
-        verdict.note(f"{directory}: {len(found)} records at {len(places)} places up to {max(places)}")
+        verdict.note(f"{directory}: {len(found)} records, {len(positions)} positions up to {max(positions)}")
 
 
 def judge_member(

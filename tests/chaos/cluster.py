@@ -42,7 +42,7 @@ class Member:
         await trio.to_thread.run_sync(self.server.restart)
 
     async def wipe(self) -> None:
-        """Its disk is lost; another, empty server stands at its address."""
+        """Lose its disk; another, empty server starts at its address."""
         await self.kill()
         await trio.to_thread.run_sync(shutil.rmtree, self.server.data)
         await self.restart()
@@ -72,10 +72,10 @@ class Writer:
     sees_store: trio.Event = field(default_factory=trio.Event)
     claims: trio.Event = field(default_factory=trio.Event)
     opened: trio.Event = field(default_factory=trio.Event)
-    gone: trio.Event = field(default_factory=trio.Event)
+    exited: trio.Event = field(default_factory=trio.Event)
 
     @property
-    def lives(self) -> bool:
+    def running(self) -> bool:
         return self.ended is None and self.process.returncode is None
 
     @property
@@ -83,7 +83,7 @@ class Writer:
         return count_acknowledged(self.log)
 
     def send(self, number: int) -> None:
-        if self.lives:
+        if self.running:
             self.process.send_signal(number)
 
     def pause(self) -> None:
@@ -144,7 +144,7 @@ class Cluster:
         return writer
 
     async def _listen(self, writer: Writer) -> None:
-        """What a writer says, until it ends."""
+        """Read the output of a writer until it ends."""
         assert writer.process.stdout is not None
         rest = b""
         try:
@@ -154,9 +154,9 @@ class Cluster:
                     self._heard(writer, line.decode().split())
             writer.ended = await writer.process.wait()
             if writer.ended not in (FENCED, -SIGKILL):
-                said = writer.log.with_name(f"{writer.name}.stderr").read_text()
-                self.errors.append(f"writer {writer.name} ended with {writer.ended}: {said[-2_000:]}")
-            writer.gone.set()
+                stderr = writer.log.with_name(f"{writer.name}.stderr").read_text()
+                self.errors.append(f"writer {writer.name} ended with {writer.ended}: {stderr[-2_000:]}")
+            writer.exited.set()
         finally:
             if writer.process.returncode is None:
                 writer.process.kill()
@@ -177,7 +177,7 @@ class Cluster:
                 self.superseded += 1
 
     def living(self, directory: str) -> list[Writer]:
-        return [one for one in self.writers[directory] if one.lives]
+        return [one for one in self.writers[directory] if one.running]
 
     def acknowledged_in(self, directory: str) -> int:
         return sum(writer.acknowledged for writer in self.writers[directory])
@@ -209,12 +209,12 @@ class Cluster:
                     writer.resume()
 
     async def end_writers(self) -> None:
-        """SIGKILL to all, and wait until they are gone."""
+        """SIGKILL all, and wait until they have ended."""
         for writers in self.writers.values():
             for writer in writers:
                 writer.send(SIGKILL)
             for writer in writers:
-                await writer.gone.wait()
+                await writer.exited.wait()
 
     async def end_servers(self) -> None:
         for member in self.members:
@@ -224,7 +224,7 @@ class Cluster:
 
 @asynccontextmanager
 async def running(folder: Path, seed: int, window: int, directories: list[str]) -> AsyncIterator[Cluster]:
-    """A cluster; all its processes are gone at the end, whatever happened."""
+    """Yield a cluster; all its processes are killed at the end."""
     async with trio.open_nursery() as nursery:
         cluster = Cluster(folder, seed, window, nursery)
         try:

@@ -315,7 +315,7 @@ async def split(act: Act) -> None:
 async def settled(writer: Writer) -> None:
     """Until the writer has opened and something of it is acknowledged, or it ended, or for a while."""
     with trio.move_on_after(6.0):
-        while writer.lives and not writer.acknowledged:  # noqa: ASYNC110 - another process writes the log
+        while writer.running and not writer.acknowledged:  # noqa: ASYNC110 - another process writes the log
             await trio.sleep(0.05)
 
 

@@ -28,7 +28,7 @@ TAKE_OVER_S = 90.0
 
 
 class NotConvergedError(Exception):
-    """After healing, something did not come back in time."""
+    """After the heal, something did not recover in time."""
 
 
 @dataclass(slots=True)
@@ -43,31 +43,31 @@ class Found:
 
 
 class CommittedReader:
-    """Looks at chains as any reader may, during the faults, and remembers what it was shown (R10)."""
+    """Reads chains during the faults, as any reader may, and records what it received (R10)."""
 
     def __init__(self, url: str, directories: list[str]) -> None:
-        self.shown: dict[str, list[Position]] = {directory: [] for directory in directories}
+        self.returned: dict[str, list[Position]] = {directory: [] for directory in directories}
         self._url = url
 
     async def run(self, pause_s: float = 0.5) -> None:
-        """Runs until cancelled. Too few members, a chain being taken over: then nothing is shown."""
+        """Run until canceled. A read fails if too few members are available, or during a take-over."""
         while True:
             try:
                 async with open_store(self._url, client="reader") as store:
                     while True:
-                        for directory, shown in self.shown.items():
-                            await self._look(store, directory, shown)
+                        for directory, returned in self.returned.items():
+                            await self._read_once(store, directory, returned)
                         await trio.sleep(pause_s)
             except DosError:
                 await trio.sleep(pause_s)
 
-    async def _look(self, store: Store, directory: str, shown: list[Position]) -> None:
+    async def _read_once(self, store: Store, directory: str, returned: list[Position]) -> None:
         try:
             state = await inspect_chain(store, directory, CHAIN)
         except DosError:
             return
         if state.end is not None:
-            shown.append(state.end)
+            returned.append(state.end)
 
 
 @asynccontextmanager
@@ -103,7 +103,7 @@ async def in_sync(store: Store) -> None:
 
 
 async def harvest(url: str, directory: str) -> Found:
-    """All that the servers tell of one directory. Its writers are dead."""
+    """Read one directory from the servers. Its writers are dead."""
     with trio.fail_after(TAKE_OVER_S + IN_SYNC_S):
         async with open_store(url, client="checker") as store:
             before = (await inspect_chain(store, directory, CHAIN)).end
@@ -128,7 +128,7 @@ def entries_of(directory: str, batch: list[tuple[Position, Record]]) -> Iterator
 
 
 def is_on(position: Position, found: Found) -> bool:
-    """Whether a position that was shown lies on the chain: epoch, size, and the digest of the bytes there."""
+    """Return whether a position is on the chain: epoch, size, and the digest of the bytes there."""
     for span in found.state.segments:
         if span.base < position.size <= span.base + span.length and span.end.epoch == position.epoch:
             return prefix_digest(found.chain[span.name][: position.size - span.base]) == position.digest
@@ -137,12 +137,12 @@ def is_on(position: Position, found: Found) -> bool:
 
 @dataclass(slots=True)
 class Evidence:
-    """What a run is judged by, per directory. `shown`: what committed reads during the faults showed.
+    """The evidence of a run, by directory. `returned`: what committed reads returned during the faults;
     `disks`: the data directories of the members, whose servers are dead."""
 
     acknowledged: dict[str, list[Entry]]
     found: dict[str, Found]
-    shown: dict[str, list[Position]]
+    returned: dict[str, list[Position]]
     disks: list[Path]
 
 
@@ -151,15 +151,15 @@ def judge(evidence: Evidence) -> Verdict:
     verdict = Verdict()
     for directory, found in evidence.found.items():
         judge_chain(verdict, directory, evidence.acknowledged[directory], found.entries)
-        _judge_reads(verdict, directory, found, evidence.shown[directory])
+        _judge_reads(verdict, directory, found, evidence.returned[directory])
         for data in evidence.disks:
             held = {name: read_object(data, directory, name) for name in found.chain}
             judge_member(verdict, f"{data.name} {directory}", found.chain, held)
     return verdict
 
 
-def _judge_reads(verdict: Verdict, directory: str, found: Found, shown: list[Position]) -> None:
-    reads = [*shown, *([found.committed_before] if found.committed_before is not None else [])]
+def _judge_reads(verdict: Verdict, directory: str, found: Found, returned: list[Position]) -> None:
+    reads = [*returned, *([found.committed_before] if found.committed_before is not None else [])]
     verdict.committed_reads += len(reads)
     for position in reads:
         if not is_on(position, found):
@@ -168,4 +168,4 @@ def _judge_reads(verdict: Verdict, directory: str, found: Found, shown: list[Pos
     end, after = found.state.end, found.committed_after
     if end is not None and (after is None or after.size < end.size):
         verdict.vanished += 1
-        verdict.note(f"{directory}: after a take-over at {end} a committed read shows {after}")
+        verdict.note(f"{directory}: after a take-over at {end} a committed read returns {after}")

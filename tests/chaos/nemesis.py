@@ -15,12 +15,12 @@ from tests.chaos.faults import LANES, Act, Say
 
 LOOK_EVERY_S = 0.05
 CAN_STOP_ALL = ("network", "servers")
-"""Lanes whose faults may keep writers from a quorum as long as they last."""
+"""Lanes whose faults may separate writers from a quorum."""
 
 
 class Nemesis:
-    """`counts`: faults by kind. `longest_s`: the longest that could keep a quorum away. `stop`: no new
-    faults; `run` returns when the last one is over."""
+    """`counts`: faults by kind. `longest_s`: the longest fault that could make a quorum unavailable. `stop`:
+    no new faults; `run` returns when the last one is over."""
 
     def __init__(
         self, cluster: Cluster, seed: int, say: Say, lanes: Iterable[str] = tuple(LANES), pace: float = 1.0

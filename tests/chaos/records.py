@@ -1,7 +1,7 @@
 """The records of the append-set workload, and the checker's log of which were acknowledged.
 
 Every record is unique and describes itself: the epoch of its writer, its number in that epoch, its sequence
-number (its place in the directory's whole history), a random payload, and a digest over all of that. The
+number (its position in the directory's whole history), a random payload, and a digest over all of that. The
 store does not compute this digest.
 
 The log is a file of entries of 32 bytes, one for each acknowledged record, written after the record's own
@@ -20,7 +20,7 @@ from journal import Op, Record
 
 CHAIN: Final = "J"
 MANIFEST_DIRECTORY: Final = "app.coord"
-"""Its chain is not pipelined: readers tell otherwise what of it is committed (R9, R10)."""
+"""Its chain is not pipelined, so readers decide differently what is committed (R9, R10)."""
 _FIELDS: Final = struct.Struct(">QQQ")
 _ENTRY: Final = struct.Struct(">QQQQ")
 
@@ -44,8 +44,8 @@ class Entry(NamedTuple):
 
 
 def digest_of(directory: str, epoch: int, number: int, sequence: int, payload: bytes) -> int:
-    said = directory.encode() + _FIELDS.pack(epoch, number, sequence) + payload
-    return int.from_bytes(hashlib.blake2b(said, digest_size=8).digest())
+    content = directory.encode() + _FIELDS.pack(epoch, number, sequence) + payload
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest())
 
 
 def make_record(
@@ -57,7 +57,7 @@ def make_record(
 
 
 def read_entry(directory: str, record: Record) -> Entry:
-    """What a record of the workload says of itself. Raises DamagedRecordError if it is not whole."""
+    """Decode a record of the workload. Raises DamagedRecordError if it is damaged."""
     try:
         epoch, number, digest = record.ints
         (payload,) = record.strings

@@ -19,8 +19,8 @@ PLAIN_EVERY_S = 1.0
 RATE_OVER_S = 5.0
 
 
-class Shown(Watcher):
-    """On standard error. A context manager."""
+class Display(Watcher):
+    """Prints the progress on standard error. A context manager."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True, highlight=False)
@@ -28,7 +28,7 @@ class Shown(Watcher):
         self._begun = self._printed = time.monotonic()
         self._counts: deque[tuple[float, int]] = deque(maxlen=200)
 
-    def __enter__(self) -> "Shown":
+    def __enter__(self) -> "Display":
         if self._live is not None:
             self._live.start()
         return self

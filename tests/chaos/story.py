@@ -22,7 +22,7 @@ GOING_ON_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a run is asked for. It lasts `seconds`, and until `acknowledged` records are."""
+    """The options of a run. It lasts `seconds`, and until `acknowledged` records are acknowledged."""
 
     seed: int
     seconds: float = 20.0
@@ -36,7 +36,7 @@ class Options:
 
 @dataclass(slots=True)
 class Report:
-    """What came of it."""
+    """The result of a run."""
 
     options: Options
     verdict: Verdict = field(default_factory=Verdict)
@@ -51,7 +51,7 @@ class Report:
     healed_s: float = 0.0
     errors: list[str] = field(default_factory=list)
     late: list[str] = field(default_factory=list)
-    """What had not come back when its time was over: nothing was judged after that."""
+    """What had not recovered within its time limit. Nothing is checked after that."""
     evidence: Evidence | None = None
 
     @property
@@ -65,7 +65,7 @@ class Report:
 
     @property
     def only_late(self) -> bool:
-        """It shows a machine that was too slow, or something that does not come back: another run tells."""
+        """Either the machine is too slow, or something does not recover: run it again to decide."""
         return bool(self.late) and not self.errors and self.verdict.good
 
     def as_json(self) -> dict[str, Any]:
@@ -74,7 +74,7 @@ class Report:
 
 
 class Watcher:
-    """What a run tells while it goes: a line for what happened, a picture now and then."""
+    """The observer of a run: receives each event, and the state now and then."""
 
     def happened(self, text: str) -> None:
         """A fault, or a part of the run, began."""
@@ -115,7 +115,7 @@ async def run(options: Options, folder: Path, watcher: Watcher | None = None) ->
             await cluster.end_servers()
             disks = [member.server.data for member in cluster.members]
             logged = {directory: cluster.logged(directory) for directory in directories}
-            report.evidence = Evidence(logged, found, reader.shown, disks)
+            report.evidence = Evidence(logged, found, reader.returned, disks)
             report.verdict = judge(report.evidence)
         except* (NotConvergedError, trio.TooSlowError) as group:
             report.late += [f"after healing: {error!r}" for error in group.exceptions]
@@ -132,7 +132,7 @@ async def run(options: Options, folder: Path, watcher: Watcher | None = None) ->
 
 
 async def created(cluster: Cluster) -> None:
-    """A journal is made only when all members answer (R16), so that comes before the first fault."""
+    """Create the journals before the first fault, because that needs all members (R16)."""
     for directory in cluster.writers:
         writer = await cluster.add_writer(directory)
         with trio.fail_after(CREATED_S):

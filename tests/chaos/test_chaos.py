@@ -27,24 +27,24 @@ DIRECTORY = "app.w0000"
 def test_nothing_acknowledged_is_lost_and_the_checker_would_have_seen_it(
     tmp_path: Path, record_property: Callable[[str, str], None]
 ) -> None:
-    """One test, because the run takes long and everything else here lives on its evidence."""
+    """One test, because the run takes long and the other checks use its evidence."""
     # EVIDENCE-OF: P-1, P-2, P-4, P-5, P-10
     report = trio.run(run, OPTIONS, tmp_path / "run")
     if report.only_late:  # a time limit was missed, nothing was lost: a busy machine may do so, not twice
         record_property(SLOW, "; ".join(report.late))
         report = trio.run(run, OPTIONS, tmp_path / "again")
     wrong = "; ".join([*report.errors, *report.late, *report.verdict.examples])
-    shown = f"{wrong}\n{report.as_json()}\nagain: {command_line(OPTIONS)}"
-    assert report.good, shown
-    assert report.verdict.acknowledged >= OPTIONS.acknowledged, shown
-    assert report.verdict.copies >= 3 * OPTIONS.directories, shown
-    assert report.verdict.committed_reads >= OPTIONS.directories, shown
+    text = f"{wrong}\n{report.as_json()}\nagain: {command_line(OPTIONS)}"
+    assert report.good, text
+    assert report.verdict.acknowledged >= OPTIONS.acknowledged, text
+    assert report.verdict.copies >= 3 * OPTIONS.directories, text
+    assert report.verdict.committed_reads >= OPTIONS.directories, text
     kinds = {fault.__name__: lane for lane, (_, faults) in LANES.items() for fault in faults}
-    assert {kinds[name] for name in report.faults} == set(LANES), f"a lane did nothing: {shown}"
+    assert {kinds[name] for name in report.faults} == set(LANES), f"a lane did nothing: {text}"
     assert report.evidence is not None
     disks_are_read_as_servers_serve_them(report.evidence)
-    for directory, found in report.evidence.found.items():  # as a reader may have come at any moment
-        report.evidence.shown[directory] += [span.end for span in found.state.segments]
+    for directory, found in report.evidence.found.items():  # as a reader may have read at any moment
+        report.evidence.returned[directory] += [span.end for span in found.state.segments]
     assert judge(copied(report.evidence)).good
     for plant, expected in PLANTED.items():
         folder = tmp_path / plant.__name__
@@ -64,7 +64,7 @@ def copied(whole: Evidence) -> Evidence:
             directory: replace(found, chain=dict(found.chain), entries=list(found.entries))
             for directory, found in whole.found.items()
         },
-        {directory: list(shown) for directory, shown in whole.shown.items()},
+        {directory: list(ends) for directory, ends in whole.returned.items()},
         list(whole.disks),
     )
 
@@ -95,7 +95,7 @@ def repeat_in_chain(evidence: Evidence, folder: Path) -> None:
 
 
 def own_disk(evidence: Evidence, folder: Path) -> tuple[Path, str]:
-    """A copy of the first member's disk, in its place, and a segment of the chain that it holds."""
+    """Replace the first member's disk by a copy; return it and a segment of the chain on it."""
     disk = folder / "s1"
     shutil.copytree(evidence.disks[0], disk)
     evidence.disks[0] = disk
@@ -116,7 +116,7 @@ def another_history_on_disk(evidence: Evidence, folder: Path) -> None:
     """Whole and verified extents of other bytes: what a second writer would have left. It is the chain that
     is made another one here, so what readers saw of it is left out.
     """
-    evidence.shown[DIRECTORY].clear()
+    evidence.returned[DIRECTORY].clear()
     evidence.found[DIRECTORY].committed_before = None
     disk, name = own_disk(evidence, folder)
     content = evidence.found[DIRECTORY].chain[name]
@@ -132,7 +132,7 @@ def short_on_disk(evidence: Evidence, folder: Path) -> None:
 def vanished_read(evidence: Evidence, folder: Path) -> None:
     found = evidence.found[DIRECTORY]
     assert found.committed_before is not None
-    evidence.shown[DIRECTORY].append(
+    evidence.returned[DIRECTORY].append(
         found.committed_before.__class__(
             found.committed_before.epoch, found.committed_before.size, found.committed_before.digest ^ 1
         )

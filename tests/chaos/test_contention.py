@@ -1,5 +1,5 @@
 """Take-over under contention, on real servers: rivals, a zombie, contenders that die anywhere, servers that
-come back in the middle of it.
+return during it.
 
 Servers in threads where no signal is needed, processes where one is. Every history is judged by the checker
 of the long runs. Rules R1 to R18 are in docs/decisions/0003.
@@ -56,7 +56,7 @@ class History:
         self.acknowledged.append(entry)
 
     async def check(self, store: Store) -> None:
-        """A fresh take-over shows all of it, in order, once."""
+        """Check that a fresh take-over finds all of it, in order, once."""
         claim, _, _ = await keep_taking_over(store, DIRECTORY)
         async with claim:
             state = await inspect_chain(store, DIRECTORY, CHAIN)
@@ -97,7 +97,7 @@ async def test_of_two_rivals_one_wins_each_time_and_the_other_is_told_the_epoch(
                     nursery.start_soon(contend, round_over, open_now)
                 await until(lambda: len(fenced_at) > before, "one is fenced")  # noqa: B023
                 (loser,) = fenced_at.keys() - set(list(fenced_at)[:before])
-                await until(lambda: any(epoch > loser for epoch in open_now), "the other goes on")  # noqa: B023
+                await until(lambda: any(epoch > loser for epoch in open_now), "the other continues")  # noqa: B023
                 round_over.set()
             (winner,) = [epoch for epoch in open_now if epoch > loser]
             assert len(fenced_at) == before + 1, "one of the two, and not both"
@@ -140,7 +140,7 @@ async def test_a_contender_that_sees_other_servers_than_the_writer_takes_nothing
                     if seen_by_both:
                         await opened.wait()
                         there = await content_of(three[0], DIRECTORY, writer.segment)
-                        assert len(there) >= writer.synced, "opened before s1 had what it stands on"
+                        assert len(there) >= writer.synced, "opened before s1 had the bytes that it refers to"
                         with pytest.raises(FencedError):
                             await history.append(writer, 6, sequence + 6)
                     else:
@@ -261,7 +261,7 @@ async def test_a_contender_may_die_at_any_step_of_its_take_over(three: list[Thre
             with trio.CancelScope() as scope:
 
                 def die() -> None:
-                    """Nothing more of it reaches a server: no goodbye either."""
+                    """End its connections without QUIT, and lose its bytes."""
                     for proxy in between:
                         proxy.lose(client="contender")
                         proxy.cut(client="contender")
@@ -290,11 +290,11 @@ async def test_a_server_may_go_and_return_at_any_step_of_a_take_over(three: list
             with AtStep(rng.randrange(1, whole), gone.set), trio.fail_after(PATIENCE_S):
                 async with trio.open_nursery() as nursery:
 
-                    async def come_and_go() -> None:
+                    async def restart_when_gone() -> None:
                         await gone.wait()  # noqa: B023
                         await trio.to_thread.run_sync(server.restart)  # noqa: B023
 
-                    nursery.start_soon(come_and_go)
+                    nursery.start_soon(restart_when_gone)
                     await one_more(url, history)
                     gone.set()
         async with open_store(url) as store:
@@ -311,7 +311,7 @@ async def test_nothing_that_a_zombie_appends_after_it_woke_up_reaches_a_quorum(t
         zombie = await cluster.add_writer(DIRECTORY)
         await acknowledges(zombie, 200)
         zombie.pause()
-        told = zombie.acknowledged
+        earlier = zombie.acknowledged
         heir = await cluster.add_writer(DIRECTORY)
         await acknowledges(heir, 100)
         zombie.resume()
@@ -325,7 +325,7 @@ async def test_nothing_that_a_zombie_appends_after_it_woke_up_reaches_a_quorum(t
         async with open_store(cluster.url) as store:
             await history.check(store)
             state = await inspect_chain(store, DIRECTORY, CHAIN)
-        assert zombie.acknowledged - told <= 50, "what was under way when it fell asleep, and nothing else"
+        assert zombie.acknowledged - earlier <= 50, "only what was in flight when it was paused"
         (span,) = [one for one in state.segments if epoch_of(one.name) == zombie.epoch]
         await cluster.end_servers()
         held = [read_object(member.server.data, DIRECTORY, span.name) for member in cluster.members]
@@ -341,9 +341,9 @@ def epoch_of(segment: str) -> int:
 
 async def acknowledges(writer: Writer, at_least: int) -> None:
     await until(
-        lambda: writer.acknowledged >= at_least or not writer.lives, f"{writer.name} has {at_least} records"
+        lambda: writer.acknowledged >= at_least or not writer.running, f"{writer.name} has {at_least} records"
     )
-    assert writer.lives, f"{writer.name} ended with {writer.ended}"
+    assert writer.running, f"{writer.name} ended with {writer.ended}"
 
 
 @pytest.mark.process
@@ -374,7 +374,7 @@ async def test_a_contender_killed_before_or_after_it_opened_leaves_a_chain_to_co
 async def test_a_take_over_waits_for_a_server_that_returns_and_never_counts_a_wiped_one(
     three_servers: list[ServerProcess],  # noqa: F811
 ) -> None:
-    """s3 was away while the record was written; s1 is away, then wiped, when it is looked for."""
+    """s3 was unavailable while the record was written; s1 is unavailable, then wiped, when it is read."""
     # EVIDENCE-OF: P-5, P-10
     one, two, three = three_servers
     url, history = url_of(three_servers), History()

@@ -50,7 +50,7 @@ def say(*words: object) -> None:
 
 
 async def last_sequence(claim: Claim, state: ChainState) -> int:
-    """The place in the history of the chain's last record, 0 if it has none."""
+    """Return the position of the chain's last record in the history, 0 if it has none."""
     for span in reversed(state.segments):
         last = 0
         only = msgspec.structs.replace(state, segments=(span,))

@@ -52,17 +52,17 @@ def main() -> int:
             sys.executable, [sys.executable, "-m", "tests.mutation", *sys.argv[1:]], {**os.environ, **PROFILE}
         )
     parser = arguments()
-    asked = parser.parse_args()
-    if asked.stale:
-        return tell_stale()
-    if asked.recorded:
+    options = parser.parse_args()
+    if options.stale:
+        return print_stale()
+    if options.recorded:
         from tests.mutation.recorded import run_recorded
 
         return run_recorded()
-    return plant(parser, asked) if asked.planted else mutate(parser, asked)
+    return plant(parser, options) if options.planted else mutate(parser, options)
 
 
-def plant(parser: argparse.ArgumentParser, asked: argparse.Namespace) -> int:
+def plant(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     """The planted bugs of these packages, against all that is near. 1: one survived."""
     from tests.mutation.lists import planted
     from tests.mutation.near import PACKAGES, package_of
@@ -70,11 +70,11 @@ def plant(parser: argparse.ArgumentParser, asked: argparse.Namespace) -> int:
     from tests.mutation.session import Near, run_session
 
     survived: list[int] = []
-    for package in scope_of(parser, asked.what):
+    for package in scope_of(parser, options.what):
         bugs = [one for one in planted() if package_of(one.module) == package]
 
         def work(near: Near, bugs: "list[Planted]" = bugs) -> None:  # noqa: F821
-            near.measure(say, again=asked.trace)
+            near.measure(say, again=options.trace)
             survived.append(find_kills(near, bugs, say))
 
         if bugs:
@@ -83,7 +83,7 @@ def plant(parser: argparse.ArgumentParser, asked: argparse.Namespace) -> int:
     return 1 if sum(survived) else 0
 
 
-def tell_stale() -> int:
+def print_stale() -> int:
     from tests.mutation import lists
 
     for path, keys in ((lists.EQUIVALENTS, list(lists.equivalents())), (lists.KILLS, list(lists.kills()))):
@@ -98,7 +98,7 @@ def tell_stale() -> int:
 
 
 def scope_of(parser: argparse.ArgumentParser, what: Sequence[str]) -> dict[str, list[str]]:
-    """The modules that are asked for, by package."""
+    """Return the requested modules, by package."""
     from tests.mutation.near import PACKAGES, package_of
 
     scope: dict[str, list[str]] = {}
@@ -112,30 +112,30 @@ def scope_of(parser: argparse.ArgumentParser, what: Sequence[str]) -> dict[str, 
     return scope
 
 
-def mutate(parser: argparse.ArgumentParser, asked: argparse.Namespace) -> int:
+def mutate(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     from tests.mutation.mutants import Mutant, sample, source_of
     from tests.mutation.near import PACKAGES
     from tests.mutation.session import Near, Verdict, run_session
 
     verdicts: list[Verdict] = []
-    for package, modules in scope_of(parser, asked.what).items():
+    for package, modules in scope_of(parser, options.what).items():
         mutants = [one for module in modules for one in source_of(module).mutants]
-        wanted = {*asked.only, *([asked.show] if asked.show else [])}
+        wanted = {*options.only, *([options.show] if options.show else [])}
         drawn: list[Mutant] = (
             [one for one in mutants if one.id in wanted]
             if wanted
-            else sample(mutants, asked.sample or None, asked.seed)
+            else sample(mutants, options.sample or None, options.seed)
         )
         if not drawn:
             continue
         judged: list[Verdict] = []
-        if asked.show and show(drawn[0], package):
+        if options.show and show(drawn[0], package):
             return 0
 
         def work(near: Near, drawn: list[Mutant] = drawn, judged: list[Verdict] = judged) -> None:
-            near.measure(say, again=asked.trace)
+            near.measure(say, again=options.trace)
             for number, mutant in enumerate(drawn, 1):
-                verdict = near.judge(mutant, asked.budget)
+                verdict = near.judge(mutant, options.budget)
                 judged.append(verdict)
                 progress(verdict, number, len(drawn))
 
@@ -143,12 +143,12 @@ def mutate(parser: argparse.ArgumentParser, asked: argparse.Namespace) -> int:
         say(f"{package}: {len(drawn)} of {len(mutants)} mutants in {len(modules)} modules")
         run_session(PACKAGES[package].tests, files, CACHE / f"{package}.json", work)
         verdicts += judged
-    if asked.json:
-        write_json(asked.json, verdicts)
-    if asked.record:
+    if options.json:
+        write_json(options.json, verdicts)
+    if options.record:
         from tests.mutation.recorded import record
 
-        record(verdicts, asked.record)
+        record(verdicts, options.record)
     return table(verdicts)
 
 

@@ -204,7 +204,7 @@ def can_replace(new: CodeType, old: CodeType) -> bool:
 
 def live_functions() -> dict[str, list[FunctionType]]:
     """Every function of this process, by file."""
-    gc.unfreeze()  # of what is frozen the collector tells nothing
+    gc.unfreeze()  # the collector does not list frozen objects
     found: dict[str, list[FunctionType]] = {}
     for one in gc.get_objects():
         if isinstance(one, FunctionType):

@@ -77,23 +77,23 @@ def again_planted(near: Near, planted: Sequence[Planted]) -> list[str]:
     for bug in planted:
         code = code_of(bug)
         if not near.has(bug.tests) or not near.run_with(str(ROOT / bug.module), code, bug.tests):
-            said = f"survived {', '.join(bug.tests)}, or there is no such test"
-            survived.append(f"{said}: {bug.name} ({package_of(bug.module)})")
+            result = f"survived {', '.join(bug.tests)}, or there is no such test"
+            survived.append(f"{result}: {bug.name} ({package_of(bug.module)})")
     return survived
 
 
 def code_of(bug: Planted) -> CodeType:
     text = bug.text()
-    assert text is not None, "rows without a place in the source were left out"
+    assert text is not None, "rows without their source were left out"
     return compile(text, str(ROOT / bug.module), "exec", dont_inherit=True)
 
 
-def find_kills(near: Near, planted: Sequence[Planted], tell: Callable[[str], None]) -> int:
+def find_kills(near: Near, planted: Sequence[Planted], report: Callable[[str], None]) -> int:
     """Run each planted bug against the near tests that execute its lines; how many survived."""
     survived = 0
     for bug in planted:
         if bug.text() is None:
-            tell(f"{bug.name}: {bug.module} has no such place any more")
+            report(f"{bug.name}: {bug.module} does not contain its source any more")
             continue
         path, code = str(ROOT / bug.module), code_of(bug)
         before = (ROOT / bug.module).read_text(encoding="utf-8").partition(bug.before)[0]
@@ -101,5 +101,5 @@ def find_kills(near: Near, planted: Sequence[Planted], tell: Callable[[str], Non
         names = near.coverage.near(bug.module, first, first + bug.before.rstrip("\n").count("\n"))
         by = near.run_with(path, code, names) if names else ""
         survived += not by
-        tell(f"{bug.name}: {by or f'SURVIVED {len(names)} tests'}")
+        report(f"{bug.name}: {by or f'SURVIVED {len(names)} tests'}")
     return survived

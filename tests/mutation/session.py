@@ -2,7 +2,7 @@
 
 The forked process gives the functions of the mutant's module the mutated code, and runs the tests that
 execute the changed lines, the most promising first, until one fails. Nothing is written to the source tree. A
-mutant of code that runs at import needs a process that has not imported the module: pytest is started anew.
+mutant of code that runs at import needs a process that has not imported the module: pytest is started again.
 """
 
 import gc
@@ -82,7 +82,7 @@ class Near:
         """Run in a forked process, with a file to write to: its exit code, None if it took too long, and what
         it wrote. All that it started is ended with it."""
         folder = Path(tempfile.mkdtemp(prefix="mutant-"))
-        with tempfile.TemporaryFile() as told:
+        with tempfile.TemporaryFile() as output:
             pid = os.fork()
             if pid == 0:
                 code = 70
@@ -94,7 +94,7 @@ class Near:
                         os.dup2(silent, number)
                     assert self._session is not None
                     self._session.config._tmp_path_factory._basetemp = folder  # type: ignore[attr-defined]
-                    run(told.fileno())
+                    run(output.fileno())
                     code = 0
                 finally:
                     os._exit(code)
@@ -105,8 +105,8 @@ class Near:
             _, status = os.waitpid(pid, 0)
             os.close(handle)
             shutil.rmtree(folder, ignore_errors=True)
-            told.seek(0)
-            return os.waitstatus_to_exitcode(status) if ended else None, told.read()
+            output.seek(0)
+            return os.waitstatus_to_exitcode(status) if ended else None, output.read()
 
     def _run_items(self, names: Sequence[str]) -> str:
         """The first of the tests that fails; empty: none."""
@@ -121,7 +121,7 @@ class Near:
 
     # Coverage
 
-    def measure(self, tell: Callable[[str], None], *, again: bool = False) -> None:
+    def measure(self, report: Callable[[str], None], *, again: bool = False) -> None:
         """Run every test of which nothing is known once, traced. One that fails then is left out."""
         if again:
             self.coverage.tests.clear()
@@ -130,7 +130,7 @@ class Near:
         missing = [name for name in self._items if name not in self.coverage.tests]
         if not missing:
             return
-        tell(f"{len(missing)} tests: which lines do they execute?")
+        report(f"measuring the executed lines of {len(missing)} tests")
         path = Path(tempfile.mkstemp(prefix="mutation-coverage-")[1])
         found = Coverage(path.with_suffix(".json"))
 
@@ -155,7 +155,7 @@ class Near:
         for one in (path, path.with_suffix(".json")):
             one.unlink(missing_ok=True)
         for name in [name for name in missing if name not in self.coverage.tests]:
-            tell(f"left out, it fails without a mutant: {name}")
+            report(f"left out, it fails without a mutant: {name}")
 
     # Mutants
 
@@ -208,12 +208,12 @@ class Near:
         return self._run_warm(path, new, names, 60.0)
 
     def _run_warm(self, path: str, new: CodeType, names: Sequence[str], limit: float) -> str:
-        def run(told: int) -> None:
+        def run(output: int) -> None:
             replace_functions(self._functions.get(path, ()), new)
-            os.write(told, self._run_items(names).encode())
+            os.write(output, self._run_items(names).encode())
 
-        code, told = self._in_child(limit, run)
-        return HANG if code is None else told.decode() if code == 0 else f"(ends with {code})"
+        code, output = self._in_child(limit, run)
+        return HANG if code is None else output.decode() if code == 0 else f"(ends with {code})"
 
     def _run_cold(self, mutant: Mutant, names: Sequence[str], limit: float) -> str:
         with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
@@ -233,7 +233,7 @@ class Near:
 def run_session(
     tests: Sequence[str], modules: Sequence[str], cache: Path, work: Callable[[Near], None], *more: str
 ) -> int:
-    """One pytest session over these tests; its exit code says whether they could be collected."""
+    """One pytest session over these tests; its exit code is that of the collection."""
     plugin: Any = Near(modules, cache, work)
     options = [
         "-q",

@@ -158,11 +158,11 @@ def test_what_killed_a_recorded_mutant_or_planted_bug_still_does() -> None:
     assert len(lists.mutants_of(kills)) >= 0.6 * len(kills), "many rows are stale: see `./run mutate --stale`"
     bugs = lists.planted()
     assert sum(one.text() is not None for one in bugs) >= 0.8 * len(bugs), (
-        "give planted.toml its places again"
+        "update the sources in planted.toml"
     )
 
 
-def test_a_planted_bug_whose_place_has_changed_has_no_text() -> None:
+def test_a_planted_bug_whose_source_has_changed_has_no_text() -> None:
     bug = lists.planted()[0]
     assert bug.text() is not None
     assert bug._replace(before="no such line").text() is None

@@ -30,8 +30,8 @@ def main(
     """Run a region on Spark and three servers again and again, kill its workers, its servers and its driver
     at random, and compare each output with that of a run without faults.
 
-    Exit codes: 0 the same output each time; 1 another one, or a region that did not come to its end (the line
-    that shows it again is printed); 2 usage; 130 interrupted.
+    Exit codes: 0 the same output each time; 1 another output, or a region that did not finish (the command
+    that repeats the run is printed); 2 usage; 130 interrupted.
 
     Examples: ./run chaos --minutes 10; ./run chaos --runs 1 --seed 17; ./run chaos --faults worker,hang,link
     """

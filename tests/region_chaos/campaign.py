@@ -1,4 +1,4 @@
-"""Many runs, one after the other, each from a seed of its own; what is said meanwhile, and at the end."""
+"""Many runs, one after the other, each from a seed of its own; progress lines, and the summary at the end."""
 
 import random
 import shutil
@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.region_chaos.cast import Cast
 from tests.region_chaos.driver import WORKERS
-from tests.region_chaos.one_run import Heard, Result, Run
+from tests.region_chaos.one_run import EventLog, Result, Run
 from tests.region_chaos.output import true_digest
 from tests.region_chaos.plan import DEFAULT, Kind, draw
 
@@ -25,7 +25,7 @@ KEYS = 5_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What the command line says."""
+    """The options of the command line."""
 
     seed: int
     runs: int | None
@@ -48,9 +48,9 @@ class Campaign:
         with ExitStack() as stack:
             folder = self._folder(stack)
             paths = make_input(folder / "input")
-            heard = Heard()
-            cast = stack.enter_context(Cast(folder, heard))
-            self.reference = reference = Run(cast, heard, paths, folder / "reference").go(0, [])
+            log = EventLog()
+            cast = stack.enter_context(Cast(folder, log))
+            self.reference = reference = Run(cast, log, paths, folder / "reference").go(0, [])
             if reference.digest != true_digest(paths):
                 reference.wrong = reference.wrong or "the run without faults gave a wrong output"
                 self.say(f"without faults: WRONG, {reference.wrong}")
@@ -58,7 +58,7 @@ class Campaign:
             self.say(f"without faults: output {reference.digest[:12]}, {reference.seconds:.1f} s")
             begun = time.monotonic()
             while not self._over(time.monotonic() - begun):
-                self._one(Run(cast, heard, paths, folder / f"run-{len(self.results)}"), reference.digest)
+                self._one(Run(cast, log, paths, folder / f"run-{len(self.results)}"), reference.digest)
             return not self.failed
 
     def _folder(self, stack: ExitStack) -> Path:

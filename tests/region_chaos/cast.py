@@ -26,11 +26,11 @@ RESTARTS_MAX = 5
 
 
 class Driver:
-    """A driver process; what it says is kept, and handed to `heard` as it comes."""
+    """A driver process. Each of its events is passed to `on_event`."""
 
-    def __init__(self, folder: Path, heard: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, folder: Path, on_event: Callable[[dict[str, Any]], None]) -> None:
         folder.mkdir(parents=True)
-        self._heard = heard
+        self._on_event = on_event
         self._ready = threading.Event()
         with (folder / "stderr.log").open("ab") as log:
             self.process = subprocess.Popen(
@@ -53,14 +53,14 @@ class Driver:
             for line in self.process.stdout:
                 if not line.startswith("{"):
                     continue  # Spark's own words
-                said = json.loads(line)
-                if said["event"] == "ready":
+                event = json.loads(line)
+                if event["event"] == "ready":
                     self._ready.set()
                 else:
-                    self._heard(said)
+                    self._on_event(event)
 
     def order(self, order: Order) -> None:
-        """Have a region run. Raises RuntimeError when the driver does not come up."""
+        """Start a region. Raises RuntimeError if the driver does not start."""
         if not self._ready.wait(START_S_MAX):
             self.kill()
             raise RuntimeError(f"the driver did not start: {self._log.read_text()[-3000:]}")
@@ -84,7 +84,7 @@ class Driver:
             self.kill()
 
     def over(self) -> None:
-        """Wait until nobody has its output any more: the JVM is gone."""
+        """Wait until no process has its output open: the JVM has ended."""
         assert self.process.stdin is not None
         with suppress(BrokenPipeError):
             self.process.stdin.close()
@@ -94,9 +94,9 @@ class Driver:
 class Cast:
     """The servers, and the present driver. Use as a context manager: everything is ended by its id."""
 
-    def __init__(self, folder: Path, heard: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, folder: Path, on_event: Callable[[dict[str, Any]], None]) -> None:
         self.folder = folder
-        self._heard = heard
+        self._on_event = on_event
         self._stack = ExitStack()
         self._drivers: list[Driver] = []
         self._driver: Driver | None = None
@@ -128,7 +128,7 @@ class Cast:
     def driver(self) -> Driver:
         """The present one; another if there is none."""
         if self._driver is None:
-            self._driver = Driver(self.folder / f"driver-{len(self._drivers)}", self._heard)
+            self._driver = Driver(self.folder / f"driver-{len(self._drivers)}", self._on_event)
             self._drivers.append(self._driver)
         return self._driver
 
@@ -147,7 +147,7 @@ class Cast:
         return True
 
     def tick(self, *, all_of_them: bool = False) -> None:
-        """Start servers again whose time has come."""
+        """Restart the servers that are due."""
         due = [pair for pair in self._down if all_of_them or pair[0] <= time.monotonic()]
         for pair in due:
             self._down.remove(pair)

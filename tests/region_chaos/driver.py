@@ -2,7 +2,7 @@
 
     python -m tests.region_chaos.driver DIRECTORY
 
-Orders come as lines of JSON (`CommandRegion`), what happens goes out as lines of JSON. It may be killed at
+It reads orders as lines of JSON (`CommandRegion`) and prints events as lines of JSON. It may be killed at
 any moment; the next one is given the same order.
 """
 
@@ -64,7 +64,7 @@ def say(**what: Any) -> None:
         print(json.dumps(what), flush=True)
 
 
-def tell(region: str, event: RegionEvent) -> None:
+def print_event(region: str, event: RegionEvent) -> None:
     """One line for each event that another process waits for."""
     if isinstance(event, CutCommitted):
         say(region=region, event="cut", cut=event.cut)
@@ -96,7 +96,7 @@ def main() -> None:
             workers=WORKERS,
             store=order.store,
             checkpoint_interval=CHECKPOINT_INTERVAL_S,
-            on_event=partial(tell, order.name),
+            on_event=partial(print_event, order.name),
         )
         say(region=order.name, event="end", **end_of(region))
     spark.stop()

@@ -1,4 +1,4 @@
-"""One run: a region is run to its end while its faults come, and its output is compared."""
+"""One run: a region runs to its end under faults, and its output is compared."""
 
 import itertools
 import os
@@ -17,12 +17,12 @@ from tests.support.sockets import break_between
 
 STUCK_S = 240.0
 """No cut for so long: this is no longer a slow machine."""
-LOOK_S = 0.05
+POLL_S = 0.05
 
 
 @dataclass
 class Result:
-    """What came of a run. `wrong` is '' when its output was that of the run without faults."""
+    """The result of a run. `wrong`: '' if its output is that of the run without faults."""
 
     seed: int
     faults: list[str] = field(default_factory=list)
@@ -36,7 +36,7 @@ class Result:
     wrong: str = ""
 
 
-class Heard:
+class EventLog:
     """What the drivers of a run say. Called from their reader threads."""
 
     def __init__(self) -> None:
@@ -53,31 +53,31 @@ class Heard:
             self.state, self.reason = "", ""
             self.end: dict[str, Any] | None = None
 
-    def __call__(self, said: dict[str, Any]) -> None:
+    def __call__(self, event: dict[str, Any]) -> None:
         with self.changed:
-            if said["region"] == self.region:
-                self._take(said)
+            if event["region"] == self.region:
+                self._take(event)
             self.changed.notify_all()
 
-    def _take(self, said: dict[str, Any]) -> None:
-        match said["event"]:
+    def _take(self, event: dict[str, Any]) -> None:
+        match event["event"]:
             case "cut":
-                self.cuts.append((time.monotonic(), said["cut"]))
+                self.cuts.append((time.monotonic(), event["cut"]))
             case "joined":
-                self.pids[said["worker"]] = said["pid"]
+                self.pids[event["worker"]] = event["pid"]
             case "reset":
-                self.resets.append(said)
+                self.resets.append(event)
             case "state":
-                self.state, self.reason = said["state"], said["reason"]
+                self.state, self.reason = event["state"], event["reason"]
             case "end":
-                self.end = said
+                self.end = event
 
 
 class Run:
     """See the top of this file. `go` gives the result and raises nothing that a fault can bring."""
 
-    def __init__(self, cast: Cast, heard: Heard, paths: list[Path], folder: Path) -> None:
-        self._cast, self._heard = cast, heard
+    def __init__(self, cast: Cast, log: EventLog, paths: list[Path], folder: Path) -> None:
+        self._cast, self._log = cast, log
         self._folder = folder
         self._order = Order(folder.name, cast.url, str(folder), [str(path) for path in paths])
 
@@ -85,13 +85,13 @@ class Run:
         """Run with these faults; `expected` is the digest of the run without any ('' for that one)."""
         self._folder.mkdir(parents=True)
         result = Result(seed)
-        self._heard.begin(self._order.name)
+        self._log.begin(self._order.name)
         begun = time.monotonic()
         try:
             self._cast.driver().order(self._order)
             for fault in faults:
                 self._wait_for(fault)
-                if self._heard.end is not None:
+                if self._log.end is not None:
                     break
                 if self._inject(fault):
                     result.faults.append(str(fault))
@@ -105,47 +105,48 @@ class Run:
             result.wrong = str(error)
         finally:
             self._cast.tick(all_of_them=True)
-        heard = self._heard
+        log = self._log
         result.seconds = time.monotonic() - begun
-        result.cuts, result.resets = len(heard.cuts), len(heard.resets)
-        result.reset_s = [round(reset["seconds"], 2) for reset in heard.resets]
-        times = [when for when, _ in heard.cuts]
+        result.cuts, result.resets = len(log.cuts), len(log.resets)
+        result.reset_s = [round(reset["seconds"], 2) for reset in log.resets]
+        times = [when for when, _ in log.cuts]
         result.longest_pause_s = max((b - a for a, b in itertools.pairwise(times)), default=0.0)
         return result
 
     # --- waiting ------------------------------------------------------------------------------------------
 
     def _wait_for(self, fault: Fault) -> None:
-        """Until the fault is due: so many cuts from now, and a moment. Servers come up again meanwhile."""
-        heard = self._heard
-        wanted = len(heard.cuts) + fault.cuts
-        self._look(lambda: heard.end is not None or (len(heard.cuts) >= max(wanted, 1)))
+        """Wait until the fault is due: some checkpoints from now, and a moment. Servers are restarted
+        meanwhile."""
+        log = self._log
+        wanted = len(log.cuts) + fault.cuts
+        self._wait(lambda: log.end is not None or (len(log.cuts) >= max(wanted, 1)))
         until = time.monotonic() + fault.delay_s
-        self._look(lambda: heard.end is not None or time.monotonic() >= until)
+        self._wait(lambda: log.end is not None or time.monotonic() >= until)
 
     def _wait_until_over(self) -> None:
-        heard = self._heard
-        self._look(lambda: heard.end is not None)
-        assert heard.end is not None
-        if heard.end["state"] != "FINISHED":
-            raise StuckError(f"it ended as {heard.end['state']}: {heard.end['reason']}")
+        log = self._log
+        self._wait(lambda: log.end is not None)
+        assert log.end is not None
+        if log.end["state"] != "FINISHED":
+            raise StuckError(f"it ended as {log.end['state']}: {log.end['reason']}")
 
-    def _look(self, done: Any) -> None:
-        heard = self._heard
+    def _wait(self, done: Any) -> None:
+        log = self._log
         quiet_since, seen = time.monotonic(), -1
-        with heard.changed:
+        with log.changed:
             while not done():
-                heard.changed.wait(LOOK_S)
-                heard.changed.release()
+                log.changed.wait(POLL_S)
+                log.changed.release()
                 try:
                     self._cast.tick()
                 finally:
-                    heard.changed.acquire()
-                if len(heard.cuts) != seen:
-                    quiet_since, seen = time.monotonic(), len(heard.cuts)
+                    log.changed.acquire()
+                if len(log.cuts) != seen:
+                    quiet_since, seen = time.monotonic(), len(log.cuts)
                 if time.monotonic() - quiet_since > STUCK_S:
                     self._cast.lose_driver()
-                    raise StuckError(f"no cut for {STUCK_S:.0f} s; it is {heard.state}: {heard.reason}")
+                    raise StuckError(f"no checkpoint for {STUCK_S:.0f} s; it is {log.state}: {log.reason}")
 
     # --- breaking -----------------------------------------------------------------------------------------
 
@@ -157,7 +158,7 @@ class Run:
             self._cast.lose_driver()
             self._cast.driver().order(self._order)
             return True
-        pids = dict(self._heard.pids)
+        pids = dict(self._log.pids)
         if any(not is_spark_worker(pid) for pid in pids.values()):
             return False
         try:
@@ -171,7 +172,7 @@ class Run:
 
 
 class StuckError(Exception):
-    """The region did not come to its end."""
+    """The region did not finish."""
 
 
 def is_spark_worker(pid: int) -> bool:

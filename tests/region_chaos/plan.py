@@ -1,7 +1,7 @@
 """What is broken in a run, and when: drawn from its seed. Pure.
 
-A seed fixes which faults come, in which order and after how many cuts; how they fall together in time, the
-machine decides.
+A seed determines the faults, their order and the number of checkpoints before each; how they fall together in
+time, the machine decides.
 """
 
 import random
@@ -14,7 +14,7 @@ FAULTS_MIN: Final = 2
 FAULTS_MAX: Final = 4
 CUTS_BETWEEN_MAX: Final = 2
 DELAY_S_MAX: Final = 0.4
-"""A cut each 0.2 s: so a fault may come at any moment of one."""
+"""A checkpoint every 0.2 s, so that faults happen at any moment of one."""
 DOWN_S: Final = (0.5, 4.0)
 
 

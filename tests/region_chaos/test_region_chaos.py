@@ -19,15 +19,15 @@ SEED = 21
 @pytest.mark.spark
 @pytest.mark.timeout(1_200)  # two Spark sessions and six regions, on a busy machine
 def test_whatever_is_killed_the_output_is_that_of_a_run_without_faults() -> None:
-    said: list[str] = []
-    campaign = Campaign(Options(seed=SEED, runs=5, minutes=None), said.append)
-    assert campaign.go(), "\n".join(said)
+    event: list[str] = []
+    campaign = Campaign(Options(seed=SEED, runs=5, minutes=None), event.append)
+    assert campaign.go(), "\n".join(event)
     done = campaign.summary()
     assert (done["runs"], done["identical"]) == (5, 5)
-    assert done["faults"]["worker"] > 0, said
-    assert done["faults"]["server"] > 0, said
-    assert done["faults"]["driver"] == 1, said
-    assert done["resets"] > 0, said
+    assert done["faults"]["worker"] > 0, event
+    assert done["faults"]["server"] > 0, event
+    assert done["faults"]["driver"] == 1, event
+    assert done["resets"] > 0, event
 
 
 def test_a_seed_gives_the_same_faults_and_one_driver_dies_at_most() -> None:

@@ -3,16 +3,16 @@ docs/simulation.md.
 
 Servers are `dos_server`'s, clients are `dos_client`'s, writers are the journal's: with their tasks, their
 streams and their cancellations. Disks, connections and the work of threads are those of
-`dos_server.memory`; the clock is trio's mock. Its rooms:
+`dos_server.memory`; the clock is trio's mock. Its parts:
 
-    trio_run   one trio run that is the same each time
-    machines   a host with a disk that has a fate, and what it promised
-    clients    writers, readers, who replaces a member, who takes no answers
+    trio_run   a deterministic trio run
+    machines   a host whose disk can fail, and the sizes that it reported
+    clients    writers, readers, clients that replace a member, repair, or read no answers
     nemesis    the faults of a run, planned from the seed
-    oracles    what must be true of the shells themselves: nothing left over, nothing without bound
+    oracles    what must be true of the shells themselves: no leftovers, no unlimited queues
     run        one seed, from topology to verdict
-    campaign   many seeds on all cores
-    bugs       planted bugs, to be found; hunt: how many seeds that takes
+    region/    regions with their real shells
+    bugs       planted bugs; hunt: how many seeds it takes to find them
 
-What was written, acknowledged and shown is kept in the first tier's `history`, which is also where most of
-what must be true is said."""
+What was written, acknowledged and read is recorded in the first tier's `history`; its oracles check most of
+it."""

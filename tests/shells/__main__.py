@@ -12,7 +12,8 @@ from typing import Annotated
 
 import typer
 
-from tests.shells.run import ShellResult, plan_of, run_seed
+from tests.shells.run import plan_of, run_seed
+from tests.sim.result import Result
 from tests.sim.shrink import numbers, shrink
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
@@ -22,7 +23,7 @@ BATCH = 8
 
 
 def digest_elsewhere(seed: int, hash_seed: str) -> str:
-    """The digest of that run in a fresh process."""
+    """Return the digest of that run in a fresh process."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.shells", "--seed", str(seed), "--digest"],
         env={**os.environ, "PYTHONHASHSEED": hash_seed},
@@ -33,7 +34,7 @@ def digest_elsewhere(seed: int, hash_seed: str) -> str:
     return done.stdout.strip()
 
 
-def _batch(seeds: list[int]) -> list[ShellResult]:
+def _batch(seeds: list[int]) -> list[Result]:
     return [run_seed(seed) for seed in seeds]
 
 
@@ -49,12 +50,12 @@ def _one(seed: int, only: str | None, *, trace: bool, digest: bool) -> None:
         sys.exit(f"seed {seed}: {result.violation}")
     print(
         f"seed {seed}: {len(result.faults)} faults, {result.steps:,} steps of tasks, {result.seconds:.0f} s"
-        f" of virtual time, nothing wrong; digest {result.digest}"
+        f" of virtual time, no violation; digest {result.digest}"
     )
 
 
 def _shrunk(seed: int) -> None:
-    """Make a failing run small, and say how to see it."""
+    """Reduce the faults of a failing run, and print the command that repeats it."""
     result = run_seed(seed)
     print(f"seed {seed}: {result.violation}", file=sys.stderr)
     left = shrink(seed, result.faults, result.oracle, run=run_seed)
@@ -66,17 +67,17 @@ def _shrunk(seed: int) -> None:
 def main(
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds to run.")] = 100,
     seed: Annotated[int | None, typer.Option(help="The first seed; with --trace, the only one.")] = None,
-    minutes: Annotated[float | None, typer.Option(help="Run seeds for so long instead.")] = None,
-    trace: Annotated[bool, typer.Option("--trace", help="Print everything that happens.")] = False,
+    minutes: Annotated[float | None, typer.Option(help="Run seeds for that time instead.")] = None,
+    trace: Annotated[bool, typer.Option("--trace", help="Print a line for each event.")] = False,
     faults: Annotated[str | None, typer.Option(help="Only these faults of the plan, by number.")] = None,
     digest: Annotated[bool, typer.Option("--digest", help="Print only the digest of the run.")] = False,
-    processes: Annotated[int | None, typer.Option(help="So many at once; else one a core.")] = None,
+    processes: Annotated[int | None, typer.Option(help="Processes at a time; default: all cores.")] = None,
     shells: Annotated[bool, typer.Option("--shells", hidden=True)] = True,
 ) -> None:
     """Run whole clusters of real servers and clients in memory, one from each seed.
 
-    Exit: 0 nothing wrong, 1 a promise is broken (the line that shows it again is printed), 4 a run is not the
-    same a second time.
+    Exit: 0 no violation, 1 a promise is broken (the command that repeats the run is printed), 4 a run differs
+    when it is repeated.
     """
     if seed is not None and (trace or digest or faults is not None):
         _one(seed, faults, trace=trace, digest=digest)
@@ -101,7 +102,7 @@ def main(
     for one in failed[:3]:
         _shrunk(one)
     if differed:
-        print(f"not the same a second time: seeds {differed}", file=sys.stderr)
+        print(f"different when repeated: seeds {differed}", file=sys.stderr)
     sys.exit(1 if failed else 4 if differed else 0)
 
 

@@ -3,10 +3,9 @@
 As in `tests.sim.bugs`: each replaces a few lines for the duration of a run.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, Final
-from unittest import mock
 
 import trio
 
@@ -24,21 +23,21 @@ from dos_server.paced_reads import PacedReads
 from dos_server.server import ObjectServer
 from dos_server.storage import Storage
 from tests.shells.region.bugs import REGION_BUGS
-from tests.sim.bugs.catalogue import Bug, Patch
+from tests.sim.bugs.catalogue import Bug, Patch, planted_from
 
 BUGS: Final[dict[str, Bug]] = {}
 
 
 def bug(breaks: str) -> Callable[[Callable[[], list[Patch]]], Callable[[], list[Patch]]]:
-    def keep(patches: Callable[[], list[Patch]]) -> Callable[[], list[Patch]]:
+    def register(patches: Callable[[], list[Patch]]) -> Callable[[], list[Patch]]:
         BUGS[patches.__name__] = Bug(patches.__name__, breaks, patches)
         return patches
 
-    return keep
+    return register
 
 
 NEED_FAULT: Final[dict[str, str]] = {}
-"""Bugs that only some runs can show, and the fault that those have."""
+"""Bugs that only runs with a certain fault can show, and that fault."""
 
 
 def restored(patches: Callable[[], list[Patch]]) -> Callable[[], list[Patch]]:
@@ -50,13 +49,9 @@ for _breaks, _, _patches in REGION_BUGS:
     bug(_breaks)(_patches)
 
 
-@contextmanager
-def planted(name: str | None) -> Iterator[None]:
-    """The bug of that name is there inside; None: none is."""
-    with ExitStack() as stack:
-        for target, attribute, replacement in BUGS[name].patches() if name is not None else ():
-            stack.enter_context(mock.patch.object(target, attribute, replacement))
-        yield
+def planted(name: str | None) -> AbstractContextManager[None]:
+    """Plant the bug of that name while the context is entered; None: no bug."""
+    return planted_from(BUGS, name)
 
 
 # The server
@@ -64,7 +59,7 @@ def planted(name: str | None) -> Iterator[None]:
 
 @bug("row 16")
 def syncs_go_with_the_connection() -> list[Patch]:
-    """Who is gone between write and sync takes the syncs under way along: the size stays behind."""
+    """A client that disconnects between write and sync cancels the syncs in progress, so the size lags."""
     original = ObjectServer._run_connection
 
     async def run(self: Any, connection: Any) -> None:
@@ -78,7 +73,7 @@ def syncs_go_with_the_connection() -> list[Patch]:
 
 @bug("row 2")
 def sync_begins_when_it_ends() -> list[Patch]:
-    """The core hears of the begin of a sync when it is over: what was written meanwhile counts as covered."""
+    """The core receives the begin of a sync at its end: what was written meanwhile counts as covered."""
 
     def begin(self: Any) -> None:
         while (effect := self._sync_threads.next_due()) is not None:
@@ -104,7 +99,7 @@ def claims_are_answered_before_they_are_stored() -> list[Patch]:
 
 @bug("O10")
 def reset_connections_are_never_over() -> list[Patch]:
-    """The task of a connection waits for a goodbye that does not come."""
+    """The task of a connection waits for a BYE that does not arrive."""
 
     def abort(self: Any) -> None:
         self.closing = True
@@ -134,7 +129,7 @@ def nothing_holds_answers_back() -> list[Patch]:
 
 @bug("row 28")
 def who_is_held_back_stays_so() -> list[Patch]:
-    """A connection that is not read from because its peer takes nothing is never looked at again."""
+    """A connection that is not read from, because its peer reads nothing, is never inspected again."""
     return [
         (ObjectServer, "stalled", lambda self, connection: None),
         (ServerConnection, "resume", lambda self: None),
@@ -143,7 +138,7 @@ def who_is_held_back_stays_so() -> list[Patch]:
 
 @bug("row 13")
 def bytes_that_did_not_fit_are_dropped() -> list[Patch]:
-    """The socket took a part of the answers; the rest is forgotten."""
+    """The socket accepted a part of the answers; the rest is dropped."""
     original = ServerConnection._send_some
 
     def send_some(self: Any) -> bool:
@@ -187,7 +182,7 @@ def connections_are_not_closed() -> list[Patch]:
 
 @bug("O11")
 def a_link_that_broke_stays_so() -> list[Patch]:
-    """A session that ended is not made anew."""
+    """A session that ended is not opened again."""
     original = MemberLink._session
 
     async def session(self: Any) -> None:
@@ -201,7 +196,7 @@ def a_link_that_broke_stays_so() -> list[Patch]:
 
 @bug("O11")
 def waiters_are_not_woken_by_the_end() -> list[Patch]:
-    """A session that fails tells nobody who waits for its end."""
+    """A session that fails does not notify the tasks that wait for its end."""
     original = ClientConnection.fail
 
     def fail(self: Any, error: Any) -> None:
@@ -225,7 +220,7 @@ def a_member_that_was_away_is_not_watched() -> list[Patch]:
     return [(Watch, "_session", session)]
 
 
-# Disks that went back in time
+# Disks that were restored from an older copy
 
 
 @restored
@@ -237,14 +232,14 @@ def a_disk_has_every_stamp() -> list[Patch]:
 @restored
 @bug("O1")
 def stamps_are_counted_and_not_random() -> list[Patch]:
-    """A disk that went back, and started once more, has the number again."""
+    """A restored disk has the same number after another start."""
     return [(History, "lacks", lambda self, stamp: stamp.number > self.newest.number)]
 
 
 @restored
 @bug("O1")
-def a_newer_stamp_is_told_before_the_older_one_is_proved() -> list[Patch]:
-    """The disk that went back wipes out what shows it."""
+def a_newer_stamp_is_sent_before_the_older_one_is_proved() -> list[Patch]:
+    """The restored disk overwrites the evidence."""
     original = Witnessing._steps
 
     def steps(self: Any, only: bytes | None) -> Any:
@@ -258,8 +253,8 @@ def a_newer_stamp_is_told_before_the_older_one_is_proved() -> list[Patch]:
 
 @restored
 @bug("O11")
-def a_stamp_is_told_before_it_is_stored() -> list[Patch]:
-    """After a crash an honest disk lacks a stamp that others know."""
+def a_stamp_is_sent_before_it_is_stored() -> list[Patch]:
+    """After a crash a correct disk lacks a stamp that others know."""
     original = Storage.add_stamp
 
     def give(self: Any, stamp_id: bytes) -> Any:

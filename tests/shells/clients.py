@@ -1,11 +1,11 @@
-"""The clients of a store: writers of journals, readers of several kinds, a person who replaces a member, a
-client that reads no answers. Each is a process of its own: a host in the network, and a scope that can be
-cancelled anywhere.
+"""The clients of a store: writers of journals, readers of several kinds, clients that replace a member,
+repair, or read no answers. Each is a process of its own: a host in the network, and a scope that can be
+canceled anywhere.
 
-Well-behaved clients, and what they report to the history.
+They report what they write and read to the history.
 """
 
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -24,11 +24,12 @@ from dos_protocol.messages import encode
 from dos_protocol.names import NO_ID
 from dos_protocol.vocabulary import ChangeDirectory, Get, Hello
 from dos_server.memory.network import here
-from journal import ChainWriter, Op, Position, Record, inspect_chain, take_over
+from journal import ChainWriter, Op, Record, inspect_chain, take_over
 from journal.core.chain import ChainState
 from journal.core.errors import ChainError, CorruptRecordError, LostBytesError, NotEnoughAnswersError
 from tests.shells.oracles import check_read
 from tests.sim.history import History
+from tests.sim.store.appending import PendingRecords
 from tests.sim.store.writer import CHAIN, epoch_above, numbers_of
 
 if TYPE_CHECKING:
@@ -52,21 +53,21 @@ class Client:
         self.ended = trio.Event()
 
     async def run(self) -> None:
-        """Its life, on a host of its own."""
+        """Run the process on a host of its own."""
         here.set(self.name)
         try:
             with self.scope:
-                await self.live()
+                await self.perform()
         finally:
             self.alive = False
             self.ended.set()
 
-    async def live(self) -> None:
-        """What it does."""
+    async def perform(self) -> None:
+        """Do the work of this client."""
         raise NotImplementedError
 
     def kill(self) -> None:
-        """It is cancelled, wherever it stands, and its connections end."""
+        """Cancel it at its current step, and end its connections."""
         if self.alive:
             self.alive = False
             self.scope.cancel()
@@ -80,10 +81,10 @@ class Client:
         await trio.sleep(0.001 + self.rng.expovariate(1 / typical_s))
 
 
-class _ToldWriter:
-    """An object writer that tells the history what it is given."""
+class _RecordedWriter:
+    """An object writer that reports what is appended to the history."""
 
-    def __init__(self, writer: Any, claim: "_ToldClaim") -> None:
+    def __init__(self, writer: Any, claim: "_RecordedClaim") -> None:
         self._writer = writer
         self._claim = claim
 
@@ -97,8 +98,8 @@ class _ToldWriter:
         return size
 
 
-class _ToldClaim:
-    """A claim of the real client whose objects tell the history."""
+class _RecordedClaim:
+    """A claim of the real client whose objects report to the history."""
 
     def __init__(self, claim: Claim, history: History) -> None:
         self.claim = claim
@@ -107,8 +108,8 @@ class _ToldClaim:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.claim, name)
 
-    def open_object(self, name: str, local: Any = None) -> _ToldWriter:
-        return _ToldWriter(self.claim.open_object(name, local), self)
+    def open_object(self, name: str, local: Any = None) -> _RecordedWriter:
+        return _RecordedWriter(self.claim.open_object(name, local), self)
 
 
 class Writer(Client):
@@ -121,11 +122,11 @@ class Writer(Client):
         self.directory = directory
         self.pipelined = pipelined
         self.running = False
-        self._waiting: list[tuple[int, Position]] = []
+        self._pending = PendingRecords(self.history, directory, self._wait_appended)
         self._appended = trio.Event()
 
-    async def live(self) -> None:
-        """Until superseded. Before its start is acknowledged a refusal is a reason to try again (R8)."""
+    async def perform(self) -> None:
+        """Claim until superseded. Before its start is acknowledged, it tries again after a refusal (R8)."""
         superseded = 0
         while True:
             try:
@@ -157,18 +158,18 @@ class Writer(Client):
         with trio.fail_after(_GRANT_PATIENCE_S):
             claim = await store.claim(self.directory, epoch, self.rng.randbytes(16))
         async with claim:
-            told: Any = _ToldClaim(claim, self.history)
+            recorded: Any = _RecordedClaim(claim, self.history)
             generation = store.record.generation
-            state = await take_over(told, CHAIN, generation=generation, wait_s=3.0)
-            found = await numbers_of(told, state, None)
+            state = await take_over(recorded, CHAIN, generation=generation, wait_s=3.0)
+            found = await numbers_of(recorded, state, None)
             snapshot = [Record(Op.OUTPUT, number) for number in found] if self.rng.random() < 0.2 else None
             writer = await ChainWriter.open(
-                told, CHAIN, state, generation, snapshot=snapshot, pipelined=self.pipelined
+                recorded, CHAIN, state, generation, snapshot=snapshot, pipelined=self.pipelined
             )
             self.history.took_over(self.directory, epoch, found)
             self.running = True
-            self.note(f"runs at epoch {epoch} behind {len(found)} records")
-            self._waiting.clear()
+            self.note(f"runs at epoch {epoch} after {len(found)} records")
+            self._pending.clear()
             await self._write_and_listen(writer, epoch, found)
 
     async def _write_and_listen(self, writer: ChainWriter, epoch: int, found: list[int]) -> None:
@@ -189,9 +190,9 @@ class Writer(Client):
             for _ in range(rng.randint(1, 6) if self.pipelined else 1):
                 number = self.history.number(self.directory, epoch)
                 size = self.cluster.large_bytes if rng.random() < 0.05 else rng.choice([0, 100, 500])
-                position = writer.append(Record(Op.OUTPUT, number, strings=(rng.randbytes(size),)))
+                record = Record(Op.OUTPUT, number, strings=(rng.randbytes(size),))
+                self._pending.add(number, writer.append(record))
                 numbers.append(number)
-                self._waiting.append((number, position))
             self._appended.set()
             await writer.wait_room()
             if not self.pipelined or rng.random() < 0.1:
@@ -204,32 +205,26 @@ class Writer(Client):
             await self.sleep(self.cluster.pace_s)
 
     async def _acknowledge(self, writer: ChainWriter) -> None:
-        """Tell the history of each record that the quorum's watermark has passed."""
-        while True:
-            while not self._waiting:
-                self._appended = trio.Event()
-                await self._appended.wait()
-            number, position = self._waiting[0]
-            try:
-                await writer.wait_synced(position)
-            except DosError:
-                return
-            self._waiting.pop(0)
-            self.history.acknowledge(self.directory, number)
+        with suppress(DosError):  # the appending task reports it
+            await self._pending.report_acknowledged(writer)
+
+    async def _wait_appended(self) -> None:
+        self._appended = trio.Event()
+        await self._appended.wait()
 
 
 class Reader(Client):
-    """Looks at a chain, reads committed bytes and hedged ones, streams them: what it sees must be so (R10,
-    O3)."""
+    """Reads a chain, and its bytes by committed reads, hedged reads and streams. They must be what was
+    written (R10, O3)."""
 
     kind = "reader"
 
     def __init__(self, cluster: "Cluster", name: str, directory: str) -> None:
         super().__init__(cluster, name)
         self.directory = directory
-        self.looks = 0
+        self.reads_done = 0
 
-    async def live(self) -> None:
+    async def perform(self) -> None:
         while True:
             try:
                 async with open_store(self.cluster.url, client=self.name) as store:
@@ -243,14 +238,14 @@ class Reader(Client):
     async def _once(self, store: Store) -> None:
         state = await inspect_chain(store, self.directory, CHAIN)
         found = await numbers_of(store, state, self.directory)
-        self.history.showed(self.directory, found)
-        self.looks += 1
-        self.history.sometimes["reader looked"] += 1
+        self.history.returned(self.directory, found)
+        self.reads_done += 1
+        self.history.sometimes["reader: read"] += 1
         if state is not None and state.segments:
             await self._bytes(store, state)
 
     async def _bytes(self, store: Store, state: ChainState) -> None:
-        """Some bytes of a segment, asked in one of the ways there are."""
+        """Read some bytes of a segment in one of these ways."""
         name = self.rng.choice(state.segments).name
         content = self.history.segments.get((self.directory, name), b"")
         offset = self.rng.randrange(max(len(content), 1))
@@ -268,7 +263,7 @@ class Reader(Client):
 
 
 class Replacer(Client):
-    """`dos store replace`, begun again when it is interrupted or refused, until it is done."""
+    """Runs `dos store replace` again after an interruption or a refusal, until it is done."""
 
     kind = "replacer"
 
@@ -277,7 +272,7 @@ class Replacer(Client):
         self.old, self.new = old, new
         self.done = False
 
-    async def live(self) -> None:
+    async def perform(self) -> None:
         for _ in range(20):
             try:
                 await replace_member(self.cluster.url, old=self.old, new=self.new)
@@ -292,12 +287,12 @@ class Replacer(Client):
                 return
 
 
-class Mender(Client):
-    """`dos store repair`, now and then."""
+class Repairer(Client):
+    """Runs `dos store repair` now and then."""
 
-    kind = "mender"
+    kind = "repairer"
 
-    async def live(self) -> None:
+    async def perform(self) -> None:
         while True:
             await self.sleep(4.0)
             try:
@@ -305,15 +300,16 @@ class Mender(Client):
                     report = await repair_store(store, read=self.rng.random() < 0.5)
                 self.history.sometimes["repaired" if report.repairs else "nothing to repair"] += 1
             except DosError as error:
-                self.history.sometimes[f"mender: {type(error).__name__}"] += 1
+                self.history.sometimes[f"repairer: {type(error).__name__}"] += 1
 
 
 class Deaf(Client):
-    """Asks one server for as much as it gives and takes nothing of it: its answers must not pile up there."""
+    """Requests as much as possible from one server and reads no answer. The answers must not accumulate
+    there."""
 
     kind = "deaf"
 
-    async def live(self) -> None:
+    async def perform(self) -> None:
         while True:
             await self.sleep(0.7)
             host, port = self.rng.choice(self.cluster.machines).address.split(":")
@@ -337,4 +333,4 @@ class Deaf(Client):
                 data = memoryview(encode_frame(encode(message, number)))
                 while data:
                     data = data[await stream.sendmsg([data]) :]
-            self.history.sometimes["deaf: asked"] += 1
+            self.history.sometimes["deaf: requested"] += 1

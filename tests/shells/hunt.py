@@ -1,4 +1,5 @@
-"""How many seeds it takes to find each planted bug of shells: `python -m tests.shells.hunt [NAME...]`."""
+"""Count the seeds that it takes to find each planted bug of shells: `python -m tests.shells.hunt
+[NAME...]`."""
 
 import sys
 import time
@@ -15,7 +16,7 @@ _OF_REGIONS = {patches.__name__: needs for _, needs, patches in REGION_BUGS}
 
 
 def seeds_to_find(name: str, seeds_max: int = SEEDS_MAX) -> tuple[int, str]:
-    """Seeds run until a violation (or a crash) shows it, and what showed; 0 when none did."""
+    """Return how many seeds were run until a violation or a crash, and its text; 0 if there was none."""
     with planted(name):
         for number, seed in enumerate(islice(_seeds_for(name), seeds_max), start=1):
             try:
@@ -28,7 +29,7 @@ def seeds_to_find(name: str, seeds_max: int = SEEDS_MAX) -> tuple[int, str]:
 
 
 def _seeds_for(name: str) -> Iterator[int]:
-    """A bug is looked for in seeds that have the fault that it needs; one of regions, in those with one."""
+    """Yield the seeds that have the fault that a bug needs; for a bug of regions, seeds with a region."""
     of_region = name in _OF_REGIONS
     needs = _OF_REGIONS[name] if of_region else NEED_FAULT.get(name)
     seeds = count(RUNS_WITH_ONE, RUNS_WITH_ONE) if of_region else count(1)

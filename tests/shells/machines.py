@@ -24,15 +24,15 @@ from dos_server.memory.network import MemoryNetwork
 from dos_server.memory.ports import MemoryPorts
 from tests.sim.engine.disk import SimDisk
 from tests.sim.oracles.oracle import Bench
-from tests.sim.store.told import Told
+from tests.sim.store.reported_sizes import ReportedSizes
 
 PORT = 9999
 SLOWEST_S = 2.0
 
 
-class FateDisk(SimDisk):
-    """The first tier's disk. Its power goes within a call too, but here nobody is thrown out of the server:
-    who called gets an error that he can tell nobody of any more."""
+class CuttingDisk(SimDisk):
+    """The first tier's disk, which can lose its power during a call. Here the call fails with an error, which
+    has no effect, because the server has ended."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,20 +42,20 @@ class FateDisk(SimDisk):
         if self.cut_in is not None and self.cut_in <= 1 and not self.off:
             self.cut_in = None
             self.on_cut()
-            raise OSError(errno.EIO, "the power went", what)
+            raise OSError(errno.EIO, "the power failed", what)
         super()._called(method, what)
 
 
 class Image(NamedTuple):
-    """A copy of a disk, what its server had told by then, and the number of its newest stamp."""
+    """A copy of a disk, the sizes that its server had reported, and the number of its newest stamp."""
 
     root: Any
-    told: Told
+    reported: ReportedSizes
     newest_stamp: int
 
 
 class Machine:
-    """One host. `told`: the bytes of each object that its server reported as synced."""
+    """One host. `reported`: the size of each object that its server reported as synced."""
 
     def __init__(
         self,
@@ -71,10 +71,10 @@ class Machine:
         self.slowness = 1.0
         self.was_full = False
         self.wiped = False
-        self.told = Told()
+        self.reported = ReportedSizes()
         self.removing: set[tuple[str, str]] = set()
         self.damaged: dict[str, None] = {}
-        self.disk = FateDisk()
+        self.disk = CuttingDisk()
         self.disk.on_cut = self.power_cut
         self.host = MemoryHost(
             network, name, PORT, lambda: MemoryPorts(network.timers, rng, self._takes_s), disk=self.disk
@@ -93,13 +93,13 @@ class Machine:
         return self.host.up
 
     def _takes_s(self) -> tuple[float, float]:
-        """The disk takes its time, now and then a long one; where in it it is touched is chance too."""
+        """Draw how long a disk call takes, sometimes long, and at which moment of it the disk is touched."""
         typical = min(self._sync_s * self.slowness * self.rng.lognormvariate(0.0, 0.7), SLOWEST_S)
         before = typical * self.rng.random()
         return before, typical - before
 
     async def start(self, nursery: trio.Nursery) -> None:
-        """A new life, on what the disk has. A disk that cannot be started from is tried again later."""
+        """Start a server on the content of the disk. If that fails, the caller tries again later."""
         if self.up:
             return
         await self.host.wait_ended()
@@ -115,28 +115,28 @@ class Machine:
         send = server._perform[v.Send]
         core = server._core
 
-        def overheard(effect: v.Send) -> Any:
-            self._remember(core, effect)
+        def recording_send(effect: v.Send) -> Any:
+            self._record_reported(core, effect)
             return send(effect)
 
-        server._perform[v.Send] = overheard
+        server._perform[v.Send] = recording_send
         self._watch_removals(server._perform)
         self._note(self.name, "is up")
 
     def _watch_removals(self, perform: dict[type, Any]) -> None:
-        """From the asking on an object that is removed may go, with a crash too."""
+        """Record removals: from the request on, an object may be gone, also after a crash."""
         remove = perform[v.RemoveObject]
         self.removing.clear()
 
         def watched(effect: v.RemoveObject) -> Any:
             self.removing.add((effect.directory, effect.name))
-            self.told.is_to_remove((effect.directory, effect.name))
+            self.reported.remove_requested((effect.directory, effect.name))
             return remove(effect)
 
         perform[v.RemoveObject] = watched
 
-    def _remember(self, core: Any, effect: v.Send) -> None:
-        """What this machine has promised to have on its platters."""
+    def _record_reported(self, core: Any, effect: v.Send) -> None:
+        """Record the sizes that a message reports as synced."""
         message = effect.message
         if isinstance(message, m.DurabilityAck):
             infos: tuple[tuple[str, int], ...] = ((message.name, message.synced),)
@@ -145,12 +145,12 @@ class Machine:
         else:
             return
         directory = core._tables.sessions[effect.session].directory
-        if directory is None:  # its connection is gone: nobody hears it
+        if directory is None:  # its connection has ended, so the message is dropped
             return
         for name, synced in infos:
             if (directory, name) in self.removing:
                 continue
-            self.told[directory, name] = max(self.told.get((directory, name), 0), synced)
+            self.reported[directory, name] = max(self.reported.get((directory, name), 0), synced)
 
     def kill(self) -> None:
         """SIGKILL."""
@@ -160,24 +160,24 @@ class Machine:
             self._note(self.name, "was killed")
 
     def image(self) -> Image:
-        """A copy of the disk, as programs see it."""
+        """Return a copy of the disk, as programs see it."""
         history = self._file("stamps")
         newest = decode_history(history).newest.number if history is not None else 0
-        return Image(deepcopy(self.disk.root), deepcopy(self.told), newest)
+        return Image(deepcopy(self.disk.root), deepcopy(self.reported), newest)
 
     def put_back(self, image: Image) -> None:
-        """The disk is the copy again, and so is what it can be asked for."""
-        self.disk.root, self.told = image.root, image.told
-        self._note(self.name, f"has the disk again that it had at stamp {image.newest_stamp}")
+        """Restore the disk from the copy, with the sizes reported then."""
+        self.disk.root, self.reported = image.root, image.reported
+        self._note(self.name, f"has its disk restored from stamp {image.newest_stamp}")
 
     def is_member_with(self, other: "Machine") -> bool:
-        """Whether the store record on its disk names both."""
+        """Return whether the store record on its disk contains both machines."""
         kept = self._file("store")
         ids = {decode_identity(one, "") for one in (self._file("identity"), other._file("identity")) if one}
         return kept is not None and ids <= {one.server_id for one in decode_store_record(kept).members}
 
-    def was_told_of(self, other: "Machine") -> int:
-        """The number of the newest stamp of another machine that it keeps on its disk; 0: of none."""
+    def newest_stamp_known(self, other: "Machine") -> int:
+        """Return the number of the newest stamp of another machine that its disk has; 0 if none."""
         kept, identity = self._file("witnessed"), other._file("identity")
         assert identity is not None
         witnessed = decode_witnesses(kept) if kept is not None else {}
@@ -190,7 +190,7 @@ class Machine:
             return None
 
     def power_cut(self) -> None:
-        """The power of this machine goes."""
+        """Cut the power of this machine."""
         if self.host.without_power:
             return
         self.disk.cut_in = None

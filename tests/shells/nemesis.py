@@ -5,11 +5,11 @@ victim, a sync may fail (P-5); every other fault may happen on any machine.
 """
 
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from random import Random
 from typing import TYPE_CHECKING, Final
 
-from tests.sim.engine.chance import Chance
+from tests.sim.engine.random_streams import RandomStreams
 from tests.sim.nemesis.fault import Fault
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def power_cut_all(cluster: "Cluster", fault: Fault, rng: Random) -> None:
 
 
 def power_cut_midway(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """At one certain call of the disk."""
+    """The power fails at one particular disk call."""
     machine = rng.choice(cluster.machines)
     if machine.up:
         machine.disk.cut_in = rng.randint(1, 30)
@@ -46,15 +46,15 @@ def power_cut_midway(cluster: "Cluster", fault: Fault, rng: Random) -> None:
 
 
 def reset(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """Some connections break, with what is under way on them lost."""
+    """Some connections are reset, and the data in flight is lost."""
     sockets = list(cluster.network.sockets)
     for sock in rng.sample(sockets, min(len(sockets), rng.randint(1, 4))):
         cluster.network.reset(sock)
 
 
 def half_open(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """Connections of a writer, or of any client, are dead without notice: a waiting client must notice the
-    silence. The servers' kernels do when all is healed, the clients' never."""
+    """Connections of a writer, or of any client, are dead without notice: a waiting client must detect the
+    silence. The servers' kernels end them at the heal, the clients' kernels never."""
     writers, sockets = cluster.living_writers(), list(cluster.network.sockets)
     if writers and rng.random() < 0.7:
         name = rng.choice(writers).name
@@ -75,7 +75,7 @@ def stall_path(cluster: "Cluster", fault: Fault, rng: Random) -> None:
 
 
 def stall_server(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """A server that nobody hears of, and that hears of nobody: as if it were stopped."""
+    """All paths of a server are blocked both ways, as if it were stopped."""
     clients = [client.name for client in cluster.clients if client.alive]
     _stall(cluster, rng.choice(cluster.machines).name, clients, fault.seconds, None)
 
@@ -89,7 +89,7 @@ def _stall(cluster: "Cluster", one: str, others: list[str], seconds: float, rng:
 
 
 def zombie(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """A writer is cut off, another takes over, and then arrives what the first had sent."""
+    """A writer is cut off, another takes over, then the messages of the first one arrive."""
     writers = cluster.living_writers()
     if writers:
         writer = rng.choice(writers)
@@ -106,7 +106,7 @@ def kill_writer(cluster: "Cluster", fault: Fault, rng: Random) -> None:
 
 
 def cancel_client(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """Some client is cancelled before a certain step of any task: anywhere in it."""
+    """A client is canceled before a random step of any task."""
     alive = [client for client in cluster.clients if client.alive]
     if alive:
         client = rng.choice(alive)
@@ -137,16 +137,17 @@ def full_disk(cluster: "Cluster", fault: Fault, rng: Random) -> None:
 
 
 def sync_error(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """One failed sync of the victim; what it was to write is forgotten, and later ones succeed."""
+    """One sync of the victim fails; the data that it should have written is lost, and later syncs succeed."""
     if cluster.may_fail():
         cluster.victim.disk.fail("sync", errno.EIO, nth=rng.randint(1, 3))
 
 
 def restored_disk(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """The victim is stopped, its disk copied, and it goes on. Then one of the others is away while the
-    writers work with the victim; then the victim has the copy again and the writers are dead, the other one
-    is away, and the first is back, which has less. Not where one of the others was not told of a newer
-    stamp: then nobody can find it out (docs/decisions/0211)."""
+    """The victim is stopped, its disk is copied, and it continues. Then one other member is unavailable while
+    the writers use the victim. Then the writers are killed, the victim gets the copy back, the second other
+    member is unavailable, and the first one, which has less, is back. Without effect if one of the others
+    does not know a newer stamp of the victim, because then the old disk cannot be detected
+    (docs/decisions/0211)."""
     victim = cluster.victim
     others = [one for one in cluster.machines if one is not victim and one.is_member_with(victim)]
     if victim.up and cluster.may_fail() and len(others) == 2:
@@ -154,18 +155,18 @@ def restored_disk(cluster: "Cluster", fault: Fault, rng: Random) -> None:
         victim.kill()
         image = victim.image()
         cluster.later(0.05, cluster.start, victim)
-        cluster.later(0.1 + 0.4 * rng.random(), _away_first, cluster, image, others, rng)
+        cluster.later(0.1 + 0.4 * rng.random(), _stop_one, cluster, image, others, rng)
 
 
-def _away_first(cluster: "Cluster", image: "Image", others: "list[Machine]", rng: Random) -> None:
-    told = all(one.was_told_of(cluster.victim) > image.newest_stamp for one in others)
-    cluster.history.sometimes["a disk goes back" if told else "a disk may not go back"] += 1
-    if told and not cluster.healed:
+def _stop_one(cluster: "Cluster", image: "Image", others: "list[Machine]", rng: Random) -> None:
+    informed = all(one.newest_stamp_known(cluster.victim) > image.newest_stamp for one in others)
+    cluster.history.sometimes["a disk is restored" if informed else "a disk may not be restored"] += 1
+    if informed and not cluster.healed:
         others[0].kill()
-        cluster.later(0.1 + 0.4 * rng.random(), _goes_back, cluster, image, others)
+        cluster.later(0.1 + 0.4 * rng.random(), _restore_disk, cluster, image, others)
 
 
-def _goes_back(cluster: "Cluster", image: "Image", others: "list[Machine]") -> None:
+def _restore_disk(cluster: "Cluster", image: "Image", others: "list[Machine]") -> None:
     if cluster.healed:
         return
     for writer in cluster.living_writers():
@@ -175,7 +176,7 @@ def _goes_back(cluster: "Cluster", image: "Image", others: "list[Machine]") -> N
     cluster.victim.put_back(image)
     cluster.later(0.05, cluster.start, cluster.victim)
     cluster.later(0.05, cluster.start, others[0])
-    cluster.later(10.0, cluster.start, others[1])  # or when all is healed
+    cluster.later(10.0, cluster.start, others[1])  # or at the heal
 
 
 KINDS: Final[dict[str, Kind]] = {
@@ -195,9 +196,9 @@ RESTORED_SHARE: Final = 0.4
 ALL_KINDS: Final = {**KINDS, **RARE, **RESTORED}
 
 
-def plan(chance: Chance, seconds: float) -> list[Fault]:
-    """The faults of a run that lasts so long; about half of the kinds are off."""
-    rng = chance.nemesis
+def plan(streams: RandomStreams, seconds: float) -> list[Fault]:
+    """Return the faults of a run of `seconds`; about half of the kinds are disabled."""
+    rng = streams.nemesis
     on = [kind for kind in KINDS if rng.random() < 0.5] or [rng.choice(list(KINDS))]
     pace = rng.choice([0.5, 1.0, 2.0, 4.0])
     faults: list[Fault] = []
@@ -205,14 +206,16 @@ def plan(chance: Chance, seconds: float) -> list[Fault]:
     while True:
         at += rng.expovariate(pace)
         if at > seconds:
-            faults += _rare(chance.stream("rare faults"), chance.seed, RARE, RARE_SHARE, seconds, len(faults))
-            restored = chance.stream("restored disks")
+            faults += _rare(
+                streams.stream("rare faults"), streams.seed, RARE, RARE_SHARE, seconds, len(faults)
+            )
+            restored = streams.stream("restored disks")
             return faults + _rare(
-                restored, chance.seed, RESTORED, RESTORED_SHARE, 0.5 * seconds, len(faults), 1
+                restored, streams.seed, RESTORED, RESTORED_SHARE, 0.5 * seconds, len(faults), 1
             )
         number = len(faults)
         length = rng.choice([0.01, 0.1, 0.3, 1.0, 3.0]) * (0.5 + rng.random())
-        faults.append(Fault(number, at, rng.choice(on), length, f"{chance.seed}/fault/{number}"))
+        faults.append(Fault(number, at, rng.choice(on), length, f"{streams.seed}/fault/{number}"))
 
 
 def _rare(
@@ -232,9 +235,13 @@ def _rare(
 
 
 def strike(cluster: "Cluster", fault: Fault) -> None:
-    """Let the fault happen."""
-    if cluster.healed:
-        return
-    cluster.note("nemesis", f"{fault} for {fault.seconds:.3f} s")
-    cluster.history.sometimes[f"fault: {fault.kind}"] += 1
-    ALL_KINDS[fault.kind](cluster, fault, Random(fault.seed))
+    """Perform the fault, unless the run is healed."""
+    strike_with(ALL_KINDS, cluster, fault)
+
+
+def strike_with(kinds: Mapping[str, Kind], cluster: "Cluster", fault: Fault) -> None:
+    """Perform a fault of these kinds, unless the run is healed."""
+    if not cluster.healed:
+        cluster.note("nemesis", f"{fault} for {fault.seconds:.3f} s")
+        cluster.history.sometimes[f"fault: {fault.kind}"] += 1
+        kinds[fault.kind](cluster, fault, Random(fault.seed))

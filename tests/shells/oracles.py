@@ -1,8 +1,8 @@
-"""What must be true of shells, besides what `tests.sim.history` and `tests.sim.oracles` say of what they do.
+"""What must be true of shells, in addition to the oracles of `tests.sim.oracles`.
 
 O3   what is read is what was written there
-O10  queues are bounded at every moment; when clients are gone nothing of them is left at the servers; when
-     servers are gone, nothing is
+O10  queues are limited at every moment; after all clients have ended, the servers have nothing of them left;
+     after the servers have ended, nothing is open
 """
 
 from collections import Counter
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from tests.shells.run import Cluster
 
 ENDS_MAX = 48
-"""Of one client: with each of four servers an idle session, one of a claim, one of each directory it reads,
-and those that just end."""
+"""Connections of one client: with each of four servers an idle session, one of a claim, one of each directory
+that it reads, and those that are ending."""
 _SLACK_BYTES = 64 * KIB
-"""Refusals, watermarks and heads of frames, which are not counted before they are sent."""
+"""Refusals, durability acks and headers of frames, which are not counted before they are sent."""
 
 
 def check_read(history: History, directory: str, name: str, offset: int, data: bytes) -> None:
-    """O3. Raises ViolationError."""
+    """Check O3. Raises ViolationError."""
     content = history.segments.get((directory, name), b"")
     if data != content[offset : offset + len(data)]:
         raise ViolationError(
@@ -35,28 +35,28 @@ def check_read(history: History, directory: str, name: str, offset: int, data: b
 
 
 def check_bounds(machine: "Machine") -> None:
-    """O10, while it works. Raises ViolationError."""
+    """Check O10 of a running machine. Raises ViolationError."""
     if machine.host.server is not None:
         check_server(machine.name, machine.host.server)
 
 
 def check_server(name: str, server: ObjectServer) -> None:
-    """The same, of one server."""
+    """Check O10 of a running server. Raises ViolationError."""
     for connection in server._connections.values():
         _check_connection(name, connection)
     held = server.outgoing.held
     if held > outgoing_total_bytes_max + outgoing_bytes_max + payload_bytes_max:
-        raise ViolationError("O10", f"{name} holds {held} bytes of answers that nobody takes")
+        raise ViolationError("O10", f"{name} holds {held} bytes of answers that are not read")
 
 
 def _check_connection(name: str, connection: ServerConnection) -> None:
     held = connection.outgoing_bytes
     if held > outgoing_bytes_max + payload_bytes_max + _SLACK_BYTES:
-        raise ViolationError("O10", f"{name} holds {held} bytes before one peer that takes nothing")
+        raise ViolationError("O10", f"{name} holds {held} bytes for one peer that reads nothing")
 
 
 def check_ends(cluster: "Cluster") -> None:
-    """O10: who is done with a connection has closed it. Raises ViolationError."""
+    """O10: check that clients close connections that they do not use. Raises ViolationError."""
     ends = Counter(sock.host for sock in cluster.network.sockets)
     for client in cluster.clients:
         if ends[client.name] > ENDS_MAX:
@@ -64,14 +64,14 @@ def check_ends(cluster: "Cluster") -> None:
 
 
 def check_nothing_left(cluster: "Cluster") -> None:
-    """O10, when all clients are gone and the servers had time to notice. Raises ViolationError."""
+    """O10: check the servers some time after all clients have ended. Raises ViolationError."""
     for machine in cluster.machines:
         server = machine.host.server
         if server is not None:
             for what, left in _left_of_clients(server).items():
                 if left:
                     raise ViolationError(
-                        "O10", f"{machine.name} still has {left} {what} of clients that are gone"
+                        "O10", f"{machine.name} still has {left} {what} of clients that have ended"
                     )
 
 
@@ -88,7 +88,7 @@ def _left_of_clients(server: ObjectServer) -> dict[str, int]:
 
 
 def check_all_closed(cluster: "Cluster") -> None:
-    """O10, when the servers have ended too. Raises ViolationError."""
+    """O10: check that nothing is open after the servers have ended. Raises ViolationError."""
     if cluster.network.sockets:
         ends = [f"{one.host}:{one.port}" for one in cluster.network.sockets]
         raise ViolationError("O10", f"ends of connections are left open: {ends[:5]}")

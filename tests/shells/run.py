@@ -1,15 +1,13 @@
-"""One seed: its servers, its clients, its faults, the heal, and the verdict. As the first tier's `run`, of
-shells.
+"""Run one seed: its servers, its clients, its faults, the heal, and the verdict, as the first tier's `run`.
 
-safety     clients work while faults strike as planned
-liveness   everything is healed; each directory must have something new acknowledged within a bound
-verdict    all clients die; fresh ones take over and look; nothing of anybody is left at the end
+safety     clients work while the planned faults happen
+liveness   everything is healed; each directory must acknowledge new records within a time limit
+verdict    all clients are killed; fresh ones take over and read; nothing is left at the end
 """
 
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 from typing import Any
@@ -22,48 +20,34 @@ from dos_server.memory.network import MemoryNetwork, MemoryStream
 from dos_server.memory.pipes import MemorySocket
 from dos_server.memory.timers import MemoryTimers
 from tests.shells import nemesis, oracles
-from tests.shells.clients import Client, Deaf, Mender, Reader, Replacer, Writer
+from tests.shells.clients import Client, Deaf, Reader, Repairer, Replacer, Writer
 from tests.shells.machines import Machine
 from tests.shells.region.nemesis import plan as region_plan
 from tests.shells.region.phases import SAFETY_S as REGION_SAFETY_S
 from tests.shells.region.phases import run_phases
 from tests.shells.region.region import ShellRegion, has_region
 from tests.shells.trio_run import TaskCount, run_deterministic
-from tests.sim.engine.chance import Chance
+from tests.sim.engine.random_streams import RandomStreams
 from tests.sim.engine.trace import Trace
 from tests.sim.history import History, ViolationError
 from tests.sim.nemesis.fault import Fault
 from tests.sim.oracles.o1_nothing_lost import NothingLost
 from tests.sim.oracles.o2_order import Order
-from tests.sim.oracles.o3_shown import Shown
+from tests.sim.oracles.o3_reads import ReadsStay
 from tests.sim.oracles.o4_one_writer import OneWriter
 from tests.sim.oracles.o6_refused import Refused
 from tests.sim.oracles.oracle import Bench
+from tests.sim.result import Result
 
 SAFETY_S = 2.0
 LIVENESS_S = 120.0
 SETTLED_S = 6.0
-"""Virtual seconds. In the last, servers notice that clients are gone without a word, and give all back."""
+"""Virtual seconds. In SETTLED_S servers detect clients that ended without notice, and release everything."""
 NEW_RECORDS = 3
 
 
-@dataclass
-class ShellResult:
-    """What came of a run. `violation`: '' when nothing is wrong."""
-
-    seed: int
-    violation: str
-    oracle: str
-    faults: list[Fault]
-    steps: int
-    seconds: float
-    digest: str
-    history: History
-    lines: list[str] = field(default_factory=list)
-
-
-class _World:
-    """What the clients of a run take from outside."""
+class _MemoryRuntime:
+    """The `dos_client.runtime` of the clients."""
 
     def __init__(self, network: MemoryNetwork, rng: Random) -> None:
         self.network = network
@@ -77,18 +61,18 @@ class _World:
 
 
 class Cluster:
-    """Everything that lives in a run. Made inside of its trio run."""
+    """All parts of a run. It is created inside of its trio run."""
 
-    def __init__(self, rng: Chance, trace: Trace, count: TaskCount) -> None:
+    def __init__(self, rng: RandomStreams, trace: Trace, count: TaskCount) -> None:
         self.rng = rng
         self.trace = trace
         self.count = count
-        self.history = History(Bench((NothingLost, Order, Shown, OneWriter, Refused)))
+        self.history = History(Bench((NothingLost, Order, ReadsStay, OneWriter, Refused)))
         self.timers = MemoryTimers()
         self.healed = False
         self.slow_hosts: dict[str, float] = {}
         self.half_open: list[MemorySocket] = []
-        """Servers' ends of connections that are dead on the way."""
+        """The servers' ends of half-open connections."""
         self.violation: ViolationError | None = None
         topology = rng.topology
         self._base_s = topology.choice([0.000_1, 0.000_5, 0.005])
@@ -137,11 +121,11 @@ class Cluster:
         self.trace.note(trio.current_time(), who, what)
 
     def later(self, seconds: float, call: Callable[..., Any], *args: Any) -> None:
-        """Unless something is wrong by then."""
+        """Make the call in `seconds`; a ViolationError ends the run."""
         self.timers.after(seconds, partial(self.guarded, call, *args))
 
     def guarded(self, call: Callable[..., Any], *args: Any) -> None:
-        """What contradicts a promise ends the run, wherever it shows."""
+        """Make the call; a ViolationError ends the run."""
         try:
             call(*args)
         except ViolationError as error:
@@ -154,12 +138,12 @@ class Cluster:
             self.servers.cancel_scope.cancel()
 
     def start(self, machine: Machine) -> None:
-        """Start a server, when its last life is over."""
+        """Start a server after its previous incarnation has ended."""
         if not self.healed:
             self.servers.start_soon(machine.start, self.servers)
 
     def may_fail(self) -> bool:
-        """Whether the victim's disk may fail: the others are enough, and the journals are made (R16)."""
+        """Return whether the victim's disk may fail: the others suffice, and the journals exist (R16)."""
         count = len(self.record.members)
         made = len(self.history.starts) == len(self.directories)
         if self.region is not None:
@@ -167,7 +151,7 @@ class Cluster:
         return made and count - 1 >= claims_needed(count, self.record.ack_quorum)
 
     def begin(self, make: Callable[[str], Client], kind: str) -> Client:
-        """A new client process."""
+        """Start a client process."""
         self._made += 1
         client = make(f"{kind}{self._made}")
         self.clients.append(client)
@@ -196,7 +180,7 @@ class Cluster:
         return [one for one in self.clients if isinstance(one, Writer) and one.alive]
 
     async def supervise(self) -> None:
-        """Start writers and readers where none is; check queues."""
+        """Start writers and readers where there are none; check the limits of queues."""
         while True:
             await trio.sleep(0.25)
             for directory in self.directories:
@@ -210,7 +194,7 @@ class Cluster:
             self.guarded(oracles.check_ends, self)
 
     async def heal(self) -> None:
-        """All that can be put right is."""
+        """End all faults."""
         self.note("nemesis", "heals")
         self.healed = True
         self.network.unblock_all()
@@ -221,19 +205,19 @@ class Cluster:
             machine.disk.heal()
             machine.slowness = 1.0
             if machine.was_full or machine is self.victim:
-                machine.kill()  # an operator's part, as in the first tier
+                machine.kill()  # as an operator would, see the first tier
             await machine.start(self.servers)
 
 
 def plan_of(seed: int) -> list[Fault]:
     """Return the plan of a seed alone."""
-    rng = Chance(seed)
+    rng = RandomStreams(seed)
     return region_plan(rng, REGION_SAFETY_S) if has_region(seed) else nemesis.plan(rng, SAFETY_S)
 
 
-def run_seed(seed: int, *, keep: bool = False, faults: list[Fault] | None = None) -> ShellResult:
-    """One whole run. `faults`: these instead of the plan's."""
-    rng, trace = Chance(seed), Trace(keep=keep)
+def run_seed(seed: int, *, keep: bool = False, faults: list[Fault] | None = None) -> Result:
+    """Run one seed. `faults`: these instead of the plan's."""
+    rng, trace = RandomStreams(seed), Trace(keep=keep)
     chosen = plan_of(seed) if faults is None else faults
     clusters: list[Cluster] = []
 
@@ -243,11 +227,11 @@ def run_seed(seed: int, *, keep: bool = False, faults: list[Fault] | None = None
         await _run(cluster, chosen)
         return trio.current_time()
 
-    with _logs_heard(clusters):
+    with _errors_logged(clusters):
         seconds, steps = run_deterministic(main, seed)
     (cluster,) = clusters
     found = cluster.violation
-    return ShellResult(
+    return Result(
         seed,
         "" if found is None else str(found),
         "" if found is None else found.oracle,
@@ -260,8 +244,8 @@ def run_seed(seed: int, *, keep: bool = False, faults: list[Fault] | None = None
     )
 
 
-class _Ear(logging.Handler):
-    """A mistake of ours that a shell tells its log with a traceback, and goes on, is one all the same."""
+class _ErrorLog(logging.Handler):
+    """Treats an unexpected error that a shell only logs, with a traceback, as a violation."""
 
     def __init__(self, clusters: list[Cluster]) -> None:
         super().__init__(logging.ERROR)
@@ -274,25 +258,25 @@ class _Ear(logging.Handler):
 
 
 @contextmanager
-def _logs_heard(clusters: list[Cluster]) -> Iterator[None]:
-    """Inside, what is logged is shown to nobody, and listened to."""
-    logger, ear = logging.getLogger("dos"), _Ear(clusters)
+def _errors_logged(clusters: list[Cluster]) -> Iterator[None]:
+    """Suppress the output of the logs, and check them for unexpected errors."""
+    logger, handler = logging.getLogger("dos"), _ErrorLog(clusters)
     level, propagate = logging.root.manager.disable, logger.propagate
     logging.disable(logging.WARNING)
     logger.propagate = False
-    logger.addHandler(ear)
+    logger.addHandler(handler)
     try:
         yield
     finally:
         logging.disable(level)
         logger.propagate = propagate
-        logger.removeHandler(ear)
+        logger.removeHandler(handler)
 
 
 async def _run(cluster: Cluster, faults: list[Fault]) -> None:
-    replace_runtime(_World(cluster.network, cluster.rng.stream("clients")))
-    async with trio.open_nursery() as world:
-        world.start_soon(cluster.timers.run)
+    replace_runtime(_MemoryRuntime(cluster.network, cluster.rng.stream("clients")))
+    async with trio.open_nursery() as runtime_tasks:
+        runtime_tasks.start_soon(cluster.timers.run)
         async with trio.open_nursery() as servers:
             cluster.servers = servers
             for machine in cluster.machines:
@@ -306,7 +290,7 @@ async def _run(cluster: Cluster, faults: list[Fault]) -> None:
                 await machine.host.wait_ended()
         if cluster.violation is None:
             cluster.guarded(oracles.check_all_closed, cluster)
-        world.cancel_scope.cancel()
+        runtime_tasks.cancel_scope.cancel()
 
 
 async def _phases(cluster: Cluster, faults: list[Fault]) -> None:
@@ -315,22 +299,22 @@ async def _phases(cluster: Cluster, faults: list[Fault]) -> None:
         for directory in cluster.directories:
             cluster.new_writer(directory)
             cluster.new_reader(directory)
-        _besides(cluster)
+        _start_optional_clients(cluster)
         processes.start_soon(cluster.supervise)
         for fault in faults:
             cluster.later(fault.at_s, nemesis.strike, cluster, fault)
         await trio.sleep(SAFETY_S)
         await cluster.heal()
-        await _live_on(cluster)
-        await _last_words(cluster)
+        await _check_liveness(cluster)
+        await _final_take_over(cluster)
         processes.cancel_scope.cancel()
     await trio.sleep(SETTLED_S)
     cluster.guarded(oracles.check_nothing_left, cluster)
     cluster.guarded(cluster.history.bench.ended, cluster)
 
 
-def _besides(cluster: Cluster) -> None:
-    """Clients that not every run has."""
+def _start_optional_clients(cluster: Cluster) -> None:
+    """Start the clients that not every run has."""
     topology = cluster.rng.topology
     if len(cluster.machines) > len(cluster.record.members):
         old, new = cluster.victim.address, cluster.machines[-1].address
@@ -339,13 +323,13 @@ def _besides(cluster: Cluster) -> None:
             lambda: cluster.begin(lambda name: Replacer(cluster, name, old, new), "x"),
         )
     if topology.random() < 0.2:
-        cluster.begin(lambda name: Mender(cluster, name), "m")
+        cluster.begin(lambda name: Repairer(cluster, name), "m")
     if topology.random() < 0.2:
         cluster.begin(lambda name: Deaf(cluster, name), "d")
 
 
-async def _live_on(cluster: Cluster) -> None:
-    """O11: after the heal each directory gets new acknowledged records."""
+async def _check_liveness(cluster: Cluster) -> None:
+    """O11: check that each directory acknowledges new records after the heal."""
     before = {one: len(cluster.history.line(one).acknowledged) for one in cluster.directories}
 
     def moved() -> bool:
@@ -360,18 +344,18 @@ async def _live_on(cluster: Cluster) -> None:
 
 async def _until(condition: Callable[[], bool]) -> bool:
     with trio.move_on_after(LIVENESS_S):
-        while not condition():  # noqa: ASYNC110 - it watches from outside what sets no event
+        while not condition():  # noqa: ASYNC110 - the condition sets no event
             await trio.sleep(0.1)
     return condition()
 
 
-async def _last_words(cluster: Cluster) -> None:
-    """All clients die; fresh writers take over, fresh readers look."""
+async def _final_take_over(cluster: Cluster) -> None:
+    """Kill all clients; fresh writers take over, fresh readers read."""
     for client in cluster.clients:
         client.kill()
     writers = [cluster.new_writer(directory) for directory in cluster.directories]
     if not await _until(lambda: all(one.running for one in writers)):
         cluster.fail(ViolationError("O11", "a fresh writer cannot take over"))
     readers = [cluster.new_reader(directory) for directory in cluster.directories]
-    if not await _until(lambda: all(one.looks for one in readers)):
-        cluster.fail(ViolationError("O11", "a fresh reader is shown nothing"))
+    if not await _until(lambda: all(one.reads_done for one in readers)):
+        cluster.fail(ViolationError("O11", "a fresh reader cannot read"))

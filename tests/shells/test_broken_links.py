@@ -1,4 +1,4 @@
-"""O11: a member whose connection broke is brought up again by its claim, unasked."""
+"""O11: a claim automatically fills a member whose connection was broken."""
 
 import os
 
@@ -11,7 +11,7 @@ from tests.shells.bugs import planted
 
 
 async def one_goes_and_comes_back() -> str:
-    """A claim that writes on while a member is away; what the claim says of it a minute after."""
+    """Write while a member is unavailable. Return the claim's status of that member a minute later."""
     async with (
         memory_store(seed=1) as servers,
         open_store(servers.url) as store,
@@ -35,6 +35,6 @@ def test_a_member_that_was_unavailable_is_brought_up() -> None:
 
 def test_it_is_noticed_when_it_is_not() -> None:
     with planted("a_link_that_broke_stays_so"):
-        told = trio.run(one_goes_and_comes_back, clock=MockClock(autojump_threshold=0))
-    assert told.startswith("True "), told
-    assert "in sync" not in told
+        status = trio.run(one_goes_and_comes_back, clock=MockClock(autojump_threshold=0))
+    assert status.startswith("True "), status
+    assert "in sync" not in status

@@ -1,4 +1,4 @@
-"""Row 28: a peer that asks for much and takes nothing is not answered into memory."""
+"""Row 28: answers for a peer that requests much and reads nothing do not accumulate in memory."""
 
 import pytest
 import trio
@@ -6,18 +6,18 @@ from trio.testing import MockClock
 
 from dos_protocol.limits import MIB
 from dos_server.testing import memory_server
-from tests.shells.asking import asked_often
 from tests.shells.bugs import planted
 from tests.shells.oracles import check_server
+from tests.shells.repeated_gets import repeated_gets
 from tests.sim.history import ViolationError
 
 GETS = 20
 
 
-async def ask_and_take_nothing() -> int:
-    """A server with an object of 1 MiB, asked for it many times; the bytes that it held most."""
+async def request_and_read_nothing() -> int:
+    """Request an object of 1 MiB many times. Return the maximum number of bytes that the server held."""
     most = 0
-    async with memory_server(seed=1) as server, asked_often(server, bytes(MIB), GETS):
+    async with memory_server(seed=1) as server, repeated_gets(server, bytes(MIB), GETS):
         for _ in range(100):
             await trio.sleep(0.01)
             assert server.host.server is not None
@@ -27,9 +27,9 @@ async def ask_and_take_nothing() -> int:
 
 
 def test_answers_to_a_peer_that_takes_none_are_bounded() -> None:
-    assert MIB <= trio.run(ask_and_take_nothing, clock=MockClock(autojump_threshold=0)) <= 3 * MIB
+    assert MIB <= trio.run(request_and_read_nothing, clock=MockClock(autojump_threshold=0)) <= 3 * MIB
 
 
 def test_without_back_pressure_they_are_not() -> None:
     with planted("nothing_holds_answers_back"), pytest.raises(ViolationError, match="takes nothing"):
-        trio.run(ask_and_take_nothing, clock=MockClock(autojump_threshold=0))
+        trio.run(request_and_read_nothing, clock=MockClock(autojump_threshold=0))

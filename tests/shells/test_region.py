@@ -5,12 +5,13 @@ import trio
 import trio.testing
 
 from tests.shells.region.surroundings import Threads
-from tests.shells.run import ShellResult, run_seed
+from tests.shells.run import run_seed
+from tests.sim.result import Result
 
 QUIET, STORMY = 20, 40
 
 
-def saw(result: ShellResult, *what: str) -> bool:
+def saw(result: Result, *what: str) -> bool:
     assert not result.violation
     return all(result.history.sometimes[one] for one in what)
 

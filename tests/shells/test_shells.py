@@ -27,7 +27,7 @@ def test_runs_keep_every_promise(first: int) -> None:
     for seed in range(first, first + CHUNK):
         result = run_seed(seed)
         assert not result.violation, f"{result.violation}\n  ./run sim --shells --seed {seed} --trace"
-        assert result.history.sometimes["end: FINISHED" if has_region(seed) else "reader looked"]
+        assert result.history.sometimes["end: FINISHED" if has_region(seed) else "reader: read"]
 
 
 def test_between_them_the_seeds_have_every_fault_and_most_have_several() -> None:
@@ -42,7 +42,7 @@ def test_a_run_is_the_same_in_another_process_with_another_hash_seed(seed: int) 
     here = run_seed(seed, keep=True)
     assert len(here.faults) >= 5
     assert here.digest == digest_elsewhere(seed, "7") == digest_elsewhere(seed, "8")
-    told = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-m", "tests.shells", "--seed", str(seed), "--trace"],
         cwd=ROOT,
         env={"PYTHONHASHSEED": "9"},
@@ -50,7 +50,7 @@ def test_a_run_is_the_same_in_another_process_with_another_hash_seed(seed: int) 
         text=True,
         check=True,
     )
-    assert told.stdout.split("\n")[: len(here.lines)] == here.lines
+    assert output.stdout.split("\n")[: len(here.lines)] == here.lines
 
 
 def test_another_seed_is_another_run() -> None:
@@ -94,8 +94,8 @@ def test_tasks_take_turns_by_the_seed_and_trio_is_left_as_it_was() -> None:
         ("waiters_are_not_woken_by_the_end", 5),
         ("a_disk_has_every_stamp", 12),
         ("stamps_are_counted_and_not_random", 12),
-        ("a_newer_stamp_is_told_before_the_older_one_is_proved", 12),
-        ("a_stamp_is_told_before_it_is_stored", 12),
+        ("a_newer_stamp_is_sent_before_the_older_one_is_proved", 12),
+        ("a_stamp_is_sent_before_it_is_stored", 12),
         ("silence_of_workers_is_not_noticed", 5),
         ("orphans_are_not_noticed", 5),
         ("links_outlive_their_incarnation", 3),

@@ -10,18 +10,19 @@ from dos_protocol.limits import MIB
 from dos_protocol.messages import decode
 from dos_protocol.vocabulary import Data
 from dos_server.testing import memory_server
-from tests.shells.asking import asked_often
 from tests.shells.bugs import planted
+from tests.shells.repeated_gets import repeated_gets
 
 CONTENT = os.urandom(MIB)
 GETS = 4
 TAKEN_AT_ONCE = 10_000
 
 
-async def ask_and_take_little_by_little() -> bytes:
-    """An object of 1 MiB, asked for some times; what comes, taken in small pieces with pauses."""
+async def request_and_read_slowly() -> bytes:
+    """Request an object of 1 MiB some times, and read the answers in small pieces with pauses. Return
+    them."""
     taken = b""
-    async with memory_server(seed=1) as server, asked_often(server, CONTENT, GETS) as stream:
+    async with memory_server(seed=1) as server, repeated_gets(server, CONTENT, GETS) as stream:
         decoder = FrameDecoder()
         with trio.move_on_after(60):
             while len(taken) < GETS * MIB:
@@ -34,10 +35,10 @@ async def ask_and_take_little_by_little() -> bytes:
 
 
 def test_answers_that_a_socket_takes_in_parts_arrive_whole() -> None:
-    assert trio.run(ask_and_take_little_by_little, clock=MockClock(autojump_threshold=0)) == CONTENT * GETS
+    assert trio.run(request_and_read_slowly, clock=MockClock(autojump_threshold=0)) == CONTENT * GETS
 
 
 def test_it_is_noticed_when_they_do_not() -> None:
     with planted("bytes_that_did_not_fit_are_dropped"):
-        taken = trio.run(ask_and_take_little_by_little, clock=MockClock(autojump_threshold=0))
+        taken = trio.run(request_and_read_slowly, clock=MockClock(autojump_threshold=0))
     assert len(taken) < GETS * MIB

@@ -1,8 +1,8 @@
-"""A trio run that is the same each time: in any process, with any hash seed.
+"""A deterministic trio run: the same in any process, with any hash seed.
 
-What makes it so: tasks that can run at once take turns by a seeded generator (an option of trio that its
-plug-in for hypothesis uses, and no other code may); the clock moves only when nobody has anything to do; no
-threads; and no garbage is collected midway, or finalizers would run when it suits the collector.
+A seeded generator selects among the tasks that can run (an internal option of trio for its hypothesis
+plug-in); the clock moves only when no task can run; there are no threads; and no garbage is collected during
+the run, because finalizers would run at a time that the collector chooses.
 
 Only this file uses trio's internals.
 """
@@ -36,11 +36,10 @@ def _deterministic(seed: int) -> Iterator[None]:
 
 
 class TaskCount(trio.abc.Instrument):
-    """Which tasks there are, and how often they were run. `at`: something to do before a certain run."""
+    """Counts the steps of tasks. `tasks`: all running tasks; `at`: calls before a certain step."""
 
     def __init__(self) -> None:
         self.tasks: dict[trio.lowlevel.Task, None] = {}
-        """Those that there are."""
         self.steps = 0
         self.at: dict[int, list[Callable[[], None]]] = {}
 
@@ -57,7 +56,8 @@ class TaskCount(trio.abc.Instrument):
 
 
 def run_deterministic(main: Callable[[TaskCount], Awaitable[T]], seed: int) -> tuple[T, int]:
-    """Run it: what it returns, and how many steps of tasks that took. The same each time."""
+    """Run a coroutine function. Return its result and the number of steps of tasks, which are the same each
+    time."""
     count = TaskCount()
     with _deterministic(seed):
         result = trio.run(main, count, clock=MockClock(autojump_threshold=0), instruments=[count])

@@ -31,21 +31,21 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_mar
 console = Console()
 errors = Console(stderr=True)
 SHRUNK_MAX = 5
-"""Failing seeds of a campaign that are made small; the others are named."""
+"""Failing seeds of a campaign whose plan of faults is reduced; the others are only named."""
 
 
 class Exit(IntEnum):
-    """What `./run sim` ends with; 2 is for words that it does not take."""
+    """The exit codes of `./run sim`; 2 is for arguments that are not valid."""
 
     FINE = 0
     VIOLATION = 1
-    """Or a story that goes otherwise."""
+    """Or a story whose text has changed."""
     NEVER_SEEN = 3
     DIFFERENT = 4
 
 
 def _one(seed: int, only: str | None, *, trace: bool, digest: bool) -> None:
-    """A single run, shown."""
+    """Run one seed and print it."""
     faults = None if only is None else _chosen(seed, only)
     logging.disable(logging.NOTSET if trace else logging.CRITICAL)
     result = run_seed(seed, keep=trace, faults=faults)
@@ -60,12 +60,12 @@ def _one(seed: int, only: str | None, *, trace: bool, digest: bool) -> None:
         sys.exit(Exit.VIOLATION)
     console.print(
         f"seed {seed}: {len(result.faults)} faults, {result.steps:,} steps, {result.seconds:.0f} s of virtual"
-        f" time, nothing wrong; digest {result.digest}"
+        f" time, no violation; digest {result.digest}"
     )
 
 
 def _chosen(seed: int, only: str) -> list[Fault]:
-    """Faults of the plan by their numbers, "3,7"; "-1" names none."""
+    """Return the faults of the plan by their numbers, "3,7"; "-1" names none."""
     try:
         wanted = {int(number) for number in only.split(",") if number}
     except ValueError:
@@ -74,7 +74,7 @@ def _chosen(seed: int, only: str) -> list[Fault]:
 
 
 def _story(path: Path) -> None:
-    """A story, told as it happens now."""
+    """Print a story as the current code produces it."""
     try:
         before = path.read_text(encoding="utf-8")
         after = retell(path, before)
@@ -83,12 +83,12 @@ def _story(path: Path) -> None:
         sys.exit(Exit.VIOLATION)
     print(after, end="")
     if after != before:
-        errors.print(f"{path} has it otherwise: ./run test tests/stories --rewrite", highlight=False)
+        errors.print(f"{path} differs; ./run test tests/stories --rewrite updates it", highlight=False)
         sys.exit(Exit.VIOLATION)
 
 
 def _shrunk(seed: int, folder: Path | None) -> None:
-    """Make a failing run small, say how to see it, and keep it where that is asked for."""
+    """Reduce the faults of a failing run, print the command that repeats it, and write it to `folder`."""
     result = run_seed(seed)
     errors.print(f"\nseed {seed}: {result.violation}", highlight=False, soft_wrap=True)
     errors.print(f"shrinking {len(result.faults)} faults ...", highlight=False)
@@ -103,25 +103,30 @@ def _shrunk(seed: int, folder: Path | None) -> None:
 def _campaign(
     first: int, many: int | None, *, seconds: float | None, failures_max: int, processes: int | None
 ) -> Totals:
-    """The seeds, with their progress on the terminal: how many, how fast, how long still."""
+    """Run the seeds, with their progress on the terminal: how many, how fast, how much time is left."""
     columns = (
         TextColumn("seeds"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[said]}"),
+        TextColumn("{task.fields[rate]}"),
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=errors, disable=not errors.is_terminal) as bar:
-        task = bar.add_task("seeds", total=many, said="")
+        task = bar.add_task("seeds", total=many, rate="")
 
-        def told(now: Totals) -> None:
+        def report_progress(now: Totals) -> None:
             rate = now.runs / max(now.wall_s, 1e-9)
-            bar.update(task, completed=now.runs, said=f"{rate:.1f}/s, {len(now.failed)} failed")
+            bar.update(task, completed=now.runs, rate=f"{rate:.1f}/s, {len(now.failed)} failed")
 
         return run_campaign(
-            first, many, seconds=seconds, failures_max=failures_max, processes=processes, progress=told
+            first,
+            many,
+            seconds=seconds,
+            failures_max=failures_max,
+            processes=processes,
+            progress=report_progress,
         )
 
 
@@ -131,32 +136,34 @@ def main(
     seed: Annotated[
         int | None, typer.Option(help="The first seed; with --trace, --faults or --digest the only one.")
     ] = None,
-    minutes: Annotated[float | None, typer.Option(min=0, help="Run seeds for so long instead.")] = None,
-    trace: Annotated[bool, typer.Option("--trace", help="Print everything that happens.")] = False,
+    minutes: Annotated[float | None, typer.Option(min=0, help="Run seeds for that time instead.")] = None,
+    trace: Annotated[bool, typer.Option("--trace", help="Print a line for each event.")] = False,
     faults: Annotated[str | None, typer.Option(help="Only these faults of the plan: 3,7.")] = None,
     digest: Annotated[bool, typer.Option("--digest", help="Print only the digest of the run.")] = False,
-    story: Annotated[Path | None, typer.Option(help="Tell this story of tests/stories.")] = None,
-    processes: Annotated[int | None, typer.Option(min=1, help="At a time; else one for each core.")] = None,
+    story: Annotated[Path | None, typer.Option(help="Print this story of tests/stories.")] = None,
+    processes: Annotated[
+        int | None, typer.Option(min=1, help="Processes at a time; default: all cores.")
+    ] = None,
     keep_going: Annotated[
-        bool, typer.Option("--keep-going", help="Run all seeds, whatever fails; shrink the first five.")
+        bool, typer.Option("--keep-going", help="Run all seeds, also after failures; shrink the first five.")
     ] = False,
     keep_in: Annotated[
-        Path | None, typer.Option("--keep", help="Write what fails into this directory, a file a seed.")
+        Path | None, typer.Option("--keep", help="Write each failing seed to a file in this directory.")
     ] = None,
-    in_json: Annotated[bool, typer.Option("--json", help="Print the figures for a program.")] = False,
+    in_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
     """Run whole simulated clusters, one from each seed, and stop at the first that breaks a promise.
 
     [dim]./run sim --seeds 2000[/dim]                      two thousand runs
-    [dim]./run sim --seed 42 --trace[/dim]                 one run, told line by line
+    [dim]./run sim --seed 42 --trace[/dim]                 one run, line by line
     [dim]./run sim --seed 42 --faults 3,7 --trace[/dim]    the same run with two of its faults
-    [dim]./run sim --minutes 60 --seed 100000[/dim]        for an hour, from that seed on
-    [dim]./run sim --seeds 9999 --keep-going --keep out[/dim]  all that fails, kept in out/
-    [dim]./run sim --story tests/stories/zombie.txt[/dim]  a story, told as it happens now
+    [dim]./run sim --minutes 60 --seed 100000[/dim]        for an hour, from seed 100000 on
+    [dim]./run sim --seeds 9999 --keep-going --keep out[/dim]  every failing seed in a file in out/
+    [dim]./run sim --story tests/stories/zombie.txt[/dim]  a story, as the current code produces it
 
-    Exit: 0 nothing wrong, 1 a promise is broken (the line that shows it again is printed) or a story goes
-    otherwise, 3 in 10,000 runs or more something was never seen that should be seen sometimes, 4 a run is
-    not the same a second time.
+    Exit: 0 no violation, 1 a promise is broken (the command that repeats the run is printed) or a story
+    differs from its file, 3 in 10,000 runs or more an event that must happen sometimes was never seen, 4 a
+    run differs when it is repeated.
     """
     if story is not None:
         _story(story)
@@ -182,7 +189,7 @@ def main(
     for outcome in totals.failed[SHRUNK_MAX:]:
         errors.print(f"seed {outcome.seed}: {outcome.violation}", highlight=False, soft_wrap=True)
     if totals.differed:
-        errors.print(f"not the same a second time: seeds {totals.differed}", highlight=False)
+        errors.print(f"different when repeated: seeds {totals.differed}", highlight=False)
     sys.exit(_exit_of(totals))
 
 

@@ -1,4 +1,4 @@
-"""Run many seeds on all cores; report what was found and what was tried."""
+"""Run many seeds on all cores; count the violations, the faults and the events."""
 
 import gc
 import logging
@@ -13,18 +13,19 @@ from dataclasses import dataclass, field
 from itertools import count, islice
 from typing import Final
 
-from tests.sim.run import Result, run_seed
+from tests.sim.result import Result
+from tests.sim.run import run_seed
 
 CHECKED_AGAIN_EVERY = 100
-"""One in so many seeds is run again, in another process with another hash seed: its digest must be the
+"""One seed in so many is repeated in another process with another hash seed. Its digest must be the
 same."""
 BATCH: Final = 10
-"""Seeds that a process is handed at a time: few enough for a campaign to end soon after it should."""
+"""Seeds that a process receives at a time: few, so that a campaign ends soon after its limit."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What is kept of a run."""
+    """The result of one run, without its history."""
 
     seed: int
     violation: str
@@ -39,7 +40,7 @@ class Outcome:
 
 @dataclass
 class Totals:
-    """What a campaign came to. `failed`: the runs in which a promise was broken."""
+    """The result of a campaign. `failed`: the runs in which a promise was broken."""
 
     runs: int = 0
     steps: int = 0
@@ -50,7 +51,7 @@ class Totals:
     sometimes: Counter[str] = field(default_factory=Counter)
     failed: list[Outcome] = field(default_factory=list)
     differed: list[int] = field(default_factory=list)
-    """Seeds whose second run was another one."""
+    """Seeds whose repetition had another digest."""
 
     def take(self, outcome: Outcome) -> None:
         self.runs += 1
@@ -78,8 +79,8 @@ def outcome_of(result: Result, cpu_s: float = 0.0) -> Outcome:
 
 
 def prepare_process() -> None:
-    """What a process does before its first run: be quiet, and look for garbage between runs only, never
-    among what was imported."""
+    """Prepare a process for its runs: no log, and garbage collection between runs only, without the
+    imported modules."""
     logging.disable(logging.CRITICAL)
     gc.collect()
     gc.freeze()
@@ -98,7 +99,7 @@ def run_batch(seeds: Iterable[int]) -> list[Outcome]:
 
 
 def digest_elsewhere(seed: int, hash_seed: str) -> str:
-    """The digest of that run in a fresh process."""
+    """Return the digest of that run in a fresh process."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.sim", "--seed", str(seed), "--seeds", "1", "--digest"],
         env={**os.environ, "PYTHONHASHSEED": hash_seed},
@@ -118,8 +119,8 @@ def run_campaign(
     progress: Callable[[Totals], None] = lambda totals: None,
     processes: int | None = None,
 ) -> Totals:
-    """Run seeds from `first` on, so many of them (None: without end), or for so long; stop soon after that
-    many failures."""
+    """Run `seeds` seeds from `first` on (None: without end), for at most `seconds`. Stop soon after
+    `failures_max` failures."""
     totals = Totals()
     begun = time.monotonic()
     numbers = iter(count(first) if seeds is None else range(first, first + seeds))

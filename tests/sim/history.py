@@ -22,8 +22,8 @@ class Line:
     appended: dict[int, int] = field(default_factory=dict)
     """The epoch in which each number was appended."""
     acknowledged: list[int] = field(default_factory=list)
-    shown: list[int] = field(default_factory=list)
-    """The longest that a reader was shown."""
+    returned: list[int] = field(default_factory=list)
+    """The longest list of records that a reader received."""
 
 
 @dataclass
@@ -38,21 +38,21 @@ class History:
     starts: dict[str, int] = field(default_factory=dict)
     """The highest epoch of each directory whose start was acknowledged."""
     durable: dict[tuple[str, str], int] = field(default_factory=dict)
-    """How much of a segment was acknowledged, as far as writers told."""
+    """How much of a segment was acknowledged, as far as writers reported it."""
     forgotten: set[tuple[str, str]] = field(default_factory=set)
-    """Segments of which no disk has a byte since disks were put back from backups, nor of the claim of their
-    epoch. That is beyond what the store promises (R2: a claim is durable), and none of it was acknowledged:
-    the epoch, and with it the name, may come again."""
+    """Segments of which no disk has a byte, nor the claim of their epoch, since disks were restored from
+    backups. That exceeds what the store promises (R2: a claim is durable), and none of it was acknowledged:
+    the epoch, and with it the name, may occur again."""
     sometimes: Counter[str] = field(default_factory=Counter)
     numbers: int = 0
     loss: "Loss | None" = None
-    """More was lost than the store is made for, and a person is asked."""
+    """More was lost than the store tolerates, so a person has to decide."""
 
     def line(self, directory: str) -> Line:
         return self.lines.setdefault(directory, Line())
 
     def wrote(self, directory: str, name: str, offset: int, data: bytes) -> None:
-        """A writer handed this to its claim."""
+        """A writer passed these bytes to its claim."""
         if offset == 0 and (directory, name) in self.forgotten:
             self.forgotten.discard((directory, name))
             del self.segments[directory, name]
@@ -61,7 +61,7 @@ class History:
         self.bench.wrote(self, directory, name, offset, data)
 
     def number(self, directory: str, epoch: int) -> int:
-        """A number for the next record."""
+        """Return the number of the next record."""
         self.numbers += 1
         self.line(directory).appended[self.numbers] = epoch
         return self.numbers
@@ -72,33 +72,33 @@ class History:
         self.bench.acknowledged(self, directory, number)
 
     def acknowledged_to(self, directory: str, name: str, size: int) -> None:
-        """A quorum has that much of an object."""
+        """A quorum has synced that size of an object."""
         self.durable[directory, name] = max(self.durable.get((directory, name), 0), size)
 
     def took_over(self, directory: str, epoch: int, found: list[int]) -> None:
-        """A take-over is done, its start acknowledged; it found these records."""
+        """A take-over is done and its start acknowledged. `found`: the records that it read."""
         self.bench.took_over(self, directory, epoch, found)
         self.starts[directory] = max(self.starts.get(directory, 0), epoch)
 
     def refuse(self, directory: str, why: str) -> None:
-        """A take-over was refused for good, though no more is damaged than the promise allows."""
+        """A take-over was refused permanently, although no more is damaged than the promise allows."""
         if self.loss is not None and directory in self.loss.broken:
             self.sometimes["loss: a chain names bytes that are gone"] += 1
         elif self.loss is not None and directory in self.loss.pending:
-            self.sometimes["loss: refused while the person is asked"] += 1  # stuck, if this continues
+            self.sometimes["loss: refused until the person decides"] += 1  # O11 objects if this continues
         else:
             self.bench.refused(directory, why)
 
-    def begins_anew(self, directory: str, found: list[int]) -> None:
-        """A take-over is done in a store that continues by a person's decision."""
+    def continues_after_loss(self, directory: str, found: list[int]) -> None:
+        """A take-over is done in a store that continues after a person accepted a loss."""
         if self.loss is not None:
             self.loss.taken_over(self, directory, found)
 
-    def showed(self, directory: str, found: list[int]) -> None:
-        """A reader was shown this."""
+    def returned(self, directory: str, found: list[int]) -> None:
+        """A reader received these records."""
         if self.loss is not None and directory in self.loss.pending:
             return
-        self.bench.showed(self, directory, found)
+        self.bench.returned(self, directory, found)
         line = self.line(directory)
-        if len(found) > len(line.shown):
-            line.shown = list(found)
+        if len(found) > len(line.returned):
+            line.returned = list(found)

@@ -1,8 +1,8 @@
-"""How many seeds it takes to find each planted bug.
+"""Count the seeds that it takes to find each planted bug.
 
     ./run python -m tests.sim.hunt                      every bug, once
-    ./run python -m tests.sim.hunt NAME... --starts 5   these, from five first seeds
-    ./run python -m tests.sim.hunt --starts 5 --write   and the table in docs/robustness.md made anew
+    ./run python -m tests.sim.hunt NAME... --starts 5   these, each from five first seeds
+    ./run python -m tests.sim.hunt --starts 5 --write   all, and update the table in docs/robustness.md
 
 A hunt runs seed after seed, from its first one on, with one bug planted, until an oracle objects or the code
 fails. Hunts are independent, so they can run in any number of processes.
@@ -24,13 +24,13 @@ import typer
 
 from tests.sim.bugs import BUGS, planted
 from tests.sim.campaign import prepare_process
-from tests.sim.engine.chance import Chance
+from tests.sim.engine.random_streams import RandomStreams
 from tests.sim.run import run_seed
 
 SEEDS_MAX = 500
 _COLLECTED_EACH = 25
 STARTS_APART = 1_000_000
-"""Between the first seeds of hunts: no two run the same."""
+"""Distance of the first seeds of hunts, so that no two hunts run the same seed."""
 
 DOCS = Path(__file__).parents[2] / "docs" / "robustness.md"
 BEGIN, END = "<!-- hunt: begin -->", "<!-- hunt: end -->"
@@ -42,7 +42,8 @@ HEAD = (
 
 @dataclass(frozen=True)
 class Hunt:
-    """What came of one: `seeds` run, 0 when it was not found; `oracle`: which objected, or `crash`."""
+    """The result of one hunt. `seeds`: how many were run, 0 if the bug was not found; `oracle`: the one that
+    objected, or `crash`."""
 
     name: str
     first: int
@@ -52,10 +53,10 @@ class Hunt:
 
 
 def hunt(name: str, first: int = 1, seeds_max: int = SEEDS_MAX) -> Hunt:
-    """One hunt."""
+    """Run one hunt."""
     logging.disable(logging.CRITICAL)
     may_show = BUGS[name].where or (lambda rng: True)
-    seeds = islice((seed for seed in count(first) if may_show(Chance(seed))), seeds_max)
+    seeds = islice((seed for seed in count(first) if may_show(RandomStreams(seed))), seeds_max)
     with planted(name):
         for number, seed in enumerate(seeds, 1):
             if number % _COLLECTED_EACH == 0:
@@ -70,14 +71,14 @@ def hunt(name: str, first: int = 1, seeds_max: int = SEEDS_MAX) -> Hunt:
 
 
 def seeds_to_find(name: str, seeds_max: int = SEEDS_MAX, first: int = 1) -> tuple[int, str]:
-    """Seeds run until something showed it, and what; 0 when nothing did."""
+    """Return how many seeds were run until a violation or a crash, and its text; 0 if there was none."""
     found = hunt(name, first, seeds_max)
     return found.seeds, found.what
 
 
 @dataclass(frozen=True)
 class Row:
-    """All hunts of one bug. `median` and `worst` are None when a hunt that did not find it is among them."""
+    """The row of one bug. `median`, `worst`: None if they fall on a hunt that did not find it."""
 
     name: str
     breaks: str
@@ -115,7 +116,7 @@ def table(rows: Iterable[Row]) -> str:
 
 
 def write(text: str) -> None:
-    """Put the table in its place in the docs."""
+    """Write the table into docs/robustness.md."""
     docs = DOCS.read_text(encoding="utf-8")
     before, _, rest = docs.partition(BEGIN)
     _, _, after = rest.partition(END)
@@ -123,7 +124,7 @@ def write(text: str) -> None:
 
 
 def read_done(path: Path | None) -> list[Hunt]:
-    """Hunts of an earlier call, from the lines it printed."""
+    """Read the hunts of an earlier call from the lines that it printed."""
     if path is None:
         return []
     return [Hunt(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines() if line]
@@ -132,7 +133,7 @@ def read_done(path: Path | None) -> list[Hunt]:
 def all_hunts(
     names: list[str], starts: int, seeds_max: int, processes: int, done: list[Hunt]
 ) -> Iterator[Hunt]:
-    """As they end; each bug's first hunt is begun before any bug's second."""
+    """Yield hunts as they end. The first hunts of all bugs begin before the second ones."""
     known = {(one.name, one.first) for one in done}
     firsts = [1 + STARTS_APART * number for number in range(starts)]
     wanted = [(name, first) for first in firsts for name in names if (name, first) not in known]
@@ -143,19 +144,19 @@ def all_hunts(
 
 
 def main(
-    names: Annotated[list[str] | None, typer.Argument(help="Planted bugs; without, all.")] = None,
-    starts: Annotated[int, typer.Option(min=1, help="Hunts of each, from first seeds far apart.")] = 1,
-    seeds_max: Annotated[int, typer.Option(min=1, help="Seeds a hunt takes at most.")] = SEEDS_MAX,
+    names: Annotated[list[str] | None, typer.Argument(help="Planted bugs; default: all.")] = None,
+    starts: Annotated[int, typer.Option(min=1, help="Hunts of each bug, from first seeds far apart.")] = 1,
+    seeds_max: Annotated[int, typer.Option(min=1, help="Maximum number of seeds of a hunt.")] = SEEDS_MAX,
     processes: Annotated[int, typer.Option(min=1, help="Hunts at a time.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each hunt.")] = False,
     done: Annotated[
-        Path | None, typer.Option(help="Such lines of an earlier call: not hunted again.")
+        Path | None, typer.Option(help="JSON lines of an earlier call, which are not run again.")
     ] = None,
     write_docs: Annotated[
         bool, typer.Option("--write", help="Put the table into docs/robustness.md.")
     ] = False,
 ) -> None:
-    """Hunt planted bugs. Exit: 0 each was found, 1 one was not."""
+    """Hunt planted bugs. Exit: 0 all were found, 1 one was not found."""
     wanted = list(names or BUGS)
     unknown = [name for name in wanted if name not in BUGS]
     if unknown or (write_docs and names):

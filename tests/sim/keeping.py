@@ -1,6 +1,6 @@
-"""What is kept of a failing run: a directory with everything needed to examine it later.
+"""Write what is needed to examine a failing run later.
 
-One JSON file for each failing seed, for people. `./run sim --seed` repeats the run on the same code.
+There is one JSON file for each failing seed. `./run sim --seed` repeats the run on the same code.
 """
 
 import json
@@ -9,31 +9,32 @@ from dataclasses import asdict
 from pathlib import Path
 
 from tests.sim.nemesis import Fault
-from tests.sim.run import ROOT, Result
+from tests.sim.result import Result
+from tests.sim.run import ROOT
 from tests.sim.shrink import numbers
 
 
 def line_of(seed: int, faults: list[Fault] | None) -> str:
-    """The command that shows the run again; `faults`: only these of the plan."""
+    """Return the command that repeats the run; `faults`: only these of the plan."""
     only = "" if faults is None else f" --faults {numbers(faults) or '-1'}"
     return f"./run sim --seed {seed}{only} --trace"
 
 
 def commit() -> str:
-    """Of the code that ran, as far as git knows it."""
-    asked = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
+    """Return the commit of the code that ran, as git reports it."""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
     try:
-        done = subprocess.run(asked, capture_output=True, text=True, check=False)
-    except OSError:  # there is no git here
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError:  # git is not installed
         return "unknown"
     return done.stdout.strip() or "unknown"
 
 
 def keep(folder: Path, result: Result, faults: list[Fault]) -> Path:
-    """Write what is known of a failing run; where. `result`: of the run with the faults that are enough."""
+    """Write a failing run to a file and return its path. `result`: the run with only `faults`."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"seed-{result.seed}.json"
-    told = {
+    kept = {
         "seed": result.seed,
         "commit": commit(),
         "violation": result.violation,
@@ -43,5 +44,5 @@ def keep(folder: Path, result: Result, faults: list[Fault]) -> Path:
         "sometimes": dict(sorted(result.history.sometimes.items())),
         "trace": result.lines,
     }
-    path.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
     return path

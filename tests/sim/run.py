@@ -1,75 +1,60 @@
-"""One seed: its cluster, its faults, the heal, and the verdict.
+"""Run one seed: its cluster, its faults, the heal, and the verdict.
 
-safety     clients work while faults strike as planned; what contradicts a promise at once ends the run
-liveness   everything is healed but what is damaged; each directory must have something new acknowledged
-           within a bound of virtual time
-verdict    a fresh writer takes each chain over, a fresh reader looks, and the platters are compared with the
-           history
+safety     clients work while the planned faults happen; a violation ends the run immediately
+liveness   everything is healed except damage; each directory must acknowledge new records within a limit of
+           virtual time
+verdict    a fresh writer takes each chain over, a fresh reader reads it, and the platters are compared with
+           the history
 """
 
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 
 from dos_protocol.store_record import Member, StoreRecord, claims_needed
 from tests.sim import nemesis
-from tests.sim.conditions import acknowledged, told_at_the_start
-from tests.sim.engine.chance import Chance
+from tests.sim.conditions import acknowledged, topology_text
 from tests.sim.engine.disk import PowerCutError
+from tests.sim.engine.environment import Environment, Process
 from tests.sim.engine.network import Network
+from tests.sim.engine.random_streams import RandomStreams
 from tests.sim.engine.trace import Trace
-from tests.sim.engine.world import Process, World
 from tests.sim.history import History
 from tests.sim.membership.kind import has_operator
 from tests.sim.nemesis import Fault
 from tests.sim.oracles import ViolationError, bench, cuts
 from tests.sim.regions.audit import Auditor
 from tests.sim.regions.region import Region, has_region
+from tests.sim.result import Result
 from tests.sim.sometimes import watching
-from tests.sim.store.looker import Looker
+from tests.sim.store.machine import Machine
+from tests.sim.store.observer import Observer
 from tests.sim.store.reader import Reader
-from tests.sim.store.server import Machine
-from tests.sim.store.telling import ServerLog
+from tests.sim.store.server_log import ServerLog
 from tests.sim.store.writer import PACES_S, Stores, Writer
 from tests.sim.visitors.crowd import Crowd, has_visitors
 
 CRASH = "crash"
-"""Stands for the oracle, where a run ended with an error of its own."""
+"""The name of the oracle of a run that ended with an unexpected error."""
 ROOT = Path(__file__).resolve().parents[2]
 LIVENESS_S = 120.0
 """Virtual seconds. After the heal: sessions notice silence in 15 s, members come back in 2 s."""
 LIVENESS_AWAY_S = 360.0
-"""So much more for each second that a server is away: to take over, or to open a manifest, takes some ten
-ways there, and contenders that meet wait several attempts for each other (R17)."""
+"""Added for each second of latency: a take-over, or opening a manifest, takes some ten messages one after the
+other, and contenders wait several attempts for each other (R17)."""
 NEW_RECORDS = 3
 
 
-@dataclass
-class Result:
-    """What came of a run. `violation`: '' when nothing is wrong."""
-
-    seed: int
-    violation: str
-    oracle: str
-    faults: list[Fault]
-    steps: int
-    seconds: float
-    """Virtual."""
-    digest: str
-    history: History
-    lines: list[str] = field(default_factory=list)
-
-
 class Cluster:
-    """Everything that lives in a run. `LAGS`: how many times farther one of the servers is."""
+    """All parts of a run. `LAGS`: factors of which one multiplies the latency of one server."""
 
     LAGS = (1.0, 1.0, 1.0, 20.0, 100.0)
 
     def __init__(self, seed: int, trace: Trace) -> None:
-        self.rng = rng = Chance(seed)
-        self.world = World(trace)
-        self.history = History(bench(), sometimes=self.world.sometimes)
+        self.rng = rng = RandomStreams(seed)
+        self.env = Environment(trace)
+        self.history = History(bench(), sometimes=self.env.sometimes)
         topology = rng.topology
         base_s = topology.choice([0.000_1, 0.000_5, 0.005])
         laggard, lag = f"s{topology.randrange(3)}", topology.choice(self.LAGS)
@@ -77,10 +62,10 @@ class Cluster:
         def latency_s(here: str, there: str) -> float:
             return base_s * lag if laggard in (here, there) else base_s
 
-        self.network = Network(self.world, rng.network, latency_s)
+        self.network = Network(self.env, rng.network, latency_s)
         count, quorum = topology.choice([(3, 2), (3, 2), (3, 2), (2, 2), (5, 3), (1, 1)])
         self.machines = [
-            Machine(self.world, self.network, f"s{index}", rng.stream(f"machine {index}"))
+            Machine(self.env, self.network, f"s{index}", rng.stream(f"machine {index}"))
             for index in range(count)
         ]
         members = tuple(Member(machine.fresh_id, machine.address) for machine in self.machines)
@@ -91,20 +76,21 @@ class Cluster:
         self.pipelined = {one: topology.random() < 0.75 for one in self.directories}
         pace_s = rng.stream("pace").choice(PACES_S)
         self.paces_s = {one: pace_s if many else PACES_S[0] for one, many in self.pipelined.items()}
-        """Of a directory's writers. Who waits for each record is quick, or there is nothing to wait for."""
+        """Of a directory's writers. A writer that waits for each record is fast, otherwise it appends too
+        little."""
         if has_region(rng):
             self.directories = []
         self.writers: list[Writer] = []
         self.readers: list[Reader] = []
         self.healed = False
-        self.nemesis = Process(self.world, "nemesis")
-        """Plays the scripts among the faults."""
+        self.nemesis = Process(self.env, "nemesis")
+        """Runs the scripts among the faults."""
         self.on_stage: dict[str, None] = {}
-        """Directories whose writers are a script's, for as long as it lasts."""
+        """Directories whose writers a script controls, while it runs."""
         self.may_damage = True
         self._writers_made = 0
         self.log = ServerLog(self.say)
-        self.say("run", told_at_the_start(self))
+        self.say("run", topology_text(self))
         for machine in self.machines:
             machine.bench = self.history.bench
             if trace.kept:
@@ -116,13 +102,15 @@ class Cluster:
             self.new_reader(directory)
         self.region = Region(self) if has_region(rng) else None
         self.crowd = Crowd(self) if has_visitors(rng) else None
-        looking = rng.stream("looker")
-        self.looker = Looker("looker", self.stores, self.machines, self.directories, self.history, looking)
+        observer_rng = rng.stream("looker")
+        self.observer = Observer(
+            "observer", self.stores, self.machines, self.directories, self.history, observer_rng
+        )
         self._supervise()
 
     def may_fail(self, machine: Machine) -> bool:
-        """Whether that machine's disk may be damaged or fail: one a run, where the others are enough to go on
-        without it, and when they need it no more to make the journals (R16)."""
+        """Return whether that machine's disk may be damaged or fail: one in each run, if the others can
+        continue without it, and only after the journals are created, for which all are needed (R16)."""
         if not self.may_damage or len(self.history.starts) < len(self.directories):
             return False
         if self.region is not None and not self.region.made:
@@ -131,50 +119,49 @@ class Cluster:
         return machine is self.victim and len(self.machines) - 1 >= needed
 
     def may_lose(self, machine: Machine) -> bool:
-        """Whether its whole disk may be lost."""
+        """Return whether its whole disk may be lost."""
         return self.may_fail(machine)
 
     def lose(self, machine: Machine, fresh_id: bytes) -> None:
-        """Its disk is gone."""
+        """Lose the disk of a machine."""
         machine.kill()
         machine.lose_disk(fresh_id)
 
     def known(self) -> list[Machine]:
-        """The servers that visitors go to."""
+        """Return the servers that visitors use."""
         return self.machines
 
     def liveness_s(self) -> float:
-        """How long work may take to go on after the heal. The promise (P-10) names no time."""
+        """Return how long work may take to continue after the heal. The promise (P-10) names no time."""
         return LIVENESS_S + LIVENESS_AWAY_S * max(
             self.network.latency_s(one.name, "w1") for one in self.machines
         )
 
     def settled(self) -> bool:
-        """Whether nothing else is to be brought to its end."""
+        """Return whether all other work is finished."""
         return self.region is None or self.region.finished
 
     def new_writer(self, directory: str) -> Writer:
         self._writers_made += 1
         name = f"w{self._writers_made}"
         rng = self.rng.stream(name)
-        writer = Writer(
-            name,
-            self.stores,
-            directory,
-            self.history,
-            rng,
-            pipelined=self.pipelined[directory],
-            pace_s=self.paces_s[directory],
-        )
+        writer = self._make_writer(name, directory, rng)
         writer.skew = rng.uniform(-0.1, 0.1)
         self.writers.append(writer)
         return writer
 
+    def _make_writer(self, name: str, directory: str, rng: Random) -> Writer:
+        pipelined, pace_s = self.pipelined[directory], self.paces_s[directory]
+        return Writer(name, self.stores, directory, self.history, rng, pipelined=pipelined, pace_s=pace_s)
+
     def new_reader(self, directory: str) -> Reader:
         name = f"r{len(self.readers) + 1}"
-        reader = Reader(name, self.stores, directory, self.history, self.rng.stream(name))
+        reader = self._make_reader(name, directory, self.rng.stream(name))
         self.readers.append(reader)
         return reader
+
+    def _make_reader(self, name: str, directory: str, rng: Random) -> Reader:
+        return Reader(name, self.stores, directory, self.history, rng)
 
     def living_writers(self) -> list[Writer]:
         return [writer for writer in self.writers if writer.alive and not writer.paused]
@@ -184,28 +171,28 @@ class Cluster:
         return names + (self.region.names() if self.region is not None else [])
 
     def note(self, who: str, what: str) -> None:
-        self.world.trace.note(self.world.now, who, what)
+        self.env.trace.note(self.env.now, who, what)
 
     def say(self, who: str, what: str) -> None:
-        """For the reader of a trace alone."""
-        self.world.trace.say(self.world.now, who, what)
+        """Add a line to the trace that is not in the digest."""
+        self.env.trace.say(self.env.now, who, what)
 
     def unless_healed(self, call: Callable[[], None]) -> Callable[[], None]:
-        """For what a fault does later."""
+        """Return the call, without effect after the heal; for what a fault does later."""
         return lambda: None if self.healed else call()
 
     def _supervise(self) -> None:
-        """Start a writer where none is."""
+        """Start a writer in each directory that has none."""
         for directory in self.directories:
             if directory in self.on_stage:
                 continue
             if not any(writer.directory == directory for writer in self.living_writers()):
                 self.new_writer(directory)
-        self.world.after(0.5 + self.rng.scheduler.random(), self._supervise)
+        self.env.after(0.5 + self.rng.scheduler.random(), self._supervise)
 
     def end(self) -> None:
-        """Nothing runs any more."""
-        for process in (*self.writers, *self.readers, self.looker, self.nemesis):
+        """Stop all clients."""
+        for process in (*self.writers, *self.readers, self.observer, self.nemesis):
             process.kill()
         if self.crowd is not None:
             self.crowd.leave()
@@ -213,7 +200,7 @@ class Cluster:
             self.region.kill_all()
 
     def heal(self) -> None:
-        """All that can be put right is."""
+        """End all faults; damage remains."""
         self.healed = True
         self.nemesis.kill()
         self.on_stage.clear()
@@ -225,16 +212,16 @@ class Cluster:
             if machine.server is not None:
                 machine.server.resume()
             if machine is self.victim and machine.up:
-                machine.kill()  # an operator's part: what a failed disk has is known again after a start
+                machine.kill()  # as an operator would: only a start shows what a failed disk has
             machine.start()
-        for process in (*self.writers, *self.readers, self.looker):
+        for process in (*self.writers, *self.readers, self.observer):
             process.resume()
         if self.region is not None:
             self.region.heal()
 
 
 def crash_of(error: BaseException) -> str:
-    """What it was and where it was raised."""
+    """Describe an error and where it was raised."""
     place = traceback.extract_tb(error.__traceback__)[-1]
     where = Path(place.filename)
     where = where.relative_to(ROOT) if where.is_relative_to(ROOT) else where
@@ -242,13 +229,13 @@ def crash_of(error: BaseException) -> str:
 
 
 def _cluster_of(seed: int, trace: Trace) -> Cluster:
-    from tests.sim.membership.cluster import MembershipCluster  # it is made of a Cluster
+    from tests.sim.membership.cluster import MembershipCluster  # it imports Cluster
 
-    return (MembershipCluster if has_operator(Chance(seed)) else Cluster)(seed, trace)
+    return (MembershipCluster if has_operator(RandomStreams(seed)) else Cluster)(seed, trace)
 
 
 def run_seed(seed: int, *, keep: bool = False, faults: list[Fault] | None = None) -> Result:
-    """One whole run. `faults`: these instead of the plan's, to make a failing run smaller."""
+    """Run one seed. `faults`: these instead of the plan's, to reduce a failing run."""
     trace = Trace(keep=keep)
     cluster = _cluster_of(seed, trace)
     planned = nemesis.plan(cluster.rng)
@@ -260,7 +247,7 @@ def run_seed(seed: int, *, keep: bool = False, faults: list[Fault] | None = None
     except ViolationError as error:
         violation, oracle = str(error), error.oracle
         cluster.note("oracle", violation)
-    except (Exception, PowerCutError) as error:  # of the code, or of the simulator: a finding, too
+    except (Exception, PowerCutError) as error:  # of the product or of the simulator: both are findings
         violation, oracle = crash_of(error), CRASH
         cluster.note("oracle", violation)
     finally:
@@ -273,8 +260,8 @@ def run_seed(seed: int, *, keep: bool = False, faults: list[Fault] | None = None
         violation,
         oracle,
         chosen,
-        cluster.world.steps,
-        cluster.world.now,
+        cluster.env.steps,
+        cluster.env.now,
         trace.digest,
         cluster.history,
         trace.lines,
@@ -282,10 +269,10 @@ def run_seed(seed: int, *, keep: bool = False, faults: list[Fault] | None = None
 
 
 def _run(cluster: Cluster, faults: list[Fault]) -> None:
-    world = cluster.world
+    env = cluster.env
     for fault in faults:
-        world.after(fault.at_s, _strike, cluster, fault)
-    world.run(None, nemesis.safety_s(cluster.rng))
+        env.after(fault.at_s, _strike, cluster, fault)
+    env.run(None, nemesis.safety_s(cluster.rng))
     cluster.note("nemesis", "heals")
     cluster.say("run", acknowledged(cluster))
     cluster.heal()
@@ -298,9 +285,9 @@ def _run(cluster: Cluster, faults: list[Fault]) -> None:
         )
 
     bound_s = cluster.liveness_s()
-    if not world.run(moved, world.now + bound_s):
+    if not env.run(moved, env.now + bound_s):
         cluster.history.bench.stuck(f"{bound_s:.0f} s after the heal too little is acknowledged")
-    _last_words(cluster)
+    _final_take_over(cluster)
     cluster.say("run", f"verdict: {acknowledged(cluster)}")
     _last_scrub(cluster)
     cluster.history.bench.ended(cluster)
@@ -313,49 +300,49 @@ def _strike(cluster: Cluster, fault: Fault) -> None:
         nemesis.strike(cluster, fault)
 
 
-def _last_words(cluster: Cluster) -> None:
-    """The writers die; fresh ones take over, fresh readers look."""
+def _final_take_over(cluster: Cluster) -> None:
+    """Kill the writers; fresh ones take over, fresh readers read."""
     for process in (*cluster.writers, *cluster.readers):
         cluster.network.process_died(process, power=False)
         process.kill()
     fresh = [cluster.new_writer(directory) for directory in cluster.directories]
-    if not cluster.world.run(lambda: all(one.running for one in fresh), cluster.world.now + LIVENESS_S):
+    if not cluster.env.run(lambda: all(one.running for one in fresh), cluster.env.now + LIVENESS_S):
         cluster.history.bench.stuck("a fresh writer cannot take over")
     readers = [cluster.new_reader(directory) for directory in cluster.directories]
-    seen = cluster.history.sometimes["reader: looked"]
+    seen = cluster.history.sometimes["reader: read"]
     done = seen + len(readers)
-    if not cluster.world.run(
-        lambda: cluster.history.sometimes["reader: looked"] >= done, cluster.world.now + LIVENESS_S
+    if not cluster.env.run(
+        lambda: cluster.history.sometimes["reader: read"] >= done, cluster.env.now + LIVENESS_S
     ):
-        cluster.history.bench.stuck("a fresh reader is shown nothing")
+        cluster.history.bench.stuck("a fresh reader cannot read")
     if cluster.region is not None:
         _run_region_again(cluster, cluster.region)
 
 
 def _run_region_again(cluster: Cluster, region: Region) -> None:
-    """What a finished region left is restored by fresh processes, and looked through."""
+    """Restore the finished region by fresh processes, and check all of its checkpoints."""
     cuts.check_output(region)
     region.run_again()
-    if not cluster.world.run(lambda: region.finished, cluster.world.now + LIVENESS_S):
+    if not cluster.env.run(lambda: region.finished, cluster.env.now + LIVENESS_S):
         raise ViolationError("O11", "a fresh driver and fresh workers do not restore the region")
     region.kill_all()
     audit = Auditor(region)
-    if not cluster.world.run(lambda: audit.done, cluster.world.now + LIVENESS_S):
+    if not cluster.env.run(lambda: audit.done, cluster.env.now + LIVENESS_S):
         raise ViolationError("O11", "the region's journals cannot be read")
     cuts.check_cuts(region, audit)
 
 
 def _last_scrub(cluster: Cluster) -> None:
-    """Nobody writes any more, and the scrubs go round twice, where there are any."""
+    """Stop all clients, and let each scrub finish two more rounds."""
     cluster.on_stage.update(dict.fromkeys(cluster.directories))
-    for process in (*cluster.writers, *cluster.readers, cluster.looker):
+    for process in (*cluster.writers, *cluster.readers, cluster.observer):
         cluster.network.process_died(process, power=False)
         process.kill()
     if cluster.crowd is not None:
         cluster.crowd.leave()
     scrubs = [machine.server.scrub for machine in cluster.machines if machine.server and machine.scrub[0]]
     goals = [scrub.rounds + 2 for scrub in scrubs]
-    cluster.world.run(
+    cluster.env.run(
         lambda: all(scrub.rounds >= goal for scrub, goal in zip(scrubs, goals, strict=True)),
-        cluster.world.now + LIVENESS_S,
+        cluster.env.now + LIVENESS_S,
     )

@@ -1,10 +1,10 @@
-"""A failing run with as few faults as it takes: fault after fault is left out, as long as it still fails
-alike."""
+"""Reduce the faults of a failing run: leave out faults as long as the same oracle objects."""
 
 from collections.abc import Callable
 
 from tests.sim.nemesis import Fault
-from tests.sim.run import Result, run_seed
+from tests.sim.result import Result
+from tests.sim.run import run_seed
 
 RUNS_MAX = 200
 
@@ -17,8 +17,8 @@ def shrink(
     run: Callable[..., Result] = run_seed,
     runs_max: int = RUNS_MAX,
 ) -> list[Fault]:
-    """The faults of a smallest run found that the same oracle objects to: none of them can be left out alone,
-    unless `runs_max` came before. (Zeller's ddmin, from halves down to single faults.)"""
+    """Return the faults of the smallest run found to which the same oracle objects. None of them can be left
+    out alone, unless `runs_max` was reached. (Zeller's ddmin, from halves down to single faults.)"""
     left, parts, runs = list(faults), 2, 0
     while left:
         length = max(1, len(left) // parts)
@@ -38,5 +38,5 @@ def shrink(
 
 
 def numbers(faults: list[Fault]) -> str:
-    """As the command line takes them."""
+    """Return their numbers, for the command line."""
     return ",".join(str(fault.number) for fault in faults)

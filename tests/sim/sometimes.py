@@ -1,13 +1,13 @@
-"""What must have happened at least once in many runs: the list, taken from the project's own tables.
+"""The events that must happen at least once in many runs. Their names come from the project's own tables.
 
-A branch that no run reaches is a branch that is not tested, however many runs there are. So every kind of
-fault, every answer, every row of the table of recovery, every step of a take-over and every end of a session
-is counted where it happens, by a name of the form "ROOM: NAME" in `World.sometimes`; here is what must be
-there after `ENOUGH_RUNS`, and what need not be, with the reason.
+A branch that no run reaches is not tested, however many runs there are. So every kind of fault, every answer,
+every row of the table of recovery, every step of a take-over and every end of a session is counted where it
+happens, by a name of the form "GROUP: NAME" in `Environment.sometimes`. This file lists which names must be
+counted after `ENOUGH_RUNS`, and which need not be, with the reason.
 
-To have more watched: count it where it happens (`process.world.sometimes["room: NAME"] += 1`), and add a
-`Room` to `ROOMS`, its names taken from the enum or the table that the code itself goes by. What nothing in
-the simulator sees on its own can be counted around a method: `_COUNTED`.
+To watch something new: count it where it happens (`process.env.sometimes["group: NAME"] += 1`), and add an
+`EventGroup` to `EVENT_GROUPS`, with names from the enum or the table that the code itself uses. Effects that
+a method of the product returns are counted around that method: `_COUNTED`.
 """
 
 from collections import Counter
@@ -32,12 +32,12 @@ from tests.sim.nemesis.troubles import OPENING
 from tests.sim.store.session import Ending
 
 ENOUGH_RUNS: Final = 10_000
-"""After which whatever was never seen is an error."""
+"""From this number of runs on, an event that was never seen is an error."""
 
 
 @dataclass(frozen=True)
-class Room:
-    """Names that belong together. `exempt`: those that need not be seen, each with the reason."""
+class EventGroup:
+    """Names of events of one kind. `exempt`: those that need not be seen, each with the reason."""
 
     title: str
     names: tuple[str, ...]
@@ -49,7 +49,7 @@ class Room:
             raise ValueError(f"{self.title}: nothing is called {sorted(strangers)}, so it cannot be exempt")
 
     def missing(self, seen: Counter[str]) -> list[str]:
-        """What was never seen and should have been."""
+        """Return the names that should have been seen and were not."""
         names = (f"{self.title}: {name}" for name in self.names if name not in self.exempt)
         return [name for name in names if not seen[name]]
 
@@ -58,16 +58,16 @@ _KEEPS_THE_PROTOCOL: Final = "a simulated client keeps the protocol; tests/dos_s
 
 
 def _steps(table: Mapping[Any, Mapping[Any, Any]]) -> tuple[str, ...]:
-    """The moves of a table of states, each once, as "FROM to TO"."""
+    """Return the transitions of a state table, each once, as "FROM to TO"."""
     moves = [(state, to) for state, row in table.items() for to in row.values() if to is not state]
     return tuple(dict.fromkeys(f"{state.name} to {to.name}" for state, to in moves))
 
 
 _RARE: Final = "a moment of some milliseconds; tests/checkpoint/test_region_interleavings.py"
 
-ROOMS: Final = (
-    Room("fault", tuple(ALL_KINDS)),
-    Room(
+EVENT_GROUPS: Final = (
+    EventGroup("fault", tuple(ALL_KINDS)),
+    EventGroup(
         "disk",
         (
             "short write",
@@ -78,7 +78,7 @@ ROOMS: Final = (
             *(f"EIO from {method}" for method in ("open", "read", "sync", "sync_folder", "write")),
         ),
     ),
-    Room(
+    EventGroup(
         "answer",
         tuple(code.name for code in ErrorCode),
         {
@@ -91,36 +91,38 @@ ROOMS: Final = (
             "INTERNAL": "a server that answers it has a bug of its own",
         },
     ),
-    Room(
+    EventGroup(
         "start",
         (*sorted({f"case {row.letter}" for row in CASES} | {"case R", f"case {NO_SPACE_LETTER}"}), "refused"),
         {
-            "case E": "sectors that change places are no whole extents; tests/dos_server/test_recovery.py",
+            "case E": "sectors that are swapped are no whole extents; tests/dos_server/test_recovery.py",
             "case F": "there is no newer version; tests/dos_server/test_recovery.py",
         },
     ),
-    Room("take-over", tuple(effect.__name__ for effect in get_args(WalkEffect))),
-    Room(
-        "look",
+    EventGroup("take-over", tuple(effect.__name__ for effect in get_args(WalkEffect))),
+    EventGroup(
+        "read walk",
         tuple(effect.__name__ for effect in get_args(WalkEffect)),
         {"Settle": "a reader settles nothing"},
     ),
-    Room("claim", tuple(state.name for state in ClaimState), {"CLAIMING": "every claim begins so"}),
-    Room("copy", tuple(effect.name for effect in ReplicaEffect)),
-    Room("session", tuple(ending.name for ending in Ending)),
-    Room("version 0", ("u", "u refused", "a", "a refused", "l", "g", "s", "s refused", "d", "d refused")),
-    Room("visitor", ("appended by version 1",)),
-    Room("writer", ("fenced before start", "fenced after start", "rolled", "NotEnoughAnswersError")),
-    Room("reader", ("looked",)),
-    Room("operator is done", ("replace", "add", "repair", "recover")),
-    Room("operator", ("refused without --accept-loss",)),
-    Room("loss", ("acknowledged records are gone", "nothing is gone")),
-    Room(
+    EventGroup("claim", tuple(state.name for state in ClaimState), {"CLAIMING": "every claim begins so"}),
+    EventGroup("copy", tuple(effect.name for effect in ReplicaEffect)),
+    EventGroup("session", tuple(ending.name for ending in Ending)),
+    EventGroup(
+        "version 0", ("u", "u refused", "a", "a refused", "l", "g", "s", "s refused", "d", "d refused")
+    ),
+    EventGroup("visitor", ("appended by version 1",)),
+    EventGroup("writer", ("fenced before start", "fenced after start", "rolled", "NotEnoughAnswersError")),
+    EventGroup("reader", ("read",)),
+    EventGroup("operator is done", ("replace", "add", "repair", "recover")),
+    EventGroup("operator", ("refused without --accept-loss",)),
+    EventGroup("loss", ("acknowledged records are gone", "nothing is gone")),
+    EventGroup(
         "coordinator",
         _steps(PHASES),
-        {"NEW to ENDING": "nobody stops it so early; tests/checkpoint/test_coordinator_end.py"},
+        {"NEW to ENDING": "no run stops it so early; tests/checkpoint/test_coordinator_end.py"},
     ),
-    Room(
+    EventGroup(
         "participant",
         _steps(PARTICIPANT),
         {
@@ -130,22 +132,22 @@ ROOMS: Final = (
             "FINISHED to RESTORING": _RARE,
         },
     ),
-    Room("worker failed", ("peer", "fenced", "store")),
-    Room("end", tuple(state.name for state in RegionState if state.is_end)),
+    EventGroup("worker failed", ("peer", "fenced", "store")),
+    EventGroup("end", tuple(state.name for state in RegionState if state.is_end)),
 )
 
 
 def missing(seen: Counter[str]) -> list[str]:
-    """All that was never seen and should have been."""
-    return [name for room in ROOMS for name in room.missing(seen)]
+    """Return all names that should have been seen and were not."""
+    return [name for group in EVENT_GROUPS for name in group.missing(seen)]
 
 
 _COUNTED: Final[tuple[tuple[Any, str, str], ...]] = tuple(
     (walk, method, title)
-    for walk, title in ((TakeOver, "take-over"), (ReadWalk, "look"))
+    for walk, title in ((TakeOver, "take-over"), (ReadWalk, "read walk"))
     for method in ("begin", "handle")
 )
-"""Methods that return effects, and the room in which these are counted by their class."""
+"""Methods that return effects, and the group in which the effects are counted by their class."""
 
 
 def _counting(method: Callable[..., list[Any]], title: str, seen: Counter[str]) -> Callable[..., list[Any]]:
@@ -160,7 +162,7 @@ def _counting(method: Callable[..., list[Any]], title: str, seen: Counter[str]) 
 
 @contextmanager
 def watching(seen: Counter[str]) -> Iterator[None]:
-    """What happens inside is counted there."""
+    """Count the effects of `_COUNTED` in `seen` while the context is entered."""
     with ExitStack() as stack:
         for owner, name, title in _COUNTED:
             counted = _counting(getattr(owner, name), title, seen)

@@ -1,9 +1,7 @@
-"""Campaigns: what they count, what they say, what they keep, and how they end."""
+"""Campaigns: what they count, print and write, and how they end."""
 
 import json
-import logging
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +15,13 @@ from tests.sim.campaign import Outcome, Totals, run_campaign
 from tests.sim.keeping import line_of
 from tests.sim.nemesis import Fault, plan_of
 from tests.sim.run import run_seed
-from tests.sim.sometimes import ENOUGH_RUNS, ROOMS, Room, missing
+from tests.sim.sometimes import ENOUGH_RUNS, EVENT_GROUPS, EventGroup, missing
 from tests.sim.summary import as_json, percentile, show
 
 
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
-
-
 def everything() -> Counter[str]:
-    """All that should be seen."""
-    return Counter({f"{room.title}: {name}": 1 for room in ROOMS for name in room.names})
+    """Return one of each event that should be seen."""
+    return Counter({f"{group.title}: {name}": 1 for group in EVENT_GROUPS for name in group.names})
 
 
 def totals_of(seen: Counter[str], *, runs: int = 1, violation: str = "", seed: int = 1) -> Totals:
@@ -40,30 +31,30 @@ def totals_of(seen: Counter[str], *, runs: int = 1, violation: str = "", seed: i
     return totals
 
 
-def asked(monkeypatch: pytest.MonkeyPatch, totals: Totals, *words: str) -> Any:
-    """`./run sim` with those words, when the campaign comes to that."""
+def run_command(monkeypatch: pytest.MonkeyPatch, totals: Totals, *words: str) -> Any:
+    """Run `./run sim` with these arguments and a campaign with that result."""
     monkeypatch.setattr(command, "run_campaign", lambda *given, **named: totals)
     return CliRunner().invoke(command.app, words)
 
 
 def test_a_group_names_events_that_were_never_seen_and_those_that_need_not_be() -> None:
-    room = Room("answer", ("BUSY", "FENCED", "INTERNAL"), {"INTERNAL": "it is a bug"})
-    assert room.missing(Counter({"answer: BUSY": 3})) == ["answer: FENCED"]
+    group = EventGroup("answer", ("BUSY", "FENCED", "INTERNAL"), {"INTERNAL": "it is a bug"})
+    assert group.missing(Counter({"answer: BUSY": 3})) == ["answer: FENCED"]
     with pytest.raises(ValueError, match=r"nothing is called \['LATE'\]"):
-        Room("answer", ("BUSY",), {"LATE": "it never was"})
+        EventGroup("answer", ("BUSY",), {"LATE": "it never was"})
 
 
-def test_whatever_is_counted_in_a_room_is_on_its_list() -> None:
-    """A name that the list does not have is a slip, or a branch that nobody demands."""
+def test_every_counted_event_of_a_group_is_on_its_list() -> None:
+    """A name that is not on the list is a typing error, or a branch that is not required."""
     seen = run_campaign(1, 10, processes=1).sometimes
     known = everything()
-    rooms = {room.title for room in ROOMS if room.title not in ("writer", "reader", "visitor")}
-    assert {name for name in seen if name.partition(": ")[0] in rooms} <= known.keys()
+    groups = {group.title for group in EVENT_GROUPS if group.title not in ("writer", "reader", "visitor")}
+    assert {name for name in seen if name.partition(": ")[0] in groups} <= known.keys()
     assert len([name for name in seen if name in known]) > 40
 
 
 def test_every_exemption_has_its_reason() -> None:
-    assert all(len(why) > 10 for room in ROOMS for why in room.exempt.values())
+    assert all(len(why) > 10 for group in EVENT_GROUPS for why in group.exempt.values())
 
 
 @pytest.mark.parametrize(
@@ -85,16 +76,18 @@ def test_how_a_campaign_ends(
 ) -> None:
     totals = totals_of(seen, runs=runs, violation=violation)
     totals.differed = differed
-    done = asked(monkeypatch, totals)
+    done = run_command(monkeypatch, totals)
     assert done.exit_code == code, done.output
     assert ("never seen in" in done.output) == bool(missing(seen))
 
 
-def test_what_fails_is_made_small_said_and_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_failing_run_is_reduced_printed_and_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     with planted("acknowledge_before_sync"):
         seed = next(seed for seed in range(1, 20) if run_seed(seed).oracle == "O1")
         totals = totals_of(Counter(), violation="O1: lost", seed=seed)
-        done = asked(monkeypatch, totals, "--keep", str(tmp_path / "out"))
+        done = run_command(monkeypatch, totals, "--keep", str(tmp_path / "out"))
         assert done.exit_code == 1
         kept: dict[str, Any] = json.loads((tmp_path / "out" / f"seed-{seed}.json").read_text())
         assert kept["again"] in done.output.replace("\n", "")
@@ -104,9 +97,9 @@ def test_what_fails_is_made_small_said_and_kept(monkeypatch: pytest.MonkeyPatch,
         assert kept["violation"] in kept["trace"][-1]
         words = kept["again"].split()[2:]
         again = CliRunner().invoke(command.app, words)
-        assert again.exit_code == 1, "the line shows it again"
+        assert again.exit_code == 1, "the command repeats the violation"
         assert kept["violation"] in again.output.replace("\n", "")
-    assert CliRunner().invoke(command.app, words).exit_code == 0, "and nothing, without the bug"
+    assert CliRunner().invoke(command.app, words).exit_code == 0, "no violation without the bug"
 
 
 def test_a_line_names_the_faults_that_are_enough() -> None:
@@ -118,7 +111,7 @@ def test_a_line_names_the_faults_that_are_enough() -> None:
 
 def test_faults_that_are_no_numbers_are_refused() -> None:
     done = CliRunner().invoke(command.app, ["--seed", "7", "--faults", "three"])
-    assert done.exit_code == 2, "as for any word that is wrong"
+    assert done.exit_code == 2, "as for any invalid argument"
     assert "3,7" in done.output
 
 
@@ -134,7 +127,7 @@ def test_the_figures_for_programs_and_for_people_are_the_same() -> None:
     text = captured.get()
     assert "median 3, p90 50" in text
     assert "flip  3" in text
-    assert "FINISHED  2" in text, "what is in no room is shown too"
+    assert "FINISHED  2" in text, "events without a group are printed too"
 
 
 def test_percentiles() -> None:

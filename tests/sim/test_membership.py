@@ -1,6 +1,5 @@
 """Runs with an operator: real shells as guests of virtual time, and stores that change."""
 
-import logging
 from collections.abc import Iterator
 from random import Random
 
@@ -13,11 +12,11 @@ from dos_protocol.store_record import Member, StoreRecord
 from tests.sim import hunt
 from tests.sim.bugs import BUGS
 from tests.sim.campaign import digest_elsewhere
-from tests.sim.engine.chance import Chance
+from tests.sim.engine.environment import Environment
 from tests.sim.engine.guest import Guest, scheduled_by
 from tests.sim.engine.network import Network
+from tests.sim.engine.random_streams import RandomStreams
 from tests.sim.engine.trace import Trace
-from tests.sim.engine.world import World
 from tests.sim.history import History
 from tests.sim.membership.cluster import MembershipCluster
 from tests.sim.membership.jobs import Job
@@ -26,94 +25,88 @@ from tests.sim.oracles.accepted import Loss
 from tests.sim.oracles.members import check_records
 from tests.sim.oracles.oracle import ViolationError
 from tests.sim.run import run_seed
-from tests.sim.store.server import Machine
+from tests.sim.store.machine import Machine
 
-SEEDS = [seed for seed in range(1, 1000) if has_operator(Chance(seed))][:12]
+SEEDS = [seed for seed in range(1, 1000) if has_operator(RandomStreams(seed))][:12]
 
 FOUND_SOON = {
     "old_set_alone_acknowledges": 20,
     "records_are_not_decided": 12,
     "repair_reads_nothing": 25,
 }
-"""With how many runs with an operator they may take. The others are hunted by hand, or shown by stories."""
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
+"""Planted bugs, with the maximum number of runs with an operator. The others are hunted by hand, or change
+stories."""
 
 
 @pytest.fixture
-def world() -> Iterator[World]:
+def env() -> Iterator[Environment]:
     with scheduled_by(Random(1)):
-        yield World(Trace())
+        yield Environment(Trace())
 
 
 class Sleeper(Guest):
-    """Notes the time after each sleep; what it has in `finally` takes a while."""
+    """Notes the time after each sleep; its `finally` block takes a while."""
 
-    def __init__(self, world: World) -> None:
-        super().__init__(world, "sleeper")
+    def __init__(self, env: Environment) -> None:
+        super().__init__(env, "sleeper")
         self.noted: list[float] = []
         self.left: list[float] = []
-        self.live(self._live)
+        self.begin(self._work)
 
-    async def _live(self) -> None:
+    async def _work(self) -> None:
         try:
             while True:
                 await trio.sleep(1.0)
-                self.noted.append(round(self.world.now, 3))
+                self.noted.append(round(self.env.now, 3))
         finally:
             with trio.CancelScope(shield=True):
                 await trio.sleep(5.0)
             self.left.append(self.now)
 
 
-def test_a_guest_sleeps_in_virtual_time_by_its_own_clock(world: World) -> None:
-    sleeper = Sleeper(world)
+def test_a_guest_sleeps_in_virtual_time_by_its_own_clock(env: Environment) -> None:
+    sleeper = Sleeper(env)
     sleeper.skew = 0.25
-    world.run(None, 2.0)
+    env.run(None, 2.0)
     assert sleeper.noted == [0.8, 1.6]
     sleeper.kill()
 
 
-def test_two_guests_take_turns_in_one_thread(world: World) -> None:
-    one, other = Sleeper(world), Sleeper(world)
+def test_two_guests_take_turns_in_one_thread(env: Environment) -> None:
+    one, other = Sleeper(env), Sleeper(env)
     other.pause()
-    world.run(None, 2.5)
+    env.run(None, 2.5)
     assert (one.noted, other.noted) == ([1.0, 2.0], [])
     other.resume()
-    world.run(None, 3.7)
+    env.run(None, 3.7)
     assert (one.noted, other.noted) == ([1.0, 2.0, 3.0], [3.5])
     one.kill()
     other.kill()
 
 
-def test_a_killed_guest_ends_at_once_and_the_world_does_not_wait_for_it(world: World) -> None:
-    sleeper = Sleeper(world)
-    world.run(None, 1.5)
+def test_a_killed_guest_ends_at_once_and_virtual_time_does_not_advance(env: Environment) -> None:
+    sleeper = Sleeper(env)
+    env.run(None, 1.5)
     sleeper.kill()
-    assert world.now == 1.5
-    assert sleeper.left == [6.5], "its tasks went on alone, by its clock, to their end"
-    world.run(None, 9.0)
+    assert env.now == 1.5
+    assert sleeper.left == [6.5], "its tasks continued to their end by its own clock"
+    env.run(None, 9.0)
     assert sleeper.noted == [1.0]
 
 
-def test_what_goes_wrong_in_a_guest_goes_wrong_in_the_run(world: World) -> None:
-    async def life() -> None:
+def test_an_error_in_a_guest_is_raised_in_the_run(env: Environment) -> None:
+    async def main() -> None:
         raise ValueError("a bug")
 
-    guest = Guest(world, "guest")
-    guest.live(life)
+    guest = Guest(env, "guest")
+    guest.begin(main)
     with pytest.raises(ValueError, match="a bug"):
-        world.run(None, 1.0)
+        env.run(None, 1.0)
 
 
-def test_two_records_of_one_generation_are_noticed(world: World) -> None:
-    network = Network(world, Random(1), lambda here, there: 0.0)
-    one, other = (Machine(world, network, name, Random(1)) for name in ("s0", "s1"))
+def test_two_records_of_one_generation_are_noticed(env: Environment) -> None:
+    network = Network(env, Random(1), lambda here, there: 0.0)
+    one, other = (Machine(env, network, name, Random(1)) for name in ("s0", "s1"))
     members = Member(b"a" * 16, "s0:9999"), Member(b"b" * 16, "s1:9999")
     one.records.append(StoreRecord(b"s" * 16, 2, 1, members))
     other.records.append(StoreRecord(b"s" * 16, 1, 1, members))
@@ -123,23 +116,23 @@ def test_two_records_of_one_generation_are_noticed(world: World) -> None:
         check_records([one, other])
 
 
-def test_after_an_accepted_loss_all_that_the_survivors_held_is_found_and_no_more_is_asked_for() -> None:
+def test_after_an_accepted_loss_all_that_the_survivors_had_is_found_and_no_more_is_required() -> None:
     # EVIDENCE-OF: P-5
     history = History(loss=Loss({"d"}, held={"d": [1, 2]}))
     line = history.line("d")
     line.appended.update(dict.fromkeys(range(1, 6), 1))
-    line.acknowledged, line.shown = [1, 2, 3], [1, 2, 3]
+    line.acknowledged, line.returned = [1, 2, 3], [1, 2, 3]
     assert history.loss is not None
     with pytest.raises(ViolationError, match="O1: of d 2 records were left, not all are found"):
-        history.begins_anew("d", [1])
+        history.continues_after_loss("d", [1])
     history.loss.pending.add("d")
-    history.begins_anew("d", [1, 2, 4])
-    assert (line.acknowledged, line.shown) == ([1, 2], [1, 2])
-    history.begins_anew("d", [1])
-    assert line.acknowledged == [1, 2], "from then on it is a directory as any other"
+    history.continues_after_loss("d", [1, 2, 4])
+    assert (line.acknowledged, line.returned) == ([1, 2], [1, 2])
+    history.continues_after_loss("d", [1])
+    assert line.acknowledged == [1, 2], "after that it is a directory like any other"
 
 
-def test_an_accepted_loss_counts_from_the_record_on_that_was_forced_for_it() -> None:
+def test_an_accepted_loss_counts_from_its_forced_record_on() -> None:
     cluster = MembershipCluster(SEEDS[0], Trace())
     cluster.history.durable["d", "x"] = 10
     cluster.history.loss = Loss(set(), era=0, bytes={("d", "x"): 0})

@@ -1,7 +1,5 @@
-"""Regions in the simulator: the faults of a run do not cost a row, a cut or the region."""
+"""Regions in the simulator: no fault of a run costs a row, a checkpoint or the region."""
 
-import logging
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import cast
 
@@ -11,7 +9,7 @@ from checkpoint.core.region import coordinator_directory
 from dos_server.core.vocabulary import RemoveObject
 from tests.sim.bugs import BUGS, planted
 from tests.sim.campaign import digest_elsewhere
-from tests.sim.engine.chance import Chance
+from tests.sim.engine.random_streams import RandomStreams
 from tests.sim.history import ViolationError
 from tests.sim.nemesis import plan_of
 from tests.sim.nemesis.region_plays import REGION_PLAYS
@@ -39,18 +37,10 @@ FOUND_SOON = {
     "only_the_last_cut_has_floors": 4,
     "a_missing_segment_is_empty": 4,
 }
-"""Bugs that few runs with a region find, with how many they may take at most."""
-SEEDS = [seed for seed in range(1, 400) if has_region(Chance(seed))]
+"""Planted bugs that few runs with a region find, with the maximum number of runs."""
+SEEDS = [seed for seed in range(1, 400) if has_region(RandomStreams(seed))]
 BATCH = 6
 BATCHES = 6
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """Circuits whose region is gone have much to say."""
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 # EVIDENCE-OF: P-6, P-7, P-10
@@ -65,28 +55,30 @@ def test_without_faults_a_region_runs_through_and_is_restored_at_its_end() -> No
     result = run_seed(SEEDS[0], faults=[])
     assert not result.violation
     assert result.history.sometimes["end: FINISHED"] == 2
-    assert result.history.sometimes["event: ManifestOpened"] == 2, "one incarnation, and the one that looks"
+    assert result.history.sometimes["event: ManifestOpened"] == 2, (
+        "one incarnation, and one for the final restore"
+    )
     assert result.history.sometimes["event: CutAppended"] > 5
 
 
-def test_what_released_cuts_needed_goes_from_the_servers() -> None:
-    """Most of the runs delete, and none of the oracles misses anything: see the batches above."""
+def test_data_of_released_checkpoints_is_deleted_from_the_servers() -> None:
+    """Most of the runs delete, and no oracle misses anything: see the batches above."""
     # EVIDENCE-OF: P-9
     result = run_seed(SEEDS[1])
     assert not result.violation
     assert result.history.sometimes["collected"] > 10
 
 
-def test_a_start_of_which_a_driver_receives_late_may_have_been_removed_by_a_newer_one() -> None:
+def test_a_start_that_is_acknowledged_late_may_have_been_removed_by_a_newer_driver() -> None:
     one = machine()
     region = SimpleNamespace(spec=SimpleNamespace(name="region"), machines=[one], quorum=1)
     record = Record(cast("Region", region))
-    place = (coordinator_directory("region"), "manifest.0000000000000002.0000000000000000")
-    one.notes(RemoveObject(1, 1, *place, 0, damaged=False))
+    segment = (coordinator_directory("region"), "manifest.0000000000000002.0000000000000000")
+    one.note_effect(RemoveObject(1, 1, *segment, 0, damaged=False))
     with pytest.raises(ViolationError, match="0 members have its start"):
         record.started(2, None)
-    one.told[place] = 175
-    one.notes(RemoveObject(1, 1, *place, 0, damaged=False))
+    one.reported[segment] = 175
+    one.note_effect(RemoveObject(1, 1, *segment, 0, damaged=False))
     record.started(2, None)
 
 
@@ -103,12 +95,12 @@ def test_every_kind_of_fault_of_a_region_is_planned_sometimes() -> None:
 @pytest.mark.parametrize("name", sorted(FOUND_SOON))
 def test_a_planted_bug_of_a_region_is_found(name: str) -> None:
     with planted(name):
-        found = any(_shows(seed) for seed in SEEDS[: FOUND_SOON[name]])
+        found = any(_finds(seed) for seed in SEEDS[: FOUND_SOON[name]])
     assert found, f"{name} ({BUGS[name].breaks}) was not found in {FOUND_SOON[name]} runs with a region"
 
 
-def _shows(seed: int) -> bool:
-    """Whether that run ends with a violation, or in pieces: a bug may break anything."""
+def _finds(seed: int) -> bool:
+    """Return whether that run ends with a violation or an error: a bug may break anything."""
     try:
         return bool(run_seed(seed).violation)
     except Exception:

@@ -3,7 +3,6 @@
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterator
 from itertools import count, islice
 
 import pytest
@@ -12,7 +11,7 @@ from dos_server.core.server import ServerCore
 from tests.sim import hunt
 from tests.sim.bugs import BUGS
 from tests.sim.campaign import digest_elsewhere, run_batch
-from tests.sim.engine.chance import Chance
+from tests.sim.engine.random_streams import RandomStreams
 from tests.sim.keeping import line_of
 from tests.sim.nemesis import ALL_KINDS, has_troubles, plan_of
 from tests.sim.oracles import without
@@ -22,7 +21,7 @@ from tests.sim.shrink import shrink
 
 BATCH = 50
 BATCHES = 40
-"""So that however many processes the tests run in, all have something to do until the end."""
+"""Many batches, so that all test processes have work until the end."""
 
 FOUND_SOON = (
     "acknowledge_before_sync",
@@ -35,35 +34,27 @@ FOUND_SOON = (
     "claim_is_not_stored",
     "lower_epochs_may_claim",
     "fenced_sessions_may_append",
-    "older_sessions_hear_watermarks",
+    "older_sessions_receive_watermarks",
     "superseded_writers_have_two_seconds",
     "a_lost_answer_is_taken_for_success",
     "a_lost_client_leaves_the_size_of_the_file",
     "sizes_are_read_before_the_claim",
     "longest_copy_is_the_head",
     "records_do_not_wait_for_the_one_before",
-    "readers_are_shown_everything",
+    "readers_receive_everything",
     "created_without_all_members",
     "one_member_acknowledges",
     "payload_digests_are_not_compared",
-    "want_of_descriptors_is_remembered_as_damage",
+    "lack_of_descriptors_is_remembered_as_damage",
     "missing_rights_are_reported_as_no_space",
     "every_error_is_the_disks",
     "short_writes_are_taken_for_whole",
     "the_rest_of_a_short_write_goes_to_the_beginning",
     "appends_to_a_removed_directory_are_acknowledged",
 )
-"""Bugs that few seeds find: the cheap half. All of them are hunted by hand, see docs/robustness.md."""
+"""Bugs that few seeds find, about half of them. The others are hunted by hand, see docs/robustness.md."""
 SOON = 100
-"""Seeds that one of them may take at most; all together take some ten times that."""
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """Servers that lose their disks have much to say."""
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
+"""Maximum number of seeds for one of them; all together take about ten times that."""
 
 
 # EVIDENCE-OF: P-1, P-2, P-4, P-5, P-10
@@ -74,17 +65,19 @@ def test_nothing_is_lost_with_any_failures(batch: int) -> None:
 
 
 @pytest.mark.parametrize("once", REGRESSIONS, ids=lambda once: str(once.seed))
-def test_what_a_seed_found_once_it_finds_no_more(once: Regression) -> None:
+def test_a_seed_that_found_a_fault_finds_none_any_more(once: Regression) -> None:
     result = run_seed(once.seed)
     assert not result.violation, f"{result.violation}\n  {line_of(once.seed, None)}"
-    assert not once.test or (ROOT / once.test).is_file(), f"{once.test} is gone, which held: {once.what}"
+    assert not once.test or (ROOT / once.test).is_file(), (
+        f"{once.test} does not exist; it tested: {once.what}"
+    )
 
 
 def test_a_seed_is_the_same_run_in_another_process() -> None:
     assert digest_elsewhere(11, "1") == digest_elsewhere(11, "2") == run_seed(11).digest
 
 
-def test_an_error_that_nobody_expected_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_error_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*given: object) -> None:
         raise ZeroDivisionError("of the core")
 
@@ -104,9 +97,9 @@ def test_every_kind_of_fault_is_planned_sometimes() -> None:
     assert kinds == set(ALL_KINDS)
 
 
-def test_troubles_of_disks_come_about_and_not_only_into_plans() -> None:
-    """Each has happened to a call of the disk, and servers could not start for some."""
-    runs = islice((seed for seed in count(1) if has_troubles(Chance(seed))), 40)
+def test_troubles_of_disks_happen_and_are_not_only_planned() -> None:
+    """Each has affected a disk call, and some have prevented the start of a server."""
+    runs = islice((seed for seed in count(1) if has_troubles(RandomStreams(seed))), 40)
     seen = sum((run_seed(seed).history.sometimes for seed in runs), Counter[str]())
     came = {name.removeprefix("disk: ").split(" from ")[0] for name in seen if name.startswith("disk: ")}
     assert came == {"EMFILE", "EACCES", "EIO", "ENOSPC", "short write", "directory removed"}
@@ -119,8 +112,9 @@ def test_a_planted_bug_is_found(name: str) -> None:
     assert seeds, f"{name} ({BUGS[name].breaks}) was not found in {SOON} seeds: {what}"
 
 
-def test_a_failing_run_is_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a server that acknowledges before it syncs, one loss of power is enough, where nobody looks."""
+def test_the_faults_of_a_failing_run_are_reduced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that acknowledges before it syncs needs only one power cut, without the observer's oracle
+    O5."""
     with hunt.planted("acknowledge_before_sync"), without("O5"):
         seed = next(seed for seed in range(1, 10) if run_seed(seed).oracle == "O1")
         result = run_seed(seed)
@@ -132,8 +126,8 @@ def test_a_failing_run_is_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not run_seed(seed, faults=left).violation, "without the bug the same faults do no harm"
 
 
-def test_a_run_is_the_same_whether_somebody_reads_it_or_not() -> None:
-    """Its trace says who there is, and behind each fault what it changed."""
+def test_a_run_is_the_same_with_a_trace_and_without() -> None:
+    """The trace begins with the servers, and after each fault it has the effect."""
     logging.disable(logging.NOTSET)
     read = run_seed(9, keep=True)
     logging.disable(logging.CRITICAL)

@@ -1,38 +1,29 @@
 """Visitors in the simulator: version 0 and appends without a claim, and what their servers promise them."""
 
-import logging
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 
 from tests.sim import hunt
 from tests.sim.bugs import BUGS
 from tests.sim.campaign import digest_elsewhere
-from tests.sim.engine.chance import Chance
+from tests.sim.engine.random_streams import RandomStreams
 from tests.sim.run import run_seed
 from tests.sim.store.alone import machine
 from tests.sim.visitors import LOOSE
 from tests.sim.visitors.crowd import has_visitors
 
-SEEDS = [seed for seed in range(1, 400) if has_visitors(Chance(seed))][:8]
+SEEDS = [seed for seed in range(1, 400) if has_visitors(RandomStreams(seed))][:8]
 FOUND_SOON = {
-    "version_0_tells_written_as_synced": 40,
+    "version_0_reports_written_as_synced": 40,
     "streams_lock_nothing": 5,
     "prefix_digests_are_not_compared": 10,
 }
-"""With how many runs with visitors they may take."""
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
+"""Planted bugs, with the maximum number of runs with visitors."""
 
 
 # EVIDENCE-OF: P-1, P-3, P-8
-def test_who_comes_without_a_claim_is_told_the_truth() -> None:
+def test_clients_without_a_claim_receive_correct_reports() -> None:
     seen = Counter[str]()
     for seed in SEEDS:
         result = run_seed(seed)
@@ -45,16 +36,16 @@ def test_who_comes_without_a_claim_is_told_the_truth() -> None:
     assert seen["answer: DIGEST_MISMATCH"]
 
 
-def test_what_damage_has_taken_from_a_file_is_not_missed_again_when_its_server_tells_of_less() -> None:
+def test_bytes_lost_to_damage_are_not_missed_again_after_its_server_reports_less() -> None:
     one = machine()
     file = one.loose["f"]
     file.streamed(bytes(30))
-    file.told(30, 30)
-    one.damaged[file.path], one.told[LOOSE, "f"] = True, 0
-    file.told(0, 0)
-    assert one.told[LOOSE, "f"] == 0
-    file.told(20, 20)
-    assert one.told[LOOSE, "f"] == 20
+    file.reported(30, 30)
+    one.damaged[file.path], one.reported[LOOSE, "f"] = True, 0
+    file.reported(0, 0)
+    assert one.reported[LOOSE, "f"] == 0
+    file.reported(20, 20)
+    assert one.reported[LOOSE, "f"] == 20
 
 
 def test_a_run_with_visitors_is_the_same_in_another_process() -> None:

@@ -2,7 +2,7 @@
 chooses.
 
 No trio, no threads, no clock: what would run in a thread waits in `pending` until `finish`. A sync touches
-the disk when it is asked for and is reported when it is finished: the worst case, in which nothing written
+the disk when it is requested and is reported when it is finished: the worst case, in which nothing written
 meanwhile is covered.
 """
 
@@ -31,7 +31,7 @@ class Harness:
     `heard[session]`: (request id, message) in the order sent; `bytes_heard[session]`: what a session of
     version 0 was sent; `notes`, `told`: what only the log receives, `warnings`: the bad ones of it.
     `slow_writes`: they run in threads, as those of a shell whose disk takes its time.
-    `scrub_due`: when the scrub wants to look next, None: it does not wait for that.
+    `scrub_due`: the time of the scrub's next read, None: it does not wait for one.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Harness:
         self.closed |= set(self.heard)
 
     def event(self, event: v.Event) -> None:
-        """Give the core an event and perform what it asks for."""
+        """Pass an event to the core and perform its effects."""
         events = deque([event])
         while events:
             for effect in self.core.handle(events.popleft(), self.now):
@@ -146,7 +146,7 @@ class Harness:
         return None
 
     def _look_then_report(self, effect: scrub_reads.ScrubRead) -> Callable[[], v.Event | None]:
-        """A look that is late: what it read is reported when it is finished a second time."""
+        """A late read of the scrub: its result is reported when it is finished a second time."""
 
         def work() -> None:
             looked = self.storage.scrub_read(effect, lambda: self.now)
@@ -155,7 +155,7 @@ class Harness:
         return work
 
     def scrub_on(self, *, busy: bool = False) -> None:
-        """The time of the next look has come, if one is waited for."""
+        """Let the scrub read, if it waits for that."""
         if self.scrub_due is not None:
             self.now, self.scrub_due = max(self.now, self.scrub_due), None
             self.event(scrub_reads.ScrubDue(busy))
@@ -200,7 +200,8 @@ class Harness:
         buffer[:] = bytes(len(buffer))
 
     def replies(self, session: int) -> list[bytes]:
-        """The bodies of the frames that a session of version 0 got since it was last asked; whole ones."""
+        """Return the bodies of the complete frames that a session of version 0 received since the last
+        call."""
         data, bodies = self.bytes_heard[session], []
         while len(data) >= 4 and len(data) >= 4 + (count := int.from_bytes(data[:4], "big")):
             bodies.append(bytes(data[4 : 4 + count]))
@@ -216,7 +217,7 @@ class Harness:
         return replies[0] if replies else None
 
     def send(self, session: int, message: m.Message, *, ends_batch: bool = True) -> int:
-        """A request; what it is answered is in `heard`."""
+        """Send a request; its answer is in `heard`."""
         self._requests += 1
         frame = m.encode(message, self._requests)
         self.event(v.Received(session, Frame(*frame)))
@@ -231,7 +232,7 @@ class Harness:
         return self.answer(session, request_id)
 
     def ask_now(self, session: int, message: m.Message) -> Any:
-        """A request whose answer needs no thread, while others may be at work."""
+        """Send a request whose answer needs no thread, while other work may be pending."""
         return self.answer(session, self.send(session, message))
 
     def answer(self, session: int, request_id: int) -> Any:
@@ -256,6 +257,6 @@ class Harness:
         self.event(v.HalfClosed(session))
 
     def end(self, session: int) -> None:
-        """The connection is gone."""
+        """The connection has ended."""
         self.closed.add(session)
         self.event(v.ConnectionEnded(session))

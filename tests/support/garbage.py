@@ -1,7 +1,7 @@
 """Connections that send garbage, seeded: many at once, of every kind, made again when the server ends them.
 
 Kinds are generators of steps: bytes to send, or a pause in seconds, or HOLD: keep the connection open and
-send nothing more. What the server says is read and dropped by those that read at all.
+send nothing more. Answers of the server are read and dropped, or not read.
 """
 
 import random

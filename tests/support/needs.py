@@ -1,6 +1,7 @@
-"""What a test needs of the machine, and may not get: then it skips and says why; where CI is set it fails.
+"""What a test needs of the machine. If it is missing, the test skips with the reason; where CI is set it
+fails.
 
-Also how to do what only root may: as root, or with a sudo that asks for no password.
+Also how to do what only root may: as root, or with a sudo without password.
 """
 
 import functools
@@ -26,5 +27,5 @@ def as_root() -> tuple[str, ...] | None:
         return ()
     if shutil.which("sudo") is None:
         return None
-    asked = subprocess.run(["sudo", "-n", "true"], capture_output=True, timeout=30, check=False)
-    return ("sudo", "-n") if asked.returncode == 0 else None
+    result = subprocess.run(["sudo", "-n", "true"], capture_output=True, timeout=30, check=False)
+    return ("sudo", "-n") if result.returncode == 0 else None

@@ -1,7 +1,7 @@
 """A client of version 1 written from protocol.md alone: the standard library and xxhash, nothing of ours.
 
 It does what an application needs and no more, one request at a time but for appends. An author of a client
-in another language may begin here; after a change of protocol.md this shows whether it is still enough.
+in another language may begin here; after a change of protocol.md this checks whether it still suffices.
 """
 
 import socket
@@ -55,7 +55,7 @@ def _name(text: str) -> bytes:
 
 
 class PlainClient:
-    """A session. `synced` tells of each object appended to how much is on stable storage."""
+    """A session. `synced`: the size on stable storage of each object that was appended to."""
 
     def __init__(self, address: tuple[str, int]) -> None:
         self._socket = socket.create_connection(address, timeout=30)
@@ -145,7 +145,7 @@ class PlainClient:
         return self._last_id
 
     def _receive(self) -> tuple[int, int, bytes, bytes]:
-        """The next frame, looked at: a watermark is noted, an error raised."""
+        """Read the next frame: a durability ack is recorded, an error raised."""
         head = self._exactly(32)
         magic, version, opcode, _, reserved, number, meta_bytes, payload_bytes, digest = struct.unpack(
             ">2sBBHHQIIQ", head

@@ -46,7 +46,7 @@ class PostgresServer:
         assert done.returncode == 0, f"{program}: {done.stderr.decode(errors='replace')}"
 
     def make(self) -> None:
-        """A cluster without passwords: nobody else reaches its folder."""
+        """Create a cluster without passwords; other users cannot read its folder."""
         self._run("initdb", "-U", "dos", "-A", "trust", "-E", "UTF8", "--no-sync", "--no-instructions")
 
     def start(self) -> None:
@@ -60,8 +60,8 @@ class PostgresServer:
 
 
 def _programs() -> Path:
-    places = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), reverse=True)
-    found = shutil.which("initdb") or next(map(str, places), None)
+    candidates = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), reverse=True)
+    found = shutil.which("initdb") or next(map(str, candidates), None)
     if found is None:
         lacking("needs a PostgreSQL server: apt-get install postgresql")
     return Path(found).resolve().parent

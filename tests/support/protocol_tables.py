@@ -126,7 +126,7 @@ TABLES = {
 
 
 def with_tables(text: str) -> str:
-    """The text with every table as the code says it. Raises KeyError for a table that nobody draws."""
+    """The text with every table as the code says it. Raises KeyError for an unknown table."""
 
     def draw(match: re.Match[str]) -> str:
         return f"<!-- table: {match[1]} -->\n\n{TABLES[match[1]]()}\n\n<!-- end -->"

@@ -6,7 +6,7 @@ rules, `proxy_pipes` moves the bytes. A *rule* is one fault, begun by a method o
 `Rule.end`, by leaving its `with` block, or by `Proxy.heal`:
 
     hold        bytes are taken and kept, and arrive late when the rule ends: a partition
-    lose        bytes are taken and thrown away: a partition that outlives the connection. A stream never
+    lose        bytes are read and dropped: a partition that outlives the connection. A stream never
                 has a hole: connections that lost bytes are reset when the rule ends
     stall       nothing is taken but one piece: the sender's socket fills up
     slow        so many bytes a second, or so long a wait for each piece
@@ -14,10 +14,10 @@ rules, `proxy_pipes` moves the bytes. A *rule* is one fault, begun by a method o
     cut         connections end now, by FIN or RST
     cut_after   the connection on which the k-th byte from now passes ends behind that byte
     drop_reply  the server's answer to the n-th request from now of an opcode does not arrive, and the
-                connection ends: the server has acknowledged, and nobody heard it
+                connection ends: the server has acknowledged, and the client does not know
 
 A partition holds everything, also the end of a connection: what a client that was killed left open stays
-open at the server. Rules go one way or both, and concern all clients or those of one name (HELLO says it).
+open at the server. Rules go one way or both, and concern all clients or those of one name (from HELLO).
 Several rules at once: the strictest counts. A rule is in force when the method returns; only bytes that the
 proxy had already handed to the kernel are past it.
 """
@@ -36,7 +36,7 @@ __all__ = ["CutAfter", "DropReply", "Ending", "Proxy", "Rule", "Way", "proxies"]
 
 
 class HasAddress(Protocol):
-    """A server that a proxy can stand before."""
+    """A server that a proxy can forward to."""
 
     @property
     def address(self) -> tuple[str, int]: ...

@@ -24,7 +24,7 @@ fin_patience_s: Final = 2.0
 
 
 class Network(Protocol):
-    """What a connection asks the proxy."""
+    """The rules of the proxy, as a connection reads them."""
 
     @property
     def target(self) -> tuple[str, int]: ...
@@ -37,7 +37,7 @@ class Network(Protocol):
 
 
 class Connection:
-    """One client, one server, a pipe each way. `client`: the name HELLO said. `torn`: bytes were lost."""
+    """One client, one server, a pipe each way. `client`: the name in HELLO. `torn`: bytes were lost."""
 
     def __init__(self, proxy: Network, client: trio.SocketStream) -> None:
         self.proxy = proxy
@@ -120,7 +120,8 @@ _CUT = object()
 
 
 class _Pipe:
-    """One way of one connection: a reader that asks the rules, a queue, a writer that asks them again."""
+    """One way of one connection: a reader that applies the rules, a queue, a writer that applies them
+    again."""
 
     def __init__(
         self, connection: Connection, way: Way, source: trio.SocketStream, sink: trio.SocketStream

@@ -1,4 +1,4 @@
-"""A service of S3, really served over HTTP by moto, and a front that answers badly when told."""
+"""A service of S3, really served over HTTP by moto, and a front that answers wrongly on request."""
 
 import http.client
 import logging
@@ -31,7 +31,8 @@ class Rule:
 
 @dataclass
 class FakeS3:
-    """`endpoint` is the front. `rules`: the first that fits is used. `seen`: methods and paths asked for."""
+    """`endpoint` is the front. `rules`: the first that fits is used. `seen`: the methods and paths of
+    requests."""
 
     endpoint: str
     rules: list[Rule] = field(default_factory=list)
@@ -77,13 +78,13 @@ def serving() -> Iterator[FakeS3]:
 
         def answer(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            told.seen.append((self.command, self.path))
+            fake.seen.append((self.command, self.path))
             connection = http.client.HTTPConnection(host, port)
             connection.request(self.command, self.path, body, dict(self.headers))
             response = connection.getresponse()
             data, headers = response.read(), dict(response.getheaders())
             connection.close()
-            rule = told.rule(self.command, self.path)
+            rule = fake.rule(self.command, self.path)
             given: Answer = (response.status, headers, data)
             if rule is not None:
                 given = rule.make(given)
@@ -110,18 +111,18 @@ def serving() -> Iterator[FakeS3]:
     front.daemon_threads = True
     thread = threading.Thread(target=front.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
     thread.start()
-    told = FakeS3(f"http://127.0.0.1:{front.server_address[1]}")
+    fake = FakeS3(f"http://127.0.0.1:{front.server_address[1]}")
     before = dict(os.environ)
     os.environ |= {
         "AWS_ACCESS_KEY_ID": "testing",
         "AWS_SECRET_ACCESS_KEY": "testing",
         "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_ENDPOINT_URL_S3": told.endpoint,
+        "AWS_ENDPOINT_URL_S3": fake.endpoint,
         "AWS_CONFIG_FILE": os.devnull,
         "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
     }
     try:
-        yield told
+        yield fake
     finally:
         os.environ.clear()
         os.environ.update(before)

@@ -19,7 +19,7 @@ NEVER_AGAIN: Final = (
     "tests/shells/",
     "tests/sim/",
 )
-"""Tests that look for what a run lost or served wrongly: one failure is a finding."""
+"""Tests that check what a run lost or served wrongly: one failure is a finding."""
 AGAIN_MAX: Final = 5
 DIGEST_CHARACTERS_MAX: Final = 600
 FAILED: Final = "dos/failed"
@@ -40,7 +40,7 @@ def no_second_chance(ids: list[str]) -> str:
     """Why these tests have failed for good; '' when they may run once more."""
     for one in ids:
         if one.startswith(NEVER_AGAIN):
-            return f"{one} has no second chance: what it found, it found"
+            return f"{one} has no second chance: one failure is a finding"
     if len(ids) > AGAIN_MAX:
         return f"{len(ids)} tests failed; at most {AGAIN_MAX} are a busy machine's"
     return ""

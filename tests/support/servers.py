@@ -92,7 +92,7 @@ class ServerProcess:
         return self.process.poll() is None
 
     def kill(self) -> None:
-        """SIGKILL, and wait until it is gone."""
+        """SIGKILL, and wait until it has ended."""
         self._end(signal.SIGKILL)
 
     def stop(self) -> int:
@@ -141,7 +141,7 @@ def one_server(tmp_path: Path) -> Iterator[ServerProcess]:
 
 @pytest.fixture
 def three_servers(tmp_path: Path) -> Iterator[list[ServerProcess]]:
-    """Three servers, not yet a store. Killed by id at the end, whatever the test did to them."""
+    """Three servers, not yet a store. They are killed by id at the end."""
     with contextlib.ExitStack() as stack:
         folders = [tmp_path / f"server-{index}" for index in range(3)]
         yield [stack.enter_context(ServerProcess(folder)) for folder in folders]

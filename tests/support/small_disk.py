@@ -40,7 +40,7 @@ def small_disk(path: Path, size_bytes: int) -> Iterator[SmallDisk]:
     """Mount one at a new folder. Skips where that is not allowed; fails there where CI is set."""
     prefix = as_root()
     if prefix is None:
-        lacking("mounting a tmpfs needs root, or a sudo that asks for no password")
+        lacking("mounting a tmpfs needs root, or a sudo without password")
     path.mkdir()
     mount = [*prefix, "mount", "-t", "tmpfs", "-o", f"size={size_bytes},mode=0777", "tmpfs", str(path)]
     done = subprocess.run(mount, capture_output=True, text=True, timeout=30, check=False)

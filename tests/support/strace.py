@@ -39,14 +39,14 @@ class Call(NamedTuple):
 
 
 class Injected:
-    """strace, attached for the duration of the block. `wishes` are options for its -e; without an `inject=`
+    """strace, attached for the duration of the block. `filters`: values of its -e; without an `inject=`
     it only records.
     """
 
-    def __init__(self, pid: int, log: Path, *wishes: str, paths: tuple[Path, ...] = ()) -> None:
+    def __init__(self, pid: int, log: Path, *filters: str, paths: tuple[Path, ...] = ()) -> None:
         self._pid = pid
         self.log = log
-        self._options = [word for wish in wishes for word in ("-e", wish)]
+        self._options = [word for one in filters for word in ("-e", one)]
         self._options += [word for path in paths for word in ("-P", str(path))]
 
     def __enter__(self) -> "Injected":
@@ -56,10 +56,10 @@ class Injected:
         command = [*self._prefix, "strace", "-f", "-y", "-p", str(self._pid), "-o", str(self.log)]
         self._process = subprocess.Popen([*command, *self._options], stderr=subprocess.PIPE, text=True)
         assert self._process.stderr is not None
-        said = self._process.stderr.readline()
-        if "attached" not in said:
+        line = self._process.stderr.readline()
+        if "attached" not in line:
             self._process.communicate(timeout=30)
-            lacking(f"strace may not attach to a process here: {said.strip()}")
+            lacking(f"strace may not attach to a process here: {line.strip()}")
         return self
 
     def __exit__(

@@ -1,4 +1,5 @@
-"""A test that lacks something skips and says what; where CI is set it fails: nothing is missed there."""
+"""A test that lacks something skips and names it; where CI is set it fails, so that no test is omitted
+there."""
 
 from pathlib import Path
 

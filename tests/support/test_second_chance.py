@@ -63,13 +63,13 @@ def test_a_test_that_took_a_second_run_of_its_own_reports_it(tmp_path: Path) -> 
     assert "FLAKY test_slow.py::test_late: not there after 60 s" in done.stdout
 
 
-@pytest.mark.parametrize("place", NEVER_AGAIN)
-def test_what_judges_losses_has_no_second_chance(place: str, tmp_path: Path) -> None:
-    assert (ROOT / place).is_dir() or place in ("tests/shells/", "tests/contract/")
+@pytest.mark.parametrize("path", NEVER_AGAIN)
+def test_what_judges_losses_has_no_second_chance(path: str, tmp_path: Path) -> None:
+    assert (ROOT / path).is_dir() or path in ("tests/shells/", "tests/contract/")
     assert "no second chance" in no_second_chance(
-        ["tests/journal/test_x.py::test_y", f"{place}test_x.py::test_y"]
+        ["tests/journal/test_x.py::test_y", f"{path}test_x.py::test_y"]
     )
-    folder = tmp_path / place
+    folder = tmp_path / path
     folder.mkdir(parents=True)
     (folder / "test_wrong.py").write_text(FAILS_ALWAYS)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")

@@ -27,7 +27,7 @@ PIECE_BYTES = 64 * 1024
 
 
 class LostError(Exception):
-    """The connection is gone, or as good as that."""
+    """The connection has ended, or does not answer."""
 
 
 class RefusedError(Exception):
@@ -89,7 +89,7 @@ class V0Connection:
         return found
 
     def get(self, name: str, offset: int = 0, count: int = 0) -> bytes:
-        """The bytes; no ERROR is looked for: they may be content."""
+        """Return the bytes. ERROR is not detected, because it may be content."""
         self.send_frame(f"g{name}\t{offset}\t{count}".encode())
         return self.receive_frame()
 
@@ -142,8 +142,8 @@ class V0Replicator(threading.Thread):
     """The original's journal replicator: what is written to the local journal goes to the server, whatever
     happens to the connection, until `stop`.
 
-    `synced`: the highest size that a status said is synced; `sessions`: streams that were begun; `waits`:
-    how often the file was being appended, still or by another client.
+    `synced`: the highest size that a status frame reported as synced; `sessions`: streams that were begun;
+    `waits`: how often the file was being appended, still or by another client.
     """
 
     def __init__(self, address: tuple[str, int], directory: str, name: str) -> None:
@@ -241,7 +241,7 @@ class V0Replicator(threading.Thread):
             position += len(piece)
 
     def _next_piece(self, position: int) -> bytes:
-        """What comes behind the position; nothing when it is the end."""
+        """Return the bytes after the position; b'' at the end."""
         with self._changed:
             self._changed.wait_for(lambda: len(self.journal) > position or self._stopping or self._lost)
             if self._lost:

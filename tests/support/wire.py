@@ -10,7 +10,7 @@ from dos_protocol.frames import Frame, FrameDecoder, encode_frame
 
 
 class Wire:
-    """A connection. `ask` sends a request and gives its answer; what else came is kept in `unasked`."""
+    """A connection. `ask` sends a request and returns its answer; `unasked`: all other frames."""
 
     def __init__(self, address: tuple[str, int], *, hello: m.Hello | None = None, greet: bool = True) -> None:
         self.sock = socket.create_connection(address, timeout=30)
@@ -62,7 +62,7 @@ class Wire:
         return self.send(m.Append(name, len(content), prefix_digest(content), payload))
 
     def wait_synced(self, name: str, size: int) -> None:
-        """Until a watermark tells the size. Raises AssertionError for an error before it."""
+        """Wait for a durability ack of the size. Raises AssertionError for an error before it."""
         while True:
             message = self.unasked.pop(0) if self.unasked else self.receive()
             assert not isinstance(message, m.Error), message
@@ -70,7 +70,7 @@ class Wire:
                 return
 
     def ends(self) -> bool:
-        """Whether the server ends the connection; what it still says goes to `unasked`."""
+        """Return whether the server ends the connection; frames before that go to `unasked`."""
         try:
             while True:
                 self.unasked.append(self.receive())

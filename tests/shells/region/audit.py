@@ -90,6 +90,6 @@ async def _files_at(claim: Claim, operator: str, at: Position, generation: int) 
 
 
 async def read_all(store: Store, region: str, sink: str) -> list[StepRows]:
-    """All steps of a log."""
+    """Return all steps of a log."""
     async with aclosing(read_output(store, region, sink)) as steps:
         return [step async for step in steps]

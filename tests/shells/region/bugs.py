@@ -38,7 +38,7 @@ def bug(breaks: str, needs: str = "") -> Callable[[Callable[[], list[Patch]]], C
 
 @bug("O11", needs="power_cut_worker")
 def silence_of_workers_is_not_noticed() -> list[Patch]:
-    """The coordinator waits for heartbeats as long as it takes."""
+    """The coordinator waits for heartbeats without a limit."""
 
     def core(spec: Any) -> Coordinator:
         return Coordinator(replace(spec, suspect_after_s=1e9))
@@ -48,7 +48,7 @@ def silence_of_workers_is_not_noticed() -> list[Patch]:
 
 @bug("O10", needs="power_cut_driver")
 def orphans_are_not_noticed() -> list[Patch]:
-    """A worker sends its heartbeats, and does not look whether any come back."""
+    """A worker sends its heartbeats, and does not check whether any arrive."""
 
     async def beat(self: Any) -> None:
         while (due := self._core.deadline()) is not None:
@@ -63,7 +63,7 @@ def orphans_are_not_noticed() -> list[Patch]:
 
 @bug("R11")
 def links_outlive_their_incarnation() -> list[Patch]:
-    """The tasks that send to peers run beside the lives, not in one."""
+    """The tasks that send to peers outlive their incarnation."""
     original = Exchange.dial_all
 
     async def dial_all(self: Any, nursery: Any, peers: Sequence[Any], *, step: int) -> None:
@@ -75,7 +75,7 @@ def links_outlive_their_incarnation() -> list[Patch]:
 
 @bug("R11")
 def a_life_begins_before_the_last_has_ended() -> list[Patch]:
-    """RESET goes out while frames of the incarnation before are still on their way to be sent."""
+    """RESET is sent while frames of the previous incarnation are still being sent."""
 
     async def end(self: Any) -> None:
         self._ending = True
@@ -86,7 +86,7 @@ def a_life_begins_before_the_last_has_ended() -> list[Patch]:
 
 @bug("R12", needs="slow_disk")
 def votes_do_not_wait_for_the_state() -> list[Patch]:
-    """The state is on its way to the servers when the vote goes out."""
+    """The vote is sent before the state is synced."""
     original = StateStore.commit
 
     async def commit(self: Any, cut: int, blocks: Any) -> Any:
@@ -104,7 +104,7 @@ def votes_do_not_wait_for_the_state() -> list[Patch]:
 
 @bug("R12", needs="slow_disk")
 def votes_do_not_wait_for_files() -> list[Patch]:
-    """The last changes of files are on their way to the servers when the vote goes out."""
+    """The vote is sent before the last changes of files are synced."""
 
     async def synced(self: Any, at: Any) -> Any:
         await trio.lowlevel.checkpoint()
@@ -115,7 +115,7 @@ def votes_do_not_wait_for_files() -> list[Patch]:
 
 @bug("R13")
 def files_have_what_came_behind_the_cut() -> list[Patch]:
-    """Their chain is taken over at its head."""
+    """The chain of the files is taken over at its head."""
     return [(chain_store, "take_over", _at_its_head)]
 
 
@@ -137,7 +137,7 @@ class _Instead:
 
 @bug("R12")
 def votes_do_not_wait_for_output_logs() -> list[Patch]:
-    """The end of an output log is reported without waiting."""
+    """The end of an output log is reported before it is synced."""
 
     async def synced(self: Any, step: int) -> dict[str, Any]:
         found = {}

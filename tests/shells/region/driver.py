@@ -19,19 +19,20 @@ from checkpoint.core.coordinator_vocabulary import (
     OpenManifest,
     SendControl,
 )
-from checkpoint.core.region import CutCommitted, RegionEvent, RegionSpec, StateChanged, WorkerLost
+from checkpoint.core.region import RegionEvent, RegionSpec
 from tests.shells.region.process import RegionProcess
+from tests.sim.regions.events import record_event
 from tests.sim.regions.launcher import Launcher
 
 if TYPE_CHECKING:
     from tests.shells.region.region import ShellRegion
 
 
-class Overheard(RegionShell):
-    """The shell, whose record is kept."""
+class RecordedShell(RegionShell):
+    """The shell of a coordinator, whose events and effects are recorded."""
 
     def __init__(self, driver: "Driver", spec: RegionSpec) -> None:
-        super().__init__(spec, driver.told)
+        super().__init__(spec, driver.on_event)
         self._driver = driver
 
     def _handle(self, event: Event) -> None:
@@ -64,7 +65,7 @@ class Driver(RegionProcess):
     def __init__(self, region: "ShellRegion", name: str) -> None:
         super().__init__(region, name)
         self.spec = replace(region.spec, listen_host=name, job_key=self.rng.randbytes(32))
-        self.shell = Overheard(self, self.spec)
+        self.shell = RecordedShell(self, self.spec)
         self.address = ("", 0)
         self.end: End | None = None
         self.launcher = Launcher(self)  # type: ignore[arg-type]
@@ -75,20 +76,15 @@ class Driver(RegionProcess):
         self.note(f"ends: {self.end.state.name}, {self.end.reason}")
         self.region.driver_ended(self.end)
 
-    def told(self, event: RegionEvent) -> None:
-        """As the shell tells its observer."""
-        if isinstance(event, StateChanged):
-            self.region.saw(f"region: {event.state.name}")
-            self.note(f"{event.state.name} {event.reason}")
-        elif isinstance(event, CutCommitted):
-            self.note(f"cut {event.cut} at step {event.step} is committed")
-        elif isinstance(event, WorkerLost):
-            self.note(f"worker {event.worker} is lost: {event.reason}")
+    def on_event(self, event: RegionEvent) -> None:
+        """Receive an event as the observer of the shell."""
+        if text := record_event(self.region, event):
+            self.note(text)
 
     # For the launcher, which is a part of this process
 
     def after(self, seconds: float, call: Callable[[], None]) -> None:
-        """Unless this process is gone by then."""
+        """Make the call in `seconds`, unless this process has ended by then."""
         self.cluster.later(seconds, partial(self._if_alive, call))
 
     def _if_alive(self, call: Callable[[], None]) -> None:

@@ -21,7 +21,8 @@ KEEPER = "keeper"
 
 
 class Keeper(UserOperator):
-    """Writes each row down, and how many there were of its word; gives the rows as they came."""
+    """Writes each row to a file, and the number of rows of its word to another one; emits the rows
+    unchanged."""
 
     keeps_files = True
     files: OperatorDirectory
@@ -39,7 +40,7 @@ class Keeper(UserOperator):
 
 
 def check_files(region: "ShellRegion", audit: "Auditor") -> None:
-    """O7: the files of a cut are made of the rows that the sink below had got up to it. Raises
+    """O7: check that the files of a checkpoint contain the rows that the sink received up to it. Raises
     ViolationError."""
     cuts = {cut.cut: cut for cut in audit.cuts}
     for (number, worker), files in audit.files.items():
@@ -47,13 +48,13 @@ def check_files(region: "ShellRegion", audit: "Auditor") -> None:
 
 
 def _check(region: "ShellRegion", cut: Cut, worker: int, files: dict[str, bytes]) -> None:
-    shown = Counter(map(tuple, region.output.upto(cut, worker, "rows")))
+    output = Counter(map(tuple, region.output.upto(cut, worker, "rows")))
     written = Counter(tuple(line.split("\t")) for line in files.get("rows", b"").decode().splitlines())
     counts = {name: int.from_bytes(data) for name, data in files.items() if name != "rows"}
-    expected = Counter(f"counts/{word}" for word, _ in shown.elements())
-    if written != shown or counts != expected:
+    expected = Counter(f"counts/{word}" for word, _ in output.elements())
+    if written != output or counts != expected:
         raise ViolationError(
             "O7",
-            f"cut {cut.cut} restores worker {worker} with files of {written.total()} rows, counts {counts};"
-            f" it had shown {shown.total()}",
+            f"cut {cut.cut} restores worker {worker} with {written.total()} rows in files, counts {counts};"
+            f" its output has {output.total()}",
         )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from checkpoint.core.coordinator_vocabulary import CutWanted, ResetWanted, StopWanted
 from tests.shells import nemesis as store
 from tests.shells.region.process import RegionProcess
-from tests.sim.engine.chance import Chance
+from tests.sim.engine.random_streams import RandomStreams
 from tests.sim.nemesis.fault import Fault
 from tests.sim.nemesis.regions import MOMENTS
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Kind = Callable[["Cluster", Fault, Random], None]
 DRIVERS_MAX: Final = 3
-"""That live at a time."""
+"""Maximum number of drivers at a time."""
 
 
 def kill_worker(cluster: "Cluster", fault: Fault, rng: Random) -> None:
@@ -34,7 +34,7 @@ def kill_worker(cluster: "Cluster", fault: Fault, rng: Random) -> None:
 
 
 def power_cut_worker(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """Its machine is gone for good, with what its outputs had not synced, without notice."""
+    """Its machine is lost without notice, with what its outputs had not synced."""
     worker, region = _worker(cluster, rng), _region(cluster)
     if worker is not None:
         for process in [one for one in region.workers if one.alive and one.index == worker.index]:
@@ -55,7 +55,7 @@ def power_cut_driver(cluster: "Cluster", fault: Fault, rng: Random) -> None:
 
 
 def second_driver(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """Another driver of the same region, where one is at work, or cut off from everybody."""
+    """Another driver of the same region, while one runs or is cut off."""
     region = _region(cluster)
     living = [one for one in region.drivers if one.alive and one.end is None]
     if region.finished or not living or len(living) >= DRIVERS_MAX:
@@ -66,14 +66,14 @@ def second_driver(cluster: "Cluster", fault: Fault, rng: Random) -> None:
 
 
 def zombie_worker(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """A worker is cut off until another has its place; then arrives what it had sent."""
+    """A worker is cut off until another has replaced it; then its messages arrive."""
     worker = _worker(cluster, rng)
     if worker is not None:
         _cut_off(cluster, worker, fault.seconds + rng.choice([2.0, 6.0]))
 
 
 def cancel_process(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """A driver or worker is cancelled before a certain step of any task: anywhere in it."""
+    """A driver or worker is canceled before a random step of any task."""
     processes = _region(cluster).processes
     if processes:
         process = rng.choice(processes)
@@ -82,7 +82,7 @@ def cancel_process(cluster: "Cluster", fault: Fault, rng: Random) -> None:
 
 
 def kill_at_a_step(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """The next time a certain step is taken, a driver or a worker dies: at once, or a moment after."""
+    """The next time a certain step happens, a driver or a worker dies: at once, or a moment later."""
     region = _region(cluster)
     moment, delay_s = rng.choice(MOMENTS), rng.choice([0.0, 0.0, 0.001, 0.01])
     of_driver = rng.random() < 0.5
@@ -114,7 +114,7 @@ def stall_link(cluster: "Cluster", fault: Fault, rng: Random) -> None:
 
 
 def no_quorum(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """All members but one are away for a while."""
+    """All members but one are unavailable for a while."""
     for machine in rng.sample(cluster.machines, max(1, len(cluster.machines) - 1)):
         machine.kill()
         cluster.later(fault.seconds, cluster.start, machine)
@@ -126,15 +126,15 @@ def bad_row(cluster: "Cluster", fault: Fault, rng: Random) -> None:
     region.broken = region.made
 
 
-def ask(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """A user asks for a cut, a reset, or the end; who stopped it starts it again."""
+def user_request(cluster: "Cluster", fault: Fault, rng: Random) -> None:
+    """A user requests a checkpoint, a reset or the end; after the end it is started again."""
     driver = _driver(cluster, rng)
     if driver is not None:
         driver.post(rng.choice([CutWanted(), CutWanted(), ResetWanted(), StopWanted()]))
 
 
 def _cut_off(cluster: "Cluster", process: RegionProcess, seconds: float) -> None:
-    """Nobody hears of it and it hears of nobody."""
+    """Block all paths of a process, both ways."""
     others = [one.name for one in _region(cluster).processes if one is not process]
     for other in [*others, *(machine.name for machine in cluster.machines)]:
         for path in ((process.name, other), (other, process.name)):
@@ -161,17 +161,17 @@ KINDS: Final[dict[str, Kind]] = {
     kind.__name__: kind
     for kind in (
         *(kill_worker, power_cut_worker, kill_driver, power_cut_driver, second_driver, zombie_worker),
-        *(cancel_process, kill_at_a_step, reset_link, stall_link, no_quorum, bad_row, ask),
+        *(cancel_process, kill_at_a_step, reset_link, stall_link, no_quorum, bad_row, user_request),
         *(store.kill_server, store.power_cut, store.power_cut_midway, store.reset, store.slow_network),
         *(store.slow_disk, store.full_disk, store.sync_error, store.power_cut_all),
     )
 }
 
 
-def plan(chance: Chance, seconds: float) -> list[Fault]:
-    """The faults of a run that lasts so long; most of the kinds are off. They are few: a region needs some
-    time to come to where the next one hurts."""
-    rng = chance.nemesis
+def plan(streams: RandomStreams, seconds: float) -> list[Fault]:
+    """Return the faults of a run of `seconds`; most of the kinds are disabled. They are few, because a region
+    needs time to reach a state in which the next fault matters."""
+    rng = streams.nemesis
     on = [kind for kind in KINDS if rng.random() < 0.35] or [rng.choice(list(KINDS))]
     pace = rng.choice([0.4, 0.8, 1.6])
     faults: list[Fault] = []
@@ -179,14 +179,10 @@ def plan(chance: Chance, seconds: float) -> list[Fault]:
     while (at := at + rng.expovariate(pace)) < seconds:
         number = len(faults)
         length = rng.choice([0.1, 0.3, 1.0, 3.0]) * (0.5 + rng.random())
-        faults.append(Fault(number, at, rng.choice(on), length, f"{chance.seed}/fault/{number}"))
+        faults.append(Fault(number, at, rng.choice(on), length, f"{streams.seed}/fault/{number}"))
     return faults
 
 
 def strike(cluster: "Cluster", fault: Fault) -> None:
-    """Let the fault happen."""
-    if cluster.healed:
-        return
-    cluster.note("nemesis", f"{fault} for {fault.seconds:.3f} s")
-    cluster.history.sometimes[f"fault: {fault.kind}"] += 1
-    KINDS[fault.kind](cluster, fault, Random(fault.seed))
+    """Perform the fault, unless the run is healed."""
+    store.strike_with(KINDS, cluster, fault)

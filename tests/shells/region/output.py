@@ -28,12 +28,12 @@ class ShellOutput(Output):
         return [row for step in self.logs[sink] if step.step <= cut.step for row in of_step(step, worker)]
 
     def open_files(self) -> list[str]:
-        """Open at the moment."""
+        """Return the paths of the open files."""
         return sorted(path for disk in self.disks for _, path in disk._handles.values())
 
 
 def of_step(step: StepRows, worker: int) -> list[list[str]]:
-    """One worker's part."""
+    """Return one worker's rows of a step."""
     table = step.parts[worker]
     if table is None:
         return []

@@ -1,5 +1,4 @@
-"""The phases of a run with a region: faults, healing, the end, the end once more from what is stored, the
-verdict.
+"""The phases of a run with a region: faults, heal, the end, a second end from what is stored, the verdict.
 
 `tests.shells.run` starts and ends the environment.
 """
@@ -21,7 +20,7 @@ from tests.shells.region import oracles
 from tests.shells.region.audit import Auditor
 from tests.shells.region.files import check_files
 from tests.shells.region.nemesis import strike
-from tests.shells.region.users import Asker, Viewer
+from tests.shells.region.users import Requester, Viewer
 from tests.sim.history import ViolationError
 from tests.sim.nemesis.fault import Fault
 from tests.sim.oracles.cuts import check_cuts, check_output
@@ -34,13 +33,12 @@ SAFETY_S = 5.0
 LIVENESS_S = 120.0
 SETTLED_S = 6.0
 ORPHANS_S = 20.0
-"""Virtual seconds. In the last, workers whose drivers are gone notice it, and end."""
+"""Virtual seconds. In ORPHANS_S, workers detect that their drivers have ended, and end."""
 
 
 @contextmanager
-def _overheard(region: "ShellRegion") -> Iterator[None]:
-    """Inside, a vote is looked at where a worker hands it to its participant, and what is appended to
-    journals is written down."""
+def _recorded(region: "ShellRegion") -> Iterator[None]:
+    """Check each vote that a worker passes to its participant, and record what is appended to journals."""
     report, append = Participant._report, ObjectWriter.append
 
     async def reported(self: Participant, message: ToCoordinator) -> None:
@@ -54,7 +52,7 @@ def _overheard(region: "ShellRegion") -> Iterator[None]:
     def appended(self: ObjectWriter, data: Buffer) -> int:
         directory, offset = self._claim.directory, self.size
         size = append(self, data)
-        if directory not in letters:  # they have many writers, one after the other
+        if directory not in letters:  # request queues have many writers, one after the other
             region.guarded(region.history.wrote, directory, self.name, offset, bytes(data))
         return size
 
@@ -68,8 +66,8 @@ def _overheard(region: "ShellRegion") -> Iterator[None]:
 
 
 async def run_phases(cluster: "Cluster", region: "ShellRegion", faults: list[Fault]) -> None:
-    with _overheard(region):
-        await _live(cluster, region, faults)
+    with _recorded(region):
+        await _run_with_faults(cluster, region, faults)
     cluster.network.expire_keep_alive()
     await trio.sleep(SETTLED_S)
     cluster.guarded(check_nothing_left, cluster)
@@ -77,12 +75,12 @@ async def run_phases(cluster: "Cluster", region: "ShellRegion", faults: list[Fau
     cluster.guarded(cluster.history.bench.ended, cluster)
 
 
-async def _live(cluster: "Cluster", region: "ShellRegion", faults: list[Fault]) -> None:
+async def _run_with_faults(cluster: "Cluster", region: "ShellRegion", faults: list[Fault]) -> None:
     async with trio.open_nursery() as processes:
         cluster.processes = processes
         processes.start_soon(region.supervise)
         processes.start_soon(_watch, region)
-        _besides(cluster, region)
+        _start_optional_clients(cluster, region)
         for fault in faults:
             cluster.later(fault.at_s, strike, cluster, fault)
         await trio.sleep(SAFETY_S)
@@ -97,17 +95,17 @@ async def _live(cluster: "Cluster", region: "ShellRegion", faults: list[Fault]) 
         processes.cancel_scope.cancel()
 
 
-def _besides(cluster: "Cluster", region: "ShellRegion") -> None:
-    """Users that not every run has."""
+def _start_optional_clients(cluster: "Cluster", region: "ShellRegion") -> None:
+    """Start the users that not every run has."""
     topology = cluster.rng.topology
     if topology.random() < 0.25:
         cluster.begin(lambda name: Viewer(region, name), "v")
     if topology.random() < 0.25:
-        cluster.begin(lambda name: Asker(region, name), "a")
+        cluster.begin(lambda name: Requester(region, name), "a")
 
 
 async def _watch(region: "ShellRegion") -> None:
-    """What is bounded at every moment."""
+    """Check the limits repeatedly."""
     while True:
         await trio.sleep(0.25)
         region.guarded(oracles.check_links, region)
@@ -117,9 +115,9 @@ async def _watch(region: "ShellRegion") -> None:
 
 
 async def _finish(region: "ShellRegion", otherwise: str) -> None:
-    """O11."""
+    """O11: wait until the region has finished."""
     with trio.move_on_after(LIVENESS_S):
-        while not region.finished:  # noqa: ASYNC110 - it watches from outside what sets no event
+        while not region.finished:  # noqa: ASYNC110 - the condition sets no event
             await trio.sleep(0.1)
     if not region.finished:
         region.cluster.fail(ViolationError("O11", f"{otherwise} {LIVENESS_S:.0f} s after the heal"))
@@ -133,7 +131,7 @@ async def _no_orphans(region: "ShellRegion") -> None:
 
 
 async def _verdict(region: "ShellRegion") -> None:
-    """O7 and O8."""
+    """Check O7 and O8."""
     auditor = region.cluster.begin(lambda name: Auditor(region, name), "z")
     assert isinstance(auditor, Auditor)
     with trio.move_on_after(LIVENESS_S):

@@ -1,4 +1,4 @@
-"""A process of a region: a host in the network, a scope that can be cancelled anywhere, threads.
+"""A process of a region: a host in the network, a scope that can be canceled anywhere, threads.
 
 This file determines how such processes end and what must be true then; `driver` and `worker` implement their
 work.
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from tests.shells.region.region import ShellRegion
 
 _MAY_END = (DosError, OrphanedError, CircuitStoppedError)
-"""What may end a process of a region, besides its orders: a store that is away, a peer that is none, a
-coordinator that is gone. Anything else is a mistake of a shell."""
+"""Errors that may end a process of a region: an unavailable store, an invalid peer, a lost coordinator. Any
+other error is a bug of a shell."""
 
 
 def leaves(error: BaseException) -> Iterator[BaseException]:
-    """The plain errors in nested groups."""
+    """Yield the errors in nested groups, including cancellations."""
     if isinstance(error, BaseExceptionGroup):
         for one in error.exceptions:
             yield from leaves(one)
@@ -44,10 +44,10 @@ class RegionProcess(Client):
         self.threads = region.surroundings.threads[name] = Threads()
 
     async def work(self) -> None:
-        """What it does."""
+        """Do the work of this process."""
         raise NotImplementedError
 
-    async def live(self) -> None:
+    async def perform(self) -> None:
         try:
             await self.work()
         except Exception as group:
@@ -56,7 +56,7 @@ class RegionProcess(Client):
             self.note(f"ends: {self.failure}")
             self.region.saw(f"{self.kind} ended: {type(error).__name__}")
             if not self.alive:
-                return  # it was killed: whatever it says in its last moment is heard by nobody
+                return  # it was killed: its last errors have no effect
             if isinstance(error, ViolationError):
                 self.cluster.fail(error)
             elif not isinstance(error, _MAY_END):
@@ -68,7 +68,7 @@ class RegionProcess(Client):
                 )
 
     async def run(self) -> None:
-        """Its life. When it is over, nothing of it is open: neither by its own doing nor by the kernel's."""
+        """Run the process. After its end, nothing of it is open."""
         try:
             await super().run()
         finally:
@@ -76,7 +76,7 @@ class RegionProcess(Client):
             self.gone()
 
     def gone(self) -> None:
-        """It is over, whatever ended it."""
+        """Called at the end of the process, for any reason."""
 
     def kill(self) -> None:
         if self.alive:

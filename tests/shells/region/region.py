@@ -1,9 +1,8 @@
 """A region of a run of shells: its task, its drivers and workers, and the restart of drivers.
 
-The region as its operators see it, as in `tests.sim.regions.region`.
+As in `tests.sim.regions.region`.
 """
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -13,23 +12,21 @@ from typing import TYPE_CHECKING, Any, Final
 import trio
 
 from checkpoint.core.coordinator_vocabulary import End
-from checkpoint.core.region import RegionSpec, RegionState
+from checkpoint.core.region import RegionState
 from checkpoint.runtime import replace_runtime
 from dataflow import Graph, LogSink
 from dataflow.graph.builder import GraphPlan
 from dataflow.limits import WorkerLimits
-from dataflow.worker.messages import CircuitFailed
 from tests.shells.region.driver import Driver
 from tests.shells.region.files import KEEPER, Keeper
 from tests.shells.region.output import ShellOutput
 from tests.shells.region.process import RegionProcess
 from tests.shells.region.surroundings import Surroundings
 from tests.shells.region.worker import Worker
-from tests.sim.history import ViolationError
+from tests.sim.regions.base import SINKS, RegionBase, no_part, region_spec
 from tests.sim.regions.input import Input, RegionSource
 from tests.sim.regions.output import Part, RegionSink
 from tests.sim.regions.record import Record
-from tests.sim.regions.region import FOR_A_PERSON, SINKS
 
 if TYPE_CHECKING:
     from tests.shells.run import Cluster
@@ -37,20 +34,20 @@ if TYPE_CHECKING:
 RUNS_WITH_ONE: Final = 5
 """One run in so many has a region."""
 WITH_FILES: Final = 0.5
-"""How often an operator of a region keeps files."""
+"""The share of the regions in which an operator keeps files."""
 _STEP_ROWS: Final = 3
 
 
 def has_region(seed: int) -> bool:
-    """Whether the run of that seed has one."""
+    """Return whether the run of that seed has a region."""
     return seed % RUNS_WITH_ONE == 0
 
 
 @cache
 def _plan(rows: str, counts: str, *, keeps_files: bool) -> GraphPlan:
-    """The graph of every region: rows by their word, as they are and counted. Each sink is "file", or a log
-    that is published by "checkpoint" or by "step". keeps_files: an operator above the sink of rows writes
-    them down.
+    """Return the graph of a region: rows by their word, unchanged and counted. Each sink is "file", or a log
+    that is published by "checkpoint" or by "step". keeps_files: an operator before the sink of rows writes
+    them to files.
     """
     given = Input(Random(0), 1, 1)
     graph = Graph("region")
@@ -63,19 +60,17 @@ def _plan(rows: str, counts: str, *, keeps_files: bool) -> GraphPlan:
 
 
 def _sink(kind: str) -> Any:
-    return RegionSink(_no_part) if kind == "file" else LogSink(publish=kind)
+    return RegionSink(no_part) if kind == "file" else LogSink(publish=kind)
 
 
-def _no_part(worker: int) -> Part:
-    raise AssertionError(f"worker {worker} runs no plan of its own")
+class ShellRegion(RegionBase):
+    """The region of a run."""
 
-
-class ShellRegion:
-    """One region. `made`: all its journals exist. `finished`: a driver reported its end."""
+    finishing_pace = 0.2
 
     def __init__(self, cluster: "Cluster") -> None:
+        super().__init__(cluster.history)
         self.cluster = cluster
-        self.history = cluster.history
         self.machines = cluster.machines
         self.quorum = cluster.record.ack_quorum
         self.surroundings = Surroundings(cluster.network, cluster.rng.stream("threads"))
@@ -87,38 +82,24 @@ class ShellRegion:
         self.given = Input(rng, workers * of_worker, _STEP_ROWS * rng.randint(6, 12) // of_worker)
         self.kinds = {sink: rng.choice(["file", "checkpoint", "step"]) for sink in SINKS}
         if of_worker > 1 and "step" in self.kinds.values():
-            # in which order a step took rows of several splits, no division says: such a source does not give
-            # the same again, and none of its output may be shown before its cut
+            # A division does not contain the order of rows of several splits in a step. Such a source is not
+            # deterministic, so its output may not be published before its checkpoint.
             self.given = Input(cluster.rng.stream("one split each"), workers, _STEP_ROWS * 8)
         self.keeps_files = cluster.rng.stream("files of operators").random() < WITH_FILES
         plan = self._plan()
-        self.spec = RegionSpec(
-            name="region",
-            workers=workers,
+        self.spec = region_spec(
+            plan,
+            workers,
             store_url=cluster.url,
             job_key=bytes(32),
-            operators=plan.operators,
-            graph_fingerprint=plan.fingerprint,
             checkpoint_interval_s=rng.choice([0.5, 1.0]),
-            drain_timeout_s=15.0,
-            reset_timeout_s=20.0,
-            start_timeout_s=30.0,
-            suspect_after_s=4.0,
-            orphan_timeout_s=8.0,
         )
         self.limits = WorkerLimits(step_bytes_max=_STEP_ROWS)
         self.output = ShellOutput(workers)
         self.record = Record(self)  # type: ignore[arg-type]
         self.drivers: list[Driver] = []
         self.workers: list[Worker] = []
-        self.made = False
-        self.finished = False
-        self.broken = False
-        """Reading fails now: a row that is none."""
-        self.hurried = False
-        self._at_next: dict[str, list[Callable[[], None]]] = {}
         self._supervised = rng
-        self._readers = 0
 
     # What its processes use
 
@@ -126,7 +107,7 @@ class ShellRegion:
         return _plan(self.kinds["rows"], self.kinds["counts"], keeps_files=self.keeps_files)
 
     def plan_for(self, worker: Worker) -> GraphPlan:
-        """The graph, with this process's source and files."""
+        """Return the graph with this process's source and files."""
         plan = self._plan()
         own: dict[str, Any] = {
             sink: RegionSink(lambda index, sink=sink: Part(self.output, index, sink, worker))
@@ -137,47 +118,23 @@ class ShellRegion:
         return replace(plan, specs={**plan.specs, "lines": source, **own})
 
     def _reads(self, worker: int) -> Random:
-        self._readers += 1
-        return self.cluster.rng.stream(f"reader {self._readers} of worker {worker}")
-
-    def work_s(self, rng: Random, *, produced: bool) -> float:
-        """How long a piece of work takes. After the storm there is no need to be slow."""
-        pace = self.pace_s * (0.2 if self.hurried else 1.0)
-        return pace * (0.5 + rng.random()) if produced else 0.002 * (0.5 + rng.random())
-
-    def saw(self, what: str) -> None:
-        """Count it; and let happen what waits for it."""
-        self.cluster.history.sometimes[what] += 1
-        for call in self._at_next.pop(what, ()):
-            call()
-
-    def at_next(self, what: str, call: Callable[[], None]) -> None:
-        """Call it when that is seen next."""
-        self._at_next.setdefault(what, []).append(call)
+        return self.cluster.rng.stream(self.next_reader(worker))
 
     def guarded(self, call: Callable[..., Any], *args: Any) -> None:
-        """What contradicts a promise ends the run, wherever it shows."""
+        """Make the call; a ViolationError ends the run."""
         self.cluster.guarded(call, *args)
-
-    def circuit_failed(self, told: CircuitFailed) -> None:
-        if told.kind == "operator" and "a row cannot be read" in told.message:
-            self.saw("a row failed")
-        elif told.message.startswith("SinkFencedError") and told.incarnation < max(self.record.opened):
-            self.saw("a worker left over found its output taken")
-        else:
-            raise ViolationError("O7", f"a circuit failed ({told.kind}): {told.message}")
 
     # Drivers and workers
 
     @property
     def processes(self) -> list[RegionProcess]:
-        """Those that live."""
+        """Return the running processes."""
         found: list[RegionProcess] = [*self.drivers, *self.workers]
         return [one for one in found if one.alive]
 
     @property
     def running(self) -> Driver | None:
-        """The newest driver that lives and has not ended."""
+        """Return the newest driver that is alive and has not ended."""
         return next((one for one in reversed(self.drivers) if one.alive and one.end is None), None)
 
     def new_driver(self) -> Driver:
@@ -187,25 +144,19 @@ class ShellRegion:
         return driver
 
     def new_worker(self, driver: Driver, index: int, attempt: int) -> Worker:
-        """For the launcher."""
+        """Start a worker for the launcher."""
         worker = self.cluster.begin(lambda name: Worker(self, driver, index, attempt, name), f"k{index}.")
         assert isinstance(worker, Worker)
         self.workers.append(worker)
         return worker
 
     def driver_ended(self, end: End) -> None:
-        """Its core said that it is over."""
+        """Record the end of a driver's core."""
         self.saw(f"end: {end.state.name}")
-        if end.state is RegionState.FINISHED:
-            self.finished = True
-        elif end.state is RegionState.FAILED:
-            if "a row cannot be read" in end.reason:
-                self.broken = False  # a person examined the failure, and corrected it
-            elif not any(text in end.reason for text in FOR_A_PERSON):
-                self.cluster.fail(ViolationError("O7", f"the region failed: {end.reason}"))
+        self.guarded(self.check_end, end)
 
     async def supervise(self) -> None:
-        """Where no driver runs and the work is not done, one is started."""
+        """Start a driver if none runs and the region has not finished."""
         while True:
             started = self.running
             if started is None and not self.finished:
@@ -217,20 +168,16 @@ class ShellRegion:
     # The end
 
     def heal(self) -> None:
-        """Everything that can go on does."""
+        """End all faults of the region."""
         self.broken = False
-        self.hurried = True
+        self.finishing = True
 
     def kill_all(self) -> None:
-        """Every process."""
+        """Kill every process."""
         for process in self.processes:
             process.kill()
 
     def run_again(self) -> None:
-        """A fresh driver and fresh workers, from what the store has: they find that all is done."""
+        """Let a fresh driver and fresh workers restore the finished region."""
         self.kill_all()
         self.finished = False
-
-    @property
-    def sometimes(self) -> Counter[str]:
-        return self.cluster.history.sometimes

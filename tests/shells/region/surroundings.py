@@ -36,7 +36,7 @@ class Threads:
             scope.cancel()
 
     async def run(self, takes_s: tuple[float, float], call: Callable[..., T], *args: Any) -> T:
-        """It begins, some time later it is done, some time later that is heard. Who is cancelled meanwhile
+        """Begin the work; some time later it is done; some time later that is reported. A canceled caller
         waits for it, as with a real thread."""
         await trio.lowlevel.checkpoint_if_cancelled()
         with trio.CancelScope(shield=True) as scope:

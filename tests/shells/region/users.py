@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 
 class Viewer(RegionProcess):
-    """Reads the output logs now and then: what it was shown it is shown again, and more."""
+    """Reads the output logs now and then: each read must begin with what the previous one returned."""
 
     kind = "viewer"
 
     def __init__(self, region: "ShellRegion", name: str) -> None:
         super().__init__(region, name)
-        self.shown: dict[str, list[tuple[int, list[list[str]]]]] = {}
+        self.read: dict[str, list[tuple[int, list[list[str]]]]] = {}
 
     async def work(self) -> None:
         region = self.region
@@ -41,31 +41,31 @@ class Viewer(RegionProcess):
                 async with open_store(self.cluster.url, client=self.name) as store:
                     for sink in logs:
                         steps = await read_all(store, region.spec.name, sink)
-                        self._look(sink, steps)
+                        self._compare(sink, steps)
             except NoOutputError:
                 region.saw("viewer: nothing yet")
             except DosError as error:
                 region.saw(f"viewer: {type(error).__name__}")
 
-    def _look(self, sink: str, steps: Sequence[StepRows]) -> None:
-        """O3 of outputs. Raises ViolationError."""
+    def _compare(self, sink: str, steps: Sequence[StepRows]) -> None:
+        """Check O3 of outputs. Raises ViolationError."""
         workers = range(self.region.spec.workers)
         found = [(step.step, [row for worker in workers for row in of_step(step, worker)]) for step in steps]
-        known = self.shown.setdefault(sink, [])
+        known = self.read.setdefault(sink, [])
         if found[: len(known)] != known:
             different = next((one for one, other in zip(known, found, strict=False) if one != other), None)
             raise ViolationError(
-                "O3", f"output {sink} had {different} and has it no more; {len(found)} steps"
+                "O3", f"output {sink} had {different} and no longer has it; {len(found)} steps"
             )
         if len(found) > len(known):
             self.region.saw("viewer saw more")
-        self.shown[sink] = found
+        self.read[sink] = found
 
 
-class Asker(RegionProcess):
-    """`dos region`, now and then: asks for the status, a cut or a reset."""
+class Requester(RegionProcess):
+    """Requests the status, a checkpoint or a reset now and then, as `dos region` does."""
 
-    kind = "asker"
+    kind = "requester"
 
     async def work(self) -> None:
         while not self.region.finished:
@@ -76,9 +76,9 @@ class Asker(RegionProcess):
                     reply = await RequestClient(store, self.region.spec.name).send(
                         what, patience_s=3.0, wait_s=5.0
                     )
-                    self.region.saw(f"asker: {what} {reply.answer.verdict}")
+                    self.region.saw(f"requester: {what} {reply.answer.verdict}")
             except NoAnswerError:
-                self.region.saw("asker: no answer")
+                self.region.saw("requester: no answer")
             except DosError as error:
-                self.region.saw(f"asker: {type(error).__name__}")
+                self.region.saw(f"requester: {type(error).__name__}")
             await trio.sleep(0.5)

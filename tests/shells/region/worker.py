@@ -4,7 +4,7 @@ It does what `dataflow.worker.process.run_worker` and `dataflow.worker.link_thre
 """
 
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import trio
 
@@ -14,51 +14,34 @@ from dataflow.worker.identity import Identity
 from dataflow.worker.links import Links
 from dataflow.worker.messages import (
     CircuitFailed,
-    Inbox,
     LinksEnded,
-    RestoreCircuit,
     Shared,
-    ToCircuit,
     ToLinks,
 )
 from dataflow.worker.spec import WorkerSpec
 from tests.shells.region.process import RegionProcess
 from tests.shells.region.surroundings import CircuitClock
-from tests.sim.history import ViolationError
+from tests.sim.regions.mailbox import Mailbox
 
 if TYPE_CHECKING:
     from tests.shells.region.driver import Driver
     from tests.shells.region.region import ShellRegion
 
-MESSAGES_MAX: Final = 200
-"""That wait for a circuit: its peers are at most four steps ahead, a state comes in blocks, few at a time."""
 
-
-class Mailbox(Inbox):
-    """The inbox, for a task instead of a thread."""
+class _ParkingMailbox(Mailbox):
+    """The mailbox of a trio task."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._messages: list[ToCircuit] = []
         self._lot = trio.lowlevel.ParkingLot()
 
-    def put(self, message: ToCircuit) -> None:
-        if len(self._messages) >= MESSAGES_MAX:
-            raise ViolationError("O10", f"{MESSAGES_MAX} messages wait for a circuit")
-        self._messages.append(message)
+    def wake(self) -> None:
         self._lot.unpark_all()
 
-    def take_nowait(self) -> ToCircuit | None:
-        return self._messages.pop(0) if self._messages else None
-
     async def wait(self) -> None:
-        """For the next message."""
+        """Wait for the next message."""
         while not self._messages:
             await self._lot.park()
-
-    @property
-    def next_restores(self) -> bool:
-        return bool(self._messages) and isinstance(self._messages[0], RestoreCircuit)
 
 
 class Worker(RegionProcess):
@@ -73,10 +56,10 @@ class Worker(RegionProcess):
         self.attempt = attempt
         self.power_is_off = self.given_up = False
         self.silent_since: float | None = None
-        """When its machine lost its power, if its driver knew it."""
+        """When its machine lost its power, if its driver knew the worker."""
         self.shared = Shared()
         plan = region.plan_for(self)
-        self.inbox = Mailbox()
+        self.inbox = _ParkingMailbox()
         spec = driver.spec
         graph: Any = SimpleNamespace(plan=lambda: plan)
         self.spec = WorkerSpec(
@@ -122,7 +105,7 @@ class Worker(RegionProcess):
     # The circuit's thread
 
     async def _circuit(self) -> LinksEnded:
-        """Messages and pieces of work, one after the other, each piece taking its time."""
+        """Process messages and pieces of work one after the other. Each piece takes virtual time."""
         while True:
             while self.inbox.next_restores and not self._may_write():  # noqa: ASYNC110 - as a lock is polled
                 await trio.sleep(0.05)
@@ -132,18 +115,18 @@ class Worker(RegionProcess):
                 continue
             if isinstance(message, LinksEnded):
                 return message
-            await trio.lowlevel.checkpoint_if_cancelled()  # who was killed does not do the next thing
+            await trio.lowlevel.checkpoint_if_cancelled()  # a killed process does not continue
             step = self.shared.step
             self.loop.turn(message)
             produced = message is None and self.shared.step != step
             await trio.sleep(self.region.work_s(self.rng, produced=produced))
 
     def _may_write(self) -> bool:
-        """Whether the locks of its parts are no other process's."""
+        """Return whether no other process has the locks of its parts."""
         return self.region.output.free_for(self.index, self)
 
     def _post(self, message: ToLinks) -> None:
-        """From the circuit to the links, where threads would do it by trio's token."""
+        """Pass a message from the circuit to the links, as threads do by trio's token."""
         if isinstance(message, CircuitFailed):
             self.note(f"the circuit failed ({message.kind}): {message.message}")
             self.region.guarded(self.region.circuit_failed, message)
@@ -156,7 +139,7 @@ class Worker(RegionProcess):
     # As the launcher sees it
 
     def die(self, why: str | None) -> None:
-        """SIGKILL. A machine whose power is off is given up for gone."""
+        """SIGKILL. If its power is off, the launcher reports its end now."""
         self.failure = self.failure or (why or "")
         if self.power_is_off and not self.given_up:
             self.given_up = True

@@ -13,7 +13,7 @@ from dos_server.core.session import Session
 from dos_server.core.tables import Tables
 from dos_server.storage import Storage
 from tests.sim.bugs.catalogue import Patch, bug
-from tests.sim.store.server import Machine
+from tests.sim.store.machine import Machine
 
 
 @bug("R2, row 18")
@@ -36,8 +36,8 @@ def fenced_sessions_may_append() -> list[Patch]:
 
 
 @bug("R3")
-def older_sessions_hear_watermarks() -> list[Patch]:
-    """Both sentences of the rule: either half alone keeps what it is for, as the models say."""
+def older_sessions_receive_watermarks() -> list[Patch]:
+    """Breaks both sentences of the rule. Each half alone is sufficient, as the models show."""
 
     def supersede(self: Claims, directory: DirectoryState, claim: Any, newcomer: Any) -> None:
         directory.holder = None
@@ -65,7 +65,7 @@ def superseded_writers_have_two_seconds() -> list[Patch]:
     def leased(self: Claims | Appends, session: Any, directory: DirectoryState) -> bool:
         return session.wrote and self._tables.now < getattr(directory, "lease_until", 0.0)
 
-    def hears(self: Appends, session: Any, directory: DirectoryState) -> bool:
+    def may_receive(self: Appends, session: Any, directory: DirectoryState) -> bool:
         return may_receive_acks(self, session, directory) or (
             not session.closed and leased(self, session, directory)
         )
@@ -81,13 +81,13 @@ def superseded_writers_have_two_seconds() -> list[Patch]:
                 leased(self, session, directory) or may_write(self, session, directory, request_id)
             ),
         ),
-        (Appends, "may_receive_acks", hears),
+        (Appends, "may_receive_acks", may_receive),
     ]
 
 
 @bug("row 16")
 def a_lost_client_leaves_the_size_of_the_file() -> list[Patch]:
-    """What was under way is given up with the session, and the size looked up in the file."""
+    """Appends in flight are dropped with the session, and the size of the file counts as synced."""
     original = Tables.detach
 
     def detach(self: Tables, session: Session) -> None:
@@ -101,13 +101,14 @@ def a_lost_client_leaves_the_size_of_the_file() -> list[Patch]:
 
 
 @bug("row 28")
-def the_server_reads_whatever_comes() -> list[Patch]:
+def the_server_reads_without_limit() -> list[Patch]:
     return [(ServerCore, "may_read", lambda self, session: True)]
 
 
 @bug("P-9: an account that is not balanced")
-def openings_that_were_given_up_stay_counted() -> list[Patch]:
-    """Of sessions that end while their directory is loaded: in time no large directory is opened any more."""
+def canceled_openings_stay_counted() -> list[Patch]:
+    """Those of sessions that end while their directory is loaded: finally no large directory can be
+    opened."""
     original = DirectoryState.forget_opening
 
     def forget_opening(self: DirectoryState, session: Any) -> int:
@@ -127,7 +128,7 @@ def any_epoch_may_be_claimed() -> list[Patch]:
 
 @bug("P-8")
 def refused_appends_are_written() -> list[Patch]:
-    """A fenced writer is refused, but what it sent is in the file."""
+    """A fenced writer is refused, but what it sent is written to the file."""
     original = Appends.append
 
     def append(self: Appends, session: Session, request: m.Append, request_id: int) -> None:

@@ -1,4 +1,4 @@
-"""The server's disk: what is synced, what is cut, what a start believes."""
+"""The server's disk: what is synced, what is cut, what a start accepts."""
 
 import errno
 from typing import Any
@@ -144,7 +144,7 @@ def the_scrub_keeps_what_it_finds_to_itself() -> list[Patch]:
 
 @bug("O12: nothing else is reported")
 def the_scrub_takes_new_bytes_for_damage() -> list[Patch]:
-    """It looks at an object that grows meanwhile, and takes the end it knew for the end of the file."""
+    """It reads an object that grows meanwhile, and treats the end that it knew as the end of the file."""
     original = Scrub.read_done
 
     def read_done(self: Scrub, event: scrub_reads.ScrubReadDone) -> None:

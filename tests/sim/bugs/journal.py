@@ -7,11 +7,10 @@ from dos_client.core.quorum import Quorums
 from dos_protocol.vocabulary import DirectoryOpened, ObjectInfo
 from journal import ChainWriter
 from journal.core import chain as chain_core
-from journal.core import read_walk as look
-from journal.core import walk
+from journal.core import read_walk, walk
 from journal.core.segment import SegmentStart, parse_segment_name
 from tests.sim.bugs.catalogue import Patch, bug
-from tests.sim.store import looking
+from tests.sim.store import sim_store
 from tests.sim.store.claim import SimClaim, SimWriter
 from tests.sim.store.member import Link
 
@@ -30,14 +29,14 @@ def one_claim_is_enough() -> list[Patch]:
 
 
 def _believed(opened: DirectoryOpened) -> DirectoryOpened:
-    """The same, with nothing said of damage."""
+    """Return the same answer without reports of damage."""
     clean = tuple(ObjectInfo(info.name, info.received, info.synced, info.digest) for info in opened.entries)
     return DirectoryOpened(opened.epoch, opened.writer_id, clean)
 
 
 @bug("R4, row 11")
 def damaged_copies_have_answered() -> list[Patch]:
-    member_claimed, view_of = SimClaim.member_claimed, looking.view_of
+    member_claimed, view_of = SimClaim.member_claimed, sim_store.view_of
     return [
         (
             SimClaim,
@@ -45,7 +44,7 @@ def damaged_copies_have_answered() -> list[Patch]:
             lambda self, link, opened: member_claimed(self, link, _believed(opened)),
         ),
         (
-            looking,
+            sim_store,
             "view_of",
             lambda directory, record, opened, errors: view_of(
                 directory, record, {one: _believed(answer) for one, answer in opened.items()}, errors
@@ -56,26 +55,26 @@ def damaged_copies_have_answered() -> list[Patch]:
 
 @bug("R4, row 20")
 def sizes_are_read_before_the_claim() -> list[Patch]:
-    """A take-over goes by what the members said when they were looked at."""
-    look, member_claimed = looking.SimStore.inspect, SimClaim.member_claimed
+    """A take-over uses the sizes that the members reported to the read view before the claim."""
+    inspect, member_claimed = sim_store.SimStore.inspect, SimClaim.member_claimed
 
-    async def looked(self: looking.SimStore, directory: str, **how: Any) -> Any:
-        self.seen = await look(self, directory, **how)  # type: ignore[attr-defined]
+    async def inspected(self: sim_store.SimStore, directory: str, **how: Any) -> Any:
+        self.seen = await inspect(self, directory, **how)  # type: ignore[attr-defined]
         return self.seen  # type: ignore[attr-defined]
 
     def claimed(self: SimClaim, link: Any, opened: DirectoryOpened) -> None:
         member_claimed(self, link, opened)
-        seen = getattr(self.store, "seen", None)  # a region's claims look by themselves
+        seen = getattr(self.store, "seen", None)  # a region's claims have read views of their own
         before = seen.answers.get(link.server_id) if seen is not None else None
         if before is not None and link.server_id in self.answers:
             self.answers[link.server_id] = dict(before)
 
-    return [(looking.SimStore, "inspect", looked), (SimClaim, "member_claimed", claimed)]
+    return [(sim_store.SimStore, "inspect", inspected), (SimClaim, "member_claimed", claimed)]
 
 
 @bug("R6")
 def offsets_decide_and_not_pointers() -> list[Patch]:
-    """Of the segment below, all that there is belongs to the chain, not what its successor stands on."""
+    """All bytes of the previous segment belong to the chain, not only those that its successor refers to."""
 
     def below(self: walk.ChainWalk, start: SegmentStart) -> Any:
         if start.predecessor is None:
@@ -95,7 +94,7 @@ def offsets_decide_and_not_pointers() -> list[Patch]:
 
 @bug("R9")
 def records_do_not_wait_for_the_one_before() -> list[Patch]:
-    """In a chain that is not pipelined, where a record proves the one before it."""
+    """In a chain that is not pipelined, in which a record proves the previous one."""
     wait_synced = ChainWriter.wait_synced
 
     async def wait(self: ChainWriter, position: Any = None) -> None:
@@ -131,7 +130,7 @@ def a_lost_member_is_done_without() -> list[Patch]:
 
 @bug("row 17")
 def a_lost_answer_is_taken_for_success() -> list[Patch]:
-    """What was under way when a session ended counts as synced there."""
+    """What was in flight when a session ended counts as synced there."""
     original = Link._left
 
     def left(self: Link, why: str) -> None:
@@ -179,12 +178,12 @@ def own_start_is_not_waited_for() -> list[Patch]:
 
 
 @bug("R10, row 24")
-def readers_are_shown_everything() -> list[Patch]:
+def readers_receive_everything() -> list[Patch]:
     def held(quorums: Any, seen: Any, claims: Any, filled: Any) -> int:
         del quorums, claims, filled
         return int(seen.longest)
 
-    return [(look, "held_by_quorum", held)]
+    return [(read_walk, "held_by_quorum", held)]
 
 
 @bug("R16")

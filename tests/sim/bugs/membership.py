@@ -1,4 +1,4 @@
-"""Stores that change: who counts, from when on, and what a copy is worth. Found in runs with an operator."""
+"""Stores that change: which members and copies count, and from when on. Found in runs with an operator."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,16 +15,16 @@ from dos_protocol.store_record import StoreRecord
 from dos_server import side_files
 from dos_server.core.greetings import Greetings
 from tests.sim.bugs.catalogue import Patch, bug
-from tests.sim.engine.chance import Chance
+from tests.sim.engine.random_streams import RandomStreams
 from tests.sim.membership.kind import has_operator
 from tests.sim.nemesis import plan
 
 
-def _has(*kinds: str) -> Callable[[Chance], bool]:
-    """Runs with an operator in which one of those happens."""
+def _has(*kinds: str) -> Callable[[RandomStreams], bool]:
+    """Return whether a run has an operator and one of these faults."""
 
-    def has(rng: Chance) -> bool:
-        return has_operator(rng) and any(fault.kind in kinds for fault in plan(Chance(rng.seed)))
+    def has(rng: RandomStreams) -> bool:
+        return has_operator(rng) and any(fault.kind in kinds for fault in plan(RandomStreams(rng.seed)))
 
     return has
 
@@ -52,12 +52,12 @@ def old_set_alone_acknowledges() -> list[Patch]:
 def claims_are_not_carried_over() -> list[Patch]:
     original = Filling._list_once
 
-    async def look(self: Filling, name: str) -> DirectoryGoal:
+    async def without_claim(self: Filling, name: str) -> DirectoryGoal:
         wanted = await original(self, name)
         wanted.epoch, wanted.writer_id = 0, NO_ID
         return wanted
 
-    return [(Filling, "_list_once", look)]
+    return [(Filling, "_list_once", without_claim)]
 
 
 @bug("decision 0010: tell_again", where=has_operator)
@@ -69,7 +69,7 @@ def watermarks_outlive_their_generation() -> list[Patch]:
 
 
 @bug("decision 0010: refuse_stale", where=has_operator)
-def servers_go_on_with_older_generations() -> list[Patch]:
+def servers_continue_with_older_generations() -> list[Patch]:
     return [(Greetings, "_end_older_generations", lambda self, record: None)]
 
 
@@ -86,7 +86,7 @@ def records_are_not_decided() -> list[Patch]:
     return [(RecordLog, "decide", decide), (RecordLog, "check", lambda self: None)]
 
 
-@bug("R4, row 11: a damaged copy lacks what it held", where=has_operator)
+@bug("R4, row 11: a damaged copy counts as lacking what it had", where=has_operator)
 def damaged_copies_say_what_they_held() -> list[Patch]:
     original = Replica.handle
 
@@ -107,7 +107,7 @@ def new_copies_are_not_synced() -> list[Patch]:
 
 
 @bug(
-    "O12: repair believes what servers say of themselves",
+    "O12: repair trusts what servers report about themselves",
     where=_has("flip", "zero_sector", "swap_sectors", "older_sector"),
 )
 def repair_reads_nothing() -> list[Patch]:

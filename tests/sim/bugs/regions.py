@@ -1,4 +1,4 @@
-"""Regions: what is durable before it counts, which life a message is of, where a restore stands."""
+"""Regions: what is durable before it counts, the incarnation of a message, the position of a restore."""
 
 from functools import partial
 from typing import Any
@@ -29,8 +29,8 @@ from journal import ORIGIN, LostBytesError, take_over
 from journal.core.trimming import below
 from journal.core.walk import TakeOver
 from tests.sim.bugs.catalogue import Patch, bug
-from tests.sim.regions.life import Life
 from tests.sim.regions.region import has_region
+from tests.sim.regions.worker_incarnation import WorkerIncarnation
 from tests.sim.store.claim import SimWriter
 
 of_regions = partial(bug, where=has_region)
@@ -43,9 +43,9 @@ def _one_may_be_missing(self: PendingCut) -> list[int]:
     return [] if len(missing) == 1 and self.number > 1 else missing
 
 
-@of_regions("row 33: a cut with a vote missing")
+@of_regions("row 33: a checkpoint with a vote missing")
 def a_vote_may_be_missing() -> list[Patch]:
-    """Who has not voted is taken to be where the last cut left it."""
+    """A worker that has not voted counts as being at the last checkpoint."""
     original = PendingCut.build
 
     def build(self: PendingCut, parent: Any, *args: Any) -> Any:
@@ -59,7 +59,7 @@ def a_vote_may_be_missing() -> list[Patch]:
     return [(PendingCut, "missing", _one_may_be_missing), (PendingCut, "build", build)]
 
 
-@of_regions("row 33: a manifest that is not whole is taken")
+@of_regions("row 33: an incomplete checkpoint is appended to the manifest")
 def partial_manifest() -> list[Patch]:
     original = PendingCut.build
 
@@ -74,7 +74,7 @@ def partial_manifest() -> list[Patch]:
         )
 
     def check(cut: Any, **others: Any) -> None:
-        """Whatever it is."""
+        """Accept any checkpoint."""
 
     return [
         (PendingCut, "missing", _one_may_be_missing),
@@ -109,7 +109,7 @@ def outputs_are_not_synced() -> list[Patch]:
     return [(FileWriter, "sync", lambda self: None)]
 
 
-@of_regions("row 36: outputs are not cut back")
+@of_regions("row 36: outputs are not truncated")
 def outputs_are_not_cut_back() -> list[Patch]:
     original = FileWriter.__init__
 
@@ -160,7 +160,8 @@ def longest_state_is_restored() -> list[Patch]:
 
 @of_regions("R12, V11: votes of an earlier incarnation count")
 def votes_of_any_incarnation() -> list[Patch]:
-    """A cut is asked for again, with the number that the reset left free: who voted then has voted."""
+    """A checkpoint is requested again with the number that the reset left free, and the earlier votes
+    count."""
     votes: dict[tuple[int, int], dict[int, Prepared]] = {}
     original, reset = Checkpointing.request_cut, Recovery.reset
 
@@ -180,10 +181,10 @@ def votes_of_any_incarnation() -> list[Patch]:
     return [(Recovery, "reset", remember), (Checkpointing, "request_cut", request)]
 
 
-@of_regions("row 35: a marker of a cut that was taken is a cut again")
+@of_regions("row 35: a marker of an earlier checkpoint starts a checkpoint again")
 def old_markers_count() -> list[Patch]:
     return [
-        (barrier, "cut_of_step", lambda asked, last_cut: max(asked, default=0)),
+        (barrier, "cut_of_step", lambda requested, last_cut: max(requested, default=0)),
         (Schedule, "step_aligned", _always_aligned),
     ]
 
@@ -194,13 +195,13 @@ def _always_aligned(self: Schedule, step: int, watermark: Any) -> None:
         self.ended = self.ended or watermark.final
 
 
-@of_regions("row 35: frames of any incarnation are taken")
+@of_regions("row 35: frames of any incarnation are accepted")
 def frames_of_any_incarnation() -> list[Patch]:
-    """And a link outlives the incarnation that it was dialled for. Each alone does no harm: a link that
-    ends with its incarnation brings nothing of it to the next, and frames say which they are of."""
+    """Also, a link outlives the incarnation for which it was dialed. Each alone does no harm: a link that
+    ends with its incarnation delivers nothing to the next, and frames contain their incarnation."""
     admits, take = IncomingFrames.admits, IncomingFrames.take
 
-    async def hear(self: Life, channel: Any, hello: Any) -> None:
+    async def serve_peer(self: WorkerIncarnation, channel: Any, hello: Any) -> None:
         if self.over or not self._channels.admits(hello.worker, hello.incarnation):
             channel.close()
             return
@@ -208,17 +209,17 @@ def frames_of_any_incarnation() -> list[Patch]:
         try:
             while True:
                 frame = await channel.receive()
-                life = worker.life
-                assert life is not None
-                shown = life._channels.take(hello.worker, frame)
-                worker.shared.peers_at = max(worker.shared.peers_at, life._channels.peers_at)
-                if shown is not None:
-                    worker.inbox.put(Arrived(life.number, shown))
+                incarnation = worker.incarnation
+                assert incarnation is not None
+                arrived = incarnation._channels.take(hello.worker, frame)
+                worker.shared.peers_at = max(worker.shared.peers_at, incarnation._channels.peers_at)
+                if arrived is not None:
+                    worker.inbox.put(Arrived(incarnation.number, arrived))
         except DosError:
             channel.close()
 
     return [
-        (Life, "hear", hear),
+        (WorkerIncarnation, "serve_peer", serve_peer),
         (IncomingFrames, "admits", lambda self, peer, incarnation: admits(self, peer, self.incarnation)),
         (
             IncomingFrames,
@@ -228,7 +229,7 @@ def frames_of_any_incarnation() -> list[Patch]:
     ]
 
 
-@of_regions("what is in the channels at a cut is dropped")
+@of_regions("what is in the channels at a checkpoint is dropped")
 def channel_state_is_dropped() -> list[Patch]:
     original = Alignment.take
 
@@ -239,7 +240,7 @@ def channel_state_is_dropped() -> list[Patch]:
     return [(Alignment, "take", take)]
 
 
-@of_regions("a cut has the sources further than its step")
+@of_regions("a checkpoint has the sources further than its step")
 def sources_are_ahead_of_the_cut() -> list[Patch]:
     original = CircuitIncarnation._step_over
 
@@ -250,10 +251,10 @@ def sources_are_ahead_of_the_cut() -> list[Patch]:
     return [(CircuitIncarnation, "_step_over", step_over)]
 
 
-@of_regions("the final cut comes before the last rows")
+@of_regions("the final checkpoint is taken before the last rows")
 def exhausted_too_early() -> list[Patch]:
-    """Told as soon as the last row is read. (At the end of a step it would be in time, as steps run ahead by
-    two at most: a peer that has not ended the step before the last would hold up this one.)"""
+    """Reported as soon as the last row is read. (At the end of the step it would be early enough: steps run
+    ahead by at most two, so a peer that has not ended the step before the last would delay this one.)"""
     produce = CircuitIncarnation._produce
 
     def note(self: CircuitIncarnation) -> None:
@@ -272,13 +273,13 @@ def fenced_drivers_commit() -> list[Patch]:
     original = ManifestLog.append
 
     async def append(self: ManifestLog, order: Any) -> None:
-        emit, told = self._emit, list[Any]()
-        self._emit = told.append
+        emit, emitted = self._emit, list[Any]()
+        self._emit = emitted.append
         try:
             await original(self, order)
         finally:
             self._emit = emit
-        for event in told:
+        for event in emitted:
             emit(CutAppended(order.cut) if isinstance(event, ManifestLost) else event)
 
     return [(ManifestLog, "append", append)]
@@ -302,7 +303,7 @@ def outputs_are_not_fenced() -> list[Patch]:
 
 @of_regions("a barrier overtakes data: a marker that is late is not waited for")
 def barrier_overtakes_data() -> list[Patch]:
-    """A step is run with what is there of it; what comes later goes into the next one."""
+    """A step runs with what has arrived of it; what arrives later is added to the next one."""
     data, step_end, missing = Alignment.data, Alignment.step_end, Alignment.missing
 
     def late_data(self: Alignment[Any], sender: int, step: int, seq: int, item: Any) -> None:
@@ -313,9 +314,9 @@ def barrier_overtakes_data() -> list[Patch]:
         else:
             data(self, sender, step, seq, item)
 
-    def late_end(self: Alignment[Any], sender: int, step: int, seq: int, **asked: Any) -> None:
+    def late_end(self: Alignment[Any], sender: int, step: int, seq: int, **requested: Any) -> None:
         if step >= self.step:
-            step_end(self, sender, step, seq, **asked)
+            step_end(self, sender, step, seq, **requested)
 
     def only_some(self: Alignment[Any]) -> list[int]:
         late = missing(self)
@@ -336,7 +337,8 @@ def barrier_overtakes_data() -> list[Patch]:
 
 @of_regions("R14: DELETE before the release is acknowledged")
 def deletes_when_it_votes() -> list[Patch]:
-    """A worker takes a cut that it votes for as committed, and deletes what that one needs no more."""
+    """A worker treats a checkpoint as committed when it votes, and deletes what that checkpoint does not
+    need."""
     original = Journals.prepare
 
     async def prepare(self: Journals, taken: Any) -> Any:
@@ -347,7 +349,7 @@ def deletes_when_it_votes() -> list[Patch]:
     return [(Journals, "prepare", prepare)]
 
 
-@of_regions("R14: released past the oldest cut retained")
+@of_regions("R14: released past the oldest retained checkpoint")
 def only_the_last_cut_has_floors() -> list[Patch]:
     def floors(kept: Any, worker: int) -> Any:
         return floors_of(kept[-1:], worker)
@@ -357,7 +359,7 @@ def only_the_last_cut_has_floors() -> list[Patch]:
 
 @of_regions("R14: what is not there is empty")
 def a_missing_segment_is_empty() -> list[Patch]:
-    """Too much was deleted, and a take-over that finds nothing at its position says that nothing was."""
+    """Too much was deleted, and a take-over that finds nothing at its position treats the chain as empty."""
     at_position = TakeOver._at_position
 
     def empty(self: TakeOver, at: Any) -> Any:

@@ -1,5 +1,5 @@
-"""Planted bugs of causes that pass, short writes and directories that are removed: see
-docs/decisions/0201 and 0202. Most of them need a run with such troubles.
+"""Transient causes, short writes and removed directories: see docs/decisions/0201 and 0202. Most of these
+bugs need a run with such troubles.
 """
 
 import errno
@@ -15,7 +15,7 @@ from tests.sim.nemesis import has_troubles
 
 
 @bug("0202", where=has_troubles)
-def want_of_descriptors_is_remembered_as_damage() -> list[Patch]:
+def lack_of_descriptors_is_remembered_as_damage() -> list[Patch]:
     """A directory that could not be read now is refused until the server is restarted."""
     original = loading.DirectoryLoader.load
 
@@ -32,7 +32,7 @@ def missing_rights_are_reported_as_no_space() -> list[Patch]:
 
 @bug("0202", where=has_troubles)
 def every_error_is_the_disks() -> list[Patch]:
-    """Want of descriptors poisons what was to be written or synced."""
+    """A lack of descriptors poisons the objects that should have been written or synced."""
     return [
         (module, name, value)
         for name, value in (

@@ -14,7 +14,7 @@ of_visitors = partial(bug, where=has_visitors)
 
 
 @of_visitors("version 0: SYNCED is what is synced")
-def version_0_tells_written_as_synced() -> list[Patch]:
+def version_0_reports_written_as_synced() -> list[Patch]:
     def send_status(self: V0Streams, one: Any) -> None:
         written = one.target.written
         one.reported, one.status_at, one.status_due = (written, one.target.synced), self._tables.now, False
@@ -37,7 +37,7 @@ def streams_lock_nothing() -> list[Patch]:
     return [(ObjectState, "refuses_session", refuses_session)]
 
 
-@of_visitors("row 40, P-3: the size alone says whose content it is")
+@of_visitors("row 40, P-3: the size alone decides whose content it is")
 def prefix_digests_are_not_compared() -> list[Patch]:
     original = ObjectState.refuses
 

@@ -1,1 +1,1 @@
-"""What every run stands on: one seed, virtual time, disks and networks with a fate."""
+"""The base of every run: random streams, virtual time, and disks and networks with faults."""

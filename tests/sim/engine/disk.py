@@ -1,5 +1,5 @@
-"""A disk with faults: the fake disk of the tests (which keeps, loses, tears and zeroes what was not synced),
-and what can happen to it in a run.
+"""A disk with faults: the disk in memory (which keeps, loses, tears and zeroes what was not synced), and the
+faults of a run.
 
 Faults of the medium; `nemesis` plans when they happen.
 """
@@ -15,11 +15,11 @@ from dos_server.memory.disk import ENDLESS, SECTOR, MemoryDisk, _Folder, _Node
 
 
 class PowerCutError(BaseException):
-    """The power goes in the middle of something. Nothing catches it but the machine."""
+    """The power fails during a disk call. Only the machine catches it."""
 
 
 class _ShortWrites:
-    """The calls that write, as a kernel that ends them early has them: a part is taken, and its size said."""
+    """System calls of a kernel that ends writes early: they write a part and return its size."""
 
     def __init__(
         self, disk: "SimDisk", rng: Random, write: Callable[[int, int, Sequence[Buffer]], None]
@@ -43,7 +43,7 @@ class _ShortWrites:
 class SimDisk(MemoryDisk):
     """A disk with faults. `cut_in`: the power fails after so many more calls; `failing`: methods that fail
     with that error while they are listed; `trouble`: returns for a method the error number of this call, or
-    0; `short`: the places where the kernel now ends writes early, at random; `unreadable`: sectors that
+    0; `short`: decides where the kernel ends writes early, None: nowhere; `unreadable`: sectors that
     cannot be read, by the file that they belong to, whatever its name: a new copy that replaces an old one
     has other sectors. `was_full`: the disk was full at any time. `sometimes`: counts the effects of faults.
     """
@@ -83,17 +83,17 @@ class SimDisk(MemoryDisk):
             self.sometimes["disk: ENOSPC from write"] += error.errno == errno.ENOSPC
             raise
 
-    def fill(self, room: int) -> None:
-        """From now on there is room for so many bytes more."""
+    def fill(self, left: int) -> None:
+        """Leave space for that many bytes."""
         self.was_full = True
-        self.space = self.used + room
+        self.space = self.used + left
 
     def free(self) -> None:
-        """There is room again."""
+        """Give the disk unlimited space again."""
         self.space = ENDLESS
 
     def heal(self) -> None:
-        """Whatever failed works again; what is damaged stays damaged."""
+        """End all faults; damage remains."""
         super().heal()
         self.cut_in = None
         self.failing.clear()
@@ -115,18 +115,18 @@ class SimDisk(MemoryDisk):
                 raise OSError(errno.EIO, f"sector {sector} cannot be read", path)
 
     def spoil(self, path: str, sector: int) -> None:
-        """That sector of a file on the platters gives an error from now on."""
+        """Let reads of that sector of a file on the platters fail from now on."""
         node = self._find(path, durable=True)
         assert node is not None, f"{path} is on the platters"
         self.unreadable.append((node, sector))
 
     def is_unreadable(self, path: str) -> bool:
-        """Whether a file on the platters has such a sector."""
+        """Return whether a file on the platters has a sector that cannot be read."""
         node = self._find(path, durable=True)
         return any(bad is node for bad, _ in self.unreadable)
 
     def write_back(self) -> None:
-        """What programs see is on the platters: the kernel has found the time."""
+        """Write the page cache to the platters, as the kernel does after a while."""
         self._write_back(self.root)
 
     def _write_back(self, folder: _Folder) -> None:
@@ -138,7 +138,8 @@ class SimDisk(MemoryDisk):
                 node.sync()
 
     def damage(self, path: str, change: Callable[[bytearray], None], *, cached: bool = False) -> None:
-        """Change a file on the platters, and what the cache has of it goes; or, `cached`, hides it."""
+        """Change a file on the platters and drop it from the cache; `cached`: the cache keeps the old
+        content."""
         node = self._find(path, durable=True)
         assert node is not None, f"{path} is on the platters"
         change(node.stable)
@@ -147,8 +148,7 @@ class SimDisk(MemoryDisk):
             node.unsynced.clear()
 
     def forget_cache(self, path: str) -> None:
-        """The kernel needs the memory: what it had cached of a file is read from the platters from now on.
-        Not where something is still to be written."""
+        """Drop a file from the cache, as a kernel that needs memory does, unless it has unwritten changes."""
         node = self._find(path, durable=True)
         if node is not None and not node.unsynced and len(node.seen) == len(node.stable):
             node.seen = bytearray(node.stable)
@@ -162,20 +162,21 @@ class SimDisk(MemoryDisk):
         return node if isinstance(node, _Node) else None
 
     def entries(self, folder: str) -> list[str]:
-        """The names in a folder, in order; none where there is no such folder. Nobody's call of the disk."""
+        """Return the sorted names in a folder, none if it does not exist. It does not count as a disk
+        call."""
         node: _Node | _Folder | None = self.root
         for part in folder.split("/"):
             node = node.seen.get(part) if isinstance(node, _Folder) else None
         return sorted(node.seen) if isinstance(node, _Folder) else []
 
     def stable(self, path: str) -> bytes | None:
-        """A whole file as the platters have it; None when no durable name leads there."""
+        """Return a whole file as it is on the platters; None if its name is not durable."""
         node = self._find(path, durable=True)
         return None if node is None else bytes(node.stable)
 
     def readable(self, path: str) -> bytes | None:
-        """What the platters have of a file below the first sector that cannot be read; None when no durable
-        name leads there."""
+        """Return the content of a file on the platters up to the first sector that cannot be read; None if
+        its name is not durable."""
         node = self._find(path, durable=True)
         if node is None:
             return None
@@ -183,6 +184,6 @@ class SimDisk(MemoryDisk):
         return bytes(node.stable[: min(bad, default=len(node.stable))])
 
     def content(self, path: str) -> bytes | None:
-        """A whole file as programs see it; None when there is none."""
+        """Return a whole file as programs see it; None if there is none."""
         node = self._find(path, durable=False)
         return None if node is None else bytes(node.seen)

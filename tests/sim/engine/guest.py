@@ -1,12 +1,12 @@
 """Real trio code as a process of the simulation: the shells of `dos_client`, unchanged, on virtual time.
 
-Trio runs as the guest of the world ("guest mode"): its loop goes round only when something has come or a
-deadline is due, and its clock is the process's own. So a guest is paused, killed and skewed like any other
-process, and one seed schedules its tasks in one order.
+Trio runs in guest mode, as a guest of the environment: its loop runs only when data has arrived or a deadline
+is due, and its clock is the process's own. So a guest is paused, killed and skewed like any other process,
+and one seed schedules its tasks in one order.
 
-This file makes trio's loop and the simulator's event heap take turns; `sockets` is what the code inside talks
-to. Two private parts of trio are used and nothing else: where a thread keeps its current run (many guests
-share one thread), and the switch with which trio's own tests schedule tasks in a seeded order.
+This file runs trio's loop and the simulator's event heap in turns; `sockets` has the sockets of the code
+inside. It uses two private parts of trio: where a thread keeps its current run (many guests share one
+thread), and the switch with which trio's own tests schedule tasks in a seeded order.
 """
 
 import math
@@ -22,14 +22,14 @@ import outcome
 import trio
 from trio._core import _run as trio_run
 
-from tests.sim.engine.world import LATER_S, Process, World
+from tests.sim.engine.environment import LATER_S, Environment, Process
 
 _TURNS_AT_DEATH_MAX = 10_000
 
 
 @contextmanager
 def scheduled_by(rng: Random) -> Iterator[None]:
-    """Inside, tasks that may go in any order go in one that the stream decides."""
+    """Let the stream decide the order of trio tasks that can run at the same time."""
     with (
         mock.patch.object(trio_run, "_ALLOW_DETERMINISTIC_SCHEDULING", new=True),
         mock.patch.object(trio_run, "_r", rng),
@@ -38,7 +38,7 @@ def scheduled_by(rng: Random) -> Iterator[None]:
 
 
 class _Clock(trio.abc.Clock):
-    """The guest's clock. `idle_until`: nothing is to be done before, None: something is."""
+    """The guest's clock. `idle_until`: no task can run before; None: a task can run now."""
 
     def __init__(self, guest: "Guest") -> None:
         self.guest = guest
@@ -51,22 +51,22 @@ class _Clock(trio.abc.Clock):
         return self.guest.now
 
     def deadline_to_sleep_time(self, deadline: float) -> float:
-        """Asked when no task can go on. Never to wait: the world does that."""
+        """Called by trio when no task can run. It never waits, because the environment does."""
         self.idle_until = deadline
         return 0.0
 
 
 class Guest(Process):
-    """A process whose life is a trio coroutine. `failure`: the error that ended it, if any."""
+    """A process that runs a trio coroutine. `failure`: the error that ended it, if any."""
 
-    def __init__(self, world: World, name: str) -> None:
-        super().__init__(world, name)
+    def __init__(self, env: Environment, name: str) -> None:
+        super().__init__(env, name)
         self.failure: BaseException | None = None
         self._clock = _Clock(self)
         self._run: dict[str, Any] = {}
         self._hooks: Any = sys.get_asyncgen_hooks()
         self._tick: Callable[[], object] | None = None
-        self._leaving = False  # trio goes home by ways of its own, which are no deadlines
+        self._leaving = False  # trio's own steps at the end of a run, which are not deadlines
         self._ended = False
         self._scope = trio.CancelScope()
         self._timer = 0
@@ -76,12 +76,12 @@ class Guest(Process):
     def now(self) -> float:
         return super().now if self._now is None else self._now
 
-    def live(self, life: Callable[[], Awaitable[None]]) -> None:
-        """Begin."""
+    def begin(self, main: Callable[[], Awaitable[None]]) -> None:
+        """Start the coroutine."""
         with self._inside():
             trio.lowlevel.start_guest_run(
                 self._main,
-                life,
+                main,
                 run_sync_soon_threadsafe=self._no_threads,
                 run_sync_soon_not_threadsafe=self._keep_tick,
                 done_callback=self._done,
@@ -90,15 +90,15 @@ class Guest(Process):
             )
         self.soon(self._go)
 
-    async def _main(self, life: Callable[[], Awaitable[None]]) -> None:
+    async def _main(self, main: Callable[[], Awaitable[None]]) -> None:
         try:
             with self._scope:
-                await life()
+                await main()
         finally:
             self._leaving = True
 
     def call(self, what: Callable[[], object]) -> None:
-        """Let something happen to the code inside: an event set, bytes come. Then it goes on."""
+        """Call a function in the guest's run, for example to set an event, then run its tasks."""
         if self._ended:
             return
         with self._inside():
@@ -106,8 +106,8 @@ class Guest(Process):
         self._go()
 
     def kill(self) -> None:
-        """It does nothing more that anybody sees. Its tasks are ended, with its clock alone going on, so that
-        nothing is left."""
+        """Kill the process. Its tasks are canceled and run to their end, without visible effects and with
+        only its own clock advancing, so that no task is left."""
         if not self.alive:
             return
         super().kill()
@@ -120,7 +120,7 @@ class Guest(Process):
         while not self._has_ended():
             self._ticks()
             turns += 1
-            assert turns < _TURNS_AT_DEATH_MAX, f"{self.name} was killed and goes on"
+            assert turns < _TURNS_AT_DEATH_MAX, f"{self.name} was killed and continues to run"
             if self._clock.idle_until is not None and math.isfinite(self._clock.idle_until):
                 self._now = max(self._now, self._clock.idle_until)
 
@@ -128,8 +128,8 @@ class Guest(Process):
         return self._ended
 
     def _go(self) -> None:
-        """As far as it goes now; and again when its next deadline is due. What went wrong in it goes wrong in
-        the run."""
+        """Run all tasks that can run now, and schedule the next deadline. Raises the error that ended the
+        guest, if any."""
         self._ticks()
         if self.failure is not None:
             raise self.failure
@@ -158,7 +158,7 @@ class Guest(Process):
         self._tick = tick
 
     def _no_threads(self, tick: Callable[[], object]) -> None:
-        raise AssertionError(f"{self.name} wants to wait in a thread")
+        raise AssertionError(f"{self.name} requests a thread")
 
     def _done(self, result: "outcome.Outcome[None]") -> None:
         self._ended, self.alive = True, False
@@ -167,7 +167,7 @@ class Guest(Process):
 
     @contextmanager
     def _inside(self) -> Iterator[None]:
-        """In this guest's run."""
+        """Make this guest's trio run the current one."""
         run = trio_run.GLOBAL_RUN_CONTEXT.__dict__
         outside, hooks = dict(run), sys.get_asyncgen_hooks()
         run.clear()

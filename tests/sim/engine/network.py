@@ -1,13 +1,16 @@
-"""Connections between processes, as TCP makes them: ordered, independent in each direction; delayed, cut or
-held back.
+"""Connections between processes, like those of TCP: ordered, independent in each direction; delayed, cut or
+blocked.
 
-It does not look into messages. A one-way block holds back what is sent in that direction while it lasts. Data
-is lost only by the end of a connection, and then only at the end of the stream. Each message has a length:
-thin links carry a bounded number of bytes per second.
+It does not parse messages. A one-way block delays what is sent in that direction while it lasts. Data is lost
+only by the end of a connection, and then only at the end of the stream. Each message has a length: thin links
+carry a bounded number of bytes per second.
 
-A connection ends in one of four ways: closed by a process, which the other end hears after what was sent
-before; reset, which loses some of what was under way each way; with the process at one end, which is a reset
-that this end can no longer hear of; or with the power of the machine, which nobody hears of until it is back.
+A connection ends in one of four ways:
+
+- a process closes it: the other end receives what was sent before, then the end;
+- a reset: some of the data in flight in each direction is lost, and both ends are notified;
+- the process at one end ends: a reset, of which that end is not notified;
+- the machine loses its power: neither end is notified until the machine is up again.
 """
 
 from collections import deque
@@ -15,14 +18,14 @@ from collections.abc import Callable
 from random import Random
 from typing import Any, Protocol
 
-from tests.sim.engine.world import Process, World
+from tests.sim.engine.environment import Environment, Process
 
 
 class End(Protocol):
-    """What a connection needs of the process at one of its ends."""
+    """The interface of one end of a connection."""
 
-    def heard(self, item: Any) -> None:
-        """Something came."""
+    def received(self, item: Any) -> None:
+        """An item arrived."""
 
     def ended(self) -> None:
         """The connection is over."""
@@ -47,7 +50,7 @@ _THE_END = object()
 
 
 class Wire:
-    """One connection. `a` dialled, `b` answers."""
+    """One connection. `a` dialed, `b` accepted."""
 
     def __init__(self, network: "Network", a: Process, b: Process, b_address: str) -> None:
         self._network = network
@@ -58,7 +61,7 @@ class Wire:
         self._ways = (_Way((a.name, b.name), b), _Way((b.name, a.name), a))
 
     def attach(self, end: End, *, dialler: bool) -> None:
-        """Who hears what comes to this end."""
+        """Set the receiver of this end."""
         self._ways[1 if dialler else 0].end = end
 
     def send(self, item: Any, *, dialler: bool) -> None:
@@ -67,13 +70,13 @@ class Wire:
             self._put(self._ways[0 if dialler else 1], item)
 
     def close(self, *, dialler: bool) -> None:
-        """This end is done. The other hears what was sent before, then the end."""
+        """Close this end. The other one receives what was sent before, then the end."""
         if self.open and not self.muted:
             self._put(self._ways[0 if dialler else 1], _THE_END)
         self._forget()
 
     def reset(self) -> None:
-        """Both ends hear the end; of what was under way, each way, some is lost."""
+        """End the connection for both ends; some of the data in flight in each direction is lost."""
         if not self.open:
             return
         for way in self._ways:
@@ -87,8 +90,8 @@ class Wire:
         self._forget()
 
     def haunt(self, seconds: float) -> None:
-        """A zombie connection: who dialled hears the end, and may dial anew; what it had sent arrives all the
-        same, so many seconds later."""
+        """Make it a zombie connection: the dialing end is notified of the end and may dial again, but what it
+        had sent arrives `seconds` later."""
         if not self.open or self.muted:
             return
         there, back = self._ways
@@ -103,7 +106,7 @@ class Wire:
             for _ in range(pumps):
                 self._network.pump_later(self, there)
 
-        self._network.world.after(seconds, deliver)
+        self._network.env.after(seconds, deliver)
 
     def mute(self) -> None:
         """A machine lost its power: nothing more arrives in either direction, without notice."""
@@ -120,7 +123,7 @@ class Wire:
         self._network.pump_later(self, way, self._network.line_s(way.path, item))
 
     def pump(self, way: _Way) -> None:
-        """The next of what goes that way arrives, unless the way is blocked."""
+        """Deliver the next item of that direction, unless it is blocked."""
         if way.stalled:
             way.blocked_pumps += 1
         elif way.path in self._network.blocked:
@@ -137,15 +140,15 @@ class Wire:
         if item is _THE_END:
             way.end.ended()
         else:
-            way.end.heard(item)
+            way.end.received(item)
 
 
 class Network:
-    """All connections, and what is wrong with the paths between processes. `blocked`: paths where nothing
-    goes; `slow`: how many times later things come, `thin`: how many bytes a second go, by path."""
+    """All connections, and the faults of the paths between processes. `blocked`: paths that deliver nothing;
+    `slow`: factor of the latency, `thin`: bytes per second, by path."""
 
-    def __init__(self, world: World, rng: Random, latency_s: Callable[[str, str], float]) -> None:
-        self.world = world
+    def __init__(self, env: Environment, rng: Random, latency_s: Callable[[str, str], float]) -> None:
+        self.env = env
         self.rng = rng
         self.wires: dict[Wire, None] = {}
         self.slow: dict[tuple[str, str], float] = {}
@@ -158,12 +161,12 @@ class Network:
         self._held: dict[tuple[str, str], list[tuple[Wire, _Way]]] = {}
 
     def listen(self, address: str, process: Process, accept: Callable[[Wire], End]) -> None:
-        """A connection to the address reaches this process."""
+        """Let connections to the address reach this process."""
         self._listening[address] = (process, accept)
 
     def dial(self, client: Process, address: str, done: Callable[[Wire | None], None]) -> None:
-        """Connect; `done` is given the connection, or None: refused. It may never be called, when the path
-        is blocked or the machine has no power: who dials sets a time-out."""
+        """Connect; `done` receives the connection, or None if it was refused. `done` is never called if the
+        path is blocked or the machine has no power: the caller sets a time-out."""
         process, _ = self._listening[address]
         there, back = (client.name, process.name), (process.name, client.name)
 
@@ -183,10 +186,10 @@ class Network:
             wire.attach(accept_now(wire), dialler=False)
             client.after(self.delay_s(back), done, wire)
 
-        self.world.after(self.delay_s(there), arrive)
+        self.env.after(self.delay_s(there), arrive)
 
     def delay_s(self, path: tuple[str, str]) -> float:
-        """How long something takes along that path, this time."""
+        """Draw the latency of one message on that path."""
         base = self._bases.get(path)
         if base is None:
             base = self._bases[path] = self.latency_s(*path)
@@ -195,25 +198,25 @@ class Network:
         return base * (0.5 + self.rng.random())
 
     def line_s(self, path: tuple[str, str], item: Any) -> float:
-        """How long a message keeps a thin line busy."""
+        """Return how long a message occupies a thin path."""
         if path not in self.thin or item is _THE_END:
             return 0.0
         count = len(item) if isinstance(item, bytes) else len(item.meta) + len(item.payload)
         return count / self.thin[path]
 
     def pump_later(self, wire: Wire, way: _Way, line_s: float = 0.0) -> None:
-        now = self.world.now
+        now = self.env.now
         way.last = max(way.last, now + self.delay_s(way.path)) + line_s
-        self.world.after(way.last - now, wire.pump, way)
+        self.env.after(way.last - now, wire.pump, way)
 
-    # What is wrong
+    # Faults
 
     def block(self, path: tuple[str, str]) -> None:
-        """Nothing goes that way any more; it waits."""
+        """Stop delivery in that direction; data is kept."""
         self.blocked[path] = None
 
     def unblock(self, path: tuple[str, str]) -> None:
-        """What waited comes, in its order."""
+        """Continue delivery in that direction, in order."""
         self.blocked.pop(path, None)
         held = self._held.pop(path, [])
         for wire, way in held:
@@ -222,7 +225,7 @@ class Network:
                 self.pump_later(wire, way)
 
     def bar(self, client: str, machine: str) -> None:
-        """That client's connections to the machine are reset, and new ones refused."""
+        """Reset that client's connections to the machine, and refuse new ones."""
         self._barred[client, machine] = None
         for wire in [one for one in self.wires if [end.name for end in one.processes] == [client, machine]]:
             wire.reset()
@@ -231,7 +234,7 @@ class Network:
         self._barred.pop((client, machine), None)
 
     def quicken(self, path: tuple[str, str]) -> None:
-        """That path is not slow any more, nor thin."""
+        """End the slowness and thinness of that path."""
         self.slow.pop(path, None)
         self.thin.pop(path, None)
 
@@ -241,7 +244,7 @@ class Network:
             held.append((wire, way))
 
     def heal(self) -> None:
-        """All paths are as they should be."""
+        """End the faults of all paths."""
         self.slow.clear()
         self.thin.clear()
         self._barred.clear()
@@ -249,7 +252,7 @@ class Network:
             self.unblock(path)
 
     def process_died(self, process: Process, *, power: bool) -> None:
-        """Its connections: reset by its kernel, or, without power, just silent."""
+        """Reset its connections, as its kernel does; or, without power, silence them."""
         for wire in list(self.wires):
             if process in wire.processes:
                 if power:
@@ -258,8 +261,7 @@ class Network:
                     wire.reset()
 
     def power_back(self, address: str) -> None:
-        """A machine is up again: what still holds a connection to its last life is notified that there is
-        none."""
+        """Reset the connections of a machine that is up again to its previous incarnation."""
         for wire in [one for one in self.wires if one.muted and one.address == address]:
             wire.muted = False
             wire.reset()

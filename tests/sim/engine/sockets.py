@@ -20,7 +20,7 @@ from tests.sim.engine.network import Network, Wire
 
 
 class SimSocket:
-    """One end of a connection: what `sessions.connection` uses of a socket."""
+    """One end of a connection, with the socket methods that `sessions.connection` uses."""
 
     def __init__(self, wire: Wire, call: Callable[[Callable[[], object]], None]) -> None:
         self._wire = wire
@@ -77,7 +77,7 @@ class SimSocket:
 
     # For the connection
 
-    def heard(self, frame: Frame) -> None:
+    def received(self, frame: Frame) -> None:
         if not self._closed:
             self._came.append(memoryview(bytes(frame_head(frame))))
             if len(frame.payload):
@@ -90,8 +90,8 @@ class SimSocket:
             self._call(self._more.set)
 
 
-class _Outside:
-    """`dos_client.runtime` of a guest."""
+class _SimRuntime:
+    """The `dos_client.runtime` of a guest."""
 
     def __init__(self, guest: "Client", network: Network) -> None:
         self.rng = guest.rng
@@ -102,7 +102,7 @@ class _Outside:
         return self.rng.randbytes(size)
 
     async def connect(self, host: str, port: int) -> SimSocket:
-        """As the network does; or never, if there is no notice: the dialling side sets a time-out."""
+        """Connect; never return if there is no answer: the caller sets a time-out."""
         answered: list[Wire | None] = []
         done, given_up = trio.Event(), False
 
@@ -129,16 +129,16 @@ class _Outside:
 
 
 class Client(Guest):
-    """A guest that uses `dos_client`: it dials in the simulated network, and draws from its own stream."""
+    """A guest that uses `dos_client`: it dials in the simulated network, and has its own random stream."""
 
     def __init__(self, network: Network, name: str, rng: Random) -> None:
-        super().__init__(network.world, name)
+        super().__init__(network.env, name)
         self.network = network
         self.rng = rng
 
-    def live(self, life: Callable[[], Awaitable[None]]) -> None:
-        async def begin() -> None:
-            replace_runtime(_Outside(self, self.network))
-            await life()
+    def begin(self, main: Callable[[], Awaitable[None]]) -> None:
+        async def with_runtime() -> None:
+            replace_runtime(_SimRuntime(self, self.network))
+            await main()
 
-        super().live(begin)
+        super().begin(with_runtime)

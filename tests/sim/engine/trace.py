@@ -1,7 +1,7 @@
-"""What happened in a run: a line an event, and a digest over all of them.
+"""The trace of a run: a line for each event, and a digest of all lines.
 
-The digest is always made, the lines are kept on request. A line has nothing in it that
-another process would tell otherwise: no address of an object, no order of a set, no time of this machine.
+The digest is always computed, the lines are kept on request. A line contains nothing that differs in another
+process: no address of an object, no order of a set, no time of this machine.
 """
 
 from array import array
@@ -19,24 +19,24 @@ class Trace:
         self._fold = xxhash.xxh3_64()
         self._times = array("d")
         self.step: Callable[[float], None] = self._times.append
-        """Something was done. Its moment goes into the digest: with random delays everywhere, two runs that
-        differ in anything soon differ in time."""
+        """Called with the time of each step, which is part of the digest: with random delays everywhere, two
+        runs that differ in anything soon differ in time."""
 
     def note(self, now: float, who: str, what: str) -> None:
-        """One event."""
+        """Add one event."""
         line = _line(now, who, what)
         self._fold.update(line.encode())
         if self.kept:
             self.lines.append(line)
 
     def say(self, now: float, who: str, what: str) -> None:
-        """Something for the reader alone: it is not in the digest, and costs little where nobody reads."""
+        """Add a line that is not in the digest, if lines are kept."""
         if self.kept:
             self.lines.append(_line(now, who, what))
 
     @property
     def digest(self) -> str:
-        """The digest of everything so far: the events, and the time of each step."""
+        """Return the digest of the events and the times of steps so far."""
         whole = self._fold.copy()
         whole.update(self._times.tobytes())
         return whole.hexdigest()

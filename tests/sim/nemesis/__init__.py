@@ -1,22 +1,22 @@
-"""The faults of a run: planned from the seed before it begins, each with a moment and numbers of its own.
+"""The faults of a run, planned from the seed before it begins, each with its own moment and random stream.
 
-So a fault can be left out and the others stay what they are: that is how a failing run is made small. Each
-seed switches whole kinds off, and gives the others weights (swarm testing): constant faults of all kinds hide
-what needs one kind alone. Some seeds are about scripts, which need time and quiet: few other kinds, and fewer
-faults.
+So a fault can be left out without changing the others, which is how a failing run is reduced. Each seed
+disables most kinds and gives the others weights (swarm testing), because constant faults of all kinds hide
+bugs that need one kind alone. Some seeds use scripts, which need time without other faults: they have few
+other kinds, and fewer faults.
 
-A kind is a function of the cluster and a fault; the table names them all. The promise (P-5) bounds what may
-be damaged: the disks of one machine per run, at most Qa - 1 of them.
+A kind is a function of the cluster and a fault; the table names all of them. The promise (P-5) allows
+damage on Qa - 1 members; a run damages the disk of one machine only.
 """
 
 from random import Random
 from typing import TYPE_CHECKING, Final
 
 from tests.sim.conditions import changed, conditions
-from tests.sim.engine.chance import Chance
+from tests.sim.engine.random_streams import RandomStreams
 from tests.sim.membership.kind import has_operator
 from tests.sim.nemesis import clients, disks, machines, membership, paths, peers, rot, scripts, troubles
-from tests.sim.nemesis.fault import Fault, Kind
+from tests.sim.nemesis.fault import Fault, Kind, by_name
 from tests.sim.nemesis.region_plays import REGION_ACTS, REGION_PLAYS, plan_acts, plan_plays
 from tests.sim.nemesis.regions import REGION_KINDS, plan_region
 from tests.sim.regions.region import has_region
@@ -63,37 +63,25 @@ KINDS: Final[dict[str, Kind]] = {
     "wipe": disks.wipe,
     **scripts.KINDS,
 }
-RARE: Final[dict[str, Kind]] = {"full_at_the_start": disks.full_at_the_start}
-"""Kinds that few runs have, planned by a stream of their own: one of them comes two or three times."""
+RARE: Final = by_name(disks.full_at_the_start)
+"""Kinds that few runs have, planned by a stream of their own: one of them happens two or three times."""
 _RARE_SHARE: Final = 0.06
-TROUBLES: Final[dict[str, Kind]] = {
-    "no_descriptors": troubles.no_descriptors,
-    "no_rights": troubles.no_rights,
-    "short_writes": troubles.short_writes,
-    "trouble_at_the_start": troubles.trouble_at_the_start,
-    "failing_medium": troubles.failing_medium,
-    "removed_directory": troubles.removed_directory,
-}
-"""Kinds planned by another stream: some of them come several times in a part of the runs."""
+TROUBLES: Final = by_name(
+    *(troubles.no_descriptors, troubles.no_rights, troubles.short_writes),
+    *(troubles.trouble_at_the_start, troubles.failing_medium, troubles.removed_directory),
+)
+"""Kinds planned by another stream: some of them happen several times in a part of the runs."""
 TROUBLED_SHARE: Final = 0.15
-OF_OPERATORS: Final[dict[str, Kind]] = {
-    "replace": membership.replace,
-    "add": membership.add,
-    "repair": membership.repair,
-    "kill_operator": membership.kill_operator,
-    "pause_operator": membership.pause_operator,
-    "second_operator": membership.second_operator,
-}
+OF_OPERATORS: Final = by_name(
+    *(membership.replace, membership.add, membership.repair),
+    *(membership.kill_operator, membership.pause_operator, membership.second_operator),
+)
 """Kinds that only runs with an operator have."""
-ACTS: Final[dict[str, Kind]] = {
-    "two_replacements": membership.two_replacements,
-    "damaged_ahead": membership.damaged_ahead,
-    "lose_too_many": membership.lose_too_many,
-}
-"""Kinds that come there once a run, in some runs, by a stream of their own."""
+ACTS: Final = by_name(membership.two_replacements, membership.damaged_ahead, membership.lose_too_many)
+"""Kinds that happen at most once in a run with an operator, planned by a stream of their own."""
 _ACTS_SHARE: Final = {"two_replacements": 0.3, "damaged_ahead": 0.2, "lose_too_many": 0.25}
 BESIDE_OPERATORS: Final = tuple(kind for kind in KINDS if kind not in scripts.KINDS)
-"""Other kinds that they have. Plays know no change of members."""
+"""Other kinds in runs with an operator. Scripts do not support changes of members."""
 ALL_KINDS: Final = {
     **KINDS,
     **RARE,
@@ -105,22 +93,22 @@ ALL_KINDS: Final = {
     **ACTS,
 }
 FAULTS_MEAN: Final = (12, 24, 48, 96)
-"""Of servers, writers and paths, in a run; how many it is, chance decides."""
+"""Mean numbers of faults of servers, writers and paths in a run, of which one is drawn."""
 
 _SCRIPTED: Final = 0.5
-"""The part of the seeds that is about scripts."""
+"""The share of the seeds that use scripts."""
 
 
-def safety_s(chance: Chance) -> float:
-    """For how long faults strike, in virtual seconds. A region needs some for a cut, and for a reset."""
-    return 11.0 if has_region(chance) else 8.0
+def safety_s(streams: RandomStreams) -> float:
+    """Return for how many virtual seconds faults happen. A region needs time for checkpoints and resets."""
+    return 11.0 if has_region(streams) else 8.0
 
 
-def plan(chance: Chance) -> list[Fault]:
-    """The faults of a run."""
-    rng, seconds = chance.nemesis, safety_s(chance)
+def plan(streams: RandomStreams) -> list[Fault]:
+    """Return the faults of a run."""
+    rng, seconds = streams.nemesis, safety_s(streams)
     scripted = rng.random() < _SCRIPTED
-    weights = _of_operators(rng) if has_operator(chance) else _weights(rng, scripted=scripted)
+    weights = _of_operators(rng) if has_operator(streams) else _weights(rng, scripted=scripted)
     pace = rng.choice(FAULTS_MEAN) / seconds / (8 if scripted else 1)
     faults: list[Fault] = []
     at = 0.0
@@ -131,36 +119,37 @@ def plan(chance: Chance) -> list[Fault]:
         number = len(faults)
         length = rng.choice([0.01, 0.1, 0.3, 1.0, 3.0]) * (0.5 + rng.random())
         (kind,) = rng.choices(list(weights), list(weights.values()))
-        faults.append(Fault(number, at, kind, length, f"{chance.seed}/fault/{number}"))
-    if has_region(chance):
-        faults += plan_region(chance.seed, chance.stream("nemesis of the region"), seconds, len(faults))
-        faults += plan_plays(chance.seed, chance.stream("plays of the region"), seconds, len(faults))
-        faults += plan_acts(chance.seed, chance.stream("acts in the region"), seconds, len(faults))
-    faults += _rare(chance, seconds, len(faults))
-    return faults + _troubles(chance, seconds, len(faults))
+        faults.append(Fault(number, at, kind, length, f"{streams.seed}/fault/{number}"))
+    if has_region(streams):
+        faults += plan_region(streams.seed, streams.stream("nemesis of the region"), seconds, len(faults))
+        faults += plan_plays(streams.seed, streams.stream("plays of the region"), seconds, len(faults))
+        faults += plan_acts(streams.seed, streams.stream("acts in the region"), seconds, len(faults))
+    faults += _rare(streams, seconds, len(faults))
+    return faults + _troubles(streams, seconds, len(faults))
 
 
-def has_troubles(chance: Chance) -> bool:
-    """Whether a run has kinds of `TROUBLES`. None with an operator: disks have fates enough there."""
-    return not has_operator(chance) and chance.stream("troubles").random() < TROUBLED_SHARE
+def has_troubles(streams: RandomStreams) -> bool:
+    """Return whether a run has kinds of `TROUBLES`. Runs with an operator have none: they have many disk
+    faults."""
+    return not has_operator(streams) and streams.stream("troubles").random() < TROUBLED_SHARE
 
 
-def _troubles(chance: Chance, seconds: float, first: int) -> list[Fault]:
-    if not has_troubles(chance):
+def _troubles(streams: RandomStreams, seconds: float, first: int) -> list[Fault]:
+    if not has_troubles(streams):
         return []
-    rng = chance.stream("which troubles")
+    rng = streams.stream("which troubles")
     kinds = rng.sample(list(TROUBLES), rng.randint(1, 3))
     moments = sorted(rng.uniform(0.2, seconds) for _ in range(rng.choice([2, 4, 8])))
     return [
-        Fault(number, at, rng.choice(kinds), rng.choice([0.1, 0.5, 2.0]), f"{chance.seed}/fault/{number}")
+        Fault(number, at, rng.choice(kinds), rng.choice([0.1, 0.5, 2.0]), f"{streams.seed}/fault/{number}")
         for number, at in enumerate(moments, first)
     ]
 
 
-def _rare(chance: Chance, seconds: float, first: int) -> list[Fault]:
-    if has_operator(chance):
-        return _acts(chance, seconds, first)
-    rng = chance.stream("rare faults")
+def _rare(streams: RandomStreams, seconds: float, first: int) -> list[Fault]:
+    if has_operator(streams):
+        return _acts(streams, seconds, first)
+    rng = streams.stream("rare faults")
     if rng.random() >= _RARE_SHARE:
         return []
     kind, moments = (
@@ -168,22 +157,22 @@ def _rare(chance: Chance, seconds: float, first: int) -> list[Fault]:
         sorted(rng.uniform(1.0, seconds) for _ in range(rng.randint(2, 3))),
     )
     return [
-        Fault(number, at, kind, 0.5, f"{chance.seed}/fault/{number}")
+        Fault(number, at, kind, 0.5, f"{streams.seed}/fault/{number}")
         for number, at in enumerate(moments, first)
     ]
 
 
-def _acts(chance: Chance, seconds: float, first: int) -> list[Fault]:
-    rng = chance.stream("acts of people")
+def _acts(streams: RandomStreams, seconds: float, first: int) -> list[Fault]:
+    rng = streams.stream("acts of people")
     chosen = [(rng.uniform(1.0, seconds / 2), kind) for kind in ACTS if rng.random() < _ACTS_SHARE[kind]]
     return [
-        Fault(number, at, kind, 0.5, f"{chance.seed}/fault/{number}")
+        Fault(number, at, kind, 0.5, f"{streams.seed}/fault/{number}")
         for number, (at, kind) in enumerate(chosen, first)
     ]
 
 
 def _weights(rng: Random, *, scripted: bool) -> dict[str, float]:
-    """Which kinds a run has, and how often one comes beside another."""
+    """Draw which kinds a run has, and their weights."""
     weights: dict[str, float] = {}
     for kind in KINDS:
         on, weight = rng.random(), rng.choice([0.3, 1.0, 3.0])
@@ -196,7 +185,7 @@ def _weights(rng: Random, *, scripted: bool) -> dict[str, float]:
 
 
 def _of_operators(rng: Random) -> dict[str, float]:
-    """The same of a run with an operator."""
+    """Draw the kinds and weights of a run with an operator."""
     kinds = [*BESIDE_OPERATORS, *OF_OPERATORS]
     weights: dict[str, float] = {kind: rng.choice([0.3, 1.0, 3.0]) for kind in kinds if rng.random() < 0.4}
     return weights or {rng.choice(kinds): 1.0}
@@ -204,14 +193,14 @@ def _of_operators(rng: Random) -> dict[str, float]:
 
 def plan_of(seed: int) -> list[Fault]:
     """Return the plan of a seed alone."""
-    return plan(Chance(seed))
+    return plan(RandomStreams(seed))
 
 
 def strike(cluster: "Cluster", fault: Fault) -> None:
-    """Let the fault happen."""
+    """Perform the fault."""
     cluster.note("nemesis", f"{fault} for {fault.seconds:.3f} s")
-    before = conditions(cluster) if cluster.world.trace.kept else {}
+    before = conditions(cluster) if cluster.env.trace.kept else {}
     cluster.history.sometimes[f"fault: {fault.kind}"] += 1
     ALL_KINDS[fault.kind](cluster, fault, Random(fault.seed))
-    if cluster.world.trace.kept:
+    if cluster.env.trace.kept:
         cluster.say("nemesis", f"  {changed(before, conditions(cluster))}")

@@ -1,17 +1,17 @@
-"""Writers that stand still, die, wake up when another has taken over, hurry, or are not alone; clocks of
-clients and servers."""
+"""Faults of writers and clocks: writers that are paused, die, continue after another has taken over, append
+fast, or have rivals; clocks of clients and servers that jump or drift."""
 
 from random import Random
 from typing import TYPE_CHECKING, Final
 
-from tests.sim.engine.world import Process
+from tests.sim.engine.environment import Process
 from tests.sim.nemesis.fault import Fault
 
 if TYPE_CHECKING:
     from tests.sim.run import Cluster
 
 RIVALS_MAX: Final = 5
-"""Writers of one directory at a time, as far as rivals go."""
+"""Maximum number of writers of one directory at a time that rivals lead to."""
 
 
 def pause_writer(cluster: "Cluster", fault: Fault, rng: Random) -> None:
@@ -19,17 +19,17 @@ def pause_writer(cluster: "Cluster", fault: Fault, rng: Random) -> None:
     if living:
         writer = rng.choice(living)
         writer.pause()
-        cluster.world.after(fault.seconds, writer.resume)
+        cluster.env.after(fault.seconds, writer.resume)
 
 
 def zombie(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """A writer sleeps, another takes over, the first wakes up."""
+    """A writer is paused, another takes over, the first continues."""
     living = [writer for writer in cluster.living_writers() if writer.running]
     if living:
         writer = rng.choice(living)
         writer.pause()
         cluster.new_writer(writer.directory)
-        cluster.world.after(fault.seconds + 1.0, writer.resume)
+        cluster.env.after(fault.seconds + 1.0, writer.resume)
 
 
 def kill_writer(cluster: "Cluster", fault: Fault, rng: Random) -> None:
@@ -41,7 +41,7 @@ def kill_writer(cluster: "Cluster", fault: Fault, rng: Random) -> None:
 
 
 def rival(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """Another writer, or two, where there is one; not a crowd, that nobody's back-off is made for."""
+    """One or two more writers of a directory; not more, because the back-off is not made for many."""
     for _ in range(rng.randint(1, 2) if cluster.directories else 0):
         directory = rng.choice(cluster.directories)
         if sum(one.alive and one.directory == directory for one in cluster.writers) < RIVALS_MAX:
@@ -49,10 +49,10 @@ def rival(cluster: "Cluster", fault: Fault, rng: Random) -> None:
 
 
 def hurry(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """A writer hardly pauses between appends for a moment."""
+    """A writer appends almost without pauses for a moment."""
     living = cluster.living_writers()
     if living:
-        rng.choice(living).hurries_until = cluster.world.now + min(fault.seconds, 0.1)
+        rng.choice(living).hurries_until = cluster.env.now + min(fault.seconds, 0.1)
 
 
 def _clocks(cluster: "Cluster") -> list[Process]:
@@ -61,8 +61,8 @@ def _clocks(cluster: "Cluster") -> list[Process]:
 
 
 def clock_jump(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """A machine slept, or its clock was put forward: a minute or an hour has passed at once, and every
-    time-out with it. (Monotonic clocks never go back, and nothing here reads another.)"""
+    """A machine was suspended, or its clock was set ahead: a minute or an hour has passed at once, and every
+    time-out with it. (Monotonic clocks never decrease, and no other clock is read here.)"""
     rng.choice(_clocks(cluster)).offset += rng.choice([60.0, 3600.0])
 
 

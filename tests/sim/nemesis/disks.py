@@ -19,38 +19,38 @@ def slow_disk(cluster: "Cluster", fault: Fault, rng: Random) -> None:
     def restore() -> None:
         machine.slowness = 1.0
 
-    cluster.world.after(fault.seconds, restore)
+    cluster.env.after(fault.seconds, restore)
 
 
 def full_disk(cluster: "Cluster", fault: Fault, rng: Random) -> None:
     machine = rng.choice(cluster.machines)
     machine.disk.fill(rng.choice([0, 100, 2000]))
-    cluster.world.after(fault.seconds, machine.disk.free)
+    cluster.env.after(fault.seconds, machine.disk.free)
 
 
 def stalled_disk(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """A disk does nothing at all for seconds, or longer than anybody has patience."""
+    """A disk hangs for seconds, or longer than all time-outs."""
     machine = rng.choice(cluster.machines)
     machine.hangs = True
-    cluster.world.after(rng.choice([1.0, 3.0, 10.0, 60.0]) * (0.5 + rng.random()), machine.go_on)
+    cluster.env.after(rng.choice([1.0, 3.0, 10.0, 60.0]) * (0.5 + rng.random()), machine.go_on)
 
 
 def short_of_space(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """Room comes and goes in moments, while a writer is in a hurry: of appends under way one may fit and the
-    one before it not."""
-    machine, world = rng.choice(cluster.machines), cluster.world
+    """Space becomes available and full again in moments, while a writer appends fast: of the appends in
+    flight one may fit although the one before it did not."""
+    machine, env = rng.choice(cluster.machines), cluster.env
     for writer in cluster.living_writers():
-        writer.hurries_until = world.now + 0.3
+        writer.hurries_until = env.now + 0.3
     at = 0.0
     while at < 0.5:
         at += rng.expovariate(1 / 0.05)
-        world.after(at, cluster.unless_healed(partial(machine.disk.fill, rng.choice([0, 60, 200, 600]))))
+        env.after(at, cluster.unless_healed(partial(machine.disk.fill, rng.choice([0, 60, 200, 600]))))
         at += rng.choice([0.002, 0.01, 0.05])
-        world.after(at, machine.disk.free)
+        env.after(at, machine.disk.free)
 
 
 def sync_error(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """One failed sync; what it was to write is forgotten, and later ones succeed."""
+    """One sync fails; the data that it should have written is lost, and later syncs succeed."""
     machine = rng.choice(cluster.machines)
     if cluster.may_fail(machine):
         machine.had_errors = True
@@ -65,9 +65,9 @@ def write_error(cluster: "Cluster", fault: Fault, rng: Random) -> None:
 
 
 def failed_sync_then_power(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """A failed sync, a restart that finds the lost bytes in the cache, a power cut that shows they are not on
-    the platters."""
-    machine, world = cluster.victim, cluster.world
+    """A failed sync, a restart that finds the lost bytes in the cache, and a power cut after which they are
+    not on the platters."""
+    machine, env = cluster.victim, cluster.env
     if not cluster.may_fail(machine):
         return
     machine.had_errors = True
@@ -85,12 +85,13 @@ def failed_sync_then_power(cluster: "Cluster", fault: Fault, rng: Random) -> Non
             machine.power_cut()
             down_for(cluster, machine, 0.1 * rng.random())
 
-    world.after(killed_s, cluster.unless_healed(kill))
-    world.after(cut_s, cluster.unless_healed(cut))
+    env.after(killed_s, cluster.unless_healed(kill))
+    env.after(cut_s, cluster.unless_healed(cut))
 
 
 def wipe(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """The disk of the one machine that may be damaged is lost; it comes back empty, as another server."""
+    """The disk of the one machine that may be damaged is lost; the machine returns empty, as another
+    server."""
     machine = cluster.victim
     if cluster.may_lose(machine):
         cluster.lose(machine, rng.randbytes(16))
@@ -98,12 +99,12 @@ def wipe(cluster: "Cluster", fault: Fault, rng: Random) -> None:
 
 
 def full_at_the_start(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """The power goes while appends wait for slow syncs; when it is back there is no room for a copy of what
-    is torn (case N of a start)."""
-    machine, world = rng.choice(cluster.machines), cluster.world
+    """The power fails while appends wait for slow syncs; when it returns there is no space for a copy of the
+    torn tail (case N of a start)."""
+    machine, env = rng.choice(cluster.machines), cluster.env
     machine.slowness = 300.0
     for writer in cluster.living_writers():
-        writer.hurries_until = world.now + 0.3
+        writer.hurries_until = env.now + 0.3
 
     def cut() -> None:
         machine.slowness = 1.0
@@ -111,6 +112,6 @@ def full_at_the_start(cluster: "Cluster", fault: Fault, rng: Random) -> None:
             machine.power_cut()
             machine.disk.fill(0)
             down_for(cluster, machine, 0.05)
-            world.after(0.3 + fault.seconds, machine.disk.free)
+            env.after(0.3 + fault.seconds, machine.disk.free)
 
-    world.after(0.1 + 0.2 * rng.random(), cluster.unless_healed(cut))
+    env.after(0.1 + 0.2 * rng.random(), cluster.unless_healed(cut))

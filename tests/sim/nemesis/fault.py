@@ -1,4 +1,4 @@
-"""What a fault is."""
+"""The description of one fault."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault: its number in the plan, when, which kind, for how long, and a seed for its details."""
+    """One fault: its number in the plan, its moment, kind and length, and a seed for its details."""
 
     number: int
     at_s: float
@@ -24,3 +24,8 @@ class Fault:
 
 
 Kind = Callable[["Cluster", Fault, Random], None]
+
+
+def by_name(*kinds: Kind) -> dict[str, Kind]:
+    """Return a table of kinds, by the names of their functions."""
+    return {kind.__name__: kind for kind in kinds}

@@ -1,17 +1,17 @@
-"""Servers that die, lose their power, or stand still for a while."""
+"""Servers that are killed, lose their power, or are paused for a while."""
 
 from random import Random
 from typing import TYPE_CHECKING
 
 from tests.sim.nemesis.fault import Fault
-from tests.sim.store.server import Machine
+from tests.sim.store.machine import Machine
 
 if TYPE_CHECKING:
     from tests.sim.run import Cluster
 
 
 def down_for(cluster: "Cluster", machine: Machine, seconds: float) -> None:
-    cluster.world.after(seconds, machine.start)
+    cluster.env.after(seconds, machine.start)
 
 
 def kill_server(cluster: "Cluster", fault: Fault, rng: Random) -> None:
@@ -44,11 +44,11 @@ def power_cut_midway(cluster: "Cluster", fault: Fault, rng: Random) -> None:
             machine.disk.cut_in = None
             machine.start()
 
-        cluster.world.after(fault.seconds + 0.5, restart)
+        cluster.env.after(fault.seconds + 0.5, restart)
 
 
 def pause_server(cluster: "Cluster", fault: Fault, rng: Random) -> None:
     server = rng.choice(cluster.machines).server
     if server is not None and server.alive and not server.paused:
         server.pause()
-        cluster.world.after(fault.seconds, server.resume)
+        cluster.env.after(fault.seconds, server.resume)

@@ -1,5 +1,5 @@
-"""What a person does to a store at work, and what becomes of the person's processes. Only runs with an
-operator have these.
+"""Changes of the store that a person makes during a run, and faults of the person's processes. Only runs with
+an operator have these.
 """
 
 from random import Random
@@ -23,22 +23,22 @@ def _of(cluster: "Cluster") -> "MembershipCluster":
 
 def replace(cluster: "Cluster", fault: Fault, rng: Random) -> None:
     """A member is replaced: the one whose disk was lost, if there is one."""
-    town = _of(cluster)
-    if not town.busy():
-        job = town.replacement(rng)
+    store = _of(cluster)
+    if not store.busy():
+        job = store.replacement(rng)
         if job is not None:
-            town.begin(job)
+            store.begin(job)
 
 
 def add(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """The store becomes one larger."""
-    town = _of(cluster)
-    if not town.busy() and town.spares and not town.lost and len(town.record.members) < MEMBERS_MAX:
-        town.begin(Job("add", new=town.spares[0]))
+    """A member is added."""
+    store = _of(cluster)
+    if not store.busy() and store.spares and not store.lost and len(store.record.members) < MEMBERS_MAX:
+        store.begin(Job("add", new=store.spares[0]))
 
 
 def repair(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """A person repairs, also beside a replacement."""
+    """A person runs a repair, possibly during a replacement."""
     _of(cluster).begin(Job("repair", alone=False))
 
 
@@ -51,46 +51,45 @@ def kill_operator(cluster: "Cluster", fault: Fault, rng: Random) -> None:
 
 
 def pause_operator(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """It sleeps, in half of the cases so long that another one continues its work; then it wakes up."""
-    town = _of(cluster)
-    if town.operators:
-        operator = rng.choice(town.operators)
+    """An operator is paused, in half of the cases while another continues its work; then it continues."""
+    store = _of(cluster)
+    if store.operators:
+        operator = rng.choice(store.operators)
         operator.pause()
         if rng.random() < 0.5:
-            town.try_job(operator.job)
-        cluster.world.after(fault.seconds + 1.0, operator.resume)
+            store.try_job(operator.job)
+        cluster.env.after(fault.seconds + 1.0, operator.resume)
 
 
 def second_operator(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """The same command in a second terminal; or one that wants something else."""
-    town = _of(cluster)
-    job = next((one for one in town.jobs if not one.over), None)
+    """The same command in a second terminal; or a contradictory one."""
+    store = _of(cluster)
+    job = next((one for one in store.jobs if not one.over), None)
     if job is None:
         return
-    if rng.random() < 0.7 or not town.spares or job.what == "repair" or job.word:
-        town.try_job(job)
+    if rng.random() < 0.7 or not store.spares or job.what == "repair" or job.confirmed:
+        store.try_job(job)
     else:
-        old = rng.choice(town.record.members).address
-        town.begin(Job("replace", old, town.spares[0], alone=False))
+        old = rng.choice(store.record.members).address
+        store.begin(Job("replace", old, store.spares[0], alone=False))
 
 
 def two_replacements(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """Two people, who know nothing of each other, replace the same member at the same moment, each by a
-    server of their own."""
-    town = _of(cluster)
-    if town.busy() or len(town.spares) < 2:
+    """Two people replace the same member at the same moment without coordination, each by another server."""
+    store = _of(cluster)
+    if store.busy() or len(store.spares) < 2:
         return
-    job = town.replacement(rng)
-    if job is None or job.word or job.new not in town.spares:
+    job = store.replacement(rng)
+    if job is None or job.confirmed or job.new not in store.spares:
         return
-    town.begin(job)
-    other = Job("replace", job.old, town.spares[0], alone=False)
-    cluster.world.after(rng.choice([0.0, 0.001, 0.01, 0.05]) * rng.random(), lambda: town.begin(other))
+    store.begin(job)
+    other = Job("replace", job.old, store.spares[0], alone=False)
+    cluster.env.after(rng.choice([0.0, 0.001, 0.01, 0.05]) * rng.random(), lambda: store.begin(other))
 
 
 def damaged_ahead(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """What a writer sent last reached one member alone; the writer dies, and a sector of that copy goes bad.
-    No other member can give it back, and its server takes no copy that is shorter: a person gives it up."""
+    """A writer's last records reach one member only; the writer dies, and a sector of that copy is damaged.
+    No other member can restore it, and its server accepts no shorter copy: a person gives it up."""
     directory, machine = rng.choice(cluster.directories or [""]), cluster.victim
     writers = [one for one in cluster.living_writers() if one.directory == directory]
     if not cluster.may_fail(machine) or not machine.up:
@@ -100,7 +99,7 @@ def damaged_ahead(cluster: "Cluster", fault: Fault, rng: Random) -> None:
     for path in paths:
         cluster.network.block(path)
     for writer in writers:
-        writer.hurries_until = cluster.world.now + 1.0
+        writer.hurries_until = cluster.env.now + 1.0
 
     def strike() -> None:
         for writer in writers:
@@ -116,9 +115,9 @@ def damaged_ahead(cluster: "Cluster", fault: Fault, rng: Random) -> None:
                 rot(cluster, found[-1], rng, 0)
             down_for(cluster, machine, fault.seconds)
 
-    cluster.world.after(0.3 + fault.seconds, cluster.unless_healed(strike))
+    cluster.env.after(0.3 + fault.seconds, cluster.unless_healed(strike))
 
 
 def lose_too_many(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """As many disks are lost as acknowledge. A person decides to continue with what is left."""
+    """As many disks are lost as a quorum has. A person decides to continue with what is left."""
     _of(cluster).lose_too_many(rng)

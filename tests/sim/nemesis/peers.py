@@ -1,4 +1,4 @@
-"""Misbehaving clients: they request too much at once, or what no client may have.
+"""Misbehaving clients: they send too many requests at once, or a forbidden claim.
 
 Each is a process with one session, which ends with the fault.
 """
@@ -10,22 +10,22 @@ from typing import TYPE_CHECKING
 from dos_protocol.errors import DosError
 from dos_protocol.limits import epoch_jump_max
 from dos_protocol.vocabulary import Get, List, Stat
-from tests.sim.engine.world import Process
+from tests.sim.engine.environment import Process
 from tests.sim.nemesis.fault import Fault
 from tests.sim.store.session import Session
 
 if TYPE_CHECKING:
     from tests.sim.run import Cluster
-    from tests.sim.store.server import Machine
+    from tests.sim.store.machine import Machine
 
 _Visit = Callable[[Session], Awaitable[None]]
 
 
 def _visit(cluster: "Cluster", machine: "Machine", fault: Fault, visit: _Visit) -> None:
-    process = Process(cluster.world, f"n{fault.number}")
+    process = Process(cluster.env, f"n{fault.number}")
     session = Session(process, cluster.network, machine.address)
 
-    async def life() -> None:
+    async def main() -> None:
         try:
             await session.open()
             await visit(session)
@@ -36,8 +36,8 @@ def _visit(cluster: "Cluster", machine: "Machine", fault: Fault, visit: _Visit) 
         cluster.network.process_died(process, power=False)
         process.kill()
 
-    process.start("life", life())
-    cluster.world.after(fault.seconds + 1.0, leave)
+    process.start("work", main())
+    cluster.env.after(fault.seconds + 1.0, leave)
 
 
 def flood(cluster: "Cluster", fault: Fault, rng: Random) -> None:
@@ -46,15 +46,15 @@ def flood(cluster: "Cluster", fault: Fault, rng: Random) -> None:
         return
     directory, count = rng.choice(cluster.directories), rng.choice([20, 50, 200])
 
-    async def ask(session: Session) -> None:
+    async def send_requests(session: Session) -> None:
         opened = await session.open_directory(directory)
         names = [info.name for info in opened.entries if info.synced]
         for number in range(count):
             name = rng.choice(names) if names else "nothing"
-            asked = (Get(name, 0, 4096, 0), Stat(name, 1), List("", "", 1000))
-            session.post(asked[0 if rng.random() < 0.8 else 1 + number % 2])
+            requests = (Get(name, 0, 4096, 0), Stat(name, 1), List("", "", 1000))
+            session.post(requests[0 if rng.random() < 0.8 else 1 + number % 2])
 
-    _visit(cluster, rng.choice(cluster.machines), fault, ask)
+    _visit(cluster, rng.choice(cluster.machines), fault, send_requests)
 
 
 def wild_claim(cluster: "Cluster", fault: Fault, rng: Random) -> None:

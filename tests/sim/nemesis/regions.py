@@ -1,15 +1,15 @@
 """Drivers and workers of a region that die, lose power, pause, run twice, or lose their links.
 
-As in `clients`. Every kind leaves a run without a region, or without a living process of that kind,
-unchanged.
+As in `clients`. A kind has no effect in a run without a region, or without a living process of that kind.
 """
 
 from random import Random
 from typing import TYPE_CHECKING, Final
 
 from checkpoint.core.coordinator_vocabulary import CutWanted, PauseWanted, ResetWanted, StopWanted
+from tests.sim.engine.environment import Process
 from tests.sim.history import ViolationError
-from tests.sim.nemesis.fault import Fault, Kind
+from tests.sim.nemesis.fault import Fault, by_name
 from tests.sim.regions.driver import Driver
 from tests.sim.regions.region import Region
 from tests.sim.regions.worker import Worker
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tests.sim.run import Cluster
 
 DRIVERS_MAX: Final = 3
-"""That live at a time."""
+"""Maximum number of drivers at a time."""
 MOMENTS: Final = (
     "event: ManifestOpened",
     "event: CutAppended",
@@ -32,7 +32,7 @@ MOMENTS: Final = (
     "appends a cut",
     "manifest opens",
 )
-"""Steps of a coordinator and its workers, before and behind which one of them dies."""
+"""Steps of a coordinator and its workers, at or after which one of them dies."""
 
 
 def kill_worker(cluster: "Cluster", fault: Fault, rng: Random) -> None:
@@ -54,25 +54,22 @@ def power_cut_worker(cluster: "Cluster", fault: Fault, rng: Random) -> None:
 
 
 def pause_worker(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    worker = _worker(cluster, rng)
-    if worker is not None:
-        worker.pause()
-        cluster.world.after(fault.seconds * rng.choice([1.0, 3.0]), worker.resume)
+    _pause(cluster, fault, rng, _worker(cluster, rng))
 
 
 def zombie_worker(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """A worker sleeps; its driver dies, or loses it from sight, and another takes its place; it wakes up."""
+    """A worker is paused; its driver dies, or cannot reach it, and another replaces it; then it continues."""
     worker, driver = _worker(cluster, rng), _driver(cluster, rng)
     if worker is None or driver is None:
         return
     worker.pause()
-    cluster.world.after(fault.seconds + rng.choice([2.0, 6.0]), worker.resume)
+    cluster.env.after(fault.seconds + rng.choice([2.0, 6.0]), worker.resume)
     if rng.random() < 0.5:
         _kill_driver(cluster, driver, power=False)
     else:
         for path in ((worker.name, driver.name), (driver.name, worker.name)):
             cluster.network.block(path)
-            cluster.world.after(fault.seconds + 6.0, lambda path=path: cluster.network.unblock(path))
+            cluster.env.after(fault.seconds + 6.0, lambda path=path: cluster.network.unblock(path))
 
 
 def kill_driver(cluster: "Cluster", fault: Fault, rng: Random) -> None:
@@ -82,7 +79,7 @@ def kill_driver(cluster: "Cluster", fault: Fault, rng: Random) -> None:
 
 
 def kill_at_a_step(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """The next time a certain step is taken, a driver or a worker dies: at once, or a moment after."""
+    """The next time a certain step happens, a driver or a worker dies: at once, or a moment later."""
     region = cluster.region
     if region is None:
         return
@@ -100,25 +97,22 @@ def kill_at_a_step(cluster: "Cluster", fault: Fault, rng: Random) -> None:
             cluster.note("nemesis", f"at {moment}: {worker.name} dies")
             worker.die("killed")
 
-    region.at_next(moment, lambda: cluster.world.after(delay_s, strike))
+    region.at_next(moment, lambda: cluster.env.after(delay_s, strike))
 
 
 def pause_driver(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    driver = _driver(cluster, rng)
-    if driver is not None:
-        driver.pause()
-        cluster.world.after(fault.seconds * rng.choice([1.0, 3.0]), driver.resume)
+    _pause(cluster, fault, rng, _driver(cluster, rng))
 
 
 def second_driver(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """Another driver of the same region, where one is at work, or asleep."""
+    """Another driver of the same region, while one runs or is paused."""
     region = cluster.region
     living = [] if region is None else [one for one in region.drivers if one.alive and one.end is None]
     if region is None or region.finished or not living or len(living) >= DRIVERS_MAX:
         return
     if rng.random() < 0.5:
         living[-1].pause()
-        cluster.world.after(fault.seconds + 1.0, living[-1].resume)
+        cluster.env.after(fault.seconds + 1.0, living[-1].resume)
     region.new_driver()
 
 
@@ -135,12 +129,13 @@ def break_link(cluster: "Cluster", fault: Fault, rng: Random) -> None:
 
 
 def hold_link(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """What one process of the region sends another comes late: after what followed elsewhere, or a reset."""
+    """What one process of the region sends another arrives late: after later messages of others, or a
+    reset."""
     names = _names(cluster.region)
     if len(names) > 1:
         here, there = rng.sample(names, 2)
         cluster.network.block((here, there))
-        cluster.world.after(
+        cluster.env.after(
             fault.seconds * rng.choice([1.0, 3.0]), lambda: cluster.network.unblock((here, there))
         )
 
@@ -152,17 +147,17 @@ def bad_row(cluster: "Cluster", fault: Fault, rng: Random) -> None:
         region.broken = True
 
 
-def ask(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """A user asks for a cut, a reset, or the end; who stopped it starts it again."""
+def user_request(cluster: "Cluster", fault: Fault, rng: Random) -> None:
+    """A user requests a checkpoint, a reset or the end; after the end it is started again."""
     driver = _driver(cluster, rng)
     if driver is not None:
         wanted = rng.choice([CutWanted(), CutWanted(), ResetWanted(), StopWanted()])
-        cluster.history.sometimes[f"asked: {type(wanted).__name__}"] += 1
+        cluster.history.sometimes[f"user request: {type(wanted).__name__}"] += 1
         driver.post(wanted)
 
 
 def pause_region(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """A user has it stand still for a while. Whatever was taken until then is in the last cut."""
+    """A user pauses the region for a while. The last checkpoint contains all input taken until then."""
     driver = _driver(cluster, rng)
     if driver is None:
         return
@@ -173,7 +168,7 @@ def pause_region(cluster: "Cluster", fault: Fault, rng: Random) -> None:
             _check_paused(cluster, driver)
             driver.post(PauseWanted(on=False))
 
-    cluster.world.after(fault.seconds * rng.choice([1.0, 3.0]), go_on)
+    cluster.env.after(fault.seconds * rng.choice([1.0, 3.0]), go_on)
 
 
 def _check_paused(cluster: "Cluster", driver: Driver) -> None:
@@ -186,31 +181,21 @@ def _check_paused(cluster: "Cluster", driver: Driver) -> None:
         if shared.incarnation == state.incarnation and shared.step > state.last_cut.step:
             raise ViolationError(
                 "O7",
-                f"region paused at cut {state.last_cut.cut} of step {state.last_cut.step},"
+                f"region paused at checkpoint {state.last_cut.cut} of step {state.last_cut.step},"
                 f" and worker {worker.index} has ended step {shared.step}",
             )
 
 
-REGION_KINDS: Final[dict[str, Kind]] = {
-    "kill_worker": kill_worker,
-    "power_cut_worker": power_cut_worker,
-    "pause_worker": pause_worker,
-    "zombie_worker": zombie_worker,
-    "kill_driver": kill_driver,
-    "kill_at_a_step": kill_at_a_step,
-    "pause_driver": pause_driver,
-    "second_driver": second_driver,
-    "break_link": break_link,
-    "hold_link": hold_link,
-    "bad_row": bad_row,
-    "ask": ask,
-    "pause_region": pause_region,
-}
+REGION_KINDS: Final = by_name(
+    *(kill_worker, power_cut_worker, pause_worker, zombie_worker),
+    *(kill_driver, kill_at_a_step, pause_driver, second_driver),
+    *(break_link, hold_link, bad_row, user_request, pause_region),
+)
 
 
 def plan_region(seed: int, rng: Random, seconds: float, first: int) -> list[Fault]:
-    """The faults of a region in a run that lasts so long, numbered from `first` on. They are few: a region
-    needs some time to come to where the next one hurts."""
+    """Return the faults of a region within `seconds`, numbered from `first` on. They are few, because a
+    region needs time to reach a state in which the next fault matters."""
     on = [kind for kind in REGION_KINDS if rng.random() < 0.4] or [rng.choice(list(REGION_KINDS))]
     pace = rng.choice([0.2, 0.4, 0.8])
     faults: list[Fault] = []
@@ -237,6 +222,12 @@ def _driver(cluster: "Cluster", rng: Random) -> Driver | None:
     drivers = [] if cluster.region is None else cluster.region.drivers
     living = [one for one in drivers if one.alive and one.end is None]
     return rng.choice(living) if living else None
+
+
+def _pause(cluster: "Cluster", fault: Fault, rng: Random, process: Process | None) -> None:
+    if process is not None:
+        process.pause()
+        cluster.env.after(fault.seconds * rng.choice([1.0, 3.0]), process.resume)
 
 
 def _kill_driver(cluster: "Cluster", driver: Driver, *, power: bool) -> None:

@@ -1,9 +1,9 @@
-"""Faults of sectors at rest: bits flip; sectors are zeroed, change places, have an earlier content or cannot
-be read; files end too early.
+"""Faults of sectors at rest: bits flip; sectors are zeroed, swapped, have an earlier content or cannot be
+read; files end too early.
 
-Only objects of the one machine of a run that may be damaged: while its server is down and everything it wrote
-is on the disk; or under a running server, whose cache hides it from all reads but the scrub. Damage is
-recorded: a server may lose that, and must report it.
+They affect only objects of the one machine of a run that may be damaged: while its server is down and
+everything that it wrote is on the disk; or under a running server, whose cache hides the damage from all
+reads except the scrub. Damage is recorded: a server may lose these bytes, and must report it.
 """
 
 import re
@@ -18,11 +18,11 @@ from tests.support.fake_disk import SECTOR
 
 if TYPE_CHECKING:
     from tests.sim.run import Cluster
-    from tests.sim.store.server import Machine
+    from tests.sim.store.machine import Machine
 
 
 def objects_of(machine: "Machine", directory: str | None = None) -> list[str]:
-    """Paths of the objects with a durable name, the oldest segment first."""
+    """Return the paths of the objects with a durable name, the oldest segment first."""
     folders = [directory] if directory is not None else machine.disk.entries("d")
     return [
         f"d/{folder}/{name}"
@@ -33,12 +33,12 @@ def objects_of(machine: "Machine", directory: str | None = None) -> list[str]:
 
 
 def flip_one_bit(data: bytearray, rng: Random) -> None:
-    """Anywhere in a file."""
+    """Flip one bit anywhere in a file."""
     data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
 
 
 def _flip(data: bytearray, rng: Random) -> None:
-    """Anywhere, or near the end."""
+    """Flip one bit, anywhere or near the end."""
     if rng.random() < 0.5:
         flip_one_bit(data, rng)
     else:
@@ -67,7 +67,7 @@ def _swap(data: bytearray, rng: Random) -> None:
 
 
 def _older(data: bytearray, rng: Random) -> None:
-    """A sector as it was when the file ended in the middle of it."""
+    """Set a sector back to when the file ended within it."""
     start = SECTOR * rng.choice([rng.randrange(_sectors(data)), _sectors(data) - 1])
     end = min(start + SECTOR, len(data))
     then = rng.randrange(start, end)
@@ -75,7 +75,7 @@ def _older(data: bytearray, rng: Random) -> None:
 
 
 def _truncate(data: bytearray, rng: Random) -> None:
-    """Anywhere, near the end, or just between two extents."""
+    """Cut the file anywhere, near the end, or between two extents."""
     edges = [found.start() for found in re.finditer(re.escape(MAGIC), data)] or [0]
     near = max(0, len(data) - 1 - rng.randrange(400))
     del data[rng.choice([rng.randrange(len(data)), near, rng.choice(edges), edges[-1]]) :]
@@ -87,7 +87,8 @@ CHANGES: Final = (_flip, _zero, _swap, _older, _truncate)
 def rot(
     cluster: "Cluster", path: str, rng: Random, number: int | None = None, *, cached: bool = False
 ) -> None:
-    """Damage one object of the victim, in that way, or in any. It is down, or its cache hides the damage."""
+    """Damage one object of the victim by change `number`, or by any. The victim is down, or its cache hides
+    it."""
     machine = cluster.victim
     before = machine.disk.stable(path)
     change = CHANGES[number] if number is not None else rng.choice(CHANGES)
@@ -99,13 +100,13 @@ def rot(
 
 
 def _note(machine: "Machine", path: str, before: bytes | None) -> None:
-    """That object is damaged; `before`: its file until now. What the machine cannot know any more to have
-    lost, because a power cut took the mark as well, it has not told in the life in which this happens.
-    (A power cut from which it has not come so far yet as to write that mark anew is one of those.)"""
+    """Record that an object is damaged; `before`: its previous file. If a power cut has also lost the
+    object's mark, and it is not written again yet, the machine cannot know what it lost, so the reported size
+    is reduced to what the file still had."""
     if not machine.damaged.get(path, True):
         _, directory, name = path.split("/")
-        told = machine.told.get((directory, name), 0)
-        machine.told[directory, name] = min(told, len(payload_at(before, path)))
+        reported = machine.reported.get((directory, name), 0)
+        machine.reported[directory, name] = min(reported, len(payload_at(before, path)))
     machine.damaged[path] = machine.vouched(path)
 
 
@@ -131,7 +132,7 @@ flip, zero_sector, swap_sectors, older_sector, truncate = (_kind(number) for num
 
 
 def unreadable_sector(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """A sector that gives an error from now on, also under a server at work."""
+    """A sector that cannot be read from now on, also under a running server."""
     machine = cluster.victim
     if not cluster.may_fail(machine) or machine.without_power:
         return

@@ -1,20 +1,22 @@
 """Sequences of faults in which the order matters: the common pattern of the violations V1 to V13 of the
-take-over rules, on one directory. Who sees whom, how far each gets and how it ends is drawn for each run of a
-sequence.
+take-over rules, on one directory. Which members each writer reaches, how far it gets and how it ends is drawn
+for each run of a sequence.
 
-    reigns       writer after writer, each seeing only some members; from some stage on, what it sends reaches
-                 fewer still; then it dies, or sleeps and wakes up later, and another sees others (V1, V2, V3,
-                 V5, V6, V8, V9)
-    leftovers    a writer's last records reach some members only, too few; another begins without them, and a
-                 third sees both (V1, V2, V6)
+    reigns       writer after writer, each reaching only some members; from some stage on, its messages reach
+                 fewer; then it dies, or is paused and continues later, and another one reaches others (V1,
+                 V2, V3, V5, V6, V8, V9)
+    leftovers    a writer's last records reach too few members; another begins without them, and a third
+                 reaches both (V1, V2, V6)
     late_syncs   a writer's records wait for their syncs while another claims (V4)
-    old_claims   a writer does not hear that another claims some members; these die, and are up again: the
-                 first has them and those who were never claimed (V5)
-    two_of_three those who acknowledged are one damaged and one away; who was behind is asked (V7)
-    backups      all members but one get back disks from before the journal was, while that one is away (R16)
+    old_claims   a writer is not notified that another claims some members; these crash and restart: the first
+                 writer reaches them and those that were never claimed (V5)
+    two_of_three of the members that acknowledged, one is damaged and one unavailable; the one that lagged is
+                 read (V7)
+    backups      all members but one get back disks from before the journal existed, while that one is
+                 unavailable (R16)
 
-A directory in use by a sequence has no other one, and no other writer is started there. A sequence knows what
-writers can see of each other; it does not know the code's mistakes.
+While a sequence uses a directory, no other sequence and no other writer is started there. A sequence uses
+what writers can observe of each other, not the bugs of the code.
 """
 
 from collections.abc import Callable, Coroutine, Iterator
@@ -23,20 +25,20 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from dos_protocol.store_record import claims_needed
-from tests.sim.engine.world import Signal
+from tests.sim.engine.environment import Signal
 from tests.sim.nemesis import rot
 from tests.sim.nemesis.fault import Fault, Kind
 from tests.sim.store.writer import GRANTED, RUNNING, SETTLED, Writer
 
 if TYPE_CHECKING:
     from tests.sim.run import Cluster
-    from tests.sim.store.server import Machine
+    from tests.sim.store.machine import Machine
 
 _STAGE_PATIENCE_S = 3.0
 
 
 class Play:
-    """One play: its cluster, its directory, its chances."""
+    """One play: its cluster, its directory, its random stream."""
 
     def __init__(self, cluster: "Cluster", directory: str, rng: Random) -> None:
         self.cluster = cluster
@@ -49,28 +51,29 @@ class Play:
         await self.cluster.nemesis.sleep(seconds)
 
     def clear_the_stage(self) -> None:
-        """Those who write there now die, or sleep for some seconds."""
+        """Kill or pause all writers of the directory."""
         for writer in self.cluster.living_writers():
             if writer.directory == self.directory:
                 self.dismiss(writer)
 
     def dismiss(self, writer: Writer) -> None:
-        """It dies, with its machine or alone, or sleeps and wakes up when others have moved on."""
+        """Kill a writer, with its machine or alone; or pause it and let it continue after others have
+        proceeded."""
         if self.rng.random() < 0.3:
             writer.pause()
-            self.cluster.world.after(self.rng.uniform(0.3, 3.0), writer.resume)
+            self.cluster.env.after(self.rng.uniform(0.3, 3.0), writer.resume)
         else:
             self.cluster.network.process_died(writer, power=self.rng.random() < 0.3)
             writer.kill()
 
-    def look_now(self) -> None:
-        """Readers see what there is at this moment."""
+    def read_now(self) -> None:
+        """Let the readers of the directory read now."""
         for reader in self.cluster.readers:
             if reader.directory == self.directory:
-                reader.look_now.set()
+                reader.read_now.set()
 
     def enter(self, seen: "list[Machine]") -> Writer:
-        """A new writer, whom all others refuse."""
+        """Start a new writer, which only the machines `seen` accept."""
         writer = self.cluster.new_writer(self.directory)
         for machine in self.cluster.machines:
             if machine not in seen:
@@ -78,26 +81,34 @@ class Play:
         return writer
 
     async def wait_for(self, writer: Writer, stage: str, then: Callable[[], None]) -> bool:
-        """Until the writer gets there, and do that at that very moment; False: it does not, for too long."""
+        """Wait until the writer reaches the stage, and call `then` at that moment. Return False after a
+        time-out."""
         there, reached = Signal(), []
 
-        def hear(now: str) -> None:
+        def on_stage_reached(now: str) -> None:
             if now == stage and not reached:
                 reached.append(now)
                 then()
                 there.set()
 
-        writer.reached = hear
+        writer.reached = on_stage_reached
         await self.cluster.nemesis.wait(there, _STAGE_PATIENCE_S)
         return bool(reached)
 
+    async def running_writer(self) -> Writer | None:
+        """Replace all writers of the directory by one that reaches all machines. None: it does not run in
+        time."""
+        self.clear_the_stage()
+        writer = self.enter(self.cluster.machines)
+        return writer if await self.wait_for(writer, RUNNING, lambda: None) else None
+
     def hold(self, writer: Writer, machines: "list[Machine]", seconds: float) -> None:
-        """What the writer sends to these machines from now on is held back, and arrives so much later."""
-        network, world = self.cluster.network, self.cluster.world
+        """Delay what the writer sends to these machines from now on by `seconds`."""
+        network, env = self.cluster.network, self.cluster.env
         for machine in machines:
             path = (writer.name, machine.name)
             network.block(path)
-            world.after(seconds, network.unblock, path)
+            env.after(seconds, network.unblock, path)
 
 
 async def reigns(play: Play) -> None:
@@ -128,7 +139,7 @@ async def _reign(play: Play) -> None:
     if not await play.wait_for(writer, stage, cut_short):
         play.dismiss(writer)
         return
-    writer.hurries_until = play.cluster.world.now + rng.choice([0.0, 0.02, 0.1])
+    writer.hurries_until = play.cluster.env.now + rng.choice([0.0, 0.02, 0.1])
     if settling_s:
         await play.sleep(settling_s)
         play.hold(writer, [one for one in seen if one not in goes_on], rng.choice([0.1, 0.5, 2.0, 9.0]))
@@ -138,20 +149,20 @@ async def _reign(play: Play) -> None:
 
 
 def _meanwhile(play: Play, seen: "list[Machine]") -> None:
-    """A reader looks at what there is at this moment; or a member that was claimed loses its power."""
+    """Let readers read now; or kill a member that was claimed, or cut its power."""
     rng, cluster = play.rng, play.cluster
     what = rng.random()
     if what < 0.35:
-        play.look_now()
+        play.read_now()
     elif what < 0.6:
         machine = rng.choice(seen)
         if machine.up:
             machine.power_cut() if rng.random() < 0.7 else machine.kill()
-            cluster.world.after(rng.choice([0.0, 0.05, 0.5]), machine.start)
+            cluster.env.after(rng.choice([0.0, 0.05, 0.5]), machine.start)
 
 
 async def leftovers(play: Play) -> None:
-    """Records that were never acknowledged may return or not, but always the same."""
+    """Records that were never acknowledged may be found later or not, but consistently."""
     rng, cluster = play.rng, play.cluster
     play.clear_the_stage()
     few = rng.sample(cluster.machines, play.quorum - 1)
@@ -163,38 +174,37 @@ async def leftovers(play: Play) -> None:
         return
     await play.sleep(rng.choice([0.0, 0.05, 0.2]))
     play.hold(first, others, rng.choice([2.0, 9.0]))
-    first.hurries_until = cluster.world.now + rng.choice([0.05, 0.1])
+    first.hurries_until = cluster.env.now + rng.choice([0.05, 0.1])
     await play.sleep(rng.choice([0.05, 0.1, 0.3]))
     if rng.random() < 0.5:
-        play.look_now()
+        play.read_now()
         await play.sleep(rng.choice([0.05, 0.3]))
     play.dismiss(first)
     second = play.enter(others[: play.needed])
     if await play.wait_for(second, rng.choice([SETTLED, RUNNING, RUNNING]), lambda: None):
         await play.sleep(rng.choice([0.0, 0.02, 0.1, 0.3]))
-        play.look_now()
+        play.read_now()
         await play.sleep(rng.choice([0.0, 0.1]))
     play.dismiss(second)
     third = play.enter([*few, *rng.sample(others, play.needed - len(few))])
     await play.wait_for(third, RUNNING, lambda: None)
-    play.look_now()
+    play.read_now()
     for machine in cluster.machines:
         cluster.network.unbar(third.name, machine.name)
 
 
 async def late_syncs(play: Play) -> None:
-    """The disks of some members take long; a writer appends, another claims on a quorum of them."""
+    """The disks of some members are slow; a writer appends, another claims on a quorum of them."""
     rng, cluster = play.rng, play.cluster
-    play.clear_the_stage()
-    first = play.enter(cluster.machines)
-    if not await play.wait_for(first, RUNNING, lambda: None):
+    first = await play.running_writer()
+    if first is None:
         return
     await play.sleep(rng.choice([0.05, 0.2]))
     late = rng.sample(cluster.machines, rng.randint(1, len(cluster.machines)))
     slowness = rng.choice([30.0, 100.0, 400.0])
     for machine in late:
         machine.slowness = slowness
-    first.hurries_until = cluster.world.now + 0.1
+    first.hurries_until = cluster.env.now + 0.1
     await play.sleep(rng.choice([0.02, 0.1, 0.3]))
     second = play.enter(rng.sample(cluster.machines, play.needed))
     await play.wait_for(second, rng.choice([GRANTED, RUNNING]), lambda: None)
@@ -210,9 +220,8 @@ async def late_syncs(play: Play) -> None:
 async def old_claims(play: Play) -> None:
     """A claim must outlive the server that answered it."""
     rng, cluster = play.rng, play.cluster
-    play.clear_the_stage()
-    first = play.enter(cluster.machines)
-    if not await play.wait_for(first, RUNNING, lambda: None):
+    first = await play.running_writer()
+    if first is None:
         return
     await play.sleep(rng.choice([0.0, 0.05, 0.3]))
     claimed = rng.sample(cluster.machines, play.needed)
@@ -227,10 +236,10 @@ async def old_claims(play: Play) -> None:
         cluster.network.bar(second.name, machine.name)
         if machine.up:
             machine.power_cut() if rng.random() < 0.6 else machine.kill()
-        cluster.world.after(rng.choice([0.0, 0.05]), machine.start)
+        cluster.env.after(rng.choice([0.0, 0.05]), machine.start)
     for machine in fallen:
         cluster.network.unblock((machine.name, first.name))
-    first.hurries_until = cluster.world.now + 0.1
+    first.hurries_until = cluster.env.now + 0.1
     await play.sleep(rng.choice([0.3, 1.0]))
     for path in deaf:
         cluster.network.unblock(path)
@@ -239,8 +248,8 @@ async def old_claims(play: Play) -> None:
 
 
 async def two_of_three(play: Play) -> None:
-    """Some members fall behind; of the others, which are just a quorum, the one that may be damaged is, and
-    the rest is away: who comes then sees it and those behind."""
+    """Some members lag. Of the others, which are exactly a quorum, one is damaged and the rest is
+    unavailable. The next writer reaches the damaged one and those that lag."""
     rng, cluster = play.rng, play.cluster
     victim = cluster.victim
     others = [one for one in cluster.machines if one is not victim]
@@ -248,14 +257,13 @@ async def two_of_three(play: Play) -> None:
         return
     behind = rng.sample(others, len(cluster.machines) - play.quorum)
     away = [one for one in others if one not in behind]
-    play.clear_the_stage()
-    first = play.enter(cluster.machines)
-    if not await play.wait_for(first, RUNNING, lambda: None):
+    first = await play.running_writer()
+    if first is None:
         return
     await play.sleep(rng.choice([0.0, 0.05, 0.3]))
     for machine in behind:
         cluster.network.bar(first.name, machine.name)
-    first.hurries_until = cluster.world.now + rng.choice([0.0, 0.1])
+    first.hurries_until = cluster.env.now + rng.choice([0.0, 0.1])
     await play.sleep(rng.choice([0.05, 0.3, 1.0]))
     play.dismiss(first)
     if not cluster.may_fail(victim) or victim.without_power:
@@ -268,7 +276,7 @@ async def two_of_three(play: Play) -> None:
         objects = rot.objects_of(victim, play.directory)
         for path in objects[-rng.randint(1, 2) :]:
             rot.rot(cluster, path, rng)
-    cluster.world.after(rng.choice([0.0, 0.05, 0.3]), victim.start)
+    cluster.env.after(rng.choice([0.0, 0.05, 0.3]), victim.start)
     second = play.enter([victim, *behind])
     await play.wait_for(second, RUNNING, lambda: None)
     await play.sleep(rng.choice([0.0, 0.3]))
@@ -277,9 +285,9 @@ async def two_of_three(play: Play) -> None:
 
 
 async def backups(play: Play) -> None:
-    """Disks from before any journal was are put into all members but one, as an operator might who has
-    backups; that one is away meanwhile. More is lost then than the promise allows, but not for good: nothing
-    may be made anew before the one is back (R16)."""
+    """An operator restores the disks of all members but one from backups made before any journal existed,
+    while that one is unavailable. More is missing then than the promise allows, but not forever: no journal
+    may be created again before that member is back (R16)."""
     rng, cluster = play.rng, play.cluster
     machines, others = cluster.machines, [one for one in cluster.directories if one != play.directory]
     keeps = rng.choice(machines)
@@ -310,7 +318,8 @@ async def backups(play: Play) -> None:
 
 
 def _forget_what_no_disk_has(cluster: "Cluster") -> None:
-    """Segments that were on the disks replaced alone, whose claims went with them. (All writers are dead.)"""
+    """Forget the segments that only the replaced disks had, as they had their claims. (All writers are
+    dead.)"""
     cluster.history.forgotten.update(
         (directory, name)
         for directory, name in cluster.history.segments
@@ -319,10 +328,10 @@ def _forget_what_no_disk_has(cluster: "Cluster") -> None:
 
 
 def _all_acknowledged_is_on(cluster: "Cluster", keeps: "Machine") -> bool:
-    """Whether that machine has told each size that a quorum has told."""
+    """Return whether that machine has reported each size that a quorum has reported."""
     for key in cluster.history.segments:
-        told = sorted((machine.told.get(key, 0) for machine in cluster.machines), reverse=True)
-        if keeps.told.get(key, 0) < told[cluster.record.ack_quorum - 1]:
+        reported = sorted((machine.reported.get(key, 0) for machine in cluster.machines), reverse=True)
+        if keeps.reported.get(key, 0) < reported[cluster.record.ack_quorum - 1]:
             return False
     return True
 

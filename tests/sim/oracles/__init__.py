@@ -1,28 +1,28 @@
-"""What must be true, one module each. Cheap ones judge at every step, the others at the end of a run.
+"""The oracles: what must be true, one module each. Cheap ones check at every step, the others at the end.
 
-    O1   nothing lost    what was acknowledged is found by every take-over, and is on the platters
+    O1   nothing lost    every take-over finds what was acknowledged, and it is on the platters
     O2   order           records are in the order of epochs and numbers; copies are prefixes
-    O3   shown           what a reader was shown stays
-    O4   one writer      an object has one, and no fenced one receives an acknowledgement
-    O5   listed          LIST and STAT show what was acknowledged, and no more than is durable
-    O6   refused         no take-over is refused while no more is damaged than may be
-    O9   no effect       a refused append leaves no byte
-    O10  caps            sessions, requests, files and memory under their limits
-    O11  progress        after the heal, work goes on
-    O12  damage          what was damaged is reported, and nothing else is
-    O14  causes          what is said of a disk is true, and causes that pass leave nothing behind
+    O3   reads stay      what a reader received stays
+    O4   one writer      an object has one writer, and no fenced one receives an acknowledgement
+    O5   listed          LIST and STAT return what was acknowledged, and no more than is durable
+    O6   refused         no take-over is refused while no more is damaged than the promise allows
+    O9   no effect       a refused append stores no byte
+    O10  caps            sessions, requests, files and memory are under their limits
+    O11  progress        after the heal, work continues
+    O12  damage          damage is reported, and nothing else is reported as damage
+    O14  causes          reports about disks are true, and transient causes have no lasting effect
 
-O7 and O8 are about regions (docs/simulation.md says where they are), O13 counts what happened sometimes.
+O7 and O8 check regions (docs/simulation.md names their files). O13 is `tests.sim.sometimes`.
 
-Rules of this room: an oracle remembers what it needs, asks the history and the platters, and never the code
-that is judged whether it was right. It changes nothing.
+An oracle keeps the state that it needs. It reads the history and the platters, never the opinion of the code
+that it checks, and changes nothing.
 """
 
 from typing import Final
 
 from tests.sim.oracles.o1_nothing_lost import NothingLost
 from tests.sim.oracles.o2_order import Order
-from tests.sim.oracles.o3_shown import Shown
+from tests.sim.oracles.o3_reads import ReadsStay
 from tests.sim.oracles.o4_one_writer import OneWriter
 from tests.sim.oracles.o5_listed import Listed
 from tests.sim.oracles.o6_refused import Refused
@@ -38,7 +38,7 @@ __all__ = ["ORACLES", "Bench", "Oracle", "ViolationError", "bench", "without"]
 ORACLES: Final[tuple[type[Oracle], ...]] = (
     NothingLost,
     Order,
-    Shown,
+    ReadsStay,
     OneWriter,
     Listed,
     Refused,
@@ -51,5 +51,5 @@ ORACLES: Final[tuple[type[Oracle], ...]] = (
 
 
 def bench() -> Bench:
-    """The oracles for one run."""
+    """Return the oracles of one run."""
     return Bench(ORACLES)

@@ -1,8 +1,8 @@
-"""P-5 of a loss that a person accepted: what the survivors of a store hold when the command reports it, and
-nothing less, is there afterwards. What only the lost disks had, acknowledged or shown, may be gone.
+"""P-5 of a loss that a person accepted: everything that the survivors of a store have when the command
+reports the loss is found afterwards. What only the lost disks had, acknowledged or read, may be gone.
 
-What survivors hold is read from their platters, by `platters`' own hand; a chain on them is walked as by
-a writer that had claimed them all, without asking any server.
+What survivors have is read from their platters by `platters`. A chain on them is read as by a writer that has
+claimed all of them, without a request to any server.
 """
 
 from collections.abc import Callable, Coroutine, Iterable, Mapping
@@ -21,17 +21,17 @@ from tests.sim.store.writer import CHAIN, numbers_of
 
 if TYPE_CHECKING:
     from tests.sim.history import History
-    from tests.sim.store.server import Machine
+    from tests.sim.store.machine import Machine
 
 ANY_GENERATION = 1 << 40
 
 
 @dataclass
 class Loss:
-    """More disks were lost than the store is made for. `pending`: directories that nobody took over since;
-    `era`: of the store's records until then; `held`: the records of each that the survivors had when the
-    command reported it, and `bytes` of each object; `broken`: whose chain names bytes that no survivor has,
-    so that it is refused for ever.
+    """More disks were lost than the store tolerates. `pending`: directories that no writer has taken over
+    since; `era`: of the store's records until then; `held`: by directory, the records that the survivors had
+    when the command reported the loss; `bytes`: the size of each object then; `broken`: directories whose
+    chain names bytes that no survivor has, so that it is refused forever.
     """
 
     pending: set[str]
@@ -41,7 +41,7 @@ class Loss:
     broken: set[str] = field(default_factory=set)
 
     def note(self, history: "History", survivors: "Iterable[Machine]") -> None:
-        """The command reports what is left."""
+        """Record what is left, when the command reports it."""
         machines = list(survivors)
         for directory, name in history.segments:
             path = f"d/{directory}/{name}"
@@ -57,7 +57,7 @@ class Loss:
                 self.held[directory] = found
 
     def taken_over(self, history: "History", directory: str, found: list[int]) -> None:
-        """A writer continues from what is left: that is the history from now on. Raises ViolationError."""
+        """A writer continues from what is left, which is the history from now on. Raises ViolationError."""
         if directory not in self.pending:
             return
         self.pending.discard(directory)
@@ -68,19 +68,19 @@ class Loss:
         lost = [number for number in line.acknowledged if number not in there]
         history.sometimes["loss: acknowledged records are gone" if lost else "loss: nothing is gone"] += 1
         line.acknowledged = [number for number in line.acknowledged if number in there]
-        both = zip(found, line.shown, strict=False)
+        both = zip(found, line.returned, strict=False)
         same = next((at for at, (one, other) in enumerate(both) if one != other), len(found))
-        line.shown = line.shown[:same]
+        line.returned = line.returned[:same]
 
     def clamp(self, history: "History") -> None:
-        """Of what there was before, no more has to be there than survivors held."""
+        """Reduce the acknowledged sizes to what the survivors had."""
         for key, size in self.bytes.items():
             if key in history.durable:
                 history.durable[key] = min(history.durable[key], size)
 
 
 class _Survivors:
-    """A claim that all survivors have answered. `copies`: by identity and name."""
+    """A claim that all survivors have granted. `copies`: by identity and name."""
 
     def __init__(self, copies: Mapping[bytes, Mapping[str, bytes]]) -> None:
         self._copies = copies
@@ -111,15 +111,15 @@ class _Survivors:
             raise MissingDataError(f"no survivor has {size} bytes of {name}")
 
     def collect(self, garbage: Callable[[str], bool]) -> None:
-        raise AssertionError("no writer continues from here")
+        raise AssertionError("no writer continues from this claim")
 
     def open_object(self, name: str, local: object = None) -> Any:
-        raise AssertionError("no writer continues from here")
+        raise AssertionError("no writer continues from this claim")
 
 
 def records_on(directory: str, machines: "Iterable[Machine]") -> list[int] | None:
-    """The records of a directory's chain on the platters of those machines; None when it names bytes that
-    none of them has."""
+    """Return the records of a directory's chain on the platters of those machines; None if it names bytes
+    that none of them has."""
     folder = f"d/{directory}"
     copies = {
         one.identity: {
@@ -136,16 +136,16 @@ def records_on(directory: str, machines: "Iterable[Machine]") -> list[int] | Non
         return await numbers_of(claim, state, None)
 
     try:
-        return _at_once(walk())
+        return _run_now(walk())
     except DosError:
         return None
 
 
-def _at_once(work: Coroutine[Any, Any, list[int]]) -> list[int]:
-    """Nothing that it awaits takes any time."""
+def _run_now(work: Coroutine[Any, Any, list[int]]) -> list[int]:
+    """Run a coroutine that never waits, and return its result."""
     try:
         work.send(None)
     except StopIteration as end:
         found: list[int] = end.value
         return found
-    raise AssertionError("it waits for something")
+    raise AssertionError("the coroutine waits")

@@ -1,8 +1,8 @@
-"""O7 and O8: every cut of a region is consistent and can be restored, and its output is there once.
+"""O7 and O8: every checkpoint of a region is consistent and can be restored, and each row is in its output
+once.
 
-A cut is consistent when what its sinks hold up to it, and what its state says, is made of just the rows
-that its sources had read up to it: nothing received that was not sent, nothing on the way that is in no
-channel.
+A checkpoint is consistent if its outputs and its state are made of exactly the rows that its sources had read
+up to it: nothing was received that was not sent, and nothing in flight is missing from the channel state.
 """
 
 from collections import Counter
@@ -28,67 +28,73 @@ def check(cluster: "Cluster") -> None:
 
 
 def check_output(region: Region) -> None:
-    """The region has finished: its output is that of a run without failures."""
+    """Check that the output of a finished region is that of a run without failures."""
     _same_rows("O8", "the output", Counter(map(tuple, region.output.rows("rows"))), region.given.rows)
-    shown: dict[str, int] = {}
+    last_counts: dict[str, int] = {}
     for word, count in region.output.rows("counts"):
-        if int(count) <= shown.get(word, 0):
-            raise ViolationError("O8", f"{word!r} is counted {count} after {shown[word]}")
-        shown[word] = int(count)
+        if int(count) <= last_counts.get(word, 0):
+            raise ViolationError("O8", f"{word!r} is counted {count} after {last_counts[word]}")
+        last_counts[word] = int(count)
     expected = Counter(word for word, _ in region.given.rows)
-    if shown != expected:
-        raise ViolationError("O8", f"the last counts are {shown}, not {dict(expected)}")
+    if last_counts != expected:
+        raise ViolationError("O8", f"the last counts are {last_counts}, not {dict(expected)}")
 
 
 def check_cuts(region: Region, audit: Auditor) -> None:
-    """What an auditor found of the manifest and the states."""
+    """Check the manifest and the states that an auditor has read."""
     chain = audit.cuts
     for before, cut in pairwise(chain):
         if cut.cut <= before.cut or cut.parent != before.cut or cut.incarnation < before.incarnation:
-            raise ViolationError("O7", f"cut {cut.cut} of {cut.incarnation} stands behind cut {before.cut}")
+            raise ViolationError(
+                "O7", f"checkpoint {cut.cut} of incarnation {cut.incarnation} follows checkpoint {before.cut}"
+            )
     by_number = {cut.cut: cut for cut in chain}
     lost = [
         cut.cut
-        for cut in region.record.shown.values()
+        for cut in region.record.reported.values()
         if (not same(cut, by_number[cut.cut]) if cut.cut in by_number else not _released(cut.cut, chain))
     ]
     if lost:
         raise ViolationError(
-            "O7", f"cuts {lost} were committed, the manifest has {[one.cut for one in chain]}"
+            "O7", f"checkpoints {lost} were committed, the manifest has {[one.cut for one in chain]}"
         )
     if chain:
         _check_retained(region, audit)
     for cut in chain:
         votes = region.record.votes.get((cut.incarnation, cut.cut))
         if votes != cut.workers:
-            raise ViolationError("O7", f"cut {cut.cut} of {cut.incarnation} is not what was voted (R12)")
+            raise ViolationError(
+                "O7", f"checkpoint {cut.cut} of incarnation {cut.incarnation} differs from its votes (R12)"
+            )
         _check_cut(region, cut)
     for (number, worker), counts in audit.counts.items():
         cut = next(one for one in chain if one.cut == number)
         expected = counts_of(region.output.upto(cut, worker, "counts"))
         if Counter(counts) != expected:
             raise ViolationError(
-                "O7", f"cut {number} restores worker {worker} with {counts}, it had shown {dict(expected)}"
+                "O7",
+                f"checkpoint {number} restores worker {worker} with {counts}, not {dict(expected)}",
             )
 
 
 def _released(number: int, chain: list[Cut]) -> bool:
-    """Whether the manifest's last cut says that this one is needed no more."""
+    """Return whether the manifest's last checkpoint has released this one."""
     return bool(chain) and number < chain[-1].cut and number not in chain[-1].retained
 
 
 def _check_retained(region: Region, audit: Auditor) -> None:
-    """The last `retain` cuts that were committed are there, and every one of them was restored."""
+    """Check that the last `retain` committed checkpoints exist and were restored."""
     last, retain = audit.cuts[-1], region.spec.retain
-    committed = sorted(cut.cut for cut in region.record.shown.values())
+    committed = sorted(cut.cut for cut in region.record.reported.values())
     if set(committed[-retain:]) - {cut.cut for cut in retained_of(audit.cuts)} or len(last.retained) > retain:
         raise ViolationError(
-            "O7", f"cuts {committed[-retain:]} are to be kept, cut {last.cut} retains {list(last.retained)}"
+            "O7",
+            f"checkpoints {committed[-retain:]} must be kept, {last.cut} retains {list(last.retained)}",
         )
     read = {number for number, _ in audit.counts}
     if read != set(last.retained):
         raise ViolationError(
-            "O7", f"of the cuts retained {list(last.retained)} only {sorted(read)} are there"
+            "O7", f"of the retained checkpoints {list(last.retained)} only {sorted(read)} exist"
         )
 
 
@@ -100,11 +106,11 @@ def _check_cut(region: Region, cut: Cut) -> None:
         for split, at in splits.items()
     }
     if read.keys() != region.given.splits.keys():
-        raise ViolationError("O7", f"cut {cut.cut} has splits {sorted(read)}")
+        raise ViolationError("O7", f"checkpoint {cut.cut} has splits {sorted(read)}")
     rows: Counter[tuple[str, ...]] = Counter()
     for worker in cut.workers:
         rows.update(map(tuple, region.output.upto(cut, worker, "rows")))
-    _same_rows("O7", f"cut {cut.cut}", rows, region.given.upto(read))
+    _same_rows("O7", f"checkpoint {cut.cut}", rows, region.given.upto(read))
 
 
 def _same_rows(oracle: str, what: str, found: Counter[tuple[str, ...]], read: list[tuple[str, int]]) -> None:

@@ -1,8 +1,7 @@
 """P-4, P-5 of stores that change: a generation has one record, and when the command reports that a change is
-done, every byte acknowledged so far is on so many members of the new record that any take-over of it finds
-them.
+done, every byte acknowledged so far is on so many members of the new record that any take-over finds it.
 
-Platters are read by `platters`' own hand; no server is asked.
+Platters are read by `platters`, without a request to any server.
 """
 
 from collections.abc import Iterable
@@ -15,11 +14,11 @@ from tests.sim.oracles.platters import payload_of
 
 if TYPE_CHECKING:
     from tests.sim.membership.cluster import MembershipCluster
-    from tests.sim.store.server import Machine
+    from tests.sim.store.machine import Machine
 
 
 def check_records(machines: "Iterable[Machine]") -> None:
-    """Each generation has one record, on every server that keeps or kept it. Raises ViolationError."""
+    """Check that each generation has one record on all servers that ever stored it. Raises ViolationError."""
     known: dict[int, StoreRecord] = {}
     for machine in machines:
         for record in machine.records:
@@ -30,11 +29,11 @@ def check_records(machines: "Iterable[Machine]") -> None:
 
 
 def check_copies(cluster: "MembershipCluster", record: StoreRecord) -> None:
-    """What was acknowledged is on enough members. One may be excused, whose disk was lost or is rotten.
-    Raises ViolationError."""
+    """Check that acknowledged bytes are on enough members. One member whose disk was lost or is damaged is
+    excused. Raises ViolationError."""
     count = len(record.voters)
     if count < len(record.members):
-        return  # while one is filled a byte may be on few of them: the next record waits for it
+        return  # while a member is filled, few may have a byte; the next record waits for it
     enough = count - claims_needed(count, record.ack_quorum) + 1
     members = [one for one in cluster.machines if record.member(one.identity) is not None]
     hurt = [one for one in members if one in cluster.lost or one is cluster.victim]
@@ -43,7 +42,7 @@ def check_copies(cluster: "MembershipCluster", record: StoreRecord) -> None:
         holders = _holders(members, directory, name, size)
         excused = absent + sum(one not in holders for one in hurt)
         if len(holders) + min(excused, 1) < enough:
-            names = ", ".join(one.name for one in holders) or "nobody"
+            names = ", ".join(one.name for one in holders) or "no member"
             raise ViolationError(
                 "P-5",
                 f"generation {record.generation} counts; {size} bytes of {directory}/{name} are on {names}",

@@ -20,10 +20,11 @@ from tests.sim.oracles.oracle import Oracle
 
 if TYPE_CHECKING:
     from tests.sim.run import Cluster
-    from tests.sim.store.server import Machine, Server
+    from tests.sim.store.machine import Machine
+    from tests.sim.store.server import Server
 
 _FILES_BESIDE: int = 64
-"""Marks of directories, and files in use."""
+"""Allowed in addition, for the marks of directories and files in use."""
 
 
 class Caps(Oracle):
@@ -48,13 +49,13 @@ class Caps(Oracle):
             self._under(one.unsynced_bytes, in_flight_bytes_max + payload_bytes_max, f"bytes {owner_of}")
 
     def power_cut(self, machine: "Machine") -> None:
-        self._look(machine)
+        self._check_limits(machine)
 
     def ended(self, cluster: "Cluster") -> None:
         for machine in cluster.machines:
-            self._look(machine)
+            self._check_limits(machine)
 
-    def _look(self, machine: "Machine") -> None:
+    def _check_limits(self, machine: "Machine") -> None:
         server = machine.server
         if server is None:
             return

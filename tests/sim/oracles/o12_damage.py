@@ -1,11 +1,11 @@
-"""O12: damage that was done is damage that is reported, and nothing else is.
+"""O12: damage is reported, and nothing else is reported as damage.
 
-At the end, after two more rounds of its scrub, a machine has reported exactly the objects that the run
-damaged such that bytes are gone of which it had told; where no scrub runs, a look at the whole object finds
-them. Objects whose damage cost nothing that was acknowledged may be reported or not, and so may those of a
-machine whose disk gave errors: an object of which no mark can be written is one that nobody should go by.
-Damage of an object whose newest mark a power cut took, before or after, and no later life has written anew,
-may be taken for a torn tail (decision 0002, "What still fails").
+At the end, after two more rounds of its scrub, a machine must report every object of which the run has
+damaged bytes that were reported as synced. If it has no scrub, a read of the whole object must find the
+damage. Other damage may be reported or not. The same is true of a machine whose disk returned errors, because
+an object whose mark cannot be written is not trusted. If a power cut has lost the newest mark of an object,
+before or after the damage, and no later start has written it again, the damage may be treated as a torn tail
+(decision 0002, "What still fails").
 """
 
 from typing import TYPE_CHECKING
@@ -18,7 +18,8 @@ from tests.sim.oracles.platters import payload_at
 
 if TYPE_CHECKING:
     from tests.sim.run import Cluster
-    from tests.sim.store.server import Machine, Server
+    from tests.sim.store.machine import Machine
+    from tests.sim.store.server import Server
 
 
 class Damage(Oracle):
@@ -37,42 +38,49 @@ class Damage(Oracle):
         for name, directory in server.core._tables.directories.items():
             if directory.problem or not directory.exists:
                 continue
-            objects = {key: told for (folder, key), told in machine.told.items() if folder == name and told}
-            for key, told in objects.items():
+            objects = {
+                key: reported
+                for (folder, key), reported in machine.reported.items()
+                if folder == name and reported
+            }
+            for key, reported in objects.items():
                 path, state = f"d/{name}/{key}", directory.objects.get(key)
                 if not machine.damaged.get(path, True):
                     continue
-                lost = path in machine.damaged and self._lacks(machine, path, told)
+                lost = path in machine.damaged and self._lacks(machine, path, reported)
                 if state is None or not self._reports(server, state):
                     if lost:
                         self.object(
-                            f"{machine.name} has lost bytes of {path}, of which it told {told}, unsaid"
+                            f"{machine.name} lost bytes of {path}, had reported {reported}: no report"
                         )
-                    if state is None or state.synced < told:
+                    if state is None or state.synced < reported:
                         has = "none" if state is None else state.synced
-                        self.object(f"{machine.name} told {told} bytes of {path}, has {has}, and is silent")
+                        self.object(
+                            f"{machine.name} reported {reported} bytes of {path}, has {has}: no report"
+                        )
             for key, state in directory.objects.items():
                 damaged = f"d/{name}/{key}" in machine.damaged or machine.had_errors
                 if state.corrupt_from is not None and not damaged:
-                    self.object(f"{machine.name} says that {name}/{key} is damaged, which nobody did")
+                    self.object(f"{machine.name} reports that {name}/{key} is damaged, and it is not")
 
     @staticmethod
-    def _lacks(machine: "Machine", path: str, told: int) -> bool:
+    def _lacks(machine: "Machine", path: str, reported: int) -> bool:
         return (
-            not machine.disk.is_unreadable(path) and len(payload_at(machine.disk.stable(path), path)) < told
+            not machine.disk.is_unreadable(path)
+            and len(payload_at(machine.disk.stable(path), path)) < reported
         )
 
     @staticmethod
     def _reports(server: "Server", state: ObjectState) -> bool:
-        """Whether the object is said to be damaged. Where nothing scrubs, all of it is looked at now."""
+        """Return whether the object is reported as damaged. Without a scrub, the whole object is read now."""
         if state.damaged or server.machine.scrub.bytes_per_s:
             return state.damaged
         chain, goal = beginning(state.root), VerifyGoal(state.synced, state.synced_digest)
         while chain.offset < goal.size:
-            looked = server.storage.scrub_read(
+            part = server.storage.scrub_read(
                 scrub_reads.ScrubRead(state.directory, state.name, chain, goal), lambda: 0.0
             )
-            if looked.chain is None:
-                return looked.damaged_at is not None
-            chain = looked.chain
+            if part.chain is None:
+                return part.damaged_at is not None
+            chain = part.chain
         return False

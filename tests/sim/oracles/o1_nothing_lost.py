@@ -1,5 +1,5 @@
-"""O1: no acknowledged byte is lost. Every take-over finds what older writers had acknowledged; and what one
-server told to be synced is on its platters when its power is cut, whatever other servers have (P-1).
+"""O1: no acknowledged byte is lost. Every take-over finds what was acknowledged to older writers; and what
+one server reported as synced is on its platters when its power is cut, whatever other servers have (P-1).
 """
 
 from typing import TYPE_CHECKING
@@ -9,7 +9,7 @@ from tests.sim.oracles.platters import payload_at
 
 if TYPE_CHECKING:
     from tests.sim.history import History
-    from tests.sim.store.server import Machine
+    from tests.sim.store.machine import Machine
 
 
 class NothingLost(Oracle):
@@ -18,7 +18,7 @@ class NothingLost(Oracle):
     number = "O1"
 
     def took_over(self, history: "History", directory: str, epoch: int, found: list[int]) -> None:
-        """(Newer records there may be too: a process can be stopped between its start and this.)"""
+        """(There may be newer records too: a process can be stopped between its start and this call.)"""
         line, there = history.line(directory), set(found)
         missing = [one for one in line.acknowledged if one not in there and line.appended[one] < epoch]
         if missing:
@@ -27,10 +27,10 @@ class NothingLost(Oracle):
             )
 
     def power_cut(self, machine: "Machine") -> None:
-        """Objects that the run itself damaged are left out."""
-        for (directory, name), told in machine.told.items():
+        """Check all objects except those that the run itself damaged."""
+        for (directory, name), reported in machine.reported.items():
             path = f"d/{directory}/{name}"
-            if told and path not in machine.damaged:
+            if reported and path not in machine.damaged:
                 found = len(payload_at(machine.disk.content(path), path))
-                if found < told:
-                    self.object(f"{machine.name} told {told} bytes of {path}, and has {found}")
+                if found < reported:
+                    self.object(f"{machine.name} reported {reported} bytes of {path}, and has {found}")

@@ -1,6 +1,6 @@
-"""O2: one history. What a take-over finds and a reader is shown is in the order of epochs and numbers,
-nothing twice, nothing that nobody wrote; and what a machine has of an object is a prefix of what its writer
-appended.
+"""O2: one history. What a take-over finds and a reader receives is in the order of epochs and numbers,
+without duplicates, and was written by a writer. What a machine has of an object is a prefix of what its
+writer appended.
 """
 
 from typing import TYPE_CHECKING
@@ -21,16 +21,16 @@ class Order(Oracle):
     def took_over(self, history: "History", directory: str, epoch: int, found: list[int]) -> None:
         self._in_order(history, directory, found)
 
-    def showed(self, history: "History", directory: str, found: list[int]) -> None:
+    def returned(self, history: "History", directory: str, found: list[int]) -> None:
         self._in_order(history, directory, found)
 
     def _in_order(self, history: "History", directory: str, found: list[int]) -> None:
         line = history.line(directory)
         if len(set(found)) != len(found):
-            self.object(f"records of {directory} are there twice")
+            self.object(f"records of {directory} occur twice")
         keys = [(line.appended.get(number, -1), number) for number in found]
         if keys != sorted(keys) or any(epoch < 0 for epoch, _ in keys):
-            self.object(f"records of {directory} are out of order, or nobody wrote them")
+            self.object(f"records of {directory} are out of order, or were never written")
 
     def ended(self, cluster: "Cluster") -> None:
         for machine in cluster.machines:
@@ -38,4 +38,6 @@ class Order(Oracle):
                 path = f"d/{directory}/{name}"
                 found = payload_at(machine.disk.content(path), path)
                 if not content.startswith(found):
-                    self.object(f"{machine.name} has {len(found)} bytes of {path} that nobody wrote so")
+                    self.object(
+                        f"{machine.name} has {len(found)} bytes of {path} that differ from what was written"
+                    )

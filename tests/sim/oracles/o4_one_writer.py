@@ -1,5 +1,5 @@
-"""O4: one epoch at a time gains a quorum. An object has one writer, who appends where it ended; and what a
-writer receives as safe after a newer one took over is among what that one found.
+"""O4: one epoch at a time has a quorum. An object has one writer, which appends at its end; and what is
+acknowledged to a writer after a newer one took over is among what the newer one found.
 """
 
 from typing import TYPE_CHECKING

@@ -1,5 +1,5 @@
-"""O5: LIST and STAT show every object of which the server has acknowledged something, with at least so much,
-and never with more than is durable. Lookers ask during the run.
+"""O5: LIST and STAT return every object of which the server has acknowledged bytes, with at least the
+acknowledged size, and never with more than is durable. An observer sends these requests during the run.
 """
 
 from typing import TYPE_CHECKING
@@ -9,7 +9,7 @@ from tests.sim.oracles.oracle import Oracle
 from tests.sim.oracles.platters import payload_at
 
 if TYPE_CHECKING:
-    from tests.sim.store.server import Machine
+    from tests.sim.store.machine import Machine
 
 
 class Listed(Oracle):
@@ -18,20 +18,20 @@ class Listed(Oracle):
     number = "O5"
 
     def listed(
-        self, machine: "Machine", directory: str, told: dict[str, int], infos: dict[str, ObjectInfo]
+        self, machine: "Machine", directory: str, reported: dict[str, int], infos: dict[str, ObjectInfo]
     ) -> None:
-        for name, size in told.items():
+        for name, size in reported.items():
             path = f"d/{directory}/{name}"
             if not size or path in machine.damaged:
                 continue
             info = infos.get(name)
             if info is None:
-                self.object(f"{machine.name} told {size} bytes of {path} and does not list it")
+                self.object(f"{machine.name} reported {size} bytes of {path} and does not list it")
             elif info.synced < size and not info.corrupt:
-                self.object(f"{machine.name} told {size} bytes of {path} and lists {info.synced}")
+                self.object(f"{machine.name} reported {size} bytes of {path} and lists {info.synced}")
         for name, info in infos.items():
             path = f"d/{directory}/{name}"
-            if path not in machine.damaged and (directory, name) not in machine.told_at_most:
+            if path not in machine.damaged and (directory, name) not in machine.reportable_max:
                 durable = len(payload_at(machine.disk.stable(path), path))
                 if info.synced > durable:
                     self.object(f"{machine.name} lists {info.synced} bytes of {path}, {durable} are durable")

@@ -1,5 +1,5 @@
-"""O6: a take-over finds members that have all that was acknowledged, or waits for them. It is never refused
-for good while no more is damaged than the promise allows (P-5).
+"""O6: a take-over finds members that have everything that was acknowledged, or waits for them. It is never
+refused permanently while no more is damaged than the promise allows (P-5).
 """
 
 from tests.sim.oracles.oracle import Oracle

@@ -1,8 +1,8 @@
-"""O9: a refused append has left no effect (P-8): no byte of it is in that server's copy, unless it was asked
-for again and not refused.
+"""O9: a refused append has no effect (P-8): no byte of it is in that server's copy, unless it was sent again
+and accepted.
 
-An append refused because the disk failed has an unknown effect, which `POISONED` and `CORRUPT` say: these do
-not count.
+An append that is refused because the disk failed has an unknown effect. `POISONED` and `CORRUPT` report that,
+so they do not count.
 """
 
 from typing import TYPE_CHECKING, Final
@@ -17,7 +17,7 @@ from tests.sim.visitors import LOOSE
 
 if TYPE_CHECKING:
     from tests.sim.run import Cluster
-    from tests.sim.store.server import Machine
+    from tests.sim.store.machine import Machine
 
 _APPEND: Final = int(Opcode.APPEND)
 _MEND: Final = int(Opcode.MEND)
@@ -33,23 +33,23 @@ class NoEffect(Oracle):
 
     def __init__(self) -> None:
         self._ends: dict[tuple[str, str], dict[tuple[int, int], int]] = {}
-        self._places: dict[tuple[str, int, int], str] = {}
+        self._paths: dict[tuple[str, int, int], str] = {}
         self._repaired: dict[tuple[str, str], None] = {}
 
-    def asked(self, machine: "Machine", session: int, directory: str | None, frame: Frame) -> None:
+    def request_received(self, machine: "Machine", session: int, directory: str | None, frame: Frame) -> None:
         if frame.opcode != _APPEND or directory == LOOSE:
             if frame.opcode == _MEND:
                 self._repaired[machine.name, directory or ""] = None
             return
         append = decode(frame)
-        assert isinstance(append, Append), "that is what the opcode says"
+        assert isinstance(append, Append), "the opcode is that of APPEND"
         path = f"d/{directory}/{append.name}"
         ends = self._ends.setdefault((machine.name, path), {})
         ends[session, frame.request_id] = append.expected_size + len(append.payload)
-        self._places[machine.name, session, frame.request_id] = path
+        self._paths[machine.name, session, frame.request_id] = path
 
     def append_refused(self, machine: "Machine", session: int, request_id: int, code: int) -> None:
-        path = self._places.pop((machine.name, session, request_id), None)
+        path = self._paths.pop((machine.name, session, request_id), None)
         if path is not None and code not in _UNKNOWN_EFFECT:
             del self._ends[machine.name, path][session, request_id]
 
@@ -60,4 +60,4 @@ class NoEffect(Oracle):
                     continue
                 found, most = len(payload_at(machine.disk.content(path), path)), max(ends.values(), default=0)
                 if found > most:
-                    self.object(f"{name} has {found} bytes of {path}, all beyond {most} was refused")
+                    self.object(f"{name} has {found} bytes of {path}, everything after {most} was refused")

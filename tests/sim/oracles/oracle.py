@@ -14,11 +14,12 @@ from dos_protocol.messages import ObjectInfo
 if TYPE_CHECKING:
     from tests.sim.history import History
     from tests.sim.run import Cluster
-    from tests.sim.store.server import Machine, Server
+    from tests.sim.store.machine import Machine
+    from tests.sim.store.server import Server
 
 
 class ViolationError(Exception):
-    """A promise is broken. `oracle`: which one saw it."""
+    """A promise is broken. `oracle`: the number of the oracle that detected it."""
 
     def __init__(self, oracle: str, what: str) -> None:
         super().__init__(f"{oracle}: {what}")
@@ -26,21 +27,22 @@ class ViolationError(Exception):
 
 
 class Oracle:
-    """One thing that must be true. It overrides the methods of the events that it uses. `number`: its name.
+    """One condition that must be true. It overrides the methods of the events that it uses. `number`: its
+    name.
 
-    took_over      a take-over is done, its start acknowledged: it found these records
+    took_over      a take-over is done and its start acknowledged; `found`: the records that it read
     acknowledged   a record was acknowledged to its writer
-    showed         a reader was shown these records
-    wrote          a writer handed bytes to its claim
-    refused        a take-over was refused for good
-    listed         a looker was shown a directory of a machine; `told`: what the machine had told before
+    returned       a reader received these records
+    wrote          a writer passed bytes to its claim
+    refused        a take-over was refused permanently
+    listed         an observer received a directory of a machine; `reported`: the sizes reported before
     power_cut      a machine lost its power
-    asked          a server took a frame from a session
-    append_refused a server refused an append
-    acknowledged_bytes  a server told that so much of an object is synced
-    served         a server has done what a session asked, as far as it can now
-    stuck          nothing moved for so long
-    ended          the run is over: the last take-overs and looks are done
+    request_received    a server accepted a frame from a session
+    append_refused      a server refused an append
+    acknowledged_bytes  a server reported that size of an object as synced
+    served         a server has processed the requests of a session, as far as it can now
+    stuck          there was no progress within a time limit
+    ended          the run is over: the last take-overs and reads are done
     """
 
     number = ""
@@ -52,19 +54,21 @@ class Oracle:
 
     def acknowledged(self, history: "History", directory: str, number: int) -> None: ...
 
-    def showed(self, history: "History", directory: str, found: list[int]) -> None: ...
+    def returned(self, history: "History", directory: str, found: list[int]) -> None: ...
 
     def wrote(self, history: "History", directory: str, name: str, offset: int, data: bytes) -> None: ...
 
     def refused(self, directory: str, why: str) -> None: ...
 
     def listed(
-        self, machine: "Machine", directory: str, told: dict[str, int], infos: dict[str, ObjectInfo]
+        self, machine: "Machine", directory: str, reported: dict[str, int], infos: dict[str, ObjectInfo]
     ) -> None: ...
 
     def power_cut(self, machine: "Machine") -> None: ...
 
-    def asked(self, machine: "Machine", session: int, directory: str | None, frame: Frame) -> None: ...
+    def request_received(
+        self, machine: "Machine", session: int, directory: str | None, frame: Frame
+    ) -> None: ...
 
     def append_refused(self, machine: "Machine", session: int, request_id: int, code: int) -> None: ...
 
@@ -77,7 +81,7 @@ class Oracle:
     def ended(self, cluster: "Cluster") -> None: ...
 
 
-_TOLD: Final = tuple(
+_EVENTS: Final = tuple(
     name for name in vars(Oracle) if not name.startswith("_") and name not in ("number", "object")
 )
 
@@ -86,7 +90,7 @@ _off: Final[dict[str, None]] = {}
 
 @contextmanager
 def without(*numbers: str) -> Iterator[None]:
-    """Runs that begin inside have no such oracles."""
+    """Leave out these oracles in runs that begin inside the context."""
     _off.update(dict.fromkeys(numbers))
     try:
         yield
@@ -96,28 +100,28 @@ def without(*numbers: str) -> Iterator[None]:
 
 
 class Bench:
-    """The oracles of one run: `bench.took_over(...)` tells those who want to know."""
+    """The oracles of one run. `bench.took_over(...)` calls those that have this method."""
 
     def __init__(self, kinds: Iterable[type[Oracle]]) -> None:
         self.oracles = [kind() for kind in kinds if kind.number not in _off]
-        self._wants = {
+        self._listeners = {
             name: [
                 getattr(one, name)
                 for one in self.oracles
                 if getattr(type(one), name) is not vars(Oracle)[name]
             ]
-            for name in _TOLD
+            for name in _EVENTS
         }
 
     def __getattr__(self, name: str) -> Callable[..., None]:
-        wants = self._wants.get(name)
-        if wants is None:
+        listeners = self._listeners.get(name)
+        if listeners is None:
             raise AttributeError(name)
 
-        def tell_all(*what: Any) -> None:
-            for hear in wants:
-                hear(*what)
+        def report_to_all(*what: Any) -> None:
+            for listener in listeners:
+                listener(*what)
 
-        tell: Callable[..., None] = wants[0] if len(wants) == 1 else tell_all
-        setattr(self, name, tell)
-        return tell
+        report: Callable[..., None] = listeners[0] if len(listeners) == 1 else report_to_all
+        setattr(self, name, report)
+        return report

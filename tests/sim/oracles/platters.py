@@ -1,4 +1,4 @@
-"""What is on the platters, read by this file's own hand, as far as extents are whole; no server is asked."""
+"""Read what is on the platters, up to the first damaged extent, without the server's code for reading."""
 
 from dos_protocol.digests import digest64
 from dos_server.core.extent import HeaderFault, decode_header, object_seed
@@ -6,18 +6,19 @@ from dos_server.limits import extent_header_bytes
 
 
 def payload_at(data: bytes | None, path: str) -> bytes:
-    """What a file of an object holds, by its path: `d/DIRECTORY/OBJECT`. Nothing, where there is none."""
+    """Return the content of an object from its file at `d/DIRECTORY/OBJECT`; b'' if there is none."""
     _, directory, name = path.split("/")
     return b"" if data is None else payload_of(data, object_seed(directory, name))
 
 
 def payload_of(data: bytes, seed: int) -> bytes:
-    """What the whole extents at the beginning of a file hold."""
+    """Return the content of the undamaged extents at the beginning of a file."""
     return whole_of(data, seed)[0]
 
 
 def whole_of(data: bytes, seed: int) -> tuple[bytes, int]:
-    """What the whole extents at the beginning of a file hold, and where in the file they end."""
+    """Return the content of the undamaged extents at the beginning of a file, and where in the file they
+    end."""
     payload, end = bytearray(), 0
     while end + extent_header_bytes <= len(data):
         header = decode_header(data, seed, end)

@@ -1,7 +1,7 @@
 """Reads a region's journals at the end of a run: the manifest's checkpoints, and the state of each worker at
 one.
 
-It uses the journal's own code, as a restore does, and judges nothing.
+It uses the journal's own code, as a restore does, and checks nothing.
 """
 
 from contextlib import aclosing
@@ -11,13 +11,13 @@ from checkpoint.core.manifest import Cut, decode_cut
 from checkpoint.core.region import coordinator_directory, worker_directory
 from dos_client.errors import QuorumUnavailableError
 from journal import Op, read_records, take_over
-from tests.sim.engine.world import Process
+from tests.sim.engine.environment import Process
 from tests.sim.regions.claiming import Host, RegionClaim
 from tests.sim.regions.region import Region
 
 
 def retained_of(cuts: list[Cut]) -> list[Cut]:
-    """What a manifest with these cuts promises to be restorable."""
+    """Return the checkpoints that a manifest with these checkpoints retains."""
     return [cut for cut in cuts if cut.cut in cuts[-1].retained]
 
 
@@ -27,7 +27,7 @@ class Auditor(Process):
     """
 
     def __init__(self, region: Region) -> None:
-        super().__init__(region.world, "auditor")
+        super().__init__(region.env, "auditor")
         self.region = region
         self.cuts: list[Cut] = []
         self.counts: dict[tuple[int, int], dict[str, int]] = {}
@@ -60,7 +60,7 @@ class Auditor(Process):
             except QuorumUnavailableError:
                 await self.sleep(1.0)
         claim = await self._host.claim(directory, view.epoch_seen + 1)
-        assert claim is not None, "its patience has no end"
+        assert claim is not None, "it waits without a limit"
         return claim
 
     async def _state(self, claim: RegionClaim, cut: Cut, worker: int) -> dict[str, int]:

@@ -13,15 +13,15 @@ from checkpoint.core.channel_frames import ChannelFrame, ChannelFrameDecoder, en
 from checkpoint.core.handshake import NONCE_BYTES, Acceptor, Dialler, LinkHello
 from checkpoint.errors import ChannelFrameError, HandshakeError, LinkClosedError
 from dos_protocol.errors import BrokenConnectionError
+from tests.sim.engine.environment import Process, Signal
 from tests.sim.engine.network import Network, Wire
-from tests.sim.engine.world import Process, Signal
 
 KEY: Final = b"the key of the job, of this run!"
 
 
 class Channel:
     """One end of a link. `over`: why nothing more arrives, '' while something may. `hello`: the identity of
-    the peer that dialled, after it is verified.
+    the peer that dialed, after it is verified.
     """
 
     def __init__(self, process: Process, wire: Wire, *, dialler: bool) -> None:
@@ -35,18 +35,18 @@ class Channel:
         self._changed = Signal()
 
     def proved(self, hello: LinkHello) -> None:
-        """From now on any frame is taken."""
+        """Accept all frames from now on: the peer is verified."""
         self.hello = hello
         self._decoder.handshake = False
 
-    def heard(self, data: bytes) -> None:
-        """Bytes come."""
+    def received(self, data: bytes) -> None:
+        """Bytes arrived."""
         if not self.over:
             self._decoder.receive_data(data)
             self._changed.set()
 
     def ended(self) -> None:
-        """The other end, or the connection, is gone."""
+        """The other end closed the link, or the connection ended."""
         self._end("the other end closed the link")
 
     def _end(self, why: str) -> None:
@@ -54,13 +54,14 @@ class Channel:
         self._changed.set()
 
     def send(self, frame: ChannelFrame) -> None:
-        """Raises BrokenConnectionError when the link is known to be gone."""
+        """Send a frame. Raises BrokenConnectionError if the link has ended."""
         if self.over:
             raise BrokenConnectionError(f"the link broke: {self.over}")
         self._wire.send(encode(frame), dialler=self._dialler)
 
     async def receive(self, timeout_s: float | None = None) -> ChannelFrame:
-        """The next frame. Raises LinkClosedError, ChannelFrameError, BrokenConnectionError (silence)."""
+        """Return the next frame. Raises LinkClosedError, ChannelFrameError, BrokenConnectionError
+        (silence)."""
         deadline = None if timeout_s is None else self.process.now + timeout_s
         while True:
             frame = self._decoder.next_frame()
@@ -70,11 +71,11 @@ class Channel:
                 raise LinkClosedError(self.over)
             left = None if deadline is None else deadline - self.process.now
             if left is not None and left <= 0:
-                raise BrokenConnectionError(f"nothing came within {timeout_s:g} s")
+                raise BrokenConnectionError(f"nothing arrived within {timeout_s:g} s")
             await self.process.wait(self._changed, left)
 
     def close(self) -> None:
-        """This end is done."""
+        """Close this end."""
         if not self.over:
             self._wire.close(dialler=self._dialler)
         self._end("closed here")
@@ -83,7 +84,7 @@ class Channel:
 async def dial(
     process: Process, network: Network, address: str, hello: LinkHello, rng: Random, timeout_s: float
 ) -> Channel:
-    """Connect and prove. Raises BrokenConnectionError, HandshakeError."""
+    """Connect and perform the handshake. Raises BrokenConnectionError, HandshakeError."""
     answered: list[Wire | None] = []
     changed = Signal()
     given_up = False
@@ -120,7 +121,8 @@ async def dial(
 
 
 async def accept(channel: Channel, job: str, rng: Random) -> LinkHello:
-    """The acceptor's half. Raises HandshakeError, BrokenConnectionError; the channel is closed then."""
+    """Perform the acceptor's part of the handshake. Raises HandshakeError, BrokenConnectionError after
+    closing the channel."""
     acceptor = Acceptor(job=job, key=KEY, nonce=rng.randbytes(NONCE_BYTES))
     wait_s = limits.handshake_timeout_s
     try:

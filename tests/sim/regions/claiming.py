@@ -1,6 +1,6 @@
 """Claims of a region's directories, and the host of its manifest: `ManifestHost` on virtual time.
 
-The parts of `dos_client.Claim` that the claims of plain writers do not need.
+It has the parts of `dos_client.Claim` that the claims of plain writers do not need.
 """
 
 from random import Random
@@ -10,21 +10,21 @@ from dos_client.core.claim import ClaimState
 from dos_client.limits import waiting_after_s
 from dos_client.sessions.directory_view import DirectoryView
 from dos_protocol.store_record import StoreRecord
+from tests.sim.engine.environment import Process
 from tests.sim.engine.network import Network
-from tests.sim.engine.world import Process
 from tests.sim.history import History
 from tests.sim.store.claim import SimClaim
-from tests.sim.store.looking import SimStore
+from tests.sim.store.sim_store import SimStore
 
 
-class Standing(NamedTuple):
-    """How a claim stands, in words."""
+class WaitStatus(NamedTuple):
+    """Why a claim waits, as `status()` of `dos_client.Claim`."""
 
     waiting: str
 
 
 class RegionClaim(SimClaim):
-    """A claim that says when it waits, and tells the history what is appended."""
+    """A claim that reports when it waits, and reports what is appended to the history."""
 
     history: History
 
@@ -33,7 +33,8 @@ class RegionClaim(SimClaim):
 
     @property
     def waiting(self) -> bool:
-        """Too few members are there, or none of them moved for a while though bytes wait."""
+        """Return whether too few members are available, or appended bytes wait and no member made
+        progress."""
         if self.state is ClaimState.WAITING:
             return True
         moved: dict[str, tuple[int, float]] = self.__dict__.setdefault("_moved", {})
@@ -50,15 +51,15 @@ class RegionClaim(SimClaim):
     def lag_bytes(self) -> int:
         return sum(max(0, one.size - one.synced) for one in self.targets.values())
 
-    def status(self) -> Standing:
-        return Standing("too few members")
+    def status(self) -> WaitStatus:
+        return WaitStatus("too few members")
 
     async def aclose(self) -> None:
         self.close()
 
 
 class Host:
-    """Where a driver's manifest runs, and a worker's chains."""
+    """The host of a driver's manifest, and of a worker's chains."""
 
     def __init__(
         self, process: Process, network: Network, record: StoreRecord, history: History, rng: Random
@@ -68,10 +69,10 @@ class Host:
         self._network = network
         self._history = history
         self._rng = rng
-        self._looks = SimStore(self.process, network, record)
+        self._store = SimStore(self.process, network, record)
 
     async def inspect(self, directory: str) -> DirectoryView:
-        return await self._looks.inspect(directory, keep=True)
+        return await self._store.inspect(directory, keep=True)
 
     async def claim(self, directory: str, epoch: int, patience_s: float = float("inf")) -> RegionClaim | None:
         store = SimStore(self.process, self._network, self.record)

@@ -1,7 +1,6 @@
 """The coordinator's process: the real core, its manifest, its links.
 
-It passes events in and performs effects in order, as `checkpoint.coordinator.shell` does, and decides
-nothing.
+It passes events to the core and performs its effects in order, as `checkpoint.coordinator.shell` does.
 """
 
 from collections import deque
@@ -30,13 +29,14 @@ from checkpoint.core.coordinator_vocabulary import (
     SendControl,
 )
 from checkpoint.core.messages import control_frame, decode_from_worker
-from checkpoint.core.region import CutCommitted, StateChanged, WorkerLost
 from checkpoint.core.region_states import PhaseEvent
 from dos_protocol.errors import DosError
+from tests.sim.engine.environment import Process, Task
 from tests.sim.engine.network import Wire
-from tests.sim.engine.world import Process, Task
 from tests.sim.regions.channel import Channel, accept
 from tests.sim.regions.claiming import Host
+from tests.sim.regions.deadline_timer import DeadlineTimer
+from tests.sim.regions.events import record_event
 from tests.sim.regions.launcher import Launcher
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class WatchedState(CoordinatorState):
-    """The state of the core, whose moves are counted."""
+    """The state of the core, with counted transitions."""
 
     def __init__(self, region: "Region") -> None:
         super().__init__(region.spec)
@@ -61,7 +61,7 @@ class Driver(Process):
     """One coordinator process. `end`: its outcome, None while it runs."""
 
     def __init__(self, region: "Region", name: str) -> None:
-        super().__init__(region.world, name)
+        super().__init__(region.env, name)
         self.region = region
         self.address = f"{name}:7077"
         self.end: End | None = None
@@ -74,13 +74,13 @@ class Driver(Process):
         self._last_link = 0
         self._orders: deque[OpenManifest | AppendCut] = deque()
         self._working: Task | None = None
-        self._armed: float | None = None
+        self._timer = DeadlineTimer(self, self._tick)
         region.network.listen(self.address, self, self._accept)
         self.start("watch", self.manifest.watch())
         self.post(Begin())
 
     def post(self, event: Event) -> None:
-        """An event for the core, after those posted before."""
+        """Schedule an event for the core, after those posted before."""
         self.soon(lambda: self._handle(event))
 
     def _handle(self, event: Event) -> None:
@@ -94,18 +94,10 @@ class Driver(Process):
         self.region.saw(f"event: {type(event).__name__}")
         for effect in self.core.handle(event, self.now):
             self._perform(effect)
-        self._arm()
-
-    def _arm(self) -> None:
-        due = self.core.deadline()
-        if due is not None and due != self._armed:
-            self._armed = due
-            self.after(max(due - self.now, 0.0), lambda: self._tick(due))
+        self._timer.arm(self.core.deadline())
 
     def _tick(self, due: float) -> None:
-        if self._armed == due:
-            self._armed = None
-            self._handle(CoordinatorTick(due))
+        self._handle(CoordinatorTick(due))
 
     def _perform(self, effect: Effect) -> None:
         match effect:
@@ -116,7 +108,8 @@ class Driver(Process):
                 if channel is not None and not channel.over:
                     channel.send(control_frame(message))
             case NotifyObservers(event):
-                self._tell(event)
+                if text := record_event(self.region, event):
+                    self.note(text)
             case OpenManifest() | AppendCut():
                 self._order(effect)
             case LaunchWorker(worker, attempt):
@@ -133,15 +126,6 @@ class Driver(Process):
             case End():
                 self._ended(effect)
 
-    def _tell(self, event: object) -> None:
-        if isinstance(event, StateChanged):
-            self.region.saw(f"region: {event.state.name}")
-            self.note(f"{event.state.name} {event.reason}")
-        elif isinstance(event, CutCommitted):
-            self.note(f"cut {event.cut} at step {event.step} is committed")
-        elif isinstance(event, WorkerLost):
-            self.note(f"worker {event.worker} is lost: {event.reason}")
-
     def _ended(self, end: End) -> None:
         self.end = end
         self.start("closing", self.manifest.aclose())
@@ -149,7 +133,7 @@ class Driver(Process):
             channel.close()
         self.soon(lambda: self.soon(lambda: self.region.driver_ended(self, end)))
 
-    # The manifest: one thing at a time; an opening voids what the one before was doing
+    # The manifest: one order at a time; an opening cancels the order in progress
 
     def _order(self, order: OpenManifest | AppendCut) -> None:
         if isinstance(order, AppendCut):
@@ -166,9 +150,9 @@ class Driver(Process):
         if (self._working is not None and not self._working.done) or not self._orders:
             return
         order = self._orders.popleft()
-        self._working = self.start("manifest", self._obey(order))
+        self._working = self.start("manifest", self._execute(order))
 
-    async def _obey(self, order: OpenManifest | AppendCut) -> None:
+    async def _execute(self, order: OpenManifest | AppendCut) -> None:
         try:
             if isinstance(order, OpenManifest):
                 await self.manifest.open(order)
@@ -203,4 +187,4 @@ class Driver(Process):
         self.post(LinkDown(number, reason))
 
     def note(self, what: str) -> None:
-        self.world.trace.note(self.world.now, self.name, what)
+        self.env.trace.note(self.env.now, self.name, what)

@@ -1,8 +1,8 @@
 """The input of a region: splits of rows, the same for every incarnation, and the source that reads them.
 
-A model of a source with the interface of `dataflow.sources.base`. What is read when is random, so only a
-recorded division makes a replay exact. As in a real source, a replay of other rows than were read is refused.
-The input does not grow.
+A model of a source with the interface of `dataflow.sources.base`. The rows of each read are drawn at random,
+so only a recorded division makes a replay exact. As in a real source, a replay of other rows than were read
+is refused. The input does not grow.
 """
 
 from bisect import bisect_right
@@ -33,7 +33,7 @@ Row = tuple[str, int]
 
 
 class Input:
-    """The rows of a run, by split, at most so many in each. Each has an id of its own."""
+    """The rows of a run, by split, at most `rows` in each. Each row has a unique id."""
 
     def __init__(self, rng: Random, splits: int, rows: int) -> None:
         self.splits: dict[str, list[Row]] = {}
@@ -54,11 +54,11 @@ class Input:
         return [name for index, name in enumerate(self.splits) if index % workers == worker]
 
     def digest(self, split: str, position: int) -> int:
-        """Of the first rows of a split."""
+        """Return the digest of the first rows of a split."""
         return self._digests[split][position]
 
     def upto(self, positions: Mapping[str, int]) -> list[Row]:
-        """All rows below these positions."""
+        """Return all rows below these positions."""
         return [row for split, position in positions.items() for row in self.splits[split][:position]]
 
     @property
@@ -67,18 +67,18 @@ class Input:
 
 
 class RegionSource(SourceSpec):
-    """The description. `chance_of`: a stream of random numbers for each reader. `broken`: whether reading
-    fails now, as for an invalid row. `readers`: the newest of each worker, for observers."""
+    """The description of the source. `rng_of`: returns the random stream of a reader. `broken`: whether
+    reading fails now, as for an invalid row. `readers`: the newest reader of each worker, for the nemesis."""
 
     def __init__(
         self,
         given: Input,
-        chance_of: Callable[[int], Random],
+        rng_of: Callable[[int], Random],
         broken: Callable[[], bool],
         readers: "dict[int, Reader] | None" = None,
     ) -> None:
         self.given = given
-        self.chance_of = chance_of
+        self.rng_of = rng_of
         self.broken = broken
         self.readers = {} if readers is None else readers
 
@@ -90,14 +90,14 @@ class RegionSource(SourceSpec):
         reader = self.readers[context.worker] = Reader(
             self.given,
             self.given.of_worker(context.worker, context.workers),
-            self.chance_of(context.worker),
+            self.rng_of(context.worker),
             self.broken,
         )
         return reader
 
 
 class Reader(SourceReader):
-    """The splits of one worker, read in turns by chance. `bytes` of a row: one."""
+    """Reads the splits of one worker in a random order. A row counts as one byte."""
 
     def __init__(self, given: Input, splits: list[str], rng: Random, broken: Callable[[], bool]) -> None:
         self._given = given
@@ -126,7 +126,7 @@ class Reader(SourceReader):
         batches = []
         for split, part in division.items():
             if split not in self._at or part.begin != self._at[split]:
-                raise InputChangedError(split, part.begin, "a division that goes on", f"one at {self._at}")
+                raise InputChangedError(split, part.begin, "a division that continues", f"one at {self._at}")
             self._check(split, part.end, part.digest)
             if part.end > part.begin:
                 batches.append(self._take(split, part.begin, part.end))
@@ -154,7 +154,7 @@ class Reader(SourceReader):
 
     @property
     def rows_left(self) -> int:
-        """Of all its splits."""
+        """Return the number of unread rows of all its splits."""
         return sum(map(self._left, self._at))
 
     def describe(self, source: SourceBatch, row: int | None) -> str:

@@ -1,7 +1,7 @@
 """The launcher of a driver, like Spark: starts attempts of workers, cancels them, reports their end.
 
-It keeps the promises of `checkpoint.core.region.Launcher`: one process of a worker at a time; the end of each
-start is reported once. Nothing is started for, or reported to, a dead driver.
+It has the guarantees of `checkpoint.core.region.Launcher`: one process of a worker at a time; the end of each
+start is reported once. It starts nothing for a dead driver, and reports nothing to it.
 """
 
 from typing import TYPE_CHECKING
@@ -20,17 +20,17 @@ class Launcher:
         self._driver = driver
         self._running: dict[int, Worker] = {}
         self._cancelled: set[int] = set()
-        """Workers whose attempt was cancelled before it ran."""
+        """Workers whose attempt was canceled before it ran."""
         self._waiting: dict[int, list[int]] = {}
 
     def start(self, worker: int, attempt: int) -> None:
-        """Start it, after those of this worker that were started before have ended."""
+        """Start an attempt after the earlier attempts of this worker have ended."""
         self._waiting.setdefault(worker, []).append(attempt)
         if worker not in self._running and len(self._waiting[worker]) == 1:
             self._later(worker)
 
     def cancel(self, worker: int) -> None:
-        """SIGKILL, after a while; a process that is stopped dies of it too."""
+        """Kill the process after a while, also if it is paused."""
         process = self._running.get(worker)
         if process is not None:
             self._driver.after(0.02 + 0.2 * self._rng(), lambda: process.die("cancelled"))
@@ -38,12 +38,12 @@ class Launcher:
             self._cancelled.add(worker)
 
     def ended(self, process: "Worker", error: str | None) -> None:
-        """A process is over; its driver hears of it later."""
+        """A process has ended; report it to the driver after a delay."""
         driver, worker = self._driver, process.index
         if self._running.get(worker) is process:
             del self._running[worker]
-        told = WorkerEnded(worker, process.attempt, error)
-        driver.after(0.01 + 0.2 * self._rng(), lambda: driver.post(told))
+        event = WorkerEnded(worker, process.attempt, error)
+        driver.after(0.01 + 0.2 * self._rng(), lambda: driver.post(event))
         if self._waiting.get(worker):
             self._later(worker)
 

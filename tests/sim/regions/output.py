@@ -1,7 +1,7 @@
 """The output of a region: the parts of its file sinks, on the disks of its workers' machines.
 
-Files and locks; the real `FileWriter` writes, keeps and truncates. A part is written by one process at a
-time, as its lock ensures; another one waits for the lock.
+It has the files and locks; the real `FileWriter` writes and truncates. The lock of a part ensures that one
+process writes it at a time; another one waits for the lock.
 """
 
 from collections import Counter
@@ -32,19 +32,19 @@ class Output:
     def __init__(self, workers: int) -> None:
         self.disks = [SimDisk() for _ in range(workers)]
         self.holders: dict[int, Holder] = {}
-        """Who has the parts of a worker locked: a process, until it ends."""
+        """The process that has the parts of a worker locked, until it ends."""
 
     def free_for(self, worker: int, process: Holder) -> bool:
-        """Whether that process may write the worker's parts now."""
+        """Return whether that process may write the worker's parts now."""
         holder = self.holders.get(worker)
         return holder is None or holder is process or not holder.alive
 
     def content(self, worker: int, sink: str) -> bytes:
-        """As readers see it."""
+        """Return a part as readers see it."""
         return self.disks[worker].content(f"{sink}-{part_name(worker)}") or b""
 
     def durable_bytes(self, worker: int, sink: str) -> int:
-        """How much of a part would be there after a loss of power, at least."""
+        """Return the size of a part that at least remains after a power cut."""
         disk = self.disks[worker]
         handle = disk.open(f"{sink}-{part_name(worker)}", create=True)
         try:
@@ -54,27 +54,27 @@ class Output:
             disk.close(handle)
 
     def rows(self, sink: str) -> list[list[str]]:
-        """Of all parts."""
+        """Return the rows of all parts."""
         return [row for worker in range(len(self.disks)) for row in rows_of(self.content(worker, sink))]
 
     def upto(self, cut: Cut, worker: int, sink: str) -> list[list[str]]:
-        """What a worker's part has up to a cut."""
+        """Return the rows of a worker's part up to a checkpoint."""
         size: int = cut.workers[worker].sinks[sink]["size"]
         return rows_of(self.content(worker, sink)[:size])
 
 
 def rows_of(text: bytes) -> list[list[str]]:
-    """The values of each row."""
+    """Return the values of each row."""
     return [line.split("\t") for line in text.decode().split("\n") if line]
 
 
 def counts_of(rows: list[list[str]]) -> Counter[str]:
-    """Word -> its last count."""
+    """Return the last count of each word."""
     return Counter({word: int(count) for word, count in rows})
 
 
 class Part:
-    """One file, for one process. See `dataflow.sinks.part_file.PartPort`."""
+    """One file of one process, with the interface `dataflow.sinks.part_file.PartPort`."""
 
     def __init__(self, output: Output, worker: int, sink: str, process: Holder) -> None:
         self.name = part_name(worker)
@@ -108,7 +108,9 @@ class Part:
         return self._disk.read(self._handle, position, count)
 
     def write(self, position: int, data: memoryview) -> int:
-        assert self._output.holders[self._worker] is self._process, "a part without its lock"
+        assert self._output.holders[self._worker] is self._process, (
+            "a process writes only parts that it has locked"
+        )
         self._disk.write(self._handle, position, [bytes(data)])
         return len(data)
 
@@ -141,4 +143,4 @@ class RegionSink(SinkSpec):
 
 
 Prepared = dict[str, Any]
-"""What a cut holds of a part: `file`, `size`, `digest`."""
+"""What a checkpoint contains of a part: `file`, `size`, `digest`."""

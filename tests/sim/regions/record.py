@@ -1,8 +1,8 @@
-"""What was promised in a region during a run, and what contradicts it immediately.
+"""Record the votes, orders, appends and commits of a region during a run, and detect contradictions at once.
 
-The tasks report votes, orders, appends and commits as they happen, and the record compares them with what the
-machines reported as synced. It queries no core. When a late report says that something was synced, it may
-already be removed, because a newer incarnation has replaced it.
+The tasks report them as they happen, and the record compares them with the sizes that the machines reported
+as synced. It queries no core. When a sync is reported late, the synced object may already be removed, because
+a newer incarnation has replaced it.
 """
 
 from typing import TYPE_CHECKING
@@ -22,54 +22,59 @@ from tests.sim.history import ViolationError
 
 if TYPE_CHECKING:
     from tests.sim.regions.region import Region
-    from tests.sim.store.server import Machine
+    from tests.sim.store.machine import Machine
 
 _ORDERS = (Restore, Start, RequestCut, Committed)
 
 
 class Record:
-    """The promises of one region. `committed`: checkpoints whose append was acknowledged, in that order."""
+    """The votes and commits of one region. `committed`: checkpoints whose append was acknowledged, in
+    order."""
 
     def __init__(self, region: "Region") -> None:
         self._region = region
         self.votes: dict[tuple[int, int], dict[int, WorkerCut]] = {}
-        """(incarnation, cut) -> worker -> what it voted for."""
+        """(incarnation, checkpoint) -> worker -> the positions of its vote."""
         self.opened: dict[int, Cut | None] = {}
-        """Incarnation -> the last cut of its manifest when its start was acknowledged."""
+        """Incarnation -> the last checkpoint of its manifest when its start was acknowledged."""
         self.committed: list[Cut] = []
-        self.shown: dict[int, Cut] = {}
-        """Cut number -> what was reported to workers as committed, or ordered to restore."""
+        self.reported: dict[int, Cut] = {}
+        """Number -> the checkpoint that was reported to workers as committed, or ordered to be restored."""
         self._restores: set[tuple[int, int]] = set()
 
     def voted(self, worker: int, incarnation: int, vote: Prepared) -> None:
-        """A worker's vote goes out: all it names must be durable."""
+        """A worker sends a vote: all that it names must be durable."""
         directory = worker_directory(self._region.spec.name, worker)
         chains = {"state": vote.positions.state, "steps": vote.positions.steps}
         files = {directory_chain(name): at for name, at in vote.positions.directories.items()}
         for chain, position in {**chains, **files}.items():
-            self._check_durable(directory, chain, position, f"worker {worker} votes for cut {vote.cut}")
+            self._check_durable(
+                directory, chain, position, f"worker {worker} votes for checkpoint {vote.cut}"
+            )
         for sink, prepared in vote.positions.sinks.items():
             if "epoch" in prepared:  # an output log
                 at = msgspec.convert(prepared, Position)
                 self._check_durable(
-                    directory, output_chain(sink), at, f"worker {worker} votes for cut {vote.cut}"
+                    directory, output_chain(sink), at, f"worker {worker} votes for checkpoint {vote.cut}"
                 )
                 continue
             durable = self._region.output.durable_bytes(worker, sink)
             if durable < prepared["size"]:
                 raise ViolationError(
                     "O7",
-                    f"worker {worker} votes for cut {vote.cut}, of its output {sink} {durable} bytes of "
+                    f"worker {worker} votes for checkpoint {vote.cut}; of output {sink} {durable} bytes of "
                     f"{prepared['size']} are durable",
                 )
         self.votes.setdefault((incarnation, vote.cut), {})[worker] = vote.positions
 
     def started(self, incarnation: int, last: Cut | None) -> None:
-        """A manifest segment's start counts as acknowledged."""
+        """The start of a manifest segment counts as acknowledged."""
         name, directory = f"manifest.{incarnation:016x}.", coordinator_directory(self._region.spec.name)
         holders = sum(
             machine.wiped
-            or any(place == directory and segment.startswith(name) for place, segment in machine.told.ever())
+            or any(
+                place == directory and segment.startswith(name) for place, segment in machine.reported.ever()
+            )
             for machine in self._region.machines
         )
         if holders < self._region.quorum:
@@ -81,7 +86,7 @@ class Record:
         self.opened[incarnation] = last
 
     def sent(self, message: ToWorker) -> None:
-        """An order goes out."""
+        """A driver sends an order."""
         if not isinstance(message, _ORDERS):
             return
         if message.incarnation not in self.opened:
@@ -96,39 +101,39 @@ class Record:
                 )
             self._restores.add(key)
             if message.restore is not None:
-                self._show(message.restore)
+                self._report(message.restore)
         elif isinstance(message, Committed):
-            known = self.shown.get(message.cut)
+            known = self.reported.get(message.cut)
             if known is None or known.incarnation != message.incarnation:
-                raise ViolationError("O7", f"cut {message.cut} is reported as committed, and is not")
+                raise ViolationError("O7", f"checkpoint {message.cut} is reported as committed, and is not")
 
     def appended(self, cut: Cut, workers: int) -> None:
-        """A cut is handed to the manifest: with every worker's vote of this incarnation."""
+        """A checkpoint is appended to the manifest: it needs every worker's vote of this incarnation."""
         votes = self.votes.get((cut.incarnation, cut.cut), {})
         if votes != cut.workers or set(votes) != set(range(workers)):
             raise ViolationError(
                 "O7",
-                f"cut {cut.cut} of incarnation {cut.incarnation} is appended with {sorted(cut.workers)}; its "
+                f"checkpoint {cut.cut} of incarnation {cut.incarnation} has {sorted(cut.workers)}; its "
                 f"votes are of {sorted(votes)}",
             )
 
     def acknowledged(self, cut: Cut) -> None:
-        """The commit."""
+        """The append of a checkpoint is acknowledged, which is the commit."""
         if self.committed and cut.cut <= self.committed[-1].cut:
-            raise ViolationError("O7", f"cut {cut.cut} is committed after cut {self.committed[-1].cut}")
+            raise ViolationError("O7", f"checkpoint {cut.cut} is committed after {self.committed[-1].cut}")
         self._check_kept(cut)
         self.committed.append(cut)
-        self._show(cut)
+        self._report(cut)
 
-    def _show(self, cut: Cut) -> None:
-        known = self.shown.setdefault(cut.cut, cut)
+    def _report(self, cut: Cut) -> None:
+        known = self.reported.setdefault(cut.cut, cut)
         if not same(known, cut):
             raise ViolationError(
-                "O7", f"cut {cut.cut} is that of incarnation {known.incarnation} and of {cut.incarnation}"
+                "O7", f"checkpoint {cut.cut} is of incarnations {known.incarnation} and {cut.incarnation}"
             )
 
     def _check_kept(self, cut: Cut) -> None:
-        """Its record in the manifest is synced on the quorum (R9), as far as the machines have told."""
+        """Check that its record in the manifest is reported as synced by a quorum of machines (R9)."""
         directory = coordinator_directory(self._region.spec.name)
         most = 0
         for (place, segment), content in self._region.history.segments.items():
@@ -138,34 +143,36 @@ class Record:
             end = _end_in(bytes(content), cut.cut)
             if end is None:
                 continue
-            told = [machine.told.ever().get((place, segment), 0) for machine in self._region.machines]
+            reported = [machine.reported.ever().get((place, segment), 0) for machine in self._region.machines]
             wiped = sum(machine.wiped for machine in self._region.machines)
-            most = max(most, sum(size >= end for size in told) + wiped)
+            most = max(most, sum(size >= end for size in reported) + wiped)
         if most < self._region.quorum:
-            raise ViolationError("O7", f"cut {cut.cut} counts as committed, {most} members have it (R9)")
+            raise ViolationError(
+                "O7", f"checkpoint {cut.cut} counts as committed, {most} members have it (R9)"
+            )
 
     def _check_durable(self, directory: str, chain: str, position: Position, what: str) -> None:
-        """That position of the chain is synced on the quorum, as far as the machines have told."""
+        """Check that the position of the chain is reported as synced by a quorum of machines."""
         holders = sum(
             machine.wiped or self._has(machine, directory, chain, position)
             for machine in self._region.machines
         )
         if holders < self._region.quorum:
-            raise ViolationError("O7", f"{what}, whose {chain} {holders} members have on {position}")
+            raise ViolationError("O7", f"{what}, whose {chain} only {holders} members have up to {position}")
 
     @staticmethod
     def _has(machine: "Machine", directory: str, chain: str, position: Position) -> bool:
-        for (place, segment), told in machine.told.ever().items():
+        for (place, segment), reported in machine.reported.ever().items():
             name = parse_segment_name(segment) if place == directory else None
             if name is None or (name.chain, name.epoch) != (chain, position.epoch):
                 continue
-            if name.base <= position.size <= name.base + told:
+            if name.base <= position.size <= name.base + reported:
                 return True
         return False
 
 
 def _end_in(segment: bytes, number: int) -> int | None:
-    """Where the record of that cut ends in a segment of a manifest; None when it is not there."""
+    """Return where the record of that checkpoint ends in a segment of a manifest; None if it is not there."""
     for end, record in decode_all(segment)[0]:
         if record.op is Op.CUT and decode_cut(record.flags, record.ints, record.strings[0]).cut == number:
             return end
@@ -173,5 +180,5 @@ def _end_in(segment: bytes, number: int) -> int | None:
 
 
 def same(one: Cut, other: Cut) -> bool:
-    """Whether they are one cut. The wall time is put in when it is written."""
+    """Return whether they are one checkpoint, except for the wall time, which is set when it is written."""
     return (one.cut, one.incarnation, one.workers) == (other.cut, other.incarnation, other.workers)

@@ -1,61 +1,55 @@
 """A region of a run: its task, its drivers and workers, and the restart of drivers.
 
-The region as its operators see it. Cores and tasks are in `driver`, `worker` and `life`.
+Cores and tasks are in `driver`, `worker` and `worker_incarnation`.
 """
 
-from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from random import Random
 from typing import TYPE_CHECKING, Final
 
 from checkpoint.core.coordinator_vocabulary import End, PauseWanted
-from checkpoint.core.region import RegionSpec, RegionState
+from checkpoint.core.region import RegionState
 from checkpoint.core.retention import Rolling
 from dataflow import Graph
 from dataflow.graph.builder import GraphPlan
 from dataflow.limits import WorkerLimits
-from dataflow.worker.messages import CircuitFailed
-from tests.sim.engine.chance import Chance
-from tests.sim.history import ViolationError
+from tests.sim.engine.random_streams import RandomStreams
+from tests.sim.regions.base import SINKS, RegionBase, no_part, region_spec
 from tests.sim.regions.channel import KEY
 from tests.sim.regions.driver import Driver
 from tests.sim.regions.input import Input, Reader, RegionSource
 from tests.sim.regions.output import Output, Part, RegionSink
 from tests.sim.regions.record import Record
-from tests.sim.regions.worker import Worker, unexpected
+from tests.sim.regions.worker import Worker
 
 if TYPE_CHECKING:
     from tests.sim.run import Cluster
 
 RUNS_WITH_ONE: Final = 8
 """One run in so many has a region."""
-SINKS: Final = ("rows", "counts")
 STEP_ROWS: Final = 3
-FOR_A_PERSON: Final = ("consecutive resets", "did not join within")
-"""Ends after which an operator starts the region again; any other failure is one that no fault explains."""
 
 
-def has_region(rng: Chance) -> bool:
-    """Whether the run of that seed has one."""
+def has_region(rng: RandomStreams) -> bool:
+    """Return whether the run of that seed has a region."""
     return rng.stream("region").randrange(RUNS_WITH_ONE) == 0
 
 
 @cache
 def _plan() -> GraphPlan:
-    """The graph of every region: rows by their word, as they are and counted."""
+    """Return the graph of every region: rows by their word, unchanged and counted."""
     given = Input(Random(0), 1, 1)
     graph = Graph("region")
     lines = graph.source("lines", RegionSource(given, Random, bool))
     by_word = lines.key_by("by_word", "word")
-    by_word.sink("rows", RegionSink(_no_part))
-    by_word.count("count").sink("counts", RegionSink(_no_part))
+    by_word.sink("rows", RegionSink(no_part))
+    by_word.count("count").sink("counts", RegionSink(no_part))
     return graph.plan()
 
 
 def _short(rng: Random) -> Rolling:
-    """Chains that begin anew often, so that much is deleted."""
+    """Draw limits with which chains roll often, so that much is deleted."""
     return Rolling(
         snapshot_bytes_min=rng.choice([300, 300, 1_000, 4_000]),
         segments_max=rng.choice([1, 1, 2, 64]),
@@ -64,17 +58,15 @@ def _short(rng: Random) -> Rolling:
     )
 
 
-def _no_part(worker: int) -> Part:
-    raise AssertionError(f"worker {worker} runs no plan of its own")
+class Region(RegionBase):
+    """The region of a run."""
 
-
-class Region:
-    """One region. `made`: all its journals exist. `finished`: a driver reported its end."""
+    finishing_pace = 0.1
 
     def __init__(self, cluster: "Cluster") -> None:
-        self.world = cluster.world
+        super().__init__(cluster.history)
+        self.env = cluster.env
         self.network = cluster.network
-        self.history = cluster.history
         self.machines = cluster.machines
         self.store = cluster.record
         self.quorum = cluster.record.ack_quorum
@@ -86,24 +78,13 @@ class Region:
         steps = int(rng.uniform(4.5, 11.0) / self.pace_s)
         self.given = Input(rng, workers * of_worker, STEP_ROWS * steps // of_worker)
         self.readers: dict[int, Reader] = {}
-        """Of each worker, where its newest life reads."""
+        """The reader of each worker's newest incarnation."""
         plan = _plan()
         interval_s = rng.choice([0.5, 1.0, 1.0])
         if self.rng.stream("rare cuts").random() < 0.25:
             interval_s = 3.0
-        self.spec = RegionSpec(
-            name="region",
-            workers=workers,
-            store_url="dos://here",
-            job_key=KEY,
-            operators=plan.operators,
-            graph_fingerprint=plan.fingerprint,
-            checkpoint_interval_s=interval_s,
-            drain_timeout_s=15.0,
-            reset_timeout_s=20.0,
-            start_timeout_s=30.0,
-            suspect_after_s=4.0,
-            orphan_timeout_s=8.0,
+        self.spec = region_spec(
+            plan, workers, store_url="dos://here", job_key=KEY, checkpoint_interval_s=interval_s
         )
         kept = self.rng.stream("region retention")
         self.rolling = Rolling() if kept.random() < 0.2 else _short(kept)
@@ -113,22 +94,14 @@ class Region:
         self.record = Record(self)
         self.drivers: list[Driver] = []
         self.workers: list[Worker] = []
-        self.made = False
-        self.finished = False
-        self.broken = False
-        """Reading fails now: a row that is none."""
-        self.last_words = False
-        self._sometimes: Counter[str] = cluster.history.sometimes
-        self._at_next: dict[str, list[Callable[[], None]]] = {}
         self._supervised = rng
-        self._readers = 0
         self.new_driver()
         self._supervise()
 
     # What its processes use
 
     def plan_for(self, worker: Worker) -> GraphPlan:
-        """The graph, with this process's source and sinks."""
+        """Return the graph with this process's source and sinks."""
         plan = _plan()
         own = {
             sink: RegionSink(lambda index, sink=sink: Part(self.output, index, sink, worker))
@@ -138,41 +111,17 @@ class Region:
         return replace(plan, specs={**plan.specs, "lines": source, **own})
 
     def _reads(self, worker: int) -> Random:
-        self._readers += 1
-        return self.rng.stream(f"reader {self._readers} of worker {worker}")
-
-    def work_s(self, rng: Random, *, produced: bool) -> float:
-        """How long a piece of work takes. After the storm there is no need to be slow."""
-        pace = self.pace_s * (0.1 if self.last_words else 1.0)
-        return pace * (0.5 + rng.random()) if produced else 0.002 * (0.5 + rng.random())
+        return self.rng.stream(self.next_reader(worker))
 
     def sync_s(self, rng: Random) -> float:
-        """How long a sync of an output takes."""
+        """Draw the length of a sync of an output."""
         return 0.002 * rng.lognormvariate(0.0, 0.7)
-
-    def saw(self, what: str) -> None:
-        """Count it; and let happen what waits for it."""
-        self._sometimes[what] += 1
-        for call in self._at_next.pop(what, ()):
-            call()
-
-    def at_next(self, what: str, call: Callable[[], None]) -> None:
-        """Call it when that is seen next."""
-        self._at_next.setdefault(what, []).append(call)
-
-    def circuit_failed(self, worker: Worker, told: CircuitFailed) -> None:
-        if told.kind == "operator" and "a row cannot be read" in told.message:
-            self.saw("a row failed")
-        elif told.message.startswith("SinkFencedError") and told.incarnation < max(self.record.opened):
-            self.saw("a worker left over found its output taken")
-        else:
-            unexpected(told)
 
     # Drivers and workers
 
     @property
     def running(self) -> Driver | None:
-        """The newest driver that lives and has not ended."""
+        """Return the newest driver that is alive and has not ended."""
         return next((one for one in reversed(self.drivers) if one.alive and one.end is None), None)
 
     def new_driver(self) -> Driver:
@@ -189,42 +138,36 @@ class Region:
         return worker
 
     def driver_ended(self, driver: Driver, end: End) -> None:
-        """Its core says that it is over; its process goes with it."""
+        """The core of a driver has ended; its process ends too."""
         driver.note(f"ends: {end.state.name}, {end.reason}")
         self.saw(f"end: {end.state.name}")
         self.network.process_died(driver, power=False)
         driver.kill()
-        if end.state is RegionState.FINISHED:
-            self.finished = True
-        elif end.state is RegionState.FAILED:
-            if "a row cannot be read" in end.reason:
-                self.broken = False  # a person examined the failure, and corrected it
-            elif not any(text in end.reason for text in FOR_A_PERSON):
-                raise ViolationError("O7", f"the region failed: {end.reason}")
+        self.check_end(end)
 
     def living_workers(self) -> list[Worker]:
         return [one for one in self.workers if one.alive]
 
     def names(self) -> list[str]:
-        """Of all its processes; when all have ended, of the last driver's."""
+        """Return the names of its running processes; if there are none, of the last driver."""
         found = [one.name for one in (*self.drivers, *self.workers) if one.alive]
         return found or [self.drivers[-1].name]
 
     def _supervise(self) -> None:
-        """Where no driver runs and the work is not done, one is started."""
+        """Start a driver if none runs and the region has not finished."""
         started = self.running
         if started is None and not self.finished:
             self.new_driver()
         if started is not None and started.core.status().state is RegionState.RUNNING:
             self.made = True
-        self.world.after(0.3 + 1.5 * self._supervised.random(), self._supervise)
+        self.env.after(0.3 + 1.5 * self._supervised.random(), self._supervise)
 
     # The end
 
     def heal(self) -> None:
-        """Everything that can go on does."""
+        """End all faults of the region."""
         self.broken = False
-        self.last_words = True
+        self.finishing = True
         for driver in self.drivers:
             if driver.alive and driver.end is None:
                 driver.post(PauseWanted(on=False))
@@ -233,14 +176,14 @@ class Region:
                 process.resume()
 
     def kill_all(self) -> None:
-        """Every process."""
+        """Kill every process."""
         for process in (*self.drivers, *self.workers):
             if process.alive:
                 self.network.process_died(process, power=False)
                 process.kill()
 
     def run_again(self) -> None:
-        """A fresh driver and fresh workers, from what the store has: they find that all is done."""
+        """Start a fresh driver and fresh workers on the finished region."""
         self.kill_all()
         self.finished = False
         self.new_driver()

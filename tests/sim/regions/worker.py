@@ -1,11 +1,10 @@
 """A worker's process: the real circuit loop and the real participant core, and the tasks that connect them.
 
 It does as tasks of one process what the two threads of a worker do. It executes the coordinator's orders in
-the order in which they arrive, and ends one incarnation before it begins the next. `life` is one incarnation.
+the order in which they arrive, and ends one incarnation before it begins the next.
 """
 
-from collections import deque
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from checkpoint.core.handshake import LinkHello
 from checkpoint.core.messages import (
@@ -44,50 +43,36 @@ from dataflow.worker.messages import (
     LinksEnded,
     PauseRequested,
     PublishCut,
-    RestoreCircuit,
     Shared,
-    ToCircuit,
     ToLinks,
 )
 from dos_protocol.errors import DosError
+from tests.sim.engine.environment import Process, Signal
 from tests.sim.engine.network import Wire
-from tests.sim.engine.world import Process, Signal
-from tests.sim.history import ViolationError
 from tests.sim.regions.channel import Channel, accept, dial
 from tests.sim.regions.claiming import Host
-from tests.sim.regions.life import Life
+from tests.sim.regions.deadline_timer import DeadlineTimer
+from tests.sim.regions.mailbox import Mailbox
+from tests.sim.regions.worker_incarnation import WorkerIncarnation
 
 if TYPE_CHECKING:
     from tests.sim.regions.driver import Driver
     from tests.sim.regions.region import Region
 
-MESSAGES_MAX: Final = 200
-"""That wait for a circuit: its peers are at most four steps ahead, a state comes in blocks, few at a time."""
 
-
-class Mailbox:
-    """Messages to the circuit. See `dataflow.worker.messages.Inbox`."""
+class _SignalMailbox(Mailbox):
+    """The mailbox of a simulated process. `changed`: set with each message."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.changed = Signal()
-        self._messages: deque[ToCircuit] = deque()
 
-    def put(self, message: ToCircuit) -> None:
-        if len(self._messages) >= MESSAGES_MAX:
-            raise ViolationError("O10", f"{MESSAGES_MAX} messages wait for a circuit")
-        self._messages.append(message)
+    def wake(self) -> None:
         self.changed.set()
-
-    def take_nowait(self) -> ToCircuit | None:
-        return self._messages.popleft() if self._messages else None
-
-    @property
-    def next_restores(self) -> bool:
-        return bool(self._messages) and isinstance(self._messages[0], RestoreCircuit)
 
 
 class ProcessClock(Clock):
-    """A circuit's time: that of its process, in which a piece of work takes none."""
+    """The clock of a circuit: that of its process. A piece of work takes no time."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -103,7 +88,7 @@ class Worker(Process):
     """One worker process. `slowness`: the factor by which its work takes longer."""
 
     def __init__(self, region: "Region", driver: "Driver", index: int, attempt: int, name: str) -> None:
-        super().__init__(region.world, name)
+        super().__init__(region.env, name)
         self.region = region
         self.driver = driver
         self.index = index
@@ -112,23 +97,23 @@ class Worker(Process):
         self.rng = region.rng.stream(f"worker {name}")
         self.slowness = 1.0
         self.shared = Shared()
-        self.inbox = Mailbox()
+        self.inbox = _SignalMailbox()
         self.host = Host(self, region.network, region.store, region.history, self.rng)
         spec = region.spec
         self.core = ParticipantCore(
             spec.name, index, now=self.now, orphan_timeout_s=spec.orphan_timeout_s, heartbeat_s=1.0
         )
-        self.life: Life | None = None
-        self.born = Signal()
+        self.incarnation: WorkerIncarnation | None = None
+        self.incarnation_began = Signal()
         self._control: Channel | None = None
         self._taken = 0
         self._ordered = Signal()
-        self._armed: float | None = None
+        self._timer = DeadlineTimer(self, self._tick)
         self.loop = CircuitLoop(
             region.plan_for(self),
             Identity(spec.name, index, spec.workers),
             worker_limits=region.limits,
-            inbox=self.inbox,  # type: ignore[arg-type]
+            inbox=self.inbox,
             shared=self.shared,
             post=lambda message: self.soon(lambda: self._deliver(message)),
             clock=ProcessClock(self),
@@ -138,24 +123,24 @@ class Worker(Process):
         self.start("circuit", self._circuit())
 
     def die(self, why: str | None) -> None:
-        """The process has ended, by a signal or on its own (None: in an orderly way)."""
+        """End the process. `why`: a signal or an error; None: it was ordered to stop."""
         if self.alive:
-            self.note(f"ends: {why or 'told to stop'}")
+            self.note(f"ends: {why or 'as ordered'}")
             self.region.network.process_died(self, power=False)
             self.kill()
             self.loop.drop()
             self.driver.launcher.ended(self, why)
 
     def note(self, what: str) -> None:
-        self.world.trace.note(self.world.now, self.name, what)
+        self.env.trace.note(self.env.now, self.name, what)
 
     # The circuit's thread
 
     async def _circuit(self) -> None:
-        """Messages and pieces of work, one after the other, each piece taking its time."""
+        """Process messages and pieces of work one after the other. Each piece takes virtual time."""
         while True:
             while self.inbox.next_restores and not self.region.output.free_for(self.index, self):
-                await self.sleep(0.05)  # the lock of the part is another process's
+                await self.sleep(0.05)  # another process has the lock of the part
             message = self.inbox.take_nowait()
             if message is None and not self.loop.busy:
                 await self.wait(self.inbox.changed)
@@ -169,29 +154,29 @@ class Worker(Process):
                 await self.sleep(self.slowness * self.region.work_s(self.rng, produced=produced))
 
     def _deliver(self, message: ToLinks) -> None:
-        """A message of the circuit. Dropped if its incarnation is over."""
-        life = self.life
-        if life is None or message.incarnation != life.number:
+        """Deliver a message of the circuit, unless its incarnation is over."""
+        incarnation = self.incarnation
+        if incarnation is None or message.incarnation != incarnation.number:
             return
         if isinstance(message, CircuitFailed):
             self._circuit_failed(message)
         else:
-            life.deliver(message)
+            incarnation.deliver(message)
 
-    def _circuit_failed(self, told: CircuitFailed) -> None:
-        self.note(f"the circuit failed ({told.kind}): {told.message}")
-        self.region.circuit_failed(self, told)
+    def _circuit_failed(self, failure: CircuitFailed) -> None:
+        self.note(f"the circuit failed ({failure.kind}): {failure.message}")
+        self.region.circuit_failed(failure)
         failed = Failed(
             job="",
             worker=self.index,
-            kind=told.kind,
-            operator=told.operator,
-            position=told.position,
-            message=told.message,
-            traceback=told.traceback,
+            kind=failure.kind,
+            operator=failure.operator,
+            position=failure.position,
+            message=failure.message,
+            traceback=failure.traceback,
         )
-        if self.report(failed) and told.kind == "internal":
-            self.soon(lambda: self.die(told.message))
+        if self.report(failed) and failure.kind == "internal":
+            self.soon(lambda: self.die(failure.message))
 
     # The links' thread
 
@@ -217,7 +202,7 @@ class Worker(Process):
                 exchange_port=1,
             )
         )
-        self._arm()
+        self._timer.arm(self.core.deadline())
         try:
             while True:
                 self.handle(MessageIn(decode_from_coordinator(await channel.receive())))
@@ -225,7 +210,7 @@ class Worker(Process):
             self.handle(LinkGone(str(error.args[0])))
 
     def handle(self, event: ParticipantInput) -> None:
-        """Give the core an event and do what it says. Raises what it raises for a report."""
+        """Pass an event to the core and perform its effects. Raises StaleIncarnationError for a report."""
         before = self.core.state
         effects = self.core.handle(event, self.now)
         for effect in effects:
@@ -242,7 +227,7 @@ class Worker(Process):
         if self.core.state is not before:
             self.region.saw(f"participant: {before.name} to {self.core.state.name}")
         self._ordered.set()
-        self._arm()
+        self._timer.arm(self.core.deadline())
 
     def _send(self, message: ToCoordinator) -> None:
         if isinstance(message, Prepared):
@@ -253,7 +238,7 @@ class Worker(Process):
             channel.send(control_frame(message))
 
     def report(self, message: ToCoordinator) -> bool:
-        """Tell the coordinator. False: a newer order has come, nobody asks any more."""
+        """Send a report to the coordinator. Return False if a newer order has made it obsolete."""
         if self.core.state is ParticipantState.ENDED:
             return False
         try:
@@ -262,19 +247,11 @@ class Worker(Process):
             return False
         return True
 
-    def _arm(self) -> None:
-        due = self.core.deadline()
-        if due is not None and due != self._armed:
-            self._armed = due
-            self.after(max(due - self.now, 0.0), lambda: self._tick(due))
-
     def _tick(self, due: float) -> None:
-        if self._armed == due:
-            self._armed = None
-            self.handle(ParticipantTick(due, self.counters()))
+        self.handle(ParticipantTick(due, self.counters()))
 
     def counters(self) -> Counters:
-        shared, claim = self.shared, self.life.claim if self.life is not None else None
+        shared, claim = self.shared, self.incarnation.claim if self.incarnation is not None else None
         return Counters(
             step=shared.step,
             rows_in=shared.rows_in,
@@ -289,56 +266,53 @@ class Worker(Process):
                 await self.wait(self._ordered)
             order = self.core.orders.popleft()
             self._taken = order.incarnation
-            self.note(f"takes {type(order).__name__} {order.cut} of {order.incarnation}")
+            self.note(f"receives {type(order).__name__} {order.cut} of incarnation {order.incarnation}")
             if isinstance(order, Restore):
                 self._begin(order)
-            elif self.life is None or order.incarnation != self.life.number:
-                self.note(f"an order of incarnation {order.incarnation}: no such life here")
+            elif self.incarnation is None or order.incarnation != self.incarnation.number:
+                self.note(f"ignores an order of incarnation {order.incarnation}, which it does not run")
             elif isinstance(order, Start):
-                self.life.start(order)
+                self.incarnation.start(order)
             elif isinstance(order, RequestCut):
                 self.inbox.put(CutRequested(order.incarnation, order.cut, order.final))
             elif isinstance(order, Committed):
-                self.life.committed(order)
+                self.incarnation.committed(order)
                 self.inbox.put(PublishCut(order.incarnation, order.cut, order.final))
             elif isinstance(order, Pause):
                 self.shared.pausing = order.pause > 0
                 self.inbox.put(PauseRequested(order.incarnation, order.pause))
 
     def _begin(self, order: Restore) -> None:
-        """End the life before, begin the next."""
+        """End the previous incarnation and begin the next."""
         self.shared.incarnation = order.incarnation
-        if self.life is not None:
-            self.life.end()
+        if self.incarnation is not None:
+            self.incarnation.end()
         self.shared.peers_at = 0
         self.shared.room = True
         self.shared.pausing = False
         self.shared.snapshot_due = False
-        self.life = Life(self, order)
-        self.born.set()
+        self.incarnation = WorkerIncarnation(self, order)
+        self.incarnation_began.set()
 
     # Peers
 
     def _accept(self, wire: Wire) -> Channel:
         channel = Channel(self, wire, dialler=False)
-        self.start("peer", self._hear(channel))
+        self.start("peer", self._serve_peer(channel))
         return channel
 
-    async def _hear(self, channel: Channel) -> None:
-        """A peer dials. It may be ahead of us by one order, so wait for its incarnation."""
+    async def _serve_peer(self, channel: Channel) -> None:
+        """Accept a peer. It may be one order ahead, so wait for its incarnation."""
         try:
             hello = await accept(channel, self.region.spec.name, self.rng)
         except DosError:
             return
         deadline = self.now + limits.peer_wait_s
-        while (self.life is None or self.life.number < hello.incarnation) and self.now < deadline:
-            await self.wait(self.born, deadline - self.now)
-        if hello.role != "exchange" or self.life is None:
+        while (
+            self.incarnation is None or self.incarnation.number < hello.incarnation
+        ) and self.now < deadline:
+            await self.wait(self.incarnation_began, deadline - self.now)
+        if hello.role != "exchange" or self.incarnation is None:
             channel.close()
             return
-        await self.life.hear(channel, hello)
-
-
-def unexpected(told: CircuitFailed) -> None:
-    """Nothing in a run makes a circuit fail but what the nemesis puts into the input."""
-    raise ViolationError("O7", f"a circuit failed ({told.kind}): {told.message}")
+        await self.incarnation.serve_peer(channel, hello)

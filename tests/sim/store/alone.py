@@ -1,14 +1,14 @@
-"""A machine alone, in a simulation without other events: for tests of what is recorded about one."""
+"""Make a machine in a simulation without other events, for tests of the records about one machine."""
 
 from random import Random
 
+from tests.sim.engine.environment import Environment
 from tests.sim.engine.network import Network
 from tests.sim.engine.trace import Trace
-from tests.sim.engine.world import World
-from tests.sim.store.server import Machine
+from tests.sim.store.machine import Machine
 
 
 def machine() -> Machine:
-    """With an empty disk; nothing runs there."""
-    world, rng = World(Trace()), Random(1)
-    return Machine(world, Network(world, rng, lambda here, there: 0.0), "s0", rng)
+    """Return a machine with an empty disk and no running server."""
+    env, rng = Environment(Trace()), Random(1)
+    return Machine(env, Network(env, rng, lambda here, there: 0.0), "s0", rng)

@@ -1,8 +1,8 @@
 """A claim of a directory on the members of a store: the cores of `dos_client`, performed on virtual time.
 
-What is granted and lost, what counts and what a copy is worth is decided by the real `ClaimMachine`,
-`Quorums`, `Replica` and `SendWindow`; the shells around them are written anew here, as short as can be. The
-journal's own code runs on top of it unchanged: this is its `ClaimPort`.
+The real `ClaimMachine`, `Quorums`, `Replica` and `SendWindow` decide what is granted and lost, and which
+copies count. This file is a shorter implementation of the shells around them. The journal's own code runs on
+top unchanged: this is its `ClaimPort`.
 
 The owner of the claim waits in its coroutines; `member` has the links with members.
 """
@@ -32,14 +32,14 @@ from dos_client.limits import answer_timeout_s, answers_grace_s, read_timeout_s
 from dos_protocol.errors import BrokenConnectionError, ClosedError, DosError, FencedError
 from dos_protocol.store_record import StoreRecord
 from dos_protocol.vocabulary import DirectoryOpened, ObjectInfo
+from tests.sim.engine.environment import Process, Signal
 from tests.sim.engine.network import Network
-from tests.sim.engine.world import Process, Signal
-from tests.sim.store.looking import SimStore
 from tests.sim.store.member import Link
+from tests.sim.store.sim_store import SimStore
 
 
 class SimTarget:
-    """One object that the claim brings its members up to. See `dos_client.writing.target`."""
+    """One object that the claim replicates to its members. As `dos_client.writing.target`."""
 
     def __init__(self, name: str, tag: int, quorums: Quorums, window: SendWindow | None) -> None:
         self.name = name
@@ -73,13 +73,13 @@ class SimTarget:
         self.goal_size, self.goal_digest = size, digest
 
     def note(self, server_id: bytes, synced: int) -> None:
-        """A member has this much, of agreeing content."""
+        """A member has synced this size, with the same content."""
         self.sizes[server_id] = synced
         self.synced = max(self.synced, self._quorums.watermark(self.sizes))
 
 
 class SimWriter:
-    """One object being appended to. See `dos_client.writing.object_writer`."""
+    """An object that is being appended to. As `dos_client.writing.object_writer`."""
 
     def __init__(self, claim: "SimClaim", target: SimTarget) -> None:
         self._claim = claim
@@ -101,7 +101,7 @@ class SimWriter:
 
     def append(self, data: bytes) -> int:
         self._claim.check()
-        assert self._target.window is not None, "nothing is appended to what is sealed"
+        assert self._target.window is not None, "a sealed object is not appended to"
         self._claim.on_append(self._target.name, self._target.size, data)
         size = self._target.window.append(data)
         self._claim.wake_links()
@@ -122,7 +122,7 @@ class SimWriter:
             self._claim.sealed(target)
 
 
-def _nothing(_: str) -> bool:
+def _no_garbage(_: str) -> bool:
     return False
 
 
@@ -149,7 +149,7 @@ class SimClaim:
         self._changed = Signal()
         self._links = [Link(self, member) for member in store.record.members]
         self._tag = 0
-        self.garbage: Garbage = _nothing
+        self.garbage: Garbage = _no_garbage
         self._tasks = [process.start(f"link {link.member.address}", link.run()) for link in self._links]
 
     @property
@@ -165,14 +165,15 @@ class SimClaim:
         return self._machine.state in (ClaimState.LOST, ClaimState.CLOSED)
 
     def check(self) -> None:
-        """Raise why the claim is over, if it is."""
+        """Raise FencedError or ClosedError if the claim is over."""
         if self.lost is not None:
             raise FencedError(str(self.lost.args[0]), actual=self.lost.epoch_held)
         if self._machine.state is ClaimState.CLOSED:
             raise ClosedError(f"the claim of {self.directory} is closed")
 
     async def wait_granted(self) -> None:
-        """Until F members hold it (R1), and a moment longer for the others. Raises FencedError."""
+        """Wait until F members have granted the claim (R1), and a moment longer for the others. Raises
+        FencedError."""
         while self._machine.state is ClaimState.CLAIMING:
             await self.wait_changed(1.0)
         await self.wait_all(answers_grace_s)
@@ -186,7 +187,7 @@ class SimClaim:
         return self._quorums.sets[0] <= self.answers.keys()
 
     async def read(self, name: str, offset: int, max_bytes: int, member: bytes | None = None) -> bytes:
-        """Durable bytes, from that member or from the one that has most."""
+        """Return durable bytes, from that member, or from the one that has most."""
         deadline = self.process.now + read_timeout_s
         while True:
             self.check()
@@ -194,13 +195,13 @@ class SimClaim:
             for link in self._readers(name, member):
                 session = link.session
                 if session is None:
-                    continue  # it left while another was asked
+                    continue  # it left during a request to another one
                 try:
                     data = await session.get(name, offset, max_bytes)
                 except DosError as refused:
                     error = refused
                 else:
-                    if data or member is not None or not self._away_with_more(name, offset):
+                    if data or member is not None or not self._unavailable_with_more(name, offset):
                         return data
             if not isinstance(error, BrokenConnectionError) or self.process.now > deadline:
                 raise error
@@ -212,7 +213,7 @@ class SimClaim:
             return [link for link in joined if link.server_id == member]
         return sorted(joined, key=lambda link: self._known(link, name), reverse=True)
 
-    def _away_with_more(self, name: str, offset: int) -> bool:
+    def _unavailable_with_more(self, name: str, offset: int) -> bool:
         return any(link.session is None and self._known(link, name) > offset for link in self._links)
 
     def _known(self, link: Link, name: str) -> int:
@@ -221,8 +222,8 @@ class SimClaim:
         return max(known, info.synced if info is not None else 0)
 
     async def settle(self, name: str, size: int, digest: int, local: object = None) -> None:
-        """Until that prefix is synced on the quorum (R7). Raises MissingDataError, QuorumUnavailableError,
-        FencedError."""
+        """Wait until that prefix is synced on the quorum (R7). Raises MissingDataError,
+        QuorumUnavailableError, FencedError."""
         self.check()
         target = self.targets.get(name)
         if target is None:
@@ -238,7 +239,7 @@ class SimClaim:
                 or not was_held_at_claim(self.answers, name, size, target.without | target.spoiled)
             ):
                 if was_held_at_claim(self.answers, name, size, target.without - self._taken_back):
-                    raise QuorumUnavailableError(f"a member that had {size} bytes of {name} has them no more")
+                    raise QuorumUnavailableError(f"a member no longer has {size} bytes of {name}")
                 raise MissingDataError(f"no member holds {size} bytes of {name} with digest {digest:016x}")
             await self.wait_changed(1.0)
 
@@ -250,10 +251,10 @@ class SimClaim:
         return SimWriter(self, target)
 
     def collect(self, garbage: Garbage) -> None:
-        """See `dos_client.writing.collecting`."""
+        """Delete the objects that are garbage on all members. As `dos_client.writing.collecting`."""
         self.check()
         going = [target for target in self.targets.values() if garbage(target.name)]
-        assert all(target.window is None for target in going), "what is being written is no garbage"
+        assert all(target.window is None for target in going), "an object being written is not garbage"
         self.garbage = garbage
         for target in going:
             del self.targets[target.name]
@@ -263,16 +264,16 @@ class SimClaim:
             link.sweep()
 
     def close(self) -> None:
-        """Give it up: what is under way may or may not arrive."""
+        """End the claim. Appends in flight may or may not arrive."""
         if self._machine.state is not ClaimState.CLOSED:
             self._handle(ClaimClosed())
         self._finish()
 
     def on_append(self, name: str, offset: int, data: bytes) -> None:
-        """For the history of the run: what this writer put where."""
+        """Called with each append, for the history of the run."""
 
     def collected(self, server_id: bytes, name: str) -> None:
-        """For the history of the run: a copy is gone."""
+        """Called when a copy was deleted, for the history of the run."""
 
     # What the links use
 
@@ -312,12 +313,12 @@ class SimClaim:
         for link in self._links:
             link.wake()
 
-    def source_for(self, target: SimTarget, at_least: int, asking: Link) -> Link | None:
-        """A member that holds at least that much of the object, digest compared."""
+    def source_for(self, target: SimTarget, at_least: int, requester: Link) -> Link | None:
+        """Return a member that has at least that size of the object, with a compared digest."""
         found = [
             link
             for link in self._links
-            if link is not asking
+            if link is not requester
             and link.session is not None
             and target.sizes.get(link.server_id, 0) >= at_least
             and link.agrees(target.name)
@@ -332,7 +333,7 @@ class SimClaim:
         before = self._machine.state
         effects = self._machine.handle(event)
         if self._machine.state is not before:
-            self.process.world.sometimes[f"claim: {self._machine.state.name}"] += 1
+            self.process.env.sometimes[f"claim: {self._machine.state.name}"] += 1
         return effects
 
     def _finish(self) -> None:

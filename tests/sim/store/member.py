@@ -1,7 +1,7 @@
 """The link of a claim with one member: session after session, and the copies of the claim's objects there.
 
-It performs on virtual time what `core.replica` decides for each copy and what `core.claim` decides about
-FENCED. One task for each link, and one for each copy that is compared or filled.
+It performs on virtual time what `core.replica` decides about each copy and `core.claim` about FENCED. Each
+link is a task, and so is each comparison or filling of a copy.
 """
 
 from collections.abc import Coroutine
@@ -51,7 +51,7 @@ _CHUNK_BYTES = 16 * 1024
 
 
 class Copy:
-    """One object on the member."""
+    """The copy of one object on the member."""
 
     def __init__(self, target: "SimTarget", now: float) -> None:
         self.target = target
@@ -59,7 +59,7 @@ class Copy:
 
 
 class Link:
-    """One link. `session`: the session on which the member holds the claim, None without one."""
+    """One link. `session`: the session on which the member has granted the claim, None without one."""
 
     def __init__(self, claim: "SimClaim", member: Member) -> None:
         self.claim = claim
@@ -78,7 +78,7 @@ class Link:
         self._sweeping: Session | None = None
 
     async def run(self) -> None:
-        """Sessions, one after the other, until the claim ends."""
+        """Open one session after the other until the claim ends."""
         attempt, claim = 0, self.claim
         while not claim.over:
             self._begin_attempt()
@@ -95,7 +95,7 @@ class Link:
             await claim.process.sleep(backoff_s(attempt, claim.rng.random()))
 
     def leave(self) -> None:
-        """The claim is over: so is the session."""
+        """End the session, because the claim is over."""
         if self._attempted is not None:
             self._attempted.fail(BrokenConnectionError("the claim is over"))
 
@@ -142,7 +142,7 @@ class Link:
     def _begin_attempt(self) -> None:
         self._attempting, self._worked = True, False
         for target in self.claim.targets.values():
-            self._know(target)
+            self._ensure_copy(target)
 
     def _serve(self, session: Session, opened: DirectoryOpened) -> None:
         self.session = session
@@ -170,27 +170,27 @@ class Link:
         return copy is not None and self.session is not None and copy.replica.state in AGREED
 
     def enter(self, target: "SimTarget") -> None:
-        self._know(target)
+        self._ensure_copy(target)
         if self.session is not None:
             self._discover(self._copies[target.name])
 
     def drop(self, target: "SimTarget") -> None:
-        """The claim has that object no longer: it may be taken away."""
+        """Forget an object that the claim no longer has, so that it may be deleted."""
         copy = self._copies.pop(target.name)
         self._active.pop(target.name, None)
         self._dropped.add(target.name)
         if copy.replica.state is not ReplicaState.DISCOVER_LOCAL_SIZE:
-            copy.replica.handle(ReplicaLeft("nobody needs it any more"), self.claim.process.now)
+            copy.replica.handle(ReplicaLeft("it is not needed any more"), self.claim.process.now)
         self._held.made(target.name)
 
     def sweep(self) -> None:
-        """Take away what is garbage, one at a time."""
+        """Delete the garbage, one object at a time."""
         if self.session is not None and self._sweeping is None and self._held.next(self.claim.garbage):
             self._sweeping = self.session
             self._start(self._sweep(self.session))
 
     async def _sweep(self, session: Session) -> None:
-        sometimes = self.claim.process.world.sometimes
+        sometimes = self.claim.process.env.sometimes
         while self._sweeping is session and (name := self._held.next(self.claim.garbage)) is not None:
             try:
                 await session.call(Delete(name), Deleted, delete_timeout_s)
@@ -215,7 +215,7 @@ class Link:
             self.handle(copy, ReplicaFellBehind())
 
     def wake(self) -> None:
-        """There may be something to send: soon, so that what comes together goes together."""
+        """Schedule the sending of new data: soon, so that appends of one moment are sent together."""
         if self.session is not None and not self._woken:
             self._woken = True
             self.claim.process.soon(self._feed)
@@ -223,8 +223,8 @@ class Link:
     # What the copies do
 
     def handle(self, copy: Copy, event: Event, *, filling: bool = False) -> None:
-        """Let the event happen, and do what follows."""
-        target, sometimes = copy.target, self.claim.process.world.sometimes
+        """Pass the event to the replica and perform its effects."""
+        target, sometimes = copy.target, self.claim.process.env.sometimes
         for effect in copy.replica.handle(event, self.claim.process.now):
             sometimes[f"copy: {effect.name}"] += 1
             match effect:
@@ -254,7 +254,7 @@ class Link:
                         self.wake()
         self.claim.changed()
 
-    def _know(self, target: "SimTarget") -> None:
+    def _ensure_copy(self, target: "SimTarget") -> None:
         copy = self._copies.get(target.name)
         if copy is None:
             copy = self._copies[target.name] = Copy(target, self.claim.process.now)
@@ -297,7 +297,7 @@ class Link:
         if copy is None and watermark.name in self._dropped:
             return
         if copy is None:
-            raise RemoteProtocolError(f"a watermark of {watermark.name}, not appended to here")
+            raise RemoteProtocolError(f"a durability ack of {watermark.name}, which is not appended to here")
         if copy.replica.acknowledge(watermark.received, watermark.synced):
             self._worked = True
             copy.target.note(self.server_id, watermark.synced)
@@ -311,7 +311,7 @@ class Link:
         elif self.session is not None:
             self.session.fail(error)
 
-    # Comparing and filling, each ending with its session
+    # Comparing and filling, which end with their session
 
     async def _compare_there(self, copy: Copy, session: Session | None) -> None:
         assert session is not None

@@ -1,65 +1,48 @@
-"""A server: a machine with an address and a disk, and one incarnation of the server process after the other.
+"""A server process on a machine: the real core and storage, with a shell on virtual time.
 
-The core and the storage are the real ones. What the shell would do in threads happens here after a while of
-virtual time: a sync touches the disk when it begins and is reported when it ends, so nothing written
-meanwhile is covered.
-
-It performs effects in order. `nemesis` decides its faults.
+What the real shell does in threads takes virtual time here. A sync touches the disk when it begins and is
+reported when it ends, so it does not cover bytes that are written meanwhile. Effects are performed in order.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dos_client.core.window import tag_of
 from dos_protocol import messages as m
-from dos_protocol.errors import CorruptDataError, ErrorCode
-from dos_protocol.store_record import StoreRecord, decode_store_record, encode_store_record
+from dos_protocol.errors import ErrorCode
+from dos_protocol.store_record import decode_store_record
 from dos_server.core import scrub_reads
 from dos_server.core import vocabulary as v
-from dos_server.core.records import decode_marks
-from dos_server.core.scrub import ScrubPlan
 from dos_server.core.server import ServerCore
 from dos_server.limits import space_check_seconds
 from dos_server.storage import Storage
-from tests.sim.engine.disk import PowerCutError, SimDisk
-from tests.sim.engine.network import Network, Wire
-from tests.sim.engine.world import Process, World
-from tests.sim.oracles.oracle import Bench
+from tests.sim.engine.disk import PowerCutError
+from tests.sim.engine.environment import Process
+from tests.sim.engine.network import Wire
 from tests.sim.store.server_session import ServerSession
-from tests.sim.store.told import Told
 from tests.sim.visitors import LOOSE
-from tests.sim.visitors.files import LooseFiles
 from tests.support.thread_work import thread_work
+
+if TYPE_CHECKING:
+    from tests.sim.store.machine import Machine
 
 TICK_S = 0.05
 BATCH_S = 0.000_05
-RESTART_S = 1.0
-"""After which a server that could not start is started again."""
-
-
-@dataclass
-class Speed:
-    """How long things take on a machine, in seconds; a multiple of it, at random, each time."""
-
-    sync_s: float = 0.002
-    other_s: float = 0.000_3
 
 
 class Server(Process):
-    """One life of a server process."""
+    """One incarnation of a server process."""
 
     def __init__(self, machine: "Machine") -> None:
-        super().__init__(machine.world, machine.name)
+        super().__init__(machine.env, machine.name)
         self.machine = machine
-        machine.lives += 1
+        machine.starts += 1
         self.storage = Storage(machine.disk)
         server_id, record, names = self.storage.start(machine.fresh_id)
         self.core = ServerCore(
             server_id=server_id,
-            incarnation_id=b"%s, life %d" % (machine.fresh_id, machine.lives),
+            incarnation_id=b"%s, boot %d" % (machine.fresh_id, machine.starts),
             record=record,
             token=b"",
             directory_names=names,
@@ -70,7 +53,7 @@ class Server(Process):
         self.scrub = self.core._on_event[scrub_reads.ScrubDue].__self__  # type: ignore[attr-defined]
         self.sessions: dict[int, ServerSession] = {}
         self._ticking = False
-        self.soon(self._look_at_space)
+        self.soon(self._check_space)
         if machine.scrub.bytes_per_s:
             self.after(machine.scrub.first_seconds, lambda: self.feed(scrub_reads.ScrubDue(busy=False)))
 
@@ -79,7 +62,7 @@ class Server(Process):
         return self.machine.without_power
 
     def accept(self, wire: Wire) -> ServerSession:
-        """A connection comes in."""
+        """Accept a connection."""
         self.machine.last_session += 1
         session = ServerSession(self, self.machine.last_session, wire)
         self.sessions[session.number] = session
@@ -87,7 +70,7 @@ class Server(Process):
         return session
 
     def drain(self, session: ServerSession) -> None:
-        """Take what came on a connection, as far as the core takes it now."""
+        """Pass what arrived on a connection to the core, as far as the core accepts it now."""
         took = session.take()
         self.machine.bench.served(self, session.number)
         if took and self.alive:
@@ -100,12 +83,12 @@ class Server(Process):
                 self.drain(session)
 
     def session_ended(self, number: int) -> None:
-        """The peer is gone."""
+        """The peer ended the connection."""
         if self.sessions.pop(number, None) is not None:
             self.feed(v.ConnectionEnded(number))
 
     def feed(self, event: v.Event) -> None:
-        """Give the core an event, and do what it asks for. The power may go in the middle of it."""
+        """Pass an event to the core and perform its effects. The power may fail during that."""
         if not self.alive:
             return
         events = [event]
@@ -122,7 +105,7 @@ class Server(Process):
             self._ticking = True
             self.after(TICK_S, self._tick)
 
-    def _look_at_space(self) -> None:
+    def _check_space(self) -> None:
         before = self.core.room_bytes
         try:
             free = self.storage.free_space()
@@ -130,14 +113,14 @@ class Server(Process):
             self.machine.power_cut()
             return
         self.feed(v.SpaceSeen(*free, before))
-        self.after(space_check_seconds, self._look_at_space)
+        self.after(space_check_seconds, self._check_space)
 
     def _tick(self) -> None:
         self._ticking = False
         self.feed(v.Tick())
 
     def _perform(self, effect: v.Effect) -> v.Event | None:
-        match effect:  # the frequent ones first, and these are not taken apart
+        match effect:  # the frequent ones first, and without attribute patterns, which are slow
             case v.Send() | v.SendBytes() | v.CloseSession():
                 self._answer(effect)
             case v.Write():
@@ -155,10 +138,10 @@ class Server(Process):
             case scrub_reads.ScrubLater(seconds):
                 self.after(seconds, self.feed, scrub_reads.ScrubDue(busy=False))
             case scrub_reads.ScrubRead():
-                look = partial(self.storage.scrub_read, effect, lambda: self.now)
-                self._at_disk(self.machine.speed.other_s, self._report, look)
+                inspection = partial(self.storage.scrub_read, effect, lambda: self.now)
+                self._at_disk(self.machine.speed.other_s, self._report, inspection)
             case _:
-                self.machine.notes(effect)
+                self.machine.note_effect(effect)
                 work = thread_work(self.storage, effect)
                 self._at_disk(self.machine.speed.other_s, self._report, work)
         return None
@@ -179,34 +162,34 @@ class Server(Process):
         there = self.sessions.get(session)
         if there is None:
             return
-        self._remember(session, message)
+        self._record_reported(session, message)
         if isinstance(message, m.Error):
-            self.world.sometimes[f"answer: {ErrorCode(message.code).name}"] += 1
+            self.env.sometimes[f"answer: {ErrorCode(message.code).name}"] += 1
             there.refused.add(request_id)
             if tag_of(request_id) is not None:
                 self.machine.bench.append_refused(self.machine, session, request_id, message.code)
         there.wire.send(m.encode(message, request_id), dialler=False)
 
-    def _remember(self, session: int, message: m.Message) -> None:
-        """What this machine has promised to have on its platters."""
+    def _record_reported(self, session: int, message: m.Message) -> None:
+        """Record the sizes that a message reports as synced."""
         if isinstance(message, m.DurabilityAck):
             infos = [(message.name, message.synced)]
         elif isinstance(message, m.DirectoryOpened):
             infos = [(info.name, info.synced) for info in message.entries if not info.corrupt]
         else:
             return
-        directory, told = self.core._tables.sessions[session].directory or "", self.machine.told
+        directory, reported = self.core._tables.sessions[session].directory or "", self.machine.reported
         for name, synced in infos:
-            if self.machine.told_at_most:
+            if self.machine.reportable_max:
                 self.machine.bench.acknowledged_bytes(self.machine, directory, name, synced)
-            if (directory, name) in self.machine.told_at_most:
+            if (directory, name) in self.machine.reportable_max:
                 continue
             if directory == LOOSE:
-                self.machine.loose[name].told(synced, synced)
+                self.machine.loose[name].reported(synced, synced)
             if (directory, name) in self.machine.removing:
                 continue
-            if synced >= told.get((directory, name), 0):
-                told[directory, name] = synced
+            if synced >= reported.get((directory, name), 0):
+                reported[directory, name] = synced
 
     def _report(self, work: Callable[[], v.Event]) -> None:
         try:
@@ -224,12 +207,12 @@ class Server(Process):
         self.feed(event)
 
     def _count(self, event: v.Event) -> None:
-        """By which rows of the table of recovery objects were judged."""
+        """Count the rows of the table of recovery that were applied."""
         if isinstance(event, v.DirectoryLoaded):
             for found in event.objects.values():
-                self.world.sometimes[f"start: case {found.letter}"] += 1
+                self.env.sometimes[f"start: case {found.letter}"] += 1
         elif isinstance(event, v.ObjectLoaded) and event.found is not None:
-            self.world.sometimes[f"start: case {event.found.letter}"] += 1
+            self.env.sometimes[f"start: case {event.found.letter}"] += 1
 
     def _begin_sync(self, effect: v.Sync) -> None:
         self.feed(v.SyncBegins(effect.directory, effect.name))
@@ -244,7 +227,7 @@ class Server(Process):
         self._at_disk(self.machine.speed.sync_s, self.feed, report)
 
     def _at_disk(self, typical_s: float, work: Callable[..., None], *args: Any) -> None:
-        """Do it when the disk has had its time for it; while the disk hangs, when it hangs no more."""
+        """Make the call after the disk's time for it; if the disk hangs, when it continues."""
         machine = self.machine
         delay_s = typical_s * machine.slowness * machine.rng.lognormvariate(0.0, 0.7)
         self.after(delay_s, self._unless_it_hangs, work, args)
@@ -254,194 +237,3 @@ class Server(Process):
             self.machine.hanging.append(partial(self.do, work, *args))
         else:
             work(*args)
-
-
-class Machine:
-    """An address, a disk, and a server process. `life`: the process; `slowness`: how many times longer
-    its disk takes; `hangs`: it does nothing at all. `damaged`: objects that the run itself has damaged, and
-    whether their marks still prove what was reported of them: where a power cut took those, before the
-    damage or after it, nothing can be missed."""
-
-    life: Callable[["Machine"], Server] = Server
-
-    def __init__(self, world: World, network: Network, name: str, rng: Random) -> None:
-        self.world = world
-        self.network = network
-        self.name = name
-        self.address = f"{name}:9999"
-        self.rng = rng
-        self._new_disk()
-        self.speed = Speed()
-        self.slowness = 1.0
-        self.hangs = False
-        self.hanging: list[Callable[[], None]] = []
-        self.scrub = ScrubPlan(rng.choice([0, 1 << 20]), 1.0, rng.random())
-        self.fresh_id = rng.randbytes(16)
-        self.last_session = 0
-        self.without_power = False
-        self.wiped = False
-        self.bench = Bench(())
-        self.lives = 0
-        self.tails_judged = 0
-        self.told = Told()
-        self.loose = LooseFiles(self)
-        self.damaged: dict[str, bool] = {}
-        self.removing: set[tuple[str, str]] = set()
-        self.removed = 0
-        self.had_errors = False
-        self.doomed: bytes | None = None
-        """Its data is not whole, and it gets an empty disk when it dies: with this identity."""
-        self.told_at_most: dict[tuple[str, str], int] = {}
-        """Of objects whose files were removed under it: what was written before that."""
-        self.copies_mended = 0
-        self.records: list[StoreRecord] = []  # every store record that it ever kept
-        self.server: Server | None = None
-
-    def prepare(self, record: StoreRecord) -> None:
-        """Make it a member of a store before the run begins."""
-        storage = Storage(self.disk)
-        storage.start(self.fresh_id)
-        storage.store_record(encode_store_record(record))
-        storage.stop()
-
-    @property
-    def identity(self) -> bytes:
-        """Who the server on its disk is."""
-        return self.fresh_id
-
-    def fresh_stamp(self) -> bytes:
-        """No other life of any machine has it. Not drawn: what chance gives to all else stays as it was."""
-        return ((int.from_bytes(self.fresh_id) + self.lives) % (1 << 128)).to_bytes(16)
-
-    def kept_record(self) -> StoreRecord | None:
-        """The store record on its disk."""
-        kept = self.disk.stable("store")
-        return decode_store_record(kept) if kept else None
-
-    def notes(self, effect: v.Effect) -> None:
-        """What is asked of its disk. From here on an object being removed may go, with a crash too."""
-        self.tails_judged += isinstance(effect, v.LoadObject)
-        if isinstance(effect, v.RemoveObject):
-            self.removing.add((effect.directory, effect.name))
-            self.told.is_to_remove((effect.directory, effect.name))
-            self.told_at_most.pop((effect.directory, effect.name), None)
-            self.removed += 1
-
-    def repaired(self, directory: str, name: str, size: int) -> None:
-        """A new copy is in its place, which is all that it tells of from now on."""
-        self.told[directory, name] = size
-        if directory == LOOSE:
-            self.loose[name].cut_to(size)
-        if self.damaged.pop(f"d/{directory}/{name}", None) is not None:
-            self.copies_mended += 1
-
-    @property
-    def up(self) -> bool:
-        return self.server is not None and self.server.alive
-
-    def start(self) -> None:
-        """A new life, on what the disk has. A data directory that is not one whole server's starts none."""
-        if self.up:
-            return
-        was_without_power, self.without_power = self.without_power, False
-        if self.doomed is not None:
-            self.lose_disk(self.doomed)
-        self.removing.clear()
-        try:
-            self.server = self.life(self)
-        except (CorruptDataError, OSError) as error:
-            self._note(f"cannot start: {error}")
-            self.disk.kill()
-            self.world.sometimes["start: refused"] += 1
-            self.world.after(RESTART_S, self.start)
-            return
-        except PowerCutError:
-            self.power_cut()
-            return
-        self.network.listen(self.address, self.server, self.server.accept)
-        self._note("is up")
-        if was_without_power:
-            self.network.power_back(self.address)
-
-    def kill(self) -> None:
-        """SIGKILL: what was written is in the cache and stays."""
-        self._end(power=False)
-        self.disk.cut_in = None
-        self.disk.kill()
-        self._note("was killed")
-
-    def _new_disk(self) -> None:
-        self.disk = SimDisk()
-        self.disk.sometimes = self.world.sometimes
-
-    def directory_is_removed(self, directory: str, fresh_id: bytes) -> None:
-        """A person removes a directory under the running server; the machine is to lose its disk for that."""
-        assert self.server is not None, "a server is at work"
-        there = self.server.core._tables.directories.get(directory)
-        if there is not None:
-            self.told_at_most |= {(directory, name): state.written for name, state in there.objects.items()}
-        for key in [key for key in self.told if key[0] == directory]:
-            del self.told[key]
-        self.disk.take_away(f"d/{directory}")
-        self.doomed = fresh_id
-        self.world.sometimes["disk: directory removed"] += 1
-        self._note(f"has its directory {directory} removed")
-
-    def lose_disk(self, fresh_id: bytes) -> None:
-        """The disk is gone; the next start finds an empty one, and makes an identity of its own."""
-        self._new_disk()
-        self.doomed = None
-        self.told_at_most.clear()
-        self.wiped = True
-        self.told.clear()
-        self.damaged.clear()
-        self.fresh_id = fresh_id
-        self._note("lost its disk")
-
-    def put_back(self, record: StoreRecord) -> None:
-        """The disk is one from a backup that was made when the machine had just become a member."""
-        self._new_disk()
-        self.told.clear()
-        self.damaged.clear()
-        self.prepare(record)
-        self._note("has the disk of its first day again")
-
-    def go_on(self) -> None:
-        """The disk hangs no more."""
-        self.hangs, held, self.hanging = False, self.hanging, []
-        for work in held:
-            work()
-
-    def power_cut(self) -> None:
-        """What was not synced goes by chance."""
-        self._end(power=True)
-        self.without_power = True
-        self.disk.cut_in = None
-        self.disk.power_cut(self.rng)
-        self.damaged = {path: vouched and self.vouched(path) for path, vouched in self.damaged.items()}
-        self._note("lost its power")
-        self.bench.power_cut(self)
-
-    def vouched(self, path: str) -> bool:
-        """Whether the mark of an object, as the next life finds it, proves everything that was reported of
-        it.
-        """
-        _, directory, name = path.split("/")
-        watermarks = decode_marks(self.disk.content(f"d/{directory}/.marks") or b"")
-        vouched = max(
-            (
-                watermark.synced
-                for watermark in watermarks
-                if watermark is not None and watermark.name == name
-            ),
-            default=0,
-        )
-        return vouched >= self.told.get((directory, name), 0)
-
-    def _end(self, *, power: bool) -> None:
-        if self.server is not None:
-            self.server.kill()
-            self.network.process_died(self.server, power=power)
-
-    def _note(self, what: str) -> None:
-        self.world.trace.note(self.world.now, self.name, what)

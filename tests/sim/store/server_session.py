@@ -38,21 +38,21 @@ class ServerSession:
         self._inlet: Inlet | None = None
         self._over = False
         self._directory = ""
-        self._asked: list[str] = []
+        self._request: list[str] = []
         """The last request of version 0: command and arguments."""
-        self._said = bytearray()
+        self._replies = bytearray()
 
     @property
-    def lives(self) -> bool:
-        """Whether the server still serves it."""
+    def is_served(self) -> bool:
+        """Return whether the server still serves it."""
         return self.server.alive and self.number in self.server.sessions
 
     @property
     def waits(self) -> bool:
-        """Whether something is there that the core has not taken."""
+        """Return whether there is data that the core has not accepted yet."""
         return bool(self.inbox) or (self._inlet is not None and bool(self._inlet.buffered or self._over))
 
-    def heard(self, item: Frame | bytes) -> None:
+    def received(self, item: Frame | bytes) -> None:
         if isinstance(item, bytes):
             self._inlet = self._inlet or Inlet(64 * KIB)
             self._inlet.receive(item)
@@ -65,28 +65,28 @@ class ServerSession:
         self.server.session_ended(self.number)
 
     def take(self) -> bool:
-        """Give the core what it takes now. Whether that was anything."""
+        """Pass to the core what it accepts now. Return whether that was anything."""
         return self._take_bytes(self._inlet) if self._inlet is not None else self._take_frames()
 
     def _take_frames(self) -> bool:
         server, took = self.server, False
-        while self.inbox and self.lives and server.core.may_read(self.number):
+        while self.inbox and self.is_served and server.core.may_read(self.number):
             frame = self.inbox.popleft()
             directory = server.core._tables.sessions[self.number].directory
-            server.machine.bench.asked(server.machine, self.number, directory, frame)
+            server.machine.bench.request_received(server.machine, self.number, directory, frame)
             self.refused.discard(frame.request_id)
             server.feed(v.Received(self.number, frame))
             if directory == LOOSE and frame.opcode == _APPEND and frame.request_id not in self.refused:
                 append = m.decode(frame)
-                assert isinstance(append, m.Append), "that is what the opcode says"
+                assert isinstance(append, m.Append), "the opcode is that of APPEND"
                 self._appended(append)
             took = True
         return took
 
     def _appended(self, append: m.Append) -> None:
-        """It was not refused; or the power went while it was under way."""
+        """An append was not refused; or the power failed during it."""
         file, data = self.server.machine.loose[append.name], bytes(append.payload)
-        if self.lives:
+        if self.is_served:
             file.appended(self, append.expected_size, append.prefix_digest, data)
         elif append.expected_size == len(file.content):
             file.streamed(data)
@@ -95,13 +95,13 @@ class ServerSession:
 
     def _take_bytes(self, inlet: Inlet) -> bool:
         server, took = self.server, False
-        while self.lives and server.core.may_read(self.number):
+        while self.is_served and server.core.may_read(self.number):
             if server.core.is_streaming(self.number):
                 if not inlet.buffered:
                     break
                 data = inlet.take()
                 if self._directory == LOOSE:
-                    server.machine.loose[self._asked[1]].streamed(bytes(data))
+                    server.machine.loose[self._request[1]].streamed(bytes(data))
                 server.feed(v.Streamed(self.number, data))
             elif (body := inlet.next_request()) is not None:
                 self._remember(body)
@@ -109,34 +109,34 @@ class ServerSession:
             else:
                 break
             took = True
-        if self._over and not inlet.buffered and self.lives:
+        if self._over and not inlet.buffered and self.is_served:
             self._over = False
             server.feed(v.HalfClosed(self.number))
         return took
 
     def _remember(self, body: bytes) -> None:
         text = body.decode("ascii")
-        self._asked = [text[:1], *text[1:].split("\t")]
-        if self._asked[0] == "u":
-            self._directory = self._asked[1]
-        elif self._asked[0] == "d" and self._directory == LOOSE:
-            self.server.machine.loose.removal_asked(self._asked[1])
+        self._request = [text[:1], *text[1:].split("\t")]
+        if self._request[0] == "u":
+            self._directory = self._request[1]
+        elif self._request[0] == "d" and self._directory == LOOSE:
+            self.server.machine.loose.removal_requested(self._request[1])
 
     def send_bytes(self, data: bytes) -> None:
-        """What the core answers."""
+        """Send bytes of the core, and record each whole reply."""
         self.wire.send(data, dialler=False)
-        self._said += data
-        while len(self._said) >= LENGTH_BYTES:
-            end = LENGTH_BYTES + int.from_bytes(self._said[:LENGTH_BYTES], "big")
-            if len(self._said) < end:
+        self._replies += data
+        while len(self._replies) >= LENGTH_BYTES:
+            end = LENGTH_BYTES + int.from_bytes(self._replies[:LENGTH_BYTES], "big")
+            if len(self._replies) < end:
                 return
-            body = bytes(self._said[LENGTH_BYTES:end])
-            del self._said[:end]
-            self._says(body)
+            body = bytes(self._replies[LENGTH_BYTES:end])
+            del self._replies[:end]
+            self._replied(body)
 
-    def _says(self, body: bytes) -> None:
-        command, *arguments = self._asked
-        sometimes = self.server.world.sometimes
+    def _replied(self, body: bytes) -> None:
+        command, *arguments = self._request
+        sometimes = self.server.env.sometimes
         sometimes[f"version 0: {command}{' refused' if body.startswith(b'ERROR') else ''}"] += 1
         if body.startswith(b"ERROR") or self._directory != LOOSE:
             return
@@ -144,9 +144,9 @@ class ServerSession:
         if command == "a" and body == b"ok":
             loose[arguments[0]].begins(self, int(arguments[1]))
         elif command in "as" and sizes is not None:
-            loose[arguments[0]].told(int(sizes[1]), int(sizes[2]))
+            loose[arguments[0]].reported(int(sizes[1]), int(sizes[2]))
         elif command == "g":
-            loose[arguments[0]].shown(max(int(arguments[1]), 0), body)
+            loose[arguments[0]].returned(max(int(arguments[1]), 0), body)
         elif command == "l":
             for line in body.decode("ascii").splitlines():
                 name, size, _ = line.split("\t")

@@ -1,4 +1,4 @@
-"""A client's session with one server: requests and their answers, watermarks, silence noticed.
+"""A client's session with one server: requests and answers, durability acks, detection of silence.
 
 The sessions of `dos_client`, without a socket: the same requests, the same rules of silence and of late
 answers.
@@ -31,8 +31,8 @@ from dos_protocol.vocabulary import (
     Welcome,
     refused,
 )
+from tests.sim.engine.environment import Process, Signal
 from tests.sim.engine.network import Network, Wire
-from tests.sim.engine.world import Process, Signal
 
 _DURABILITY_ACK: Final = int(Opcode.WATERMARK)
 _ERROR: Final = int(Opcode.ERROR)
@@ -41,16 +41,16 @@ _ERROR: Final = int(Opcode.ERROR)
 class Ending(Enum):
     """How a session ends, as its client sees it."""
 
-    REFUSED = "nobody listens there"
-    NO_ANSWER = "nobody answers who dials"
+    REFUSED = "no server listens there"
+    NO_ANSWER = "the dial is not answered"
     SILENT = "the other end is silent"
     CLOSED = "the other end closed it, or the connection was reset"
-    BROKEN = "what came ends it"
-    GIVEN_UP = "its owner needs it no more"
+    BROKEN = "the received data is invalid, or a refusal of the session"
+    GIVEN_UP = "its owner does not need it any more"
 
 
 def _no_durability_ack(_: DurabilityAck) -> None:
-    """Of a session that appends nothing."""
+    """Ignore durability acks, for a session that appends nothing."""
 
 
 def _no_refusal(tag: int, error: RefusedError) -> None:
@@ -58,8 +58,8 @@ def _no_refusal(tag: int, error: RefusedError) -> None:
 
 
 class Session(Requests):
-    """One session. `failure`: why it ended, None while it lives. `changed`: an answer arrived, or the session
-    ended.
+    """One session. `failure`: why it ended, None while it is open. `changed`: an answer arrived, or the
+    session ended.
     """
 
     def __init__(self, process: Process, network: Network, address: str) -> None:
@@ -75,14 +75,14 @@ class Session(Requests):
         self._answers: dict[int, Message] = {}
         self._pending: set[int] = set()
         self._next_id = 1
-        self._heard_at = 0.0
+        self._received_at = 0.0
 
     @property
     def server_id(self) -> bytes:
         return self.welcome.server_id
 
     async def open(self, store_id: bytes = NO_ID, generation: int = 0) -> None:
-        """Dial and say HELLO. Raises BrokenConnectionError, or as the server refuses."""
+        """Dial and send HELLO. Raises BrokenConnectionError, or the refusal of the server."""
         answered: list[Wire | None] = []
 
         def done(wire: Wire | None) -> None:
@@ -105,16 +105,16 @@ class Session(Requests):
             self.fail(BrokenConnectionError(f"cannot connect to {self.address}: {why}"), ending)
             raise BrokenConnectionError(f"cannot connect to {self.address}: {why}")
         self._wire = answered[0]
-        self._heard_at = self.process.now
+        self._received_at = self.process.now
         self._watch()
         hello = Hello(store_id=store_id, generation=generation, client=self.process.name)
         self.welcome = await self.call(hello, Welcome, connect_timeout_s)
 
     def _watch(self) -> None:
-        """Ask when the other end is silent; end the session when it stays so."""
+        """Send PING if the other end is silent; end the session if it stays silent."""
         if self.failure is not None:
             return
-        silent = self.process.now - self._heard_at
+        silent = self.process.now - self._received_at
         if silent >= silence_broken_s:
             self.fail(BrokenConnectionError(f"{self.address} was silent for {silent:.0f} s"), Ending.SILENT)
             return
@@ -146,13 +146,13 @@ class Session(Requests):
         if answer is None:
             if self.failure is not None:
                 raise _again(self.failure)
-            raise BrokenConnectionError(f"{self.address} gave no answer to {type(message).__name__}")
+            raise BrokenConnectionError(f"{self.address} did not answer {type(message).__name__}")
         if isinstance(answer, Error):
             raise refused(answer)
         return answer
 
     def post(self, message: Message) -> None:
-        """Ask, and do not wait: the answer is dropped."""
+        """Send a request and drop its answer."""
         if self.failure is None:
             self._post(message, self._take_id())
 
@@ -162,10 +162,10 @@ class Session(Requests):
             self._post(message, request_id)
 
     def fail(self, error: DosError, ending: Ending = Ending.GIVEN_UP) -> None:
-        """End the session. The first error is the one that counts."""
+        """End the session. Only the first error is kept."""
         if self.failure is None:
             self.failure = error
-            self.process.world.sometimes[f"session: {ending.name}"] += 1
+            self.process.env.sometimes[f"session: {ending.name}"] += 1
             if self._wire is not None:
                 self._wire.close(dialler=True)
             self.changed.set()
@@ -173,10 +173,10 @@ class Session(Requests):
     def ended(self) -> None:
         self.fail(BrokenConnectionError(f"{self.address} closed the connection"), Ending.CLOSED)
 
-    def heard(self, frame: Frame) -> None:
+    def received(self, frame: Frame) -> None:
         if self.failure is not None:
             return
-        self._heard_at = self.process.now
+        self._received_at = self.process.now
         try:
             self._take(frame)
         except DosError as error:
@@ -203,5 +203,5 @@ class Session(Requests):
 
 
 def _again(failure: DosError) -> DosError:
-    """For one more who waits. A refusal is raised as it is; nobody adds to it."""
+    """Return the error for another waiting task. A refusal is raised unchanged."""
     return failure if isinstance(failure, RefusedError) else BrokenConnectionError(str(failure.args[0]))

@@ -1,8 +1,8 @@
 """Writers and readers on `dos_client`'s own store, with all its tasks: they find its record, follow it from
 generation to generation, and repair damage automatically.
 
-What well-behaved clients do, as in `writer` and `reader`, and what they report to the history. Decisions
-about members, records and copies are the real code's.
+They do what well-behaved clients do, as in `writer` and `reader`, and report it to the history. The real code
+decides about members, records and copies.
 """
 
 from collections.abc import Mapping
@@ -17,11 +17,12 @@ from dos_client.errors import MissingDataError, QuorumUnavailableError, StoreNot
 from dos_client.writing.claim import Claim
 from dos_client.writing.object_writer import ObjectWriter
 from dos_protocol.errors import DosError, FencedError
-from journal import ChainWriter, Op, Position, Record, inspect_chain, take_over
+from journal import ChainWriter, Op, Record, inspect_chain, take_over
 from journal.core.errors import ChainError, CorruptRecordError, LostBytesError, NotEnoughAnswersError
 from tests.sim.engine.network import Network
 from tests.sim.engine.sockets import Client
 from tests.sim.history import History
+from tests.sim.store.appending import PendingRecords, append_records
 from tests.sim.store.reader import pause_s
 from tests.sim.store.writer import CHAIN, epoch_above, numbers_of
 
@@ -29,12 +30,12 @@ _GRANT_PATIENCE_S = 8.0
 _SUPERSEDED_WAIT_MAX_S = 30.0
 
 
-class _TellingWriter:
-    """An object writer that tells the history what is appended."""
+class _RecordingWriter:
+    """An object writer that reports what is appended to the history."""
 
     def __init__(self, writer: ObjectWriter, directory: str, name: str, history: History) -> None:
         self._writer = writer
-        self._place = directory, name
+        self._object = directory, name
         self._history = history
         self.wait_room = writer.wait_room
         self.seal = writer.seal
@@ -53,17 +54,17 @@ class _TellingWriter:
 
     async def wait_synced(self, size: int) -> None:
         await self._writer.wait_synced(size)
-        self._history.acknowledged_to(*self._place, size)
+        self._history.acknowledged_to(*self._object, size)
 
     def append(self, data: bytes) -> int:
         before = self._writer.size
         size = self._writer.append(data)
-        self._history.wrote(*self._place, before, data)
+        self._history.wrote(*self._object, before, data)
         return size
 
 
-class _TellingClaim:
-    """The journal's `ClaimPort`: a claim whose writers tell."""
+class _RecordingClaim:
+    """The journal's `ClaimPort`: a claim whose writers report to the history."""
 
     def __init__(self, claim: Claim, history: History) -> None:
         self._claim = claim
@@ -83,8 +84,8 @@ class _TellingClaim:
     def lost(self) -> FencedError | None:
         return self._claim.lost
 
-    def open_object(self, name: str, local: object = None) -> _TellingWriter:
-        return _TellingWriter(self._claim.open_object(name), self._claim.directory, name, self._history)
+    def open_object(self, name: str, local: object = None) -> _RecordingWriter:
+        return _RecordingWriter(self._claim.open_object(name), self._claim.directory, name, self._history)
 
 
 class ShellWriter(Client):
@@ -110,11 +111,11 @@ class ShellWriter(Client):
         self.pace_s = pace_s
         self.running = False
         self.hurries_until = 0.0
-        self._waiting: list[tuple[int, Position]] = []
+        self.pending = PendingRecords(history, directory, self._wait_appended)
         self._appended = trio.Event()
-        self.live(self._live)
+        self.begin(self._work)
 
-    async def _live(self) -> None:
+    async def _work(self) -> None:
         while True:
             try:
                 async with open_store(self.url, client=self.name) as store:
@@ -125,7 +126,7 @@ class ShellWriter(Client):
             await trio.sleep(self.rng.random())
 
     async def _claims(self, store: Store) -> None:
-        """Until superseded. Before its start is acknowledged a refusal is a reason to try again (R8)."""
+        """Claim until superseded. Before its start is acknowledged, it tries again after a refusal (R8)."""
         superseded = 0
         while True:
             try:
@@ -155,9 +156,9 @@ class ShellWriter(Client):
         except trio.TooSlowError:
             raise QuorumUnavailableError(f"epoch {epoch} was not granted in time", []) from None
         async with claim:
-            await self._take_over_and_write(_TellingClaim(claim, self.history), epoch)
+            await self._take_over_and_write(_RecordingClaim(claim, self.history), epoch)
 
-    async def _take_over_and_write(self, claim: _TellingClaim, epoch: int) -> None:
+    async def _take_over_and_write(self, claim: _RecordingClaim, epoch: int) -> None:
         generation = claim.store.record.generation
         state = await take_over(claim, CHAIN, generation=generation, wait_s=3.0)
         found = await numbers_of(claim, state, None)
@@ -166,58 +167,37 @@ class ShellWriter(Client):
             claim, CHAIN, state, generation, snapshot=snapshot, pipelined=self.pipelined
         )
         if era(claim.store.record.generation):
-            self.history.begins_anew(self.directory, found)
+            self.history.continues_after_loss(self.directory, found)
         self.history.took_over(self.directory, epoch, found)
         self.running = True
-        self._note(f"runs at epoch {epoch} behind {len(found)} records, generation {generation}")
-        self._waiting.clear()
+        self._note(f"runs at epoch {epoch} after {len(found)} records, generation {generation}")
+        self.pending.clear()
         failure: list[DosError] = []
 
-        async def to_the_end(work: Any) -> None:
+        async def keep_failure(work: Any) -> None:
             try:
                 await work
-            except DosError as error:  # handed on below: a nursery would wrap it in a group
+            except DosError as error:  # raised below: a nursery would wrap it in a group
                 failure.append(error)
                 nursery.cancel_scope.cancel()
 
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(to_the_end, self._acknowledge(writer))
-            nursery.start_soon(to_the_end, self._write(writer, epoch, found))
+            nursery.start_soon(keep_failure, self.pending.report_acknowledged(writer))
+            nursery.start_soon(keep_failure, append_records(self, writer, epoch, found, trio.sleep))
         raise failure[0]
 
-    async def _write(self, writer: ChainWriter, epoch: int, found: list[int]) -> None:
-        rng, numbers = self.rng, list(found)
-        while True:
-            for _ in range(rng.randint(1, 6) if self.pipelined else 1):
-                number = self.history.number(self.directory, epoch)
-                record = Record(Op.OUTPUT, number, strings=(rng.randbytes(rng.randint(0, 120)),))
-                self._waiting.append((number, writer.append(record)))
-                numbers.append(number)
-            self._appended.set()
-            if not self.pipelined or rng.random() < 0.1:
-                await writer.wait_synced()
-            if rng.random() < 0.03:
-                await writer.wait_synced()
-                keep = [Record(Op.OUTPUT, number) for number in numbers] if rng.random() < 0.5 else None
-                await writer.roll(keep)
-                self.history.sometimes["writer: rolled"] += 1
-            hurries = self.world.now < self.hurries_until
-            await trio.sleep(0.001 + (0.005 if hurries else rng.expovariate(1 / self.pace_s)))
+    async def _wait_appended(self) -> None:
+        self._appended = trio.Event()
+        await self._appended.wait()
 
-    async def _acknowledge(self, writer: ChainWriter) -> None:
-        """Tell the history of each record that the quorum's watermark has passed."""
-        while True:
-            if not self._waiting:
-                self._appended = trio.Event()
-                await self._appended.wait()
-                continue
-            number, position = self._waiting[0]
-            await writer.wait_synced(position)
-            self._waiting.pop(0)
-            self.history.acknowledge(self.directory, number)
+    def records_appended(self) -> None:
+        self._appended.set()
+
+    def rolled(self, *, snapshot: bool) -> None:
+        """Not in the trace of these writers."""
 
     def _note(self, what: str) -> None:
-        self.world.trace.note(self.world.now, self.name, what)
+        self.env.trace.note(self.env.now, self.name, what)
 
 
 class ShellReader(Client):
@@ -230,25 +210,25 @@ class ShellReader(Client):
         self.url = url
         self.directory = directory
         self.history = history
-        self.live(self._live)
+        self.begin(self._work)
 
-    async def _live(self) -> None:
+    async def _work(self) -> None:
         while True:
             try:
                 async with open_store(self.url, client=self.name) as store:
                     while True:
-                        await self._look(store)
+                        await self._read_chain(store)
                         await trio.sleep(pause_s(self.rng))
             except StoreNotReadyError:
                 self.history.sometimes["reader: store not ready"] += 1
                 await trio.sleep(self.rng.random())
 
-    async def _look(self, store: Store) -> None:
+    async def _read_chain(self, store: Store) -> None:
         try:
             state = await inspect_chain(store, self.directory, CHAIN)
             found = await numbers_of(store, state, self.directory)
         except DosError as error:
             self.history.sometimes[f"reader: {type(error).__name__}"] += 1
             return
-        self.history.showed(self.directory, found)
-        self.history.sometimes["reader: looked"] += 1
+        self.history.returned(self.directory, found)
+        self.history.sometimes["reader: read"] += 1

@@ -1,40 +1,40 @@
-"""A writer: a client that takes a chain over, appends records to it, and lives until it is superseded or
-killed.
+"""A writer: a client that takes a chain over and appends records to it, until it is superseded or killed.
 
 The chain is the journal's own code. This file has what a well-behaved client does, and what it reports to
 the history of the run.
 """
 
 from collections.abc import Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from random import Random
 
 from dos_client.errors import MissingDataError, QuorumUnavailableError
 from dos_client.sessions.directory_view import DirectoryView
 from dos_protocol.errors import DosError, FencedError
 from dos_protocol.store_record import StoreRecord
-from journal import ChainWriter, Op, Position, Record, read_batches, take_over
+from journal import ChainWriter, Op, Record, read_batches, take_over
 from journal.core.chain import ChainState
 from journal.core.errors import ChainError, CorruptRecordError, LostBytesError, NotEnoughAnswersError
 from journal.core.segment import parse_segment_name
 from journal.ports import ClaimPort, StorePort
+from tests.sim.engine.environment import Process, Signal
 from tests.sim.engine.network import Network
-from tests.sim.engine.world import Process, Signal
 from tests.sim.history import History
+from tests.sim.store.appending import PendingRecords, append_records
 from tests.sim.store.claim import SimClaim
-from tests.sim.store.looking import SimStore
+from tests.sim.store.sim_store import SimStore
 
 CHAIN = "state"
 GRANTED, SETTLED, RUNNING = "granted", "settled", "running"
 PACES_S = (0.08, 0.25, 0.5)
-"""Between appends, on average: a run has one of them. Some faults want many bytes under way; most want a few,
-and many runs."""
+"""Average pauses between appends, of which a run has one. Some faults need many bytes in flight; most need
+few bytes and many runs."""
 _GRANT_PATIENCE_S = 8.0
 _SUPERSEDED_WAIT_MAX_S = 30.0
 
 
 def epoch_above(view: DirectoryView) -> int:
-    """An epoch above all that members told of: of claims, and of segments."""
+    """Return an epoch above those of all claims and segments that members reported."""
     seen = [
         parsed.epoch
         for objects in view.answers.values()
@@ -44,21 +44,26 @@ def epoch_above(view: DirectoryView) -> int:
     return max([view.epoch_seen, *seen]) + 1
 
 
-async def numbers_of(reader: ClaimPort | StorePort, state: ChainState, directory: str | None) -> list[int]:
-    """The records of a chain, by their numbers. A snapshot holds all the numbers before it."""
-    found: list[int] = []
+async def records_of(reader: ClaimPort | StorePort, state: ChainState, directory: str | None) -> list[Record]:
+    """Return the records of a chain. A snapshot contains all records before it."""
+    found: list[Record] = []
     async with aclosing(read_batches(reader, state, directory=directory)) as batches:
         async for batch in batches:
             for _, record in batch:
                 if record.op is Op.SNAPSHOT_BEGIN:
                     found.clear()
                 elif record.op is Op.OUTPUT:
-                    found.append(record.tag)
+                    found.append(record)
     return found
 
 
+async def numbers_of(reader: ClaimPort | StorePort, state: ChainState, directory: str | None) -> list[int]:
+    """Return the numbers of the records of a chain."""
+    return [record.tag for record in await records_of(reader, state, directory)]
+
+
 class _HistoryClaim(SimClaim):
-    """A claim that tells the history what is appended."""
+    """A claim that reports what is appended to the history."""
 
     history: History
 
@@ -67,9 +72,9 @@ class _HistoryClaim(SimClaim):
 
 
 class Writer(Process):
-    """One writer process of one directory. `running`: its start is acknowledged, it appends. `reached`: told
-    when its claim is GRANTED, when the chain is SETTLED, when it is RUNNING. `hurries_until`: it hardly
-    pauses between appends until then."""
+    """One writer process of one directory. `running`: its start is acknowledged, it appends. `reached`:
+    called when its claim is GRANTED, when the chain is SETTLED, when it is RUNNING. `hurries_until`: until
+    then its pauses between appends are short."""
 
     def __init__(
         self,
@@ -82,7 +87,7 @@ class Writer(Process):
         pipelined: bool,
         pace_s: float = PACES_S[0],
     ) -> None:
-        super().__init__(store_of.network.world, name)
+        super().__init__(store_of.network.env, name)
         self.directory = directory
         self.history = history
         self.rng = rng
@@ -95,11 +100,11 @@ class Writer(Process):
         self.claim: SimClaim | None = None
         self._network = store_of.network
         self._appended = Signal()
-        self._waiting: list[tuple[int, Position]] = []
-        self.start("life", self._live())
+        self.pending = PendingRecords(history, directory, self._wait_appended)
+        self.start("work", self._work())
 
-    async def _live(self) -> None:
-        """Until superseded. Before its start is acknowledged a refusal is a reason to try again (R8)."""
+    async def _work(self) -> None:
+        """Claim until superseded. Before its start is acknowledged, it tries again after a refusal (R8)."""
         superseded = 0
         while True:
             began = self.now
@@ -122,7 +127,7 @@ class Writer(Process):
             finally:
                 if self.claim is not None:
                     self.claim.close()
-            # In proportion to what an attempt takes, as drivers do: on far stores none had its time alone.
+            # In proportion to the length of an attempt, as drivers do: else attempts on far stores overlap.
             longest_s = min(_SUPERSEDED_WAIT_MAX_S, (0.1 + self.now - began) * 2.0**superseded)
             await self.sleep(0.1 + longest_s * self.rng.random())
         self.alive = False
@@ -156,13 +161,13 @@ class Writer(Process):
         )
         self.history.took_over(self.directory, epoch, found)
         self.running = True
-        behind = f"behind {len(found)} records" + (", which it writes anew" if snapshot is not None else "")
-        self._note(f"is the writer of {self.directory}, epoch {epoch}, {behind}")
-        self._waiting.clear()
+        after = f"after {len(found)} records" + (", written to a snapshot" if snapshot is not None else "")
+        self._note(f"is the writer of {self.directory}, epoch {epoch}, {after}")
+        self.pending.clear()
         self.reached(RUNNING)
         acknowledging = self.start("acknowledging", self._acknowledge(writer))
         try:
-            await self._write(writer, epoch, found)
+            await append_records(self, writer, epoch, found, self.sleep)
         finally:
             acknowledging.stop()
 
@@ -174,48 +179,25 @@ class Writer(Process):
             return
         claim.changed()
 
-    async def _write(self, writer: ChainWriter, epoch: int, found: list[int]) -> None:
-        rng, numbers = self.rng, list(found)
-        while True:
-            burst = 1 if not self.pipelined else rng.randint(1, 6)
-            for _ in range(burst):
-                number = self.history.number(self.directory, epoch)
-                position = writer.append(
-                    Record(Op.OUTPUT, number, strings=(rng.randbytes(rng.randint(0, 120)),))
-                )
-                numbers.append(number)
-                self._waiting.append((number, position))
-            self._appended.set()
-            if not self.pipelined or rng.random() < 0.1:
-                await writer.wait_synced()
-            if rng.random() < 0.03:
-                await writer.wait_synced()
-                keep = [Record(Op.OUTPUT, number) for number in numbers] if rng.random() < 0.5 else None
-                await writer.roll(keep)
-                self._note(f"continues in a new segment{'' if keep is None else ', with all records anew'}")
-                self.history.sometimes["writer: rolled"] += 1
-            hurries = self.world.now < self.hurries_until
-            await self.sleep(0.001 + (0.005 if hurries else rng.expovariate(1 / self.pace_s)))
-
     async def _acknowledge(self, writer: ChainWriter) -> None:
-        """Tell the history of each record that the quorum's watermark has passed."""
-        while True:
-            while not self._waiting:
-                await self.wait(self._appended)
-            number, position = self._waiting[0]
-            try:
-                await writer.wait_synced(position)
-            except DosError:
-                return
-            self._waiting.pop(0)
-            self.history.acknowledge(self.directory, number)
+        with suppress(DosError):  # the appending task reports it
+            await self.pending.report_acknowledged(writer)
+
+    async def _wait_appended(self) -> None:
+        await self.wait(self._appended)
+
+    def records_appended(self) -> None:
+        self._appended.set()
+
+    def rolled(self, *, snapshot: bool) -> None:
+        self._note(f"continues in a new segment{', with a snapshot' if snapshot else ''}")
 
     def _note(self, what: str) -> None:
-        self.world.trace.note(self.world.now, self.name, what)
+        self.env.trace.note(self.env.now, self.name, what)
 
 
 class Stores:
-    """What processes need to reach the store: the network, and its record."""
+    """What processes need to reach the store: the network and the store record."""
 
     def __init__(self, network: Network, record: StoreRecord) -> None:
         self.network = network

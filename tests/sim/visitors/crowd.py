@@ -1,23 +1,21 @@
-"""Which runs have visitors, and which clients they are.
-
-They come when the run begins, and stay until its end.
-"""
+"""Decide which runs have visitors, and start them. They run from the begin of a run to its end."""
 
 from typing import TYPE_CHECKING, Final
 
-from tests.sim.engine.chance import Chance
+from tests.sim.engine.random_streams import RandomStreams
 from tests.sim.visitors.version0 import Visitor0
 from tests.sim.visitors.version1 import Visitor1
+from tests.sim.visitors.visitor import Visitor
 
 if TYPE_CHECKING:
     from tests.sim.run import Cluster
 
 SHARE: Final = 0.1
-"""Of all runs."""
+"""The share of the runs that have visitors."""
 
 
-def has_visitors(rng: Chance) -> bool:
-    """Whether that seed's run has some. Asked as often as one likes."""
+def has_visitors(rng: RandomStreams) -> bool:
+    """Return whether that seed's run has visitors. The result is the same for each call."""
     return rng.stream("visitors").random() < SHARE
 
 
@@ -26,7 +24,7 @@ class Crowd:
 
     def __init__(self, cluster: "Cluster") -> None:
         rng = cluster.rng
-        kinds = [Visitor0] * rng.stream("crowd").choice([2, 3]) + [Visitor1] * 2
+        kinds: list[type[Visitor]] = [Visitor0] * rng.stream("crowd").choice([2, 3]) + [Visitor1] * 2
         self._network = cluster.network
         self._machines = cluster.machines
         self.visitors = [
@@ -35,12 +33,12 @@ class Crowd:
         ]
 
     def leave(self) -> None:
-        """They die."""
+        """Kill all visitors."""
         for one in self.visitors:
             self._network.process_died(one, power=False)
             one.kill()
 
     def judge(self) -> None:
-        """At the end. Raises ViolationError."""
+        """Check the files of all machines at the end of a run. Raises ViolationError."""
         for machine in self._machines:
             machine.loose.judge()

@@ -1,21 +1,17 @@
-"""A client of version 0: appends to a file as the original does, reads files, removes one.
+"""A client of version 0: appends to a file as the original client does, reads files, removes one.
 
 This file determines what such a client sends, and its timeouts. `files` checks the answers.
 """
 
 from collections import deque
-from collections.abc import Callable
-from random import Random
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from dos_protocol.errors import BrokenConnectionError, DosError
 from dos_server.core.version0.wire import LENGTH_BYTES, head
+from tests.sim.engine.environment import Process, Signal
 from tests.sim.engine.network import Network, Wire
-from tests.sim.engine.world import Process, Signal
 from tests.sim.visitors import LOOSE
-
-if TYPE_CHECKING:
-    from tests.sim.store.server import Machine
+from tests.sim.visitors.visitor import Visitor
 
 NAMES: Final = ("f", "g")
 REPLY_S: Final = 2.0
@@ -55,24 +51,24 @@ class Connection0:
             raise BrokenConnectionError(f"cannot connect to {self._address}")
 
     async def ask(self, body: str) -> bytes:
-        """Raises RefusedError."""
+        """Send a request and return its reply. Raises RefusedError."""
         self.send(head(len(body)) + body.encode("ascii"))
         await self._until(lambda: bool(self._replies))
         if not self._replies:
-            raise BrokenConnectionError(f"{self._address} gave no reply to {body[:1]}")
+            raise BrokenConnectionError(f"{self._address} did not reply to {body[:1]}")
         reply = self._replies.popleft()
         if reply.startswith(b"ERROR"):
             raise RefusedError(reply.decode("ascii"))
         return reply
 
     def send(self, data: bytes) -> None:
-        """Nothing: no more is to come."""
+        """Send bytes; b'' means that no more follow."""
         if self._over or self._wire is None:
             raise BrokenConnectionError(f"{self._address} ended the connection")
         self._wire.send(data, dialler=True)
 
     async def wait_over(self) -> None:
-        """Until the server has ended it."""
+        """Wait until the server has ended the connection."""
         await self._until(lambda: False)
 
     def close(self) -> None:
@@ -87,7 +83,7 @@ class Connection0:
 
     # For the network
 
-    def heard(self, data: bytes) -> None:
+    def received(self, data: bytes) -> None:
         self._came += data
         while len(self._came) >= LENGTH_BYTES:
             end = LENGTH_BYTES + int.from_bytes(self._came[:LENGTH_BYTES], "big")
@@ -102,31 +98,18 @@ class Connection0:
         self._changed.set()
 
 
-class Visitor0(Process):
-    """One client process, which goes to one server after the other, of those `known` to it."""
+class Visitor0(Visitor):
+    """A visitor of version 0."""
 
-    def __init__(
-        self, name: str, network: Network, known: "Callable[[], list[Machine]]", rng: Random
-    ) -> None:
-        super().__init__(network.world, name)
-        self._network = network
-        self._known = known
-        self._rng = rng
-        self.start("life", self._live())
+    async def _visit(self, address: str) -> None:
+        connection = Connection0(self, self._network, address)
+        try:
+            await connection.open()
+            await self._use(connection)
+        finally:
+            connection.close()
 
-    async def _live(self) -> None:
-        while True:
-            await self.sleep(self._rng.expovariate(1 / 0.3))
-            connection = Connection0(self, self._network, self._rng.choice(self._known()).address)
-            try:
-                await connection.open()
-                await self._visit(connection)
-            except DosError as error:
-                self.world.sometimes[f"visitor: {type(error).__name__}"] += 1
-            finally:
-                connection.close()
-
-    async def _visit(self, connection: Connection0) -> None:
+    async def _use(self, connection: Connection0) -> None:
         await connection.ask(f"u{LOOSE}")
         for _ in range(self._rng.randint(1, 4)):
             name, what = self._rng.choice(NAMES), self._rng.random()
@@ -142,7 +125,7 @@ class Visitor0(Process):
                 await connection.ask(f"d{name}")
 
     async def _append(self, connection: Connection0, name: str) -> None:
-        """As the original does: at the size that `l` says, when nobody else appends."""
+        """Append as the original client does: at the size that `l` reports, when no other client appends."""
         rng, pause_s = self._rng, 0.001
         while True:
             listed = [line.split("\t") for line in (await connection.ask("l")).decode("ascii").splitlines()]

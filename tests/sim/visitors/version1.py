@@ -1,56 +1,36 @@
-"""A client of version 1 without a claim: appends to a file of one server, a few chunks at a time, all of one
-length, and does not wait for one before it sends the next (row 40).
+"""A client of version 1 without a claim: appends to a file of one server, a few chunks of one length at a
+time, without waiting for one before it sends the next (row 40).
 """
 
-from collections.abc import Callable
 from contextlib import suppress
-from random import Random
-from typing import TYPE_CHECKING
 
 from dos_client.core.window import append_id
 from dos_protocol.digests import PrefixDigest
-from dos_protocol.errors import BrokenConnectionError, DosError, NotFoundError, RefusedError
+from dos_protocol.errors import BrokenConnectionError, NotFoundError, RefusedError
 from dos_protocol.vocabulary import Append, DurabilityAck
-from tests.sim.engine.network import Network
-from tests.sim.engine.world import Process
 from tests.sim.store.session import Session
 from tests.sim.visitors import LOOSE
 from tests.sim.visitors.version0 import NAMES
-
-if TYPE_CHECKING:
-    from tests.sim.store.server import Machine
+from tests.sim.visitors.visitor import Visitor
 
 _CHUNK_BYTES = 30
 _GET_BYTES = 1 << 20
 
 
-class Visitor1(Process):
-    """One client process, which goes to one server after the other, of those `known` to it."""
+class Visitor1(Visitor):
+    """A visitor of version 1."""
 
-    def __init__(
-        self, name: str, network: Network, known: "Callable[[], list[Machine]]", rng: Random
-    ) -> None:
-        super().__init__(network.world, name)
-        self._network = network
-        self._known = known
-        self._rng = rng
-        self.start("life", self._live())
-
-    async def _live(self) -> None:
-        while True:
-            await self.sleep(self._rng.expovariate(1 / 0.3))
-            session = Session(self, self._network, self._rng.choice(self._known()).address)
-            session.on_durability_ack = self._marked
-            session.on_append_refused = self._refused
-            try:
-                await session.open()
-                await session.open_directory(LOOSE)
-                for _ in range(self._rng.randint(1, 3)):
-                    await self._append(session, self._rng.choice(NAMES))
-            except DosError as error:
-                self.world.sometimes[f"visitor: {type(error).__name__}"] += 1
-            finally:
-                session.fail(BrokenConnectionError("closed"))
+    async def _visit(self, address: str) -> None:
+        session = Session(self, self._network, address)
+        session.on_durability_ack = self._marked
+        session.on_append_refused = self._refused
+        try:
+            await session.open()
+            await session.open_directory(LOOSE)
+            for _ in range(self._rng.randint(1, 3)):
+                await self._append(session, self._rng.choice(NAMES))
+        finally:
+            session.fail(BrokenConnectionError("closed"))
 
     async def _append(self, session: Session, name: str) -> None:
         """It reads what it finds there and continues after it, sometimes late."""
@@ -67,7 +47,7 @@ class Visitor1(Process):
         await self.sleep(0.05)
 
     def _marked(self, watermark: DurabilityAck) -> None:
-        self.world.sometimes["visitor: appended by version 1"] += 1
+        self.env.sometimes["visitor: appended by version 1"] += 1
 
     def _refused(self, tag: int, error: RefusedError) -> None:
-        self.world.sometimes[f"visitor: append refused, {type(error).__name__}"] += 1
+        self.env.sometimes[f"visitor: append refused, {type(error).__name__}"] += 1

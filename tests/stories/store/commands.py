@@ -71,7 +71,7 @@ def _run(play: Play, work: Callable[[], Awaitable[None]]) -> None:
     client = Client(play.network, PERSON, Random("story/the person"))
     log, logger = _Log(play.tell), logging.getLogger("dos.client")
 
-    async def life() -> None:
+    async def main() -> None:
         try:
             await work()
         except DosError as error:
@@ -81,7 +81,7 @@ def _run(play: Play, work: Callable[[], Awaitable[None]]) -> None:
     logger.addHandler(log)
     logger.setLevel(logging.INFO)
     try:
-        client.live(life)
+        client.begin(main)
         play.pass_time(lambda: not client.alive, _PATIENCE_S)
     finally:
         logger.removeHandler(log)

@@ -3,23 +3,23 @@
 from random import Random
 
 from dos_server.core.scrub import ScrubPlan
+from tests.sim.engine.environment import Environment
 from tests.sim.engine.network import Network
-from tests.sim.engine.world import World
-from tests.sim.store.server import Machine
-from tests.sim.store.telling import ServerLog
+from tests.sim.store.machine import Machine
+from tests.sim.store.server_log import ServerLog
 from tests.stories.store.old_client import StoryServer
 
 
 class StoryMachine(Machine):
     """A machine whose server does not scrub. Its log lines are printed."""
 
-    def __init__(self, world: World, network: Network, name: str, rng: Random, log: ServerLog) -> None:
-        super().__init__(world, network, name, rng)
+    def __init__(self, env: Environment, network: Network, name: str, rng: Random, log: ServerLog) -> None:
+        super().__init__(env, network, name, rng)
         self.scrub = ScrubPlan()
         self._log = log
-        self.life = lambda machine: StoryServer(machine, log)
+        self.server_class = lambda machine: StoryServer(machine, log)
 
     def _note(self, what: str) -> None:
         super()._note(what)
         if what.startswith("cannot start"):
-            self._log.tell(self.name, what)
+            self._log.report(self.name, what)

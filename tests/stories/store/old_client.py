@@ -6,8 +6,8 @@ Its requests are events of the server's core, its answers frames. It knows no st
 from collections.abc import Callable
 
 from dos_server.core import vocabulary as v
-from tests.sim.store.server import Machine
-from tests.sim.store.telling import ServerLog, TellingServer
+from tests.sim.store.machine import Machine
+from tests.sim.store.server_log import LoggedServer, ServerLog
 from tests.stories.words import WrongStepError
 
 NAME = "the old client"
@@ -56,7 +56,7 @@ class OldClient:
         self.server.do(self.server.feed, event)
 
 
-class StoryServer(TellingServer):
+class StoryServer(LoggedServer):
     """A server that old clients may speak to."""
 
     def __init__(self, machine: Machine, log: ServerLog) -> None:

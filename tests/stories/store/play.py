@@ -9,12 +9,12 @@ from contextlib import ExitStack
 from random import Random
 
 from dos_protocol.store_record import Member, StoreRecord
+from tests.sim.engine.environment import Environment, Process
 from tests.sim.engine.guest import scheduled_by
 from tests.sim.engine.network import Network
 from tests.sim.engine.trace import Trace
-from tests.sim.engine.world import Process, World
-from tests.sim.store.looking import SimStore
-from tests.sim.store.telling import ServerLog
+from tests.sim.store.server_log import ServerLog
+from tests.sim.store.sim_store import SimStore
 from tests.sim.store.writer import Stores
 from tests.stories.store.copies import Book, short
 from tests.stories.store.machine import StoryMachine
@@ -35,12 +35,12 @@ class Play:
 
     def __init__(self) -> None:
         self.told: list[str] = []
-        self.world = World(Trace())
-        self.network = Network(self.world, Middle("network"), lambda here, there: LATENCY_S)
+        self.env = Environment(Trace())
+        self.network = Network(self.env, Middle("network"), lambda here, there: LATENCY_S)
         self.book = Book()
         self.machines: dict[str, StoryMachine] = {}
         self.writers: dict[str, StoryWriter] = {}
-        self.reader = Process(self.world, READER)
+        self.reader = Process(self.env, READER)
         self.stores: Stores
         self._old: OldClient | None = None
         self._log = ServerLog(lambda who, what: self.tell(f"{who} {what}"))
@@ -77,7 +77,7 @@ class Play:
 
     def new_machine(self, name: str) -> StoryMachine:
         """A machine with an empty disk."""
-        machine = StoryMachine(self.world, self.network, name, Middle(name), self._log)
+        machine = StoryMachine(self.env, self.network, name, Middle(name), self._log)
         self.machines[name] = machine
         self.book.calls[machine.fresh_id.hex()] = name
         return machine
@@ -163,12 +163,12 @@ class Play:
         self._tell_time(self._run(done, seconds))
 
     def _run(self, done: Callable[[], bool], seconds: float) -> float:
-        begun = self.world.now
-        self.world.run(done, begun + seconds)
-        self.world.run(lambda: False, self.world.now + SETTLE_S)
+        begun = self.env.now
+        self.env.run(done, begun + seconds)
+        self.env.run(lambda: False, self.env.now + SETTLE_S)
         if self._old is not None:
             self._old.tell()
-        return self.world.now - begun
+        return self.env.now - begun
 
     def _tell_time(self, took: float) -> None:
         if took >= 1.0:

@@ -5,7 +5,7 @@ It sends ordinary requests and changes nothing.
 
 from dos_protocol.errors import BrokenConnectionError, DosError
 from journal import inspect_chain
-from tests.sim.engine.world import Process
+from tests.sim.engine.environment import Process
 from tests.sim.store.session import Session
 from tests.sim.store.writer import CHAIN
 from tests.stories.store.copies import in_words, listed, words_of
@@ -40,7 +40,7 @@ def read(play: Play, directory: str) -> None:
 
 def show(play: Play, directory: str) -> None:
     """What each server says, those that say the same together."""
-    narrator = Process(play.world, "narrator")
+    narrator = Process(play.env, "narrator")
     said: dict[str, str] = {}
     for name, machine in play.machines.items():
         if machine.up:

@@ -6,21 +6,20 @@ A step begins an operation; `waits_for` is what it waits for, and its result is 
 """
 
 from collections.abc import Callable, Coroutine
-from contextlib import aclosing
 from random import Random
 from typing import Any
 
 from dos_client.sessions.directory_view import DirectoryView
 from dos_protocol.errors import DosError, FencedError
 from dos_protocol.store_record import claims_needed
-from journal import ChainState, ChainWriter, Op, Position, Record, read_batches, take_over
+from journal import ChainState, ChainWriter, Op, Position, Record, take_over
 from journal.core.segment import parse_segment_name
 from journal.ports import ClaimPort, StorePort
-from tests.sim.engine.world import Process, Signal
+from tests.sim.engine.environment import Process, Signal
 from tests.sim.store.claim import SimClaim
-from tests.sim.store.looking import SimStore
 from tests.sim.store.member import Link
-from tests.sim.store.writer import CHAIN, Stores
+from tests.sim.store.sim_store import SimStore
+from tests.sim.store.writer import CHAIN, Stores, records_of
 from tests.stories.store.copies import Book, in_words, listed, short, words_of
 from tests.stories.words import WrongStepError
 
@@ -29,16 +28,8 @@ MOMENT_S = 0.05
 
 
 async def names_of(reader: ClaimPort | StorePort, state: ChainState, directory: str | None) -> list[str]:
-    """The records of a chain, by name. A snapshot holds all before it."""
-    found: list[str] = []
-    async with aclosing(read_batches(reader, state, directory=directory)) as batches:
-        async for batch in batches:
-            for _, record in batch:
-                if record.op is Op.SNAPSHOT_BEGIN:
-                    found.clear()
-                elif record.op is Op.OUTPUT:
-                    found.append(record.strings[0].decode())
-    return found
+    """Return the names of the records of a chain."""
+    return [record.strings[0].decode() for record in await records_of(reader, state, directory)]
 
 
 class StoryClaim(SimClaim):
@@ -63,7 +54,7 @@ class StoryWriter(Process):
     words; `before_start`: what happens to it between reading the journal and opening its segment."""
 
     def __init__(self, name: str, stores: Stores, book: Book, tell: Callable[[str], None]) -> None:
-        super().__init__(stores.network.world, name)
+        super().__init__(stores.network.env, name)
         self.book = book
         self.tell = tell
         self.busy = False

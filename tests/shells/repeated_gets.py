@@ -1,4 +1,4 @@
-"""A peer that asks for an object over and over in the protocol's own frames; the test says what it takes."""
+"""A peer that requests an object repeatedly, in frames of the protocol. The test reads the answers."""
 
 import os
 from collections.abc import AsyncIterator
@@ -17,8 +17,9 @@ APPENDS = 4
 
 
 @asynccontextmanager
-async def asked_often(server: MemoryServer, content: bytes, gets: int) -> AsyncIterator[ClientStream]:
-    """The server has an object with that content; a connection on which all of it was asked for so often."""
+async def repeated_gets(server: MemoryServer, content: bytes, gets: int) -> AsyncIterator[ClientStream]:
+    """Store an object with that content, and yield a connection on which `gets` GETs of all of it were
+    sent."""
     part = len(content) // APPENDS
     async with connect(server.url) as store, await store.claim("d", 1, os.urandom(16)) as claim:
         writer = claim.open_object("o")
@@ -26,8 +27,8 @@ async def asked_often(server: MemoryServer, content: bytes, gets: int) -> AsyncI
             await writer.wait_synced(writer.append(content[begin : begin + part]))
     host, port = server.address.split(":")
     with await runtime().connect(host, int(port)) as stream:
-        asked = [Hello(PROTOCOL_VERSION, b"", NO_ID, 0, "peer"), ChangeDirectory("d")]
-        asked += [Get("o", 0, len(content))] * gets
-        frames = [encode(one, number) for number, one in enumerate(asked, 1)]
+        requests = [Hello(PROTOCOL_VERSION, b"", NO_ID, 0, "peer"), ChangeDirectory("d")]
+        requests += [Get("o", 0, len(content))] * gets
+        frames = [encode(one, number) for number, one in enumerate(requests, 1)]
         await stream.sendmsg([b"".join(map(encode_frame, frames))])
         yield stream

@@ -1,12 +1,11 @@
 """Virtual time: a heap of events, coroutines that wait on it, processes that own both.
 
-This file does not know what runs. Time passes only from one event to the next; events of the same time run in
-the order in which they were requested. A paused process does nothing until it is resumed, and then handles
-everything that arrived. A killed process never does anything again: its next incarnation is another process.
+This file does not depend on what runs. Time passes only from one event to the next; events of the same time
+run in the order in which they were scheduled. A paused process does nothing until it is resumed, and then
+handles everything that arrived. A killed process never runs again: its next incarnation is another process.
 
-Coroutines are driven by hand, not by a library: they wait with `sleep`, `Signal.wait` and
-`Process.timeout`, and nothing else. A wait is a function that is given what to call when it is over;
-the first one wins.
+Coroutines are driven by hand, not by a library: they wait with `Process.sleep` and `Process.wait`, and
+nothing else. A wait is a function that receives the callback of its end; the first call wakes the coroutine.
 """
 
 import types
@@ -21,8 +20,7 @@ from tests.sim.engine.trace import Trace
 Wake = Callable[[], None]
 _Register = Callable[[Wake], None]
 LATER_S: Final = 1e-9
-"""So that a time is not met too early by a rounding of a skewed clock: by how little may be less than what
-time can go on by."""
+"""Added to waits by a skewed clock, so that rounding never ends a wait before its time."""
 
 
 @types.coroutine
@@ -31,19 +29,19 @@ def _suspend(register: _Register) -> Generator[_Register]:
 
 
 class StuckError(Exception):
-    """More happened in a run than ever should: something goes round in circles."""
+    """A run has more steps than the limit, so it probably loops without end."""
 
 
 class StoppedError(BaseException):
-    """Raised in a coroutine where it waits when it is stopped. (Not `close`: asynchronous generators take
-    that badly.)"""
+    """Raised in a coroutine where it waits, when it is stopped. (`close` does not work with asynchronous
+    generators.)"""
 
 
-class World:
-    """The heap. `now`: seconds since the beginning; `steps`: things done so far; `sometimes`: how often what
-    should happen sometimes did, for those who count it.
+class Environment:
+    """The heap of events. `now`: virtual seconds since the beginning; `steps`: events so far; `sometimes`:
+    how often each event of `tests.sim.sometimes` happened.
 
-    An entry says what to call with what, and which process does it: none, when it is the world's own."""
+    An entry is a call with its arguments, and the process that makes it; None: the environment itself."""
 
     def __init__(self, trace: Trace, *, steps_max: int = 2_000_000) -> None:
         self.now = 0.0
@@ -55,17 +53,17 @@ class World:
         self._count = 0
 
     def after(self, delay_s: float, call: Callable[..., None], *args: Any) -> None:
-        """Do it in so many seconds from now."""
+        """Make the call in `delay_s` seconds."""
         self._count += 1
         heappush(self._heap, (self.now + delay_s, self._count, None, call, args))
 
     def after_by(self, process: "Process", delay_s: float, call: Callable[..., None], *args: Any) -> None:
-        """That process does it in so many seconds from now, if it lives then."""
+        """Let that process make the call in `delay_s` seconds, if it is alive then."""
         self._count += 1
         heappush(self._heap, (self.now + delay_s, self._count, process, call, args))
 
     def run(self, until: Callable[[], bool] | None, deadline: float) -> bool:
-        """Do what is due, one after the other, until `until()` or the time is up. Whether it came true."""
+        """Run events until `until()` is true or the deadline passes. Return whether it became true."""
         heap, step = self._heap, self.trace.step
         while until is None or not until():
             if not heap or heap[0][0] > deadline:
@@ -84,7 +82,7 @@ class World:
 
 
 class Signal:
-    """Something that is waited for, once or again and again."""
+    """An event that coroutines wait for. It can be set repeatedly."""
 
     __slots__ = ("_waiting",)
 
@@ -92,7 +90,7 @@ class Signal:
         self._waiting: list[Wake] = []
 
     def set(self) -> None:
-        """Wake everybody who waits now."""
+        """Wake all current waiters."""
         waiting, self._waiting = self._waiting, []
         for wake in waiting:
             wake()
@@ -112,7 +110,7 @@ class Task:
         self._turn = 0
 
     def step(self, turn: int) -> None:
-        """Go on to the next wait, unless something else has already woken it."""
+        """Run to the next wait, unless another call has already woken it."""
         if self.done or turn != self._turn:
             return
         try:
@@ -132,7 +130,7 @@ class Task:
             self._process.soon(self.step, turn)
 
     def stop(self) -> None:
-        """End it where it waits; what it has in `finally` runs."""
+        """End the coroutine where it waits; its `finally` blocks run."""
         self.done, was_done = True, self.done
         while not was_done:
             try:
@@ -142,12 +140,12 @@ class Task:
 
 
 class Process:
-    """Something with a life of its own: a server, a writer, a reader.
+    """A process of the simulation: a server, a writer, a reader.
 
-    `skew`: how much faster than the world's its clock runs, `offset` what it reads ahead."""
+    `skew`: how much faster its clock runs than virtual time; `offset`: by how many seconds it is ahead."""
 
-    def __init__(self, world: World, name: str) -> None:
-        self.world = world
+    def __init__(self, env: Environment, name: str) -> None:
+        self.env = env
         self.name = name
         self.alive = True
         self.paused = False
@@ -158,20 +156,20 @@ class Process:
 
     @property
     def now(self) -> float:
-        """What its monotonic clock says."""
-        return self.offset + self.world.now * (1.0 + self.skew)
+        """Return the time of its monotonic clock."""
+        return self.offset + self.env.now * (1.0 + self.skew)
 
     def after(self, delay_s: float, call: Callable[..., None], *args: Any) -> None:
-        """Do it in so many of its own seconds, if it lives then."""
+        """Make the call in `delay_s` seconds of its own clock, if it is alive then."""
         later_s = LATER_S if self.skew or self.offset else 0.0
-        self.world.after_by(self, delay_s / (1.0 + self.skew) + later_s, call, *args)
+        self.env.after_by(self, delay_s / (1.0 + self.skew) + later_s, call, *args)
 
     def soon(self, call: Callable[..., None], *args: Any) -> None:
-        """Do it next."""
-        self.world.after_by(self, 0.0, call, *args)
+        """Make the call as the next event."""
+        self.env.after_by(self, 0.0, call, *args)
 
     def do(self, call: Callable[..., None], *args: Any) -> None:
-        """Now; or when it is resumed; or never."""
+        """Make the call now; when resumed, if paused; never, if killed."""
         if not self.alive:
             return
         if self.paused:
@@ -199,21 +197,21 @@ class Process:
             self.do(call, *args)
 
     def kill(self) -> None:
-        """SIGKILL: it does nothing more."""
+        """SIGKILL: end its tasks and ignore all later calls."""
         self.alive = False
         self._held.clear()
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.stop()
 
-    # What its coroutines wait for
+    # Waits of its coroutines
 
     async def sleep(self, seconds: float) -> None:
-        """Wait so many of its own seconds."""
+        """Wait for that many seconds of its own clock."""
         await _suspend(partial(self.after, seconds))
 
     async def wait(self, signal: Signal, timeout_s: float | None = None) -> None:
-        """Wait for the signal, or so long at most. Which of them it was, the caller looks for itself."""
+        """Wait for the signal, at most `timeout_s`. The caller checks which of them ended the wait."""
 
         def register(wake: Wake) -> None:
             signal.register(wake)

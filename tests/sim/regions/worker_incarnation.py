@@ -50,7 +50,7 @@ from dos_protocol.errors import (
     LocalProtocolError,
 )
 from journal.core.errors import ChainError, CorruptRecordError, LostBytesError
-from tests.sim.engine.world import Signal, Task
+from tests.sim.engine.environment import Signal, Task
 from tests.sim.history import ViolationError
 from tests.sim.regions.channel import Channel, dial
 from tests.sim.regions.claiming import RegionClaim
@@ -67,10 +67,10 @@ _LOST = (
     LocalProtocolError,
     ManifestError,
 )
-"""What no fault of a run may lead to: a cut that cannot be restored, an order that cannot be."""
+"""Errors to which no fault of a run may lead: a checkpoint that cannot be restored, an impossible order."""
 
 
-class Life:
+class WorkerIncarnation:
     """One incarnation. `claim`: None until it is granted."""
 
     def __init__(self, worker: "Worker", order: Restore) -> None:
@@ -89,15 +89,15 @@ class Life:
         self._changed = Signal()
         self._blocks_out = 0
         self._loaded = False
-        self._told_exhausted = False
+        self._sent_eof = False
         self._finishing = False
         self._tasks: list[Task] = []
-        self._start("life", self._live)
+        self._start("work", self._work)
 
-    # From outside
+    # Calls of the worker
 
     def deliver(self, message: ToLinks) -> None:
-        """A message of the circuit."""
+        """Accept a message of the circuit."""
         if isinstance(message, BlockLoaded):
             self._blocks_out -= 1
         elif isinstance(message, StateLoaded):
@@ -109,12 +109,12 @@ class Life:
         self._changed.set()
 
     def committed(self, order: Committed) -> None:
-        """A cut is committed, and others are released by it."""
+        """Accept an order: a checkpoint is committed, and others are released by it."""
         self._to_serve.append(order)
         self._changed.set()
 
     def start(self, order: Start) -> None:
-        """All workers stand."""
+        """Accept START: all workers are restored."""
         assert self._journals is not None, "START before RESTORED"
         divisions = self._journals.divisions(order.replay_until_step)
         self._worker.region.saw("steps replayed" if divisions else "nothing to replay")
@@ -133,7 +133,7 @@ class Life:
             self.claim.close()
 
     def _fail(self, error: DosError) -> None:
-        """Only the first counts; after the end none does."""
+        """End the incarnation with an error. Later errors are ignored."""
         if self.over or self._finishing:
             return
         if isinstance(error, _LOST):
@@ -156,9 +156,9 @@ class Life:
         except DosError as error:
             self._fail(error)
 
-    # The life
+    # Its tasks
 
-    async def _live(self) -> None:
+    async def _work(self) -> None:
         worker, order, region = self._worker, self._order, self._worker.region
         part = None if order.restore is None else order.restore.workers[worker.index]
         after, store = after_step(order), region.store
@@ -166,7 +166,7 @@ class Life:
         worker.inbox.put(RestoreCircuit(self.number, after, order.cut, part, order.layout, store.store_id))
         directory = worker_directory(region.spec.name, worker.index)
         self.claim = await worker.host.claim(directory, self.number)
-        assert self.claim is not None, "its patience has no end"
+        assert self.claim is not None, "it waits without a limit"
         journals = self._journals = await Journals.open(
             self.claim, order, generation=store.generation, rolling=region.rolling
         )
@@ -200,7 +200,7 @@ class Life:
             await worker.wait(self._changed)
 
     async def _serve(self, journals: Journals) -> None:
-        """What the circuit hands over, in order: record, then send."""
+        """Process the messages of the circuit in order: record, then send."""
         while True:
             while not self._to_serve:
                 await self._worker.wait(self._changed)
@@ -216,15 +216,15 @@ class Life:
             if isinstance(message, PausedAt):
                 worker = self._worker
                 at, counters = message.step, worker.counters()
-                said = Paused(job="", worker=worker.index, pause=message.pause, step=at, counters=counters)
-                worker.report(said)
+                paused = Paused(job="", worker=worker.index, pause=message.pause, step=at, counters=counters)
+                worker.report(paused)
                 continue
             journals.record(message)
             for peer, frames in message.frames.items():
                 self._send(peer, *frames)
-            if self._worker.shared.exhausted and not self._told_exhausted:
-                self._told_exhausted = True
-                self._tell(FrameType.EOF, message.step)
+            if self._worker.shared.exhausted and not self._sent_eof:
+                self._sent_eof = True
+                self._send_to_all(FrameType.EOF, message.step)
 
     async def _vote_all(self, journals: Journals) -> None:
         worker = self._worker
@@ -245,17 +245,17 @@ class Life:
                 produced=worker.shared.step,
             )
             worker.report(vote)
-            self._tell(FrameType.DURABLE, taken.step)
+            self._send_to_all(FrameType.DURABLE, taken.step)
             await journals.voted(taken)
             worker.shared.snapshot_due = journals.snapshot_due
 
     async def _watch(self, claim: RegionClaim) -> None:
-        """Sources stop while the store takes nothing, and go on by themselves."""
+        """Stop the sources while the store accepts nothing, and let them continue afterwards."""
         worker = self._worker
         while True:
             room = not claim.waiting
             if room != worker.shared.room:
-                worker.region.saw("sources go on" if room else "sources stop for the store")
+                worker.region.saw("sources continue" if room else "sources stop for the store")
                 worker.shared.room = room
                 worker.inbox.put(Woken())
             await worker.sleep(0.25)
@@ -288,12 +288,12 @@ class Life:
         except BrokenConnectionError as error:
             raise PeerLostError(peer, str(error.args[0])) from error
 
-    def _tell(self, kind: FrameType, step: int) -> None:
+    def _send_to_all(self, kind: FrameType, step: int) -> None:
         for peer in self._outgoing:
             self._send(peer, self._channels.marker(kind, step))
 
-    async def hear(self, channel: Channel, hello: LinkHello) -> None:
-        """Everything a peer sends, on the link that it dialled, until this life is over."""
+    async def serve_peer(self, channel: Channel, hello: LinkHello) -> None:
+        """Receive frames from a peer, on the link that it dialed, until this incarnation is over."""
         if self.over or not self._channels.admits(hello.worker, hello.incarnation):
             self._worker.region.saw("a peer's link was refused")
             channel.close()
@@ -305,10 +305,10 @@ class Life:
                 frame = await channel.receive()
                 if self.over:
                     return
-                shown = self._channels.take(hello.worker, frame)
+                arrived = self._channels.take(hello.worker, frame)
                 shared.peers_at = max(shared.peers_at, self._channels.peers_at)
-                if shown is not None:
-                    self._worker.inbox.put(Arrived(self.number, shown))
+                if arrived is not None:
+                    self._worker.inbox.put(Arrived(self.number, arrived))
         except DosError as error:
             channel.close()
             self._fail(PeerLostError(hello.worker, str(error.args[0])))

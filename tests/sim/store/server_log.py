@@ -1,7 +1,4 @@
-"""The log lines of servers, for those who read a run: the trace, and stories.
-
-It only listens; a server behaves the same without it.
-"""
+"""The log lines of servers, for the trace and for stories. A server behaves the same without it."""
 
 import logging
 from collections.abc import Callable
@@ -10,21 +7,22 @@ from typing import Any
 
 from dos_server.core import scrub_reads
 from dos_server.core import vocabulary as v
-from tests.sim.store.server import Machine, Server
+from tests.sim.store.machine import Machine
+from tests.sim.store.server import Server
 
 
 class ServerLog(logging.Handler):
-    """Warnings and errors of all servers, each told with the name of the one that runs: `speaker`."""
+    """Reports warnings and errors of all servers, each with the name of the server that runs: `current`."""
 
-    def __init__(self, tell: Callable[[str, str], None]) -> None:
+    def __init__(self, report: Callable[[str, str], None]) -> None:
         super().__init__(logging.WARNING)
-        self.tell = tell
-        self.speaker = "a server"
+        self.report = report
+        self.current = "a server"
         self._logger = logging.getLogger("dos.server")
 
     def listen_to(self, machine: Machine) -> None:
-        """From its next start on."""
-        machine.life = lambda machine: TellingServer(machine, self)
+        """Report the log lines of that machine from its next start on."""
+        machine.server_class = lambda machine: LoggedServer(machine, self)
 
     def __enter__(self) -> "ServerLog":
         self._logger.addHandler(self)
@@ -36,22 +34,22 @@ class ServerLog(logging.Handler):
         self._logger.removeHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.tell(self.speaker, f"logs: {record.getMessage()}")
+        self.report(self.current, f"logs: {record.getMessage()}")
 
 
-class TellingServer(Server):
-    """A life of the server, which says who it is while it runs."""
+class LoggedServer(Server):
+    """A server process that sets its name in the log while it runs."""
 
     def __init__(self, machine: Machine, log: ServerLog) -> None:
         self._log = log
-        log.speaker = machine.name
+        log.current = machine.name
         super().__init__(machine)
 
     def do(self, call: Callable[..., None], *args: Any) -> None:
-        self._log.speaker = self.name
+        self._log.current = self.name
         super().do(call, *args)
 
     def _perform(self, effect: v.Effect) -> v.Event | None:
         if isinstance(effect, scrub_reads.LogNotice) and effect.bad:
-            self._log.tell(self.name, f"logs: {effect.text}")
+            self._log.report(self.name, f"logs: {effect.text}")
         return super()._perform(effect)

@@ -1,10 +1,10 @@
-"""One seed, and a stream of random numbers for each purpose, so that a draw more for one shifts no other."""
+"""A stream of random numbers for each purpose from one seed: one more draw from a stream shifts no other."""
 
 import random
 
 
-class Chance:
-    """The streams of a run. Strings seed them: the same in every process, whatever its hash seed."""
+class RandomStreams:
+    """The streams of a run. Strings seed them, so they do not depend on the hash seed of a process."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -16,5 +16,5 @@ class Chance:
         self.scheduler = self.stream("scheduler")
 
     def stream(self, purpose: str) -> random.Random:
-        """A stream of its own."""
+        """Return the stream of one purpose. The text seeds it: another text is another run."""
         return random.Random(f"{self.seed}/{purpose}")

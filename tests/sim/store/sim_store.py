@@ -1,4 +1,5 @@
-"""A store without a claim: looking at a directory and reading from any member. The journal's `StorePort`."""
+"""A store without a claim: read views of directories, and reads from any member. The journal's
+`StorePort`."""
 
 from collections.abc import AsyncGenerator
 
@@ -9,13 +10,13 @@ from dos_client.sessions.directory_view import DirectoryView, view_of
 from dos_protocol.errors import BrokenConnectionError, DosError, NotFoundError
 from dos_protocol.store_record import Member, StoreRecord
 from dos_protocol.vocabulary import DirectoryOpened
+from tests.sim.engine.environment import Process, Signal
 from tests.sim.engine.network import Network
-from tests.sim.engine.world import Process, Signal
 from tests.sim.store.session import Session
 
 
 class SimStore:
-    """A process's view of the store. Sessions are made for each look and closed with `close`."""
+    """A process's view of the store. `inspect` opens the sessions, `close` ends them."""
 
     def __init__(self, process: Process, network: Network, record: StoreRecord) -> None:
         self.process = process
@@ -24,8 +25,8 @@ class SimStore:
         self._sessions: dict[bytes, Session] = {}
 
     async def inspect(self, directory: str, *, keep: bool = False) -> DirectoryView:
-        """What members answer within a while. Raises QuorumUnavailableError when they are too few. `keep`: on
-        the sessions of the look before, where they live."""
+        """Return what the members report of a directory within `look_timeout_s`. Raises
+        QuorumUnavailableError if too few answer. `keep`: use the open sessions of the previous call."""
         kept = {one: session for one, session in self._sessions.items() if keep and session.failure is None}
         self._sessions = {one: session for one, session in self._sessions.items() if one not in kept}
         self.close()
@@ -33,7 +34,7 @@ class SimStore:
         errors: dict[str, DosError] = {}
         changed = Signal()
 
-        async def ask(member: Member) -> None:
+        async def open_at(member: Member) -> None:
             session = kept.get(member.server_id) or Session(self.process, self.network, member.address)
             try:
                 if member.server_id not in kept:
@@ -48,14 +49,14 @@ class SimStore:
             changed.set()
 
         for member in self.record.members:
-            self.process.start("look", ask(member))
+            self.process.start("inspect", open_at(member))
         deadline = self.process.now + inspect_timeout_s
         while len(opened) + len(errors) < len(self.record.members) and self.process.now < deadline:
             await self.process.wait(changed, deadline - self.process.now)
         return view_of(directory, self.record, dict(opened), dict(errors))
 
     async def read(self, directory: str, name: str, offset: int, max_bytes: int) -> bytes:
-        """From the members of the last look, the first that gives something."""
+        """Return bytes from the members of the last `inspect`: the longest answer."""
         error: DosError = NotFoundError(f"no member has {name}")
         best = b""
         for session in list(self._sessions.values()):
@@ -80,7 +81,8 @@ class SimStore:
         end: int | None = None,
         bookmark: Bookmark | None = None,
     ) -> AsyncGenerator[bytes]:
-        """Not here: the journal then reads from any member, and its own digests decide."""
+        """Raise QuorumUnavailableError: the journal then reads from any member and compares its own
+        digests."""
         if offset >= 0:
             raise QuorumUnavailableError(f"no stream of {directory}/{name} here", [])
         yield b""

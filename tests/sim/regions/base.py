@@ -1,0 +1,106 @@
+"""What the regions of both tiers have in common: their specification, counted events, invalid rows, ends."""
+
+from collections import Counter
+from collections.abc import Callable
+from random import Random
+from typing import Final
+
+from checkpoint.core.coordinator_vocabulary import End
+from checkpoint.core.region import RegionSpec, RegionState
+from dataflow.graph.builder import GraphPlan
+from dataflow.worker.messages import CircuitFailed
+from tests.sim.history import History, ViolationError
+from tests.sim.regions.output import Part
+from tests.sim.regions.record import Record
+
+SINKS: Final = ("rows", "counts")
+_FOR_A_PERSON: Final = ("consecutive resets", "did not join within")
+"""Ends after which an operator starts the region again. No fault explains any other failure."""
+_INVALID_ROW: Final = "a row cannot be read"
+
+
+def region_spec(
+    plan: GraphPlan, workers: int, *, store_url: str, job_key: bytes, checkpoint_interval_s: float
+) -> RegionSpec:
+    """Return the specification of a region with the time limits of the simulator."""
+    return RegionSpec(
+        name="region",
+        workers=workers,
+        store_url=store_url,
+        job_key=job_key,
+        operators=plan.operators,
+        graph_fingerprint=plan.fingerprint,
+        checkpoint_interval_s=checkpoint_interval_s,
+        drain_timeout_s=15.0,
+        reset_timeout_s=20.0,
+        start_timeout_s=30.0,
+        suspect_after_s=4.0,
+        orphan_timeout_s=8.0,
+    )
+
+
+def no_part(worker: int) -> Part:
+    """Stand in for the parts of the shared plan, which no worker runs."""
+    raise AssertionError(f"worker {worker} runs no plan of its own")
+
+
+class RegionBase:
+    """One region. `made`: all its journals exist; `finished`: a driver reported its end; `broken`: reading
+    fails now, because of an invalid row; `finishing`: after the heal, work is fast, by the factor
+    `finishing_pace`."""
+
+    finishing_pace: float
+    pace_s: float
+    record: Record
+
+    def __init__(self, history: History) -> None:
+        self.history = history
+        self.made = False
+        self.finished = False
+        self.broken = False
+        self.finishing = False
+        self._at_next: dict[str, list[Callable[[], None]]] = {}
+        self._readers = 0
+
+    @property
+    def sometimes(self) -> Counter[str]:
+        return self.history.sometimes
+
+    def next_reader(self, worker: int) -> str:
+        """Return the name of the random stream of the next reader."""
+        self._readers += 1
+        return f"reader {self._readers} of worker {worker}"
+
+    def work_s(self, rng: Random, *, produced: bool) -> float:
+        """Draw the length of a piece of work."""
+        pace = self.pace_s * (self.finishing_pace if self.finishing else 1.0)
+        return pace * (0.5 + rng.random()) if produced else 0.002 * (0.5 + rng.random())
+
+    def saw(self, what: str) -> None:
+        """Count an event, and make the calls that wait for it."""
+        self.sometimes[what] += 1
+        for call in self._at_next.pop(what, ()):
+            call()
+
+    def at_next(self, what: str, call: Callable[[], None]) -> None:
+        """Make the call when the event happens next."""
+        self._at_next.setdefault(what, []).append(call)
+
+    def circuit_failed(self, failure: CircuitFailed) -> None:
+        """Raises ViolationError unless an invalid row or a newer incarnation explains the failure."""
+        if failure.kind == "operator" and _INVALID_ROW in failure.message:
+            self.saw("a row failed")
+        elif failure.message.startswith("SinkFencedError") and failure.incarnation < max(self.record.opened):
+            self.saw("an old worker was fenced from its output")
+        else:
+            raise ViolationError("O7", f"a circuit failed ({failure.kind}): {failure.message}")
+
+    def check_end(self, end: End) -> None:
+        """Record the end of a driver. Raises ViolationError if no fault explains it."""
+        if end.state is RegionState.FINISHED:
+            self.finished = True
+        elif end.state is RegionState.FAILED:
+            if _INVALID_ROW in end.reason:
+                self.broken = False  # a person corrected the row
+            elif not any(text in end.reason for text in _FOR_A_PERSON):
+                raise ViolationError("O7", f"the region failed: {end.reason}")

@@ -1,0 +1,20 @@
+"""The text of a driver's events, for the trace."""
+
+from typing import TYPE_CHECKING
+
+from checkpoint.core.region import CutCommitted, StateChanged, WorkerLost
+
+if TYPE_CHECKING:
+    from tests.sim.regions.base import RegionBase
+
+
+def record_event(region: "RegionBase", event: object) -> str:
+    """Count a change of the region's state. Return the text of an event, '' if it has none."""
+    if isinstance(event, StateChanged):
+        region.saw(f"region: {event.state.name}")
+        return f"{event.state.name} {event.reason}"
+    if isinstance(event, CutCommitted):
+        return f"checkpoint {event.cut} at step {event.step} is committed"
+    if isinstance(event, WorkerLost):
+        return f"worker {event.worker} is lost: {event.reason}"
+    return ""
