@@ -316,7 +316,7 @@ async def test_nothing_that_a_zombie_appends_after_it_woke_up_reaches_a_quorum(t
         await acknowledges(heir, 100)
         zombie.resume()
         with trio.fail_after(PATIENCE_S):
-            await zombie.gone.wait()
+            await zombie.exited.wait()
         assert zombie.ended == FENCED
         await acknowledges(heir, heir.acknowledged + 100)
         await cluster.end_writers()
@@ -360,7 +360,7 @@ async def test_a_contender_killed_before_or_after_it_opened_leaves_a_chain_to_co
                 await contender.claims.wait()
             await trio.sleep(rng.uniform(0.0, 0.1))  # somewhere between its claim and its first records
             contender.send(SIGKILL)
-            await contender.gone.wait()
+            await contender.exited.wait()
         await acknowledges(await cluster.add_writer(DIRECTORY), 100)
         await cluster.end_writers()
         assert not cluster.errors
