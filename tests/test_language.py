@@ -114,9 +114,6 @@ LONGER: dict[str, int] = {
     "tests/checkpoint/test_region_requests.py": 430,
     "tests/checkpoint/test_what_readers_meet.py": 407,
     "tests/contract/test_disk.py": 424,
-    "tests/dataflow/test_apply.py": 409,
-    "tests/dataflow/test_operators_exactly.py": 437,
-    "tests/dataflow/test_split_watermarks.py": 408,
     "tests/dos_client/test_faults.py": 439,
     "tests/dos_client/test_recovering.py": 529,
     "tests/dos_client/test_replacing.py": 513,
@@ -132,7 +129,6 @@ LONGER: dict[str, int] = {
     "tests/journal/test_files_cli.py": 430,
     "tests/journal/test_takeover_stories.py": 722,
     "tests/sim/store/server.py": 447,
-    "tests/spark_integration/test_source_stream.py": 513,
     "tests/support/test_proxy.py": 417,
     "benchmarks/checkpoint_region.py": 403,
 }

@@ -13,9 +13,9 @@ from dataflow import FileSink, FileSource, Graph, LogSink, Stream, UserOperator,
 from dataflow.limits import WorkerLimits
 from tests.dataflow.region_in_one_thread import OneThreadRegion
 from tests.dataflow.support import rows_of
-from tests.dataflow.test_apply import Seen
 from tests.dataflow.test_region_in_one_thread import rows_shown, write_files
 from tests.dataflow.test_region_processes import finished, kill, running
+from tests.dataflow.user_operators import Seen
 
 
 def word_of(row: dict[str, Any]) -> str:
