@@ -40,7 +40,6 @@ class KeyIndex:
     """The keys of one operator on one worker. Invariant: `2 * len(self) <= cells`, so probing ends."""
 
     def __init__(self, kinds: Sequence[pa.DataType]) -> None:
-        self._kinds = tuple(kinds)
         self._columns = [key_column(kind) for kind in kinds]
         self._hashes: Hashes = np.empty(_FIRST_CELLS // 2, np.uint64)
         self._rows = 0
@@ -183,3 +182,41 @@ class SlotArray:
             self.values = grown(self.values, slots)
             self.values[before:] = self._fill
         return self.values
+
+
+class TouchedSlots:
+    """The slots that the rows of the current step touched."""
+
+    def __init__(self) -> None:
+        self._batches: list[Slots] = []
+        self._position_of = SlotArray(np.int64, fill=-1)
+        self._next_position = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._batches)
+
+    def add(self, slots: Slots) -> None:
+        """Add the slots of a batch of rows."""
+        self._batches.append(slots)
+
+    def clear(self) -> None:
+        """Discard the slots of the step."""
+        self._batches = []
+
+    def take(self, slot_count: int) -> Slots:
+        """Return the slots of the step, each once, in the order of their first occurrence, and discard them.
+
+        slot_count: the number of slots of the index.
+        """
+        if not self._batches:
+            return np.empty(0, np.int64)
+        slots = np.concatenate(self._batches)
+        self._batches = []
+        # One array is both the flag and the position: written from the last row to the first, it keeps the
+        # position of the first row of each slot. Positions never repeat, so it need not be cleared.
+        position_of = self._position_of.reach(slot_count)
+        positions = np.arange(self._next_position, self._next_position + len(slots))
+        position_of[slots[::-1]] = positions[::-1]
+        self._next_position += len(slots)
+        touched: Slots = slots[position_of[slots] == positions]
+        return touched
