@@ -26,7 +26,7 @@ from dataflow.operators.window_assignment import Tumbling, Window
 from dataflow.operators.windows import WindowSpec
 from dataflow.schema import parse_schema
 from dataflow.state.migration import Migration, parse_state
-from dataflow.state.value_store import Place
+from dataflow.state.value_store import StateLocation
 
 StreamT = TypeVar("StreamT")
 
@@ -141,7 +141,7 @@ class KeyedOperators(ABC, Generic[StreamT]):
         state_version: int = 1,
         migrations: Sequence[Migration] = (),
         ttl: timedelta | None = None,
-        state_on: Place = "memory",
+        state_on: StateLocation = "memory",
         side_outputs: "Mapping[str, str | pa.Schema] | None" = None,
     ) -> StreamT:
         """Call functions that keep state for each key.
@@ -197,7 +197,7 @@ class KeyedOperators(ABC, Generic[StreamT]):
         state_version: int = 1,
         migrations: Sequence[Migration] = (),
         ttl: timedelta | None = None,
-        state_on: Place = "memory",
+        state_on: StateLocation = "memory",
     ) -> StreamT:
         """Call a function written for Spark's `applyInPandasWithState`, unchanged.
 
@@ -242,7 +242,7 @@ class KeyedOperators(ABC, Generic[StreamT]):
         state_version: int = 1,
         migrations: Sequence[Migration] = (),
         ttl: timedelta | None = None,
-        state_on: Place = "memory",
+        state_on: StateLocation = "memory",
     ) -> StreamT:
         """Run a `StatefulProcessor` written for Spark's `transformWithState`, unchanged.
 

@@ -30,7 +30,7 @@ from dataflow.operators.multiple_inputs import (
     parsed,
 )
 from dataflow.operators.own_state import OwnState
-from dataflow.operators.results import FAULTS, batch_of_result, batch_of_rows, say, several
+from dataflow.operators.results import FAULTS, batch_of_result, batch_of_rows, error_text, several
 from dataflow.operators.user_operator import Made, RuntimeContext, UserOperator
 from dataflow.state.migration import StateHistory, columns_text
 from dataflow.state.operator_directory import OperatorDirectory
@@ -67,8 +67,8 @@ class ApplySpec(OperatorSpec):
             copy.deepcopy(own)
         except Exception as error:
             raise SchemaError(
-                f"each worker runs a copy of {type(own).__name__}, and it cannot be copied ({say(error)});"
-                " make such things in open()"
+                f"each worker runs a copy of {type(own).__name__}, and it cannot be copied"
+                f" ({error_text(error)}); make such things in open()"
             ) from None
         if own.schema is not None:
             return parsed("schema", own.schema)
@@ -103,11 +103,11 @@ class ApplySpec(OperatorSpec):
 
     def detail(self) -> str:
         history = self.history()
-        said = ["keeps files"] if self.keeps_files else []
+        parts = ["keeps files"] if self.keeps_files else []
         if history is not None:
             version = self.as_of or history.version
-            said.append(declared_state(version, columns_text(history.columns_of(version))))
-        return " ".join(said)
+            parts.append(declared_state(version, columns_text(history.columns_of(version))))
+        return " ".join(parts)
 
     def earlier(self) -> "Sequence[ApplySpec]":
         history = self.history()
@@ -131,9 +131,9 @@ def apply_spec(operator: object, inputs: Sequence[str] | None = None) -> ApplySp
     a UserOperator or does not declare these inputs.
     """
     if not isinstance(operator, UserOperator):
-        found = f"the class {operator.__name__}" if isinstance(operator, type) else type(operator).__name__
+        given = f"the class {operator.__name__}" if isinstance(operator, type) else type(operator).__name__
         raise SchemaError(
-            f"apply takes an instance of a subclass of UserOperator, not {found};"
+            f"apply takes an instance of a subclass of UserOperator, not {given};"
             " write stream.apply('name', YourOperator())"
         )
     check_inputs(operator, inputs)
@@ -167,15 +167,19 @@ class ApplyOperator(Operator):
 
     def __init__(self, spec: ApplySpec, context: OperatorContext) -> None:
         assert context.output is not None
-        self._as_made = spec.operator
         self._emitter = Emitter(spec.side_output_schemas(context.inputs))
         self._emits = False
         self._schema = context.output
         self._deterministic = spec.deterministic
         self._inputs = inputs_of(spec.operator)
         columns = dict(zip(self._inputs, context.inputs, strict=True))
-        self._place = RuntimeContext(
-            context.operator, context.worker, context.workers, context.inputs[0], columns, self._ask
+        self._runtime_context = RuntimeContext(
+            context.operator,
+            context.worker,
+            context.workers,
+            context.inputs[0],
+            columns,
+            self._open_directory,
         )
         self._is_open = False
         self._keeps_files = spec.keeps_files
@@ -183,24 +187,13 @@ class ApplyOperator(Operator):
         self._time = CombinedWatermark(len(self._inputs)) if spec.needs_time else None
         history = spec.history()
         self._state = None if history is None else OwnState(history, self._checkpoint)
-        self._renew()
-
-    def _renew(self) -> None:
-        self._own = copy.deepcopy(self._as_made)
-        self._held = BufferedRows(len(self._inputs))
-        self._own._put = self._put  # noqa: SLF001 - assigns the private half of UserOperator
-
-    def reset(self) -> None:
-        self.close()
-        self._renew()
-        if self._state is not None:
-            self._state.reset()
-        if self._time is not None:
-            self._time.each.reset()
+        self._own = copy.deepcopy(spec.operator)
+        self._buffered = BufferedRows(len(self._inputs))
+        self._own._emit = self._emit  # noqa: SLF001 - assigns the private half of UserOperator
 
     def restored(self) -> None:
         with self._user("open", emits=False):
-            self._own.open(self._place)
+            self._own.open(self._runtime_context)
         self._is_open = True
         rows = None if self._state is None else self._state.take_restored()
         if rows is not None:
@@ -210,11 +203,11 @@ class ApplyOperator(Operator):
     def process_of(self, index: int, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
         if len(self._inputs) == 1:
             return self._process(index, batch)
-        self._held.put(index, batch)
+        self._buffered.put(index, batch)
         return ()
 
     def end_step(self) -> Sequence[pa.RecordBatch]:
-        return [made for index, batch in self._held.take() for made in self._process(index, batch)]
+        return [made for index, batch in self._buffered.take() for made in self._process(index, batch)]
 
     def _process(self, index: int, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
         name = self._inputs[index]
@@ -271,7 +264,7 @@ class ApplyOperator(Operator):
     def take_directory(self, directory: OperatorDirectory) -> None:
         self._directory = directory
 
-    def _ask(self) -> OperatorDirectory:
+    def _open_directory(self) -> OperatorDirectory:
         if not self._keeps_files:
             raise DirectoryError(
                 f"{type(self._own).__name__} keeps no files", remedy="write keeps_files = True in its class"
@@ -285,7 +278,7 @@ class ApplyOperator(Operator):
             made = _batches(self._own.checkpoint(), schema)
         return made[0] if made else pa.RecordBatch.from_pylist([], schema)
 
-    def _put(self, port: str, rows: Any) -> None:
+    def _emit(self, port: str, rows: Any) -> None:
         if not self._emits:
             raise SchemaError("emit may be called only in process, on_punctuation and drain")
         self._emitter(port, rows)
@@ -302,7 +295,7 @@ class ApplyOperator(Operator):
         except UserFault as fault:
             raise UserFault(f"{method}: {fault}", remedy=fault.remedy) from fault.__cause__
         except FAULTS as error:
-            raise UserFault(f"{method}: {say(error)}") from error
+            raise UserFault(f"{method}: {error_text(error)}") from error
         finally:
             self._emits = False
             if self._directory is not None:

@@ -174,7 +174,7 @@ def check_owner(directory: Path, owner: bytes, unmarked: Sequence[str], remedy: 
     """
     marker = directory / OWNER_FILE
     try:
-        found = marker.read_bytes()
+        recorded = marker.read_bytes()
     except FileNotFoundError:
         if unmarked and not marker.exists():
             raise SinkOwnedError(
@@ -183,9 +183,9 @@ def check_owner(directory: Path, owner: bytes, unmarked: Sequence[str], remedy: 
                 remedy=remedy,
             ) from None
         return False
-    if found != owner:
+    if recorded != owner:
         raise SinkOwnedError(
-            f"output directory {str(directory)!r} belongs to {found.decode(errors='replace')}, "
+            f"output directory {str(directory)!r} belongs to {recorded.decode(errors='replace')}, "
             f"not to {owner.decode()}",
             remedy=remedy,
         )

@@ -85,18 +85,18 @@ class ExactSums:
 
     def _add_doubles(self, slots: Slots, values: npt.NDArray[np.float64]) -> None:
         fractions, exponents = np.frexp(values)
-        whole = np.ldexp(np.abs(fractions), _FRACTION_BITS).astype(np.uint64)
-        places = exponents.astype(np.int64) - _FRACTION_BITS - _UNIT_EXPONENT
-        shifts = (places % _BITS).astype(np.uint64)
-        low = (whole & np.uint64(_MASK)) << shifts
-        high = (whole >> np.uint64(_BITS)) << shifts
+        mantissas = np.ldexp(np.abs(fractions), _FRACTION_BITS).astype(np.uint64)
+        positions = exponents.astype(np.int64) - _FRACTION_BITS - _UNIT_EXPONENT
+        shifts = (positions % _BITS).astype(np.uint64)
+        low = (mantissas & np.uint64(_MASK)) << shifts
+        high = (mantissas >> np.uint64(_BITS)) << shifts
         parts = [
             low & np.uint64(_MASK),
             (low >> np.uint64(_BITS)) + (high & np.uint64(_MASK)),
             high >> np.uint64(_BITS),
         ]
         negative = values < 0
-        firsts = places // _BITS
+        firsts = positions // _BITS
         for first in np.unique(firsts).tolist():
             chosen = firsts == first
             if chosen.all():
@@ -114,15 +114,15 @@ class ExactSums:
                 np.add.at(self._limb(index), slots, signed)
 
     def _limb(self, index: int) -> Limbs:
-        found = self._limbs.get(index)
-        if found is None:
-            found = np.zeros(self._slots, np.int64)
-        elif len(found) < self._slots:
-            before = len(found)
-            found = grown(found, self._slots)
-            found[before:] = 0
-        self._limbs[index] = found
-        return found
+        limb = self._limbs.get(index)
+        if limb is None:
+            limb = np.zeros(self._slots, np.int64)
+        elif len(limb) < self._slots:
+            before = len(limb)
+            limb = grown(limb, self._slots)
+            limb[before:] = 0
+        self._limbs[index] = limb
+        return limb
 
     def _carry(self) -> None:
         for slots in np.array_split(np.arange(self._slots), max(1, self._slots >> 20)):
