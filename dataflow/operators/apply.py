@@ -53,43 +53,43 @@ class ApplySpec(OperatorSpec):
     """The state version that this spec describes; None: the current one."""
 
     def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema:
-        own = self.operator
-        check_needs(own, inputs)
-        _check_methods(own)
+        user_operator = self.operator
+        check_needs(user_operator, inputs)
+        _check_methods(user_operator)
         history = self.history()
         if history is not None:
             try:
                 block_schema(pa.schema([(ROW, pa.int64())]), history.columns)
             except ValueError as error:
                 raise SchemaError(f"state: {error}") from None
-        side_outputs_of(own.side_outputs)
+        side_outputs_of(user_operator.side_outputs)
         try:
-            copy.deepcopy(own)
+            copy.deepcopy(user_operator)
         except Exception as error:
             raise SchemaError(
-                f"each worker runs a copy of {type(own).__name__}, and it cannot be copied"
+                f"each worker runs a copy of {type(user_operator).__name__}, and it cannot be copied"
                 f" ({error_text(error)}); make such things in open()"
             ) from None
-        if own.schema is not None:
-            return parsed("schema", own.schema)
+        if user_operator.schema is not None:
+            return parsed("schema", user_operator.schema)
         if len(inputs) > 1:
             raise SchemaError(
-                f"{type(own).__name__} has several inputs and declares no output columns;"
+                f"{type(user_operator).__name__} has several inputs and declares no output columns;"
                 " write schema = '...'"
             )
         return inputs[0]
 
     def history(self) -> StateHistory | None:
         """Return the columns of its state in all versions. Raises SchemaError."""
-        own = self.operator
-        if own.state is None:
-            if own.state_version != 1 or own.migrations:
+        user_operator = self.operator
+        if user_operator.state is None:
+            if user_operator.state_version != 1 or user_operator.migrations:
                 raise SchemaError(
                     "it has a state_version or migrations but declares no state; write state = ..."
                 )
             return None
         try:
-            return StateHistory(own.state, own.state_version, own.migrations)
+            return StateHistory(user_operator.state, user_operator.state_version, user_operator.migrations)
         except SchemaError as error:
             raise SchemaError(f"state: {error}") from None
 
@@ -187,18 +187,18 @@ class ApplyOperator(Operator):
         self._time = CombinedWatermark(len(self._inputs)) if spec.needs_time else None
         history = spec.history()
         self._state = None if history is None else OwnState(history, self._checkpoint)
-        self._own = copy.deepcopy(spec.operator)
+        self._operator = copy.deepcopy(spec.operator)
         self._buffered = BufferedRows(len(self._inputs))
-        self._own._emit = self._emit  # noqa: SLF001 - assigns the private half of UserOperator
+        self._operator._emit = self._emit  # noqa: SLF001 - assigns the private half of UserOperator
 
     def restored(self) -> None:
         with self._user("open", emits=False):
-            self._own.open(self._runtime_context)
+            self._operator.open(self._runtime_context)
         self._is_open = True
         rows = None if self._state is None else self._state.take_restored()
         if rows is not None:
             with self._user("reset", emits=False):
-                self._own.reset(rows)
+                self._operator.reset(rows)
 
     def process_of(self, index: int, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
         if len(self._inputs) == 1:
@@ -212,7 +212,7 @@ class ApplyOperator(Operator):
     def _process(self, index: int, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
         name = self._inputs[index]
         with self._user(f"process of input {name!r}" if name else "process"):
-            return _batches(self._own.process_of(name, batch), self._schema)
+            return _batches(self._operator.process_of(name, batch), self._schema)
 
     def on_punctuation(self, watermark: Watermark, index: int = 0) -> Sequence[pa.RecordBatch]:
         if self._time is None:
@@ -222,10 +222,10 @@ class ApplyOperator(Operator):
         if moved:
             with self._user("on_punctuation_of"):
                 ts = _datetime(self._time.each.watermarks[index])
-                made += _batches(self._own.on_punctuation_of(name, ts), self._schema)
+                made += _batches(self._operator.on_punctuation_of(name, ts), self._schema)
         if all_moved:
             with self._user("on_punctuation"):
-                made += _batches(self._own.on_punctuation(_datetime(self._time.of_all())), self._schema)
+                made += _batches(self._operator.on_punctuation(_datetime(self._time.of_all())), self._schema)
         return made
 
     def passes_on(self, watermark: Watermark) -> Watermark:
@@ -233,7 +233,7 @@ class ApplyOperator(Operator):
 
     def drain(self) -> Sequence[pa.RecordBatch]:
         with self._user("drain"):
-            made = _batches(self._own.drain(), self._schema)
+            made = _batches(self._operator.drain(), self._schema)
         if made and self._deterministic:
             raise UserFault(
                 f"drain returned {sum(batch.num_rows for batch in made)} rows, which depend on when"
@@ -256,7 +256,7 @@ class ApplyOperator(Operator):
     def close(self) -> None:
         if self._is_open:
             self._is_open = False
-            self._own.close()
+            self._operator.close()
         if self._directory is not None:
             self._directory.close()
             self._directory = None
@@ -267,7 +267,8 @@ class ApplyOperator(Operator):
     def _open_directory(self) -> OperatorDirectory:
         if not self._keeps_files:
             raise DirectoryError(
-                f"{type(self._own).__name__} keeps no files", remedy="write keeps_files = True in its class"
+                f"{type(self._operator).__name__} keeps no files",
+                remedy="write keeps_files = True in its class",
             )
         if self._directory is None:
             raise DirectoryError("directory() is available only between open() and close()")
@@ -275,7 +276,7 @@ class ApplyOperator(Operator):
 
     def _checkpoint(self, schema: pa.Schema) -> pa.RecordBatch:
         with self._user("checkpoint", emits=False):
-            made = _batches(self._own.checkpoint(), schema)
+            made = _batches(self._operator.checkpoint(), schema)
         return made[0] if made else pa.RecordBatch.from_pylist([], schema)
 
     def _emit(self, port: str, rows: Any) -> None:

@@ -125,14 +125,14 @@ class JoinOperator(TimedOperator):
         times = times_of(batch.column(side.time), side.time)
         late = times <= self.watermark(index)
         if late.any():
-            self._put_late_of(index, batch, np.flatnonzero(late), times)
+            self._add_late_rows(index, batch, np.flatnonzero(late), times)
             batch, times = batch.take(pa.array(np.flatnonzero(~late))), times[~late]
         batch, times = side.with_key(batch, times)
         # Keep a row until the other input's watermark is `within` past it: then no partner is near enough.
         side.new_rows.append(side.table.add(batch, times + self._within - 1, hashes_of(batch)))
         return ()
 
-    def _put_late_of(
+    def _add_late_rows(
         self, index: int, batch: pa.RecordBatch, rows: Slots, times: npt.NDArray[np.int64]
     ) -> None:
         if index == LEFT:

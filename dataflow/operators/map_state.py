@@ -229,10 +229,10 @@ class MapStateOperator(TimedOperator):
         if type(time) is datetime:
             return micros_of_time(time)
         try:  # other values that Arrow converts to a time: a pandas Timestamp, an integer
-            found: int = pa.scalar(time, self._time_type).cast(pa.int64()).as_py()
+            converted: int = pa.scalar(time, self._time_type).cast(pa.int64()).as_py()
         except (pa.ArrowException, TypeError, ValueError) as error:
             raise UserFault(f"a timer must be a datetime or None, not {time!r:.80}") from error
-        return found
+        return converted
 
     def as_time(self, micros: int) -> Any:
         """Return a time in microseconds as the user's functions see it."""

@@ -119,7 +119,7 @@ class UserOperator:
     """
     _emit: "Callable[[str, Any], None] | None" = None
 
-    def open(self, place: RuntimeContext) -> None:
+    def open(self, ctx: RuntimeContext) -> None:
         """Prepare on the worker, before any other call: connect, load a model. May set attributes that cannot
         be copied.
         """

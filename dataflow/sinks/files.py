@@ -123,14 +123,14 @@ class FileWriter(SinkWriter):
                 count = self._part.write(at, rest)
                 at, rest = at + count, rest[count:]
         except OSError as error:
-            raise SinkWriteError(f"output {self._part.where!r} at byte {at}: {error.strerror}") from error
+            raise SinkWriteError(f"output {self._part.full_path!r} at byte {at}: {error.strerror}") from error
         self._digest.update(text)
 
     def sync(self) -> None:
         try:
             self._part.sync()
         except OSError as error:
-            text = f"output {self._part.where!r} cannot be synced: {error.strerror}"
+            text = f"output {self._part.full_path!r} cannot be synced: {error.strerror}"
             raise SinkWriteError(text) from error
 
     def prepare(self, cut: int) -> Any:
@@ -145,7 +145,7 @@ class FileWriter(SinkWriter):
         to = _Prepared(part.name, 0, 0) if prepared is None else msgspec.convert(prepared, _Prepared)
         if to.file != part.name:
             raise CorruptDataError(
-                part.where, 0, f"output of {to.file!r} in the checkpoint", f"{part.name!r}"
+                part.full_path, 0, f"output of {to.file!r} in the checkpoint", f"{part.name!r}"
             )
         try:
             part.open(msgspec.json.encode(self._owner))
@@ -153,7 +153,7 @@ class FileWriter(SinkWriter):
             self._truncate_to(to)
         except OSError as error:
             raise SinkWriteError(
-                f"output {part.where!r} cannot be opened or truncated: {error.strerror}"
+                f"output {part.full_path!r} cannot be opened or truncated: {error.strerror}"
             ) from error
 
     def _fence(self) -> None:
@@ -164,7 +164,7 @@ class FileWriter(SinkWriter):
         if last_writer > self._incarnation:
             self._part.close()
             raise SinkFencedError(
-                f"output {self._part.where!r} was written by incarnation {last_writer} of the region; "
+                f"output {self._part.full_path!r} was written by incarnation {last_writer} of the region; "
                 f"this worker is of {self._incarnation}"
             )
         if last_writer < self._incarnation:
@@ -175,13 +175,13 @@ class FileWriter(SinkWriter):
         size = part.size()
         if size < to.size:
             raise CorruptDataError(
-                part.where, size, f"at least {to.size} bytes, as in the checkpoint", f"{size}"
+                part.full_path, size, f"at least {to.size} bytes, as in the checkpoint", f"{size}"
             )
         keep = to.size if self._truncate else self._end_of_rows(to.size, size)
         self._digest = self._digest_of(to.size)
         if self._digest.value != to.digest:
             raise CorruptDataError(
-                part.where, to.size, f"content with digest {to.digest:016x}", f"{self._digest.value:016x}"
+                part.full_path, to.size, f"content with digest {to.digest:016x}", f"{self._digest.value:016x}"
             )
         if keep > to.size:
             self._digest = self._digest_of(keep)

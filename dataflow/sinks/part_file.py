@@ -32,7 +32,7 @@ class PartPort(Protocol):
     def name(self) -> str: ...
 
     @property
-    def where(self) -> str:
+    def full_path(self) -> str:
         """The full path, for messages."""
         ...
 
@@ -86,7 +86,7 @@ class PartFile:
         """
 
     @property
-    def where(self) -> str:
+    def full_path(self) -> str:
         return str(self._path)
 
     def open(self, owner: bytes) -> None:
@@ -131,7 +131,7 @@ class PartFile:
     def sync(self) -> None:
         with self._syncing:
             if self._fd < 0:
-                raise SinkWriteError(f"output {self.where!r} was closed before it was synced")
+                raise SinkWriteError(f"output {self.full_path!r} was closed before it was synced")
             os.fsync(self._fd)
 
     def close(self) -> None:

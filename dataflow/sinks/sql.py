@@ -201,9 +201,11 @@ class _Database:
         mine = sa.and_(writers.c.writer == self.writer, writers.c.incarnation <= self._incarnation)
         update = writers.update().where(mine).values(incarnation=self._incarnation)
         if connection.execute(update).rowcount == 0:
-            held = connection.scalar(sa.select(writers.c.incarnation).where(writers.c.writer == self.writer))
+            current = connection.scalar(
+                sa.select(writers.c.incarnation).where(writers.c.writer == self.writer)
+            )
             raise SinkFencedError(
-                f"table {self.target.name!r} is written by incarnation {held} of the region; this worker"
+                f"table {self.target.name!r} is written by incarnation {current} of the region; this worker"
                 f" is of {self._incarnation}"
             )
 
@@ -244,7 +246,7 @@ class SqlOutput(TwoPhaseOutput):
         with self._database.engine.begin() as connection:
             self._database.lock(connection)
             if not self._record_published(connection, name):
-                return
+                return  # a repeated commit: record and rows are in one transaction, so the rows are there too
             for data in self._pieces_of(connection, transaction):
                 _insert(connection, self._database.target.insert(), pa.ipc.open_stream(data).read_all())
             connection.execute(staged.delete().where(staged.c.transaction_name == transaction))
@@ -257,8 +259,8 @@ class SqlOutput(TwoPhaseOutput):
             sa.and_(columns.shown_incarnation == name.incarnation, columns.shown_number < name.number),
         )
         mine = columns.writer == self._database.writer
-        shown = {"shown_incarnation": name.incarnation, "shown_number": name.number}
-        return connection.execute(writers.update().where(mine, before).values(shown)).rowcount > 0
+        published = {"shown_incarnation": name.incarnation, "shown_number": name.number}
+        return connection.execute(writers.update().where(mine, before).values(published)).rowcount > 0
 
     def _pieces_of(self, connection: sa.Connection, transaction: str) -> Iterator[bytes]:
         mine = staged.c.transaction_name == transaction

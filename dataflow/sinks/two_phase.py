@@ -146,7 +146,7 @@ class TwoPhaseWriter(SinkWriter):
             names = self._transactions.to_publish(cut)
         for name in names:
             self._call(f"show {name}", methodcaller("commit", name))
-            with self._names:
+            with self._names:  # after the commit: if it fails, later checkpoints must still name it
                 self._transactions.published(name)
             self._published += 1
 

@@ -42,11 +42,11 @@ from dataflow.sources.prefetched import owner_by_name
 from dataflow.sources.round_robin import RoundRobin, begin_bytes
 from dataflow.sources.text import LINE_SCHEMA, Errors
 from dataflow.sources.watched_files import (
+    CompleteGzips,
     FilePart,
     FileSeen,
     FollowedFile,
     WatchedFiles,
-    WholeGzips,
     list_files,
     mark_of,
     watched,
@@ -138,7 +138,7 @@ class DirectoryReader(SourceReader):
         self._at: Positions = {}
         self._parts: dict[str, FilePart] = {}
         self._listed_files: dict[str, FileSeen] = {}
-        self._gzips = WholeGzips()
+        self._gzips = CompleteGzips()
         self._incomplete_sizes: dict[str, int] = {}
         """File -> its size when there was no complete line after the position."""
         self._ready: deque[str] = deque()
@@ -249,7 +249,7 @@ class DirectoryReader(SourceReader):
                 raise InputChangedError(
                     path, at.position, f"the file that was read ({at.digest:016x})", found
                 )
-            return not at.done and (ending or self._gzips.is_whole(path, seen, last))
+            return not at.done and (ending or self._gzips.is_complete(path, seen, last))
         if seen.size < at.position:
             raise InputChangedError(path, at.position, f"at least {at.position} bytes", f"{seen.size}")
         return seen.size > (at.position if ending else max(at.position, self._incomplete_sizes.get(path, 0)))

@@ -150,7 +150,7 @@ class GzipBytes:
             )
         return False
 
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Return whether the file ends at the end of a stream; decompresses all of it. A damaged file counts
         as whole, because reading it reports the damage.
         """

@@ -92,13 +92,13 @@ def _status_of(path: str) -> FileSeen | None:
     return FileSeen(status.st_size, (status.st_dev, status.st_ino, status.st_mtime_ns))
 
 
-def gzip_is_whole(path: str) -> bool:
+def gzip_is_complete(path: str) -> bool:
     """Return whether a gzip file is complete enough to read: it ends at the end of a stream. Raises
     InputReadError.
     """
     file = GzipBytes(path, open_regular(path))
     try:
-        return file.is_whole()
+        return file.is_complete()
     finally:
         file.close()
 
@@ -113,7 +113,7 @@ def mark_of(path: str) -> int:
         file.close()
 
 
-class WholeGzips:
+class CompleteGzips:
     """Remembers which gzip files are whole."""
 
     def __init__(self) -> None:
@@ -124,12 +124,12 @@ class WholeGzips:
         """Forget a file; another file may take the name."""
         self._checked.pop(path, None)
 
-    def is_whole(self, path: str, seen: FileSeen, last: FileSeen | None) -> bool:
+    def is_complete(self, path: str, seen: FileSeen, last: FileSeen | None) -> bool:
         """Return whether the file is whole. A file that is being written is checked again when its size has
         stopped changing. Raises InputReadError.
         """
-        size, whole = self._checked.get(path, (-1, False))
+        size, complete = self._checked.get(path, (-1, False))
         if size != seen.size and last in (None, seen):
-            whole = gzip_is_whole(path)
-            self._checked[path] = (seen.size, whole)
-        return whole
+            complete = gzip_is_complete(path)
+            self._checked[path] = (seen.size, complete)
+        return complete

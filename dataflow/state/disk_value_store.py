@@ -113,12 +113,12 @@ class DiskValueStore:
         disk_key = int(self._disk_keys.values[slot])
         if disk_key == _NO_KEY:
             return None
-        found = self._cached.get(slot)
-        if found is None:
+        cached = self._cached.get(slot)
+        if cached is None:
             self._evict()
             with self._disk_errors("read"):
-                found = self._cached[slot] = self._bytes.value(self._opened().get(disk_key))
-        return found
+                cached = self._cached[slot] = self._bytes.value(self._opened().get(disk_key))
+        return cached
 
     def put(self, slot: int, value: Value | None) -> None:
         if value is None:
@@ -181,8 +181,8 @@ class DiskValueStore:
             self._file = _File(self._lmdb, scratch_directory(self._scratch))
         return self._file
 
-    def _disk_errors(self, what: str) -> AbstractContextManager[None]:
-        return of_scratch(self._scratch, f"its state could not be {what}", self._lmdb.Error)
+    def _disk_errors(self, action: str) -> AbstractContextManager[None]:
+        return of_scratch(self._scratch, f"its state could not be {action}", self._lmdb.Error)
 
     def counters(self) -> dict[str, int]:
         return {"disk_bytes": 0 if self._file is None else self._file.size}

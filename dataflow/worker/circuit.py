@@ -172,15 +172,15 @@ class Circuit:
 
     def counters(self) -> dict[str, dict[str, int]]:
         """Return operator -> counter -> value: rows in and out, and what the operator counts itself."""
-        found = {}
+        by_operator = {}
         for name in self.graph.specs:
             own = self._operators[name].counters() if name in self._operators else {}
-            found[name] = {"rows_in": self._rows_taken[name], "rows_out": self._rows_given[name], **own}
+            by_operator[name] = {"rows_in": self._rows_taken[name], "rows_out": self._rows_given[name], **own}
             for port in (
                 port for port, takers in self._side_output_consumers.get(name, {}).items() if not takers
             ):
-                merge_counters(found[name], self._operators[name].lost_on(port))
-        return found
+                merge_counters(by_operator[name], self._operators[name].lost_on(port))
+        return by_operator
 
     def take_rows_in(self) -> int:
         """Return the number of rows from sources since the last call."""

@@ -143,8 +143,8 @@ class CircuitIncarnation:
         """Restore one stored block. Raises CorruptDataError, and OperatorError if a migration fails."""
         if block.operator not in self._circuit.stateful:
             return  # the fingerprint agrees: an earlier version of this operator had state, this one has none
-        where = f"the state of operator {block.operator!r} in checkpoint {block.cut}"
-        self._circuit.restore(block.operator, decode_block(block.data, where=where), block.cut)
+        label = f"the state of operator {block.operator!r} in checkpoint {block.cut}"
+        self._circuit.restore(block.operator, decode_block(block.data, where=label), block.cut)
 
     def loaded(self, directories: Mapping[str, Handover] = NO_DIRECTORIES) -> None:
         """Take the operators' files after all blocks are restored, and start them. Raises OperatorError."""

@@ -43,26 +43,26 @@ class PostedChanges:
         self._operator = operator
         self._handover = handover
         self._post = post
-        self._held: list[Record] = []
-        self._held_bytes = 0
+        self._records: list[Record] = []
+        self._record_bytes = 0
 
     @property
     def snapshot_due(self) -> bool:
         return self._handover.snapshot_due
 
     def record(self, record: Record) -> None:
-        self._held.append(record)
-        self._held_bytes += sum(map(len, record.strings)) + limits.directory_record_bytes
-        if self._held_bytes >= limits.directory_batch_bytes:
+        self._records.append(record)
+        self._record_bytes += sum(map(len, record.strings)) + limits.directory_record_bytes
+        if self._record_bytes >= limits.directory_batch_bytes:
             self.flush()
 
     def flush(self) -> None:
-        if not self._held:
+        if not self._records:
             return
-        records, size = tuple(self._held), self._held_bytes
-        self._held.clear()
-        self._held_bytes = 0
-        self._handover.reserve(size)
+        records, size = tuple(self._records), self._record_bytes
+        self._records.clear()
+        self._record_bytes = 0
+        self._handover.reserve(size)  # before the message: blocks the circuit, so queued changes stay bounded
         self._post(FilesChanged(self._incarnation, self._operator, records, size))
 
     def cut(self, cut: int, step: int, sizes: Mapping[str, int], copy: Path | None) -> None:
@@ -163,7 +163,7 @@ class Directories:
             store, handover = self._stores[message.operator], self._handovers[message.operator]
             if isinstance(message, FilesChanged):
                 await store.append(message.records)
-                handover.release(message.size)
+                handover.release(message.size)  # after the append: only then the bytes are in the chain
                 continue
             at = store.cut(message.cut, message.step, sum(message.sizes.values()))
             self._cuts.setdefault(message.cut, {})[message.operator] = at

@@ -70,9 +70,9 @@ class Links:
         try:
             ended = LinksEnded(await self._run())
         except Exception as error:
-            found = first_error(error)
-            logger.error("the links of worker %d ended: %s", self._spec.worker, found)
-            ended = LinksEnded(f"{type(found).__name__}: {found}", found)
+            first = first_error(error)
+            logger.error("the links of worker %d ended: %s", self._spec.worker, first)
+            ended = LinksEnded(f"{type(first).__name__}: {first}", first)
         self._inbox.put(ended)
         return ended
 

@@ -69,6 +69,7 @@ class Committer:
             ordered = sorted(prepared, key=lambda one: one.partition)
             number = unit.number or last + 1
             self._store.portal.call(self._record, number, ordered, schema, encode_mark(unit))
+        # After the commit: until then the staged rows are the only copy.
         self._sweep(unit, {one.directory for one in prepared if one.directory})
         return verdict
 
