@@ -63,7 +63,7 @@ class FedCircuit:
         self.circuit.time.restore(positions)
         self.step_number = 0
         limits = WorkerLimits(step_bytes_max=4096, batch_bytes_max=4096)
-        self.reading = StepInput(self.circuit, limits, Shared(), a_clock(self), 0)
+        self.reading = StepInput(self.circuit, limits, Shared(), clock_of(self), 0)
 
     def step(self, recorded: Division | None = None) -> tuple[int, dict[str, Any]]:
         """The watermark in seconds that the step sends (or one of those that are no time), its division."""
@@ -87,7 +87,7 @@ class FedCircuit:
         return found
 
 
-def a_clock(of: FedCircuit) -> Clock:
+def clock_of(of: FedCircuit) -> Clock:
     class At(Clock):
         def seconds(self) -> float:
             return of.now

@@ -102,7 +102,7 @@ def test_what_a_checkpoint_covers_is_visible_though_nobody_lived_to_receive_of_i
     for _ in range(rng.randrange(4)):
         for _ in range(rng.randrange(40)):
             region.turn()
-        region.ask_cut() if rng.randrange(2) else region.restore()
+        region.request_cut() if rng.randrange(2) else region.restore()
     region.finish()
     assert sorted(place.visible()) == [*range(60)]
     assert not place.prepared

@@ -16,9 +16,9 @@ from spark_integration.core.framing import ArrowFramer
 from spark_integration.errors import NotReadableError, SchemaMismatchError
 from spark_integration.reading.decoding import ArrowDecoder
 from spark_integration.reading.ranges import ByteRange
+from tests.spark_integration.stored_data import write_objects
 from tests.spark_integration.streaming import query
 from tests.spark_integration.test_source_batch import Reading
-from tests.spark_integration.written import write_objects
 
 N = pa.schema([("n", pa.int64())])
 WORDS = pa.schema([("word", pa.dictionary(pa.int32(), pa.string())), ("n", pa.int64())])

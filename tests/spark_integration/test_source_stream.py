@@ -10,8 +10,8 @@ from checkpoint.core.outputs import Publish
 from dos_client.blocking import BlockingStore
 from dos_server.testing import Servers, ThreadedServer
 from spark_integration.errors import MalformedOffsetError
+from tests.spark_integration.stored_data import write_batches, write_cuts, write_objects, write_steps
 from tests.spark_integration.streaming import LINE, N, n, query
-from tests.spark_integration.written import write_batches, write_cuts, write_objects, write_steps
 
 pytestmark = pytest.mark.usefixtures("transfer")
 

@@ -14,8 +14,8 @@ from spark_integration.errors import (
     OtherSourceError,
     SchemaMismatchError,
 )
+from tests.spark_integration.stored_data import take_away, write_objects, write_steps
 from tests.spark_integration.streaming import LINE, N, n, query
-from tests.spark_integration.written import take_away, write_objects, write_steps
 
 pytestmark = pytest.mark.usefixtures("transfer")
 
