@@ -51,9 +51,8 @@ def test_a_checkpoint_holds_whole_files_in_any_order_and_the_resets(workers: int
             turns += 1
             moved = region.turn()
             if rng.random() < 0.01:
-                region.cut_requested = (
-                    False  # as the coordinator forgets it; a replay comes to the same place
-                )
+                # The coordinator forgets it too; a replay comes to the same position.
+                region.cut_requested = False
                 region.restore()
                 moved = True
             if region.cut_requested and (not moved or rng.random() < 0.3):
