@@ -189,7 +189,7 @@ class ApplyOperator(Operator):
         self._state = None if history is None else OwnState(history, self._checkpoint)
         self._operator = copy.deepcopy(spec.operator)
         self._buffered = BufferedRows(len(self._inputs))
-        self._operator._emit = self._emit  # noqa: SLF001 - assigns the private half of UserOperator
+        self._operator._emit_to_port = self._emit_to_port  # noqa: SLF001 - assigns the private half of UserOperator
 
     def restored(self) -> None:
         with self._user("open", emits=False):
@@ -279,7 +279,7 @@ class ApplyOperator(Operator):
             made = _batches(self._operator.checkpoint(), schema)
         return made[0] if made else pa.RecordBatch.from_pylist([], schema)
 
-    def _emit(self, port: str, rows: Any) -> None:
+    def _emit_to_port(self, port: str, rows: Any) -> None:
         if not self._emits:
             raise SchemaError("emit may be called only in process, on_punctuation and drain")
         self._emitter(port, rows)

@@ -117,7 +117,7 @@ class UserOperator:
     their division into batches and of checkpoints. If not (it uses a clock, a service or random numbers),
     state and output are still exactly-once, but no sink downstream may publish output per step.
     """
-    _emit: "Callable[[str, Any], None] | None" = None
+    _emit_to_port: "Callable[[str, Any], None] | None" = None
 
     def open(self, ctx: RuntimeContext) -> None:
         """Prepare on the worker, before any other call: connect, load a model. May set attributes that cannot
@@ -173,9 +173,9 @@ class UserOperator:
         """Put one row on the side output `port`, or a batch or table of rows. May be called in `process`,
         `on_punctuation` and `drain`. Raises SchemaError for an unknown port and outside these methods.
         """
-        if self._emit is None:
+        if self._emit_to_port is None:
             raise OperatorFailure(f"{type(self).__name__}.emit is available only on a worker")
-        self._emit(port, rows)
+        self._emit_to_port(port, rows)
 
 
 __all__ = ["NO_SIDE_OUTPUTS", "Columns", "Made", "RuntimeContext", "UserOperator"]
