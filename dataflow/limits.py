@@ -32,9 +32,8 @@ handle_poll_s: Final = 1.0
 step_bytes_max: Final = 2 * MIB
 """Source bytes of one step of one worker.
 
-Merging equal words saves more the larger a step is, but a checkpoint
-waits for the steps in progress: from 2 to 8 MiB the word count gets no faster, and a checkpoint takes 1.6 s
-instead of 0.4 s.
+Merging equal words saves more the larger a step is, but a checkpoint waits for the steps in progress: from 2
+to 8 MiB the word count gets no faster, and a checkpoint takes 1.6 s instead of 0.4 s.
 """
 step_ms_max: Final = 250
 """A step also ends when its user functions took this long, so that slow functions do not delay checkpoints.

@@ -62,9 +62,8 @@ async def read_output(
     has.
 
     Raises NoOutputError if the region has no such log, CorruptDataError, and read errors. Steps yielded
-    before an
-    error remain valid: logs are checked segment by segment, so a step counts when the next one was yielded or
-    the iteration has ended.
+    before an error remain valid: logs are checked segment by segment, so a step counts when the next one was
+    yielded or the iteration has ended.
     """
     cut = await _last_cut(store, region)
     workers = await _workers(store, region, cut)

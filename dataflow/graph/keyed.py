@@ -66,9 +66,8 @@ class KeyedOperators(ABC, Generic[StreamT]):
         Without a window: over all rows so far, once a step for each key in it: (key columns, a column for
         each aggregate, by its name). With a window: over its rows, once, when it closes: (key columns,
         window_start, window_end, aggregates). With a CountWindow: over that many rows of the key in
-        event-time order, once the
-        last of them has passed: (key columns, window_number, aggregates). Late rows go to the side output
-        "late".
+        event-time order, once the last of them has passed: (key columns, window_number, aggregates). Late
+        rows go to the side output "late".
         """
         if window is None:
             return self._then(name, AggregateSpec(self._keys(), tuple(aggregates.items())))
@@ -83,8 +82,7 @@ class KeyedOperators(ABC, Generic[StreamT]):
         and later rows go to the side output "late".
 
         If rows with the same key differ otherwise, the first to arrive is emitted, which depends on the order
-        of
-        arrival: use all columns that distinguish rows as the key.
+        of arrival: use all columns that distinguish rows as the key.
 
             by_item.dedup("items")
             by_item.dedup("items_of_a_day", Tumbling("at", timedelta(days=1)))

@@ -4,10 +4,8 @@ Adding doubles rounds each time, so the result depends on the order, which may d
 replays. Here a sum is an integer in units of 2^-1152 (for integers: of 1), as *limbs* of 32 bits in 64-bit
 numbers. A double is its 53-bit fraction, shifted, so it has parts in three limbs. Limbs are added
 independently and do not overflow for 2^30 rows; then, and before a sum is read, carries are propagated. Only
-limbs that a value
-touched are stored: values of everyday size touch four or five, so a sum takes about 40 bytes. A sum is
-rounded
-once, when it is read: to the double nearest to the true sum, as by `math.fsum`.
+limbs that a value touched are stored: values of everyday size touch four or five, so a sum takes about 40
+bytes. A sum is rounded once, when it is read: to the double nearest to the true sum, as by `math.fsum`.
 
 A *canonical* sum has a sign and limbs in [0, 2^32). A stored sum is a list of 64-bit numbers: the index of
 the first limb, then the limbs, all in [0, 2^32) except the last, which carries the sign.

@@ -6,11 +6,10 @@ move or disappear; what an operator keeps per key is an array indexed by slot.
 It is an open addressing table over the low bits of `_hash` (the high bits choose the worker, so they say
 little here), at most half full, with linear probing. A whole batch probes at once:
 
-1. Each round looks at one cell for every row that is not placed yet.
+1. Each round probes one cell for every row that is not placed yet.
 2. If the cell holds the row's hash, the row's key is compared with it; two keys with one hash get two slots.
 3. Rows whose cell is empty write their number into it. The row that is read back has won the cell and is a
-new
-   key; the others look at the same cell again, which may hold their own key now.
+   new key; the others probe the same cell again, which may hold their own key now.
 
 Each round places the winners, so the rounds end. With the table half full, nearly all rows are placed in the
 first two.
@@ -97,7 +96,7 @@ class KeyIndex:
         cells = cells + again  # the next cell, for those that met another key
         vacant = np.flatnonzero(empty)
         if len(vacant):
-            cells[vacant] -= 1  # a row that lost looks at the same cell again
+            cells[vacant] -= 1  # a row that lost probes the same cell again
             again[self._settle(keys, hashes, rows, cells, vacant, slots)] = False
         return rows[again], cells[again] & (len(self._cell_slots) - 1)
 

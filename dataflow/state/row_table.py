@@ -5,8 +5,7 @@ Rows in and out, and their blocks; the operator decides what they wait for.
 A row's key in the blocks is its number (`_row`), which grows in order of arrival. `_hash` is that of the
 exchange for a keyed operator, so that the rows of a shard are a slice; otherwise that of the number. Rows are
 in chunks with their minimum time, so a punctuation touches only chunks with rows for it. After a restore
-their order is
-not that of arrival: an operator sorts its output itself.
+their order is not that of arrival: an operator sorts its output itself.
 """
 
 from collections.abc import Iterator, Sequence

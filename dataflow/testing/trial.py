@@ -1,8 +1,7 @@
 """The workers of a graph in this process, for `dataflow.testing`.
 
 The circuits of all workers, their exchanges and the bytes of their state are real. Links, journals, sources
-and
-sinks are not: every source yields the rows given to `step`, and every sink keeps its rows.
+and sinks are not: every source yields the rows given to `step`, and every sink keeps its rows.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -289,8 +289,8 @@ class CircuitIncarnation:
         The second condition prevents loss. Suppose this worker read its last rows in step 3, and the other
         worker, exhausted since step 1, has ended only step 2. A final checkpoint requested now could be
         attached to the other's STEP_END of step 3 or even 2, and the rows of step 3 would be lost. A step
-        passes all stages only
-        after all workers have ended it: once all report exhaustion, all have ended every step with rows.
+        passes all stages only after all workers have ended it: once all report exhaustion, all have ended
+        every step with rows.
         """
         through = self._schedule.produced == self._schedule.consumed and not self._divisions
         if through and all(reader.exhausted for reader in self._circuit.sources.values()):
