@@ -1,6 +1,6 @@
 """`dos input`: receive lines over TCP as an input of an application, close an input, sweep staged rows.
 
-`entry_point.py` says what an entry point guarantees; `dos input sweep` is in `checkpoint/cli/sweep.py`.
+`entry_point.py` describes what an entry point guarantees; `dos input sweep` is in `checkpoint/cli/sweep.py`.
 """
 
 import re
@@ -36,7 +36,7 @@ from dos_protocol.errors import FencedError
 
 _NEGATIVE_ANSWERS: Final = (FencedError, InputClosedError)
 _PATIENCE_S: Final = 3.0
-"""After this time without the store, one line on standard error says that the command waits for it."""
+"""After this time without the store, one line on standard error reports that the command waits for it."""
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -100,7 +100,7 @@ def serve(
         fail(str(error), REFUSED)
     if not insecure and not is_loopback(host):
         fail(f"{host} can be reached from other machines: pass --insecure, or listen on 127.0.0.1", REFUSED)
-    producer = name or _own_name()
+    producer = name or _default_name()
     counted = _Counted()
 
     async def work(store: Store) -> None:
@@ -144,11 +144,11 @@ def close(
     in_store(
         url, token_file, lambda store: close_input(store, application, handle), negative=_NEGATIVE_ANSWERS
     )
-    found = {"application": application, "handle": handle, "closed": True}
-    print_result(found, f"dos: input {handle} of {application} is closed", as_json=as_json)
+    summary = {"application": application, "handle": handle, "closed": True}
+    print_result(summary, f"dos: input {handle} of {application} is closed", as_json=as_json)
 
 
-def _own_name() -> str:
+def _default_name() -> str:
     return "entry-" + re.sub(r"[^A-Za-z0-9-]+", "-", socket.gethostname())
 
 
@@ -184,9 +184,9 @@ async def _warn_if_waiting(started: trio.Event) -> None:
 def _announce(host: str, application: str, handle: str, producer: str, port: int, *, as_json: bool) -> None:
     """Print one line once the port listens; programs that start an entry point wait for this line."""
     address = address_text(host, port)
-    found = {"address": address, "application": application, "handle": handle, "name": producer}
+    summary = {"address": address, "application": application, "handle": handle, "name": producer}
     text = f"dos: lines to {address} go to input {handle} of {application}, from {producer}"
-    print_result(found, text, as_json=as_json)
+    print_result(summary, text, as_json=as_json)
 
 
 app.command()(sweep)

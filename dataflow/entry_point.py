@@ -66,7 +66,7 @@ class _Connection:
 
     async def reply(self, text: str) -> None:
         """Send text to the client. A client that reads nothing, or is gone, delays others only briefly."""
-        with trio.move_on_after(limits.entry_tell_s):
+        with trio.move_on_after(limits.entry_reply_s):
             try:
                 await self.stream.send_all(text.encode())
             except (trio.BrokenResourceError, trio.ClosedResourceError):
@@ -129,9 +129,9 @@ async def _serve(
     rest = b""
     try:
         async for data in stream:
-            whole, newline, rest = (rest + data).rpartition(b"\n")
+            complete, newline, rest = (rest + data).rpartition(b"\n")
             if newline:
-                lines = [line.decode() for line in whole.split(b"\n")]
+                lines = [line.decode() for line in complete.split(b"\n")]
                 await to_record.send(_Lines(connection, lines, clock()))
                 count += len(lines)
             if len(rest) > limits.entry_line_bytes_max:
@@ -157,26 +157,26 @@ async def _record(
     mark = writer.last.mark
     last = _mark.unpack(mark)[0] if len(mark) == _mark.size else 0
     async for first in chunks:
-        taken = [first]
+        batch = [first]
         while True:
             try:
-                taken.append(chunks.receive_nowait())
+                batch.append(chunks.receive_nowait())
             except trio.WouldBlock:
                 break
         rows: list[dict[str, Any]] = []
-        for chunk in taken:
+        for chunk in batch:
             last = max(last, chunk.at_us)
             rows += [{"at": last, "line": line} for line in chunk.lines]
         number = await writer.send(_batch(rows, writer.schema), mark=_mark.pack(last))
         await writer.wait_recorded(number)  # before the answers: acknowledged lines are never lost
         recorded(len(rows))
         counts: Counter[int] = Counter()
-        connections = {id(chunk.connection): chunk.connection for chunk in taken}
-        for chunk in taken:
+        connections = {id(chunk.connection): chunk.connection for chunk in batch}
+        for chunk in batch:
             counts[id(chunk.connection)] += len(chunk.lines)
-        async with trio.open_nursery() as telling:
+        async with trio.open_nursery() as replying:
             for key, connection in connections.items():
-                telling.start_soon(connection.note, counts[key])
+                replying.start_soon(connection.note, counts[key])
 
 
 def _batch(rows: list[dict[str, Any]], schema: pa.Schema) -> pa.RecordBatch:

@@ -12,8 +12,8 @@ from dos_protocol.errors import DosError
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return " (did you mean 'x'?)" if a known name is similar to `name`, otherwise ""."""
-    found = get_close_matches(name, list(known), n=1)
-    return f" (did you mean {found[0]!r}?)" if found else ""
+    matches = get_close_matches(name, list(known), n=1)
+    return f" (did you mean {matches[0]!r}?)" if matches else ""
 
 
 class GraphError(DosError):

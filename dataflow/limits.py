@@ -32,9 +32,8 @@ handle_poll_s: Final = 1.0
 step_bytes_max: Final = 2 * MIB
 """Source bytes of one step of one worker.
 
-Merging equal words saves more the larger a step is, but a checkpoint
-waits for the steps in progress: from 2 to 8 MiB the word count gets no faster, and a checkpoint takes 1.6 s
-instead of 0.4 s.
+Merging equal words saves more the larger a step is, but a checkpoint waits for the steps in progress: from 2
+to 8 MiB the word count gets no faster, and a checkpoint takes 1.6 s instead of 0.4 s.
 """
 step_ms_max: Final = 250
 """A step also ends when its user functions took this long, so that slow functions do not delay checkpoints.
@@ -68,7 +67,7 @@ entry_chunks_waiting: Final = 64
 """Chunks received from connections of an entry point that wait to be sent to the store, each the result of
 one read. Clients are blocked beyond that.
 """
-entry_tell_s: Final = 5.0
+entry_reply_s: Final = 5.0
 """A client that does not read its answer for this long no longer delays other clients."""
 entry_last_answer_s: Final = 60.0
 """How long a connection stays open for its last answer after its client has sent everything."""
@@ -87,10 +86,10 @@ frame_bytes_aim: Final = 8 * MIB
 state_rows_max: Final = 1 << 31
 """Keys of one operator on one worker."""
 
-held_values_max: Final = 4_096
-held_values_min: Final = 16
-held_bytes_max: Final = 8 * MIB
-"""Values of a state on disk that are in memory as objects.
+cached_values_max: Final = 4_096
+cached_values_min: Final = 16
+cached_bytes_max: Final = 8 * MIB
+"""Values of a state on disk that are cached in memory as objects.
 
 A write touches a page of 4 KiB for each of them.
 """
@@ -167,7 +166,7 @@ class WorkerLimits:
             raise ValueError(f"steps_ahead must be at most {steps_ahead}, got {self.steps_ahead}")
 
 
-assert held_values_min <= held_values_max
+assert cached_values_min <= cached_values_max
 assert batch_bytes_min <= batch_bytes_max <= step_bytes_max
 assert batch_bytes_max <= line_bytes_max
 assert step_bytes_max <= feed_split_bytes_max <= feed_bytes_max

@@ -12,17 +12,17 @@ from dataflow.sources.base import SourceBatch, SourceReader
 class BatchOrigin:
     """The origin of a batch. `exact`: its rows are the source's rows, one by one."""
 
-    words: str
+    text: str
     reader: SourceReader | None = None
     source: SourceBatch | None = None
     exact: bool = False
     name: str = ""
     """The name of the source."""
 
-    def say(self, row: int | None) -> str:
+    def describe(self, row: int | None) -> str:
         if self.reader is None or self.source is None:
-            return self.words
-        return f"{self.words}, {self.reader.describe(self.source, row if self.exact else None)}"
+            return self.text
+        return f"{self.text}, {self.reader.describe(self.source, row if self.exact else None)}"
 
     def coarse(self) -> "BatchOrigin":
         """Return the origin of an operator's output: other rows of the same origin."""

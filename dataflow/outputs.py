@@ -51,8 +51,8 @@ class StepRows:
     def table(self) -> pa.Table | None:
         """All rows, those of worker 0 first; None if there are none."""
         tables = [self.parts[worker] for worker in sorted(self.parts)]
-        found = [table for table in tables if table is not None]
-        return pa.concat_tables(found) if found else None
+        nonempty = [table for table in tables if table is not None]
+        return pa.concat_tables(nonempty) if nonempty else None
 
 
 async def read_output(
@@ -62,9 +62,8 @@ async def read_output(
     has.
 
     Raises NoOutputError if the region has no such log, CorruptDataError, and read errors. Steps yielded
-    before an
-    error remain valid: logs are checked segment by segment, so a step counts when the next one was yielded or
-    the iteration has ended.
+    before an error remain valid: logs are checked segment by segment, so a step counts when the next one was
+    yielded or the iteration has ended.
     """
     cut = await _last_cut(store, region)
     workers = await _workers(store, region, cut)
@@ -73,14 +72,14 @@ async def read_output(
     async with AsyncExitStack() as stack:
         logs = []
         for worker in workers:
-            log = _one_log(store, region, worker, sink, cut, after_step)
+            log = _log_of_worker(store, region, worker, sink, cut, after_step)
             logs.append(await stack.enter_async_context(aclosing(log)))
         while True:
             outputs = [await anext(log, None) for log in logs]
-            whole = [output for output in outputs if output is not None]
-            if len(whole) < len(workers):
+            complete = [output for output in outputs if output is not None]
+            if len(complete) < len(workers):
                 return
-            yield _together(dict(zip(workers, whole, strict=True)))
+            yield _step_of(dict(zip(workers, complete, strict=True)))
 
 
 def collect_output(url: str, region: str, sink: str, *, token: bytes = b"") -> pa.Table | None:
@@ -119,7 +118,7 @@ async def _workers(store: Store, region: str, cut: Cut | None) -> list[int]:
     return sorted(int(name) for name in names if len(name) == 4 and name.isdigit())
 
 
-async def _one_log(
+async def _log_of_worker(
     store: Store, region: str, worker: int, sink: str, cut: Cut | None, after_step: int
 ) -> AsyncGenerator[Output]:
     """Yield the committed output of one worker above a step, in order."""
@@ -128,8 +127,8 @@ async def _one_log(
     chain = await inspect_chain(store, directory, chain_name, proved=in_cut)
     if not chain.seen:
         raise NoOutputError(region, sink)
-    shown = await _shown(store, directory, chain, in_cut)
-    async with aclosing(read_records(store, shown, directory=directory)) as records:
+    visible = await _visible(store, directory, chain, in_cut)
+    async with aclosing(read_records(store, visible, directory=directory)) as records:
         async for end, record in records:
             if record.op is Op.OUTPUT:
                 output = decode_output(record.ints, record.strings, where=chain_name, at=end.size)
@@ -142,7 +141,7 @@ def _end_in(cut: Cut | None, worker: int, sink: str) -> Position | None:
     return None if prepared is None else msgspec.convert(prepared, Position)
 
 
-async def _shown(store: Store, directory: str, chain: ChainState, in_cut: Position | None) -> ChainState:
+async def _visible(store: Store, directory: str, chain: ChainState, in_cut: Position | None) -> ChainState:
     """Return the visible part of the chain, according to the publish mode in its first record."""
     async with aclosing(read_records(store, chain, directory=directory)) as records:
         async for end, record in records:
@@ -156,7 +155,7 @@ async def _shown(store: Store, directory: str, chain: ChainState, in_cut: Positi
     return chain.up_to(in_cut)
 
 
-def _together(outputs: dict[int, Output]) -> StepRows:
+def _step_of(outputs: dict[int, Output]) -> StepRows:
     steps = {output.step for output in outputs.values()}
     assert len(steps) == 1, f"workers have a hole in their steps: {steps}"
     inputs: dict[str, dict[str, int]] = {}

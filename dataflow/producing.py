@@ -66,8 +66,7 @@ class Producer:
 
         Raises SchemaError for rows that do not fit; LocalProtocolError for a number that leaves a gap, with
         nothing sent; FencedError when this producer was opened again elsewhere or the handle was closed.
-        After a cancellation
-        the batch may count or not: check `last`.
+        After a cancellation the batch may count or not: check `last`.
         """
         number = self._log.last + 1 if batch is None else batch
         if number <= self._log.last:

@@ -151,13 +151,13 @@ class _Parser:
         return token
 
     def _expect(self, token: str) -> None:
-        found = self._take()
-        if found != token:
-            raise self._error(f"expected {token!r}, found {found or 'its end'!r}")
+        token_found = self._take()
+        if token_found != token:
+            raise self._error(f"expected {token!r}, found {token_found or 'its end'!r}")
 
-    def _error(self, what: str) -> SchemaError:
+    def _error(self, problem: str) -> SchemaError:
         return SchemaError(
-            f"schema {self._text!r}: {what}; write it like 'word string, n bigint, tags array<string>'"
+            f"schema {self._text!r}: {problem}; write it like 'word string, n bigint, tags array<string>'"
         )
 
     def _fields(self, end: str) -> list[pa.Field]:
@@ -187,14 +187,14 @@ class _Parser:
         return pa.field(name, kind, nullable)
 
     def _type(self) -> pa.DataType:
-        word = self._take().lower()
-        if word in _SIMPLE:
-            return _SIMPLE[word]
+        name = self._take().lower()
+        if name in _SIMPLE:
+            return _SIMPLE[name]
         nested = {"decimal": self._decimal, "array": self._array, "map": self._map, "struct": self._struct}
-        if word in nested:
-            return nested[word]()
+        if name in nested:
+            return nested[name]()
         raise self._error(
-            f"{word or 'its end'!r} is no type (known: {', '.join(name for _, name in _NAMES)}, decimal, "
+            f"{name or 'its end'!r} is no type (known: {', '.join(name for _, name in _NAMES)}, decimal, "
             "array, "
             "map, struct)"
         )

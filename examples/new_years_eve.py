@@ -27,7 +27,7 @@ ADDRESSES = "my_app-worker3.connection-addresses"
 
 
 class Clock:
-    """The worker lives through the last evening of 2017 faster than we do."""
+    """The worker's clock, which runs through the last evening of 2017 faster than real time."""
 
     def __init__(self) -> None:
         self.now = MIDNIGHT - timedelta(hours=4)
@@ -61,15 +61,15 @@ async def work(machine: Path, url: str) -> None:
 
 
 def run_cli(*arguments: str) -> str:
-    """What a person would type. Raises CalledProcessError."""
+    """Run a dos command as a person would, and print its output. Raises CalledProcessError."""
     print("$ dos " + " ".join(arguments))
-    said = subprocess.run([*DOS, *arguments], check=True, stdout=subprocess.PIPE, text=True).stdout
-    print(said, end="")
-    return said
+    output = subprocess.run([*DOS, *arguments], check=True, stdout=subprocess.PIPE, text=True).stdout
+    print(output, end="")
+    return output
 
 
 def main() -> str:
-    """Tell the story; the peers at midnight."""
+    """Run the story; return the peers at midnight."""
     with tempfile.TemporaryDirectory(prefix="new-years-eve-") as folder:
         root = Path(folder)
         cluster = Cluster(root, servers=2)

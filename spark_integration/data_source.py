@@ -81,20 +81,20 @@ class DosSource(DataSource):  # type: ignore[misc]  # pyspark is not typed here
 
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__(options)
-        self._given = dict(options)
-        self._reading, wrong = _tried(parse_options, self._given)
-        self._writing, wrong_to_write = _tried(parse_sink_options, self._given)
-        if wrong is not None and wrong_to_write is not None:
-            wrong.add_note(f"to write: {wrong_to_write}")
-            raise wrong
+        self._raw_options = dict(options)
+        self._reading, read_error = _tried(parse_options, self._raw_options)
+        self._writing, write_error = _tried(parse_sink_options, self._raw_options)
+        if read_error is not None and write_error is not None:
+            read_error.add_note(f"to write: {write_error}")
+            raise read_error
 
     @property
     def _options(self) -> SourceOptions:
-        return self._reading or with_token(parse_options(self._given))
+        return self._reading or with_token(parse_options(self._raw_options))
 
     @property
     def _sink_options(self) -> SinkOptions:
-        return self._writing or with_token(parse_sink_options(self._given))
+        return self._writing or with_token(parse_sink_options(self._raw_options))
 
     @classmethod
     def name(cls) -> str:
@@ -105,7 +105,7 @@ class DosSource(DataSource):  # type: ignore[misc]  # pyspark is not typed here
         return from_arrow_schema(columns_of(self._options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        check_batch(self._options, self._given)
+        check_batch(self._options, self._raw_options)
         check_once(self._options.columns, schema.names)
         return self._reader(self._options, to_arrow_schema(schema, timezone="UTC"))
 

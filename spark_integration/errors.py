@@ -49,8 +49,8 @@ class UnknownOptionError(DosError):
 
     def __init__(self, name: str, known: Iterable[str], source: str = "dos") -> None:
         by_lower = {one.lower(): one for one in known}
-        found = get_close_matches(name.lower(), list(by_lower), n=1, cutoff=0.5)
-        hint = f"; did you mean {by_lower[found[0]]!r}?" if found else ""
+        matches = get_close_matches(name.lower(), list(by_lower), n=1, cutoff=0.5)
+        hint = f"; did you mean {by_lower[matches[0]]!r}?" if matches else ""
         super().__init__(
             f"the source {source} has no option {name!r}{hint} (its options: {', '.join(by_lower.values())})"
         )
@@ -112,8 +112,8 @@ class OtherWriterError(DosError):
         " use its checkpointLocation"
     )
 
-    def __init__(self, where: str, found: str, asked: str) -> None:
-        super().__init__(f"{where} was written by {found}, but this is {asked}")
+    def __init__(self, producer: str, recorded: str, requested: str) -> None:
+        super().__init__(f"{producer} was written by {recorded}, but this is {requested}")
 
 
 class OtherCheckpointError(DosError):
@@ -121,9 +121,11 @@ class OtherCheckpointError(DosError):
 
     remedy = "use the store, handle and producer of the query's earlier runs, or another checkpointLocation"
 
-    def __init__(self, where: str, query: str, batch: int, last: int) -> None:
-        has = f"has its micro-batches up to {last}" if last >= 0 else "has none of its micro-batches"
-        super().__init__(f"query {query} is at micro-batch {batch}, but {where} {has}: some are missing")
+    def __init__(self, producer: str, query: str, batch: int, last: int) -> None:
+        recorded = f"has its micro-batches up to {last}" if last >= 0 else "has none of its micro-batches"
+        super().__init__(
+            f"query {query} is at micro-batch {batch}, but {producer} {recorded}: some are missing"
+        )
 
 
 class StagedRowsGoneError(DosError):

@@ -31,9 +31,9 @@ def ends_of(graph: Graph, given: pa.Schema, *, into: str | None, output: str | N
     sinks = {name for name, spec in plan.specs.items() if isinstance(spec, LogSink)}
     entry = sources[_chosen(graph.name, into, list(sources), "InputSource", "into")]
     if not given.equals(entry.schema):
-        where = f"the InputSource {entry.name!r} of graph {graph.name!r}"
+        source_text = f"the InputSource {entry.name!r} of graph {graph.name!r}"
         raise SchemaMismatchError(
-            column_difference(given, entry.schema, where),
+            column_difference(given, entry.schema, source_text),
             remedy=f"declare it with the columns of the DataFrame: InputSource({entry.name!r}, df.schema)",
         )
     sink = _chosen(graph.name, output, sorted(sinks), "LogSink", "output")
@@ -44,17 +44,17 @@ def ends_of(graph: Graph, given: pa.Schema, *, into: str | None, output: str | N
     return GraphEnds(entry.name, sink, columns)
 
 
-def _chosen(graph: str, name: str | None, there: list[str], kind: str, argument: str) -> str:
-    known = ", ".join(map(repr, there)) or "none"
-    if name is None and len(there) == 1:
-        return there[0]
+def _chosen(graph: str, name: str | None, names: list[str], kind: str, argument: str) -> str:
+    known = ", ".join(map(repr, names)) or "none"
+    if name is None and len(names) == 1:
+        return names[0]
     if name is None:
         raise NoSuchEndError(
-            f"graph {graph!r} has {len(there)} operators of kind {kind} ({known}), but exactly one is needed:"
-            + (f" select one with {argument}=" if there else f" add one, {kind}(...)")
+            f"graph {graph!r} has {len(names)} operators of kind {kind} ({known}), but exactly one is needed:"
+            + (f" select one with {argument}=" if names else f" add one, {kind}(...)")
         )
-    if name not in there:
+    if name not in names:
         raise NoSuchEndError(
-            f"graph {graph!r} has no {kind} named {name!r}{nearest(name, there)}; it has {known}"
+            f"graph {graph!r} has no {kind} named {name!r}{nearest(name, names)}; it has {known}"
         )
     return name

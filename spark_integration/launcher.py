@@ -4,9 +4,9 @@ A single job of N tasks would fail for good, with its healthy workers, as soon a
 `spark.task.maxFailures` times, and on plain `local[N]` that is once. A job of one task fails alone, and
 submitting it again takes less than a second (docs/decisions/0030). `core/attempts.py` decides what to do.
 
-Threads: the coordinator calls `start` and `cancel`, which only put an event into a queue. One launcher thread
-reads the queue, asks the core, and performs its effects; it makes the py4j calls, which may block. Each job
-has its own thread, which waits for Spark and puts the end of the job into the same queue.
+Threads: the coordinator calls `start` and `cancel`, which only add an event to a queue. One launcher thread
+reads the queue, passes each event to the core, and performs its effects; it makes the py4j calls, which may
+block. Each job has its own thread, which waits for Spark and adds the end of the job to the same queue.
 """
 
 import logging
@@ -70,19 +70,19 @@ class SparkLauncher:
         with self._order:
             if not self._closing:
                 self._idle.clear()
-                self._events.put((worker, attempts.StartAsked(attempt)))
+                self._events.put((worker, attempts.StartRequested(attempt)))
                 return
         self._on_ended(worker, attempt, "not started: the region's launcher is closed")
 
     def cancel(self, worker: int) -> None:
         """Request the end of a worker's job. Never blocks; the end is reported like any other."""
-        self._events.put((worker, attempts.CancelAsked()))
+        self._events.put((worker, attempts.CancelRequested()))
 
     def close(self, timeout_s: float) -> bool:
         """Cancel every job and wait for their ends. Return whether all ended in time."""
         with self._order:
             self._closing = True
-            self._events.put((_ALL_WORKERS, attempts.CancelAsked()))
+            self._events.put((_ALL_WORKERS, attempts.CancelRequested()))
         ended = self._idle.wait(timeout_s)
         self._events.put(None)
         return ended

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 DISTRIBUTION = "dos-journal"
 PACKAGES = ("dos_protocol", "dos_client", "journal", "checkpoint", "dataflow", "spark_integration", "dos")
 MISMATCH = "executor mismatch"
-"""Begins every message of this file; it tells the driver that a retry cannot help."""
+"""Begins every message of this file. By it the driver recognizes that a retry cannot help."""
 
 
 SHARED = (DISTRIBUTION, "pyspark", "pyarrow", "pandas", "numpy")
@@ -31,7 +31,7 @@ class Expected(NamedTuple):
 
 
 def installed_version(name: str) -> str:
-    """Return the version of a distribution in this process, or a text that says there is none."""
+    """Return the version of a distribution in this process, or "not installed"."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -55,10 +55,10 @@ def executor_problem(expected: Expected) -> str | None:
             f" set PYSPARK_PYTHON to the same version on every machine"
         )
     for name, version in zip(SHARED, expected.versions, strict=True):
-        here = installed_version(name)
-        if here != version:
+        installed = installed_version(name)
+        if installed != version:
             return (
-                f"{name} is {here}, but the driver has {version}:"
+                f"{name} is {installed}, but the driver has {version}:"
                 f" install the same version for {sys.executable} on every machine"
             )
     return shadowed_package()
@@ -72,11 +72,11 @@ def shadowed_package() -> str | None:
         if file is None:
             return f"package {name} is missing: install {DISTRIBUTION} again for {sys.executable}"
         files[name] = file
-    home = files["spark_integration"].parents[1]
+    root = files["spark_integration"].parents[1]
     for name, file in files.items():
-        if (file.parent, file.stem) != (home / name, "__init__"):
+        if (file.parent, file.stem) != (root / name, "__init__"):
             return (
-                f"package {name} is found in {file}, but ours are in {home}: another distribution or"
+                f"package {name} is found in {file}, but ours are in {root}: another distribution or"
                 f" directory hides it; rename it or remove it from the path (owner: {_owners(name)})"
             )
     return None

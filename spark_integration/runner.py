@@ -143,14 +143,14 @@ class _AfterLast:
     """Makes a call at the `count`th invocation: the regions share what was started for them."""
 
     def __init__(self, count: int, call: Callable[[], None]) -> None:
-        self._left = count
+        self._remaining = count
         self._call = call
         self._lock = threading.Lock()
 
     def __call__(self) -> None:
         with self._lock:
-            self._left -= 1
-            last = self._left == 0
+            self._remaining -= 1
+            last = self._remaining == 0
         if last:
             self._call()
 

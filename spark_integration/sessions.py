@@ -29,8 +29,8 @@ def use_this_python(spark: SparkSession, master: SparkMaster) -> None:
     Spark's default is the `python3` on PATH, which is not the Python of a virtual environment that was called
     by its path. The driver's Python is also right for the session's other jobs.
     """
-    said = "PYSPARK_PYTHON" in os.environ or spark.conf.get("spark.pyspark.python", None) is not None
-    if master.one_machine and not said:
+    is_configured = "PYSPARK_PYTHON" in os.environ or spark.conf.get("spark.pyspark.python", None) is not None
+    if master.one_machine and not is_configured:
         spark.sparkContext.pythonExec = sys.executable
 
 

@@ -85,17 +85,20 @@ def executors_have(module: ModuleType) -> bool:
     if file is None:
         return False
     owners = metadata.packages_distributions().get(top, [])
-    places = [*_site_packages(), *(place for owner in owners for place in _places_of(owner))]
-    return any(Path(file).resolve().is_relative_to(place) for place in places)
+    directories = [
+        *_site_packages(),
+        *(directory for owner in owners for directory in _directories_of(owner)),
+    ]
+    return any(Path(file).resolve().is_relative_to(directory) for directory in directories)
 
 
 def _site_packages() -> Iterator[Path]:
     paths = sysconfig.get_paths()
-    for place in (paths["purelib"], paths["platlib"], *site.getsitepackages()):
-        yield Path(place).resolve()
+    for directory in (paths["purelib"], paths["platlib"], *site.getsitepackages()):
+        yield Path(directory).resolve()
 
 
-def _places_of(owner: str) -> Iterator[Path]:
+def _directories_of(owner: str) -> Iterator[Path]:
     """Yield where a distribution's packages are; for an editable installation also its source."""
     distribution = metadata.distribution(owner)
     yield Path(str(distribution.locate_file(""))).resolve()

@@ -52,7 +52,7 @@ def choose_store(
     server = embedded.start(directory, token=token)
     logger.warning("no store was named: using an embedded server with one copy, in %s", directory)
     try:
-        trio.run(_say_where_it_is, server.url, token)
+        trio.run(_update_address, server.url, token)
         make_ready(server.url, token)
     except BaseException:
         server.stop()
@@ -60,7 +60,7 @@ def choose_store(
     return UsedStore(server.url, server.stop)
 
 
-async def _say_where_it_is(url: str, token: bytes) -> None:
+async def _update_address(url: str, token: bytes) -> None:
     """Update the address in the store record, because an embedded server listens on another port each time.
 
     The store consists of this one server, so the next generation of its record may have the new address

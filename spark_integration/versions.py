@@ -36,9 +36,9 @@ def check_versions() -> None:
         if version is None or not _within(version, bounds):
             from spark_integration.errors import UnsupportedVersionError
 
-            found = "is not installed" if version is None else f"is {version}"
+            found_text = "is not installed" if version is None else f"is {version}"
             raise UnsupportedVersionError(
-                f"{name} {found}, but this release of DOS needs {name} {bounds}",
+                f"{name} {found_text}, but this release of DOS needs {name} {bounds}",
                 remedy="pip install 'dos-journal[spark]'",
             )
 

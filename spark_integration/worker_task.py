@@ -18,9 +18,11 @@ def run(graph: bytes, fields: dict[str, Any]) -> str:
     `fields` are those of `WorkerSpec`, with `scratch` in place of `scratch_dir`: a directory for all workers
     of a machine, or None.
     """
-    given = dict(fields)
-    scratch = given.pop("scratch")
-    scratch_dir = "" if scratch is None else str(Path(scratch, given["region"], f"w{given['worker']:04d}"))
-    given.setdefault("advertise_host", os.environ.get(ADVERTISE_HOST, ""))
-    spec = WorkerSpec(graph=pickle.loads(graph), scratch_dir=scratch_dir, **given)  # noqa: S301  # see above
+    spec_fields = dict(fields)
+    scratch = spec_fields.pop("scratch")
+    scratch_dir = (
+        "" if scratch is None else str(Path(scratch, spec_fields["region"], f"w{spec_fields['worker']:04d}"))
+    )
+    spec_fields.setdefault("advertise_host", os.environ.get(ADVERTISE_HOST, ""))
+    spec = WorkerSpec(graph=pickle.loads(graph), scratch_dir=scratch_dir, **spec_fields)  # noqa: S301  # see above
     return json.dumps(dataclasses.asdict(run_worker(spec)))

@@ -16,7 +16,7 @@ class PendingTables:
 
     made_from: Mapping[str, frozenset[str]]
     """The `broadcast` operator of a table -> the sources that its rows come from."""
-    held: Mapping[str, frozenset[str]]
+    waits_for: Mapping[str, frozenset[str]]
     """Source -> the `broadcast` operators of the tables that it waits for.
 
     Sources that wait for none are left out.
@@ -25,15 +25,17 @@ class PendingTables:
     def problems(self) -> list[str]:
         """Return one line for each source that would wait for itself."""
         found = []
-        for source in self.held:
+        for source in self.waits_for:
             reached: set[str] = set()
             todo = [source]
             while todo:
-                for table in self.held.get(todo.pop(), ()):
+                for table in self.waits_for.get(todo.pop(), ()):
                     todo += self.made_from[table] - reached
                     reached |= self.made_from[table]
             if source in reached:
-                tables = ", ".join(repr(table.removesuffix(".rows")) for table in sorted(self.held[source]))
+                tables = ", ".join(
+                    repr(table.removesuffix(".rows")) for table in sorted(self.waits_for[source])
+                )
                 found.append(
                     f"source {source!r} waits until broadcast table {tables} is complete"
                     f" (complete_first=True), and the table waits for source {source!r}: a deadlock; leave"
@@ -49,12 +51,12 @@ def find_waiting(nodes: Sequence[NodePlan], first: Collection[str]) -> PendingTa
     for node in nodes:
         above[node.name] = frozenset().union(*(above[name] for name in node.inputs)) or frozenset({node.name})
     broadcasts = {table: by_name[table].inputs[0] for table in first}
-    held: dict[str, frozenset[str]] = {}
+    waits_for: dict[str, frozenset[str]] = {}
     for node in nodes:
         waits = frozenset(broadcasts[table] for table in node.broadcast_tables if table in broadcasts)
         for source in above[node.name] if waits else ():
-            held[source] = held.get(source, frozenset()) | waits
-    return PendingTables({rows: above[rows] for rows in broadcasts.values()}, held)
+            waits_for[source] = waits_for.get(source, frozenset()) | waits
+    return PendingTables({rows: above[rows] for rows in broadcasts.values()}, waits_for)
 
 
 __all__ = ["PendingTables", "find_waiting"]

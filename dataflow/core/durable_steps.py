@@ -8,7 +8,7 @@ class DurableSteps:
         self._peers = peers
         self._floor = 0
         self._own = 0
-        self._told: dict[int, int] = {}
+        self._steps_of_peers: dict[int, int] = {}
 
     def floor(self, step: int) -> None:
         """Note that all workers' divisions up to this step were durable when the incarnation began."""
@@ -20,11 +20,11 @@ class DurableSteps:
 
     def of_peer(self, peer: int, step: int) -> None:
         """Note that a peer's divisions are durable up to this step."""
-        self._told[peer] = max(self._told.get(peer, 0), step)
+        self._steps_of_peers[peer] = max(self._steps_of_peers.get(peer, 0), step)
 
     @property
     def everywhere(self) -> int:
         """The step up to which the divisions of all workers are durable."""
-        if len(self._told) < self._peers:
+        if len(self._steps_of_peers) < self._peers:
             return self._floor  # of some peer nothing beyond the floor is known
-        return max(self._floor, min([self._own, *self._told.values()]))
+        return max(self._floor, min([self._own, *self._steps_of_peers.values()]))

@@ -27,7 +27,7 @@ _BEGIN: Final = -(2**63) + 2
 _WIRE: Final = struct.Struct(">q")
 
 
-def together(watermarks: Iterable[Watermark]) -> Watermark:
+def combined(watermarks: Iterable[Watermark]) -> Watermark:
     """Return the combined watermark of several streams: what all of them promise.
 
     IDLE streams are ignored. Their rows may arrive below the combined watermark, and are late then.
@@ -94,20 +94,20 @@ class SplitWatermarks:
     """
 
     def __init__(self) -> None:
-        self._seen: dict[str, dict[str, tuple[Watermark, Watermark]]] = {}
+        self._watermarks: dict[str, dict[str, tuple[Watermark, Watermark]]] = {}
         """Source -> split -> (its watermark, its watermark after the unit that is being read)."""
         self._newest: dict[str, Watermark] = {}
         """Source -> the largest watermark that any of its splits reached."""
 
     def saw(self, source: str, split: str, watermark: Watermark) -> None:
         """Note that rows of a split were read. They promise `watermark` when their unit ends."""
-        splits = self._seen.setdefault(source, {})
+        splits = self._watermarks.setdefault(source, {})
         promised, coming = splits.get(split, (UNKNOWN, UNKNOWN))
         splits[split] = promised, max(coming, watermark)
 
     def unit_ended(self, source: str, split: str) -> None:
         """Note that only whole units of the split were read."""
-        splits = self._seen.get(source, {})
+        splits = self._watermarks.get(source, {})
         if split in splits:
             coming = splits[split][1]
             splits[split] = coming, coming
@@ -115,7 +115,7 @@ class SplitWatermarks:
 
     def reached(self, source: str, split: str) -> Watermark:
         """Return the watermark of a split, UNKNOWN if it yielded no row."""
-        return self._seen.get(source, {}).get(split, (UNKNOWN, UNKNOWN))[0]
+        return self._watermarks.get(source, {}).get(split, (UNKNOWN, UNKNOWN))[0]
 
     def newest(self, source: str) -> Watermark:
         """Return the largest watermark of any split that the source ever had."""
@@ -127,13 +127,13 @@ class SplitWatermarks:
         idle_after_s: a split without waiting rows for this long is ignored until it yields rows again.
         """
         if now.at_end:
-            self._seen.pop(source, None)
+            self._watermarks.pop(source, None)
             return END
         if not now.is_known:
             return UNKNOWN
         counts = now.caught_up_holds or idle_after_s is not None
         remembered = {*now.behind, *(now.caught_up if counts else ())}
-        splits = self._seen.get(source, {})
+        splits = self._watermarks.get(source, {})
         for split in [split for split in splits if split not in remembered]:
             del splits[split]
         holding = [*now.behind]
@@ -148,19 +148,21 @@ class SplitWatermarks:
 
     def stored(self) -> dict[str, tuple[Watermark, Watermark]]:
         """Return what a checkpoint holds: SOURCE/SPLIT -> its two watermarks; SOURCE/ -> the largest."""
-        held = {
+        watermarks_by_split = {
             f"{source}/{split}": watermarks
-            for source, splits in self._seen.items()
+            for source, splits in self._watermarks.items()
             for split, watermarks in splits.items()
         }
-        return held | {f"{source}/": (watermark, watermark) for source, watermark in self._newest.items()}
+        return watermarks_by_split | {
+            f"{source}/": (watermark, watermark) for source, watermark in self._newest.items()
+        }
 
     def restore(self, stored: Mapping[str, tuple[Watermark, Watermark]]) -> None:
         """Restore what `stored` returned."""
-        self._seen, self._newest = {}, {}
+        self._watermarks, self._newest = {}, {}
         for name, watermarks in stored.items():
             source, _, split = name.partition("/")
             if split:
-                self._seen.setdefault(source, {})[split] = watermarks
+                self._watermarks.setdefault(source, {})[split] = watermarks
             else:
                 self._newest[source] = watermarks[0]

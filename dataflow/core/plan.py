@@ -181,7 +181,7 @@ def find_problems(nodes: Sequence[NodeSpec]) -> list[str]:
     return problems
 
 
-def _shown(nodes: Sequence[NodeSpec], index: int) -> str:
+def _label(nodes: Sequence[NodeSpec], index: int) -> str:
     node = nodes[index]
     return repr(node.name) if node.name else f"the {node.kind.value} without a name (number {index + 1})"
 
@@ -192,7 +192,7 @@ def _name_problems(nodes: Sequence[NodeSpec]) -> list[str]:
     for index, node in enumerate(nodes):
         if not node.name:
             problems.append(
-                f"every operator needs a name, and {_shown(nodes, index)} has none; state is restored by name"
+                f"every operator needs a name, and {_label(nodes, index)} has none; state is restored by name"
             )
         elif not is_name(node.name):
             problems.append(
@@ -211,39 +211,41 @@ def _input_problems(nodes: Sequence[NodeSpec]) -> list[str]:
     problems = []
     for index, node in enumerate(nodes):
         rule, count = KIND_RULES[node.kind], len(node.inputs)
-        who = f"{node.kind.value} {_shown(nodes, index)}"
+        label = f"{node.kind.value} {_label(nodes, index)}"
         problems += [
-            f"{who} takes {name!r} as input, and no operator has that name; known are "
+            f"{label} takes {name!r} as input, and no operator has that name; known are "
             f"{', '.join(sorted({repr(other.name) for other in nodes}))}"
             for name in node.unknown_inputs
         ]
         if count + len(node.unknown_inputs) < rule.inputs_min:
-            need = "an input" if rule.inputs_min == 1 else f"{rule.inputs_min} inputs"
-            problems.append(f"{who} has {count or 'no'} input and needs {need}; connect a stream to it")
+            needed_inputs = "an input" if rule.inputs_min == 1 else f"{rule.inputs_min} inputs"
+            problems.append(
+                f"{label} has {count or 'no'} input and needs {needed_inputs}; connect a stream to it"
+            )
         elif count > rule.inputs_max:
             problems.append(
-                f"{who} has {count} inputs and takes {rule.inputs_max}; union the streams before it"
+                f"{label} has {count} inputs and takes {rule.inputs_max}; union the streams before it"
             )
         for source in node.inputs:
             if not KIND_RULES[nodes[source].kind].has_output:
                 problems.append(
-                    f"{who} takes its input from sink {_shown(nodes, source)}, which has no output"
+                    f"{label} takes its input from sink {_label(nodes, source)}, which has no output"
                 )
         if rule.needs_key and any(nodes[source].kind is not OperatorKind.KEY_BY for source in node.inputs):
-            problems.append(f"{who} works on a keyed stream; put a key_by before it")
+            problems.append(f"{label} works on a keyed stream; put a key_by before it")
     return problems
 
 
 def _end_problems(nodes: Sequence[NodeSpec]) -> list[str]:
     used = {source for node in nodes for source in node.inputs}
     problems = [
-        f"the output of {node.kind.value} {_shown(nodes, index)} is not used; add a sink or remove it"
+        f"the output of {node.kind.value} {_label(nodes, index)} is not used; add a sink or remove it"
         for index, node in enumerate(nodes)
         if KIND_RULES[node.kind].has_output and index not in used
     ]
     read = {table for node in nodes for table in node.broadcast_tables}
     problems += [
-        f"broadcast table {_shown(nodes, index)} is read by no operator; pass it to one as broadcast=..., or"
+        f"broadcast table {_label(nodes, index)} is read by no operator; pass it to one as broadcast=..., or"
         " remove it"
         for index, node in enumerate(nodes)
         if node.kind is OperatorKind.CONTROL and index not in read

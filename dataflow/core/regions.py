@@ -180,12 +180,12 @@ def choose_regions(nodes: Sequence[NodeSpec], annotations: Mapping[int, Annotati
     groups = _merged([(start, _reached(start, consumers, stops)) for start in starts])
     problems: list[str] = []
     regions = []
-    for begun, members in groups:
-        given = {start: annotations[start] for start in begun}
-        problems += _disagreements(nodes, given)
-        settings = given[begun[0]]
+    for group_starts, members in groups:
+        start_annotations = {start: annotations[start] for start in group_starts}
+        problems += _disagreements(nodes, start_annotations)
+        settings = start_annotations[group_starts[0]]
         assert isinstance(settings, Consistent)
-        regions.append(_region(nodes, order, members, settings, starts=set(begun)))
+        regions.append(_region(nodes, order, members, settings, starts=set(group_starts)))
     inside = set().union(*(members for _, members in groups))
     problems += _entered(nodes, groups)
     outside = tuple(nodes[index].name for index in order if index not in inside)
@@ -203,13 +203,13 @@ def consumers_of(nodes: Sequence[NodeSpec]) -> list[list[int]]:
 
 def _reached(start: int, consumers: Sequence[Sequence[int]], stops: Callable[[int], bool]) -> set[int]:
     """Return `start` and everything reachable from it without passing an autonomous operator."""
-    found, todo = {start}, [start]
+    reached, todo = {start}, [start]
     while todo:
         for index in consumers[todo.pop()]:
-            if index not in found and not stops(index):
-                found.add(index)
+            if index not in reached and not stops(index):
+                reached.add(index)
                 todo.append(index)
-    return found
+    return reached
 
 
 def _merged(reached: Sequence[tuple[int, set[int]]]) -> list[tuple[list[int], set[int]]]:
@@ -242,15 +242,15 @@ def _region(
     return Region(names(inner), names(begins), names(leaves), settings)
 
 
-def _disagreements(nodes: Sequence[NodeSpec], given: Mapping[int, Any]) -> list[str]:
-    first, *others = given
+def _disagreements(nodes: Sequence[NodeSpec], annotations: Mapping[int, Any]) -> list[str]:
+    first, *others = annotations
     problems = []
     for other in others:
-        differing = [
-            f"{field.name} {getattr(given[first], field.name)!r} and {getattr(given[other], field.name)!r}"
+        pairs = [
+            (field.name, getattr(annotations[first], field.name), getattr(annotations[other], field.name))
             for field in fields(Consistent)
-            if getattr(given[first], field.name) != getattr(given[other], field.name)
         ]
+        differing = [f"{name} {one!r} and {another!r}" for name, one, another in pairs if one != another]
         if differing:
             problems.append(
                 f"operators {nodes[first].name!r} and {nodes[other].name!r} start one region, because their"

@@ -12,8 +12,8 @@ d_k), and the frames that have arrived on the channels. Always
 2. A step is produced if there is input, if recorded divisions require it, if a peer has ended that step (it
    waits for this worker), or if a checkpoint is requested. An idle region makes no steps.
 3. A requested checkpoint is attached to the next STEP_END that this worker sends, once. The alignment of
-stage
-   1 determines the step of the checkpoint; it may be an earlier one, because a peer sent the request first.
+   stage 1 determines the step of the checkpoint; it may be an earlier one, because a peer sent the request
+   first.
 4. After the final checkpoint nothing is produced.
 """
 
@@ -104,8 +104,7 @@ class Schedule:
         """Return what to do now.
 
         is_complete: whether all senders have ended a step on a channel. input_waits: a source has more to
-        read.
-        room: the store accepts more data. peers_at: the highest step that any peer has ended.
+        read. room: the store accepts more data. peers_at: the highest step that any peer has ended.
         """
         for stage in range(len(self.plan.stages) - 1, 0, -1):
             step = self.done[stage] + 1

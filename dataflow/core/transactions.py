@@ -39,10 +39,10 @@ class TransactionName(NamedTuple):
 
 def parse_name(text: str) -> TransactionName | None:
     """Return the parsed name, None if the text is no transaction name."""
-    found = _NAME.fullmatch(text)
-    if found is None:
+    matched = _NAME.fullmatch(text)
+    if matched is None:
         return None
-    owner, worker, incarnation, number = found.groups()
+    owner, worker, incarnation, number = matched.groups()
     return TransactionName(int(owner, 16), int(worker), int(incarnation), int(number))
 
 
@@ -59,7 +59,7 @@ class Transactions:
         """Transaction -> the checkpoint that holds it; 0: the restored one."""
         self._unprepared: list[TransactionName] = []
 
-    def stand(self, pending: Iterable[str]) -> None:
+    def restore(self, pending: Iterable[str]) -> None:
         """Restore a checkpoint with these names. Raises ValueError for names of another owner or worker."""
         self._open, self._unprepared, self._pending = None, [], {}
         for text in pending:
@@ -70,13 +70,13 @@ class Transactions:
 
     def left_over(self, staged: Iterable[str]) -> list[str]:
         """Return those of `staged` that no checkpoint will name any more and no later incarnation writes."""
-        found = sorted(name for name in map(parse_name, staged) if name is not None)
-        me = self._next
+        names = sorted(name for name in map(parse_name, staged) if name is not None)
+        current = self._next
         return [
             str(name)
-            for name in found
-            if (name.owner, name.worker) == (me.owner, me.worker)
-            and name.incarnation <= me.incarnation
+            for name in names
+            if (name.owner, name.worker) == (current.owner, current.worker)
+            and name.incarnation <= current.incarnation
             and name not in self._pending
             and name != self._open
         ]
@@ -104,10 +104,10 @@ class Transactions:
         """Note that the transaction will survive a crash."""
         self._unprepared = [name for name in self._unprepared if str(name) != text]
 
-    def to_show(self, cut: int) -> list[str]:
+    def to_publish(self, cut: int) -> list[str]:
         """Return the transactions that this committed checkpoint covers, oldest first."""
         return [str(name) for name, prepared in self._pending.items() if prepared <= cut]
 
-    def shown(self, text: str) -> None:
+    def published(self, text: str) -> None:
         """Forget a transaction: it is published, so later checkpoints need not name it."""
         self._pending = {name: cut for name, cut in self._pending.items() if str(name) != text}

@@ -66,9 +66,9 @@ def sources_of_updates(nodes: Sequence[NodeSpec], reads: Mapping[int, int]) -> d
             if index in origin or ON_UPDATES[node.kind] is not OnUpdates.PASSES:
                 continue
             above = nodes[reads[index]].inputs if index in reads else node.inputs
-            found = next((origin[one] for one in above if one in origin), None)
-            if found is not None:
-                origin[index], changed = found, True
+            source = next((origin[one] for one in above if one in origin), None)
+            if source is not None:
+                origin[index], changed = source, True
     return origin
 
 
@@ -77,10 +77,10 @@ def update_problems(nodes: Sequence[NodeSpec], reads: Mapping[int, int]) -> list
     origin = sources_of_updates(nodes, reads)
     problems = []
     for node in nodes:
-        found = next((origin[one] for one in node.inputs if one in origin), None)
-        if found is None or ON_UPDATES[node.kind] is not OnUpdates.REFUSES:
+        source = next((origin[one] for one in node.inputs if one in origin), None)
+        if source is None or ON_UPDATES[node.kind] is not OnUpdates.REFUSES:
             continue
-        maker = nodes[found]
+        maker = nodes[source]
         problems.append(
             f"{node.kind.value} {node.name!r} takes each row as a new one, and {maker.kind.value}"
             f" {maker.name!r} above it emits updates: a new row for a key in each step, which replaces the"

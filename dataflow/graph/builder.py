@@ -24,10 +24,10 @@ from dataflow.core.updates import carries_updates, update_problems
 from dataflow.errors import GraphError
 from dataflow.graph.checks import (
     complete_first_problems,
+    publish_by_step_problems,
     reads_of_sinks,
     region_problems,
     shared_key_problems,
-    shown_by_step_problems,
     sink_deliveries,
     time_problems,
 )
@@ -184,9 +184,9 @@ class Graph:
         if type(annotation) not in (Consistent, Autonomous):
             problem = f"an annotation is consistent(...) or autonomous, not {annotation!r}"
             raise GraphError(self.name, (problem,))
-        said = self._annotations.setdefault(name, annotation)
-        if said != annotation:
-            problem = f"operator {name!r} is annotated as {said} and as {annotation}; keep one"
+        recorded = self._annotations.setdefault(name, annotation)
+        if recorded != annotation:
+            problem = f"operator {name!r} is annotated as {recorded} and as {annotation}; keep one"
             raise GraphError(self.name, (problem,))
 
     def explain(self) -> None:
@@ -226,7 +226,7 @@ class Graph:
         if choice.problems:
             raise GraphError(self.name, choice.problems)
         described = [node.spec for node in self._nodes]
-        unfit = shown_by_step_problems(specs, described) + time_problems(specs, described)
+        unfit = publish_by_step_problems(specs, described) + time_problems(specs, described)
         reads = reads_of_sinks(specs, described)
         unfit += update_problems(specs, reads)
         unfit += region_problems(choice, {node.name: node.spec for node in self._nodes})
@@ -243,7 +243,7 @@ class Graph:
             operators[node.name] = node.spec.describe(inputs, schema)
             older[node.name] = tuple(past.describe(inputs, schema) for past in node.spec.earlier())
         by_name = {node.name: node.spec for node in self._nodes}
-        made = GraphPlan(
+        graph_plan = GraphPlan(
             self.name,
             plan,
             by_name,
@@ -255,9 +255,9 @@ class Graph:
             carries_updates(specs, reads),
             find_lags(specs, described),
         )
-        if unfit := complete_first_problems(made):
+        if unfit := complete_first_problems(graph_plan):
             raise GraphError(self.name, tuple(unfit))
-        return made
+        return graph_plan
 
     def _annotated(self, specs: Sequence[NodeSpec]) -> dict[int, Annotation]:
         """Index -> the annotation of the operator: given by name, or carried by its class or function."""
@@ -268,14 +268,14 @@ class Graph:
                 f"annotations name unknown operators: {', '.join(map(repr, unknown))}; known are {known}"
             )
             raise GraphError(self.name, (problem,))
-        found = {}
+        annotations = {}
         for index, node in enumerate(self._nodes):
-            written = getattr(node.spec, "function", getattr(node.spec, "operator", node.spec))
-            carried = getattr(written, ANNOTATION, None)
-            said = self._annotations.get(node.name, carried)
-            if said is not None:
-                found[index] = said
-        return found
+            user_code = getattr(node.spec, "function", getattr(node.spec, "operator", node.spec))
+            carried = getattr(user_code, ANNOTATION, None)
+            annotation = self._annotations.get(node.name, carried)
+            if annotation is not None:
+                annotations[index] = annotation
+        return annotations
 
     def _add(self, name: str, spec: OperatorSpec, inputs: Sequence[object]) -> "Stream":
         """Add an operator that reads these streams. The methods of streams call it. Raises GraphError."""

@@ -46,16 +46,16 @@ def time_problems(nodes: Sequence[NodeSpec], specs: Sequence[OperatorSpec]) -> l
                 " and lateness is promised for each split; put event_time between the source and it, or read"
                 " the rows from a LogSink in a separate region"
             )
-        found = next((name for above in node.inputs if (name := without[above])), None)
+        untimed = next((name for above in node.inputs if (name := without[above])), None)
         if node.kind is OperatorKind.SOURCE:
-            found = node.name
+            untimed = node.name
         elif node.kind is OperatorKind.EVENT_TIME:
-            found = None
-        without[index] = found
-        if specs[index].needs_time and found is not None:
+            untimed = None
+        without[index] = untimed
+        if specs[index].needs_time and untimed is not None:
             problems.append(
                 f"{node.kind.value} {node.name!r} needs event time, and gets none from source"
-                f" {found!r}; put stream.event_time(name, column, lateness=...) between them"
+                f" {untimed!r}; put stream.event_time(name, column, lateness=...) between them"
             )
     return problems
 
@@ -82,26 +82,26 @@ def shared_key_problems(
         if node.kind is not OperatorKind.APPLY or len(node.inputs) < 2:
             continue
         keys: list[list[pa.DataType]] = []
-        apart = []
+        unkeyed = []
         for source in node.inputs:
             spec, columns = specs[source], schemas[nodes[source].name]
             if not isinstance(spec, KeyBySpec) or columns is None:
-                apart.append(nodes[source].name)
+                unkeyed.append(nodes[source].name)
                 continue
             keys.append([columns.field(name).type for name in spec.keys])
-        who = f"{node.kind.value} {node.name!r}"
-        if keys and apart:
-            keyed = ", ".join(repr(nodes[one].name) for one in node.inputs if nodes[one].name not in apart)
+        label = f"{node.kind.value} {node.name!r}"
+        if keys and unkeyed:
+            keyed = ", ".join(repr(nodes[one].name) for one in node.inputs if nodes[one].name not in unkeyed)
             problems.append(
-                f"{who} has keyed inputs ({keyed}) and inputs without keys ({', '.join(map(repr, apart))}),"
-                " so rows that belong together would be on different workers; put a key_by before each of"
-                " them, or before none"
+                f"{label} has keyed inputs ({keyed}) and inputs without keys"
+                f" ({', '.join(map(repr, unkeyed))}), so rows that belong together would be on different"
+                " workers; put a key_by before each of them, or before none"
             )
             continue
         try:
             check_keyed_alike(keys)
         except SchemaError as error:
-            problems.append(f"{who}: {error}")
+            problems.append(f"{label}: {error}")
     return problems
 
 
@@ -152,27 +152,27 @@ def complete_first_problems(plan: GraphPlan) -> list[str]:
             continue
         region = next((one for one in plan.choice.regions if name in one.members), None)
         if region is None or region.settings.delivery == "at-most-once":
-            where = (
+            placement = (
                 "outside of any consistent region" if region is None else 'in a region with "at-most-once"'
             )
             problems.append(
-                f"broadcast table {name!r} with complete_first is {where}, where a failure loses rows of it;"
-                " leave out complete_first, or choose another delivery or region"
+                f"broadcast table {name!r} with complete_first is {placement}, where a failure loses rows of"
+                " it; leave out complete_first, or choose another delivery or region"
             )
     return problems
 
 
 def sink_deliveries(choice: Choice, specs: Mapping[str, OperatorSpec]) -> dict[str, Delivery]:
     """Return sink -> its delivery, for a graph without such problems."""
-    found: dict[str, Delivery] = {}
+    deliveries: dict[str, Delivery] = {}
     for name, spec in specs.items():
         if isinstance(spec, SinkSpec):
             region = next((region for region in choice.regions if name in region.members), None)
-            found[name] = "at-most-once" if region is None else spec.delivers(region.settings.delivery)
-    return found
+            deliveries[name] = "at-most-once" if region is None else spec.delivers(region.settings.delivery)
+    return deliveries
 
 
-def shown_by_step_problems(nodes: Sequence[NodeSpec], specs: Sequence[OperatorSpec]) -> list[str]:
+def publish_by_step_problems(nodes: Sequence[NodeSpec], specs: Sequence[OperatorSpec]) -> list[str]:
     """Check that output published by step is deterministic: a replay must return the same rows."""
     starts = [index for index, spec in enumerate(specs) if not spec.deterministic]
     unsure = not_deterministic(nodes, starts)

@@ -72,8 +72,8 @@ def dot(plan: GraphPlan) -> str:
             kind, schema = _kind_text(plan, node), plan.schemas[node.name]
             tooltip = kind if schema is None else f"{kind}: {schema_text(schema)}"
             label = _dot_text(f"{node.name}\n{kind}")
-            look = f"label={label}, {_DOT_BOXES[_box(node)]}"
-            lines.append(f"    {ids[node.name]} [{look}, tooltip={_dot_text(tooltip)}];")
+            style = f"label={label}, {_DOT_BOXES[_box(node)]}"
+            lines.append(f"    {ids[node.name]} [{style}, tooltip={_dot_text(tooltip)}];")
         lines.append("  }")
     lines += [f"  {ids[a]} -> {ids[b]} [style={_DOT_ARROWS[arrow]}];" for a, arrow, b in _arrows(plan)]
     return "\n".join([*lines, "}"])

@@ -14,10 +14,10 @@ def explain(name: str, plan: CircuitPlan, choice: Choice, sinks: Mapping[str, st
     lines = [
         f"graph {name!r}: {_count(len(choice.regions), 'consistent region')}, {len(choice.outside)} outside"
     ]
-    apart = len(choice.regions) > 1 or bool(choice.outside)
+    divided = len(choice.regions) > 1 or bool(choice.outside)
     width = max(len(node.name) for node in plan.nodes)
     for number, region in enumerate(choice.regions, 1):
-        runs = f" (NAME.{region.members[0]})" if apart else ""
+        runs = f" (NAME.{region.members[0]})" if divided else ""
         lines += ["", f"region {number}{runs}: {region.settings}"]
         lines += [
             _line(plan.node(member), width, sinks, starts=region.starts, ends=region.ends)
@@ -32,8 +32,8 @@ def explain(name: str, plan: CircuitPlan, choice: Choice, sinks: Mapping[str, st
     return "\n".join(lines)
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _line(
@@ -47,5 +47,5 @@ def _line(
     roles = [role for role, names in (("start", starts), ("end", ends)) if node.name in names]
     inputs = f" from {', '.join(node.inputs)}" if node.inputs else ""
     table = f", reads table {', '.join(node.broadcast_tables)}" if node.broadcast_tables else ""
-    shown = f", {sinks[node.name]}" if node.name in sinks else ""
-    return f"  {'+'.join(roles):<9}  {node.name:<{width}}  {node.kind.value}{inputs}{table}{shown}"
+    delivery = f", {sinks[node.name]}" if node.name in sinks else ""
+    return f"  {'+'.join(roles):<9}  {node.name:<{width}}  {node.kind.value}{inputs}{table}{delivery}"

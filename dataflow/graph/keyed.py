@@ -26,7 +26,7 @@ from dataflow.operators.window_assignment import Tumbling, Window
 from dataflow.operators.windows import WindowSpec
 from dataflow.schema import parse_schema
 from dataflow.state.migration import Migration, parse_state
-from dataflow.state.value_store import Place
+from dataflow.state.value_store import StateLocation
 
 StreamT = TypeVar("StreamT")
 
@@ -66,9 +66,8 @@ class KeyedOperators(ABC, Generic[StreamT]):
         Without a window: over all rows so far, once a step for each key in it: (key columns, a column for
         each aggregate, by its name). With a window: over its rows, once, when it closes: (key columns,
         window_start, window_end, aggregates). With a CountWindow: over that many rows of the key in
-        event-time order, once the
-        last of them has passed: (key columns, window_number, aggregates). Late rows go to the side output
-        "late".
+        event-time order, once the last of them has passed: (key columns, window_number, aggregates). Late
+        rows go to the side output "late".
         """
         if window is None:
             return self._then(name, AggregateSpec(self._keys(), tuple(aggregates.items())))
@@ -83,8 +82,7 @@ class KeyedOperators(ABC, Generic[StreamT]):
         and later rows go to the side output "late".
 
         If rows with the same key differ otherwise, the first to arrive is emitted, which depends on the order
-        of
-        arrival: use all columns that distinguish rows as the key.
+        of arrival: use all columns that distinguish rows as the key.
 
             by_item.dedup("items")
             by_item.dedup("items_of_a_day", Tumbling("at", timedelta(days=1)))
@@ -141,7 +139,7 @@ class KeyedOperators(ABC, Generic[StreamT]):
         state_version: int = 1,
         migrations: Sequence[Migration] = (),
         ttl: timedelta | None = None,
-        state_on: Place = "memory",
+        state_on: StateLocation = "memory",
         side_outputs: "Mapping[str, str | pa.Schema] | None" = None,
     ) -> StreamT:
         """Call functions that keep state for each key.
@@ -197,7 +195,7 @@ class KeyedOperators(ABC, Generic[StreamT]):
         state_version: int = 1,
         migrations: Sequence[Migration] = (),
         ttl: timedelta | None = None,
-        state_on: Place = "memory",
+        state_on: StateLocation = "memory",
     ) -> StreamT:
         """Call a function written for Spark's `applyInPandasWithState`, unchanged.
 
@@ -242,7 +240,7 @@ class KeyedOperators(ABC, Generic[StreamT]):
         state_version: int = 1,
         migrations: Sequence[Migration] = (),
         ttl: timedelta | None = None,
-        state_on: Place = "memory",
+        state_on: StateLocation = "memory",
     ) -> StreamT:
         """Run a `StatefulProcessor` written for Spark's `transformWithState`, unchanged.
 

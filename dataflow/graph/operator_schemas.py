@@ -27,7 +27,7 @@ def find_schemas(
             continue  # the problem of its input is already reported
         try:
             if isinstance(spec, SideOutputSpec):
-                inputs = [_of_side(spec, nodes, specs, node.inputs[0], schemas)]
+                inputs = [_side_output_schema(spec, nodes, specs, node.inputs[0], schemas)]
             schemas[node.name] = spec.output_schema([schema for schema in inputs if schema is not None])
         except SchemaError as error:
             problems.append(f"{node.kind.value} {node.name!r}: {error}")
@@ -37,8 +37,8 @@ def find_schemas(
     return schemas
 
 
-def _of_side(
-    side: SideOutputSpec,
+def _side_output_schema(
+    side_output: SideOutputSpec,
     nodes: Sequence[NodeSpec],
     specs: Sequence[OperatorSpec],
     source: int,
@@ -48,10 +48,10 @@ def _of_side(
     node = nodes[source]
     found = [schemas[nodes[above].name] for above in node.inputs]
     ports = specs[source].side_output_schemas([schema for schema in found if schema is not None])
-    if side.port not in ports:
+    if side_output.port not in ports:
         known = f"it has {', '.join(map(repr, ports))}" if ports else "it has none"
         raise SchemaError(
-            f"{node.kind.value} {node.name!r} has no side output {side.port!r}"
-            f"{nearest(side.port, ports)}; {known}"
+            f"{node.kind.value} {node.name!r} has no side output {side_output.port!r}"
+            f"{nearest(side_output.port, ports)}; {known}"
         )
-    return ports[side.port]
+    return ports[side_output.port]

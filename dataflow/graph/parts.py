@@ -74,9 +74,9 @@ def parts_of(graph: Graph, application: str) -> list[GraphPart]:
     regions, outside = plan.choice.regions, plan.choice.outside
     nodes, specs = graph.nodes()
     if len(regions) == 1 and not outside:
-        whole = GraphPart(application, graph, plan.the_region())
-        _check_logs(graph.name, nodes, {node.name: whole.name for node in nodes})
-        return [whole]
+        only_part = GraphPart(application, graph, plan.the_region())
+        _check_logs(graph.name, nodes, {node.name: only_part.name for node in nodes})
+        return [only_part]
     groups: list[tuple[tuple[str, ...], Region | None]] = [(region.members, region) for region in regions]
     groups += [(members, None) for members in _connected(specs, outside)]
     owner = {member: f"{application}.{members[0]}" for members, _ in groups for member in members}
@@ -85,9 +85,9 @@ def parts_of(graph: Graph, application: str) -> list[GraphPart]:
     problems = tuple(dict.fromkeys(_edge_problems(specs, owner)))
     if problems:
         raise GraphError(graph.name, problems)
-    made = [_part(nodes, specs, members, region, owner, plan.schemas) for members, region in groups]
-    _check_circles(graph.name, made)
-    return made
+    parts = [_part(nodes, specs, members, region, owner, plan.schemas) for members, region in groups]
+    _check_circles(graph.name, parts)
+    return parts
 
 
 def _part(
@@ -115,29 +115,31 @@ def _part(
                 bridge = LogSource(above + BRIDGE_SUFFIX, schema, region=owner[above])
                 copies[above] = Node(above, bridge, ())
             inputs.append(above)
-        found = node.spec
-        if isinstance(found, LogSource) and found.region is None:
-            found = found.of_region(owner[found.sink])
-        if isinstance(found, LogSource) and found.region in owner.values():
-            reads.add(str(found.region))
-        copies[node.name] = Node(node.name, found, tuple(inputs))
-    for left in _left(nodes, specs, members):
-        copies[left + BRIDGE_SUFFIX] = Node(left + BRIDGE_SUFFIX, LogSink(publish="checkpoint"), (left,))
+        operator = node.spec
+        if isinstance(operator, LogSource) and operator.region is None:
+            operator = operator.of_region(owner[operator.sink])
+        if isinstance(operator, LogSource) and operator.region in owner.values():
+            reads.add(str(operator.region))
+        copies[node.name] = Node(node.name, operator, tuple(inputs))
+    for leaving in _leaving(nodes, specs, members):
+        copies[leaving + BRIDGE_SUFFIX] = Node(
+            leaving + BRIDGE_SUFFIX, LogSink(publish="checkpoint"), (leaving,)
+        )
     settings = None if region is None else region.settings
-    said = {} if region is None else dict.fromkeys(region.starts, region.settings)
-    return GraphPart(name, Graph.of(name, copies.values(), said), settings, tuple(sorted(reads)))
+    annotations = {} if region is None else dict.fromkeys(region.starts, region.settings)
+    return GraphPart(name, Graph.of(name, copies.values(), annotations), settings, tuple(sorted(reads)))
 
 
-def _left(nodes: Sequence[Node], specs: Sequence[NodeSpec], members: Sequence[str]) -> list[str]:
+def _leaving(nodes: Sequence[Node], specs: Sequence[NodeSpec], members: Sequence[str]) -> list[str]:
     """Return the members whose output goes to operators outside."""
-    found = {
+    names = {
         nodes[source].name
         for index, spec in enumerate(specs)
         if nodes[index].name not in members
         for source in spec.inputs
         if nodes[source].name in members
     }
-    return sorted(found)
+    return sorted(names)
 
 
 def _connected(specs: Sequence[NodeSpec], outside: Sequence[str]) -> list[tuple[str, ...]]:

@@ -57,10 +57,11 @@ class GraphPlan:
         """
         regions, outside = self.choice.regions, self.choice.outside
         if len(regions) != 1 or outside:
-            apart = f", with {', '.join(map(repr, outside))} outside" if outside else ""
+            outside_text = f", with {', '.join(map(repr, outside))} outside" if outside else ""
             count = f"{len(regions)} consistent region{'' if len(regions) == 1 else 's'}"
             problem = (
-                f"it has {count}{apart}, expected one region; divide it with `dataflow.graph.parts.parts_of`"
+                f"it has {count}{outside_text}, expected one region;"
+                " divide it with `dataflow.graph.parts.parts_of`"
             )
             raise GraphError(self.name, (problem,))
         sources = {name: spec for name, spec in self.specs.items() if isinstance(spec, SourceSpec)}

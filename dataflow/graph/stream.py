@@ -288,9 +288,9 @@ class Stream:
         """Raise AttributeError with a remedy if a keyed method is called on a stream that is not keyed."""
         if name.startswith("_") or not hasattr(KeyedOperators, name):
             raise AttributeError(f"a stream has no method {name!r}")
-        made = self.node if isinstance(self.node, str) else self.node.name
+        maker = self.node if isinstance(self.node, str) else self.node.name
         raise AttributeError(
-            f"{name} needs a keyed stream, and the output of {made!r} has no keys: key_by must come directly"
+            f"{name} needs a keyed stream, and the output of {maker!r} has no keys: key_by must come directly"
             f" before it; write .key_by(NAME, COLUMN, ...).{name}(...), and filter or map before key_by"
         )
 

@@ -38,18 +38,18 @@ _KEEPS: Final = frozenset(
 
 def find_lags(nodes: Sequence[NodeSpec], specs: Sequence[OperatorSpec]) -> dict[str, tuple[int, ...]]:
     """Return operator -> for each input, by how much its watermark is held back there, in microseconds."""
-    given: dict[int, Lags] = {}
-    held: dict[str, tuple[int, ...]] = {}
+    lags_of: dict[int, Lags] = {}
+    held_back: dict[str, tuple[int, ...]] = {}
     for index in in_order(nodes):
         node, spec = nodes[index], specs[index]
-        inputs = [given.get(above, {}) for above in node.inputs]
+        inputs = [lags_of.get(above, {}) for above in node.inputs]
         times = _times(spec, len(inputs))
-        back = [_lag(lags, time) if time else 0 for lags, time in zip(inputs, times, strict=True)]
+        input_lags = [_lag(lags, time) if time else 0 for lags, time in zip(inputs, times, strict=True)]
         if node.kind is OperatorKind.APPLY and spec.needs_time:  # the columns that it uses are unknown
-            back = [_worst([lags]) for lags in inputs]
-        held[node.name] = tuple(back)
-        given[index] = _output(node, spec, inputs)
-    return held
+            input_lags = [_worst([lags]) for lags in inputs]
+        held_back[node.name] = tuple(input_lags)
+        lags_of[index] = _output(node, spec, inputs)
+    return held_back
 
 
 def _times(spec: OperatorSpec, inputs: int) -> tuple[str, ...]:

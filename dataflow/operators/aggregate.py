@@ -67,13 +67,13 @@ class AggregateOperator(Operator):
     def __init__(self, spec: AggregateSpec, columns: pa.Schema, output: pa.Schema) -> None:
         self._keys = spec.keys
         self._output = output
-        self._columns = [aggregate.column for _, aggregate in spec.aggregates]
+        self._aggregated_columns = [aggregate.column for _, aggregate in spec.aggregates]
         self._accumulators: Sequence[Accumulator] = open_all(dict(spec.aggregates), columns)
         self._table = KeyedTable(pa.schema([columns.field(name) for name in spec.keys]), self._accumulators)
 
     def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
         slots = self._table.find_or_add([batch.column(name) for name in self._keys], hashes_of(batch))
-        for column, accumulator in zip(self._columns, self._accumulators, strict=True):
+        for column, accumulator in zip(self._aggregated_columns, self._accumulators, strict=True):
             accumulator.update(slots, None if column is None else batch.column(column))
         return ()
 
@@ -86,9 +86,6 @@ class AggregateOperator(Operator):
 
     def tables(self) -> Mapping[str, StateTable]:
         return {"": self._table}
-
-    def reset(self) -> None:
-        self._table.reset()
 
     def counters(self) -> dict[str, int]:
         held = sum(accumulator.bytes_held for accumulator in self._accumulators)

@@ -173,7 +173,7 @@ class ApproxDistinct(Aggregate):
         try:
             kind_of(column)
         except UnsupportedKeyTypeError:
-            raise _wrong(self, column, "a column whose values can be a key") from None
+            raise _wrong_column(self, column, "a column whose values can be a key") from None
         return pa.int64()
 
     def open(self, name: str, column: pa.DataType | None) -> Accumulator:
@@ -184,10 +184,10 @@ class ApproxDistinct(Aggregate):
         return f"ApproxDistinct({self.column}, {self.precision})"
 
 
-def _wrong(aggregate: Aggregate, column: pa.DataType | None, wanted: str) -> SchemaError:
-    found = "nothing" if column is None else type_text(column)
+def _wrong_column(aggregate: Aggregate, column: pa.DataType | None, expected: str) -> SchemaError:
+    found_type = "nothing" if column is None else type_text(column)
     return SchemaError(
-        f"{type(aggregate).__name__} takes {wanted}, and column {aggregate.column!r} is {found};"
+        f"{type(aggregate).__name__} takes {expected}, and column {aggregate.column!r} is {found_type};"
         " convert it in a map before"
     )
 
@@ -196,7 +196,7 @@ def _number(aggregate: Aggregate, column: pa.DataType | None) -> pa.DataType:
     if pa.types.is_integer(column) or column in (pa.float32(), pa.float64()):
         return column
     exact = ", decimals" if isinstance(aggregate, Sum) else ""
-    raise _wrong(aggregate, column, f"a column of integers{exact} or doubles")
+    raise _wrong_column(aggregate, column, f"a column of integers{exact} or doubles")
 
 
 def _ordered(aggregate: Aggregate, column: pa.DataType | None) -> pa.DataType:
@@ -207,7 +207,9 @@ def _ordered(aggregate: Aggregate, column: pa.DataType | None) -> pa.DataType:
         return column
     if types.is_string(column) or types.is_large_string(column) or types.is_decimal128(column):
         return column
-    raise _wrong(aggregate, column, "a column of numbers, decimals, dates, timestamps, booleans or text")
+    raise _wrong_column(
+        aggregate, column, "a column of numbers, decimals, dates, timestamps, booleans or text"
+    )
 
 
 def _extreme(name: str, column: pa.DataType, *, largest: bool) -> Accumulator:

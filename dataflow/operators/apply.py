@@ -30,7 +30,7 @@ from dataflow.operators.multiple_inputs import (
     parsed,
 )
 from dataflow.operators.own_state import OwnState
-from dataflow.operators.results import FAULTS, batch_of_result, batch_of_rows, say, several
+from dataflow.operators.results import FAULTS, batch_of_result, batch_of_rows, error_text, several
 from dataflow.operators.user_operator import Made, RuntimeContext, UserOperator
 from dataflow.state.migration import StateHistory, columns_text
 from dataflow.state.operator_directory import OperatorDirectory
@@ -53,43 +53,43 @@ class ApplySpec(OperatorSpec):
     """The state version that this spec describes; None: the current one."""
 
     def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema:
-        own = self.operator
-        check_needs(own, inputs)
-        _check_methods(own)
+        user_operator = self.operator
+        check_needs(user_operator, inputs)
+        _check_methods(user_operator)
         history = self.history()
         if history is not None:
             try:
                 block_schema(pa.schema([(ROW, pa.int64())]), history.columns)
             except ValueError as error:
                 raise SchemaError(f"state: {error}") from None
-        side_outputs_of(own.side_outputs)
+        side_outputs_of(user_operator.side_outputs)
         try:
-            copy.deepcopy(own)
+            copy.deepcopy(user_operator)
         except Exception as error:
             raise SchemaError(
-                f"each worker runs a copy of {type(own).__name__}, and it cannot be copied ({say(error)});"
-                " make such things in open()"
+                f"each worker runs a copy of {type(user_operator).__name__}, and it cannot be copied"
+                f" ({error_text(error)}); make such things in open()"
             ) from None
-        if own.schema is not None:
-            return parsed("schema", own.schema)
+        if user_operator.schema is not None:
+            return parsed("schema", user_operator.schema)
         if len(inputs) > 1:
             raise SchemaError(
-                f"{type(own).__name__} has several inputs and declares no output columns;"
+                f"{type(user_operator).__name__} has several inputs and declares no output columns;"
                 " write schema = '...'"
             )
         return inputs[0]
 
     def history(self) -> StateHistory | None:
         """Return the columns of its state in all versions. Raises SchemaError."""
-        own = self.operator
-        if own.state is None:
-            if own.state_version != 1 or own.migrations:
+        user_operator = self.operator
+        if user_operator.state is None:
+            if user_operator.state_version != 1 or user_operator.migrations:
                 raise SchemaError(
                     "it has a state_version or migrations but declares no state; write state = ..."
                 )
             return None
         try:
-            return StateHistory(own.state, own.state_version, own.migrations)
+            return StateHistory(user_operator.state, user_operator.state_version, user_operator.migrations)
         except SchemaError as error:
             raise SchemaError(f"state: {error}") from None
 
@@ -103,11 +103,11 @@ class ApplySpec(OperatorSpec):
 
     def detail(self) -> str:
         history = self.history()
-        said = ["keeps files"] if self.keeps_files else []
+        parts = ["keeps files"] if self.keeps_files else []
         if history is not None:
             version = self.as_of or history.version
-            said.append(declared_state(version, columns_text(history.columns_of(version))))
-        return " ".join(said)
+            parts.append(declared_state(version, columns_text(history.columns_of(version))))
+        return " ".join(parts)
 
     def earlier(self) -> "Sequence[ApplySpec]":
         history = self.history()
@@ -131,9 +131,9 @@ def apply_spec(operator: object, inputs: Sequence[str] | None = None) -> ApplySp
     a UserOperator or does not declare these inputs.
     """
     if not isinstance(operator, UserOperator):
-        found = f"the class {operator.__name__}" if isinstance(operator, type) else type(operator).__name__
+        given = f"the class {operator.__name__}" if isinstance(operator, type) else type(operator).__name__
         raise SchemaError(
-            f"apply takes an instance of a subclass of UserOperator, not {found};"
+            f"apply takes an instance of a subclass of UserOperator, not {given};"
             " write stream.apply('name', YourOperator())"
         )
     check_inputs(operator, inputs)
@@ -167,15 +167,19 @@ class ApplyOperator(Operator):
 
     def __init__(self, spec: ApplySpec, context: OperatorContext) -> None:
         assert context.output is not None
-        self._as_made = spec.operator
         self._emitter = Emitter(spec.side_output_schemas(context.inputs))
         self._emits = False
         self._schema = context.output
         self._deterministic = spec.deterministic
         self._inputs = inputs_of(spec.operator)
         columns = dict(zip(self._inputs, context.inputs, strict=True))
-        self._place = RuntimeContext(
-            context.operator, context.worker, context.workers, context.inputs[0], columns, self._ask
+        self._runtime_context = RuntimeContext(
+            context.operator,
+            context.worker,
+            context.workers,
+            context.inputs[0],
+            columns,
+            self._open_directory,
         )
         self._is_open = False
         self._keeps_files = spec.keeps_files
@@ -183,43 +187,32 @@ class ApplyOperator(Operator):
         self._time = CombinedWatermark(len(self._inputs)) if spec.needs_time else None
         history = spec.history()
         self._state = None if history is None else OwnState(history, self._checkpoint)
-        self._renew()
-
-    def _renew(self) -> None:
-        self._own = copy.deepcopy(self._as_made)
-        self._held = BufferedRows(len(self._inputs))
-        self._own._put = self._put  # noqa: SLF001 - assigns the private half of UserOperator
-
-    def reset(self) -> None:
-        self.close()
-        self._renew()
-        if self._state is not None:
-            self._state.reset()
-        if self._time is not None:
-            self._time.each.reset()
+        self._operator = copy.deepcopy(spec.operator)
+        self._buffered = BufferedRows(len(self._inputs))
+        self._operator._emit_to_port = self._emit_to_port  # noqa: SLF001 - assigns the private half of UserOperator
 
     def restored(self) -> None:
         with self._user("open", emits=False):
-            self._own.open(self._place)
+            self._operator.open(self._runtime_context)
         self._is_open = True
         rows = None if self._state is None else self._state.take_restored()
         if rows is not None:
             with self._user("reset", emits=False):
-                self._own.reset(rows)
+                self._operator.reset(rows)
 
     def process_of(self, index: int, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
         if len(self._inputs) == 1:
             return self._process(index, batch)
-        self._held.put(index, batch)
+        self._buffered.put(index, batch)
         return ()
 
     def end_step(self) -> Sequence[pa.RecordBatch]:
-        return [made for index, batch in self._held.take() for made in self._process(index, batch)]
+        return [made for index, batch in self._buffered.take() for made in self._process(index, batch)]
 
     def _process(self, index: int, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
         name = self._inputs[index]
         with self._user(f"process of input {name!r}" if name else "process"):
-            return _batches(self._own.process_of(name, batch), self._schema)
+            return _batches(self._operator.process_of(name, batch), self._schema)
 
     def on_punctuation(self, watermark: Watermark, index: int = 0) -> Sequence[pa.RecordBatch]:
         if self._time is None:
@@ -229,10 +222,10 @@ class ApplyOperator(Operator):
         if moved:
             with self._user("on_punctuation_of"):
                 ts = _datetime(self._time.each.watermarks[index])
-                made += _batches(self._own.on_punctuation_of(name, ts), self._schema)
+                made += _batches(self._operator.on_punctuation_of(name, ts), self._schema)
         if all_moved:
             with self._user("on_punctuation"):
-                made += _batches(self._own.on_punctuation(_datetime(self._time.of_all())), self._schema)
+                made += _batches(self._operator.on_punctuation(_datetime(self._time.of_all())), self._schema)
         return made
 
     def passes_on(self, watermark: Watermark) -> Watermark:
@@ -240,7 +233,7 @@ class ApplyOperator(Operator):
 
     def drain(self) -> Sequence[pa.RecordBatch]:
         with self._user("drain"):
-            made = _batches(self._own.drain(), self._schema)
+            made = _batches(self._operator.drain(), self._schema)
         if made and self._deterministic:
             raise UserFault(
                 f"drain returned {sum(batch.num_rows for batch in made)} rows, which depend on when"
@@ -263,7 +256,7 @@ class ApplyOperator(Operator):
     def close(self) -> None:
         if self._is_open:
             self._is_open = False
-            self._own.close()
+            self._operator.close()
         if self._directory is not None:
             self._directory.close()
             self._directory = None
@@ -271,10 +264,11 @@ class ApplyOperator(Operator):
     def take_directory(self, directory: OperatorDirectory) -> None:
         self._directory = directory
 
-    def _ask(self) -> OperatorDirectory:
+    def _open_directory(self) -> OperatorDirectory:
         if not self._keeps_files:
             raise DirectoryError(
-                f"{type(self._own).__name__} keeps no files", remedy="write keeps_files = True in its class"
+                f"{type(self._operator).__name__} keeps no files",
+                remedy="write keeps_files = True in its class",
             )
         if self._directory is None:
             raise DirectoryError("directory() is available only between open() and close()")
@@ -282,10 +276,10 @@ class ApplyOperator(Operator):
 
     def _checkpoint(self, schema: pa.Schema) -> pa.RecordBatch:
         with self._user("checkpoint", emits=False):
-            made = _batches(self._own.checkpoint(), schema)
+            made = _batches(self._operator.checkpoint(), schema)
         return made[0] if made else pa.RecordBatch.from_pylist([], schema)
 
-    def _put(self, port: str, rows: Any) -> None:
+    def _emit_to_port(self, port: str, rows: Any) -> None:
         if not self._emits:
             raise SchemaError("emit may be called only in process, on_punctuation and drain")
         self._emitter(port, rows)
@@ -302,7 +296,7 @@ class ApplyOperator(Operator):
         except UserFault as fault:
             raise UserFault(f"{method}: {fault}", remedy=fault.remedy) from fault.__cause__
         except FAULTS as error:
-            raise UserFault(f"{method}: {say(error)}") from error
+            raise UserFault(f"{method}: {error_text(error)}") from error
         finally:
             self._emits = False
             if self._directory is not None:

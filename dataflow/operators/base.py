@@ -8,12 +8,14 @@ The circuit calls an operator in this order:
 
 | when | call |
 |---|---|
+| first, if there is a checkpoint | `restore` of each state table, per stored block, oldest first |
 | before the first step | `restored`, once, after all stored blocks, if any, were restored |
 | for each batch of a step | `process`, in an order that a replay repeats |
 | when all batches of the step have arrived | `end_step` |
 | after that, if event time advanced (in a graph that has it) | `on_punctuation` |
 | at a checkpoint, after the step | `drain` (finish and emit the rest), `checkpoint` of each state table |
-| after a failure | `reset` (discard all state), `restore` per stored block, oldest first, `restored` |
+
+After a failure the instance is closed, and a new one is opened and restored. No instance is used again.
 
 The data an operator produces must not depend on the worker or on a clock: the same input gives the same
 output.
@@ -158,9 +160,6 @@ class Operator:
     def drain(self) -> Sequence[pa.RecordBatch]:
         """Finish all work that belongs before the coming checkpoint. The returned batches are part of it."""
         return ()
-
-    def reset(self) -> None:
-        """Discard all state, so that the instance is as if newly opened."""
 
     def counters(self) -> dict[str, int]:
         """Return statistics for display."""

@@ -87,7 +87,7 @@ def _block_schema(keys: Sequence[str], columns: pa.Schema) -> pa.Schema:
 
 
 class BroadcastStateOperator(StatefulOperator):
-    """The table on one worker. Rows that arrive in a step are kept in `_came` until `begin_step`."""
+    """The table on one worker. Rows that arrive in a step are kept in `_pending` until `begin_step`."""
 
     def __init__(self, keys: Sequence[str], columns: pa.Schema) -> None:
         self._keys = tuple(keys)
@@ -95,7 +95,7 @@ class BroadcastStateOperator(StatefulOperator):
         self._columns = columns
         self._blocks = _block_schema(keys, columns)
         self._rows: dict[Key, Row] = {}
-        self._came: dict[Key, Row | None] = {}
+        self._pending: dict[Key, Row | None] = {}
         self._changed: dict[Key, None] = {}
         self.table: Mapping[Key, Row] = MappingProxyType(self._rows)
         """The rows that are in effect. Changes between steps only."""
@@ -110,10 +110,10 @@ class BroadcastStateOperator(StatefulOperator):
                     remedy="filter such rows before graph.broadcast_table",
                 )
             values = {name: row[name] for name in self._values}
-            gone = values and all(value is None for value in values.values())
-            self._came[key] = None if gone else values
+            deletes = values and all(value is None for value in values.values())
+            self._pending[key] = None if deletes else values
             self._changed[key] = None
-        if len(self._rows) + len(self._came) > limits.broadcast_rows_max:
+        if len(self._rows) + len(self._pending) > limits.broadcast_rows_max:
             raise UserFault(
                 f"a broadcast table has at most {limits.broadcast_rows_max} keys, because every worker holds"
                 " all of them",
@@ -125,12 +125,12 @@ class BroadcastStateOperator(StatefulOperator):
         """Make the rows of the previous step take effect. Called after all operators on this worker have
         finished it.
         """
-        for key, row in self._came.items():
+        for key, row in self._pending.items():
             if row is None:
                 self._rows.pop(key, None)
             else:
                 self._rows[key] = row
-        self._came.clear()
+        self._pending.clear()
 
     def checkpoint(self) -> pa.RecordBatch:
         block = self._block(self._changed)
@@ -138,7 +138,7 @@ class BroadcastStateOperator(StatefulOperator):
         return block
 
     def snapshot(self) -> pa.RecordBatch:
-        return self._block(key for key in {**self._rows, **self._came} if self._latest(key) is not None)
+        return self._block(key for key in {**self._rows, **self._pending} if self._latest(key) is not None)
 
     def restore(self, block: pa.RecordBatch) -> None:
         for row in block.to_pylist():
@@ -148,11 +148,6 @@ class BroadcastStateOperator(StatefulOperator):
             else:
                 self._rows[key] = {name: row[name] for name in self._values}
 
-    def reset(self) -> None:
-        self._rows.clear()
-        self._came.clear()
-        self._changed.clear()
-
     def counters(self) -> dict[str, int]:
         return {"keys": len(self._rows)}
 
@@ -161,7 +156,7 @@ class BroadcastStateOperator(StatefulOperator):
 
     def _latest(self, key: Key) -> Row | None:
         # Includes rows that take effect in the next step: a checkpoint contains them too (rule 3).
-        return self._came[key] if key in self._came else self._rows.get(key)
+        return self._pending[key] if key in self._pending else self._rows.get(key)
 
     def _block(self, keys: Iterable[Key]) -> pa.RecordBatch:
         chosen = list(keys)

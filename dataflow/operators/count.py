@@ -5,13 +5,13 @@ key whose count falls to zero (weights may be negative) becomes a tombstone in t
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, Final
 
 import numpy as np
 import pyarrow as pa
 
-from checkpoint.chains.state_blocks import block_schema
+from checkpoint.chains.state_blocks import block_schema, make_block
 from dataflow.core.plan import OperatorKind
 from dataflow.errors import SchemaError
 from dataflow.operators.base import (
@@ -21,7 +21,7 @@ from dataflow.operators.base import (
     StatefulOperator,
 )
 from dataflow.state.columns import Slots
-from dataflow.state.key_index import KeyIndex, SlotArray, in_pieces
+from dataflow.state.key_index import KeyIndex, SlotArray, TouchedSlots, in_pieces
 from dataflow.worker.partitioning import hashes_of, weights_of
 
 COUNT_COLUMN: Final = "count"
@@ -51,16 +51,10 @@ class CountSpec(OperatorSpec):
         return CountOperator(self.keys, context.output)
 
 
-@dataclass(slots=True)
-class _Step:
-    """The rows of the current step, as slots in the order of arrival."""
-
-    slots: list[Slots] = field(default_factory=list)
-
-
 class CountOperator(StatefulOperator):
-    """Counts rows by key. State per slot: the count, the position of the last row, and whether the count
-    changed since the last checkpoint.
+    """Counts rows by key. State per slot: the count, and whether it changed since the last checkpoint.
+
+    It does not use `KeyedTable`, which maintains three more arrays per slot: a count of 0 is its tombstone.
     """
 
     def __init__(self, keys: Sequence[str], output: pa.Schema) -> None:
@@ -68,46 +62,26 @@ class CountOperator(StatefulOperator):
         self._output = output
         key_schema = pa.schema([output.field(name) for name in keys])
         self._blocks = block_schema(key_schema, pa.schema([output.field(COUNT_COLUMN)]))
-        self.reset()
-
-    def reset(self) -> None:
-        self._index = KeyIndex([self._output.field(name).type for name in self._key_names])
+        self._index = KeyIndex(key_schema.types)
         self._counts = SlotArray(np.int64)
-        self._round_of = SlotArray(np.int64, fill=-1)
         self._changed = SlotArray(np.bool_)
-        self._round = 0
-        self._step = _Step()
+        self._touched = TouchedSlots()
 
     def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
         slots = self._index.find_or_add([batch.column(name) for name in self._key_names], hashes_of(batch))
         counts = self._counts.reach(len(self._index))
         weights = weights_of(batch)
         np.add.at(counts, slots, 1 if weights is None else weights)
-        self._step.slots.append(slots)
+        self._touched.add(slots)
         return ()
 
     def end_step(self) -> Sequence[pa.RecordBatch]:
-        touched = self._touched()
+        touched = self._touched.take(len(self._index))
         if not len(touched):
             return ()
         self._changed.reach(len(self._index))[touched] = True
         columns = [*self._index.keys(touched), pa.array(self._counts.values[touched])]
         return [pa.RecordBatch.from_arrays(columns, schema=self._output)]
-
-    def _touched(self) -> Slots:
-        """Return the slots of the step, each once, in the order of first arrival."""
-        if not self._step.slots:
-            return np.empty(0, np.int64)
-        came = np.concatenate(self._step.slots)
-        self._step = _Step()
-        first = self._round_of.reach(len(self._index))
-        # One array serves both as a flag and as a position: writing backwards leaves the first position of
-        # each slot.
-        places = np.arange(self._round, self._round + len(came))
-        first[came[::-1]] = places[::-1]
-        self._round += len(came)
-        touched: Slots = came[first[came] == places]
-        return touched
 
     def checkpoint(self) -> pa.RecordBatch:
         changed = self._changed.reach(len(self._index))
@@ -127,13 +101,10 @@ class CountOperator(StatefulOperator):
         return np.flatnonzero(self._counts.reach(len(self._index))[: len(self._index)])
 
     def _block(self, slots: Slots) -> pa.RecordBatch:
-        hashes = self._index.hashes(slots)
-        order = np.argsort(hashes)
-        slots, hashes = slots[order], hashes[order]
         counts = self._counts.values[slots]
-        gone = counts == 0
-        columns = [*self._index.keys(slots), pa.array(hashes), pa.array(counts, mask=gone), pa.array(gone)]
-        return pa.RecordBatch.from_arrays(columns, schema=self._blocks)
+        deleted = counts == 0
+        values = [pa.array(counts, mask=deleted)]
+        return make_block(self._blocks, self._index.keys(slots), self._index.hashes(slots), values, deleted)
 
     def restore(self, block: pa.RecordBatch) -> None:
         slots = self._index.find_or_add([block.column(name) for name in self._key_names], hashes_of(block))

@@ -29,7 +29,7 @@ from dataflow.operators.base import OperatorContext, OperatorSpec, StateTable
 from dataflow.operators.event_time import check_time_column, times_of
 from dataflow.operators.late import LATE, TimedOperator
 from dataflow.state.accumulators import CountAccumulator
-from dataflow.state.columns import Slots
+from dataflow.state.columns import Slots, position_in_run
 from dataflow.state.keyed_table import KeyedTable
 from dataflow.state.row_table import Rows, RowTable, check_order, check_stored, in_order
 from dataflow.worker.partitioning import hashes_of
@@ -108,11 +108,11 @@ class CountWindowSpec(OperatorSpec):
         return CountWindowOperator(self, context.inputs[0], context.output)
 
 
-class _Numbered(KeyedTable):
+class _WindowTable(KeyedTable):
     """A table by key and window number. Windows of one key differ in their number."""
 
-    def restore(self, block: pa.RecordBatch, apart: Slots | None = None) -> None:
-        super().restore(block, block.column(NUMBER).to_numpy() if apart is None else apart)
+    def restore(self, block: pa.RecordBatch, salt: Slots | None = None) -> None:
+        super().restore(block, block.column(NUMBER).to_numpy() if salt is None else salt)
 
 
 class CountWindowOperator(TimedOperator):
@@ -127,7 +127,7 @@ class CountWindowOperator(TimedOperator):
         self._counts = CountAccumulator("count")
         self._counted = KeyedTable(pa.schema(keys), [self._counts])
         self._accumulators = open_all(dict(spec.aggregates), columns)
-        self._windows = _Numbered(pa.schema([*keys, (NUMBER, pa.int64())]), self._accumulators)
+        self._windows = _WindowTable(pa.schema([*keys, (NUMBER, pa.int64())]), self._accumulators)
 
     def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
         name = self._spec.window.time
@@ -153,7 +153,7 @@ class CountWindowOperator(TimedOperator):
         window = self._spec.window
         keys = [rows.batch.column(name) for name in self._spec.keys]
         slots = self._counted.find_or_add(keys, rows.hashes)
-        numbers = self._counts.results(slots).to_numpy() + _place_in_group(slots)
+        numbers = self._counts.results(slots).to_numpy() + _position_in_group(slots)
         self._counts.update(slots, None)
         for back in range(-(-window.size // window.step)):
             windows = numbers // window.step - back
@@ -182,11 +182,6 @@ class CountWindowOperator(TimedOperator):
     def own_tables(self) -> Mapping[str, StateTable]:
         return {"": self._windows, "~counts": self._counted, "~rows": self._rows}
 
-    def reset(self) -> None:
-        super().reset()
-        for table in (self._rows, self._counted, self._windows):
-            table.reset()
-
     def counters(self) -> dict[str, int]:
         held = sum(accumulator.bytes_held for accumulator in self._accumulators)
         return {
@@ -198,12 +193,10 @@ class CountWindowOperator(TimedOperator):
         }
 
 
-def _place_in_group(groups: Slots) -> Slots:
+def _position_in_group(groups: Slots) -> Slots:
     """Return for each row the number of preceding rows of its group."""
     order = np.argsort(groups, kind="stable")
     ordered = groups[order]
-    begins = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
-    lengths = np.diff(np.r_[begins, len(ordered)])
-    places = np.empty(len(groups), np.int64)
-    places[order] = np.arange(len(groups)) - np.repeat(begins, lengths)
-    return places
+    positions = np.empty(len(groups), np.int64)
+    positions[order] = position_in_run(np.r_[True, ordered[1:] != ordered[:-1]])
+    return positions

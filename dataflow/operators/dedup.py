@@ -132,9 +132,6 @@ class DedupOperator(Operator):
     def tables(self) -> Mapping[str, StateTable]:
         return {"": self._table}
 
-    def reset(self) -> None:
-        self._table.reset()
-
     def counters(self) -> dict[str, int]:
         return {"keys": len(self._table), "state_bytes": self._table.bytes_held}
 
@@ -151,10 +148,10 @@ class WindowDedupOperator(TimedOperator):
     def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
         times = times_of(batch.column(self._time_name), self._time_name)
         starts = self._keys.newest(times)
-        over = self._keys.are_over(starts, self.watermark())
-        if over.any():
-            self.put_late(batch, np.flatnonzero(over), times)
-            batch, starts = batch.take(pa.array(np.flatnonzero(~over))), starts[~over]
+        closed = self._keys.are_closed(starts, self.watermark())
+        if closed.any():
+            self.put_late(batch, np.flatnonzero(closed), times)
+            batch, starts = batch.take(pa.array(np.flatnonzero(~closed))), starts[~closed]
         new = self._seen.new_rows(self._keys.find_or_add(batch, starts))
         return [batch.select(self._columns.names).take(pa.array(new))] if len(new) else ()
 
@@ -163,15 +160,11 @@ class WindowDedupOperator(TimedOperator):
         return ()
 
     def time_moved(self, index: int) -> Sequence[pa.RecordBatch]:
-        self._keys.table.remove(self._keys.take_over(self.watermark(index)))
+        self._keys.table.remove(self._keys.take_closed(self.watermark(index)))
         return ()
 
     def own_tables(self) -> Mapping[str, StateTable]:
         return {"": self._keys}
-
-    def reset(self) -> None:
-        super().reset()
-        self._keys.reset()
 
     def counters(self) -> dict[str, int]:
         return {

@@ -16,15 +16,15 @@ from dataflow.schema import parse_schema
 
 def side_outputs_of(declared: "Mapping[str, str | pa.Schema] | None") -> dict[str, pa.Schema]:
     """Parse the declaration of side outputs. Raises SchemaError, which names the output."""
-    sides = {}
+    schemas = {}
     for port, columns in (declared or {}).items():
         if not isinstance(port, str) or not port:
             raise SchemaError(f"a side output needs a non-empty name, not {port!r}; write {{'bad': ...}}")
         try:
-            sides[port] = parse_schema(columns)
+            schemas[port] = parse_schema(columns)
         except SchemaError as error:
             raise SchemaError(f"side output {port!r}: {error}") from None
-    return sides
+    return schemas
 
 
 def declared_side_outputs(
@@ -34,14 +34,14 @@ def declared_side_outputs(
     return tuple(side_outputs_of(declared).items())
 
 
-class _Waiting(threading.local):
+class _ThreadRows(threading.local):
     """The side output rows of one thread."""
 
     def __init__(self) -> None:
         self.calls = 0
-        self.given: dict[str, list[tuple[int, Any]]] = {}
+        self.pending: dict[str, list[tuple[int, Any]]] = {}
         """Port -> (index of the call, rows)."""
-        self.made: dict[str, list[pa.RecordBatch]] = {}
+        self.batches: dict[str, list[pa.RecordBatch]] = {}
 
 
 class Emitter:
@@ -51,38 +51,38 @@ class Emitter:
     function is called once per row.
     """
 
-    def __init__(self, sides: Mapping[str, pa.Schema], *, by_row: bool = False) -> None:
-        self._sides = sides
+    def __init__(self, schemas: Mapping[str, pa.Schema], *, by_row: bool = False) -> None:
+        self._schemas = schemas
         self._by_row = by_row
-        self._waiting = _Waiting()
+        self._waiting = _ThreadRows()
 
     def called(self) -> None:
         """Count one call of the user's function, which follows."""
         self._waiting.calls += 1
 
     def __call__(self, port: str, rows: Any) -> None:
-        if port not in self._sides:
-            known = ", ".join(map(repr, self._sides)) or "none"
+        if port not in self._schemas:
+            known = ", ".join(map(repr, self._schemas)) or "none"
             raise SchemaError(
-                f"there is no side output {port!r}{nearest(port, self._sides)}; declared are {known}"
+                f"there is no side output {port!r}{nearest(port, self._schemas)}; declared are {known}"
             )
-        self._waiting.given.setdefault(port, []).append((self._waiting.calls - 1, rows))
+        self._waiting.pending.setdefault(port, []).append((self._waiting.calls - 1, rows))
 
     def settle(self) -> None:
         """Convert the rows of this thread to batches of the declared columns. Raises UserFault."""
-        given, self._waiting.given = self._waiting.given, {}
+        given, self._waiting.pending = self._waiting.pending, {}
         self._waiting.calls = 0
         for port, several in given.items():
             try:
-                made = _batches(several, self._sides[port])
+                made = _batches(several, self._schemas[port])
             except UserFault as fault:
                 row = fault.row if self._by_row else None
                 raise UserFault(f"side output {port!r}: {fault}", row=row, remedy=fault.remedy) from fault
-            self._waiting.made.setdefault(port, []).extend(made)
+            self._waiting.batches.setdefault(port, []).extend(made)
 
     def take(self, port: str) -> list[pa.RecordBatch]:
         """Remove and return the settled batches of this thread."""
-        return self._waiting.made.pop(port, [])
+        return self._waiting.batches.pop(port, [])
 
 
 def _batches(several: Sequence[tuple[int, Any]], schema: pa.Schema) -> list[pa.RecordBatch]:

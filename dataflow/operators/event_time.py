@@ -31,6 +31,7 @@ from dataflow.core.plan import OperatorKind
 from dataflow.errors import SchemaError, UserFault
 from dataflow.operators.base import OperatorContext, OperatorSpec, StateTable
 from dataflow.operators.nulls import NullRule, OnNullTime, check_choice, null_side_outputs
+from dataflow.operators.step_values import StepValues
 from dataflow.schema import type_text
 
 _ONE: Final = timedelta(microseconds=1)
@@ -123,11 +124,7 @@ class WatermarkTable(StateTable):
     _schema = block_schema(pa.schema([("input", pa.int64())]), pa.schema([("mark", pa.int64())]))
 
     def __init__(self, inputs: int) -> None:
-        self._inputs = inputs
-        self.reset()
-
-    def reset(self) -> None:
-        self.watermarks: list[Watermark] = [UNKNOWN] * self._inputs
+        self.watermarks: list[Watermark] = [UNKNOWN] * inputs
         self._stored: list[Watermark] = list(self.watermarks)
 
     def reach(self, watermark: Watermark, index: int) -> bool:
@@ -181,8 +178,8 @@ class EventTimeOperator(NullRule):
         times = times_of(timed.column(self._column), self._column)
         # also for a row without a time: the value is a promise about other rows
         if self._punctuation is not None:
-            said = batch.column(self._punctuation)
-            newest = pc.max(said.cast(pa.timestamp("us", said.type.tz)).cast(pa.int64())).as_py()
+            promised = batch.column(self._punctuation)
+            newest = pc.max(promised.cast(pa.timestamp("us", promised.type.tz)).cast(pa.int64())).as_py()
             if newest is not None:
                 self.splits.saw(*self.rows_of, newest)
         elif len(times):
@@ -200,11 +197,6 @@ class EventTimeOperator(NullRule):
     def tables(self) -> dict[str, StateTable]:
         return {**super().tables(), "~time": self._state}
 
-    def reset(self) -> None:
-        super().reset()
-        self._state.reset()
-        self.splits = SplitWatermarks()
-
     @property
     def watermark(self) -> Watermark:
         """The newest watermark of the output."""
@@ -213,34 +205,29 @@ class EventTimeOperator(NullRule):
     def remember(self, step: int) -> None:
         """Record the watermark at the end of this step."""
         super().remember(step)
-        self._state.of_step[step] = self._state.watermarks[0]
+        self._state.by_step.remember(step, self._state.watermarks[0])
 
     def forget(self, step: int) -> None:
         """Discard the steps before this one; no later call refers to them."""
         super().forget(step)
-        for old in [one for one in self._state.of_step if one < step]:
-            del self._state.of_step[old]
+        self._state.by_step.forget(step)
 
-    def look_at(self, step: int) -> None:
+    def select_step(self, step: int) -> None:
         """Select the step that the next checkpoint describes."""
-        super().look_at(step)
-        self._state.looked_at = step
+        super().select_step(step)
+        self._state.by_step.select(step)
 
 
 class _RememberedWatermark(WatermarkTable):
     def __init__(self) -> None:
         super().__init__(1)
-
-    def reset(self) -> None:
-        super().reset()
-        self.of_step: dict[int, Watermark] = {}
-        self.looked_at = 0
+        self.by_step = StepValues()
 
     def checkpoint(self) -> pa.RecordBatch:
         return self.snapshot()
 
     def snapshot(self) -> pa.RecordBatch:
-        return self.block({0: self.of_step.get(self.looked_at, self.watermarks[0])})
+        return self.block({0: self.by_step.selected(self.watermarks[0])})
 
 
 __all__ = [

@@ -9,7 +9,7 @@ index of the row if one row caused the fault.
 | "batch" | a `pa.RecordBatch`, never empty | columns | columns, or None for no rows | a boolean array |
 | "pandas" | a DataFrame | a DataFrame | a DataFrame, or None for no rows | a boolean Series |
 
-Columns are a `RecordBatch`, a `InsideTable`, a dict of arrays or, for a schema of one column, an array. A
+Columns are a `RecordBatch`, a `pa.Table`, a dict of arrays or, for a schema of one column, an array. A
 pandas function may return a Series where a batch function may return an array.
 
 A row is a dict by column name, a tuple in the order of the columns or, for a schema of one column, the value.
@@ -32,7 +32,7 @@ from dataflow.operators.base import Operator, OperatorContext, OperatorSpec
 from dataflow.operators.emitting import Emitter
 from dataflow.operators.frames import OnFrames
 from dataflow.operators.python_rows import rows_of
-from dataflow.operators.results import FAULTS, batch_of_result, batch_of_rows, say, several
+from dataflow.operators.results import FAULTS, batch_of_result, batch_of_rows, error_text, several
 from dataflow.operators.threads import ThreadedOperator
 from dataflow.schema import check_schema
 
@@ -66,7 +66,7 @@ class FunctionSpec(OperatorSpec):
         function = OnFrames(self.function) if self.takes == "pandas" else self.function
         emitter = Emitter(dict(self.side_outputs), by_row=self.takes == "row") if self.side_outputs else None
         if context.broadcast is not None or emitter is not None:
-            function = _WithMore(function, context.broadcast, emitter)
+            function = _WithArguments(function, context.broadcast, emitter)
         operator = self.open_one(context, function)
         if emitter is not None:
             operator = _Emitting(operator, emitter)
@@ -127,7 +127,7 @@ class FilterSpec(FunctionSpec):
 
 
 @dataclass(frozen=True, slots=True)
-class _WithMore:
+class _WithArguments:
     """Adds arguments after the row or batch: the broadcast table, then the emitter of side outputs."""
 
     function: UserFunction
@@ -172,7 +172,7 @@ class _RowFunction(Operator):
                 result = self._function(row)
                 made = [*several(result)] if self._many else [result]
             except FAULTS as error:
-                raise UserFault(say(error), row=index) from error
+                raise UserFault(error_text(error), row=index) from error
             rows += made
             sources += [index] * len(made)
         return [batch_of_rows(rows, sources, self._schema)] if rows else []
@@ -188,7 +188,7 @@ class _BatchFunction(Operator):
         try:
             result = self._function(batch)
         except FAULTS as error:
-            raise UserFault(say(error)) from error
+            raise UserFault(error_text(error)) from error
         if result is None and not self._same_rows:
             return []  # no rows, as for a function of rows
         made = batch_of_result(result, self._schema)
@@ -210,7 +210,7 @@ class _RowFilter(Operator):
             try:
                 keep.append(bool(self._function(row)))
             except FAULTS as error:
-                raise UserFault(say(error), row=index) from error
+                raise UserFault(error_text(error), row=index) from error
         kept = batch.filter(pa.array(keep, pa.bool_()))
         return [kept] if kept.num_rows else []
 
@@ -223,7 +223,7 @@ class _BatchFilter(Operator):
         try:
             mask = self._function(batch)
         except FAULTS as error:
-            raise UserFault(say(error)) from error
+            raise UserFault(error_text(error)) from error
         if isinstance(mask, pa.ChunkedArray):
             mask = mask.combine_chunks()
         if not isinstance(mask, pa.Array):

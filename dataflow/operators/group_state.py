@@ -43,7 +43,7 @@ class GroupState:
         self, columns: pa.Schema, state: KeyState, watermark: int, timeout: str, *, out: bool
     ) -> None:
         self._tuples = Tuples(columns, naive=True)
-        self._kept = state.value
+        self._value = state.value
         self._watermark = watermark
         self._timeout = timeout
         self.hasTimedOut = out
@@ -55,29 +55,29 @@ class GroupState:
     @property
     def exists(self) -> bool:
         """Whether the key has a state."""
-        return self._kept is not None
+        return self._value is not None
 
     @property
     def get(self) -> tuple[Any, ...]:
         """The state of the key. Raises ValueError if it has none."""
-        if self._kept is None:
+        if self._value is None:
             raise ValueError("the key has no state yet; check `exists` or use `getOption`")
-        return self._tuples.given(self._kept)
+        return self._tuples.to_user(self._value)
 
     @property
     def getOption(self) -> tuple[Any, ...] | None:  # noqa: N802 - these are Spark's names
         """The state of the key, or None."""
-        return None if self._kept is None else self._tuples.given(self._kept)
+        return None if self._value is None else self._tuples.to_user(self._value)
 
     def update(self, newValue: tuple[Any, ...]) -> None:  # noqa: N803
         """Set the state. Raises TypeError for None, ValueError for a wrong number of values."""
         if newValue is None:
             raise TypeError("a state must be a tuple, not None; use remove() to delete the state")
-        self._kept = self._tuples.to_keep(newValue)
+        self._value = self._tuples.to_stored(newValue)
 
     def remove(self) -> None:
         """Delete the state."""
-        self._kept = None
+        self._value = None
 
     def setTimeoutTimestamp(self, timestampMs: "int | datetime") -> None:  # noqa: N802,N803
         """Request a call when event time passes this time, unless the key gets a call before. Raises
@@ -87,10 +87,10 @@ class GroupState:
             raise ValueError(
                 f"setTimeoutTimestamp needs timeoutConf 'EventTimeTimeout', not {self._timeout!r}"
             )
-        wanted = millis(timestampMs) if isinstance(timestampMs, datetime) else int(timestampMs)
-        if wanted <= self._watermark:
-            raise ValueError(f"timeout {wanted} ms must be after the watermark, {self._watermark} ms")
-        self.timeout_ms = wanted
+        timeout_ms = millis(timestampMs) if isinstance(timestampMs, datetime) else int(timestampMs)
+        if timeout_ms <= self._watermark:
+            raise ValueError(f"timeout {timeout_ms} ms must be after the watermark, {self._watermark} ms")
+        self.timeout_ms = timeout_ms
 
     def setTimeoutDuration(self, durationMs: int) -> None:  # noqa: N802,N803
         """Raise NotImplementedError: processing time is not supported."""
@@ -111,7 +111,7 @@ class GroupState:
 
     def as_value(self) -> dict[str, Any] | None:
         """Return the state in stored form."""
-        return self._kept
+        return self._value
 
 
 @dataclass(frozen=True, slots=True)

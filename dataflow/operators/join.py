@@ -75,8 +75,8 @@ class JoinSpec(OperatorSpec):
 
     def detail(self) -> str:
         sides = zip(self.keys, self.times, strict=True)
-        said = " with ".join(f"key ({', '.join(keys)}) time ({time})" for keys, time in sides)
-        return f"{said} within ({self.within})"
+        described = " with ".join(f"key ({', '.join(keys)}) time ({time})" for keys, time in sides)
+        return f"{described} within ({self.within})"
 
     def open(self, context: OperatorContext) -> "JoinOperator":
         assert context.output is not None
@@ -91,7 +91,7 @@ class _Side:
         self.time = time
         self.columns = columns
         self.table = RowTable(columns)
-        self.came: list[Rows] = []
+        self.new_rows: list[Rows] = []
         """Rows of the current step."""
 
     def key_columns(self, rows: Rows) -> list[pa.Array]:
@@ -106,10 +106,6 @@ class _Side:
             return batch, times
         kept = ~np.logical_or.reduce([one.is_null().to_numpy(zero_copy_only=False) for one in nulls])
         return batch.filter(pa.array(kept)), times[kept]
-
-    def reset(self) -> None:
-        self.table.reset()
-        self.came = []
 
 
 class JoinOperator(TimedOperator):
@@ -129,14 +125,14 @@ class JoinOperator(TimedOperator):
         times = times_of(batch.column(side.time), side.time)
         late = times <= self.watermark(index)
         if late.any():
-            self._put_late_of(index, batch, np.flatnonzero(late), times)
+            self._add_late_rows(index, batch, np.flatnonzero(late), times)
             batch, times = batch.take(pa.array(np.flatnonzero(~late))), times[~late]
         batch, times = side.with_key(batch, times)
         # Keep a row until the other input's watermark is `within` past it: then no partner is near enough.
-        side.came.append(side.table.add(batch, times + self._within - 1, hashes_of(batch)))
+        side.new_rows.append(side.table.add(batch, times + self._within - 1, hashes_of(batch)))
         return ()
 
-    def _put_late_of(
+    def _add_late_rows(
         self, index: int, batch: pa.RecordBatch, rows: Slots, times: npt.NDArray[np.int64]
     ) -> None:
         if index == LEFT:
@@ -154,8 +150,8 @@ class JoinOperator(TimedOperator):
 
     def end_step(self) -> Sequence[pa.RecordBatch]:
         left, right = self._sides
-        new = [joined(side.came, side.columns) for side in self._sides]
-        left.came, right.came = [], []
+        new = [joined(side.new_rows, side.columns) for side in self._sides]
+        left.new_rows, right.new_rows = [], []
         if not len(new[LEFT]) and not len(new[RIGHT]):
             return ()
         lefts, rights = left.table.all(), right.table.all()
@@ -193,12 +189,6 @@ class JoinOperator(TimedOperator):
 
     def own_tables(self) -> Mapping[str, StateTable]:
         return {"~left": self._sides[LEFT].table, "~right": self._sides[RIGHT].table}
-
-    def reset(self) -> None:
-        super().reset()
-        self._late_right = []
-        for side in self._sides:
-            side.reset()
 
     def counters(self) -> dict[str, int]:
         return {

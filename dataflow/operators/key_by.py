@@ -65,9 +65,9 @@ def check_keyed_alike(keys: Sequence[Sequence[pa.DataType]]) -> None:
     """
     other = next((kinds for kinds in keys if list(kinds) != list(keys[0])), None)
     if other is not None:
-        shown = [", ".join(map(type_text, kinds)) for kinds in (keys[0], other)]
+        listed = [", ".join(map(type_text, kinds)) for kinds in (keys[0], other)]
         raise SchemaError(
-            f"all inputs must be keyed by columns of the same types, not ({shown[0]}) and ({shown[1]});"
+            f"all inputs must be keyed by columns of the same types, not ({listed[0]}) and ({listed[1]});"
             " cast one of them with a map before key_by"
         )
 

@@ -36,9 +36,6 @@ class LateTable(StateTable):
     )
 
     def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
         self.rows: Counter[int] = Counter()
         self.behind_us: Counter[int] = Counter()
         self._changed: set[int] = set()
@@ -135,8 +132,3 @@ class TimedOperator(Operator, ABC):
 
     def tables(self) -> Mapping[str, StateTable]:
         return {**self.own_tables(), "~time": self._time, "~late": self._lateness}
-
-    def reset(self) -> None:
-        self._time.reset()
-        self._lateness.reset()
-        self._late = []

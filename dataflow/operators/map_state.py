@@ -28,7 +28,7 @@ from dataflow.operators.emitting import Emitter
 from dataflow.operators.event_time import check_time_column, micros_of, times_of
 from dataflow.operators.late import LATE, TimedOperator
 from dataflow.operators.python_rows import micros_of_time, rows_of, time_reader
-from dataflow.operators.results import FAULTS, batch_of_rows, say, several
+from dataflow.operators.results import FAULTS, batch_of_rows, error_text, several
 from dataflow.schema import check_schema
 from dataflow.state.columns import Slots
 from dataflow.state.disk_value_store import DiskValueStore
@@ -36,7 +36,7 @@ from dataflow.state.key_states import NONE, KeyState, KeyStates
 from dataflow.state.keyed_table import KeyedTable
 from dataflow.state.migration import Migration, StateHistory, columns_text
 from dataflow.state.row_table import RowTable, check_order, check_stored, in_order
-from dataflow.state.value_store import Place, check_place
+from dataflow.state.value_store import StateLocation, check_state_location
 from dataflow.worker.partitioning import hashes_of
 
 Timer: TypeAlias = tuple[int, tuple[Any, ...], int]
@@ -50,7 +50,7 @@ OnTimer: TypeAlias = Callable[[Row, Any, KeyState], Any] | Callable[[Row, Any, K
 """The last argument is passed only if side outputs are declared."""
 
 
-_rows_at_once: Final = 4_096
+_rows_per_slice: Final = 4_096
 
 
 class Calls(NamedTuple):
@@ -78,13 +78,13 @@ class MapStateSpec(OperatorSpec):
     state_version: int = 1
     migrations: tuple[Migration, ...] = ()
     ttl: timedelta | None = None
-    state_on: Place = field(default="memory", kw_only=True)
-    """Where states are held. Not part of the fingerprint: a checkpoint can be restored to either place."""
+    state_on: StateLocation = field(default="memory", kw_only=True)
+    """Where states are held. Not part of the fingerprint: a checkpoint can be restored to either of them."""
     side_outputs: tuple[tuple[str, pa.Schema], ...] = field(default=(), kw_only=True)
     """Port and columns of each side output that the functions write."""
 
     def __post_init__(self) -> None:
-        check_place(self.state_on)
+        check_state_location(self.state_on)
         self.states()
         if LATE in dict(self.side_outputs):
             raise SchemaError(
@@ -160,7 +160,7 @@ class MapStateOperator(TimedOperator):
         self._table = spec.table(columns, self._states)
         self.calls = spec.calls(columns)
         self._emitter = Emitter(dict(spec.side_outputs))
-        self.more: tuple[Any, ...] = (self._emitter,) if spec.side_outputs else ()
+        self.extra_arguments: tuple[Any, ...] = (self._emitter,) if spec.side_outputs else ()
         """The arguments that follow the state."""
 
     def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
@@ -229,10 +229,10 @@ class MapStateOperator(TimedOperator):
         if type(time) is datetime:
             return micros_of_time(time)
         try:  # other values that Arrow converts to a time: a pandas Timestamp, an integer
-            found: int = pa.scalar(time, self._time_type).cast(pa.int64()).as_py()
+            converted: int = pa.scalar(time, self._time_type).cast(pa.int64()).as_py()
         except (pa.ArrowException, TypeError, ValueError) as error:
             raise UserFault(f"a timer must be a datetime or None, not {time!r:.80}") from error
-        return found
+        return converted
 
     def as_time(self, micros: int) -> Any:
         """Return a time in microseconds as the user's functions see it."""
@@ -248,11 +248,6 @@ class MapStateOperator(TimedOperator):
     def own_tables(self) -> Mapping[str, StateTable]:
         return {"": self._table, "~rows": self._rows}
 
-    def reset(self) -> None:
-        super().reset()
-        self._table.reset()
-        self._rows.reset()
-
     def counters(self) -> dict[str, int]:
         return {
             "keys": len(self._table),
@@ -265,8 +260,8 @@ class MapStateOperator(TimedOperator):
 
 def _each(batch: pa.RecordBatch) -> Iterator[Row]:
     """Yield the rows. Converts a limited number of rows at a time, to bound memory."""
-    for begin in range(0, batch.num_rows, _rows_at_once):
-        yield from rows_of(batch.slice(begin, _rows_at_once))
+    for begin in range(0, batch.num_rows, _rows_per_slice):
+        yield from rows_of(batch.slice(begin, _rows_per_slice))
 
 
 class _NullKey:
@@ -323,7 +318,7 @@ class _Run:
         slot: int,
         time: int,
         function: Callable[..., Any],
-        what: tuple[Any, ...],
+        arguments: tuple[Any, ...],
         key: tuple[Any, ...] | None = None,
     ) -> None:
         """Make one call. This is the cost per row, so work that can be batched is done elsewhere."""
@@ -334,11 +329,11 @@ class _Run:
             state.timer = operator.as_time(before)
         state.at_end = self._at_end
         try:
-            self.made += several(function(*what, state, *operator.more))
+            self.made += several(function(*arguments, state, *operator.extra_arguments))
         except UserFault:
             raise
         except FAULTS as error:
-            raise UserFault(say(error)) from error
+            raise UserFault(error_text(error)) from error
         if state.value is not None:
             self._check(state.value)
         self._end(slot, time, state)

@@ -6,8 +6,8 @@ Theory (docs/decisions/0150). How the rows of one input interleave with those of
 and a replay does not repeat it. Rows of an operator with several inputs therefore wait for the end of the
 step (as in `union.py`) and are processed input by input, in the order in which the operator names them. The
 watermark of all inputs is the minimum of theirs (replication-transparency IV-A). Unlike downstream of a
-union, an input that never had a row counts: the operator could not take back what it emitted at a watermark
-if that input started later.
+union, an input that never had a row counts: if that input started later, the operator could not retract what
+it emitted at a watermark.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,37 +30,42 @@ def check_inputs(operator: UserOperator, given: Sequence[str] | None) -> None:
     """Raise SchemaError unless the given stream names are those that the operator declares. None: one unnamed
     stream.
     """
-    who, names = type(operator).__name__, inputs_of(operator)
+    class_name, names = type(operator).__name__, inputs_of(operator)
     if names != ("",) and not (names and all(isinstance(name, str) and name for name in names)):
         raise SchemaError(
-            f"{who} must name its inputs in needs, and ({_listed(names)}) are not names; write"
+            f"{class_name} must name its inputs in needs, and ({_listed(names)}) are not names; write"
             " needs = {'left': 'column type, ...', 'right': '...'}"
         )
     if given is None:
         if len(names) > 1:
-            raise SchemaError(f"{who} has inputs {_listed(names)}, got one stream; write {_call(who, names)}")
+            raise SchemaError(
+                f"{class_name} has inputs {_listed(names)}, got one stream; write {_call(class_name, names)}"
+            )
         return
     if names == ("",):
         raise SchemaError(
-            f"{who} does not name its input; write stream.apply('name', {who}()), or needs = {{'left': ...}}"
+            f"{class_name} does not name its input; write stream.apply('name', {class_name}()),"
+            " or needs = {'left': ...}"
         )
     for name in given:
         if name not in names:
             raise SchemaError(
-                f"{who} has no input {name!r}{nearest(name, names)}, it has {_listed(names)}; write"
-                f" {_call(who, names)}"
+                f"{class_name} has no input {name!r}{nearest(name, names)}, it has {_listed(names)}; write"
+                f" {_call(class_name, names)}"
             )
     missing = [name for name in names if name not in given]
     if missing:
-        raise SchemaError(f"{who} also needs input {_listed(missing)}; write {_call(who, names)}")
+        raise SchemaError(
+            f"{class_name} also needs input {_listed(missing)}; write {_call(class_name, names)}"
+        )
 
 
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(map(repr, names))
 
 
-def _call(who: str, names: Sequence[str]) -> str:
-    return f"graph.apply('name', {who}(), {', '.join(f'{name}=...' for name in names)})"
+def _call(class_name: str, names: Sequence[str]) -> str:
+    return f"graph.apply('name', {class_name}(), {', '.join(f'{name}=...' for name in names)})"
 
 
 def check_needs(operator: UserOperator, inputs: Sequence[pa.Schema]) -> None:
@@ -82,11 +87,11 @@ def _check_columns(needs: Columns, given: pa.Schema) -> None:
                 f"it needs column {field.name!r}{nearest(field.name, given.names)}, but its input has"
                 f" {', '.join(given.names)}"
             )
-        found = given.field(field.name).type
-        if not found.equals(field.type):
+        found_type = given.field(field.name).type
+        if not found_type.equals(field.type):
             raise SchemaError(
                 f"it needs column {field.name!r} as {type_text(field.type)}, but its input has it as"
-                f" {type_text(found)}; convert it with a map before"
+                f" {type_text(found_type)}; convert it with a map before"
             )
 
 
@@ -102,15 +107,15 @@ class BufferedRows:
     """The rows of a step, until all of them have arrived."""
 
     def __init__(self, inputs: int) -> None:
-        self._held: list[list[pa.RecordBatch]] = [[] for _ in range(inputs)]
+        self._batches: list[list[pa.RecordBatch]] = [[] for _ in range(inputs)]
 
     def put(self, index: int, batch: pa.RecordBatch) -> None:
         """Add rows of an input."""
-        self._held[index].append(batch)
+        self._batches[index].append(batch)
 
     def take(self) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Remove and yield all rows as (input, batch), in the order of the inputs."""
-        held, self._held = self._held, [[] for _ in self._held]
+        held, self._batches = self._batches, [[] for _ in self._batches]
         for index, batches in enumerate(held):
             for batch in batches:
                 yield index, batch

@@ -4,7 +4,7 @@ docs/decisions/0214 has the reasons for these choices.
 
 The number of excluded rows is state, as that of late rows (`late.py`): a row that was dropped before a
 checkpoint is not read again. Both operators may run in stage 0, which is ahead of the checkpoint, so the
-count of each step is remembered.
+count of each step is remembered (`step_values.py`).
 """
 
 from collections.abc import Sequence
@@ -18,6 +18,7 @@ from checkpoint.chains.state_blocks import block_schema, make_block
 from checkpoint.key_hash import hash_keys
 from dataflow.errors import SchemaError, UserFault
 from dataflow.operators.base import Operator, StateTable
+from dataflow.operators.step_values import StepValues
 
 OnNullTime: TypeAlias = Literal["error", "drop", "side"]
 OnNullKey: TypeAlias = Literal["group", "error", "drop", "side"]
@@ -43,31 +44,14 @@ class RememberedCount(StateTable):
     _schema = block_schema(pa.schema([("input", pa.int64())]), pa.schema([("rows", pa.int64())]))
 
     def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
         self.rows = 0
-        self._of_step: dict[int, int] = {}
-        self._looked_at = 0
-
-    def remember(self, step: int) -> None:
-        """Record the count at the end of this step."""
-        self._of_step[step] = self.rows
-
-    def forget(self, step: int) -> None:
-        """Discard the counts of steps before this one; no later checkpoint describes them."""
-        for old in [one for one in self._of_step if one < step]:
-            del self._of_step[old]
-
-    def look_at(self, step: int) -> None:
-        """Select the step that the next checkpoint describes."""
-        self._looked_at = step
+        self.by_step = StepValues()
 
     def checkpoint(self) -> pa.RecordBatch:
         return self.snapshot()
 
     def snapshot(self) -> pa.RecordBatch:
-        rows = self._of_step.get(self._looked_at, self.rows)
+        rows = self.by_step.selected(self.rows)
         keys = pa.array([0] if rows else [], pa.int64())
         values = pa.array([rows] if rows else [], pa.int64())
         return make_block(self._schema, [keys], hash_keys([keys]), [values])
@@ -80,15 +64,15 @@ class RememberedCount(StateTable):
 class NullRule(Operator):
     """An operator that applies a rule to rows in which one of `columns` is null, and passes on the others."""
 
-    def __init__(self, what: str, on_null: str, columns: Sequence[str], instead: str) -> None:
+    def __init__(self, role: str, on_null: str, columns: Sequence[str], instead: str) -> None:
         """what: the role of the columns, for messages. instead: the remedy in the message of on_null="error".
         on_null="group" passes on all rows.
         """
-        self._what = what
+        self._role = role
         self._on_null = on_null
         self._null_columns = tuple(columns)
         self._instead = instead
-        self._aside: list[pa.RecordBatch] = []
+        self._excluded: list[pa.RecordBatch] = []
         self.nulls = RememberedCount()
 
     def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
@@ -96,28 +80,28 @@ class NullRule(Operator):
 
     def without_nulls(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the rows to pass on. Raises UserFault if on_null="error" and a row has a null."""
-        found = [name for name in self._null_columns if batch.column(name).null_count]
-        if not found or self._on_null == "group":
+        with_nulls = [name for name in self._null_columns if batch.column(name).null_count]
+        if not with_nulls or self._on_null == "group":
             return batch
         null = np.zeros(batch.num_rows, np.bool_)
-        for name in found:
+        for name in with_nulls:
             null |= batch.column(name).is_null().to_numpy(zero_copy_only=False)
         if self._on_null == "error":
-            rows = batch.column(found[0]).null_count
+            rows = batch.column(with_nulls[0]).null_count
             raise UserFault(
-                f"{self._what} {found[0]!r} is null in {rows} of {batch.num_rows} rows",
+                f"{self._role} {with_nulls[0]!r} is null in {rows} of {batch.num_rows} rows",
                 row=int(np.flatnonzero(null)[0]),
                 remedy=self._instead,
             )
         self.nulls.rows += int(null.sum())
         if self._on_null == "side":
-            self._aside.append(batch.filter(pa.array(null)))
+            self._excluded.append(batch.filter(pa.array(null)))
         return batch.filter(pc.invert(pa.array(null)))
 
     def take_side_output(self, port: str) -> Sequence[pa.RecordBatch]:
         assert port == NULL_PORT
-        aside, self._aside = self._aside, []
-        return aside
+        excluded, self._excluded = self._excluded, []
+        return excluded
 
     def lost_on(self, port: str) -> dict[str, int]:
         return {_LOST: self.nulls.rows} if port == NULL_PORT and self.nulls.rows else {}
@@ -128,23 +112,19 @@ class NullRule(Operator):
     def tables(self) -> dict[str, StateTable]:
         return {"~nulls": self.nulls}
 
-    def reset(self) -> None:
-        self.nulls.reset()
-        self._aside = []
-
     # --- Ahead of the checkpoint ----------------------------------------------------------------------
 
     def remember(self, step: int) -> None:
         """Record the count at the end of this step."""
-        self.nulls.remember(step)
+        self.nulls.by_step.remember(step, self.nulls.rows)
 
     def forget(self, step: int) -> None:
         """Discard the steps before this one; no later call refers to them."""
-        self.nulls.forget(step)
+        self.nulls.by_step.forget(step)
 
-    def look_at(self, step: int) -> None:
+    def select_step(self, step: int) -> None:
         """Select the step that the next checkpoint describes."""
-        self.nulls.look_at(step)
+        self.nulls.by_step.select(step)
 
 
 __all__ = ["NULL_PORT", "NullRule", "OnNullKey", "OnNullTime", "check_choice", "null_side_outputs"]

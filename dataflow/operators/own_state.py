@@ -19,18 +19,14 @@ from dataflow.state.row_table import ROW
 
 
 class OwnState(StateTable):
-    """The state of a user's operator as a state table. `ask` returns the rows as of the checkpoint."""
+    """The state of a user's operator as a state table. `current_rows` returns its rows."""
 
-    def __init__(self, history: StateHistory, ask: Callable[[pa.Schema], pa.RecordBatch]) -> None:
+    def __init__(self, history: StateHistory, current_rows: Callable[[pa.Schema], pa.RecordBatch]) -> None:
         self._history = history
         self._columns = _bare(history.columns)
         keys = pa.schema([(ROW, pa.int64())])
         self._blocks = block_schema(keys, self._columns, state_version=history.version)
-        self._ask = ask
-        self.reset()
-
-    def reset(self) -> None:
-        """Discard what was stored and restored."""
+        self._current_rows = current_rows
         self._stored: pa.RecordBatch | None = None
         """The rows that the blocks written so far represent."""
         self._restored: list[pa.RecordBatch] = []
@@ -38,17 +34,19 @@ class OwnState(StateTable):
         """Whether the stored state is of an older version, so that the next checkpoint writes all of it."""
 
     def checkpoint(self) -> pa.RecordBatch:
-        before, after = self._stored, self._ask(self._columns)
+        before, after = self._stored, self._current_rows(self._columns)
         self._stored = after
         if before is None:
             return self._block(after, [-1, *range(after.num_rows)])
         both = min(before.num_rows, after.num_rows)
         changed = (
-            [-1, *range(both)] if self.migrated else _others(before.slice(0, both), after.slice(0, both))
+            [-1, *range(both)]
+            if self.migrated
+            else _changed_rows(before.slice(0, both), after.slice(0, both))
         )
         self.migrated = False
-        gone = range(after.num_rows, before.num_rows)
-        return self._block(after, [*changed, *range(both, after.num_rows), *gone])
+        deleted = range(after.num_rows, before.num_rows)
+        return self._block(after, [*changed, *range(both, after.num_rows), *deleted])
 
     def snapshot(self) -> pa.RecordBatch:
         rows = self._stored
@@ -70,8 +68,8 @@ class OwnState(StateTable):
         rows = newest_rows([block for block in blocks if state_version_of(block.schema) == version])
         numbers = rows.column(ROW).to_numpy()
         order = np.argsort(numbers)
-        found = rows.select(columns.names).take(pa.array(order[numbers[order] >= 0]))
-        self._stored = pa.RecordBatch.from_arrays(found.columns, schema=columns)
+        sorted_rows = rows.select(columns.names).take(pa.array(order[numbers[order] >= 0]))
+        self._stored = pa.RecordBatch.from_arrays(sorted_rows.columns, schema=columns)
         if version != self._history.version:
             values = [self._history.migrated(version, row) for row in self._stored.to_pylist()]
             self._stored = pa.RecordBatch.from_pylist(values, self._columns)
@@ -80,9 +78,9 @@ class OwnState(StateTable):
 
     def _block(self, rows: pa.RecordBatch, numbers: list[int]) -> pa.RecordBatch:
         keys = pa.array(numbers, pa.int64())
-        there = pa.array([n if 0 <= n < rows.num_rows else None for n in numbers], pa.int64())
+        indices = pa.array([n if 0 <= n < rows.num_rows else None for n in numbers], pa.int64())
         deleted = np.array([n >= rows.num_rows for n in numbers], np.bool_)
-        values = [column.take(there) for column in rows.columns]
+        values = [column.take(indices) for column in rows.columns]
         return make_block(self._blocks, [keys], hash_keys([keys]), values, deleted)
 
 
@@ -90,7 +88,7 @@ def _bare(columns: pa.Schema) -> pa.Schema:
     return pa.schema([pa.field(field.name, field.type) for field in columns])
 
 
-def _others(before: pa.RecordBatch, after: pa.RecordBatch) -> list[int]:
+def _changed_rows(before: pa.RecordBatch, after: pa.RecordBatch) -> list[int]:
     """Return the numbers of the rows that differ."""
     changed: list[int] = np.flatnonzero(~_same(before, after)).tolist()
     return changed

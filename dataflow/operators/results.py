@@ -18,7 +18,7 @@ user function must not end a worker without a message.
 """
 
 
-def say(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """Return an exception's type and message as text."""
     return f"{type(error).__name__}: {error}"
 

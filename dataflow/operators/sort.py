@@ -62,10 +62,6 @@ class SortOperator(TimedOperator):
     def own_tables(self) -> Mapping[str, StateTable]:
         return {"": self._rows}
 
-    def reset(self) -> None:
-        super().reset()
-        self._rows.reset()
-
     def counters(self) -> dict[str, int]:
         return {
             "rows": len(self._rows),

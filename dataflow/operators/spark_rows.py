@@ -68,7 +68,7 @@ class Tuples:
         self._columns = columns
         self._naive = naive
 
-    def to_keep(self, values: Iterable[Any]) -> dict[str, Any]:
+    def to_stored(self, values: Iterable[Any]) -> dict[str, Any]:
         """Return the stored form. Raises ValueError for a wrong number of values."""
         given = tuple(map(plain, values))
         names = self._columns.names
@@ -80,9 +80,9 @@ class Tuples:
             for name, value, zone in zip(names, given, zoned, strict=True)
         }
 
-    def given(self, kept: Mapping[str, Any]) -> tuple[Any, ...]:
+    def to_user(self, stored: Mapping[str, Any]) -> tuple[Any, ...]:
         """Return the form for the function."""
-        return tuple(map(plain, kept.values()) if self._naive else kept.values())
+        return tuple(map(plain, stored.values()) if self._naive else stored.values())
 
 
 def millis(time: datetime) -> int:
@@ -120,8 +120,10 @@ def rows_of_frames(frames: Iterable[Any] | None, schema: pa.Schema) -> Iterator[
     for frame in frames or ():
         names = [str(name) for name in getattr(frame, "columns", ())]
         if set(names) != set(schema.names):
-            found = ", ".join(names) if names else type(frame).__name__
-            raise UserFault(f"it must return DataFrames of {', '.join(schema.names)}, and returned {found}")
+            returned = ", ".join(names) if names else type(frame).__name__
+            raise UserFault(
+                f"it must return DataFrames of {', '.join(schema.names)}, and returned {returned}"
+            )
         try:
             table = pa.Table.from_pandas(frame[schema.names], schema, preserve_index=False, safe=False)
         except (pa.ArrowException, TypeError, ValueError) as error:

@@ -19,25 +19,25 @@ from dataflow import limits
 from dataflow.errors import UserFault
 from dataflow.operators.base import Operator
 
-_Made: TypeAlias = "tuple[Sequence[pa.RecordBatch], Mapping[str, Sequence[pa.RecordBatch]]]"
+_SliceOutput: TypeAlias = "tuple[Sequence[pa.RecordBatch], Mapping[str, Sequence[pa.RecordBatch]]]"
 """The output of a slice, and its side outputs."""
 
 
 class ThreadedOperator(Operator):
     """Runs a stateless operator on slices of each batch, on `threads` threads.
 
-    The operator's `process` must be safe to call from several threads at once; the documentation tells the
-    user so. `process` raises the fault of the first slice that has one, with the row counted from the
+    The operator's `process` must be safe to call from several threads at once; the documentation
+    states this. `process` raises the fault of the first slice that has one, with the row counted from the
     beginning of the batch. After a fault, slices that have not started are cancelled, and running slices are
     waited for.
     """
 
     def __init__(self, inner: Operator, *, name: str, threads: int, ports: Sequence[str] = ()) -> None:
         """`ports` are the operator's side outputs. `take_side_output` must return what the calling thread has
-        put there.
+        emitted there.
         """
         self._inner = inner
-        self._sides: dict[str, list[pa.RecordBatch]] = {port: [] for port in ports}
+        self._side_outputs: dict[str, list[pa.RecordBatch]] = {port: [] for port in ports}
         self._threads = threads
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix=f"operator {name}")
 
@@ -48,10 +48,10 @@ class ThreadedOperator(Operator):
         made: list[pa.RecordBatch] = []
         try:
             for begin, future in zip(begins, futures, strict=True):
-                parts, sides = _result(future, begin)
+                parts, side_outputs = _result(future, begin)
                 made += parts
-                for port, waiting in self._sides.items():
-                    waiting += sides[port]
+                for port, waiting in self._side_outputs.items():
+                    waiting += side_outputs[port]
         except BaseException:
             for future in futures:
                 future.cancel()
@@ -59,16 +59,13 @@ class ThreadedOperator(Operator):
             raise
         return made
 
-    def _slice(self, batch: pa.RecordBatch) -> _Made:
+    def _slice(self, batch: pa.RecordBatch) -> _SliceOutput:
         made = self._inner.process(batch)
-        return made, {port: self._inner.take_side_output(port) for port in self._sides}
+        return made, {port: self._inner.take_side_output(port) for port in self._side_outputs}
 
     def take_side_output(self, port: str) -> Sequence[pa.RecordBatch]:
-        made, self._sides[port] = self._sides[port], []
+        made, self._side_outputs[port] = self._side_outputs[port], []
         return made
-
-    def reset(self) -> None:
-        self._inner.reset()
 
     def counters(self) -> dict[str, int]:
         return self._inner.counters()
@@ -78,7 +75,7 @@ class ThreadedOperator(Operator):
         self._inner.close()
 
 
-def _result(future: "Future[_Made]", begin: int) -> _Made:
+def _result(future: "Future[_SliceOutput]", begin: int) -> _SliceOutput:
     try:
         return future.result()
     except UserFault as fault:

@@ -23,7 +23,7 @@ from dataflow.operators.base import OperatorContext, OperatorSpec, StateTable
 from dataflow.operators.event_time import check_time_column, micros_of, times_of
 from dataflow.operators.late import LATE, TimedOperator
 from dataflow.operators.window_assignment import Tumbling
-from dataflow.state.columns import Slots
+from dataflow.state.columns import Slots, position_in_run
 from dataflow.state.key_index import KeyIndex
 from dataflow.state.row_table import Rows, RowTable, check_order, check_stored
 from dataflow.worker.partitioning import hashes_of
@@ -78,7 +78,7 @@ class TopKOperator(TimedOperator):
         self._size = micros_of(spec.window.size, "size")
         self._offset = micros_of(spec.window.offset, "offset")
         self._rows = RowTable(columns)
-        self._left = 0
+        self._rows_kept = 0
         """How many rows remained after the last deletion."""
 
     def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
@@ -89,10 +89,10 @@ class TopKOperator(TimedOperator):
         return ()
 
     def end_step(self) -> Sequence[pa.RecordBatch]:
-        if len(self._rows) > max(_prune_rows_min, 2 * self._left):
+        if len(self._rows) > max(_prune_rows_min, 2 * self._rows_kept):
             rows = self._rows.all()
             self._rows.keep_only(rows.numbers[self._largest(rows)])
-            self._left = len(self._rows)
+            self._rows_kept = len(self._rows)
         return ()
 
     def time_moved(self, index: int) -> Sequence[pa.RecordBatch]:
@@ -106,9 +106,7 @@ class TopKOperator(TimedOperator):
         order = self._order(rows)
         groups, times = groups[order], rows.times[order]
         new = np.r_[True, (groups[1:] != groups[:-1]) | (times[1:] != times[:-1])]
-        begins = np.flatnonzero(new)
-        places = np.arange(len(order)) - np.repeat(begins, np.diff(np.r_[begins, len(order)]))
-        return np.asarray(order[places < self._spec.k])
+        return np.asarray(order[position_in_run(new) < self._spec.k])
 
     def _order(self, rows: Rows) -> npt.NDArray[np.int64]:
         keys, others = self._spec.keys, rows.batch.schema.names
@@ -122,11 +120,6 @@ class TopKOperator(TimedOperator):
 
     def own_tables(self) -> Mapping[str, StateTable]:
         return {"": self._rows}
-
-    def reset(self) -> None:
-        super().reset()
-        self._rows.reset()
-        self._left = 0
 
     def counters(self) -> dict[str, int]:
         return {

@@ -42,7 +42,7 @@ class RuntimeContext:
     """The columns of each input by name, for an operator with several inputs. `columns` are those of the
     first.
     """
-    _ask: Callable[[], OperatorDirectory] | None = field(default=None, repr=False, compare=False)
+    _get_directory: Callable[[], OperatorDirectory] | None = field(default=None, repr=False, compare=False)
 
     def directory(self) -> OperatorDirectory:
         """Return the directory of this copy of the operator, as of the checkpoint.
@@ -50,9 +50,9 @@ class RuntimeContext:
         Every call returns the same object. Raises DirectoryError before `open` and for an operator that keeps
         no files (`UserOperator.keeps_files`), and OperatorFailure outside of a worker.
         """
-        if self._ask is None:
+        if self._get_directory is None:
             raise OperatorFailure(f"operator {self.operator!r}: directory() is available only on a worker")
-        return self._ask()
+        return self._get_directory()
 
 
 class UserOperator:
@@ -117,9 +117,9 @@ class UserOperator:
     their division into batches and of checkpoints. If not (it uses a clock, a service or random numbers),
     state and output are still exactly-once, but no sink downstream may publish output per step.
     """
-    _put: "Callable[[str, Any], None] | None" = None
+    _emit_to_port: "Callable[[str, Any], None] | None" = None
 
-    def open(self, place: RuntimeContext) -> None:
+    def open(self, ctx: RuntimeContext) -> None:
         """Prepare on the worker, before any other call: connect, load a model. May set attributes that cannot
         be copied.
         """
@@ -173,9 +173,9 @@ class UserOperator:
         """Put one row on the side output `port`, or a batch or table of rows. May be called in `process`,
         `on_punctuation` and `drain`. Raises SchemaError for an unknown port and outside these methods.
         """
-        if self._put is None:
+        if self._emit_to_port is None:
             raise OperatorFailure(f"{type(self).__name__}.emit is available only on a worker")
-        self._put(port, rows)
+        self._emit_to_port(port, rows)
 
 
 __all__ = ["NO_SIDE_OUTPUTS", "Columns", "Made", "RuntimeContext", "UserOperator"]

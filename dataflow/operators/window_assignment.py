@@ -103,16 +103,11 @@ class WindowKeys:
         self._first_end = END
         """A lower bound of the ends of all open windows."""
 
-    def reset(self) -> None:
-        """Delete all windows."""
-        self.table.reset()
-        self._first_end = END
-
     def newest(self, times: npt.NDArray[np.int64]) -> Slots:
         """Return the start of the last window that contains each time."""
         return np.asarray((times - self._offset) // self._slide * self._slide + self._offset)
 
-    def are_over(self, starts: Slots, watermark: Watermark) -> npt.NDArray[np.bool_]:
+    def are_closed(self, starts: Slots, watermark: Watermark) -> npt.NDArray[np.bool_]:
         """Return whether each of these windows is over: no more rows can arrive for it."""
         return np.asarray(starts + self.size - 1 <= watermark)
 
@@ -123,7 +118,7 @@ class WindowKeys:
         newest = self.newest(times)
         for back in range(-(-self.size // self._slide)):
             starts = newest - back * self._slide
-            rows = np.flatnonzero((times < starts + self.size) & ~self.are_over(starts, watermark))
+            rows = np.flatnonzero((times < starts + self.size) & ~self.are_closed(starts, watermark))
             if len(rows):
                 yield rows, starts[rows]
 
@@ -136,15 +131,15 @@ class WindowKeys:
         windows = pa.array(starts).cast(self.start_type)
         return self.table.find_or_add([*keys, windows], hashes_of(batch), starts // self._slide)
 
-    def take_over(self, watermark: Watermark) -> Slots:
+    def take_closed(self, watermark: Watermark) -> Slots:
         """Return the slots of windows that are over. The caller must remove them."""
         if self._first_end - 1 > watermark:
             return np.empty(0, np.int64)
         slots = self.table.live()
         starts = self.starts(slots)
-        over = self.are_over(starts, watermark)
-        self._first_end = int(starts[~over].min(initial=END - self.size)) + self.size
-        return slots[over]
+        closed = self.are_closed(starts, watermark)
+        self._first_end = int(starts[~closed].min(initial=END - self.size)) + self.size
+        return slots[closed]
 
     def starts(self, slots: Slots) -> Slots:
         """Return the start of each slot's window."""

@@ -90,21 +90,21 @@ class WindowOperator(TimedOperator):
         super().__init__(columns)
         self._time_name = spec.window.time
         self._output = output
-        self._taken = [aggregate.column for _, aggregate in spec.aggregates]
+        self._aggregated_columns = [aggregate.column for _, aggregate in spec.aggregates]
         self._accumulators = open_all(dict(spec.aggregates), columns)
         self._keys = WindowKeys(spec.keys, spec.window, columns, self._accumulators)
 
     def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
         times = times_of(batch.column(self._time_name), self._time_name)
-        placed = np.zeros(len(times), np.bool_)
+        in_open_window = np.zeros(len(times), np.bool_)
         for rows, starts in self._keys.open_for(times, self.watermark()):
-            placed[rows] = True
+            in_open_window[rows] = True
             part = batch if len(rows) == batch.num_rows else batch.take(pa.array(rows))
             slots = self._keys.find_or_add(part, starts)
-            for column, accumulator in zip(self._taken, self._accumulators, strict=True):
+            for column, accumulator in zip(self._aggregated_columns, self._accumulators, strict=True):
                 accumulator.update(slots, None if column is None else part.column(column))
-        if not placed.all():
-            self.put_late(batch, np.flatnonzero(~placed), times)
+        if not in_open_window.all():
+            self.put_late(batch, np.flatnonzero(~in_open_window), times)
         return ()
 
     def end_step(self) -> Sequence[pa.RecordBatch]:
@@ -112,7 +112,7 @@ class WindowOperator(TimedOperator):
         return ()
 
     def time_moved(self, index: int) -> Sequence[pa.RecordBatch]:
-        slots = self._keys.in_order(self._keys.take_over(self.watermark(index)))
+        slots = self._keys.in_order(self._keys.take_closed(self.watermark(index)))
         if not len(slots):
             return ()
         stops = pa.array(self._keys.starts(slots) + self._keys.size).cast(self._keys.start_type)
@@ -124,10 +124,6 @@ class WindowOperator(TimedOperator):
 
     def own_tables(self) -> Mapping[str, StateTable]:
         return {"": self._keys}
-
-    def reset(self) -> None:
-        super().reset()
-        self._keys.reset()
 
     def counters(self) -> dict[str, int]:
         held = sum(accumulator.bytes_held for accumulator in self._accumulators)

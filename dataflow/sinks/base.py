@@ -23,7 +23,7 @@ from dataflow.core.plan import OperatorKind
 from dataflow.operators.base import Operator, OperatorContext, OperatorSpec
 from dos_protocol.digests import digest64
 
-not_once_only: Final = (
+exactly_once_remedy: Final = (
     'use a LogSink, a ParquetSink or a two-phase sink; or set consistent(delivery="at-least-once")'
 )
 """The remedy for a sink whose rows are visible immediately, in a region that promises exactly-once

@@ -16,7 +16,7 @@ from dataflow.errors import DeliveryError, SchemaError, UserFault
 from dataflow.operators.base import OperatorContext
 from dataflow.operators.functions import Takes
 from dataflow.operators.python_rows import rows_of
-from dataflow.sinks.base import SinkSpec, SinkWriter, not_once_only
+from dataflow.sinks.base import SinkSpec, SinkWriter, exactly_once_remedy
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,9 @@ class CallSink(SinkSpec):
     def delivers(self, wanted: Delivery | None) -> Delivery:
         """Return at-least-once: calls cannot be undone. Raises DeliveryError for exactly-once."""
         if wanted == "exactly-once":
-            raise DeliveryError("calls a function immediately, and again after a reset", remedy=not_once_only)
+            raise DeliveryError(
+                "calls a function immediately, and again after a reset", remedy=exactly_once_remedy
+            )
         return wanted or "at-least-once"
 
     def open(self, context: OperatorContext) -> "CallWriter":

@@ -117,20 +117,20 @@ class FileWriter(SinkWriter):
 
     def _write(self, text: memoryview) -> None:
         at = self._digest.size
-        left = text
+        rest = text
         try:
-            while left:
-                count = self._part.write(at, left)
-                at, left = at + count, left[count:]
+            while rest:
+                count = self._part.write(at, rest)
+                at, rest = at + count, rest[count:]
         except OSError as error:
-            raise SinkWriteError(f"output {self._part.where!r} at byte {at}: {error.strerror}") from error
+            raise SinkWriteError(f"output {self._part.full_path!r} at byte {at}: {error.strerror}") from error
         self._digest.update(text)
 
     def sync(self) -> None:
         try:
             self._part.sync()
         except OSError as error:
-            text = f"output {self._part.where!r} cannot be synced: {error.strerror}"
+            text = f"output {self._part.full_path!r} cannot be synced: {error.strerror}"
             raise SinkWriteError(text) from error
 
     def prepare(self, cut: int) -> Any:
@@ -145,43 +145,43 @@ class FileWriter(SinkWriter):
         to = _Prepared(part.name, 0, 0) if prepared is None else msgspec.convert(prepared, _Prepared)
         if to.file != part.name:
             raise CorruptDataError(
-                part.where, 0, f"output of {to.file!r} in the checkpoint", f"{part.name!r}"
+                part.full_path, 0, f"output of {to.file!r} in the checkpoint", f"{part.name!r}"
             )
         try:
             part.open(msgspec.json.encode(self._owner))
             self._fence()  # before truncation: a left-over worker must not cut off newer rows
-            self._cut_back(to)
+            self._truncate_to(to)
         except OSError as error:
             raise SinkWriteError(
-                f"output {part.where!r} cannot be opened or truncated: {error.strerror}"
+                f"output {part.full_path!r} cannot be opened or truncated: {error.strerror}"
             ) from error
 
     def _fence(self) -> None:
         """Record this incarnation durably as the last writer, before anything in the part changes. Raises
         SinkFencedError if a later incarnation has written it.
         """
-        held = self._part.incarnation()
-        if held > self._incarnation:
+        last_writer = self._part.incarnation()
+        if last_writer > self._incarnation:
             self._part.close()
             raise SinkFencedError(
-                f"output {self._part.where!r} was written by incarnation {held} of the region; "
+                f"output {self._part.full_path!r} was written by incarnation {last_writer} of the region; "
                 f"this worker is of {self._incarnation}"
             )
-        if held < self._incarnation:
+        if last_writer < self._incarnation:
             self._part.set_incarnation(self._incarnation)
 
-    def _cut_back(self, to: _Prepared) -> None:
+    def _truncate_to(self, to: _Prepared) -> None:
         part = self._part
         size = part.size()
         if size < to.size:
             raise CorruptDataError(
-                part.where, size, f"at least {to.size} bytes, as in the checkpoint", f"{size}"
+                part.full_path, size, f"at least {to.size} bytes, as in the checkpoint", f"{size}"
             )
         keep = to.size if self._truncate else self._end_of_rows(to.size, size)
         self._digest = self._digest_of(to.size)
         if self._digest.value != to.digest:
             raise CorruptDataError(
-                part.where, to.size, f"content with digest {to.digest:016x}", f"{self._digest.value:016x}"
+                part.full_path, to.size, f"content with digest {to.digest:016x}", f"{self._digest.value:016x}"
             )
         if keep > to.size:
             self._digest = self._digest_of(keep)
@@ -189,15 +189,15 @@ class FileWriter(SinkWriter):
 
     def _end_of_rows(self, begin: int, end: int) -> int:
         """Return the end of the last complete row; a worker may have died in the middle of a row."""
-        found = at = begin
+        end_of_row = at = begin
         while at < end:
             block = self._part.read(at, min(limits.verify_read_bytes, end - at))
             if not block:
                 break
             if b"\n" in block:
-                found = at + block.rindex(b"\n") + 1
+                end_of_row = at + block.rindex(b"\n") + 1
             at += len(block)
-        return found
+        return end_of_row
 
     def _digest_of(self, size: int) -> PrefixDigest:
         digest = PrefixDigest()
@@ -207,9 +207,6 @@ class FileWriter(SinkWriter):
                 raise OSError(errno.EIO, f"it ends at byte {digest.size}, expected {size}")
             digest.update(block)
         return digest
-
-    def reset(self) -> None:
-        self._step = []
 
     def close(self) -> None:
         self._part.close()

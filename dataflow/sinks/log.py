@@ -121,8 +121,5 @@ class LogWriter(SinkWriter):
     def reset_to(self, prepared: Any | None) -> None:
         """Discard pending rows; the link thread opens the log at the position in the checkpoint."""
         del prepared
-        self.reset()
-
-    def reset(self) -> None:
         self._batches = []
         self._ended.clear()

@@ -125,7 +125,7 @@ class ParquetOutput(TwoPhaseOutput):
     def _staged_path(self, transaction: str) -> Path:
         return self._directory / f"_{transaction}.parquet"
 
-    def _shown_path(self, transaction: str) -> Path:
+    def _published_path(self, transaction: str) -> Path:
         return self._directory / f"part-{transaction}.parquet"
 
     def _last_path(self, transaction: str) -> Path:
@@ -165,9 +165,9 @@ class ParquetOutput(TwoPhaseOutput):
             return
         # Rename before recording: after a crash in between, the repeated commit finds the visible file.
         try:
-            self._staged_path(transaction).rename(self._shown_path(transaction))
+            self._staged_path(transaction).rename(self._published_path(transaction))
         except FileNotFoundError:
-            if not self._shown_path(transaction).exists():
+            if not self._published_path(transaction).exists():
                 raise SinkWriteError(
                     f"{str(self._staged_path(transaction))!r} does not exist, but the checkpoint that covers"
                     " its rows is committed",

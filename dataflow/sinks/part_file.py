@@ -32,7 +32,7 @@ class PartPort(Protocol):
     def name(self) -> str: ...
 
     @property
-    def where(self) -> str:
+    def full_path(self) -> str:
         """The full path, for messages."""
         ...
 
@@ -86,7 +86,7 @@ class PartFile:
         """
 
     @property
-    def where(self) -> str:
+    def full_path(self) -> str:
         return str(self._path)
 
     def open(self, owner: bytes) -> None:
@@ -131,7 +131,7 @@ class PartFile:
     def sync(self) -> None:
         with self._syncing:
             if self._fd < 0:
-                raise SinkWriteError(f"output {self.where!r} was closed before it was synced")
+                raise SinkWriteError(f"output {self.full_path!r} was closed before it was synced")
             os.fsync(self._fd)
 
     def close(self) -> None:
@@ -174,7 +174,7 @@ def check_owner(directory: Path, owner: bytes, unmarked: Sequence[str], remedy: 
     """
     marker = directory / OWNER_FILE
     try:
-        found = marker.read_bytes()
+        recorded = marker.read_bytes()
     except FileNotFoundError:
         if unmarked and not marker.exists():
             raise SinkOwnedError(
@@ -183,9 +183,9 @@ def check_owner(directory: Path, owner: bytes, unmarked: Sequence[str], remedy: 
                 remedy=remedy,
             ) from None
         return False
-    if found != owner:
+    if recorded != owner:
         raise SinkOwnedError(
-            f"output directory {str(directory)!r} belongs to {found.decode(errors='replace')}, "
+            f"output directory {str(directory)!r} belongs to {recorded.decode(errors='replace')}, "
             f"not to {owner.decode()}",
             remedy=remedy,
         )

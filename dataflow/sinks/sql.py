@@ -34,7 +34,7 @@ from dataflow.errors import (
     UserFault,
 )
 from dataflow.operators.base import OperatorContext
-from dataflow.sinks.base import OutputOwner, SinkSpec, SinkWriter, not_once_only, owner_of
+from dataflow.sinks.base import OutputOwner, SinkSpec, SinkWriter, exactly_once_remedy, owner_of
 from dataflow.sinks.sql_tables import UPSERTS, make_tables, owners, staged, target_table, writers
 from dataflow.sinks.two_phase import TwoPhaseOutput, TwoPhaseWriter
 
@@ -96,7 +96,7 @@ class SqlSink(SinkSpec):
             return SinkSpec.delivers(self, wanted)
         if wanted == "exactly-once":
             text = "with key= makes rows visible immediately, and older ones again after a reset"
-            raise DeliveryError(text, remedy=f"omit key=; or {not_once_only}")
+            raise DeliveryError(text, remedy=f"omit key=; or {exactly_once_remedy}")
         return wanted or "at-least-once"
 
     def check_place(self, owner: OutputOwner) -> None:
@@ -129,10 +129,10 @@ def _check_owner(connection: sa.Connection, table: str, owner: OutputOwner) -> b
     text = msgspec.json.encode(owner).decode()
     remedy = "choose another table, or empty that one; shared=True adds rows to those that exist"
     if inspector.has_table(owners.name):
-        held = connection.scalar(sa.select(owners.c.owner).where(owners.c.target == table))
-        if held is not None and held != text:
-            raise SinkOwnedError(f"table {table!r} belongs to {held}, not to {text}", remedy=remedy)
-        if held is not None:
+        recorded = connection.scalar(sa.select(owners.c.owner).where(owners.c.target == table))
+        if recorded is not None and recorded != text:
+            raise SinkOwnedError(f"table {table!r} belongs to {recorded}, not to {text}", remedy=remedy)
+        if recorded is not None:
             return True
     if inspector.has_table(writers.name):
         wrote = writers.c.writer.startswith(f"{owner.digest:016x}-w", autoescape=True)
@@ -165,13 +165,13 @@ class _Database:
         try:
             make_tables(self.engine, writers, staged, owners, *([self.target] if spec.create else []))
             if not spec.shared:
-                self._own(spec.table, owner)
+                self._record_owner(spec.table, owner)
             self._begin_to_write()
         except BaseException:
             self.engine.dispose()
             raise
 
-    def _own(self, table: str, owner: OutputOwner) -> None:
+    def _record_owner(self, table: str, owner: OutputOwner) -> None:
         """Record the owner of the table unless it is recorded already. The first of several workers records
         it.
         """
@@ -201,9 +201,11 @@ class _Database:
         mine = sa.and_(writers.c.writer == self.writer, writers.c.incarnation <= self._incarnation)
         update = writers.update().where(mine).values(incarnation=self._incarnation)
         if connection.execute(update).rowcount == 0:
-            held = connection.scalar(sa.select(writers.c.incarnation).where(writers.c.writer == self.writer))
+            current = connection.scalar(
+                sa.select(writers.c.incarnation).where(writers.c.writer == self.writer)
+            )
             raise SinkFencedError(
-                f"table {self.target.name!r} is written by incarnation {held} of the region; this worker"
+                f"table {self.target.name!r} is written by incarnation {current} of the region; this worker"
                 f" is of {self._incarnation}"
             )
 
@@ -243,13 +245,13 @@ class SqlOutput(TwoPhaseOutput):
         assert name is not None
         with self._database.engine.begin() as connection:
             self._database.lock(connection)
-            if not self._note_shown(connection, name):
-                return
+            if not self._record_published(connection, name):
+                return  # a repeated commit: record and rows are in one transaction, so the rows are there too
             for data in self._pieces_of(connection, transaction):
                 _insert(connection, self._database.target.insert(), pa.ipc.open_stream(data).read_all())
             connection.execute(staged.delete().where(staged.c.transaction_name == transaction))
 
-    def _note_shown(self, connection: sa.Connection, name: TransactionName) -> bool:
+    def _record_published(self, connection: sa.Connection, name: TransactionName) -> bool:
         """Record that the transaction is visible. Return whether it was not visible before."""
         columns = writers.c
         before = sa.or_(
@@ -257,8 +259,8 @@ class SqlOutput(TwoPhaseOutput):
             sa.and_(columns.shown_incarnation == name.incarnation, columns.shown_number < name.number),
         )
         mine = columns.writer == self._database.writer
-        shown = {"shown_incarnation": name.incarnation, "shown_number": name.number}
-        return connection.execute(writers.update().where(mine, before).values(shown)).rowcount > 0
+        published = {"shown_incarnation": name.incarnation, "shown_number": name.number}
+        return connection.execute(writers.update().where(mine, before).values(published)).rowcount > 0
 
     def _pieces_of(self, connection: sa.Connection, transaction: str) -> Iterator[bytes]:
         mine = staged.c.transaction_name == transaction
@@ -367,10 +369,10 @@ class KeyedWriter(SinkWriter):
 
 def _last_of_each(table: pa.Table, key: Sequence[str]) -> pa.Table:
     """Return the last row of each key, because one statement may not write a row twice."""
-    place = pa.array(range(table.num_rows), pa.int64())
-    numbered = pa.table([*(table.column(name) for name in key), place], [*key, "_place"])
-    last = numbered.group_by(list(key)).aggregate([("_place", "max")])
-    return table.take(last.column("_place_max").combine_chunks().sort())
+    row_number = pa.array(range(table.num_rows), pa.int64())
+    numbered = pa.table([*(table.column(name) for name in key), row_number], [*key, "_row_number"])
+    last = numbered.group_by(list(key)).aggregate([("_row_number", "max")])
+    return table.take(last.column("_row_number_max").combine_chunks().sort())
 
 
 def _insert(connection: sa.Connection, statement: sa.Executable, table: pa.Table) -> None:

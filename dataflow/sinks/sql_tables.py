@@ -62,23 +62,25 @@ def target_table(name: str, schema: pa.Schema, key: Sequence[str]) -> sa.Table:
 
 
 def _sql_type(field: pa.Field) -> "sa.types.TypeEngine[Any]":
-    kind, found = pa.types, field.type
+    kind, field_type = pa.types, field.type
     plain: list[tuple[bool, sa.types.TypeEngine[Any]]] = [
-        (kind.is_boolean(found), sa.Boolean()),
-        (kind.is_signed_integer(found), sa.BigInteger()),
-        (kind.is_floating(found), sa.Double()),
-        (kind.is_string(found) or kind.is_large_string(found), sa.Text()),
-        (kind.is_binary(found) or kind.is_large_binary(found), sa.LargeBinary()),
-        (kind.is_date(found), sa.Date()),
+        (kind.is_boolean(field_type), sa.Boolean()),
+        (kind.is_signed_integer(field_type), sa.BigInteger()),
+        (kind.is_floating(field_type), sa.Double()),
+        (kind.is_string(field_type) or kind.is_large_string(field_type), sa.Text()),
+        (kind.is_binary(field_type) or kind.is_large_binary(field_type), sa.LargeBinary()),
+        (kind.is_date(field_type), sa.Date()),
     ]
-    for fits, made in plain:
+    for fits, sql_type in plain:
         if fits:
-            return made
-    if kind.is_timestamp(found) and found.unit != "ns":
-        return sa.DateTime(timezone=found.tz is not None)
-    if kind.is_decimal(found):
-        return sa.Numeric(found.precision, found.scale)
-    raise SchemaError(f"column {field.name!r} of type {found} has no SQL type here; convert it with a map")
+            return sql_type
+    if kind.is_timestamp(field_type) and field_type.unit != "ns":
+        return sa.DateTime(timezone=field_type.tz is not None)
+    if kind.is_decimal(field_type):
+        return sa.Numeric(field_type.precision, field_type.scale)
+    raise SchemaError(
+        f"column {field.name!r} of type {field_type} has no SQL type here; convert it with a map"
+    )
 
 
 def make_tables(engine: sa.Engine, *tables: sa.Table) -> None:

@@ -45,9 +45,9 @@ def tsv_of(batch: pa.RecordBatch) -> memoryview:
 def _text(column: pa.Array) -> pa.Array:
     text = column if pa.types.is_string(column.type) else column.cast(pa.string())
     if not _plain(column.type) and len(text):
-        held = _bytes_of(text).tobytes()
+        content = _bytes_of(text).tobytes()
         for character, escaped in _ESCAPES:
-            if character.encode() in held:
+            if character.encode() in content:
                 text = pc.replace_substring(text, character, escaped)
     return pc.fill_null(text, _NULL) if text.null_count else text
 
@@ -75,10 +75,10 @@ def _unescaped(value: str) -> str:
     if "\\" not in value:
         return value
     out, at = [], 0
-    back = {escaped[1]: character for character, escaped in _ESCAPES}
+    unescaped = {escaped[1]: character for character, escaped in _ESCAPES}
     while at < len(value):
         if value[at] == "\\":
-            out.append(back[value[at + 1]])
+            out.append(unescaped[value[at + 1]])
             at += 2
         else:
             out.append(value[at])

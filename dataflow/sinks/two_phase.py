@@ -99,26 +99,26 @@ class TwoPhaseWriter(SinkWriter):
     def __init__(self, open_output: Callable[[], TwoPhaseOutput], context: OperatorContext) -> None:
         owner = owner_of(context).digest
         self._open_output = open_output
-        self._where = f"sink {context.operator!r}"
+        self._label = f"sink {context.operator!r}"
         self._transactions = Transactions(owner, context.worker, context.incarnation)
         self._output: TwoPhaseOutput | None = None
         self._lock = threading.Lock()
         self._names = threading.Lock()
-        self._shown = 0
+        self._published = 0
 
-    def _call(self, what: str, function: Callable[[TwoPhaseOutput], None]) -> None:
+    def _call(self, action: str, function: Callable[[TwoPhaseOutput], None]) -> None:
         with self._lock:
             if self._output is None:
-                raise SinkWriteError(f"{self._where} was closed before it could {what}")
-            self._guarded(what, partial(function, self._output))
+                raise SinkWriteError(f"{self._label} was closed before it could {action}")
+            self._guarded(action, partial(function, self._output))
 
-    def _guarded(self, what: str, function: Callable[[], None]) -> None:
+    def _guarded(self, action: str, function: Callable[[], None]) -> None:
         try:
             function()
         except DosError:
             raise
         except Exception as error:
-            text = f"{self._where} cannot {what}: {type(error).__name__}: {error}"
+            text = f"{self._label} cannot {action}: {type(error).__name__}: {error}"
             remedy = "repair the destination of its rows, then run the region again; it resumes"
             raise SinkWriteError(text, remedy=remedy) from error
 
@@ -143,19 +143,19 @@ class TwoPhaseWriter(SinkWriter):
 
     def publish(self, cut: int) -> None:
         with self._names:
-            names = self._transactions.to_show(cut)
+            names = self._transactions.to_publish(cut)
         for name in names:
             self._call(f"show {name}", methodcaller("commit", name))
-            with self._names:
-                self._transactions.shown(name)
-            self._shown += 1
+            with self._names:  # after the commit: if it fails, later checkpoints must still name it
+                self._transactions.published(name)
+            self._published += 1
 
     def reset_to(self, prepared: Any | None) -> None:
         try:
-            self._transactions.stand(msgspec.convert(prepared or [], list[str]))
+            self._transactions.restore(msgspec.convert(prepared or [], list[str]))
         except (msgspec.ValidationError, ValueError) as error:
             raise CorruptDataError(
-                self._where, 0, "names of its transactions in the checkpoint", str(error)
+                self._label, 0, "names of its transactions in the checkpoint", str(error)
             ) from error
         with self._lock:
             if self._output is None:
@@ -176,4 +176,4 @@ class TwoPhaseWriter(SinkWriter):
                 output.close()
 
     def counters(self) -> dict[str, int]:
-        return {"transactions_shown": self._shown}
+        return {"transactions_shown": self._published}

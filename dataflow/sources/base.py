@@ -76,7 +76,7 @@ class SourceReader(Operator):
 
     reached: Callable[[str], Watermark] | None = None
     """Returns the watermark of a split. Set if the graph takes event time from this source; each batch then
-    has rows of one split, and the split with the lowest watermark is read next (`turns.py`).
+    has rows of one split, and the split with the lowest watermark is read next (`round_robin.py`).
     """
 
     @abstractmethod

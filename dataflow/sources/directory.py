@@ -5,7 +5,7 @@ This file decides which bytes a step reads and verifies that a replay reads the 
 1. A split is a file, named by its path. The hash of the path determines its worker.
 2. Files are read in turns, in the order of their paths, each at most once per step. The division (file, from,
    to; in order) therefore determines the order of the rows, and a busy file does not delay the others. With
-   event time from the lines, the file with the lowest watermark is next (`turns.py`).
+   event time from the lines, the file with the lowest watermark is next (`round_robin.py`).
 3. A file with lines to read holds event time back; one at its present end does not: it may never grow again.
 4. A checkpoint contains the position of every existing file, with a digest of the bytes just before it. A
    file that is shorter, or differs before the position, is rejected by name.
@@ -36,17 +36,17 @@ from dataflow.sources.base import (
     SplitDivision,
 )
 from dataflow.sources.file_bytes import GZIP_SUFFIX, open_bytes
-from dataflow.sources.line_batches import LineChunks, place_of, whole_lines
+from dataflow.sources.line_batches import LineChunks, position_text, replay_lines, whole_lines
 from dataflow.sources.paths import Paths, check_errors, paths_of
 from dataflow.sources.prefetched import owner_by_name
 from dataflow.sources.round_robin import RoundRobin, begin_bytes
 from dataflow.sources.text import LINE_SCHEMA, Errors
 from dataflow.sources.watched_files import (
+    CompleteGzips,
     FilePart,
     FileSeen,
     FollowedFile,
     WatchedFiles,
-    WholeGzips,
     list_files,
     mark_of,
     watched,
@@ -55,7 +55,7 @@ from dos_protocol.digests import PrefixDigest, digest64
 
 Gone: TypeAlias = Literal["stop", "forget"]
 
-_NOWHERE: Final = SplitPosition(0)
+_BEGINNING: Final = SplitPosition(0)
 _tail_bytes: Final = 4 * limits.KIB
 """How many bytes before a position prove that the file is unchanged."""
 _chunk_bytes_min: Final = 4 * limits.KIB
@@ -76,7 +76,7 @@ class DirectorySource(SourceSpec):
     covers it. errors: as of `FileSource`. Raises SchemaError, also for a directory that does not exist.
     """
 
-    places: tuple[WatchedFiles, ...]
+    patterns: tuple[WatchedFiles, ...]
     until: str | None
     poll_s: float
     gone: Gone
@@ -99,7 +99,7 @@ class DirectorySource(SourceSpec):
         if gone not in ("stop", "forget"):
             raise SchemaError(f"gone must be 'stop' or 'forget', not {gone!r}")
         check_errors(errors)
-        object.__setattr__(self, "places", tuple(watched(entry) for entry in given))
+        object.__setattr__(self, "patterns", tuple(watched(entry) for entry in given))
         end = None if until is None else os.path.abspath(until)  # noqa: PTH100 - the path need not exist here
         object.__setattr__(self, "until", end)
         object.__setattr__(self, "poll_s", poll_s)
@@ -129,27 +129,27 @@ class DirectoryReader(SourceReader):
         self._clock = clock
         self._open: dict[str, FollowedFile] = {}
         """Open files by path, least recently used first."""
-        self.reset()
+        self._clear()
 
     # --- Position -------------------------------------------------------------------------------------
 
-    def reset(self) -> None:
+    def _clear(self) -> None:
         self.close()
         self._at: Positions = {}
         self._parts: dict[str, FilePart] = {}
-        self._seen: dict[str, FileSeen] = {}
-        self._gzips = WholeGzips()
-        self._halves: dict[str, int] = {}
+        self._listed_files: dict[str, FileSeen] = {}
+        self._gzips = CompleteGzips()
+        self._incomplete_sizes: dict[str, int] = {}
         """File -> its size when there was no complete line after the position."""
         self._ready: deque[str] = deque()
         """Files with more to read, in the order of their turns."""
         self._last = ""
         """The file that was read last. `_more`: it has more to read."""
         self._more = False
-        self._look_at = 0.0
+        self._list_at_s = 0.0
         self._listed = False  # whether the directories were listed in this incarnation
         self._turns = RoundRobin()
-        self._ending = self._over = False
+        self._ending = self._at_end = False
 
     def close(self) -> None:
         for file in self._open.values():
@@ -157,7 +157,7 @@ class DirectoryReader(SourceReader):
         self._open.clear()
 
     def reset_to(self, positions: Mapping[str, SplitPosition]) -> None:
-        self.reset()
+        self._clear()
         self._at = dict(positions)
 
     def positions(self) -> Positions:
@@ -169,31 +169,31 @@ class DirectoryReader(SourceReader):
 
     @property
     def exhausted(self) -> bool:
-        return self._over
+        return self._at_end
 
     def time_now(self) -> SourceTime:
         behind = {*self._ready, self._last} if self._more else {*self._ready}
         quiet = {path: 0.0 for path, at in self._at.items() if path not in behind and not at.done}
-        return SourceTime(self._over, self._listed, behind=behind, caught_up=quiet, caught_up_holds=False)
+        return SourceTime(self._at_end, self._listed, behind=behind, caught_up=quiet, caught_up_holds=False)
 
     @property
     def has_input(self) -> bool:
-        self._look()
+        self._list_if_due()
         return self._more or bool(self._ready)
 
     @property
     def wakes_in(self) -> float | None:
-        return None if self._over else max(0.0, self._look_at - self._clock())
+        return None if self._at_end else max(0.0, self._list_at_s - self._clock())
 
     # --- Listing --------------------------------------------------------------------------------------
 
-    def _look(self) -> None:
+    def _list_if_due(self) -> None:
         """List the directories if it is time. Raises InputChangedError, InputGoneError, InputReadError."""
-        if self._over or self._clock() < self._look_at:
+        if self._at_end or self._clock() < self._list_at_s:
             return
         until = self._spec.until
         ending = until is not None and os.path.exists(until)  # noqa: PTH110 - before listing: misses no file
-        found = {path: seen for path, seen in list_files(self._spec.places).items() if self._owns(path)}
+        found = {path: seen for path, seen in list_files(self._spec.patterns).items() if self._owns(path)}
         if len(found) > limits.directory_files_max:
             raise InputReadError(
                 f"{len(found)} input files exist for one worker, and a checkpoint holds the position of"
@@ -201,23 +201,23 @@ class DirectoryReader(SourceReader):
                 remedy='remove files that were read, with gone="forget"; or use more workers',
             )
         for path in [path for path in self._at if path not in found]:
-            self._note_gone(path)
+            self._handle_missing(path)
         ready = [path for path, seen in found.items() if self._is_ready(path, seen, ending=ending)]
-        self._seen, self._ending = found, ending
+        self._listed_files, self._ending = found, ending
         self._more = self._more and self._last in ready
         self._ready = deque(path for path in ready if path > self._last)
         self._ready += [path for path in ready if path < self._last]
         if self._last in ready and not self._more:
             self._ready.append(self._last)
-        self._over = ending and not ready
+        self._at_end = ending and not ready
         self._listed = True
-        self._look_at = self._clock() + self._spec.poll_s
+        self._list_at_s = self._clock() + self._spec.poll_s
 
     def _owns(self, path: str) -> bool:
         return path != self._spec.until and owner_by_name(path, self._workers) == self._worker
 
-    def _note_gone(self, path: str) -> None:
-        last = self._seen.get(path)
+    def _handle_missing(self, path: str) -> None:
+        last = self._listed_files.get(path)
         unread = path in self._ready or (self._more and path == self._last)
         if self._spec.gone == "stop" or (last is not None and unread):
             raise InputGoneError(path, self._at[path].position)
@@ -227,19 +227,19 @@ class DirectoryReader(SourceReader):
         """Forget a file; another file of this name is read from its beginning."""
         self._at.pop(path, None)
         self._gzips.forget(path)
-        self._halves.pop(path, None)
-        self._shut(path)
+        self._incomplete_sizes.pop(path, None)
+        self._close_file(path)
 
-    def _shut(self, path: str) -> None:
+    def _close_file(self, path: str) -> None:
         if path in self._open:
             self._open.pop(path).held.close()
 
     def _is_ready(self, path: str, seen: FileSeen, *, ending: bool) -> bool:
         """Return whether the file has more to read. Raises InputChangedError if it is a different file."""
-        at = self._at.get(path, _NOWHERE)
-        last = self._seen.get(path)
+        at = self._at.get(path, _BEGINNING)
+        last = self._listed_files.get(path)
         if last is not None and last.identity != seen.identity:
-            self._shut(path)
+            self._close_file(path)
             if at.position and not at.done and seen.size >= at.position:
                 # verifies the digest: a file of this name with the same content counts as the same file
                 self._opened(path)
@@ -249,10 +249,10 @@ class DirectoryReader(SourceReader):
                 raise InputChangedError(
                     path, at.position, f"the file that was read ({at.digest:016x})", found
                 )
-            return not at.done and (ending or self._gzips.is_whole(path, seen, last))
+            return not at.done and (ending or self._gzips.is_complete(path, seen, last))
         if seen.size < at.position:
             raise InputChangedError(path, at.position, f"at least {at.position} bytes", f"{seen.size}")
-        return seen.size > (at.position if ending else max(at.position, self._halves.get(path, 0)))
+        return seen.size > (at.position if ending else max(at.position, self._incomplete_sizes.get(path, 0)))
 
     # --- open files -----------------------------------------------------------------------------------------
 
@@ -260,7 +260,7 @@ class DirectoryReader(SourceReader):
         """Return the open file after verifying the bytes before the position. Raises InputChangedError."""
         file = self._open.pop(path, None)
         if file is None:
-            at = self._at.get(path, _NOWHERE)
+            at = self._at.get(path, _BEGINNING)
             file = FollowedFile(open_bytes(path), b"")
             size = min(at.position, _tail_bytes)
             file.tail = file.held.read(at.position - size, size) if size else b""
@@ -274,24 +274,24 @@ class DirectoryReader(SourceReader):
                 )
         self._open[path] = file
         if len(self._open) > _open_files_max:
-            self._shut(next(iter(self._open)))
+            self._close_file(next(iter(self._open)))
         return file
 
     def _checked(self, path: str) -> FollowedFile:
         """Return the open file. Verifies it in each step, because it may have been rewritten in place."""
         if path not in self._parts and not path.endswith(GZIP_SUFFIX):
-            self._shut(path)
+            self._close_file(path)
         return self._opened(path)
 
     # --- reading --------------------------------------------------------------------------------------------
 
     def read(self, bytes_max: int) -> SourceBatch | None:
-        self._look()
+        self._list_if_due()
         taken = self._chunks()
         by_time = self.reached is not None
         choose = self._by_time if by_time else self._next
         while taken.size < (1 if by_time else bytes_max) and (path := choose()) is not None:
-            begin = self._at.get(path, _NOWHERE).position
+            begin = self._at.get(path, _BEGINNING).position
             want = max(bytes_max - taken.size, min(_chunk_bytes_min, bytes_max))
             if by_time and not begin and self._ready:
                 want = min(want, begin_bytes)
@@ -302,7 +302,7 @@ class DirectoryReader(SourceReader):
             if chunk or (at_end and packed):
                 self._note(path, chunk, done=at_end and packed)
             if at_end and rest and not chunk.endswith(rest):
-                self._halves[path] = begin + len(lines) + len(rest)
+                self._incomplete_sizes[path] = begin + len(lines) + len(rest)
             self._more = not at_end
         return taken.take()
 
@@ -332,7 +332,7 @@ class DirectoryReader(SourceReader):
 
     def _note(self, path: str, chunk: bytes, *, done: bool) -> None:
         """Record that the step read `chunk` of a file."""
-        file, at = self._open[path], self._at.get(path, _NOWHERE)
+        file, at = self._open[path], self._at.get(path, _BEGINNING)
         part = self._parts.setdefault(path, FilePart(at.position, PrefixDigest()))
         part.digest.update(chunk)
         part.done = done
@@ -340,24 +340,18 @@ class DirectoryReader(SourceReader):
         position = at.position + len(chunk)
         if done:
             self._at[path] = SplitPosition(position, mark_of(path), done=True)
-            self._shut(path)
+            self._close_file(path)
         else:
             self._at[path] = SplitPosition(position, digest64(file.tail))
 
     def replay(self, division: SourceDivision) -> list[SourceBatch]:
-        batches: list[SourceBatch | None] = []
-        taken = self._chunks()
-        for path, part in division.items():
-            taken.add(path, part.begin, self._replayed(path, part))
-            if taken.size >= limits.batch_bytes_max or self.reached is not None:
-                batches.append(taken.take())
-        batches.append(taken.take())
-        return [batch for batch in batches if batch is not None]
+        by_time = self.reached is not None
+        return replay_lines(self._chunks(), division, self._replayed, split_by_split=by_time)
 
     def _replayed(self, path: str, part: SplitDivision) -> bytes:
         if not os.path.exists(path):  # noqa: PTH110
             raise InputGoneError(path, part.end)
-        at = self._at.get(path, _NOWHERE)
+        at = self._at.get(path, _BEGINNING)
         if part.begin == 0 and at.position and self._spec.gone == "forget":
             self._forget(path)
         elif at.position != part.begin or at.done:
@@ -374,7 +368,7 @@ class DirectoryReader(SourceReader):
             )
         self._note(path, chunk, done=bool(part.done))
         self._last, self._more = path, False
-        self._look_at = 0.0
+        self._list_at_s = 0.0
         return chunk
 
     def take_division(self) -> SourceDivision:
@@ -391,7 +385,7 @@ class DirectoryReader(SourceReader):
     # --- For display ----------------------------------------------------------------------------------
 
     def describe(self, source: SourceBatch, row: int | None) -> str:
-        return place_of(source, row, lambda piece: f"file {piece.split!r}")
+        return position_text(source, row, lambda piece: f"file {piece.split!r}")
 
     def counters(self) -> dict[str, int]:
         return {"files": len(self._at), "files_waiting": len(self._ready) + self._more}

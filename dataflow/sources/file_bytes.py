@@ -89,7 +89,7 @@ class PlainBytes:
 
 
 class GzipBytes:
-    """Decompresses while reading. Invariant: `_held` is the known content from position `_at` on."""
+    """Decompresses while reading. Invariant: `_decompressed` is the known content from position `_at` on."""
 
     def __init__(self, path: str, fd: int) -> None:
         self._path = path
@@ -97,12 +97,12 @@ class GzipBytes:
         self._rewind()
 
     def _rewind(self) -> None:
-        self._taken = 0
+        self._consumed = 0
         """Number of compressed bytes consumed."""
         self._at = 0
-        self._held = bytearray()
+        self._decompressed = bytearray()
         self._stream = zlib.decompressobj(_GZIP_WINDOW)
-        self._begun = False
+        self._in_stream = False
         """Whether the current stream has consumed any byte."""
         self._between = False
         """Whether a stream has ended and no further stream has started."""
@@ -111,14 +111,14 @@ class GzipBytes:
         if position < self._at:
             self._rewind()
         while True:
-            skip = min(position - self._at, len(self._held))
-            del self._held[:skip]
+            skip = min(position - self._at, len(self._decompressed))
+            del self._decompressed[:skip]
             self._at += skip
-            if self._at == position and len(self._held) >= count:
+            if self._at == position and len(self._decompressed) >= count:
                 break
             if not self._decompress():
                 break
-        return bytes(self._held[:count]) if self._at == position else b""
+        return bytes(self._decompressed[:count]) if self._at == position else b""
 
     def _decompress(self) -> bool:
         """Decompress some more in bounded pieces, whatever the compression ratio. Return whether there was
@@ -127,42 +127,42 @@ class GzipBytes:
         data = self._stream.unconsumed_tail or self._stream.unused_data
         if self._stream.eof:
             self._stream = zlib.decompressobj(_GZIP_WINDOW)
-            self._begun, self._between = False, True
+            self._in_stream, self._between = False, True
         while not (data := data.lstrip(b"\0") if self._between else data):  # zero padding may follow a stream
-            data = self._file.read(self._taken, _block_bytes)
+            data = self._file.read(self._consumed, _block_bytes)
             if not data:
                 return self._ended()
-            self._taken += len(data)
-        self._begun, self._between = True, False
+            self._consumed += len(data)
+        self._in_stream, self._between = True, False
         try:
-            self._held += self._stream.decompress(data, _block_bytes)
+            self._decompressed += self._stream.decompress(data, _block_bytes)
         except zlib.error as error:
             raise InputReadError(
-                f"input {self._path!r} is damaged gzip before byte {self._taken} of the file: {error}",
+                f"input {self._path!r} is damaged gzip before byte {self._consumed} of the file: {error}",
                 remedy="repair it, or rename it without .gz if it is not compressed",
             ) from error
         return True
 
     def _ended(self) -> bool:
-        if self._begun:
+        if self._in_stream:
             raise GzipCutShortError(
-                f"input {self._path!r} ends within its gzip stream, at byte {self._taken} of the file"
+                f"input {self._path!r} ends within its gzip stream, at byte {self._consumed} of the file"
             )
         return False
 
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Return whether the file ends at the end of a stream; decompresses all of it. A damaged file counts
         as whole, because reading it reports the damage.
         """
         try:
             while self._decompress():
-                self._at += len(self._held)
-                self._held.clear()
+                self._at += len(self._decompressed)
+                self._decompressed.clear()
         except GzipCutShortError:
             return False
         except InputReadError:
             return True
-        return self._taken > 0
+        return self._consumed > 0
 
     def size(self) -> None:
         """Return None: only reading can determine the size."""

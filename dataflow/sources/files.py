@@ -5,7 +5,7 @@ This file decides which bytes a step reads and verifies that they are unchanged.
 Splits are assigned to workers by index: file f of pass p belongs to worker (f + p) mod workers, so that
 passes balance out files of unequal size. A worker starts its splits in order. Without event time it reads one
 split after the other; if event time is taken from them, it starts all of them and continues with the one with
-the lowest watermark (`turns.py`).
+the lowest watermark (`round_robin.py`).
 
 A checkpoint contains:
 
@@ -42,7 +42,7 @@ from dataflow.sources.base import (
     SplitDivision,
 )
 from dataflow.sources.file_bytes import FileBytes, open_bytes
-from dataflow.sources.line_batches import LineChunks, place_of, whole_lines
+from dataflow.sources.line_batches import LineChunks, position_text, replay_lines, whole_lines
 from dataflow.sources.paths import Paths, check_errors, paths_of
 from dataflow.sources.ranges import ranges_of_text, text_of_ranges
 from dataflow.sources.round_robin import RoundRobin, begin_bytes
@@ -54,7 +54,7 @@ _tail_bytes_min: Final = 4 * limits.KIB
 _DONE_LATER: Final = ">"
 """Prefix of the checkpoint key for splits that are done although an earlier one is not."""
 _files_open_max: Final = 256
-_splits_begun_max: Final = 10_000
+_splits_started_max: Final = 10_000
 """Maximum number of splits read by time at once, because a checkpoint holds the position of each. Event time
 waits for splits that are not started.
 """
@@ -84,18 +84,18 @@ class FileSource(SourceSpec):
         *,
         errors: Errors = "strict",
     ) -> None:
-        found = tuple(path for entry in paths_of(paths) for path in _expanded(entry))
-        if not found:
+        expanded = tuple(path for entry in paths_of(paths) for path in _expanded(entry))
+        if not expanded:
             raise SchemaError(
                 "a FileSource needs at least one file; none was given, or no file matches the pattern"
             )
-        if len(set(found)) != len(found):
-            twice = sorted({path for path in found if found.count(path) > 1})
+        if len(set(expanded)) != len(expanded):
+            twice = sorted({path for path in expanded if expanded.count(path) > 1})
             raise SchemaError(f"file {twice[0]!r} is given twice; use repeat= to read it again")
         if not isinstance(repeat, int) or repeat < 1:
             raise SchemaError(f"repeat must be an integer of 1 or more, not {repeat!r}")
         check_errors(errors)
-        object.__setattr__(self, "paths", found)
+        object.__setattr__(self, "paths", expanded)
         object.__setattr__(self, "repeat", repeat)
         object.__setattr__(self, "errors", errors)
 
@@ -146,15 +146,15 @@ class FileReader(SourceReader):
         self._reading: dict[str, _OpenSplit] = {}
         self._files: dict[str, FileBytes] = {}
         """Open files by split, least recently used first."""
-        self.reset()
+        self._clear()
 
     # --- Position -------------------------------------------------------------------------------------
 
-    def reset(self) -> None:
+    def _clear(self) -> None:
         self.close()
         self._splits = self._spec.splits_of(self._worker, self._workers)
         self._next = next(self._splits, None)
-        self._begun = 0
+        self._started_count = 0
         self._reading = {}
         self._at: Positions = {}
         self._later: dict[int, str] = {}
@@ -174,9 +174,9 @@ class FileReader(SourceReader):
         self._files.clear()
 
     def reset_to(self, positions: Mapping[str, SplitPosition]) -> None:
-        self.reset()
+        self._clear()
         done = positions.get(DONE_SPLITS, SplitPosition(0, done=True))
-        while self._begun < done.position and self._next is not None:
+        while self._started_count < done.position and self._next is not None:
             self._finish(self._begin_next())
         if (self._done_count, self._done_names) != (done.position, done.digest):
             raise InputListChangedError(
@@ -186,23 +186,25 @@ class FileReader(SourceReader):
             )
         later = next((key for key in positions if key.startswith(_DONE_LATER)), "")
         finished = ranges_of_text(later[1:])
-        under_way = {name: at for name, at in positions.items() if name not in (DONE_SPLITS, later)}
-        while finished or under_way:
-            if self._begun in finished and self._next is not None:
-                finished.discard(self._begun)
+        in_progress = {name: at for name, at in positions.items() if name not in (DONE_SPLITS, later)}
+        while finished or in_progress:
+            if self._started_count in finished and self._next is not None:
+                finished.discard(self._started_count)
                 self._finish(self._begin_next())
                 continue
             name = (
-                self._next[0] if self._next and self._next[0] in under_way else next(iter(under_way), later)
+                self._next[0]
+                if self._next and self._next[0] in in_progress
+                else next(iter(in_progress), later)
             )
-            self._stand_in(name, under_way.pop(name, positions[name]))
+            self._resume(name, in_progress.pop(name, positions[name]))
         if later and self._later_names != positions[later].digest:
             raise InputListChangedError(
                 f"the inputs {later[1:]} of worker {self._worker}'s list, which it has fully read, have"
                 f" other names now: expected digest {positions[later].digest:016x}"
             )
 
-    def _stand_in(self, name: str, at: SplitPosition) -> None:
+    def _resume(self, name: str, at: SplitPosition) -> None:
         if self._next is None or self._next[0] != name:
             found = self._next[0] if self._next else "the end of the list"
             raise InputListChangedError(
@@ -223,11 +225,11 @@ class FileReader(SourceReader):
         self._at[name] = at
 
     def positions(self) -> Positions:
-        found = {DONE_SPLITS: SplitPosition(self._done_count, self._done_names, done=True)}
+        positions = {DONE_SPLITS: SplitPosition(self._done_count, self._done_names, done=True)}
         if self._later:
             self._later_key = self._later_key or _DONE_LATER + text_of_ranges(sorted(self._later))
-            found[self._later_key] = SplitPosition(len(self._later), self._later_names, done=True)
-        return found | self._at
+            positions[self._later_key] = SplitPosition(len(self._later), self._later_names, done=True)
+        return positions | self._at
 
     @property
     def exhausted(self) -> bool:
@@ -261,7 +263,7 @@ class FileReader(SourceReader):
 
     def _by_time(self) -> _OpenSplit | None:
         assert self.reached is not None
-        if self._next is not None and len(self._reading) < _splits_begun_max:
+        if self._next is not None and len(self._reading) < _splits_started_max:
             split = self._begin_next()
             self._turns.begin(split.name)
             return split
@@ -269,14 +271,8 @@ class FileReader(SourceReader):
         return None if name is None else self._reading[name]
 
     def replay(self, division: SourceDivision) -> list[SourceBatch]:
-        batches: list[SourceBatch | None] = []
-        taken = self._chunks()
-        for name, part in division.items():
-            taken.add(name, part.begin, self._replay_split(name, part))
-            if taken.size >= limits.batch_bytes_max or self.reached is not None:
-                batches.append(taken.take())
-        batches.append(taken.take())
-        return [batch for batch in batches if batch is not None]
+        by_time = self.reached is not None
+        return replay_lines(self._chunks(), division, self._replay_split, split_by_split=by_time)
 
     def _chunks(self) -> LineChunks:
         return LineChunks(self._spec.errors, _path_of)
@@ -323,8 +319,8 @@ class FileReader(SourceReader):
     def _begin_next(self) -> _OpenSplit:
         assert self._next is not None
         name, path = self._next
-        split = self._reading[name] = _OpenSplit(self._begun, name, path, PrefixDigest(), 0)
-        self._begun += 1
+        split = self._reading[name] = _OpenSplit(self._started_count, name, path, PrefixDigest(), 0)
+        self._started_count += 1
         self._next = next(self._splits, None)
         return split
 
@@ -333,8 +329,8 @@ class FileReader(SourceReader):
         file = self._files.pop(split.name, None)
         if file is None:
             file = open_bytes(split.path)
-            seen = os.stat(split.path)  # noqa: PTH116
-            identity = seen.st_dev, seen.st_ino
+            status = os.stat(split.path)  # noqa: PTH116
+            identity = status.st_dev, status.st_ino
             if split.identity not in (None, identity):
                 file.close()
                 at = split.digest.size
@@ -381,9 +377,9 @@ class FileReader(SourceReader):
     # --- For display ----------------------------------------------------------------------------------
 
     def describe(self, source: SourceBatch, row: int | None) -> str:
-        return place_of(source, row, self._where)
+        return position_text(source, row, self._name_of)
 
-    def _where(self, piece: BatchPiece) -> str:
+    def _name_of(self, piece: BatchPiece) -> str:
         index = int(piece.split.partition(":")[0])
         return f"file {_path_of(piece.split)!r}" + (f" (pass {index + 1})" if self._spec.repeat > 1 else "")
 

@@ -5,7 +5,7 @@ is computed over its rows as JSON, so it does not depend on their division into 
 
 Within a step each split is read at most once, one after the other, so that the division determines the order
 of the rows. The next step starts with the next split. If event time is taken from the rows, the split with
-the lowest watermark is next (`turns.py`).
+the lowest watermark is next (`round_robin.py`).
 """
 
 import time
@@ -96,7 +96,7 @@ class _OpenSplit:
     rows: "Iterator[tuple[int, Mapping[str, Any]] | None] | None" = None
     ahead: tuple[int, Mapping[str, Any]] | None = None
     over: bool = False
-    ask_at: float = 0.0
+    poll_at_s: float = 0.0
     """When to call the iterator next, on the monotonic clock."""
 
 
@@ -110,7 +110,7 @@ class _Part:
 
 
 @dataclass(slots=True)
-class _Taken:
+class _StepRows:
     rows: list[Mapping[str, Any]] = field(default_factory=list)
     pieces: list[BatchPiece] = field(default_factory=list)
     size: int = 0
@@ -130,11 +130,11 @@ class IteratorReader(SourceReader):
         self._operator = operator
         self._names = tuple(splits)
         self._clock = clock
-        self.reset()
+        self._clear()
 
     # --- Position -------------------------------------------------------------------------------------
 
-    def reset(self) -> None:
+    def _clear(self) -> None:
         self._splits = {name: _OpenSplit(name) for name in self._names}
         self._parts: dict[str, _Part] = {}
         self._last = ""
@@ -142,7 +142,7 @@ class IteratorReader(SourceReader):
         self._turns = RoundRobin()
 
     def reset_to(self, positions: Mapping[str, SplitPosition]) -> None:
-        self.reset()
+        self._clear()
         for name, at in positions.items():
             if name in self._splits:
                 self._splits[name].position = at.position
@@ -162,42 +162,42 @@ class IteratorReader(SourceReader):
 
     @property
     def has_input(self) -> bool:
-        return any(self._look(split) for split in self._splits.values())
+        return any(self._has_row(split) for split in self._splits.values())
 
     @property
     def wakes_in(self) -> float | None:
-        asked = [split.ask_at for split in self._splits.values() if not split.over]
-        return max(0.0, min(asked) - self._clock()) if asked else None
+        poll_times = [split.poll_at_s for split in self._splits.values() if not split.over]
+        return max(0.0, min(poll_times) - self._clock()) if poll_times else None
 
     # --- The user's rows ------------------------------------------------------------------------------
 
-    def _look(self, split: _OpenSplit, *, wait: bool = False) -> bool:
+    def _has_row(self, split: _OpenSplit, *, wait: bool = False) -> bool:
         """Return whether a row is available now. wait: wait for it, because a replay knows that it exists.
         Raises OperatorError.
         """
         if split.ahead is not None or split.over:
             return split.ahead is not None
-        while wait or self._clock() >= split.ask_at:
+        while wait or self._clock() >= split.poll_at_s:
             try:
                 if split.rows is None:
                     split.rows = iter(self._spec.rows(split.name, split.position))
-                found = next(split.rows, split)
-                if found is split:
+                row = next(split.rows, split)
+                if row is split:
                     split.over = True
                     return False
-                if found is not None:
-                    split.ahead = self._checked(split, found)
+                if row is not None:
+                    split.ahead = self._checked(split, row)
                     return True
             except (Exception, SystemExit) as error:
                 raise self._fault(split, error) from error
-            split.ask_at = self._clock() + self._spec.poll_s
+            split.poll_at_s = self._clock() + self._spec.poll_s
             if wait:
                 time.sleep(self._spec.poll_s)
         return False
 
     @staticmethod
-    def _checked(split: _OpenSplit, found: Any) -> tuple[int, Mapping[str, Any]]:
-        position, row = found
+    def _checked(split: _OpenSplit, yielded: Any) -> tuple[int, Mapping[str, Any]]:
+        position, row = yielded
         if not isinstance(position, int) or position <= split.position:
             raise ValueError(
                 f"it yielded position {position!r} after {split.position}; positions must increase"
@@ -205,14 +205,16 @@ class IteratorReader(SourceReader):
         return position, row
 
     def _fault(self, split: _OpenSplit, error: BaseException) -> OperatorError:
-        where = f"split {split.name!r}, after position {split.position}"
+        position = f"split {split.name!r}, after position {split.position}"
         text = "".join(traceback.format_exception(error))
-        return OperatorError(self._operator, where, f"{type(error).__name__}: {error}", traceback_text=text)
+        return OperatorError(
+            self._operator, position, f"{type(error).__name__}: {error}", traceback_text=text
+        )
 
     # --- reading --------------------------------------------------------------------------------------------
 
     def read(self, bytes_max: int) -> SourceBatch | None:
-        taken = _Taken()
+        taken = _StepRows()
         if self.reached is not None:
             return self._read_by_time(taken, bytes_max)
         while taken.size < bytes_max and (split := self._next_split()) is not None:
@@ -220,9 +222,9 @@ class IteratorReader(SourceReader):
             self._take(split, taken, bytes_max=bytes_max)
         return self._batch(taken) if taken.rows else None
 
-    def _read_by_time(self, taken: _Taken, bytes_max: int) -> SourceBatch | None:
+    def _read_by_time(self, taken: _StepRows, bytes_max: int) -> SourceBatch | None:
         assert self.reached is not None
-        waiting = [name for name, split in self._splits.items() if self._look(split)]
+        waiting = [name for name, split in self._splits.items() if self._has_row(split)]
         name = self._turns.next(waiting, self.reached)
         if name is None:
             return None
@@ -232,18 +234,18 @@ class IteratorReader(SourceReader):
         return self._batch(taken)
 
     def _next_split(self) -> _OpenSplit | None:
-        if self._last in self._parts and self._look(self._splits[self._last]):
+        if self._last in self._parts and self._has_row(self._splits[self._last]):
             return self._splits[self._last]
         at = self._names.index(self._last) + 1 if self._last else 0
         for name in (*self._names[at:], *self._names[:at]):
-            if name not in self._parts and self._look(self._splits[name]):
+            if name not in self._parts and self._has_row(self._splits[name]):
                 return self._splits[name]
         return None
 
     def _take(
         self,
         split: _OpenSplit,
-        taken: _Taken,
+        taken: _StepRows,
         *,
         bytes_max: float = inf,
         end: float = inf,
@@ -252,7 +254,7 @@ class IteratorReader(SourceReader):
         """Read available rows up to `bytes_max` bytes or position `end`."""
         part = self._parts.setdefault(split.name, _Part(split.position, split.position))
         begin, at = split.position, len(taken.rows)
-        while taken.size < bytes_max and split.position < end and self._look(split, wait=wait):
+        while taken.size < bytes_max and split.position < end and self._has_row(split, wait=wait):
             assert split.ahead is not None
             position, row = split.ahead
             try:
@@ -265,7 +267,7 @@ class IteratorReader(SourceReader):
             taken.size += len(data)
         taken.pieces.append(BatchPiece(split.name, begin, split.position, at))
 
-    def _batch(self, taken: _Taken) -> SourceBatch:
+    def _batch(self, taken: _StepRows) -> SourceBatch:
         try:
             batch = pa.RecordBatch.from_pylist(taken.rows, self._spec.schema)
         except (pa.ArrowException, TypeError, ValueError) as error:
@@ -274,7 +276,7 @@ class IteratorReader(SourceReader):
         return SourceBatch(batch, tuple(taken.pieces), taken.size)
 
     def replay(self, division: SourceDivision) -> list[SourceBatch]:
-        taken = _Taken()
+        taken = _StepRows()
         batches = []
         for name, want in division.items():
             split = self._splits[name]
@@ -289,7 +291,7 @@ class IteratorReader(SourceReader):
                 raise InputChangedError(name, want.end, expected, found)
             if self.reached is not None and taken.rows:
                 batches.append(self._batch(taken))
-                taken = _Taken()
+                taken = _StepRows()
         return [*batches, self._batch(taken)] if taken.rows else batches
 
     def take_division(self) -> SourceDivision:

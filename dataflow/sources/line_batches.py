@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from dataflow import limits
 from dataflow.errors import InputEncodingError, LineTooLongError
-from dataflow.sources.base import BatchPiece, SourceBatch
+from dataflow.sources.base import BatchPiece, SourceBatch, SourceDivision, SplitDivision
 from dataflow.sources.file_bytes import FileBytes
 from dataflow.sources.text import LINE_SCHEMA, Errors, line_start, lines_of
 
@@ -25,16 +25,16 @@ class LineChunks:
         self._empty()
 
     def _empty(self) -> None:
-        self.size = self._held = 0
+        self.size = self._joined_bytes = 0
         self._chunks: list[bytes] = []
         self._pieces: list[BatchPiece] = []
 
     def add(self, split: str, begin: int, chunk: bytes) -> None:
         """Add bytes of a split that start at `begin`."""
         if chunk:
-            self._pieces.append(BatchPiece(split, begin, begin + len(chunk), self._held))
+            self._pieces.append(BatchPiece(split, begin, begin + len(chunk), self._joined_bytes))
             self._chunks.append(chunk if chunk.endswith(b"\n") else chunk + b"\n")
-            self._held += len(self._chunks[-1])
+            self._joined_bytes += len(self._chunks[-1])
             self.size += len(chunk)
 
     def take(self) -> SourceBatch | None:
@@ -51,6 +51,26 @@ class LineChunks:
             at = piece.begin + error.start - piece.at
             raise InputEncodingError(self._path_of(piece.split), at, found) from error
         return SourceBatch(pa.RecordBatch.from_arrays([lines], schema=LINE_SCHEMA), pieces, size, data)
+
+
+def replay_lines(
+    chunks: LineChunks,
+    division: SourceDivision,
+    read: Callable[[str, SplitDivision], bytes],
+    *,
+    split_by_split: bool,
+) -> list[SourceBatch]:
+    """Return the lines of a division, in its order.
+
+    read: returns the bytes of a split's range. split_by_split: each batch has the lines of one split.
+    """
+    batches: list[SourceBatch | None] = []
+    for split, part in division.items():
+        chunks.add(split, part.begin, read(split, part))
+        if chunks.size >= limits.batch_bytes_max or split_by_split:
+            batches.append(chunks.take())
+    batches.append(chunks.take())
+    return [batch for batch in batches if batch is not None]
 
 
 def whole_lines(file: FileBytes, path: str, at: int, want: int) -> tuple[bytes, bytes, bool]:
@@ -74,16 +94,16 @@ def whole_lines(file: FileBytes, path: str, at: int, want: int) -> tuple[bytes, 
         want = min(4 * want, limits.line_bytes_max)
 
 
-def place_of(source: SourceBatch, row: int | None, where: Callable[[BatchPiece], str]) -> str:
-    """Describe the position of a row of a batch (None: of any row). `where` names the file of a piece."""
+def position_text(source: SourceBatch, row: int | None, name_of: Callable[[BatchPiece], str]) -> str:
+    """Describe the position of a row of a batch (None: of any row). `name_of` names the file of a piece."""
     if row is None:
         first, last = source.pieces[0], source.pieces[-1]
         if first is last:
-            return f"{where(first)}, bytes {first.begin} to {first.end}"
-        return f"{where(first)}, byte {first.begin}, to {where(last)}, byte {last.end}"
+            return f"{name_of(first)}, bytes {first.begin} to {first.end}"
+        return f"{name_of(first)}, byte {first.begin}, to {name_of(last)}, byte {last.end}"
     start = line_start(source.data, row)
     piece = _piece_at(source.pieces, start)
-    return f"{where(piece)}, byte {piece.begin + start - piece.at}"
+    return f"{name_of(piece)}, byte {piece.begin + start - piece.at}"
 
 
 def _piece_at(pieces: tuple[BatchPiece, ...], at: int) -> BatchPiece:

@@ -8,7 +8,7 @@ A position in a split is the end of its last piece, with the digest of everythin
 split is read at most once, one after the other, so the division (split, from, to; in order) determines the
 order of the rows, and a replay returns them in the same order. The next step starts with the next split, so
 that a busy writer does not delay the others. If event time is taken from the rows, the split with the lowest
-watermark is next (`turns.py`).
+watermark is next (`round_robin.py`).
 """
 
 from abc import abstractmethod
@@ -112,17 +112,17 @@ def owner_by_name(split: str, workers: int) -> int:
 class PrefetchedReader(SourceReader):
     """Reads a worker's splits in turns."""
 
-    def __init__(self, schema: pa.Schema, where: str) -> None:
+    def __init__(self, schema: pa.Schema, label: str) -> None:
         self._schema = schema
-        self._where = where
+        self._label = label
         self._buffer = PrefetchBuffer()
-        self.reset()
+        self._clear()
 
     def attach(self, buffer: PrefetchBuffer) -> None:
         """Read from this buffer in this incarnation."""
         self._buffer = buffer
 
-    def reset(self) -> None:
+    def _clear(self) -> None:
         self._at: Positions = {}
         self._division: SourceDivision = {}
         self._split = ""
@@ -130,7 +130,7 @@ class PrefetchedReader(SourceReader):
         self._turns = RoundRobin()
 
     def reset_to(self, positions: Mapping[str, SplitPosition]) -> None:
-        self.reset()
+        self._clear()
         self._at = dict(positions)
 
     # --- reading --------------------------------------------------------------------------------------------
@@ -163,10 +163,10 @@ class PrefetchedReader(SourceReader):
                 break
             self._note(piece)
             pieces.append(piece)
-            found = self._rows_of(piece)
-            rows += found
+            batches = self._rows_of(piece)
+            rows += batches
             # the piece may be compressed, so its size says little about the rows
-            size += max(len(piece.data), sum(one.nbytes for one in found))
+            size += max(len(piece.data), sum(one.nbytes for one in batches))
         return self._batch(pieces, rows) if pieces else None
 
     def _next_piece(self) -> InputPiece | None:
@@ -225,13 +225,13 @@ class PrefetchedReader(SourceReader):
 
     # --- rows -----------------------------------------------------------------------------------------------
 
-    def _batch(self, pieces: Sequence[InputPiece], found: Sequence[pa.RecordBatch]) -> SourceBatch:
-        table = pa.Table.from_batches(found, self._schema).combine_chunks()
+    def _batch(self, pieces: Sequence[InputPiece], batches: Sequence[pa.RecordBatch]) -> SourceBatch:
+        table = pa.Table.from_batches(batches, self._schema).combine_chunks()
         rows = table.to_batches()
         batch = rows[0] if rows else pa.RecordBatch.from_pylist([], self._schema)
-        where = tuple(BatchPiece(piece.split, piece.begin, piece.end, 0) for piece in pieces)
+        origins = tuple(BatchPiece(piece.split, piece.begin, piece.end, 0) for piece in pieces)
         size = sum(len(piece.data) for piece in pieces)
-        return SourceBatch(batch, where, size, ends_unit=pieces[-1].last)
+        return SourceBatch(batch, origins, size, ends_unit=pieces[-1].last)
 
     def _rows_of(self, piece: InputPiece) -> list[pa.RecordBatch]:
         try:
@@ -261,7 +261,7 @@ class PrefetchedReader(SourceReader):
         return {"splits": len(self._at)}
 
     def _of(self, split: str) -> str:
-        return f"{self._where}, {split}"
+        return f"{self._label}, {split}"
 
     def _at_piece(self, piece: InputPiece) -> str:
         return f"the bytes from {piece.begin} to {piece.end} of {self._of(piece.split)}"

@@ -16,8 +16,8 @@ def text_of_ranges(numbers: Sequence[int]) -> str:
 
 def ranges_of_text(text: str) -> set[int]:
     """Return the integers in such a text."""
-    found: set[int] = set()
+    numbers: set[int] = set()
     for part in filter(None, text.split(",")):
         first, _, last = part.partition("-")
-        found.update(range(int(first), int(last or first) + 1))
-    return found
+        numbers.update(range(int(first), int(last or first) + 1))
+    return numbers

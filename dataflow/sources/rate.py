@@ -77,7 +77,7 @@ def wall_us() -> int:
 
 
 class RateReader(SourceReader):
-    """Generates a worker's share. Invariant: `_given` rows were generated, the first of them at `_start` (0:
+    """Generates a worker's share. Invariant: `_generated` rows were generated, the first at `_start` (0:
     not known yet).
     """
 
@@ -91,36 +91,36 @@ class RateReader(SourceReader):
         self._gap_us = workers * _us / spec.rows_per_second
         left = None if spec.rows is None else max(0, spec.rows - worker)
         self._rows = None if left is None else -(-left // workers)
-        self.reset()
+        self._clear()
 
-    def reset(self) -> None:
-        self._start = self._given = self._begin = 0
+    def _clear(self) -> None:
+        self._start = self._generated = self._begin = 0
 
     def reset_to(self, positions: Mapping[str, SplitPosition]) -> None:
-        self.reset()
+        self._clear()
         if at := positions.get(self._split):
-            self._given = self._begin = at.position
+            self._generated = self._begin = at.position
             self._start = at.digest
 
     def positions(self) -> Positions:
-        return {self._split: SplitPosition(self._given, self._start)} if self._start else {}
+        return {self._split: SplitPosition(self._generated, self._start)} if self._start else {}
 
     @property
     def exhausted(self) -> bool:
-        return self._rows is not None and self._given >= self._rows
+        return self._rows is not None and self._generated >= self._rows
 
     def time_now(self) -> SourceTime:
         return SourceTime(self.exhausted, behind=(self._split,))
 
     @property
     def has_input(self) -> bool:
-        return self._due() > self._given
+        return self._due() > self._generated
 
     @property
     def wakes_in(self) -> float | None:
         if self.exhausted:
             return None
-        due_us = self._start + self._given * self._gap_us - self._clock()
+        due_us = self._start + self._generated * self._gap_us - self._clock()
         return max(due_us / _us, _wait_s_min)
 
     def _due(self) -> int:
@@ -130,37 +130,37 @@ class RateReader(SourceReader):
         return due if self._rows is None else min(due, self._rows)
 
     def read(self, bytes_max: int) -> SourceBatch | None:
-        count = min(self._due() - self._given, max(1, bytes_max // _row_bytes))
+        count = min(self._due() - self._generated, max(1, bytes_max // _row_bytes))
         if count <= 0:
             return None
         self._start = self._start or self._clock()
         return self._take(count)
 
     def _take(self, count: int) -> SourceBatch:
-        begin, self._given = self._given, self._given + count
-        index = np.arange(begin, self._given)
+        begin, self._generated = self._generated, self._generated + count
+        index = np.arange(begin, self._generated)
         value = index * self._workers + self._worker
         at = self._start + (index * self._gap_us).astype(np.int64)
         columns = [pa.array(at).cast(RATE_SCHEMA.field(0).type), pa.array(value)]
         batch = pa.RecordBatch.from_arrays(columns, schema=RATE_SCHEMA)
-        return SourceBatch(batch, (BatchPiece(self._split, begin, self._given, 0),), count * _row_bytes)
+        return SourceBatch(batch, (BatchPiece(self._split, begin, self._generated, 0),), count * _row_bytes)
 
     def replay(self, division: SourceDivision) -> list[SourceBatch]:
         part = division.get(self._split)
         if part is None:
             return []
-        if part.begin != self._given or self._start not in (0, part.digest):
-            found = f"row {self._given} of a line that began at {self._start}"
+        if part.begin != self._generated or self._start not in (0, part.digest):
+            found = f"row {self._generated} of a line that began at {self._start}"
             expected = f"row {part.begin} of one that began at {part.digest}"
             raise InputChangedError(self._split, part.begin, expected, found)
         self._start = part.digest
         return [self._take(part.end - part.begin)]
 
     def take_division(self) -> SourceDivision:
-        begin, self._begin = self._begin, self._given
-        if begin == self._given:
+        begin, self._begin = self._begin, self._generated
+        if begin == self._generated:
             return {}
-        return {self._split: SplitDivision(begin, self._given, self._start)}
+        return {self._split: SplitDivision(begin, self._generated, self._start)}
 
     def describe(self, source: SourceBatch, row: int | None) -> str:
         (piece,) = source.pieces

@@ -20,12 +20,12 @@ def lines_of(data: bytes, errors: Errors) -> pa.Array:
     """Return the lines of `data`, which must end with \\n. Raises UnicodeDecodeError (strict); its `start`
     is the first invalid byte.
     """
-    whole = _one_string(data)
+    text = _one_string(data)
     try:
-        whole.validate(full=True)
+        text.validate(full=True)
     except pa.ArrowInvalid:
-        whole = _one_string(data.decode("utf-8", errors).encode())
-    lines = pc.split_pattern(whole, "\n").values
+        text = _one_string(data.decode("utf-8", errors).encode())
+    lines = pc.split_pattern(text, "\n").values
     return lines.slice(0, len(lines) - 1)  # the empty string after the last \n is not a line
 
 

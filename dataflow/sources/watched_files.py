@@ -64,23 +64,23 @@ def watched(entry: str) -> WatchedFiles:
     return WatchedFiles(root, path)
 
 
-def list_files(places: Sequence[WatchedFiles]) -> dict[str, FileSeen]:
+def list_files(patterns: Sequence[WatchedFiles]) -> dict[str, FileSeen]:
     """Return the regular files that match, sorted by name. Names that begin with . or _ are skipped: these
     files are still being written. Raises InputReadError.
     """
-    found: dict[str, FileSeen] = {}
-    for root, pattern in places:
+    files: dict[str, FileSeen] = {}
+    for root, pattern in patterns:
         if not os.path.isdir(root):  # noqa: PTH112
             raise InputReadError(f"input directory {root!r} no longer exists")
         for path in glob.iglob(pattern, recursive=True):  # noqa: PTH207
-            if path not in found and not os.path.basename(path).startswith((".", "_")):  # noqa: PTH119
-                seen = _look_at(path)
-                if seen is not None:
-                    found[path] = seen
-    return dict(sorted(found.items()))
+            if path not in files and not os.path.basename(path).startswith((".", "_")):  # noqa: PTH119
+                status = _status_of(path)
+                if status is not None:
+                    files[path] = status
+    return dict(sorted(files.items()))
 
 
-def _look_at(path: str) -> FileSeen | None:
+def _status_of(path: str) -> FileSeen | None:
     try:
         status = os.stat(path)  # noqa: PTH116
     except FileNotFoundError:
@@ -92,13 +92,13 @@ def _look_at(path: str) -> FileSeen | None:
     return FileSeen(status.st_size, (status.st_dev, status.st_ino, status.st_mtime_ns))
 
 
-def gzip_is_whole(path: str) -> bool:
+def gzip_is_complete(path: str) -> bool:
     """Return whether a gzip file is complete enough to read: it ends at the end of a stream. Raises
     InputReadError.
     """
     file = GzipBytes(path, open_regular(path))
     try:
-        return file.is_whole()
+        return file.is_complete()
     finally:
         file.close()
 
@@ -113,23 +113,23 @@ def mark_of(path: str) -> int:
         file.close()
 
 
-class WholeGzips:
+class CompleteGzips:
     """Remembers which gzip files are whole."""
 
     def __init__(self) -> None:
-        self._judged: dict[str, tuple[int, bool]] = {}
+        self._checked: dict[str, tuple[int, bool]] = {}
         """File -> its size when it was last checked, and whether it was whole."""
 
     def forget(self, path: str) -> None:
         """Forget a file; another file may take the name."""
-        self._judged.pop(path, None)
+        self._checked.pop(path, None)
 
-    def is_whole(self, path: str, seen: FileSeen, last: FileSeen | None) -> bool:
+    def is_complete(self, path: str, seen: FileSeen, last: FileSeen | None) -> bool:
         """Return whether the file is whole. A file that is being written is checked again when its size has
         stopped changing. Raises InputReadError.
         """
-        size, whole = self._judged.get(path, (-1, False))
+        size, complete = self._checked.get(path, (-1, False))
         if size != seen.size and last in (None, seen):
-            whole = gzip_is_whole(path)
-            self._judged[path] = (seen.size, whole)
-        return whole
+            complete = gzip_is_complete(path)
+            self._checked[path] = (seen.size, complete)
+        return complete

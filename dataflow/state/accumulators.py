@@ -161,12 +161,12 @@ class SumAccumulator(Accumulator):
                     remedy="sum a double: map the column before",
                 )
             return pa.array(values, mask=nothing)
-        sums = self._with_seen(slots, self._sums.as_doubles(slots))
+        sums = self._with_special_values(slots, self._sums.as_doubles(slots))
         if self._mean:
             sums = sums / np.maximum(counts, 1)
         return pa.array(sums, mask=nothing)
 
-    def _with_seen(self, slots: Slots, sums: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    def _with_special_values(self, slots: Slots, sums: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         seen = self._seen.values[slots]
         sums[seen == _SEEN_ABOVE] = np.inf
         sums[seen == _SEEN_BELOW] = -np.inf
@@ -216,7 +216,7 @@ class ExtremeAccumulator(Accumulator):
             self._best = SlotNumbers(dtype, -np.inf if largest else np.nan)
         else:
             self._best = SlotNumbers(dtype, np.iinfo(dtype).min if largest else np.iinfo(dtype).max)
-        self._take = np.maximum if largest else (np.fmin if floating else np.minimum)
+        self._extreme_of = np.maximum if largest else (np.fmin if floating else np.minimum)
         self._any = SlotNumbers(np.bool_)
 
     def fields(self) -> list[pa.Field]:
@@ -229,7 +229,7 @@ class ExtremeAccumulator(Accumulator):
         if pa.types.is_floating(self._plain):
             values = values + values.dtype.type(0)  # make -0.0 equal to 0.0
         with np.errstate(invalid="ignore"):  # of NaN
-            self._take.at(self._best.values, slots, values)
+            self._extreme_of.at(self._best.values, slots, values)
         self._any.values[slots] = True
 
     def results(self, slots: Slots) -> pa.Array:

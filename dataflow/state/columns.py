@@ -32,6 +32,12 @@ def grown(array: npt.NDArray[Any], needed: int) -> npt.NDArray[Any]:
     return larger
 
 
+def position_in_run(is_first: npt.NDArray[np.bool_]) -> Slots:
+    """Return the position of each row in its run, from 0. is_first: whether a row begins a run."""
+    begins = np.flatnonzero(is_first)
+    return np.asarray(np.arange(len(is_first)) - np.repeat(begins, np.diff(np.r_[begins, len(is_first)])))
+
+
 class _Nulls:
     """The nulls of a growing column. It costs no memory and no time before the first null."""
 

@@ -19,29 +19,29 @@ class Handover:
         """Set by the link thread: the next checkpoint should have a copy of all files."""
         self._bytes_max = bytes_max
         self._changed = threading.Condition()
-        self._under_way = 0
+        self._reserved = 0
         self.closed = False
         """Set by the link thread: the incarnation has ended, and errors of the circuit after that are no
         failures.
         """
 
-    def take(self, size: int) -> None:
-        """Reserve `size` bytes; block until they fit. They always fit if nothing else is in progress.
+    def reserve(self, size: int) -> None:
+        """Reserve `size` bytes; block until they fit. They always fit if nothing else is reserved.
 
         Raises ClosedError after the end of the incarnation.
         """
         with self._changed:
             self._changed.wait_for(
-                lambda: self.closed or not self._under_way or self._under_way + size <= self._bytes_max
+                lambda: self.closed or not self._reserved or self._reserved + size <= self._bytes_max
             )
             if self.closed:
                 raise ClosedError(f"the files at {self.path} belong to an incarnation that has ended")
-            self._under_way += size
+            self._reserved += size
 
-    def give(self, size: int) -> None:
+    def release(self, size: int) -> None:
         """Release `size` bytes that are in the chain."""
         with self._changed:
-            self._under_way -= size
+            self._reserved -= size
             self._changed.notify_all()
 
     def close(self) -> None:

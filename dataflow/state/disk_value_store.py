@@ -1,16 +1,16 @@
 """The values that user functions keep for each key, on the local disk: LMDB as scratch space (decision 0130).
 
-This module maps slots to places in a file, and decides what is in memory. `value_bytes.py` encodes values.
+This module maps slots to keys in a file, and decides what is in memory. `value_bytes.py` encodes values.
 
 The journal is authoritative: the file is discarded at each reset and filled from the journal's blocks. So
 nothing is synced, and the file has no name: it is unlinked as soon as it is open, and its space is freed when
 the process ends in any way.
 
-A slot with a value has a *place*, a number that is its key in LMDB. Places are assigned in order, so new
-values fill whole pages. Values that were read or changed since the last write are *held* as objects: each is
-decoded once, and changed ones are encoded together. When more are held than `held_values_max` or
-`held_bytes_max` allow, the changed ones are written in one transaction and all are dropped. The memory map is
-page cache, which the operating system reclaims if necessary.
+A slot with a value has a *disk key*, a number that is its key in LMDB. Disk keys are assigned in order, so
+new values fill whole pages. Values that were read or changed since the last write are *cached* as objects:
+each is decoded once, and changed ones are encoded together. When `cached_values_max` or `cached_bytes_max` is
+reached, the changed values are written in one transaction, and the cache is emptied. The memory map is page
+cache, which the operating system reclaims if necessary.
 
 Errors of a full or failing disk are reported as in `scratch.py`.
 """
@@ -38,7 +38,7 @@ from dataflow.state.value_bytes import ValueBytes
 if TYPE_CHECKING:
     import lmdb
 
-_NOWHERE: Final = -1
+_NO_KEY: Final = -1
 _key: Callable[[int], bytes] = struct.Struct("=Q").pack
 """LMDB's integer keys are in native byte order."""
 
@@ -46,7 +46,7 @@ _key: Callable[[int], bytes] = struct.Struct("=Q").pack
 class DiskValueStore:
     """`ValueStore` in an LMDB file, which is created with the first value.
 
-    All methods that read or write raise UserFault; the held values are invalid then.
+    All methods that read or write raise UserFault; the cached values are invalid then.
     """
 
     def __init__(self, columns: pa.Schema, scratch: str = "") -> None:
@@ -66,25 +66,25 @@ class DiskValueStore:
         self._bytes = ValueBytes(columns)
         self._scratch = scratch
         self._file: _File | None = None
-        self._places = SlotNumbers(np.int64, _NOWHERE)
+        self._disk_keys = SlotNumbers(np.int64, _NO_KEY)
         self._slots = 0
         self._next = 0
-        self._held: dict[int, Value] = {}
+        self._cached: dict[int, Value] = {}
         """Slot -> its value."""
         self._changed: set[int] = set()
-        self._gone: list[Slots] = []
-        """Places that are free but still in the file."""
-        self._held_max = limits.held_values_min
+        self._freed: list[Slots] = []
+        """Disk keys that are free but still in the file."""
+        self._cached_max = limits.cached_values_min
 
     # --- slots ----------------------------------------------------------------------------------------------
 
     def reach(self, slots: int) -> None:
-        self._places.reach(slots)
+        self._disk_keys.reach(slots)
         self._slots = slots
 
     def clear(self, slots: Slots) -> None:
         for slot in slots.tolist():
-            self._held.pop(slot, None)
+            self._cached.pop(slot, None)
             self._changed.discard(slot)
         self._free(slots)
 
@@ -92,61 +92,61 @@ class DiskValueStore:
         if not len(slots):
             self.close()
         self.settle()
-        self._held.clear()
-        before = self._places.values[: self._slots]
-        self._gone.append(np.setdiff1d(before, [_NOWHERE, *before[slots]]))
-        self._places.keep(slots)
+        self._cached.clear()
+        before = self._disk_keys.values[: self._slots]
+        self._freed.append(np.setdiff1d(before, [_NO_KEY, *before[slots]]))
+        self._disk_keys.keep(slots)
         self._slots = len(slots)
 
     def has(self, slots: Slots) -> npt.NDArray[np.bool_]:
-        found: npt.NDArray[np.bool_] = self._places.values[slots] != _NOWHERE
-        return found
+        present: npt.NDArray[np.bool_] = self._disk_keys.values[slots] != _NO_KEY
+        return present
 
     def _free(self, slots: Slots) -> None:
-        places = self._places.values[slots]
-        self._gone.append(places[places != _NOWHERE])
-        self._places.values[slots] = _NOWHERE
+        disk_keys = self._disk_keys.values[slots]
+        self._freed.append(disk_keys[disk_keys != _NO_KEY])
+        self._disk_keys.values[slots] = _NO_KEY
 
     # --- values ---------------------------------------------------------------------------------------------
 
     def get(self, slot: int) -> Value | None:
-        place = int(self._places.values[slot])
-        if place == _NOWHERE:
+        disk_key = int(self._disk_keys.values[slot])
+        if disk_key == _NO_KEY:
             return None
-        found = self._held.get(slot)
-        if found is None:
-            self._make_room()
-            with self._telling("read"):
-                found = self._held[slot] = self._bytes.value(self._opened().get(place))
-        return found
+        cached = self._cached.get(slot)
+        if cached is None:
+            self._evict()
+            with self._disk_errors("read"):
+                cached = self._cached[slot] = self._bytes.value(self._opened().get(disk_key))
+        return cached
 
     def put(self, slot: int, value: Value | None) -> None:
         if value is None:
             self.clear(np.array([slot]))
             return
-        if self._places.values[slot] == _NOWHERE:
-            self._make_room()
-            self._places.values[slot] = self._next
+        if self._disk_keys.values[slot] == _NO_KEY:
+            self._evict()
+            self._disk_keys.values[slot] = self._next
             self._next += 1
-        self._held[slot] = value
+        self._cached[slot] = value
         self._changed.add(slot)
 
     def settle(self) -> None:
-        if not self._changed and not self._gone:
+        if not self._changed and not self._freed:
             return
         slots = sorted(self._changed)
-        rows = self._bytes.of_values([self._held[slot] for slot in slots])
-        self._write(self._places.values[np.array(slots, np.int64)], rows)
+        rows = self._bytes.of_values([self._cached[slot] for slot in slots])
+        self._write(self._disk_keys.values[np.array(slots, np.int64)], rows)
         self._changed.clear()
         if rows:
             mean = sum(map(len, rows)) // len(rows) + 1
-            fitting = limits.held_bytes_max // mean
-            self._held_max = min(limits.held_values_max, max(limits.held_values_min, fitting))
+            fitting = limits.cached_bytes_max // mean
+            self._cached_max = min(limits.cached_values_max, max(limits.cached_values_min, fitting))
 
-    def _make_room(self) -> None:
-        if len(self._held) >= self._held_max:
+    def _evict(self) -> None:
+        if len(self._cached) >= self._cached_max:
             self.settle()
-            self._held.clear()
+            self._cached.clear()
 
     # --- blocks ---------------------------------------------------------------------------------------------
 
@@ -156,23 +156,23 @@ class DiskValueStore:
         return [pa.concat_arrays(column) for column in zip(*parts, strict=True)]
 
     def _read(self, slots: Slots) -> list[bytes | None]:
-        with self._telling("read"):
-            places = self._places.values[slots].tolist()
-            return [None if place == _NOWHERE else self._opened().get(place) for place in places]
+        with self._disk_errors("read"):
+            disk_keys = self._disk_keys.values[slots].tolist()
+            return [None if disk_key == _NO_KEY else self._opened().get(disk_key) for disk_key in disk_keys]
 
     def load(self, slots: Slots, columns: Sequence[pa.Array]) -> None:
-        self._places.values[slots] = np.arange(self._next, self._next + len(slots))
+        self._disk_keys.values[slots] = np.arange(self._next, self._next + len(slots))
         self._next += len(slots)
         done = 0
         for part in _pieces(slots):
             rows = self._bytes.of_columns([column.slice(done, len(part)) for column in columns])
-            self._write(self._places.values[part], rows)
+            self._write(self._disk_keys.values[part], rows)
             done += len(part)
 
-    def _write(self, places: Slots, rows: Sequence[bytes]) -> None:
-        gone, self._gone = self._gone, []
-        with self._telling("written"):
-            self._opened().write(np.concatenate([np.empty(0, np.int64), *gone]), places, rows)
+    def _write(self, disk_keys: Slots, rows: Sequence[bytes]) -> None:
+        freed, self._freed = self._freed, []
+        with self._disk_errors("written"):
+            self._opened().write(np.concatenate([np.empty(0, np.int64), *freed]), disk_keys, rows)
 
     # --- the file -------------------------------------------------------------------------------------------
 
@@ -181,16 +181,16 @@ class DiskValueStore:
             self._file = _File(self._lmdb, scratch_directory(self._scratch))
         return self._file
 
-    def _telling(self, what: str) -> AbstractContextManager[None]:
-        return of_scratch(self._scratch, f"its state could not be {what}", self._lmdb.Error)
+    def _disk_errors(self, action: str) -> AbstractContextManager[None]:
+        return of_scratch(self._scratch, f"its state could not be {action}", self._lmdb.Error)
 
     def counters(self) -> dict[str, int]:
         return {"disk_bytes": 0 if self._file is None else self._file.size}
 
     def close(self) -> None:
-        self._held.clear()
+        self._cached.clear()
         self._changed.clear()
-        self._gone.clear()
+        self._freed.clear()
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -226,40 +226,40 @@ class _File:
         info = self._env.info()
         return int((info["last_pgno"] + 1) * self._env.stat()["psize"])
 
-    def get(self, place: int) -> bytes:
-        """Return the bytes at a place."""
+    def get(self, disk_key: int) -> bytes:
+        """Return the bytes under a key."""
         if self._reader is None:
             self._reader = self._env.begin(db=self._db)
-        found = self._reader.get(_key(place))
-        assert isinstance(found, bytes), f"place {place} has no value"
-        return found
+        data = self._reader.get(_key(disk_key))
+        assert isinstance(data, bytes), f"disk key {disk_key} has no value"
+        return data
 
-    def write(self, gone: Slots, places: Slots, rows: Sequence[bytes]) -> None:
-        """Delete the places `gone` and write `rows` to `places`, in one transaction."""
-        self._let_go()
-        items = sorted(zip(places.tolist(), rows, strict=True))
+    def write(self, freed: Slots, disk_keys: Slots, rows: Sequence[bytes]) -> None:
+        """Delete the keys `freed` and write `rows` under `disk_keys`, in one transaction."""
+        self._end_read()
+        items = sorted(zip(disk_keys.tolist(), rows, strict=True))
         while True:
             try:
                 with self._env.begin(write=True, db=self._db) as transaction:
-                    for place in gone.tolist():
-                        transaction.delete(_key(place))
-                    transaction.cursor().putmulti([(_key(place), row) for place, row in items])
+                    for disk_key in freed.tolist():
+                        transaction.delete(_key(disk_key))
+                    transaction.cursor().putmulti([(_key(disk_key), row) for disk_key, row in items])
                 return
             except self._library.MapFullError:
                 self._env.set_mapsize(2 * self._env.info()["map_size"])
 
-    def _let_go(self) -> None:
+    def _end_read(self) -> None:
         """End the read transaction: pages that it can see are not reused."""
         if self._reader is not None:
             self._reader.abort()
             self._reader = None
 
     def close(self) -> None:
-        self._let_go()
+        self._end_read()
         self._env.close()
 
 
 def _pieces(slots: Slots) -> Iterator[Slots]:
     """Yield pieces of the slots, at least one."""
-    for begin in range(0, max(len(slots), 1), limits.held_values_max):
-        yield slots[begin : begin + limits.held_values_max]
+    for begin in range(0, max(len(slots), 1), limits.cached_values_max):
+        yield slots[begin : begin + limits.cached_values_max]

@@ -4,10 +4,8 @@ Adding doubles rounds each time, so the result depends on the order, which may d
 replays. Here a sum is an integer in units of 2^-1152 (for integers: of 1), as *limbs* of 32 bits in 64-bit
 numbers. A double is its 53-bit fraction, shifted, so it has parts in three limbs. Limbs are added
 independently and do not overflow for 2^30 rows; then, and before a sum is read, carries are propagated. Only
-limbs that a value
-touched are stored: values of everyday size touch four or five, so a sum takes about 40 bytes. A sum is
-rounded
-once, when it is read: to the double nearest to the true sum, as by `math.fsum`.
+limbs that a value touched are stored: values of everyday size touch four or five, so a sum takes about 40
+bytes. A sum is rounded once, when it is read: to the double nearest to the true sum, as by `math.fsum`.
 
 A *canonical* sum has a sign and limbs in [0, 2^32). A stored sum is a list of 64-bit numbers: the index of
 the first limb, then the limbs, all in [0, 2^32) except the last, which carries the sign.
@@ -85,18 +83,18 @@ class ExactSums:
 
     def _add_doubles(self, slots: Slots, values: npt.NDArray[np.float64]) -> None:
         fractions, exponents = np.frexp(values)
-        whole = np.ldexp(np.abs(fractions), _FRACTION_BITS).astype(np.uint64)
-        places = exponents.astype(np.int64) - _FRACTION_BITS - _UNIT_EXPONENT
-        shifts = (places % _BITS).astype(np.uint64)
-        low = (whole & np.uint64(_MASK)) << shifts
-        high = (whole >> np.uint64(_BITS)) << shifts
+        mantissas = np.ldexp(np.abs(fractions), _FRACTION_BITS).astype(np.uint64)
+        positions = exponents.astype(np.int64) - _FRACTION_BITS - _UNIT_EXPONENT
+        shifts = (positions % _BITS).astype(np.uint64)
+        low = (mantissas & np.uint64(_MASK)) << shifts
+        high = (mantissas >> np.uint64(_BITS)) << shifts
         parts = [
             low & np.uint64(_MASK),
             (low >> np.uint64(_BITS)) + (high & np.uint64(_MASK)),
             high >> np.uint64(_BITS),
         ]
         negative = values < 0
-        firsts = places // _BITS
+        firsts = positions // _BITS
         for first in np.unique(firsts).tolist():
             chosen = firsts == first
             if chosen.all():
@@ -114,15 +112,15 @@ class ExactSums:
                 np.add.at(self._limb(index), slots, signed)
 
     def _limb(self, index: int) -> Limbs:
-        found = self._limbs.get(index)
-        if found is None:
-            found = np.zeros(self._slots, np.int64)
-        elif len(found) < self._slots:
-            before = len(found)
-            found = grown(found, self._slots)
-            found[before:] = 0
-        self._limbs[index] = found
-        return found
+        limb = self._limbs.get(index)
+        if limb is None:
+            limb = np.zeros(self._slots, np.int64)
+        elif len(limb) < self._slots:
+            before = len(limb)
+            limb = grown(limb, self._slots)
+            limb[before:] = 0
+        self._limbs[index] = limb
+        return limb
 
     def _carry(self) -> None:
         for slots in np.array_split(np.arange(self._slots), max(1, self._slots >> 20)):

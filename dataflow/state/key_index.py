@@ -6,11 +6,10 @@ move or disappear; what an operator keeps per key is an array indexed by slot.
 It is an open addressing table over the low bits of `_hash` (the high bits choose the worker, so they say
 little here), at most half full, with linear probing. A whole batch probes at once:
 
-1. Each round looks at one cell for every row that is not placed yet.
+1. Each round probes one cell for every row that is not placed yet.
 2. If the cell holds the row's hash, the row's key is compared with it; two keys with one hash get two slots.
 3. Rows whose cell is empty write their number into it. The row that is read back has won the cell and is a
-new
-   key; the others look at the same cell again, which may hold their own key now.
+   new key; the others probe the same cell again, which may hold their own key now.
 
 Each round places the winners, so the rounds end. With the table half full, nearly all rows are placed in the
 first two.
@@ -40,7 +39,6 @@ class KeyIndex:
     """The keys of one operator on one worker. Invariant: `2 * len(self) <= cells`, so probing ends."""
 
     def __init__(self, kinds: Sequence[pa.DataType]) -> None:
-        self._kinds = tuple(kinds)
         self._columns = [key_column(kind) for kind in kinds]
         self._hashes: Hashes = np.empty(_FIRST_CELLS // 2, np.uint64)
         self._rows = 0
@@ -98,7 +96,7 @@ class KeyIndex:
         cells = cells + again  # the next cell, for those that met another key
         vacant = np.flatnonzero(empty)
         if len(vacant):
-            cells[vacant] -= 1  # a row that lost looks at the same cell again
+            cells[vacant] -= 1  # a row that lost probes the same cell again
             again[self._settle(keys, hashes, rows, cells, vacant, slots)] = False
         return rows[again], cells[again] & (len(self._cell_slots) - 1)
 
@@ -183,3 +181,41 @@ class SlotArray:
             self.values = grown(self.values, slots)
             self.values[before:] = self._fill
         return self.values
+
+
+class TouchedSlots:
+    """The slots that the rows of the current step touched."""
+
+    def __init__(self) -> None:
+        self._batches: list[Slots] = []
+        self._position_of = SlotArray(np.int64, fill=-1)
+        self._next_position = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._batches)
+
+    def add(self, slots: Slots) -> None:
+        """Add the slots of a batch of rows."""
+        self._batches.append(slots)
+
+    def clear(self) -> None:
+        """Discard the slots of the step."""
+        self._batches = []
+
+    def take(self, slot_count: int) -> Slots:
+        """Return the slots of the step, each once, in the order of their first occurrence, and discard them.
+
+        slot_count: the number of slots of the index.
+        """
+        if not self._batches:
+            return np.empty(0, np.int64)
+        slots = np.concatenate(self._batches)
+        self._batches = []
+        # One array is both the flag and the position: written from the last row to the first, it keeps the
+        # position of the first row of each slot. Positions never repeat, so it need not be cleared.
+        position_of = self._position_of.reach(slot_count)
+        positions = np.arange(self._next_position, self._next_position + len(slots))
+        position_of[slots[::-1]] = positions[::-1]
+        self._next_position += len(slots)
+        touched: Slots = slots[position_of[slots] == positions]
+        return touched

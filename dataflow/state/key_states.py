@@ -106,8 +106,8 @@ class KeyStates(SlotValues):
 
     def empty(self, slots: Slots) -> Slots:
         """Return those of the slots that keep neither value nor timer."""
-        found: Slots = slots[~self._values.has(slots) & (self.timers.values[slots] == NONE)]
-        return found
+        empty_slots: Slots = slots[~self._values.has(slots) & (self.timers.values[slots] == NONE)]
+        return empty_slots
 
     def counters(self) -> dict[str, int]:
         """Return numbers for display."""
@@ -167,11 +167,11 @@ class KeyStates(SlotValues):
         version = state_version_of(block.schema)
         before = self._history.columns_of(version)
         kept = ~block.column(DELETED_COLUMN).to_numpy(zero_copy_only=False)
-        held = kept & block.column(IS_SET).to_numpy(zero_copy_only=False)
+        has_value = kept & block.column(IS_SET).to_numpy(zero_copy_only=False)
         rows = block.select(before.names).to_pylist()
         values = [
             self._history.migrated(version, row) if set_ else None
-            for row, set_ in zip(rows, held.tolist(), strict=True)
+            for row, set_ in zip(rows, has_value.tolist(), strict=True)
         ]
         keys = pa.schema([block.schema.field(name) for name in key_columns(block.schema)])
         schema = block_schema(keys, pa.schema(self.fields()), state_version=self._history.version)

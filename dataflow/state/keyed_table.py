@@ -1,7 +1,7 @@
 """The state of a keyed operator: keys in slots, values per slot, and what the next checkpoint contains.
 
-This module tracks which slots are live, changed and stored; `SlotValues` holds the values. Only here keyed
-state is converted to blocks (`checkpoint.chains.state_blocks`) and restored from them.
+This module tracks which slots are live, changed and stored; `SlotValues` holds the values. Only this module
+converts keyed state to blocks (`checkpoint.chains.state_blocks`) and restores it from them.
 
     slot is     when
     live        from `find_or_add` to `remove`
@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from checkpoint.chains.state_blocks import DELETED_COLUMN, block_schema, key_columns, make_block
 from dataflow.state.columns import Slots
-from dataflow.state.key_index import Hashes, KeyIndex, SlotArray, in_pieces
+from dataflow.state.key_index import Hashes, KeyIndex, SlotArray, TouchedSlots, in_pieces
 from dataflow.worker.partitioning import hashes_of
 
 Upgrade: TypeAlias = Callable[[pa.RecordBatch], pa.RecordBatch]
@@ -90,17 +90,8 @@ class KeyedTable:
         self._live = SlotArray(np.bool_)
         self._changed = SlotArray(np.bool_)
         self._stored = SlotArray(np.bool_)
-        self._touched: list[Slots] = []
-        self._place_of = SlotArray(np.int64, fill=-1)
-        self._place = 0
+        self._touched = TouchedSlots()
         self._removed = 0
-
-    def reset(self) -> None:
-        """Forget all keys."""
-        for one in self._values:
-            one.keep(np.empty(0, np.int64))
-        self.upgraded = False
-        self._clear_index()
 
     def __len__(self) -> int:
         return int(np.count_nonzero(self._of(self._live)))
@@ -116,35 +107,25 @@ class KeyedTable:
 
     # --- in a step ------------------------------------------------------------------------------------------
 
-    def find_or_add(self, keys: Sequence[pa.Array], hashes: Hashes, apart: Slots | None = None) -> Slots:
+    def find_or_add(self, keys: Sequence[pa.Array], hashes: Hashes, salt: Slots | None = None) -> Slots:
         """Return the slot of each row's key. It is live and touched in this step.
 
-        hashes: `_hash` of each row, stored in the blocks. apart: numbers that distinguish keys with the same
+        hashes: `_hash` of each row, stored in the blocks. salt: numbers that distinguish keys with the same
         `_hash`, such as the window. Without them such keys would all probe the same cell of the index.
         """
-        spread = hashes if apart is None else hashes ^ _mixed(apart)
+        spread = hashes if salt is None else hashes ^ _mixed(salt)
         slots = self._index.find_or_add(keys, spread)
         self._of(self._hashes)[slots] = hashes
         self._of(self._live)[slots] = True
         self._of(self._changed)[slots] = True
         for one in self._values:
             one.reach(len(self._index))
-        self._touched.append(slots)
+        self._touched.add(slots)
         return slots
 
     def take_touched(self) -> Slots:
         """Return the slots of the step, each once, in the order of their first occurrence."""
-        if not self._touched:
-            return np.empty(0, np.int64)
-        came = np.concatenate(self._touched)
-        self._touched = []
-        first = self._of(self._place_of)
-        # Writing backwards leaves, for each slot, the place of its first occurrence.
-        places = np.arange(self._place, self._place + len(came))
-        first[came[::-1]] = places[::-1]
-        self._place += len(came)
-        touched: Slots = came[first[came] == places]
-        return touched
+        return self._touched.take(len(self._index))
 
     def live(self) -> Slots:
         """Return all live slots."""
@@ -186,13 +167,13 @@ class KeyedTable:
         states = [self._of(array)[kept] for array in old]
         self._clear_index()
         slots = self._index.find_or_add(keys, spread)
-        came_from: Slots = np.empty(len(kept), np.int64)
-        came_from[slots] = np.arange(len(kept))
+        old_slots: Slots = np.empty(len(kept), np.int64)
+        old_slots[slots] = np.arange(len(kept))
         new = [self._hashes, self._live, self._changed, self._stored]
         for array, state in zip(new, states, strict=True):
-            self._of(array)[:] = state[came_from]
+            self._of(array)[:] = state[old_slots]
         for one in self._values:
-            one.keep(kept[came_from])
+            one.keep(kept[old_slots])
 
     # --- checkpoints ----------------------------------------------------------------------------------------
 
@@ -225,14 +206,14 @@ class KeyedTable:
         hashes = self._of(self._hashes)[slots]
         return make_block(self._blocks, self._index.keys(slots), hashes, values, deleted)
 
-    def restore(self, block: pa.RecordBatch, apart: Slots | None = None) -> None:
-        """Apply one stored block to the current content. Later blocks win. `apart` as in `find_or_add`."""
+    def restore(self, block: pa.RecordBatch, salt: Slots | None = None) -> None:
+        """Apply one stored block to the current content. Later blocks win. `salt` as in `find_or_add`."""
         if self._upgrade is not None and not block.schema.equals(self._blocks, check_metadata=True):
             block = self._upgrade(block)
             self.upgraded = True
         columns = [block.column(name) for name in key_columns(block.schema)]
-        slots = self.find_or_add(columns, hashes_of(block), apart)
-        self._touched = []
+        slots = self.find_or_add(columns, hashes_of(block), salt)
+        self._touched.clear()  # a restore is no step
         self._of(self._changed)[slots] = False
         for one in self._values:
             one.clear(slots)

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias
 import pyarrow as pa
 
 from dataflow.errors import SchemaError, UserFault
-from dataflow.operators.results import FAULTS, say
+from dataflow.operators.results import FAULTS, error_text
 from dataflow.schema import parse_schema
 
 Value: TypeAlias = dict[str, Any]
@@ -56,9 +56,9 @@ def parse_state(state: "str | pa.Schema") -> pa.Schema:
     return columns
 
 
-def _refused(what: str) -> SchemaError:
+def _refused(declared: str) -> SchemaError:
     return SchemaError(
-        f"a state is kept in Arrow columns, never as pickle or objects, and {what} was declared, which no"
+        f"a state is kept in Arrow columns, never as pickle or objects, and {declared} was declared, which no"
         " other version of the code could read; write for example 'pages bigint, tags array<string>'"
     )
 
@@ -78,9 +78,9 @@ class StateHistory:
         self.version = version
         if isinstance(version, bool) or not isinstance(version, int) or version < 1:
             raise SchemaError(f"state_version is a number of 1 or more, not {version!r}")
-        wrong = [one for one in migrations if not isinstance(one, Migration) or not callable(one.function)]
-        if wrong:
-            raise SchemaError(f"a migration is Migration(version, state, function), not {wrong[0]!r:.80}")
+        invalid = [one for one in migrations if not isinstance(one, Migration) or not callable(one.function)]
+        if invalid:
+            raise SchemaError(f"a migration is Migration(version, state, function), not {invalid[0]!r:.80}")
         self._steps: Mapping[int, Migration] = {one.version: one for one in migrations}
         self._columns = {one.version: parse_state(one.state) for one in migrations} | {version: self.columns}
         self._checks = {number: ValueCheck(columns) for number, columns in self._columns.items()}
@@ -98,8 +98,8 @@ class StateHistory:
 
     def columns_of(self, version: int) -> pa.Schema:
         """Return the columns of a version. Raises UserFault if it cannot be read."""
-        found = self._columns.get(version)
-        if found is None:
+        columns = self._columns.get(version)
+        if columns is None:
             held = f"it holds a state of version {version}, and this is version {self.version} of"
             raise UserFault(
                 f"{held} state ({columns_text(self.columns)}), which has"
@@ -108,7 +108,7 @@ class StateHistory:
                 if version < self.version
                 else f"run the graph that knows version {version}",
             )
-        return found
+        return columns
 
     @property
     def check(self) -> Callable[[Any], None]:
@@ -121,7 +121,7 @@ class StateHistory:
             try:
                 made = self._steps[step].function(dict(value))
             except FAULTS as error:
-                raise UserFault(f"the migration from version {step}: {say(error)}") from error
+                raise UserFault(f"the migration from version {step}: {error_text(error)}") from error
             try:
                 self._checks[step + 1].check(made)
             except UserFault as fault:
@@ -136,7 +136,7 @@ class ValueCheck:
     def __init__(self, columns: pa.Schema) -> None:
         self._names = frozenset(columns.names)
         self._columns = columns
-        self._surely_fits = _made_quick(columns)
+        self._surely_fits = _compiled_check(columns)
 
     def check(self, value: Any) -> None:
         """Raise UserFault if the value does not fit."""
@@ -149,10 +149,10 @@ class ValueCheck:
             names = ", ".join(self._columns.names)
             raise UserFault(f"a state is a dict of {names}, or None, not {value!r:.80}")
         for field in self._columns:
-            _ask_arrow(field.name, field.type, value[field.name])
+            _check_with_arrow(field.name, field.type, value[field.name])
 
 
-def _made_quick(columns: pa.Schema) -> Callable[[Any], bool]:
+def _compiled_check(columns: pa.Schema) -> Callable[[Any], bool]:
     """Return a function that quickly tells whether a value surely fits.
 
     It runs after each call of a user function, and Arrow takes many times as long. It is generated code, like
@@ -182,7 +182,7 @@ def _quick_term(cell: str, kind: pa.DataType) -> str:
     return f"{cell} is None"
 
 
-def _ask_arrow(name: str, kind: pa.DataType, value: Any) -> None:
+def _check_with_arrow(name: str, kind: pa.DataType, value: Any) -> None:
     try:
         pa.scalar(value, kind)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:

@@ -145,13 +145,13 @@ class OperatorDirectory:
                 remedy="pass the data to process or drain, and write it there",
             )
         if self.method in UNCHANGED_IN:
-            where = f"in {self.method}()" if self.method else "outside of the operator's methods"
+            context = f"in {self.method}()" if self.method else "outside of the operator's methods"
             raise DirectoryError(
-                f"{op.path!r} cannot be changed {where}; files may be changed in open, reset, process,"
+                f"{op.path!r} cannot be changed {context}; files may be changed in open, reset, process,"
                 " on_punctuation and drain"
             )
         record = self._files.recorded(op)
-        # The record first: a change that is not in the log must not be in the files.
+        # Log the change before applying it: a change that is not in the log must not be in the files.
         try:
             self._files.check_untouched(op.path)
             self._log.record(record)

@@ -48,11 +48,11 @@ class ValueState(_Variable):
 
     def get(self) -> tuple[Any, ...] | None:
         """Return the value, or None."""
-        return None if self.held is None else self._tuples.given(self.held)
+        return None if self.held is None else self._tuples.to_user(self.held)
 
     def update(self, newValue: tuple[Any, ...]) -> None:  # noqa: N803 - these are Spark's names
         """Set the value."""
-        self.held = self._tuples.to_keep(newValue)
+        self.held = self._tuples.to_stored(newValue)
 
 
 class ListState(_Variable):
@@ -65,11 +65,11 @@ class ListState(_Variable):
 
     def get(self) -> Iterator[tuple[Any, ...]]:
         """Return an iterator over the values, in order."""
-        return iter([self._tuples.given(one) for one in self.held or ()])
+        return iter([self._tuples.to_user(one) for one in self.held or ()])
 
     def put(self, newState: Iterable[tuple[Any, ...]]) -> None:  # noqa: N803
         """Replace all values."""
-        self.held = [self._tuples.to_keep(one) for one in newState]
+        self.held = [self._tuples.to_stored(one) for one in newState]
 
     def appendValue(self, newState: tuple[Any, ...]) -> None:  # noqa: N802,N803
         """Append one value."""
@@ -77,7 +77,7 @@ class ListState(_Variable):
 
     def appendList(self, newState: Iterable[tuple[Any, ...]]) -> None:  # noqa: N802,N803
         """Append values."""
-        self.held = [*(self.held or ()), *(self._tuples.to_keep(one) for one in newState)]
+        self.held = [*(self.held or ()), *(self._tuples.to_stored(one) for one in newState)]
 
 
 class MapState(_Variable):
@@ -90,13 +90,13 @@ class MapState(_Variable):
         self.kind = pa.list_(pa.struct(entry))
 
     def _at(self, key: tuple[Any, ...]) -> int | None:
-        wanted = self._keys.to_keep(key)
+        wanted = self._keys.to_stored(key)
         return next((at for at, one in enumerate(self.held or ()) if one["key"] == wanted), None)
 
     def getValue(self, key: tuple[Any, ...]) -> tuple[Any, ...] | None:  # noqa: N802
         """Return the value of a key, or None."""
         at = self._at(key)
-        return None if at is None else self._values.given(self.held[at]["value"])
+        return None if at is None else self._values.to_user(self.held[at]["value"])
 
     def containsKey(self, key: tuple[Any, ...]) -> bool:  # noqa: N802
         """Whether the key has a value."""
@@ -105,7 +105,7 @@ class MapState(_Variable):
     def updateValue(self, key: tuple[Any, ...], value: tuple[Any, ...]) -> None:  # noqa: N802
         """Set the value of a key."""
         at = self._at(key)
-        entry = {"key": self._keys.to_keep(key), "value": self._values.to_keep(value)}
+        entry = {"key": self._keys.to_stored(key), "value": self._values.to_stored(value)}
         held = list(self.held or ())
         self.held = [*held, entry] if at is None else [*held[:at], entry, *held[at + 1 :]]
 
@@ -118,7 +118,7 @@ class MapState(_Variable):
     def iterator(self) -> Iterator[tuple[tuple[Any, ...], tuple[Any, ...]]]:
         """Return an iterator over keys and values."""
         return iter(
-            [(self._keys.given(one["key"]), self._values.given(one["value"])) for one in self.held or ()]
+            [(self._keys.to_user(one["key"]), self._values.to_user(one["value"])) for one in self.held or ()]
         )
 
     def keys(self) -> Iterator[tuple[Any, ...]]:

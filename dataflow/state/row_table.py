@@ -5,8 +5,7 @@ Rows in and out, and their blocks; the operator decides what they wait for.
 A row's key in the blocks is its number (`_row`), which grows in order of arrival. `_hash` is that of the
 exchange for a keyed operator, so that the rows of a shard are a slice; otherwise that of the number. Rows are
 in chunks with their minimum time, so a punctuation touches only chunks with rows for it. After a restore
-their order is
-not that of arrival: an operator sorts its output itself.
+their order is not that of arrival: an operator sorts its output itself.
 """
 
 from collections.abc import Iterator, Sequence
@@ -73,9 +72,9 @@ def joined(parts: Sequence[Rows], columns: pa.Schema) -> Rows:
 
 def check_stored(columns: pa.Schema) -> None:
     """Raise SchemaError for column names that this state uses itself."""
-    bad = [name for name in columns.names if name in (ROW, _RELEASE)]
-    if bad:
-        raise SchemaError(f"column {bad[0]!r} has a name that this operator's state uses; rename it")
+    reserved = [name for name in columns.names if name in (ROW, _RELEASE)]
+    if reserved:
+        raise SchemaError(f"column {reserved[0]!r} has a name that this operator's state uses; rename it")
 
 
 class RowTable(StateTable):
@@ -87,12 +86,8 @@ class RowTable(StateTable):
         self._blocks = block_schema(
             pa.schema([(ROW, pa.int64())]), pa.schema([*fields, (_RELEASE, pa.int64())])
         )
-        self.reset()
-
-    def reset(self) -> None:
-        """Delete all rows."""
         self._chunks: list[_Chunk] = []
-        self._gone: list[tuple[Hashes, Slots]] = []
+        self._removed: list[tuple[Hashes, Slots]] = []
         """Rows that are in stored blocks and were taken since the last checkpoint."""
         self._next = 0
 
@@ -128,7 +123,7 @@ class RowTable(StateTable):
             over = chunk.rows.times <= watermark
             taken.append(chunk.rows.take(np.flatnonzero(over)))
             if chunk.stored:
-                self._gone.append((taken[-1].hashes, taken[-1].numbers))
+                self._removed.append((taken[-1].hashes, taken[-1].numbers))
             if not over.all():
                 rest = chunk.rows.take(np.flatnonzero(~over))
                 kept.append(_Chunk(rest, int(rest.times.min()), chunk.stored))
@@ -142,7 +137,7 @@ class RowTable(StateTable):
             stays = np.isin(chunk.rows.numbers, numbers)
             if chunk.stored:
                 left = chunk.rows.take(np.flatnonzero(~stays))
-                self._gone.append((left.hashes, left.numbers))
+                self._removed.append((left.hashes, left.numbers))
             if stays.any():
                 rest = chunk.rows.take(np.flatnonzero(stays))
                 kept.append(_Chunk(rest, int(rest.times.min()), chunk.stored))
@@ -152,11 +147,13 @@ class RowTable(StateTable):
 
     def checkpoint(self) -> pa.RecordBatch:
         new = joined([chunk.rows for chunk in self._chunks if not chunk.stored], self._columns)
-        hashes = np.concatenate([np.empty(0, np.uint64), *(hashes for hashes, _ in self._gone)])
-        numbers = np.concatenate([np.empty(0, np.int64), *(numbers for _, numbers in self._gone)])
-        self._gone = []
-        whole = joined([chunk.rows for chunk in self._chunks], self._columns)
-        self._chunks = [_Chunk(whole, int(whole.times.min(initial=END)), stored=True)] if len(whole) else []
+        hashes = np.concatenate([np.empty(0, np.uint64), *(hashes for hashes, _ in self._removed)])
+        numbers = np.concatenate([np.empty(0, np.int64), *(numbers for _, numbers in self._removed)])
+        self._removed = []
+        all_rows = joined([chunk.rows for chunk in self._chunks], self._columns)
+        self._chunks = (
+            [_Chunk(all_rows, int(all_rows.times.min(initial=END)), stored=True)] if len(all_rows) else []
+        )
         return self._block(new, hashes, numbers)
 
     def snapshot(self) -> pa.RecordBatch:
@@ -167,12 +164,12 @@ class RowTable(StateTable):
         for piece in in_pieces(np.arange(len(rows)), rows.hashes):
             yield self._block(rows.take(piece), np.empty(0, np.uint64), np.empty(0, np.int64))
 
-    def _block(self, rows: Rows, gone_hashes: Hashes, gone: Slots) -> pa.RecordBatch:
+    def _block(self, rows: Rows, removed_hashes: Hashes, removed: Slots) -> pa.RecordBatch:
         columns = [*rows.batch.columns, pa.array(rows.times)]
-        values = [pa.concat_arrays([column, pa.nulls(len(gone), column.type)]) for column in columns]
-        numbers = pa.array(np.concatenate([rows.numbers, gone]))
-        deleted = np.arange(len(rows) + len(gone)) >= len(rows)
-        hashes = np.concatenate([rows.hashes, gone_hashes])
+        values = [pa.concat_arrays([column, pa.nulls(len(removed), column.type)]) for column in columns]
+        numbers = pa.array(np.concatenate([rows.numbers, removed]))
+        deleted = np.arange(len(rows) + len(removed)) >= len(rows)
+        hashes = np.concatenate([rows.hashes, removed_hashes])
         return make_block(self._blocks, [numbers], hashes, values, deleted)
 
     def restore(self, block: pa.RecordBatch) -> None:
@@ -181,15 +178,15 @@ class RowTable(StateTable):
         if deleted.any():
             left = ~np.isin(self.all().numbers, numbers[deleted])
             self.keep_only(self.all().numbers[left])
-            self._gone = []
+            self._removed = []
         rows = block.filter(pc.invert(block.column(DELETED_COLUMN)))
         if rows.num_rows:
             batch = pa.RecordBatch.from_arrays(
                 [rows.column(name) for name in self._columns.names], schema=self._columns
             )
             times = rows.column(_RELEASE).to_numpy()
-            found = Rows(batch, times, hashes_of(rows), rows.column(ROW).to_numpy())
-            self._chunks.append(_Chunk(found, int(times.min()), stored=True))
+            restored = Rows(batch, times, hashes_of(rows), rows.column(ROW).to_numpy())
+            self._chunks.append(_Chunk(restored, int(times.min()), stored=True))
         self._next = max(self._next, int(numbers.max(initial=-1)) + 1)
 
 

@@ -24,14 +24,14 @@ def scratch_directory(scratch: str) -> Path:
 
 
 @contextmanager
-def of_scratch(scratch: str, what: str, *errors: type[Exception]) -> Iterator[None]:
-    """Convert OSError and `errors` to UserFault with the message `what`."""
+def of_scratch(scratch: str, failure: str, *errors: type[Exception]) -> Iterator[None]:
+    """Convert OSError and `errors` to UserFault with the message `failure`."""
     expected: tuple[type[Exception], ...] = (OSError, *errors)
     try:
         yield
     except expected as error:
         # LMDB reports EIO if a full disk accepted a part of a write, so the message has the free space.
-        problem = f"{what} in {_named(scratch or tempfile.gettempdir())}: {error}"
+        problem = f"{failure} in {_named(scratch or tempfile.gettempdir())}: {error}"
         raise UserFault(
             problem,
             remedy="make space on that disk, or start the region with scratch= on a larger one; nothing is"

@@ -16,15 +16,17 @@ from dataflow.errors import SchemaError, nearest
 from dataflow.state.columns import Slots
 from dataflow.state.migration import Value
 
-Place: TypeAlias = Literal["memory", "disk"]
-PLACES: Final[tuple[str, ...]] = get_args(Place)
+StateLocation: TypeAlias = Literal["memory", "disk"]
+STATE_LOCATIONS: Final[tuple[str, ...]] = get_args(StateLocation)
 
 
-def check_place(place: Any) -> None:
-    """Raise SchemaError if `place` is not "memory" or "disk"."""
-    if place not in PLACES:
-        near = nearest(place, PLACES) if isinstance(place, str) else ""
-        raise SchemaError(f"state_on is {' or '.join(map(repr, PLACES))}, not {place!r:.80}{near}")
+def check_state_location(location: Any) -> None:
+    """Raise SchemaError if `location` is not "memory" or "disk"."""
+    if location not in STATE_LOCATIONS:
+        near = nearest(location, STATE_LOCATIONS) if isinstance(location, str) else ""
+        raise SchemaError(
+            f"state_on is {' or '.join(map(repr, STATE_LOCATIONS))}, not {location!r:.80}{near}"
+        )
 
 
 class ValueStore(Protocol):

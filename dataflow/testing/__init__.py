@@ -81,8 +81,8 @@ def assert_crash_safe(
             _compare(first, expected, f"with the splits of each source read {order}")
         first = first or expected
         for crashes in [marked] if marked else every:
-            where = " and ".join(f"row {row} of source {name!r}" for name, row in sorted(crashes))
-            _compare(expected, _crashing(graph, dealt, crashes, sizes), f"with a crash before {where}")
+            crash_text = " and ".join(f"row {row} of source {name!r}" for name, row in sorted(crashes))
+            _compare(expected, _crashing(graph, dealt, crashes, sizes), f"with a crash before {crash_text}")
     assert first is not None
     return first
 
@@ -123,7 +123,7 @@ def _crashing(
         if waiting and (waiting[0][1] < end or step == steps):
             source, at = waiting.pop(0)
             part[source] = part[source][: max(at - begin, 0)]
-            trial.step({name: _given(taken) for name, taken in part.items()})
+            trial.step({name: _step_input(taken) for name, taken in part.items()})
             step = trial.crash()
             continue
         step += 1
@@ -132,12 +132,12 @@ def _crashing(
             for name, found in splits.items()
             if found
         }
-        given = {name: _given(taken) for name, taken in part.items()}
+        given = {name: _step_input(taken) for name, taken in part.items()}
         trial.step(given, checkpoint=step % steps_per_checkpoint == 0, end=step > steps, done=done)
     return trial
 
 
-def _given(taken: Sequence[tuple[str, Mapping[str, Any]]]) -> Any:
+def _step_input(taken: Sequence[tuple[str, Mapping[str, Any]]]) -> Any:
     """Return the input of a trial's step for these rows."""
     if not taken or not taken[0][0]:
         return [[row] for _, row in taken]
@@ -162,13 +162,13 @@ def _compare(expected: Trial, found: Trial, what: str) -> None:
         missing, extra = Counter(map(repr, expected.rows(sink))), Counter(map(repr, found.rows(sink)))
         missing, extra = missing - extra, extra - missing
         if missing or extra:
-            said = [
-                f"{words}: {', '.join(sorted(rows.elements())[:3])}{' ...' if rows.total() > 3 else ''}"
-                for words, rows in (("missing", missing), ("too many", extra))
+            differences = [
+                f"{label}: {', '.join(sorted(rows.elements())[:3])}{' ...' if rows.total() > 3 else ''}"
+                for label, rows in (("missing", missing), ("too many", extra))
                 if rows
             ]
             raise AssertionError(
-                f"{what}, sink {sink!r} got other rows than without; {'; '.join(said)}."
+                f"{what}, sink {sink!r} got other rows than without; {'; '.join(differences)}."
                 " Does an operator keep data outside of its state, or depend on a clock or random numbers?"
             )
 

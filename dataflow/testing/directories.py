@@ -1,4 +1,4 @@
-"""The directories of operators in a trial (`testing.py`): real files and records, with lists as chains.
+"""The directories of operators in a trial (`trial.py`): real files and records, with lists as chains.
 
 What a region stores is kept in memory and truncated at a crash. The files are rebuilt in a separate directory
 for each incarnation, as on a worker. They are deleted with the trial.
@@ -55,11 +55,11 @@ class TrialDirectories:
         self._logs: dict[tuple[int, str], KeptChanges] = {}
         self._open: dict[tuple[int, str], OperatorDirectory] = {}
         self._root: Path | None = None
-        self._lives = 0
+        self._incarnation = 0
 
     def begin_incarnation(self) -> None:
         """Begin an incarnation at the committed checkpoint; later changes are discarded."""
-        self._lives += 1
+        self._incarnation += 1
         self._open.clear()
         for log in self._logs.values():
             log.crash()
@@ -69,20 +69,20 @@ class TrialDirectories:
         for name, spec in plan.specs.items():
             if spec.keeps_files:
                 log = self._logs.setdefault((worker, name), KeptChanges())
-                path = self._place() / str(self._lives) / str(worker) / name
+                path = self._root_directory() / str(self._incarnation) / str(worker) / name
                 with Rebuilding(path) as rebuilding:
                     rebuilding.replay.take((number, record) for number, record in enumerate(log.records, 1))
                     rebuilding.put()
                 self._open[worker, name] = OperatorDirectory(path, log)
                 circuit.hand_directory(name, self._open[worker, name])
 
-    def _place(self) -> Path:
+    def _root_directory(self) -> Path:
         if self._root is None:
             self._root = Path(tempfile.mkdtemp(prefix="dos-trial-"))
             weakref.finalize(self, shutil.rmtree, self._root, ignore_errors=True)
         return self._root
 
-    def ask_for_snapshots(self, *, due: bool) -> None:
+    def request_snapshots(self, *, due: bool) -> None:
         """Set whether the next checkpoint includes all files."""
         for log in self._logs.values():
             log.snapshot_due = due

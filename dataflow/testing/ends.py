@@ -1,4 +1,4 @@
-"""Stand-ins for sources and sinks in a trial (`testing.py`): sources that are fed, sinks that keep their
+"""Stand-ins for sources and sinks in a trial (`trial.py`): sources that are fed, sinks that keep their
 rows.
 
 They use no files and no store; between them runs the real circuit.

@@ -110,7 +110,7 @@ def check_sink(
     columns = parse_schema(schema)
     stories = {name: acts.split() for name, acts in STORIES.items()}
     for number in range(seed, seed + runs):
-        stories[f"made up {number}"] = _made_up(random.Random(number))  # noqa: S311 - no secret
+        stories[f"made up {number}"] = _random_acts(random.Random(number))  # noqa: S311 - no secret
     if not zombies:
         stories = {name: acts for name, acts in stories.items() if not set(acts) & set(_ZOMBIES)}
     problems = []
@@ -157,7 +157,7 @@ def _opened_and_closed(sink: SinkSpec, context: OperatorContext, prepared: Any =
         writer.reset_to(prepared)
 
 
-def _made_up(rng: random.Random) -> list[str]:
+def _random_acts(rng: random.Random) -> list[str]:
     often = (
         "rows",
         "rows",
@@ -183,11 +183,11 @@ class _Cut:
 
 
 @dataclass(slots=True)
-class _Side:
+class _Writer:
     """A worker in one incarnation."""
 
     writer: SinkWriter
-    given: int
+    row_count: int
     """The number of rows since the beginning."""
 
 
@@ -203,12 +203,12 @@ class _Story:
     delivery: Delivery
     early: Early
     incarnation: int = 0
-    sides: list[_Side] = field(default_factory=list)
+    writers: list[_Writer] = field(default_factory=list)
     left_over: list[tuple[SinkWriter, int]] = field(default_factory=list)
     began: _Cut | None = None
     """The checkpoint from which the current incarnation started."""
     committed: _Cut | None = None
-    asked: _Cut | None = None
+    requested: _Cut | None = None
     synced: bool = False
     published: int = 0
     """The rows of this checkpoint must be visible."""
@@ -223,16 +223,16 @@ class _Story:
         sink.check_input(self.schema)
         done: list[str] = []
         try:
-            self._come_back(sink)
+            self._restart(sink)
             for act in acts:
                 done.append(act)
                 self._do(act, sink)
-                if problem := self._wrong_with(Counter(visible())):
+                if problem := self._problem(Counter(visible())):
                     return f"{problem}; after: {' '.join(done)}"
         except Exception as error:  # its remedy is the author's
             return f"{type(error).__name__}: {error}; after: {' '.join(done)}"
         finally:
-            for writer in [side.writer for side in self.sides] + [writer for writer, _ in self.left_over]:
+            for writer in [one.writer for one in self.writers] + [writer for writer, _ in self.left_over]:
                 writer.close()
         return ""
 
@@ -241,26 +241,26 @@ class _Story:
     def _do(self, act: str, sink: SinkSpec) -> None:
         if act == "rows":
             self._rows()
-        elif act == "prepare" and self.asked is None:
+        elif act == "prepare" and self.requested is None:
             self._prepare()
-        elif act == "sync" and self.asked is not None and not self.synced:
-            for side in self.sides:
-                _in_thread(side.writer.sync)
+        elif act == "sync" and self.requested is not None and not self.synced:
+            for one in self.writers:
+                _in_thread(one.writer.sync)
             self.synced = True
         elif act == "commit" and self.synced:
-            self.committed, self.asked, self.synced = self.asked, None, False
+            self.committed, self.requested, self.synced = self.requested, None, False
         elif act in ("publish", "publish-one"):
-            self._publish(everybody=act == "publish")
+            self._publish(all_workers=act == "publish")
         elif act == "crash":
             self._end()
-            self._come_back(sink)
+            self._restart(sink)
         elif act == "half":
             self._end()
             self._open(sink)
         elif act == "kill":
             cut = self.committed.number if self.committed else 0
-            self.left_over += [(side.writer, cut) for side in self.sides]
-            self._come_back(sink)
+            self.left_over += [(one.writer, cut) for one in self.writers]
+            self._restart(sink)
         elif act == "zombies":
             self._zombies()
         elif act == "stale":
@@ -268,61 +268,61 @@ class _Story:
 
     def _rows(self) -> None:
         """Give each worker rows in one batch or several: a replay has other batches."""
-        for worker, side in enumerate(self.sides):
+        for worker, one in enumerate(self.writers):
             for _ in range(1 + self.calls % 2):
                 self.calls += 1
                 count = 1 + self.calls % _rows_each_max
-                numbers = [(side.given + index) * self.workers + worker for index in range(count)]
+                numbers = [(one.row_count + index) * self.workers + worker for index in range(count)]
                 rows = [dict(self.row(number)) for number in numbers]
-                side.writer.process(pa.RecordBatch.from_pylist(rows, self.schema))
-                side.given += count
-            side.writer.end_step()
+                one.writer.process(pa.RecordBatch.from_pylist(rows, self.schema))
+                one.row_count += count
+            one.writer.end_step()
 
     def _prepare(self) -> None:
         number = (self.committed.number if self.committed else 0) + 1
-        rows = tuple(side.given for side in self.sides)
-        for side in self.sides:
-            side.writer.drain()
-        prepared = tuple(_through_json(side.writer.prepare(number)) for side in self.sides)
-        self.asked = _Cut(number, rows, prepared)
+        rows = tuple(one.row_count for one in self.writers)
+        for one in self.writers:
+            one.writer.drain()
+        prepared = tuple(_through_json(one.writer.prepare(number)) for one in self.writers)
+        self.requested = _Cut(number, rows, prepared)
 
-    def _publish(self, *, everybody: bool) -> None:
+    def _publish(self, *, all_workers: bool) -> None:
         cut = self.committed
         if cut is None:
             return
-        for side in self.sides if everybody else self.sides[:1]:
-            side.writer.publish(cut.number)
-        if everybody:
+        for one in self.writers if all_workers else self.writers[:1]:
+            one.writer.publish(cut.number)
+        if all_workers:
             self.published, self.published_rows = cut.number, cut.rows
 
     def _end(self) -> None:
-        for side in self.sides:
-            side.writer.close()
-        self.sides = []
+        for one in self.writers:
+            one.writer.close()
+        self.writers = []
 
     def _open(self, sink: SinkSpec) -> None:
         """Open an incarnation at the last committed checkpoint; skip a number, as failed incarnations do."""
         self.incarnation += 2
-        self.asked, self.synced, self.sides, self.began = None, False, [], self.committed
+        self.requested, self.synced, self.writers, self.began = None, False, [], self.committed
         for worker in range(self.workers):
-            self.sides.append(self._side(sink, worker, self.incarnation))
+            self.writers.append(self._open_writer(sink, worker, self.incarnation))
 
-    def _side(self, sink: SinkSpec, worker: int, incarnation: int) -> _Side:
+    def _open_writer(self, sink: SinkSpec, worker: int, incarnation: int) -> _Writer:
         cut = self.began
         context = OperatorContext(
             self.name, "sink", worker, self.workers, self.store, (self.schema,), None, incarnation
         )
-        side = _Side(sink.open(context), cut.rows[worker] if cut else 0)
+        one = _Writer(sink.open(context), cut.rows[worker] if cut else 0)
         try:
-            side.writer.reset_to(cut.prepared[worker] if cut else None)
+            one.writer.reset_to(cut.prepared[worker] if cut else None)
         except BaseException:
-            side.writer.close()
+            one.writer.close()
             raise
-        return side
+        return one
 
-    def _come_back(self, sink: SinkSpec) -> None:
+    def _restart(self, sink: SinkSpec) -> None:
         self._open(sink)
-        self._publish(everybody=True)
+        self._publish(all_workers=True)
 
     def _zombies(self) -> None:
         """Let writers of superseded incarnations finish what they had decided to do. They may fail."""
@@ -336,14 +336,14 @@ class _Story:
         """Open workers of a superseded incarnation late, at the checkpoint where the current one began."""
         for worker in range(self.workers):
             with suppress(DosError):
-                writer = self._side(sink, worker, self.incarnation - 1).writer
+                writer = self._open_writer(sink, worker, self.incarnation - 1).writer
                 with closing(writer):
                     if self.began is not None:
                         writer.publish(self.began.number)
 
     # --- what is visible ------------------------------------------------------------------------------------
 
-    def _wrong_with(self, seen: Counter[int]) -> str:
+    def _problem(self, seen: Counter[int]) -> str:
         doubled = sorted(number for number, count in seen.items() if count > 1)
         if doubled and self.delivery != "at-least-once":
             return f"doubled: {_some(doubled)}"
@@ -354,7 +354,7 @@ class _Story:
         unasked = sorted(seen.keys() - self._ids(rows))
         if unasked and self.early == "never":
             return f"visible too early: {_some(unasked)}, and no committed checkpoint covers them"
-        given = self._ids(tuple(side.given for side in self.sides)) | self._ids(rows)
+        given = self._ids(tuple(one.row_count for one in self.writers)) | self._ids(rows)
         if self.early == "stays":
             return ""
         if strange := sorted(seen.keys() - given):

@@ -1,4 +1,4 @@
-"""Convert the input of a trial's step (`testing.py`) to batches."""
+"""Convert the input of a trial's step (`trial.py`) to batches."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias

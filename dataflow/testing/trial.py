@@ -1,8 +1,7 @@
 """The workers of a graph in this process, for `dataflow.testing`.
 
 The circuits of all workers, their exchanges and the bytes of their state are real. Links, journals, sources
-and
-sinks are not: every source yields the rows given to `step`, and every sink keeps its rows.
+and sinks are not: every source yields the rows given to `step`, and every sink keeps its rows.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -38,12 +37,12 @@ class Trial:
         """
         if workers < 1:
             raise ValueError(f"workers must be at least 1, got {workers}")
-        self._take(graph.plan())
+        self._use_plan(graph.plan())
         self._splits = {name: tuple(names) for name, names in (splits or {}).items()}
         self._check_sources(self._splits)
-        self._left = {name: set(names) for name, names in self._splits.items()}
+        self._unfinished = {name: set(names) for name, names in self._splits.items()}
         """Source -> splits that are not read to their end."""
-        self._checkpoint_left = {name: set(left) for name, left in self._left.items()}
+        self._checkpoint_unfinished = {name: set(left) for name, left in self._unfinished.items()}
         self._waiting: list[tuple[int, str, SourceBatch]] = []
         """(worker, source, rows) of sources that wait until a broadcast table is complete."""
         self._checkpoint_waiting = list(self._waiting)
@@ -53,7 +52,7 @@ class Trial:
         self._checkpoint_step = 0
         self._checkpoints = 0
         self._checkpoint_operators = self._plan.operators
-        self._kept: dict[str, list[tuple[int, pa.RecordBatch]]] = {
+        self._sink_batches: dict[str, list[tuple[int, pa.RecordBatch]]] = {
             name: [] for name, spec in self._plan.specs.items() if isinstance(spec, TrialSink)
         }
         """Sink -> (step, batch)."""
@@ -82,42 +81,42 @@ class Trial:
         """
         self._check_sources(inputs)
         self._step += 1
-        self._give_what_waited()
+        self._feed_waiting()
         for name, given in inputs.items():
             if name in self._splits:
                 self._feed_splits(name, given or {})
                 continue
             for index, rows in enumerate(batches_of(given)):
                 batch = batch_of(rows, self._schemas[name])
-                self._give(index % self._workers, name, SourceBatch(batch, (), batch.nbytes))
+                self._feed(index % self._workers, name, SourceBatch(batch, (), batch.nbytes))
         for name, ended in (done or {}).items():
-            self._left[name] -= set(ended)
+            self._unfinished[name] -= set(ended)
         while end and self._waiting:
-            self._one_step(checkpoint=False, snapshot=False, end=True)
+            self._run_step(checkpoint=False, snapshot=False, end=True)
             self._step += 1
-            self._give_what_waited()
-        self._one_step(checkpoint=checkpoint, snapshot=snapshot, end=end)
+            self._feed_waiting()
+        self._run_step(checkpoint=checkpoint, snapshot=snapshot, end=end)
 
-    def _give(self, worker: int, name: str, rows: SourceBatch) -> None:
+    def _feed(self, worker: int, name: str, rows: SourceBatch) -> None:
         """Feed the rows, or keep them while their source waits for a broadcast table."""
-        if name in self._circuits[worker].time.held:
+        if name in self._circuits[worker].time.held_sources:
             self._waiting.append((worker, name, rows))
         else:
             self._circuits[worker].feed(self._step, name, rows)
 
-    def _give_what_waited(self) -> None:
+    def _feed_waiting(self) -> None:
         waiting, self._waiting = self._waiting, []
         for worker, name, rows in waiting:
-            self._give(worker, name, rows)
+            self._feed(worker, name, rows)
 
-    def _one_step(self, *, checkpoint: bool, snapshot: bool, end: bool) -> None:
+    def _run_step(self, *, checkpoint: bool, snapshot: bool, end: bool) -> None:
         taken = [
             Checkpoint(self._checkpoints + 1, SnapshotSpool() if snapshot else None) for _ in self._circuits
         ]
-        self._directories.ask_for_snapshots(due=snapshot)
+        self._directories.request_snapshots(due=snapshot)
         self._run(checkpoint=checkpoint, taken=taken, end=end)
         for circuit in self._circuits:
-            for name, batches in self._kept.items():
+            for name, batches in self._sink_batches.items():
                 sink = circuit.sinks[name]
                 assert isinstance(sink, TrialWriter)
                 batches += [(self._step, batch) for batch in sink.take()]
@@ -130,18 +129,18 @@ class Trial:
             known = ", ".join(map(repr, sorted(self._schemas)))
             raise SchemaError(f"{', '.join(map(repr, unknown))} is no source of this graph; it has {known}")
 
-    def _feed_splits(self, name: str, given: Any) -> None:
-        if not isinstance(given, Mapping):
+    def _feed_splits(self, name: str, rows_by_split: Any) -> None:
+        if not isinstance(rows_by_split, Mapping):
             raise SchemaError(f"source {name!r} has splits: pass its rows as {{split: rows}}")
-        for split, rows in given.items():
-            if split not in self._left[name]:
+        for split, rows in rows_by_split.items():
+            if split not in self._unfinished[name]:
                 raise SchemaError(f"source {name!r} has no split {split!r}, or it was done before")
             batch = batch_of(rows, self._schemas[name])
             worker = self._splits[name].index(split) % self._workers
             piece = BatchPiece(split, 0, batch.num_rows, 0)
-            self._give(worker, name, SourceBatch(batch, (piece,), batch.nbytes))
+            self._feed(worker, name, SourceBatch(batch, (piece,), batch.nbytes))
 
-    def _take(self, plan: GraphPlan) -> None:
+    def _use_plan(self, plan: GraphPlan) -> None:
         self._schemas = {
             name: plan.schemas[name] for name, spec in plan.specs.items() if isinstance(spec, SourceSpec)
         }
@@ -158,7 +157,7 @@ class Trial:
         stored, older = self._checkpoint_operators, plan.older_operators
         if self._checkpoints:
             check_fingerprint(stored, plan.operators, region="trial", cut=self._checkpoints, older=older)
-        self._take(plan)
+        self._use_plan(plan)
         return self.crash()
 
     def crash(self) -> int:
@@ -171,9 +170,9 @@ class Trial:
         for circuit in self._circuits:
             circuit.close()
         self._step = self._checkpoint_step
-        for name, batches in self._kept.items():
-            self._kept[name] = [(step, batch) for step, batch in batches if step <= self._step]
-        self._left = {name: set(left) for name, left in self._checkpoint_left.items()}
+        for name, batches in self._sink_batches.items():
+            self._sink_batches[name] = [(step, batch) for step, batch in batches if step <= self._step]
+        self._unfinished = {name: set(left) for name, left in self._checkpoint_unfinished.items()}
         self._waiting = list(self._checkpoint_waiting)
         self._circuits = self._open()
         return self._step
@@ -186,11 +185,11 @@ class Trial:
     @property
     def sinks(self) -> list[str]:
         """The names of the sinks."""
-        return list(self._kept)
+        return list(self._sink_batches)
 
     def table(self, sink: str) -> pa.Table:
         """Return the rows of a sink in the order of steps, workers and rows."""
-        batches = [batch for _, batch in self._kept[sink]]
+        batches = [batch for _, batch in self._sink_batches[sink]]
         return pa.Table.from_batches(batches, self._plan.inputs_of(sink)[0])
 
     def rows(self, sink: str) -> list[dict[str, Any]]:
@@ -262,7 +261,7 @@ class Trial:
         # Rows of sources without splits are dealt as they come; a worker without rows delays no other.
         now = dict.fromkeys(self._schemas, ONE_SPLIT._replace(at_end=end))
         for name, splits in self._splits.items():
-            left = [split for split in splits[worker :: self._workers] if split in self._left[name]]
+            left = [split for split in splits[worker :: self._workers] if split in self._unfinished[name]]
             now[name] = SourceTime(end or not left, behind=left)
         for _, name, _ in self._waiting:
             now[name] = SourceTime(is_known=False)
@@ -272,7 +271,7 @@ class Trial:
         self._checkpoints += 1
         self._checkpoint_operators = self._plan.operators
         self._checkpoint_step = self._step
-        self._checkpoint_left = {name: set(left) for name, left in self._left.items()}
+        self._checkpoint_unfinished = {name: set(left) for name, left in self._unfinished.items()}
         self._checkpoint_waiting = list(self._waiting)
         self._directories.commit()
         for blocks, made in zip(self._blocks, taken, strict=True):

@@ -87,22 +87,22 @@ class Circuit:
         self._partitioners: dict[str, Partitioner | Broadcaster] = {}
         self._wire: dict[int, pa.Schema] = {}
         self._consumers: dict[str, list[tuple[NodePlan, int]]] = defaultdict(list)
-        self._sides: dict[str, dict[str, list[NodePlan]]] = {}
+        self._side_output_consumers: dict[str, dict[str, list[NodePlan]]] = {}
         """Operator -> port of a side output -> its consumers."""
         self._exchanges: dict[int, NodePlan] = {}
         self._rows_in = self._rows_out = 0
-        self._taken: Counter[str] = Counter()
-        self._given: Counter[str] = Counter()
+        self._rows_taken: Counter[str] = Counter()
+        self._rows_given: Counter[str] = Counter()
         for node in graph.plan.nodes:
             spec = graph.specs[node.name]
             if isinstance(spec, SideOutputSpec):
-                self._sides[node.inputs[0]][spec.port].append(node)
+                self._side_output_consumers[node.inputs[0]][spec.port].append(node)
                 continue
             ports = spec.side_output_schemas(graph.inputs_of(node.name))
-            self._sides[node.name] = {port: [] for port in ports}
+            self._side_output_consumers[node.name] = {port: [] for port in ports}
             for index, name in enumerate(node.inputs):
                 self._consumers[name].append((node, index))
-        # Broadcast tables first: their readers get them on open.
+        # Open broadcast tables first: their readers get them on open.
         for node in sorted(graph.plan.nodes, key=lambda node: node.kind is not OperatorKind.CONTROL):
             if node.exchange is not None:
                 self._open_exchange(node, layout)
@@ -126,7 +126,7 @@ class Circuit:
         self.time = CircuitTime(graph, self._operators)
         for name, reader in self.sources.items():
             reader.reached = self.time.reached_by(name)
-        self._held: dict[int, dict[str, list[_Input]]] = {}
+        self._later_inputs: dict[int, dict[str, list[_Input]]] = {}
         """Step -> operator -> rows for a later stage."""
         self._to_send: dict[str, list[pa.RecordBatch]] = defaultdict(list)
         self._unions: dict[str, list[_Input]] = defaultdict(list)
@@ -172,13 +172,15 @@ class Circuit:
 
     def counters(self) -> dict[str, dict[str, int]]:
         """Return operator -> counter -> value: rows in and out, and what the operator counts itself."""
-        found = {}
+        by_operator = {}
         for name in self.graph.specs:
             own = self._operators[name].counters() if name in self._operators else {}
-            found[name] = {"rows_in": self._taken[name], "rows_out": self._given[name], **own}
-            for port in (port for port, takers in self._sides.get(name, {}).items() if not takers):
-                merge_counters(found[name], self._operators[name].lost_on(port))
-        return found
+            by_operator[name] = {"rows_in": self._rows_taken[name], "rows_out": self._rows_given[name], **own}
+            for port in (
+                port for port, takers in self._side_output_consumers.get(name, {}).items() if not takers
+            ):
+                merge_counters(by_operator[name], self._operators[name].lost_on(port))
+        return by_operator
 
     def take_rows_in(self) -> int:
         """Return the number of rows from sources since the last call."""
@@ -236,14 +238,16 @@ class Circuit:
         run = _Run(step, self.graph.plan.stages[index])
         self.time.received(step, watermarks or {})
         for node in run.stage.nodes:
-            for held in self._held.get(step, {}).pop(node.name, ()):
+            for held in self._later_inputs.get(step, {}).pop(node.name, ()):
                 self._push(run, node, held)
         for channel in run.stage.receives:
             if channel in self._exchanges:
                 self._deliver(run, self._exchanges[channel], received.get(channel, ()))
         output = self._finish(run, cut=cut)
         if index == len(self.graph.plan.stages) - 1:
-            assert not any(self._held.pop(step, {}).values()), "rows were left over at the end of a step"
+            assert not any(self._later_inputs.pop(step, {}).values()), (
+                "rows were left over at the end of a step"
+            )
             for broadcast in self._broadcast_tables.values():
                 broadcast.begin_step()
         return output
@@ -288,7 +292,7 @@ class Circuit:
         schema = self.graph.schemas[node.name]
         assert schema is not None
         for sender, batch in batches:
-            self._given[node.name] += batch.num_rows
+            self._rows_given[node.name] += batch.num_rows
             origin = BatchOrigin(f"step {run.step}, rows of {node.name!r} from worker {sender}")
             for consumer, index in self._consumers[node.name]:
                 keyed = KIND_RULES[consumer.kind].needs_key  # it reads `_hash`, and `_weight` if present
@@ -296,12 +300,12 @@ class Circuit:
                 self._route(run, consumer, _Input(index, bare, origin))
 
     def _emit(self, run: "_Run", name: str, batch: pa.RecordBatch, origin: BatchOrigin) -> None:
-        self._given[name] += batch.num_rows
+        self._rows_given[name] += batch.num_rows
         for consumer, index in self._consumers[name]:
             self._route(run, consumer, _Input(index, batch, origin))
 
     def _emit_side_outputs(self, run: "_Run", name: str, operator: Operator, origin: BatchOrigin) -> None:
-        for port, consumers in self._sides[name].items():
+        for port, consumers in self._side_output_consumers[name].items():
             for batch in operator.take_side_output(port):
                 for consumer in consumers:
                     self._route(run, consumer, _Input(0, batch, origin))
@@ -312,10 +316,10 @@ class Circuit:
         if consumer.stage == run.stage.index:
             self._push(run, consumer, given)
         else:
-            self._held.setdefault(run.step, {}).setdefault(consumer.name, []).append(given)
+            self._later_inputs.setdefault(run.step, {}).setdefault(consumer.name, []).append(given)
 
     def _push(self, run: "_Run", node: NodePlan, given: _Input) -> None:
-        self._taken[node.name] += given.batch.num_rows
+        self._rows_taken[node.name] += given.batch.num_rows
         if node.kind is OperatorKind.BROADCAST:
             self._to_send[node.name].append(given.batch)
             return
@@ -330,13 +334,13 @@ class Circuit:
         try:
             made = operator.process_of(given.port, given.batch)
         except UserFault as fault:
-            raise _operator_error(node.name, given.origin.say(fault.row), fault) from fault
+            raise _operator_error(node.name, given.origin.describe(fault.row), fault) from fault
         for batch in made:
             if node.exchange is None:
                 self._emit(run, node.name, batch, given.origin.coarse())
             elif batch.num_rows:
                 self._to_send[node.name].append(batch)
-        if self._sides.get(node.name):
+        if self._side_output_consumers.get(node.name):
             self._emit_side_outputs(run, node.name, operator, given.origin.coarse())
 
     def _finish(self, run: "_Run", *, cut: bool) -> Sends:
@@ -366,10 +370,10 @@ class Circuit:
             if cut:
                 made += operator.drain()
         except UserFault as fault:
-            raise _operator_error(node.name, origin.words, fault) from fault
+            raise _operator_error(node.name, origin.text, fault) from fault
         for batch in made:
             self._emit(run, node.name, batch, origin)
-        if self._sides.get(node.name):
+        if self._side_output_consumers.get(node.name):
             self._emit_side_outputs(run, node.name, operator, origin)
 
     def _partition(self, node: NodePlan) -> list[list[pa.RecordBatch]]:

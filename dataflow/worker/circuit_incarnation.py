@@ -82,11 +82,11 @@ class CircuitIncarnation:
         self._positions: dict[int, dict[str, dict[str, SplitPosition]]] = {}
         self._split_times: dict[int, dict[str, dict[str, SplitPosition]]] = {}
         self._checkpoints: dict[int, tuple[Checkpoint, dict[str, float]]] = {}
-        self._once_at_most = graph.delivery == "at-most-once"
+        self._at_most_once = graph.delivery == "at-most-once"
         self._handovers: tuple[Handover, ...] = ()
         self._durable = order.step
         """Input divisions up to this step are durable on all workers."""
-        self._pause_to_tell = 0
+        self._pause_to_report = 0
         """The number of the pause order that is not answered yet, 0 for none."""
         self._waiting: dict[str, int] = {}
         """Source that waits for a checkpoint -> the step at whose end it wants it."""
@@ -109,7 +109,7 @@ class CircuitIncarnation:
         self._sending = StageOutput(self._circuit, identity, self.number, self._stages, self._aligned)
         self._reading = StepInput(self._circuit, worker_limits, shared, self._clock, order.incarnation)
         try:
-            self._stand(order)
+            self._position_ends(order)
         except BaseException:
             self._circuit.close()
             raise
@@ -125,7 +125,7 @@ class CircuitIncarnation:
 
     # --- starting ---------------------------------------------------------------------------------
 
-    def _stand(self, order: RestoreCircuit) -> None:
+    def _position_ends(self, order: RestoreCircuit) -> None:
         part = order.part
         for name, reader in self._circuit.sources.items():
             reader.reset_to({} if part is None else part.sources.get(name, {}))
@@ -143,8 +143,8 @@ class CircuitIncarnation:
         """Restore one stored block. Raises CorruptDataError, and OperatorError if a migration fails."""
         if block.operator not in self._circuit.stateful:
             return  # the fingerprint agrees: an earlier version of this operator had state, this one has none
-        where = f"the state of operator {block.operator!r} in checkpoint {block.cut}"
-        self._circuit.restore(block.operator, decode_block(block.data, where=where), block.cut)
+        label = f"the state of operator {block.operator!r} in checkpoint {block.cut}"
+        self._circuit.restore(block.operator, decode_block(block.data, where=label), block.cut)
 
     def loaded(self, directories: Mapping[str, Handover] = NO_DIRECTORIES) -> None:
         """Take the operators' files after all blocks are restored, and start them. Raises OperatorError."""
@@ -160,7 +160,7 @@ class CircuitIncarnation:
         self._divisions = {division.step: division for division in order.divisions}
         if self._divisions:
             self._schedule.replay_until = max(self._divisions)
-            if self._once_at_most:
+            if self._at_most_once:
                 logger.warning("at-most-once: input of %d recorded steps is skipped", len(self._divisions))
         self._note_exhausted()
 
@@ -172,14 +172,14 @@ class CircuitIncarnation:
     def pause(self, order: PauseRequested) -> None:
         """Stop taking input from the next step on, or resume if `order.pause` is 0."""
         self._schedule.paused = order.pause > 0
-        self._pause_to_tell = order.pause
-        self._tell_paused()
+        self._pause_to_report = order.pause
+        self._report_paused()
 
-    def _tell_paused(self) -> None:
+    def _report_paused(self) -> None:
         """Answer the pause order. Recorded steps are replayed first: they take their input even if paused."""
-        if self._pause_to_tell and not self._schedule.replaying:
-            self._post(PausedAt(self.number, self._pause_to_tell, self._schedule.produced))
-            self._pause_to_tell = 0
+        if self._pause_to_report and not self._schedule.replaying:
+            self._post(PausedAt(self.number, self._pause_to_report, self._schedule.produced))
+            self._pause_to_report = 0
 
     def divisions_durable(self, order: DivisionsDurable) -> None:
         """Note that the output of the steps up to `order.step` may become visible."""
@@ -242,7 +242,7 @@ class CircuitIncarnation:
         return min((wait for wait in waits if wait is not None), default=None)
 
     def _is_complete(self, channel: int, step: int) -> bool:
-        if self._once_at_most and step > self._durable:
+        if self._at_most_once and step > self._durable:
             return False  # a reset would read its rows again and publish them twice
         alignment = self._aligned[channel]
         return alignment.step == step and not alignment.missing()
@@ -252,7 +252,7 @@ class CircuitIncarnation:
         time_ms = self._clock.wall_ms()
         recorded = self._divisions.pop(step) if action.replay else None
         if recorded is not None:
-            self._reading.replay(step, recorded, dropped=self._once_at_most)
+            self._reading.replay(step, recorded, dropped=self._at_most_once)
         elif not self._schedule.paused:
             self._reading.fill(step)
         taken, now = self._reading.take_division(recorded)
@@ -267,10 +267,10 @@ class CircuitIncarnation:
         self._post(StageEnded(self.number, step, frames, time_ms, sources))
         self._shared.step = step
         self._shared.rows_in += self._circuit.take_rows_in()
-        self._ask_for_cuts(step)
-        self._tell_paused()
+        self._request_cuts(step)
+        self._report_paused()
 
-    def _ask_for_cuts(self, step: int) -> None:
+    def _request_cuts(self, step: int) -> None:
         waits = [name for name, reader in self._circuit.sources.items() if reader.wants_cut]
         if any(name not in self._waiting for name in waits):
             self._post(SourceWaits(self.number, step))
@@ -289,8 +289,8 @@ class CircuitIncarnation:
         The second condition prevents loss. Suppose this worker read its last rows in step 3, and the other
         worker, exhausted since step 1, has ended only step 2. A final checkpoint requested now could be
         attached to the other's STEP_END of step 3 or even 2, and the rows of step 3 would be lost. A step
-        passes all stages only
-        after all workers have ended it: once all report exhaustion, all have ended every step with rows.
+        passes all stages only after all workers have ended it: once all report exhaustion, all have ended
+        every step with rows.
         """
         through = self._schedule.produced == self._schedule.consumed and not self._divisions
         if through and all(reader.exhausted for reader in self._circuit.sources.values()):
@@ -298,7 +298,7 @@ class CircuitIncarnation:
 
     def _run_stage(self, action: RunStage) -> None:
         stage, step = action
-        complete = {channel: self._take(channel, step) for channel in self._stages[stage].receives}
+        complete = {channel: self._take_step(channel, step) for channel in self._stages[stage].receives}
         if stage == 1:
             cut = max((done.cut for done in complete.values()), default=0)
             final = any(done.final for done in complete.values() if done.cut == cut)
@@ -322,7 +322,7 @@ class CircuitIncarnation:
         if self._schedule.stage_done(stage, step):
             self._step_over(step)
 
-    def _take(self, channel: int, step: int) -> CompleteStep[Item]:
+    def _take_step(self, channel: int, step: int) -> CompleteStep[Item]:
         done = self._aligned[channel].take()
         assert done is not None
         assert done.step == step

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from checkpoint import Division, Sources, SplitPosition
-from dataflow.core.event_time import END, IDLE, UNKNOWN, SourceTime, Watermark, further, held_back, together
+from dataflow.core.event_time import END, IDLE, UNKNOWN, SourceTime, Watermark, combined, further, held_back
 from dataflow.core.plan import NodePlan, OperatorKind
 from dataflow.graph.plan import GraphPlan
 from dataflow.operators.base import Operator
@@ -48,7 +48,7 @@ class CircuitTime:
     def __init__(self, graph: GraphPlan, operators: Mapping[str, Operator]) -> None:
         self._waiting = graph.waiting
         self._incomplete = set(self._waiting.made_from)
-        self._told_complete: set[str] = set()
+        self._reported_complete: set[str] = set()
         self._at_end: dict[int, frozenset[str]] = {}
         """Step -> the sources that are at their end on this worker."""
         self.flows = graph.has_event_time or bool(self._incomplete)
@@ -84,8 +84,8 @@ class CircuitTime:
     @property
     def idle_after_s(self) -> float | None:
         """The shortest time in seconds after which a silent split is ignored, None for never."""
-        given = [one.idle_after_s for one in self._timing.values() if one.idle_after_s is not None]
-        return min(given, default=None)
+        durations = [one.idle_after_s for one in self._timing.values() if one.idle_after_s is not None]
+        return min(durations, default=None)
 
     def reached_by(self, source: str) -> "Callable[[str], Watermark] | None":
         """Return a function from a split of this source to its watermark; None if no event time uses it."""
@@ -153,7 +153,7 @@ class CircuitTime:
         for channel, watermarks_of_channel in watermarks.items():
             if channel in self._exchanges:
                 name = self._exchanges[channel]
-                self._watermarks[step][name] = together(watermarks_of_channel)
+                self._watermarks[step][name] = combined(watermarks_of_channel)
                 if self._watermarks[step][name] == END:
                     self._incomplete.discard(name)
 
@@ -175,7 +175,7 @@ class CircuitTime:
             watermark = self._completeness(step, node.name)
         else:
             watermark = (
-                together(self.inputs(step, node))
+                combined(self.inputs(step, node))
                 if node.inputs
                 else self._watermarks[step].get(node.name, IDLE)
             )
@@ -194,12 +194,12 @@ class CircuitTime:
             part = now.recorded.sources.get(name, {}).get("")
             return self._as_before_0190(now, name) if part is None else part[2]
         states = [(source, now.sources.get(source, ONE_SPLIT)) for source in self._sources[name]]
-        return together(timing.splits.of_source(*state, timing.idle_after_s) for state in states)
+        return combined(timing.splits.of_source(*state, timing.idle_after_s) for state in states)
 
     def _as_before_0190(self, now: StepTime, name: str) -> Watermark:
         """Return the watermark for divisions that do not contain it: the largest of all splits."""
         timing = self._timing[name]
-        given = together(map(now.watermark_of, self._sources[name]))
+        given = combined(map(now.watermark_of, self._sources[name]))
         newest = [timing.splits.newest(source) for source in self._sources[name]]
         own = further(timing.watermark, max(newest, default=UNKNOWN))
         return given if given == END or own == UNKNOWN else own
@@ -233,24 +233,24 @@ class CircuitTime:
     def cut_at(self, step: int) -> None:
         """Prepare the state as of the end of this step for a checkpoint."""
         for _, operator in self._counting:
-            operator.look_at(step)
+            operator.select_step(step)
 
     # --- broadcast tables with complete_first --------------------------------------------------------------
 
     @property
-    def held(self) -> Collection[str]:
+    def held_sources(self) -> Collection[str]:
         """The sources that must not be read yet.
 
         Changes only between steps, in the same step on all workers.
         """
-        return [name for name, tables in self._waiting.held.items() if tables & self._incomplete]
+        return [name for name, tables in self._waiting.waits_for.items() if tables & self._incomplete]
 
-    def has_end_to_tell(self, exhausted: Collection[str]) -> bool:
+    def has_end_to_report(self, exhausted: Collection[str]) -> bool:
         """Whether other workers need a step of this one, which announces that the sources of a table are at
         their end.
         """
-        untold = self._incomplete - self._told_complete
-        return any(self._waiting.made_from[table] <= frozenset(exhausted) for table in untold)
+        unreported = self._incomplete - self._reported_complete
+        return any(self._waiting.made_from[table] <= frozenset(exhausted) for table in unreported)
 
     def _completeness(self, step: int, broadcast: str) -> Watermark:
         """Return END if the table is complete here, otherwise UNKNOWN. It is sent instead of an event time.
@@ -260,16 +260,16 @@ class CircuitTime:
         """
         if not self._waiting.made_from[broadcast] <= self._at_end[step]:
             return UNKNOWN
-        self._told_complete.add(broadcast)
+        self._reported_complete.add(broadcast)
         return END
 
 
 def _sources_above(graph: GraphPlan, name: str) -> tuple[str, ...]:
-    found: dict[str, None] = {}
+    sources: dict[str, None] = {}
     todo = [name]
     while todo:
         node = graph.plan.node(todo.pop())
         if node.kind is OperatorKind.SOURCE:
-            found[node.name] = None
+            sources[node.name] = None
         todo += node.inputs
-    return tuple(found)
+    return tuple(sources)

@@ -43,26 +43,26 @@ class PostedChanges:
         self._operator = operator
         self._handover = handover
         self._post = post
-        self._held: list[Record] = []
-        self._held_bytes = 0
+        self._records: list[Record] = []
+        self._record_bytes = 0
 
     @property
     def snapshot_due(self) -> bool:
         return self._handover.snapshot_due
 
     def record(self, record: Record) -> None:
-        self._held.append(record)
-        self._held_bytes += sum(map(len, record.strings)) + limits.directory_record_bytes
-        if self._held_bytes >= limits.directory_batch_bytes:
+        self._records.append(record)
+        self._record_bytes += sum(map(len, record.strings)) + limits.directory_record_bytes
+        if self._record_bytes >= limits.directory_batch_bytes:
             self.flush()
 
     def flush(self) -> None:
-        if not self._held:
+        if not self._records:
             return
-        records, size = tuple(self._held), self._held_bytes
-        self._held.clear()
-        self._held_bytes = 0
-        self._handover.take(size)
+        records, size = tuple(self._records), self._record_bytes
+        self._records.clear()
+        self._record_bytes = 0
+        self._handover.reserve(size)  # before the message: blocks the circuit, so queued changes stay bounded
         self._post(FilesChanged(self._incarnation, self._operator, records, size))
 
     def cut(self, cut: int, step: int, sizes: Mapping[str, int], copy: Path | None) -> None:
@@ -93,7 +93,7 @@ class Directories:
         self._handovers: dict[str, Handover] = {}
         self._cuts: dict[int, dict[str, FilesAt]] = {}
         self._to_record, self._changes = trio.open_memory_channel[FilesChanged | DirectoryCut](math.inf)
-        self._cut_came = trio.Event()
+        self._cut_arrived = trio.Event()
 
     @property
     def replayed_bytes(self) -> int:
@@ -130,7 +130,7 @@ class Directories:
         """Write the files and return operator -> handover. Raises as `DirectoryStore.rebuild`."""
         if not self._operators:
             return {}
-        root = await runtime().in_thread(self._place)
+        root = await runtime().in_thread(self._make_root)
         for name, store in self._stores.items():
             await store.rebuild(root / name)
             handover = Handover(root / name, limits.directory_bytes_ahead)
@@ -138,18 +138,18 @@ class Directories:
             self._handovers[name] = handover
         return dict(self._handovers)
 
-    def _place(self) -> Path:
+    def _make_root(self) -> Path:
         """Return an empty directory for this incarnation only. Raises OSError."""
         if not self._scratch_dir:
-            made = Path(tempfile.mkdtemp(prefix="dos-directories-"))
-            weakref.finalize(self, shutil.rmtree, made, ignore_errors=True)
-            return made
-        place = Path(self._scratch_dir, "directories", self._name, str(self._incarnation))
-        place.parent.mkdir(parents=True, exist_ok=True)
-        for other in place.parent.iterdir():
-            shutil.rmtree(other, onerror=_not_removed)
-        place.mkdir()
-        return place
+            temporary = Path(tempfile.mkdtemp(prefix="dos-directories-"))
+            weakref.finalize(self, shutil.rmtree, temporary, ignore_errors=True)
+            return temporary
+        root = Path(self._scratch_dir, "directories", self._name, str(self._incarnation))
+        root.parent.mkdir(parents=True, exist_ok=True)
+        for other in root.parent.iterdir():
+            shutil.rmtree(other, onerror=_log_not_removed)
+        root.mkdir()
+        return root
 
     # --- from the circuit ---------------------------------------------------------------------------------
 
@@ -163,12 +163,12 @@ class Directories:
             store, handover = self._stores[message.operator], self._handovers[message.operator]
             if isinstance(message, FilesChanged):
                 await store.append(message.records)
-                handover.give(message.size)
+                handover.release(message.size)  # after the append: only then the bytes are in the chain
                 continue
             at = store.cut(message.cut, message.step, sum(message.sizes.values()))
             self._cuts.setdefault(message.cut, {})[message.operator] = at
-            self._cut_came.set()
-            self._cut_came = trio.Event()
+            self._cut_arrived.set()
+            self._cut_arrived = trio.Event()
             if message.copy is not None:
                 await self._snapshot(store, message.copy, message.sizes)
             handover.snapshot_due = store.snapshot_due
@@ -185,13 +185,13 @@ class Directories:
     async def synced(self, cut: int) -> DirectoriesAtCut:
         """Wait until all changes before the checkpoint are synced on the quorum. Raises FencedError."""
         while len(self._cuts.get(cut, {})) < len(self._operators):
-            await self._cut_came.wait()
-        found = self._cuts.pop(cut, {})
-        for name, at in found.items():
+            await self._cut_arrived.wait()
+        files = self._cuts.pop(cut, {})
+        for name, at in files.items():
             await self._stores[name].synced(at)
         return DirectoriesAtCut(
-            {name: at.position for name, at in found.items()},
-            {directory_chain(name): at.floor for name, at in found.items()},
+            {name: at.position for name, at in files.items()},
+            {directory_chain(name): at.floor for name, at in files.items()},
         )
 
     async def aclose(self) -> None:
@@ -202,6 +202,6 @@ class Directories:
             await store.aclose()
 
 
-def _not_removed(_: object, path: str, why: object) -> None:
+def _log_not_removed(_: object, path: str, why: object) -> None:
     """Log a failed removal. A superseded attempt may still write there; the next incarnation tries again."""
     logger.warning("could not remove files of an earlier incarnation at %s: %s", path, why)

@@ -132,9 +132,9 @@ class Exchange:
     def _take(self, peer: int, frame: ChannelFrame) -> None:
         if self._over.is_set():
             return  # received before the exchange ended, read after it
-        shown = self._channels.take(peer, frame)
+        for_circuit = self._channels.take(peer, frame)
         if frame.type is FrameType.DURABLE and self.on_durable is not None:
             self.on_durable(peer, frame.step)
         self._shared.peers_at = max(self._shared.peers_at, self._channels.peers_at)
-        if shown is not None:
-            self._inbox.put(Arrived(self._incarnation, shown))
+        if for_circuit is not None:
+            self._inbox.put(Arrived(self._incarnation, for_circuit))

@@ -34,5 +34,5 @@ def failure_of(error: Exception) -> Failure:
 
 def first_error(error: BaseException) -> Exception:
     """Return the first error of a group that is no PeerLostError; which explains less."""
-    found = errors_in(error)
-    return next((one for one in found if not isinstance(one, PeerLostError)), found[0])
+    errors = errors_in(error)
+    return next((one for one in errors if not isinstance(one, PeerLostError)), errors[0])

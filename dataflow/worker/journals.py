@@ -135,8 +135,8 @@ class NoJournals(Journals):
         """There is nothing to hold."""
 
     async def blocks(self) -> AsyncGenerator[tuple[int, str, bytes], None]:
-        nothing: tuple[tuple[int, str, bytes], ...] = ()
-        for block in nothing:
+        empty: tuple[tuple[int, str, bytes], ...] = ()
+        for block in empty:
             yield block
 
     def divisions(self, until: int) -> tuple[Division, ...]:

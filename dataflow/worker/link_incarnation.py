@@ -106,7 +106,7 @@ class LinkIncarnation:
         self._to_vote, self._cuts = trio.open_memory_channel[CutTaken](math.inf)
         self._loaded = trio.Event()
         self._block_room = trio.Semaphore(limits.state_blocks_ahead)
-        self._told_exhausted = False
+        self._announced_exhausted = False
 
     # --- from outside -------------------------------------------------------------------------------------
 
@@ -162,7 +162,7 @@ class LinkIncarnation:
         """
         try:
             with self._scope:
-                await self._live()
+                await self._claim_and_work()
         except Exception as error:
             self.fail(first_error(error))
         finally:
@@ -170,7 +170,7 @@ class LinkIncarnation:
             self._over.set()
         return None if self._ending else self._failure
 
-    async def _live(self) -> None:
+    async def _claim_and_work(self) -> None:
         phases = PhaseTimer(trio.current_time())
         order, after = self._order, after_step(self._order)
         part = None if order.restore is None else order.restore.workers[self._spec.worker]
@@ -290,8 +290,8 @@ class LinkIncarnation:
             if message.sources is not None:
                 self._outputs.recorded(message.step)
             self._exchange.send(message.frames)
-            if self._shared.exhausted and not self._told_exhausted:
-                self._told_exhausted = True
+            if self._shared.exhausted and not self._announced_exhausted:
+                self._announced_exhausted = True
                 self._exchange.announce(FrameType.EOF, message.step)
 
     async def _publish(self) -> None:

@@ -70,9 +70,9 @@ class Links:
         try:
             ended = LinksEnded(await self._run())
         except Exception as error:
-            found = first_error(error)
-            logger.error("the links of worker %d ended: %s", self._spec.worker, found)
-            ended = LinksEnded(f"{type(found).__name__}: {found}", found)
+            first = first_error(error)
+            logger.error("the links of worker %d ended: %s", self._spec.worker, first)
+            ended = LinksEnded(f"{type(first).__name__}: {first}", first)
         self._inbox.put(ended)
         return ended
 
@@ -139,11 +139,11 @@ class Links:
         self._incarnation = LinkIncarnation(
             self._spec, order, control, store, inbox=self._inbox, shared=self._shared
         )
-        nursery.start_soon(self._live, self._incarnation, control)
+        nursery.start_soon(self._run_incarnation, self._incarnation, control)
         self._new_incarnation.set()
         self._new_incarnation = trio.Event()
 
-    async def _live(self, incarnation: LinkIncarnation, control: Participant) -> None:
+    async def _run_incarnation(self, incarnation: LinkIncarnation, control: Participant) -> None:
         failure = await incarnation.run()
         if failure is None or isinstance(failure, StaleIncarnationError):
             return

@@ -140,12 +140,12 @@ class Outputs:
 
     async def synced(self, step: int) -> dict[str, Any]:
         """Wait until the output up to a step is synced on the quorum; return sink -> its position."""
-        found = {}
+        positions = {}
         for name, log in self._logs.items():
             while self._handled[name] < step:
                 await self._changed.wait()
-            found[name] = msgspec.to_builtins(await log.synced(step))
-        return found
+            positions[name] = msgspec.to_builtins(await log.synced(step))
+        return positions
 
 
 def _position(sink: str, prepared: Any) -> Position | None:

@@ -21,7 +21,7 @@ from dos_protocol.errors import BrokenConnectionError, CorruptDataError
 T = TypeVar("T")
 logger = logging.getLogger("dos.dataflow")
 
-_AWAY = (QuorumUnavailableError, BrokenConnectionError)
+_UNAVAILABLE = (QuorumUnavailableError, BrokenConnectionError)
 """Too few members are available: the request is retried."""
 
 
@@ -114,12 +114,12 @@ class Prefetcher:
                     async for piece in pieces:
                         await self._put(piece)
                 self.buffer.polled(split, caught_up=True)
-            except _AWAY as error:
+            except _UNAVAILABLE as error:
                 self.buffer.polled(split, caught_up=False)
                 logger.debug("%s of %s waits: %s", split, self._name, error)
             except CorruptDataError as error:
-                where = f"{self._name}, {split}"
-                raise InputChangedError(where, self._reached[split], "what was read", str(error)) from error
+                label = f"{self._name}, {split}"
+                raise InputChangedError(label, self._reached[split], "what was read", str(error)) from error
             self._reached[split] = follower.seen
             quiet = self._reached[split] == before
             pause_s = min(2 * pause_s, limits.input_poll_max_s) if quiet else limits.input_poll_s
@@ -137,8 +137,8 @@ class Prefetcher:
         self._reached[piece.split] = piece.end
 
 
-async def _patiently(ask: "Callable[[], Awaitable[T]]") -> T:
+async def _patiently(request: "Callable[[], Awaitable[T]]") -> T:
     while True:
-        with suppress(*_AWAY):
-            return await ask()
+        with suppress(*_UNAVAILABLE):
+            return await request()
         await trio.sleep(limits.inputs_poll_s)

@@ -1,8 +1,8 @@
 """A worker: one process that runs one copy of the circuit.
 
     thread         class                          runs
-    main thread    `worker_circuit.CircuitLoop`   operators and user code, nothing else
-    link thread    `worker_thread.LinkThread`     trio: control link, heartbeats, exchange, store
+    main thread    `circuit_loop.CircuitLoop`     operators and user code, nothing else
+    link thread    `link_thread.LinkThread`       trio: control link, heartbeats, exchange, store
 
 The two threads exchange messages (`worker/messages.py`). So a slow user function delays no heartbeat, and a
 reset waits for that function on this worker only, not on its peers.

@@ -41,7 +41,7 @@ class Standby(RegionListener):
                 process = self._waiting.pop(0)
                 if process.poll() is None:
                     return process
-                _let_go(process)
+                _close_input(process)
                 logger.warning("a standby process ended with exit code %s", process.returncode)
         return None
 
@@ -63,7 +63,7 @@ class Standby(RegionListener):
         for process in processes:
             process.kill()  # closing its input is not enough while it imports
             process.wait()
-            _let_go(process)
+            _close_input(process)
 
     def onStart(self, start: dict[str, Any]) -> None:  # noqa: N802
         del start
@@ -78,6 +78,6 @@ class Standby(RegionListener):
         self.end()
 
 
-def _let_go(process: Process) -> None:
+def _close_input(process: Process) -> None:
     assert process.stdin is not None
     process.stdin.close()

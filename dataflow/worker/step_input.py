@@ -109,12 +109,12 @@ class StepInput:
         if any(reader.has_input for _, reader in self._readable()):
             return True
         exhausted = [name for name, reader in self._circuit.sources.items() if reader.exhausted]
-        return self._circuit.time.has_end_to_tell(exhausted)
+        return self._circuit.time.has_end_to_report(exhausted)
 
     def _readable(self) -> list[tuple[str, SourceReader]]:
         """Return the sources that do not wait for a broadcast table."""
-        held = self._circuit.time.held
-        return [(name, reader) for name, reader in self._circuit.sources.items() if name not in held]
+        held_sources = self._circuit.time.held_sources
+        return [(name, reader) for name, reader in self._circuit.sources.items() if name not in held_sources]
 
     def fill(self, step: int) -> None:
         """Read until the step is full, its time is over, a peer has ended it, or input is no longer wanted.

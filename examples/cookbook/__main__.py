@@ -25,12 +25,12 @@ RECIPES = sorted(found.name for found in pkgutil.iter_modules(here.__path__) if 
 
 
 def recipe(name: str) -> Any:
-    """Its module: `make_graph(data, out)`."""
+    """Return the module of a recipe, which has `make_graph(data, out)`."""
     return importlib.import_module(f"examples.cookbook.{name}")
 
 
 def run_recipe(spark: Any, name: str, out: Path) -> dict[str, list[str]]:
-    """Run to the end of its input; the lines that each sink wrote, sorted: their order says nothing."""
+    """Run a recipe to the end of its input. Return the lines of each sink, sorted (they have no order)."""
     import dos
 
     out.mkdir(parents=True)
@@ -39,17 +39,17 @@ def run_recipe(spark: Any, name: str, out: Path) -> dict[str, list[str]]:
 
 
 def written(out: Path, *, last_of_key: bool = False) -> dict[str, list[str]]:
-    """Sink -> lines. `last_of_key`: only the last one of those that begin with the same column."""
-    found: dict[str, list[str]] = {}
+    """Return sink -> lines. last_of_key: only the last of the lines that begin with the same column."""
+    lines_by_sink: dict[str, list[str]] = {}
     for folder in sorted(entry for entry in out.iterdir() if entry.is_dir() and entry.name != STORE):
         lines = [line for part in folder.glob("part-*.tsv") for line in part.read_text().splitlines()]
         by_key = {line.split("\t")[0] if last_of_key else index: line for index, line in enumerate(lines)}
-        found[folder.name] = sorted(by_key.values())
-    return found
+        lines_by_sink[folder.name] = sorted(by_key.values())
+    return lines_by_sink
 
 
 def shown(found: dict[str, list[str]]) -> str:
-    """What is printed of it."""
+    """Return the text to print."""
     return "".join(f"{sink}:\n" + "".join(f"    {line}\n" for line in lines) for sink, lines in found.items())
 
 
@@ -62,14 +62,14 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help="without: list them")
     parser.add_argument("--all", action="store_true", help="all of them")
     parser.add_argument("--out", type=Path, help="keep the output in this directory, which must be new")
-    asked = parser.parse_args(arguments)
-    names = RECIPES if asked.all else asked.names
+    options = parser.parse_args(arguments)
+    names = RECIPES if options.all else options.names
     for name in names:
         if name not in RECIPES:
             near = get_close_matches(name, RECIPES, 1)
             parser.error(f"there is no recipe {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
-        if asked.out and (asked.out / name).exists():
-            parser.error(f"{asked.out / name} is there already; name another, or remove it")
+        if options.out and (options.out / name).exists():
+            parser.error(f"{options.out / name} exists already; name another, or remove it")
     if not names:
         for name in RECIPES:
             print(f"{name:22} {recipe(name).__doc__.splitlines()[0]}")
@@ -83,7 +83,7 @@ def main(arguments: list[str]) -> None:
     with tempfile.TemporaryDirectory(prefix="dos-cookbook-") as temporary:
         for name in names:
             print(f"== {name}")
-            print(shown(run_recipe(spark, name, (asked.out or Path(temporary)) / name)), end="")
+            print(shown(run_recipe(spark, name, (options.out or Path(temporary)) / name)), end="")
     spark.stop()
 
 

@@ -57,7 +57,7 @@ def main(
     signal.signal(signal.SIGTERM, interrupt)
     try:
         with Display(plain=plain) as display:
-            right = Demo(options, display).go()
+            right = Demo(options, display).run()
     except KeyboardInterrupt:
         print("interrupted; everything that was started has been ended", file=sys.stderr)
         sys.exit(130)

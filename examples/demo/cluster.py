@@ -1,7 +1,7 @@
 """Three DOS servers as processes on loopback, and the commands a person would give them.
 
-Everything goes through the `dos` command: what the demo does, anybody can do in a terminal. Processes are
-ended by their id, and only those that were started here.
+Everything is done with the `dos` command, so a person can do the same in a terminal. Processes are ended by
+their id, and only those that were started here.
 """
 
 import re
@@ -47,14 +47,14 @@ class Server:
         self.address, self.server_id = serving["address"], serving["id"]
 
     def lose(self) -> None:
-        """SIGKILL the process and delete its data, as a machine that burns."""
+        """SIGKILL the process and delete its data, as if the machine had burnt."""
         self.process.kill()
         self.process.wait()
         self.alive = False
         shutil.rmtree(self.data)
 
     def stop(self) -> None:
-        """End it: politely, then not."""
+        """End the process: with SIGTERM, after END_S with SIGKILL."""
         self.alive = False
         self.process.terminate()
         try:
@@ -68,7 +68,7 @@ class Server:
 
 
 class Cluster:
-    """The servers of the demo and the store they make."""
+    """The servers of the demo, which form a store."""
 
     def __init__(self, directory: Path, servers: int = 3) -> None:
         self.directory = directory
@@ -91,7 +91,7 @@ class Cluster:
         return server
 
     def replace(self, lost: Server, on_line: Callable[[str], None]) -> Server:
-        """Start a new server and put it into the lost one's place; `on_line` gets what the command says."""
+        """Start a new server that replaces the lost one. `on_line` gets each line of the command's output."""
         new = self._start()
         url = self.url
         self.run_dos("store", "replace", url, lost.address, new.address, on_line=on_line)
@@ -99,7 +99,7 @@ class Cluster:
         return new
 
     def run_dos(self, *arguments: str, on_line: Callable[[str], None] = _ignore) -> None:
-        """Run a dos command. Raises RuntimeError with its words when it fails."""
+        """Run a dos command. Raises RuntimeError with its output if it fails."""
         command = subprocess.Popen(
             [*DOS, *arguments],
             stdin=subprocess.DEVNULL,
@@ -108,17 +108,19 @@ class Cluster:
             text=True,
             start_new_session=True,
         )
-        said = []
+        output = []
         assert command.stdout is not None
         with command.stdout:
             for line in command.stdout:
-                said.append(line)
+                output.append(line)
                 on_line(line.rstrip())
         if command.wait() != 0:
-            raise RuntimeError(f"dos {' '.join(arguments)} ended with {command.returncode}: {''.join(said)}")
+            raise RuntimeError(
+                f"dos {' '.join(arguments)} ended with {command.returncode}: {''.join(output)}"
+            )
 
     def stop(self) -> None:
-        """End every server that still runs, side by side."""
+        """End every server that still runs, concurrently."""
         threads = [threading.Thread(target=server.stop) for server in self.started if server.alive]
         for thread in threads:
             thread.start()

@@ -17,25 +17,25 @@ NOT_ITS_OWN = {"site-packages", "dist-packages", "__pycache__"}
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """The input files, and what is true of one reading of them."""
+    """The input files, and the true counts of one pass over them."""
 
     paths: tuple[Path, ...]
     size_bytes: int
     counts: Counter[bytes]
     words: int
     counting_s: float
-    """How long `Counter` took: how fast this machine is."""
+    """How long `Counter` took: a measure of this machine's speed."""
 
 
 def library_files(root: Path | None = None) -> Iterator[Path]:
-    """Every source file of the standard library, in an order that is the same at each call."""
+    """Yield every source file of the standard library, always in the same order."""
     for directory, names, files in os.walk(root or sysconfig.get_paths()["stdlib"]):
         names[:] = sorted(name for name in names if name not in NOT_ITS_OWN)
         yield from (Path(directory, name) for name in sorted(files) if name.endswith(".py"))
 
 
 def make_corpus(directory: Path, parts: int, root: Path | None = None) -> Corpus:
-    """Write the corpus as `parts` files of about one size into `directory`, and count it.
+    """Write the corpus as `parts` files of about equal size into `directory`, and count its words.
 
     Each file ends with a newline, so no word is joined to the next file's first one.
     """
@@ -55,8 +55,8 @@ def make_corpus(directory: Path, parts: int, root: Path | None = None) -> Corpus
                 break
         content = b"".join(part)
         path.write_bytes(content)
-        begun = perf_counter()
+        started = perf_counter()
         counts.update(content.split())
-        counting_s += perf_counter() - begun
+        counting_s += perf_counter() - started
         paths.append(path)
     return Corpus(tuple(paths), total, counts, counts.total(), counting_s)

@@ -38,14 +38,14 @@ SPEED_OF_COUNTER = 0.7
 on.
 """
 PASSES_MIN = 4
-LOOK_EVERY_S = 0.1
-SHOWN_EVERY_S = 0.25
+POLL_S = 0.1
+DISPLAY_EVERY_S = 0.25
 STUCK_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the command line says."""
+    """The options of the command line."""
 
     seed: int
     workers: int
@@ -59,11 +59,11 @@ class Options:
 
 
 class DemoError(Exception):
-    """The demo could not show what it is for; the message says why."""
+    """The demo could not show what it is for; the message has the reason."""
 
 
 class Demo:
-    """One run. `go` returns whether the verdict is right."""
+    """One run. `run` returns whether the verdict is right."""
 
     def __init__(self, options: Options, display: Display) -> None:
         self.options = options
@@ -74,18 +74,18 @@ class Demo:
         self._cut_s: list[float] = []
         self._listening = threading.Event()
         self._listening.set()
-        """Cleared at the end: what a region says while everything is being stopped is not worth a line."""
+        """Cleared at the end: events of a region that is being stopped are not displayed."""
         self._began = math.nan
         self._ended = math.nan
 
-    def go(self) -> bool:
+    def run(self) -> bool:
         """Run the demo. Raises DemoError, and what the region failed with."""
         with contextlib.ExitStack() as cleanup:
             directory = self._directory(cleanup)
             out = (self.options.out or directory / "out").resolve()
             corpus = make_corpus(directory / "corpus", parts=self.options.workers)
             passes = self.options.passes or default_passes(corpus)
-            self._say_corpus(corpus, passes)
+            self._report_corpus(corpus, passes)
             cluster = Cluster(directory)
             cleanup.callback(cluster.stop)
             self.display.happened(f"3 servers, a store of them: {cluster.url} (2 of 3 acknowledge)")
@@ -120,7 +120,7 @@ class Demo:
         keep.mkdir(parents=True, exist_ok=True)
         return keep.resolve()
 
-    def _say_corpus(self, corpus: Corpus, passes: int) -> None:
+    def _report_corpus(self, corpus: Corpus, passes: int) -> None:
         self.display.happened(
             f"input: {corpus.words:,} words of Python's standard library ({corpus.size_bytes / 1e6:.1f} MB,"
             f" {len(corpus.counts):,} distinct), read {passes} times"
@@ -129,22 +129,22 @@ class Demo:
     # --- meanwhile ------------------------------------------------------------------------------------------
 
     def _watch(self, region: dos.RegionHandle, cluster: Cluster, corpus: Corpus, passes: int) -> None:
-        """Until the region has ended, and its faults with it."""
+        """Display the region and inject faults until it has ended."""
         options = self.options
         faults = draw_faults(options.seed, workers=options.workers, servers=3) if options.faults else []
         injector = Injector(faults, cluster, lambda text: self.display.happened(text, "bold"))
         if faults:
             self.display.happened(f"seed {options.seed}: will lose {', '.join(map(str, faults))}")
-        speed, shown = Speedometer(), 0.0
+        speed, displayed_at = Speedometer(), 0.0
         while region.isActive:
             now, status = time.monotonic(), region.status
             speed.sample(status, now)
             injector.inspect(status, speed.position_bytes / (corpus.size_bytes * passes))
-            if now - shown >= SHOWN_EVERY_S:
-                shown = now
+            if now - displayed_at >= DISPLAY_EVERY_S:
+                displayed_at = now
                 self.display.show(picture_of(status, speed, corpus, cluster, injector))
                 self._note_memory(status, cluster)
-            region.awaitTermination(LOOK_EVERY_S)
+            region.awaitTermination(POLL_S)
         region.awaitTermination(STUCK_S)
         injector.finish()
         if injector.waiting:
@@ -194,12 +194,12 @@ class Demo:
             f" {self._cuts} cuts, {len(self._resets)} resets"
         )
         verdict = judge(out.glob("part-w*.tsv"), corpus.counts, passes)
-        self._say_verdict(verdict)
+        self._report_verdict(verdict)
         if self.options.report is not None:
             self.options.report.write_text(json.dumps(self._report(verdict, words, seconds), indent=1))
         return verdict.right
 
-    def _say_verdict(self, verdict: Verdict) -> None:
+    def _report_verdict(self, verdict: Verdict) -> None:
         self.display.happened(
             f"{verdict.lines:,} lines of output, {verdict.distinct:,} distinct words,"
             f" sha256 of their final counts {verdict.fingerprint[:16]}"
@@ -231,7 +231,7 @@ class Demo:
 
 
 def default_passes(corpus: Corpus) -> int:
-    """So many that the counting takes about `AIM_S` on a machine as fast as this one just was."""
+    """Return so many passes that counting takes about `AIM_S` at the speed that was measured."""
     words_per_s = SPEED_OF_COUNTER * corpus.words / corpus.counting_s
     return max(PASSES_MIN, round(AIM_S * words_per_s / corpus.words))
 
@@ -239,7 +239,7 @@ def default_passes(corpus: Corpus) -> int:
 def picture_of(
     status: RegionStatus, speed: Speedometer, corpus: Corpus, cluster: Cluster, injector: Injector
 ) -> Picture:
-    """What to show now. Words are bytes read times the corpus's words a byte."""
+    """Return what to display. The number of words is an estimate: bytes read times the words per byte."""
     words_per_byte = corpus.words / corpus.size_bytes
     servers = [
         (f"{server.number} at {server.address}", "serving" if server.alive else "lost, data deleted")

@@ -1,7 +1,7 @@
 """What the demo shows while it runs: a live table in a terminal, plain lines anywhere else.
 
-The demo tells this file two things: `happened(text)` for what is worth a line of its own, and
-`show(Picture)`, several times a second, for what changes all the time.
+The demo calls `happened(text)` for an event, which is a line, and `show(Picture)` several times a second for
+figures that change all the time.
 """
 
 import sys
@@ -31,7 +31,7 @@ class WorkerPicture:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """What is now."""
+    """The current state, as displayed."""
 
     state: str = "STARTING"
     words: int = 0
@@ -41,19 +41,19 @@ class Picture:
     incarnation: int = 0
     workers: tuple[WorkerPicture, ...] = ()
     servers: tuple[tuple[str, str], ...] = field(default=())
-    """(name, what it is doing)."""
+    """(name, its status)."""
 
 
 class Display:
-    """Shows it. Use as a context manager; the live table goes away at its end, the lines stay."""
+    """The display; a context manager. The live table disappears at its end, the lines stay."""
 
     def __init__(self, *, plain: bool = False) -> None:
         self._console = Console(highlight=False)
         self._live: Live | None = None
         if self._console.is_terminal and not plain:
             self._live = Live(console=self._console, refresh_per_second=4, transient=True)
-        self._begun = time.monotonic()
-        self._shown = 0.0
+        self._started = time.monotonic()
+        self._displayed_at = 0.0
         self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
@@ -70,16 +70,16 @@ class Display:
     def happened(self, text: str, style: str = "") -> None:
         """Write one line, with the time since the start."""
         with self._lock:
-            line = Text(f"{time.monotonic() - self._begun:6.1f} s  {text}", style=style)
+            line = Text(f"{time.monotonic() - self._started:6.1f} s  {text}", style=style)
             self._console.print(line, soft_wrap=True)
             sys.stdout.flush()
 
     def show(self, picture: Picture) -> None:
-        """Show what is now: in place in a terminal, else a line every other second."""
+        """Show the current state: in place in a terminal, otherwise a line every few seconds."""
         if self._live is not None:
             self._live.update(_table(picture))
-        elif time.monotonic() - self._shown >= PLAIN_EVERY_S:
-            self._shown = time.monotonic()
+        elif time.monotonic() - self._displayed_at >= PLAIN_EVERY_S:
+            self._displayed_at = time.monotonic()
             self.happened(_line(picture))
 
 

@@ -65,7 +65,7 @@ def start_spark(directory: Path, workers: int) -> SparkSession:
 
 @contextlib.contextmanager
 def errors_to(path: Path) -> Iterator[None]:
-    """Let processes that are started meanwhile write their standard error into a file."""
+    """Let processes that are started in the block write their standard error to a file."""
     sys.stderr.flush()
     kept = os.dup(2)
     try:
@@ -81,7 +81,7 @@ def errors_to(path: Path) -> Iterator[None]:
 
 
 class Speedometer:
-    """How fast the workers read, and how far the input is counted, from what they say of themselves.
+    """How fast the workers read, and how far the input is counted, from their own reports.
 
     A worker's counter begins again at 0 when it is started again. What is read again after a reset counts for
     the speed and not for the position, which goes back to where it was at the last cut. Workers report once a
@@ -94,18 +94,18 @@ class Speedometer:
         self._cut = 0
         self._incarnation = 0
         self._read_bytes = 0
-        self._seen: dict[int, int] = {}
+        self._bytes_of_worker: dict[int, int] = {}
         self._samples: list[tuple[float, int]] = []
 
     def sample(self, status: RegionStatus, now: float) -> None:
         if status.incarnation != self._incarnation:
             self._incarnation, self.position_bytes = status.incarnation, self._at_cut
         for worker in status.workers:
-            size, before = worker.counters.bytes_in, self._seen.get(worker.index, 0)
+            size, before = worker.counters.bytes_in, self._bytes_of_worker.get(worker.index, 0)
             read = size - before if size >= before else size
             self._read_bytes += read
             self.position_bytes += read
-            self._seen[worker.index] = size
+            self._bytes_of_worker[worker.index] = size
         if status.last_cut != self._cut:
             self._cut, self._at_cut = status.last_cut, self.position_bytes
         self._samples = [s for s in self._samples if now - s[0] < WINDOW_S] + [(now, self._read_bytes)]

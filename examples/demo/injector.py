@@ -1,4 +1,4 @@
-"""Breaks what the seed says, when it is due, and looks that it was really broken."""
+"""Injects the faults that the seed determines, at their moments, and checks that each took effect."""
 
 import os
 import shutil
@@ -13,18 +13,18 @@ from examples.demo.cluster import Cluster, Server
 from examples.demo.faults import Fault
 
 CUTS_BETWEEN = 2
-"""Cuts to be committed before the first fault, and between two: else only the same moment is tried twice."""
+"""Checkpoints to commit before the first fault and between two; otherwise one moment would be tried twice."""
 REPLACED_S = 120.0
 
 
 class Injector:
-    """Injects the faults of a run, one after another, each once, and only what this demo started is hurt."""
+    """Injects the faults of a run, each once. Ends only processes that this demo started."""
 
-    def __init__(self, faults: list[Fault], cluster: Cluster, say: Callable[[str], None]) -> None:
+    def __init__(self, faults: list[Fault], cluster: Cluster, report: Callable[[str], None]) -> None:
         self.waiting = list(faults)
         self.injected: list[Fault] = []
         self._cluster = cluster
-        self._say = say
+        self._report = report
         self._cuts = 0
         self._replacing: threading.Thread | None = None
         self.failure: BaseException | None = None
@@ -47,7 +47,7 @@ class Injector:
         self.injected.append(self.waiting.pop(0))
 
     def finish(self) -> None:
-        """Wait for a replacement under way. Raises what went wrong in it."""
+        """Wait for a replacement in progress. Raises its error."""
         if self._replacing is not None:
             self._replacing.join(REPLACED_S)
             if self._replacing.is_alive():
@@ -64,7 +64,7 @@ class Injector:
         if worker.scratch:
             wiped = sum(path.stat().st_size for path in Path(worker.scratch).rglob("*") if path.is_file())
             shutil.rmtree(worker.scratch, ignore_errors=True)
-        self._say(
+        self._report(
             f"killed worker {index} (pid {worker.pid}) in step {worker.step},"
             f" wiped {wiped / 1e6:.1f} MB of its scratch"
         )
@@ -73,7 +73,7 @@ class Injector:
     def _lose_server(self, server: Server) -> None:
         size = sum(path.stat().st_size for path in server.data.rglob("*") if path.is_file())
         server.lose()
-        self._say(
+        self._report(
             f"killed server {server.number} at {server.address} (pid {server.process.pid}),"
             f" deleted its {size / 1e6:.1f} MB"
         )
@@ -81,23 +81,25 @@ class Injector:
         self._replacing.start()
 
     def _replace(self, lost: Server) -> None:
-        begun = time.monotonic()
+        started = time.monotonic()
         try:
             new = self._cluster.replace(lost, self._on_line)
-        except BaseException as error:  # told by `finish`, in the demo's own thread
+        except BaseException as error:  # raised by `finish`, in the demo's own thread
             self.failure = error
             return
         self.filling = ""
-        self.replaced_s = time.monotonic() - begun
-        self._say(f"server {new.number} at {new.address} is filled and counts, after {self.replaced_s:.1f} s")
+        self.replaced_s = time.monotonic() - started
+        self._report(
+            f"server {new.number} at {new.address} is filled and counts, after {self.replaced_s:.1f} s"
+        )
 
     def _on_line(self, line: str) -> None:
         self.filling = line
-        self._say(f"dos store replace: {line}")
+        self._report(f"dos store replace: {line}")
 
 
 def is_spark_worker(pid: int) -> bool:
-    """Whether that process is a Python worker of Spark: what is killed is what was meant."""
+    """Whether that process is a Python worker of Spark, so that no other process is killed."""
     try:
         return b"pyspark" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:

@@ -1,10 +1,10 @@
-"""How much memory a process has taken at most."""
+"""The peak memory of a process."""
 
 from pathlib import Path
 
 
 def peak_memory_mb(pid: int) -> float:
-    """The high-water mark of its resident memory in MB (10^6 bytes); 0 when it is gone."""
+    """Return the peak of its resident memory in MB (10^6 bytes); 0 if the process does not exist."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:

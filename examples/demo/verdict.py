@@ -1,12 +1,12 @@
 """Whether the word count was right: the output files against `collections.Counter`, which knows nothing of
 us.
 
-Two things are asked of the output, which holds (word, new count) for every word of every step:
+Two conditions are checked of the output, which holds (word, new count) for every word of every step:
 
 1. The last count of each word is the true one: the sorted final lines are, byte for byte, those of the
   Counter.
-2. The counts of each word strictly increase. An output that was not cut back after a loss, or was written
-   twice, goes back to counts that it had already.
+2. The counts of each word strictly increase. An output that was not truncated after a loss, or was written
+   twice, returns to counts that it had before.
 
 This file reads bytes and knows the TSV form only: word, tab, count; a backslash in a word is written twice.
 """
@@ -31,7 +31,7 @@ BLOCK_BYTES = 1 << 26
 
 @dataclass(slots=True)
 class Verdict:
-    """What was found. `right` is the answer; the rest is for the reader."""
+    """The result. `right` is the verdict; the rest is for the reader."""
 
     lines: int = 0
     distinct: int = 0
@@ -62,14 +62,14 @@ def judge(outputs: Iterable[Path], counts: Counter[bytes], passes: int) -> Verdi
             verdict.unreadable += 1
             verdict.note(f"{path.name} cannot be read: {error}")
     truth = {word.replace(b"\\", b"\\\\"): count * passes for word, count in counts.items()}
-    found, expected = b"".join(_final_lines(last)), b"".join(_final_lines(truth))
+    actual, expected = b"".join(_final_lines(last)), b"".join(_final_lines(truth))
     verdict.distinct = len(last)
-    verdict.fingerprint = sha256(found).hexdigest()
-    if found != expected:
+    verdict.fingerprint = sha256(actual).hexdigest()
+    if actual != expected:
         for word in sorted(truth.keys() | last.keys()):
             if truth.get(word) != last.get(word):
                 verdict.wrong_counts += 1
-                verdict.note(f"{_shown(word)}: counted {last.get(word)}, true is {truth.get(word)}")
+                verdict.note(f"{_quoted(word)}: counted {last.get(word)}, true is {truth.get(word)}")
     return verdict
 
 
@@ -101,12 +101,12 @@ def _check_block(
     last: dict[bytes, int],
     complain: Callable[[bytes, int, int], None],
 ) -> None:
-    """Lines in the order of the file; `words` are places in `names`; `last` gets each word's last count."""
+    """Lines are in the order of the file, `words` index `names`, `last` gets the last count of each word."""
     order = np.argsort(words, kind="stable")  # by word, and for each word in the order of the file
     words, counts = words[order], counts[order]
     same_word = words[1:] == words[:-1]
-    for place in np.flatnonzero(same_word & (counts[1:] <= counts[:-1])):
-        complain(names[words[place]], int(counts[place + 1]), int(counts[place]))
+    for position in np.flatnonzero(same_word & (counts[1:] <= counts[:-1])):
+        complain(names[words[position]], int(counts[position + 1]), int(counts[position]))
     firsts = np.flatnonzero(np.concatenate([[True], ~same_word]))
     lasts = np.flatnonzero(np.concatenate([~same_word, [True]]))
     for word, first, end in zip(
@@ -121,12 +121,12 @@ def _check_block(
 
 def _complain(verdict: Verdict, path: Path, word: bytes, count: int, before: int) -> None:
     verdict.not_increasing += 1
-    verdict.note(f"{_shown(word)}: {count} written after {before}, in {path.name}")
+    verdict.note(f"{_quoted(word)}: {count} written after {before}, in {path.name}")
 
 
 def _final_lines(counts: dict[bytes, int]) -> Iterator[bytes]:
     return (b"%b\t%d\n" % (word, counts[word]) for word in sorted(counts))
 
 
-def _shown(word: bytes) -> str:
+def _quoted(word: bytes) -> str:
     return repr(word.decode("utf-8", "replace"))[:60]

@@ -40,8 +40,8 @@ class BatchLimits:
 class BatchAdmission:
     """The selection for one micro-batch.
 
-    `need()` returns the split whose next piece is required; pass it to `offer`, or None if there is none
-    currently. When `need` returns None, `taken` holds the last piece taken of each split.
+    `next_split()` returns the split whose next piece is required; pass that piece to `offer`, None if there
+    is none currently. When `next_split` returns None, `taken` holds the last piece taken of each split.
     """
 
     def __init__(self, splits: list[str], limits: BatchLimits) -> None:
@@ -53,7 +53,7 @@ class BatchAdmission:
         self._full = False
         self.taken: dict[str, StreamPiece] = {}
 
-    def need(self) -> str | None:
+    def next_split(self) -> str | None:
         """Return the split whose next piece must be known to continue; None when that is none."""
         while not self._unknown and not self._full and self._heads:
             split = min(self._heads, key=lambda one: (self._heads[one].order, one))

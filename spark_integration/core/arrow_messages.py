@@ -51,35 +51,35 @@ class ArrowMessage(NamedTuple):
 class ArrowMessages:
     """The decoder of one object. It takes the bytes in order from the start of a stream."""
 
-    def __init__(self, where: str, at: int) -> None:
-        self._where = where
+    def __init__(self, name: str, at: int) -> None:
+        self._name = name
         self._at = self._fed = at
-        self._held = b""
+        self._buffered = b""
         """The bytes from `_at`, where the next message begins."""
         self._awaited: ArrowMessage | None = None
-        """The message whose body is incomplete, if there is one; `_held` is empty then."""
+        """The message whose body is incomplete, if there is one; `_buffered` is empty then."""
         self._within = False
 
     def feed(self, data: bytes) -> list[ArrowMessage]:
         """Return the messages that are now complete. Raises NotReadableError."""
         self._fed += len(data)
-        found: list[ArrowMessage] = []
-        rest = self._held + data
+        messages: list[ArrowMessage] = []
+        rest = self._buffered + data
         if self._awaited is not None:
             if self._awaited.end > self._fed:
                 return []
-            found.append(self._awaited)
+            messages.append(self._awaited)
             rest = data[len(data) - (self._fed - self._awaited.end) :]
             self._at, self._awaited = self._awaited.end, None
         while (message := self._first(rest)) is not None:
             if message.end > self._fed:
                 self._awaited, rest = message, b""
                 break
-            found.append(message)
+            messages.append(message)
             rest = rest[message.end - self._at :]
             self._at = message.end
-        self._held = rest
-        return found
+        self._buffered = rest
+        return messages
 
     def _first(self, data: bytes) -> ArrowMessage | None:
         """Return the message that begins here; None if its metadata is incomplete."""
@@ -87,7 +87,7 @@ class ArrowMessages:
             return None
         mark, size = _PREFIX.unpack_from(data)
         if mark != _MARK or not 0 <= size <= OBJECT_RECORD_BYTES_MAX:
-            raise self._wrong("not an Arrow stream, or one from before Arrow 0.15")
+            raise self._error("not an Arrow stream, or one from before Arrow 0.15")
         if not size:
             self._within = False
             return ArrowMessage(MessageKind.END, self._at, self._at + _PREFIX.size)
@@ -96,16 +96,16 @@ class ArrowMessages:
         try:
             kind, body, rows = _parsed(data[_PREFIX.size : _PREFIX.size + size])
         except (struct.error, ValueError) as error:
-            raise self._wrong(f"an unreadable message of an Arrow stream: {error}") from error
+            raise self._error(f"an unreadable message of an Arrow stream: {error}") from error
         if (kind is MessageKind.SCHEMA) == self._within:
-            raise self._wrong(
+            raise self._error(
                 "a schema in the middle of an Arrow stream" if self._within else "a stream without a schema"
             )
         self._within = True
         return ArrowMessage(kind, self._at, self._at + _PREFIX.size + size + body, rows)
 
-    def _wrong(self, what: str) -> NotReadableError:
-        return NotReadableError(f"{self._where}: at byte {self._at}: {what}", remedy=_REMEDY)
+    def _error(self, problem: str) -> NotReadableError:
+        return NotReadableError(f"{self._name}: at byte {self._at}: {problem}", remedy=_REMEDY)
 
 
 def _parsed(metadata: bytes) -> tuple[MessageKind, int, int]:

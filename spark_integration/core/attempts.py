@@ -1,7 +1,8 @@
 """The Spark jobs of one worker, one attempt after another. Pure: events in, effects out.
 
-Each worker of a region is a Spark job with a single task. The coordinator requests attempts (`StartAsked`)
-and may cancel one (`CancelAsked`); Spark reports when a job has ended, for whatever cause. Rules:
+Each worker of a region is a Spark job with a single task. The coordinator requests attempts
+(`StartRequested`) and may cancel one (`CancelRequested`); Spark reports when a job has ended, for whatever
+cause. Rules:
 
 - A worker has at most one job at a time. An attempt that is requested while a job runs waits for the end of
   that job, which is canceled to hasten it. (Spark reports the end of a canceled job at once; its Python
@@ -12,11 +13,11 @@ and may cancel one (`CancelAsked`); Spark reports when a job has ended, for what
 - Every submitted attempt is reported as ended exactly once; an attempt that was never submitted is not
   reported.
 
-| state      | StartAsked            | CancelAsked   | JobEnded                      | Tick         |
-|------------|-----------------------|---------------|-------------------------------|--------------|
-| IDLE       | submit -> RUNNING     | -             | (not ours: a bug)             | -            |
-| RUNNING    | cancel -> CANCELLING  | -> CANCELLING | report -> IDLE                | -            |
-| CANCELLING | keep as next          | forget next   | report -> IDLE, or submit next| cancel again |
+| state      | StartRequested        | CancelRequested | JobEnded                      | Tick         |
+|------------|-----------------------|-----------------|-------------------------------|--------------|
+| IDLE       | submit -> RUNNING     | -               | (not ours: a bug)             | -            |
+| RUNNING    | cancel -> CANCELLING  | -> CANCELLING   | report -> IDLE                | -            |
+| CANCELLING | keep as next          | forget next     | report -> IDLE, or submit next| cancel again |
 """
 
 from dataclasses import dataclass
@@ -30,12 +31,12 @@ class JobState(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class StartAsked:
+class StartRequested:
     attempt: int
 
 
 @dataclass(frozen=True, slots=True)
-class CancelAsked:
+class CancelRequested:
     pass
 
 
@@ -50,7 +51,7 @@ class LauncherTick:
     pass
 
 
-Event = StartAsked | CancelAsked | JobEnded | LauncherTick
+Event = StartRequested | CancelRequested | JobEnded | LauncherTick
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +86,9 @@ class WorkerJobs:
     def handle(self, event: Event) -> list[Effect]:
         """Take one event, return what is to be done, in order."""
         match event:
-            case StartAsked(attempt):
+            case StartRequested(attempt):
                 return self._start(attempt)
-            case CancelAsked():
+            case CancelRequested():
                 self.next_attempt = None
                 return self._cancel()
             case JobEnded(attempt, error):

@@ -65,25 +65,25 @@ def _refused(get: Get) -> str | None:
 
 
 def _warnings(get: Get, master: SparkMaster) -> list[str]:
-    found = []
+    warnings = []
     if _true(get(REAPER)) and get(REAPER_AFTER) not in (None, "-1"):
-        found.append(
+        warnings.append(
             f"{REAPER}=true and {REAPER_AFTER}={get(REAPER_AFTER)}: if a canceled worker takes longer than"
             f" that to end, its executor is killed, with all other tasks in it"
         )
     for name in EXCLUDE:
         if _true(get(name)):
-            found.append(
+            warnings.append(
                 f"{name}=true: executors and machines on which workers were lost are excluded for a while; a"
                 f" region on few machines may have to wait for a slot"
             )
             break
     if master.url.startswith(("yarn", "k8s")) and get(LOST_FORGIVEN_AFTER) is None:
-        found.append(
+        warnings.append(
             f"{LOST_FORGIVEN_AFTER} is not set: Spark counts lost executors for as long as the application"
             f" runs, and ends it at spark.executor.maxNumFailures; set it to 1h if the region runs for weeks"
         )
-    return found
+    return warnings
 
 
 def _first(get: Get, names: tuple[str, str]) -> tuple[str, str | None]:

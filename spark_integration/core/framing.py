@@ -44,40 +44,40 @@ class _RowEach:
 class LineFramer(_RowEach):
     """Records that end with a newline."""
 
-    def __init__(self, where: str, at: int) -> None:
-        self._where = where
+    def __init__(self, name: str, at: int) -> None:
+        self._name = name
         self._at = self._end = at
 
     def feed(self, data: bytes) -> list[int]:
-        ends, found = [], data.find(b"\n")
-        while found >= 0:
-            ends.append(self._at + found + 1)
-            found = data.find(b"\n", found + 1)
+        ends, newline = [], data.find(b"\n")
+        while newline >= 0:
+            ends.append(self._at + newline + 1)
+            newline = data.find(b"\n", newline + 1)
         self._at += len(data)
         self._end = ends[-1] if ends else self._end
-        _check_size(self._where, self._end, self._at - self._end)
+        _check_size(self._name, self._end, self._at - self._end)
         return ends
 
 
 class PrefixFramer(_RowEach):
     """Records with a length prefix."""
 
-    def __init__(self, where: str, at: int) -> None:
-        self._where = where
+    def __init__(self, name: str, at: int) -> None:
+        self._name = name
         self._end = at
         self._rest = b""
 
     def feed(self, data: bytes) -> list[int]:
-        held, begin, ends = self._rest + data, 0, []
-        while len(held) - begin >= PREFIX_BYTES:
-            length = int.from_bytes(held[begin : begin + PREFIX_BYTES], "big")
-            _check_size(self._where, self._end, length)
-            if len(held) - begin - PREFIX_BYTES < length:
+        buffered, begin, ends = self._rest + data, 0, []
+        while len(buffered) - begin >= PREFIX_BYTES:
+            length = int.from_bytes(buffered[begin : begin + PREFIX_BYTES], "big")
+            _check_size(self._name, self._end, length)
+            if len(buffered) - begin - PREFIX_BYTES < length:
                 break
             begin += PREFIX_BYTES + length
             self._end += PREFIX_BYTES + length
             ends.append(self._end)
-        self._rest = held[begin:]
+        self._rest = buffered[begin:]
         return ends
 
 
@@ -94,8 +94,8 @@ class JournalFramer(_RowEach):
 class ArrowFramer:
     """Records that are whole IPC streams; their rows are those of their batches."""
 
-    def __init__(self, where: str, at: int) -> None:
-        self._messages = ArrowMessages(where, at)
+    def __init__(self, name: str, at: int) -> None:
+        self._messages = ArrowMessages(name, at)
         self._rows: deque[int] = deque([0])
         """The rows of each complete record that `rows` has not consumed, then those of the incomplete one."""
 
@@ -112,9 +112,9 @@ class ArrowFramer:
         return sum(self._rows.popleft() for _ in range(records))
 
 
-def _check_size(where: str, at: int, size: int) -> None:
+def _check_size(name: str, at: int, size: int) -> None:
     if size > OBJECT_RECORD_BYTES_MAX:
         raise NotReadableError(
-            f"{where}: the record at byte {at} has {size} bytes; the maximum is {OBJECT_RECORD_BYTES_MAX}",
+            f"{name}: the record at byte {at} has {size} bytes; the maximum is {OBJECT_RECORD_BYTES_MAX}",
             remedy="check that the option 'content' fits what the object holds",
         )

@@ -1,6 +1,6 @@
 """The options of the inspection formats: `dos-journal`, `dos-checkpoints` and `dos-state`.
 
-Each format has a table of options here, which turn text into a struct. docs/spark.md describes them.
+Each format has a table of options here, which parses text to a struct. docs/spark.md describes them.
 """
 
 import re
@@ -16,11 +16,11 @@ from spark_integration.core.option_texts import (
     ReaderOption,
     ReadOptions,
     parsed,
+    positive_integer,
     servers_of,
     text,
     truth,
     url_of,
-    whole,
 )
 from spark_integration.errors import BadOptionError
 from spark_integration.limits import TASKS_PER_WORKER_MAX
@@ -68,18 +68,18 @@ class StateOptions(ReadOptions, frozen=True, kw_only=True):
     tasks_per_worker: int = 1
 
 
-def _place(name: str, value: str) -> JournalPoint:
-    found = re.fullmatch(r"(checkpoint:)?(\d{1,18})", value.strip(), re.IGNORECASE)
-    if found is None:
+def _point(name: str, value: str) -> JournalPoint:
+    matched = re.fullmatch(r"(checkpoint:)?(\d{1,18})", value.strip(), re.IGNORECASE)
+    if matched is None:
         raise BadOptionError(
             f"option {name!r} must be a logical offset, as in `dos journal dump`, or checkpoint:12,"
             f" not {value!r}"
         )
-    return JournalPoint(int(found[2]), found[1] is not None)
+    return JournalPoint(int(matched[2]), matched[1] is not None)
 
 
 def _tasks(name: str, value: str) -> int:
-    number = whole(name, value)
+    number = positive_integer(name, value)
     if number > TASKS_PER_WORKER_MAX:
         raise BadOptionError(f"option {name!r} must be at most {TASKS_PER_WORKER_MAX}, not {number}")
     return number
@@ -88,8 +88,8 @@ def _tasks(name: str, value: str) -> int:
 JOURNAL_OPTIONS: Final[dict[str, ReaderOption]] = {
     **STORE,
     **READ,
-    "from": ReaderOption("begin", _place),
-    "to": ReaderOption("end", _place),
+    "from": ReaderOption("begin", _point),
+    "to": ReaderOption("end", _point),
     "failOnFault": ReaderOption("fail_on_fault", truth),
 }
 CUTS_OPTIONS: Final[dict[str, ReaderOption]] = {**STORE, **READ}
@@ -97,8 +97,8 @@ STATE_OPTIONS: Final[dict[str, ReaderOption]] = {
     **STORE,
     **READ,
     "operator": ReaderOption("operator", text),
-    "checkpoint": ReaderOption("checkpoint", whole),
-    "since": ReaderOption("since", whole),
+    "checkpoint": ReaderOption("checkpoint", positive_integer),
+    "since": ReaderOption("since", positive_integer),
     "tasksPerWorker": ReaderOption("tasks_per_worker", _tasks),
 }
 

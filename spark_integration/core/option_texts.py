@@ -57,7 +57,7 @@ def one_of(kind: type[StrEnum]) -> Callable[[str, str], Any]:
     return parse
 
 
-def whole(name: str, value: str) -> int:
+def positive_integer(name: str, value: str) -> int:
     try:
         number = int(value)
     except ValueError:
@@ -74,10 +74,10 @@ def truth(name: str, value: str) -> bool:
 
 
 def names(name: str, value: str) -> tuple[str, ...]:
-    found = tuple(part.strip() for part in value.split(","))
-    if not all(found):
+    parts = tuple(part.strip() for part in value.split(","))
+    if not all(parts):
         raise BadOptionError(f"option {name!r} must be names separated by commas, not {value!r}")
-    return found
+    return parts
 
 
 STORE: Final[dict[str, ReaderOption]] = {

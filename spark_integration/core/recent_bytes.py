@@ -1,7 +1,7 @@
-"""The bytes of a split that a scan read last, so that tasks can be given them. Pure: no I/O.
+"""The bytes of a split that a scan read last, so that they can be sent to tasks. Pure: no I/O.
 
 A scan has read these bytes on the driver anyway. A task of a small micro-batch that gets them with its
-partition need not ask the store.
+partition need not read them from the store.
 """
 
 
@@ -14,7 +14,7 @@ class RecentBytes:
         self._begin = 0
         self._data = bytearray()
 
-    def take(self, name: str, offset: int, data: bytes) -> None:
+    def add(self, name: str, offset: int, data: bytes) -> None:
         """Add bytes that were read. Forgets earlier bytes that these do not continue."""
         if name != self._object or offset != self._begin + len(self._data):
             self._object, self._begin, self._data = name, offset, bytearray()
@@ -22,7 +22,7 @@ class RecentBytes:
             self._forget(len(self._data) - self._keep)
         self._data += data
 
-    def given(self, name: str, begin: int, end: int) -> bytes | None:
+    def get(self, name: str, begin: int, end: int) -> bytes | None:
         """Return the bytes from `begin` to `end` of an object; None if they are not all kept."""
         first, last = begin - self._begin, end - self._begin
         if name != self._object or first < 0 or last > len(self._data):

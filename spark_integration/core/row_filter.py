@@ -69,19 +69,19 @@ def passing(batch: pa.RecordBatch, comparisons: Sequence[ColumnCondition]) -> pa
 
 
 def _mask(column: pa.Array, one: ColumnCondition, field: pa.Field) -> pa.Array:
-    mask = _true_where(column, one, [_scalar(value, field) for value in one.values])
+    mask = _true_mask(column, one, [_scalar(value, field) for value in one.values])
     return pc.invert(mask) if one.negated else mask
 
 
-def _true_where(column: pa.Array, one: ColumnCondition, values: list[pa.Scalar]) -> pa.Array:
+def _true_mask(column: pa.Array, one: ColumnCondition, values: list[pa.Scalar]) -> pa.Array:
     if one.operator == "is null":
         return pc.is_null(column)
     if one.operator == "in":
         masks = [_compare("=", column, value) for value in values]
-        found = masks[0]
+        combined = masks[0]
         for mask in masks[1:]:
-            found = pc.or_(found, mask)
-        return found
+            combined = pc.or_(combined, mask)
+        return combined
     if one.operator in _TEXTUAL:
         return _TEXTUAL[one.operator](column, pattern=one.values[0])
     return _compare(one.operator, column, values[0])
@@ -140,7 +140,7 @@ class _Parser:
     def all(self) -> Iterator[ColumnCondition]:
         yield self._comparison()
         while self._at < len(self._tokens):
-            if not self._word("and"):
+            if not self._accept("and"):
                 raise self._error(f"expected AND instead of {self._peek()!r}")
             yield self._comparison()
 
@@ -161,7 +161,7 @@ class _Parser:
         self._at += 1
         return token
 
-    def _word(self, word: str) -> bool:
+    def _accept(self, word: str) -> bool:
         if self._at < len(self._tokens) and self._peek().lower() == word:
             self._at += 1
             return True
@@ -179,12 +179,12 @@ class _Parser:
             column = column[1:-1].replace("``", "`")
         elif not re.fullmatch(r"[A-Za-z_]\w*", column):
             raise self._error(f"expected a column instead of {column!r}")
-        if self._word("is"):
-            negated = self._word("not")
+        if self._accept("is"):
+            negated = self._accept("not")
             self._expect("null")
             return ColumnCondition(column, "is null", negated=negated)
-        negated = self._word("not")
-        if self._word("in"):
+        negated = self._accept("not")
+        if self._accept("in"):
             return ColumnCondition(column, "in", self._list(), negated)
         operator = self._take()
         operator = _ALIKE.get(operator, operator)
@@ -195,7 +195,7 @@ class _Parser:
     def _list(self) -> tuple[Value, ...]:
         self._expect("(")
         values = [self._value()]
-        while self._word(","):
+        while self._accept(","):
             values.append(self._value())
         self._expect(")")
         return tuple(values)
@@ -213,5 +213,5 @@ class _Parser:
         raise self._error(f"expected a value instead of {token!r} (text needs quotes, like 'this')")
 
     def _expect(self, word: str) -> None:
-        if not self._word(word):
+        if not self._accept(word):
             raise self._error(f"expected {word.upper()!r} instead of {self._peek()!r}")

@@ -37,7 +37,7 @@ class BatchOwner(Enum):
     ANOTHER_PROGRAM = auto()
 
 
-class BatchPlace(Enum):
+class BatchPosition(Enum):
     """The position of the unit's number relative to the last batch."""
 
     RECORDED = auto()
@@ -66,49 +66,49 @@ _A, _D, _W, _H = (
     CommitDecision.REFUSE_WRITER,
     CommitDecision.REFUSE_HOLE,
 )
-_STRANGERS: Final = {
-    (kind, owner_of, place): _W
+_OTHER_WRITERS: Final = {
+    (kind, owner_of, position): _W
     for kind in WriteKind
     for owner_of in (BatchOwner.ANOTHER_STREAM, BatchOwner.ANOTHER_JOB, BatchOwner.ANOTHER_PROGRAM)
-    for place in BatchPlace
+    for position in BatchPosition
 }
-TABLE: Final[dict[tuple[WriteKind, BatchOwner, BatchPlace], CommitDecision]] = _STRANGERS | {
-    (WriteKind.STREAM, BatchOwner.NOBODY, BatchPlace.NEXT): _A,
-    (WriteKind.STREAM, BatchOwner.NOBODY, BatchPlace.BEYOND): _H,
-    (WriteKind.STREAM, BatchOwner.OURS, BatchPlace.RECORDED): _D,
-    (WriteKind.STREAM, BatchOwner.OURS, BatchPlace.NEXT): _A,
-    (WriteKind.STREAM, BatchOwner.OURS, BatchPlace.BEYOND): _H,
-    (WriteKind.JOB, BatchOwner.NOBODY, BatchPlace.ANY): _A,
-    (WriteKind.JOB, BatchOwner.NOBODY, BatchPlace.NEXT): _A,
-    (WriteKind.JOB, BatchOwner.NOBODY, BatchPlace.BEYOND): _H,
-    (WriteKind.JOB, BatchOwner.OURS, BatchPlace.ANY): _D,
-    (WriteKind.JOB, BatchOwner.OURS, BatchPlace.RECORDED): _D,
-    (WriteKind.JOB, BatchOwner.ANOTHER_JOB, BatchPlace.ANY): _A,
-    (WriteKind.JOB, BatchOwner.ANOTHER_JOB, BatchPlace.RECORDED): _D,
-    (WriteKind.JOB, BatchOwner.ANOTHER_JOB, BatchPlace.NEXT): _A,
-    (WriteKind.JOB, BatchOwner.ANOTHER_JOB, BatchPlace.BEYOND): _H,
+TABLE: Final[dict[tuple[WriteKind, BatchOwner, BatchPosition], CommitDecision]] = _OTHER_WRITERS | {
+    (WriteKind.STREAM, BatchOwner.NOBODY, BatchPosition.NEXT): _A,
+    (WriteKind.STREAM, BatchOwner.NOBODY, BatchPosition.BEYOND): _H,
+    (WriteKind.STREAM, BatchOwner.OURS, BatchPosition.RECORDED): _D,
+    (WriteKind.STREAM, BatchOwner.OURS, BatchPosition.NEXT): _A,
+    (WriteKind.STREAM, BatchOwner.OURS, BatchPosition.BEYOND): _H,
+    (WriteKind.JOB, BatchOwner.NOBODY, BatchPosition.ANY): _A,
+    (WriteKind.JOB, BatchOwner.NOBODY, BatchPosition.NEXT): _A,
+    (WriteKind.JOB, BatchOwner.NOBODY, BatchPosition.BEYOND): _H,
+    (WriteKind.JOB, BatchOwner.OURS, BatchPosition.ANY): _D,
+    (WriteKind.JOB, BatchOwner.OURS, BatchPosition.RECORDED): _D,
+    (WriteKind.JOB, BatchOwner.ANOTHER_JOB, BatchPosition.ANY): _A,
+    (WriteKind.JOB, BatchOwner.ANOTHER_JOB, BatchPosition.RECORDED): _D,
+    (WriteKind.JOB, BatchOwner.ANOTHER_JOB, BatchPosition.NEXT): _A,
+    (WriteKind.JOB, BatchOwner.ANOTHER_JOB, BatchPosition.BEYOND): _H,
 }
 """Combinations that are missing cannot occur: without a last batch nothing is recorded, a micro-batch is
 always numbered, and a batch write is one batch.
 """
 
 
-def judge_commit(unit: CommitUnit, last: int, mark: bytes, where: str) -> CommitDecision:
+def judge_commit(unit: CommitUnit, last: int, mark: bytes, producer: str) -> CommitDecision:
     """Return APPEND or DONE for a unit, given the producer's last batch (0: none) and its mark.
 
-    Raises OtherWriterError, OtherCheckpointError, LocalProtocolError; nothing may be recorded then. `where`
-    names the producer, for people.
+    Raises OtherWriterError, OtherCheckpointError, LocalProtocolError; nothing may be recorded then.
+    `producer` names the producer, for messages.
     """
     writer = decode_mark(mark)
-    verdict = TABLE[unit.kind, _whose(unit, last, writer), _place(unit, last)]
+    verdict = TABLE[unit.kind, _owner_of_last(unit, last, writer), _position_of(unit, last)]
     if verdict is CommitDecision.REFUSE_WRITER:
-        raise OtherWriterError(where, _named(writer), f"{unit.kind} {unit.key}")
+        raise OtherWriterError(producer, _named(writer), f"{unit.kind} {unit.key}")
     if verdict is CommitDecision.REFUSE_HOLE:
-        raise _hole(unit, last, where)
+        raise _hole(unit, last, producer)
     return verdict
 
 
-def _whose(unit: CommitUnit, last: int, mark: BatchMark | None) -> BatchOwner:
+def _owner_of_last(unit: CommitUnit, last: int, mark: BatchMark | None) -> BatchOwner:
     if not last:
         return BatchOwner.NOBODY
     if mark is None:
@@ -118,23 +118,23 @@ def _whose(unit: CommitUnit, last: int, mark: BatchMark | None) -> BatchOwner:
     return BatchOwner.ANOTHER_STREAM if mark.spark is WriteKind.STREAM else BatchOwner.ANOTHER_JOB
 
 
-def _place(unit: CommitUnit, last: int) -> BatchPlace:
+def _position_of(unit: CommitUnit, last: int) -> BatchPosition:
     if unit.number is None:
-        return BatchPlace.ANY
+        return BatchPosition.ANY
     if unit.number <= last:
-        return BatchPlace.RECORDED
-    return BatchPlace.NEXT if unit.number == last + 1 else BatchPlace.BEYOND
+        return BatchPosition.RECORDED
+    return BatchPosition.NEXT if unit.number == last + 1 else BatchPosition.BEYOND
 
 
 def _named(mark: BatchMark | None) -> str:
     return "another program" if mark is None else f"{mark.spark} {mark.key}"
 
 
-def _hole(unit: CommitUnit, last: int, where: str) -> Exception:
+def _hole(unit: CommitUnit, last: int, producer: str) -> Exception:
     if unit.kind is WriteKind.JOB:
         return LocalProtocolError(
-            f"{where}: batch {unit.number} cannot follow batch {last}",
+            f"{producer}: batch {unit.number} cannot follow batch {last}",
             remedy="set the option 'batch' to the next number, or omit it",
         )
     assert unit.number is not None, "a stream is numbered"
-    return OtherCheckpointError(where, unit.key, unit.number - 1, last - 1)
+    return OtherCheckpointError(producer, unit.key, unit.number - 1, last - 1)

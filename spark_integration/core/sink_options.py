@@ -10,10 +10,10 @@ from spark_integration.core.option_texts import (
     ReaderOption,
     StoreOptions,
     parsed,
+    positive_integer,
     servers_of,
     text,
     url_of,
-    whole,
 )
 from spark_integration.errors import BadOptionError
 
@@ -42,7 +42,7 @@ SINK_OPTIONS: Final[dict[str, ReaderOption]] = {
     **STORE,
     "input": ReaderOption("input", text),
     "producer": ReaderOption("producer", text),
-    "batch": ReaderOption("batch", whole),
+    "batch": ReaderOption("batch", positive_integer),
     "checkpointLocation": ReaderOption("", text),
     "queryName": ReaderOption("", text),
 }

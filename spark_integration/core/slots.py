@@ -1,4 +1,4 @@
-"""Decides how many slots a region may take. Pure: no I/O; the caller asks Spark.
+"""Decides how many slots a region may take. Pure: no I/O; the caller queries Spark.
 
 A region holds one slot per worker as long as it runs. On a master of fixed size, a region that takes the last
 slot blocks every other job of the session for good and without any message, even `df.count()`. So the last
@@ -15,7 +15,7 @@ _LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*([0-9]+)\s*,\s*([0-9]+)\s*,\s*([
 
 @dataclass(frozen=True, slots=True)
 class SparkMaster:
-    """What a Spark master URL tells about where tasks run."""
+    """What a Spark master URL determines about where tasks run."""
 
     url: str
     one_machine: bool

@@ -59,35 +59,35 @@ def offset_of(store: str, what: str, points: Vector) -> dict[str, Any]:
 
 def points_of(offset: Any, store: str, what: str) -> dict[str, SplitPoint]:
     """Return the points of an offset of this source. Raises MalformedOffsetError, OtherSourceError."""
-    found = _offset(offset)
-    if found.store != store:
+    parsed = _offset(offset)
+    if parsed.store != store:
         raise OtherSourceError(
-            f"the offset belongs to store {found.store}, but this is store {store}:"
+            f"the offset belongs to store {parsed.store}, but this is store {store}:"
             f" it means nothing for {what} here"
         )
-    if found.what != what:
-        raise OtherSourceError(f"the offset belongs to {found.what}, but this query reads {what}")
-    return {split: SplitPoint(at.epoch, at.size) for split, at in found.splits.items()}
+    if parsed.what != what:
+        raise OtherSourceError(f"the offset belongs to {parsed.what}, but this query reads {what}")
+    return {split: SplitPoint(at.epoch, at.size) for split, at in parsed.splits.items()}
 
 
 def _offset(offset: Any) -> _Offset:
     try:
-        found = msgspec.convert(offset, _Offset)
+        parsed = msgspec.convert(offset, _Offset)
     except msgspec.ValidationError as error:
         raise MalformedOffsetError(
             f"this is not an offset of the source dos: {error}: {str(offset)[:200]}"
         ) from error
-    if found.version != VERSION:
+    if parsed.version != VERSION:
         raise MalformedOffsetError(
-            f"the offset has version {found.version}, but only version {VERSION} is supported",
+            f"the offset has version {parsed.version}, but only version {VERSION} is supported",
             remedy="run the version of DOS that wrote it, or a newer one",
         )
-    wrong = [split for split, at in found.splits.items() if at.epoch < 0 or at.size < 0]
-    if wrong:
+    negative = [split for split, at in parsed.splits.items() if at.epoch < 0 or at.size < 0]
+    if negative:
         raise MalformedOffsetError(
-            f"the offset has a negative point for {wrong[0]!r}: {found.splits[wrong[0]]}"
+            f"the offset has a negative point for {negative[0]!r}: {parsed.splits[negative[0]]}"
         )
-    return found
+    return parsed
 
 
 class StartingKind(StrEnum):
@@ -121,23 +121,23 @@ class Starting(msgspec.Struct, frozen=True):
 
 def parse_starting(text: str) -> Starting:
     """Parse the option `startingOffset`. Raises MalformedOffsetError."""
-    said = text.strip()
-    if said.lower() in ("earliest", "latest"):
-        return Starting(StartingKind(said.lower()))
-    if said.startswith("{"):
+    option = text.strip()
+    if option.lower() in ("earliest", "latest"):
+        return Starting(StartingKind(option.lower()))
+    if option.startswith("{"):
         try:
-            _offset(msgspec.json.decode(said.encode()))
+            _offset(msgspec.json.decode(option.encode()))
         except msgspec.DecodeError as error:
             raise MalformedOffsetError(
-                f"startingOffset is not valid JSON: {error}: {said[:200]}", remedy=_REMEDY
+                f"startingOffset is not valid JSON: {error}: {option[:200]}", remedy=_REMEDY
             ) from error
-        return Starting(StartingKind.OFFSET, text=said)
-    counted = re.fullmatch(r"(step|checkpoint):(\d{1,18})", said, re.IGNORECASE)
+        return Starting(StartingKind.OFFSET, text=option)
+    counted = re.fullmatch(r"(step|checkpoint):(\d{1,18})", option, re.IGNORECASE)
     if counted:
         return Starting(StartingKind(counted[1].lower()), int(counted[2]))
-    if said.lower().startswith("time:"):
-        return Starting(StartingKind.TIME, _time_ms(said[5:].strip()))
-    raise MalformedOffsetError(f"startingOffset {said[:200]!r} is of no known form", remedy=_REMEDY)
+    if option.lower().startswith("time:"):
+        return Starting(StartingKind.TIME, _time_ms(option[5:].strip()))
+    raise MalformedOffsetError(f"startingOffset {option[:200]!r} is of no known form", remedy=_REMEDY)
 
 
 def _time_ms(text: str) -> int:

@@ -16,11 +16,11 @@ from spark_integration.core.option_texts import (
     ReadOptions,
     one_of,
     parsed,
+    positive_integer,
     servers_of,
     text,
     truth,
     url_of,
-    whole,
 )
 from spark_integration.core.source_offsets import Starting, parse_starting
 from spark_integration.errors import BadOptionError
@@ -85,9 +85,9 @@ OPTIONS: Final[dict[str, ReaderOption]] = {
     **READ,
     "startingOffset": ReaderOption("starting", lambda name, value: parse_starting(text(name, value))),
     "failOnDataLoss": ReaderOption("fail_on_data_loss", truth),
-    "maxRowsPerTrigger": ReaderOption("rows_max", whole),
-    "maxBytesPerTrigger": ReaderOption("bytes_max", whole),
-    "partitionBytes": ReaderOption("partition_bytes", whole),
+    "maxRowsPerTrigger": ReaderOption("rows_max", positive_integer),
+    "maxBytesPerTrigger": ReaderOption("bytes_max", positive_integer),
+    "partitionBytes": ReaderOption("partition_bytes", positive_integer),
 }
 """Every option, as users write it."""
 
@@ -109,13 +109,13 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
     url = url_of(fields.pop("path", None), _REMEDY)
     kinds = [kind for kind in _KINDS if kind in fields]
     if len(kinds) != 1:
-        found = " and ".join(map(repr, kinds)) if kinds else "none"
+        given_kinds = " and ".join(map(repr, kinds)) if kinds else "none"
         raise BadOptionError(
-            f"exactly one of the options {', '.join(_KINDS)} is required, not {found}", remedy=_REMEDY
+            f"exactly one of the options {', '.join(_KINDS)} is required, not {given_kinds}", remedy=_REMEDY
         )
     assert url.directory is not None, "url_of guarantees it"
     options = SourceOptions(servers=servers_of(url), directory=url.directory, object=url.object, **fields)
-    _check_together(options)
+    _check_combination(options)
     return options
 
 
@@ -137,7 +137,7 @@ def check_streaming(options: SourceOptions) -> None:
         )
 
 
-def _check_together(options: SourceOptions) -> None:
+def _check_combination(options: SourceOptions) -> None:
     if options.content is None:
         kind = "output" if options.output is not None else "input"
         if options.object is not None:

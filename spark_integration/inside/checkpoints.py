@@ -20,7 +20,7 @@ from spark_integration.inside.table import TableColumns
 _POSITION: Final = pa.struct([("epoch", pa.int64()), ("size", pa.int64()), ("digest", pa.string())])
 _SPLIT: Final = pa.struct([("position", pa.int64()), ("digest", pa.string()), ("done", pa.bool_())])
 _SECONDS: Final = pa.map_(pa.string(), pa.float64())
-_SHOWN: Final = pa.schema(
+_DEFAULT: Final = pa.schema(
     [
         ("checkpoint", pa.int64()),
         ("step", pa.int64()),
@@ -87,7 +87,7 @@ class CheckpointsTable:
 
     async def columns(self, store: Store) -> TableColumns:
         del store
-        return TableColumns(_SHOWN, _EXTRA)
+        return TableColumns(_DEFAULT, _EXTRA)
 
     async def parts(self, store: Store) -> Sequence[int]:
         """Return the number of the last checkpoint: later ones are not read."""
@@ -98,7 +98,7 @@ class CheckpointsTable:
         view = store.portal.call(read_manifest, store.store, self.options.region)
         retained, savepoints = view.retained, view.last.savepoints if view.last is not None else {}
         rows = [_row(cut, cut_row(cut, retained, savepoints)) for cut in view.cuts if cut.cut <= part]
-        columns = pa.schema([field for field in (*_SHOWN, *_EXTRA) if field.name in names] or [_SHOWN[0]])
+        columns = pa.schema([field for field in (*_DEFAULT, *_EXTRA) if field.name in names] or [_DEFAULT[0]])
         yield from pa.Table.from_pylist(rows, columns).combine_chunks().to_batches()
 
 
@@ -116,6 +116,6 @@ def _worker(one: dict[str, Any]) -> dict[str, Any]:
     return {
         **one,
         "sources": [(source, list(splits.items())) for source, splits in one["sources"].items()],
-        "sinks": [(sink, msgspec.json.encode(stands).decode()) for sink, stands in one["sinks"].items()],
+        "sinks": [(sink, msgspec.json.encode(prepared).decode()) for sink, prepared in one["sinks"].items()],
         "phaseSeconds": list(one["phaseSeconds"].items()),
     }

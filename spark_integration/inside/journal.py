@@ -106,10 +106,10 @@ class JournalTable:
         columns = {name: column for name, column in _COLUMNS.items() if name in names}
         try:
             for located in self._located(store, part):
-                wanted = [one for one in located if part.begin <= one.offset and not _behind(part, one)]
+                wanted = [one for one in located if part.begin <= one.offset and not _is_past_end(part, one)]
                 for first in range(0, len(wanted), BATCH_ROWS):
                     yield _batch(wanted[first : first + BATCH_ROWS], columns)
-                if located and _behind(part, located[-1]):
+                if located and _is_past_end(part, located[-1]):
                     return
         except (CorruptDataError, LostBytesError) as fault:
             if self.options.fail_on_fault:
@@ -131,9 +131,9 @@ class JournalTable:
 
     def _numbers(self) -> tuple[int, int | None]:
         begin, end = self.options.begin, self.options.end
-        for place in (begin, end):
-            if place is not None and place.is_cut:
-                raise BadOptionError(f"{self.what} is an object, but {place} is a position in a chain")
+        for point in (begin, end):
+            if point is not None and point.is_cut:
+                raise BadOptionError(f"{self.what} is an object, but {point} is a position in a chain")
         return begin.number if begin else 0, end.number if end else None
 
     async def _chain(self, store: Store) -> tuple[ChainState, int, int | None]:
@@ -155,32 +155,32 @@ class JournalTable:
                     remedy="the region was rolled back, or the chain was trimmed: use a later position",
                 ) from error
         first = begin.size if isinstance(begin, Position) else begin
-        there = chain.segments[0].base if chain.segments else 0
-        if first is not None and first < there:
+        first_offset = chain.segments[0].base if chain.segments else 0
+        if first is not None and first < first_offset:
             raise DataLossError(
-                f"{self.what}: the records between {first} and {there} are gone, or were replaced by a"
+                f"{self.what}: the records between {first} and {first_offset} are gone, or were replaced by a"
                 f" snapshot",
-                remedy=f"omit the option 'from', or set it to {there}",
+                remedy=f"omit the option 'from', or set it to {first_offset}",
             )
         return chain, first or 0, end.size if isinstance(end, Position) else end
 
-    async def _position(self, store: Store, place: JournalPoint | None) -> Position | int | None:
-        if place is None or not place.is_cut:
-            return None if place is None else place.number
+    async def _position(self, store: Store, point: JournalPoint | None) -> Position | int | None:
+        if point is None or not point.is_cut:
+            return None if point is None else point.number
         options = self.options
-        found = region_of_worker(options.directory)
-        if found is None:
+        region_and_worker = region_of_worker(options.directory)
+        if region_and_worker is None:
             raise BadOptionError(
-                f"{place}: {options.directory} is no worker's directory and has no checkpoints"
+                f"{point}: {options.directory} is no worker's directory and has no checkpoints"
             )
-        region, worker = found
-        cut = (await read_manifest(store, region)).restorable(place.number)
-        stands = _stands(cut, worker, options.name)
-        if stands is None:
+        region, worker = region_and_worker
+        cut = (await read_manifest(store, region)).restorable(point.number)
+        position = _position_in(cut, worker, options.name)
+        if position is None:
             raise BadOptionError(
-                f"{place}: checkpoint {cut.cut} lacks chain {options.name} of worker {worker}"
+                f"{point}: checkpoint {cut.cut} lacks chain {options.name} of worker {worker}"
             )
-        return stands
+        return position
 
     async def _refuse_absent(self, store: Store, chain: ChainState) -> None:
         directory, name = self.options.directory, self.options.name
@@ -199,11 +199,11 @@ class JournalTable:
         )
 
 
-def _behind(part: JournalPart, one: Located) -> bool:
+def _is_past_end(part: JournalPart, one: Located) -> bool:
     return part.end is not None and one.offset >= part.end
 
 
-def _stands(cut: Cut, worker: int, chain: str) -> Position | None:
+def _position_in(cut: Cut, worker: int, chain: str) -> Position | None:
     """Return the position of a worker's chain in a checkpoint."""
     part = cut.workers.get(worker)
     if part is None:
@@ -214,9 +214,9 @@ def _stands(cut: Cut, worker: int, chain: str) -> Position | None:
     for operator, at in part.directories.items():
         if directory_chain(operator) == chain:
             return at
-    for sink, stands in part.sinks.items():
+    for sink, prepared in part.sinks.items():
         if output_chain(sink) == chain:
-            return msgspec.convert(stands, Position)
+            return msgspec.convert(prepared, Position)
     return None
 
 

@@ -63,8 +63,8 @@ class OperatorStateTable:
     async def columns(self, store: Store) -> TableColumns:
         """Return the columns of the first block; if nothing was written since, those of the whole state."""
         parts, tables = await self._parts(store), set[str]()
-        whole = [part._replace(since=None) for part in parts if part.since is not None]
-        for part in (*parts, *whole):
+        whole_state = [part._replace(since=None) for part in parts if part.since is not None]
+        for part in (*parts, *whole_state):
             async with aclosing(_blocks(store, self.options.region, part)) as blocks:
                 async for block in blocks:
                     if block.operator == self.options.operator:
@@ -84,16 +84,16 @@ class OperatorStateTable:
         cut = _cut(view, options.checkpoint)
         self._check_operator(cut)
         since = None if options.since is None else view.restorable(options.since)
-        found = []
+        parts = []
         for worker, part in sorted(cut.workers.items()):
             if since is not None and worker not in since.workers:
                 raise StateNotRecordedError(worker, f"it did not exist in checkpoint {since.cut}")
             for begin, end in _hash_ranges(cut.layout, worker, options.operator, options.tasks_per_worker):
                 before = None if since is None else since.workers[worker].state
-                found.append(StatePart(worker, part.state, before, begin, end))
+                parts.append(StatePart(worker, part.state, before, begin, end))
             if _is_broadcast_table(cut.operators.get(options.operator, "")):
                 break  # each worker has the whole table
-        return found
+        return parts
 
     def _check_operator(self, cut: Cut) -> None:
         operator = self.options.operator.partition("~")[0]  # an operator's tables are NAME, NAME~rows, ..
@@ -116,10 +116,10 @@ class OperatorStateTable:
                 schema = rows.schema
                 fold.add(block.operator, hash_range(rows, part.begin, part.end))
         except LostBytesError as error:
-            self._say_gone(store, error)
-        found = fold.take(self.options.operator)
-        if found is not None:
-            yield from _shown(found, part.worker)
+            self._raise_missing(store, error)
+        folded = fold.take(self.options.operator)
+        if folded is not None:
+            yield from _pieces(folded, part.worker)
 
     def _check_same(self, before: pa.Schema, now: pa.Schema) -> None:
         if before.equals(now, check_metadata=True):
@@ -130,7 +130,7 @@ class OperatorStateTable:
             remedy="read a later checkpoint: the first snapshot after a migration has only the new version",
         )
 
-    def _say_gone(self, store: BlockingStore, error: LostBytesError) -> None:
+    def _raise_missing(self, store: BlockingStore, error: LostBytesError) -> None:
         """Raise CheckpointReleasedError if that is the reason, otherwise DataLossError."""
         view = store.portal.call(read_manifest, store.store, self.options.region)
         for number in (self.options.checkpoint, self.options.since):
@@ -183,17 +183,17 @@ def _listed(block: pa.Schema) -> str:
 def _columns(block: pa.Schema, *, difference: bool) -> TableColumns:
     """Return the declared columns, and as extra ones those that begin with `_`.
 
-    A difference also has a column that tells whether a key was deleted.
+    A difference also has a column with whether a key was deleted.
     """
     fields = [field.remove_metadata() for field in block if field.name not in (HASH_COLUMN, DELETED_COLUMN)]
-    shown = [field for field in fields if not field.name.startswith("_")] or fields
+    default = [field for field in fields if not field.name.startswith("_")] or fields
     deleted = [pa.field(DELETED_COLUMN, pa.bool_())] if difference else []
-    extra = [field for field in fields if field not in shown]
+    extra = [field for field in fields if field not in default]
     metadata = [pa.field(_WORKER, pa.int32()), pa.field(HASH_COLUMN, pa.int64())]
-    return TableColumns(pa.schema([*shown, *deleted]), pa.schema([*extra, *metadata]))
+    return TableColumns(pa.schema([*default, *deleted]), pa.schema([*extra, *metadata]))
 
 
-def _shown(block: pa.RecordBatch, worker: int) -> Iterator[pa.RecordBatch]:
+def _pieces(block: pa.RecordBatch, worker: int) -> Iterator[pa.RecordBatch]:
     """Yield the rows in pieces of the size that Spark handles well."""
     hashes = block.schema.get_field_index(HASH_COLUMN)
     block = block.set_column(hashes, HASH_COLUMN, block.column(HASH_COLUMN).view(pa.int64()))

@@ -20,14 +20,14 @@ from spark_integration.reading.store_cache import KEPT
 
 
 class TableColumns(NamedTuple):
-    """`shown`: the default columns; `extra`: those that are only returned if they are named."""
+    """`default`: the default columns; `extra`: those that are only returned if they are named."""
 
-    shown: pa.Schema
+    default: pa.Schema
     extra: pa.Schema
 
     @property
     def every(self) -> pa.Schema:
-        return pa.schema([*self.shown, *self.extra])
+        return pa.schema([*self.default, *self.extra])
 
 
 class TablePart(InputPartition):  # type: ignore[misc]  # pyspark is not typed here
@@ -62,7 +62,7 @@ def columns_of(table: InsideTable) -> pa.Schema:
     """Return the columns of a DataFrame without a user-defined schema."""
     with opened(table.options) as store:
         found = store.portal.call(table.columns, store.store)
-    return chosen(found.shown, found.extra, table.options.columns)
+    return chosen(found.default, found.extra, table.options.columns)
 
 
 class InsideReader(DataSourceReader):  # type: ignore[misc]  # pyspark is not typed here
@@ -77,9 +77,9 @@ class InsideReader(DataSourceReader):  # type: ignore[misc]  # pyspark is not ty
         table, comparisons = self._table, self._table.options.filter
 
         async def plan(store: Store) -> Sequence[Any]:
-            there = (await table.columns(store)).every
-            check_columns(self._wanted, there, table.what)
-            check_filter(comparisons, there)
+            columns = (await table.columns(store)).every
+            check_columns(self._wanted, columns, table.what)
+            check_filter(comparisons, columns)
             return await table.parts(store)
 
         with opened(table.options) as store:

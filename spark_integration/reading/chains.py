@@ -1,6 +1,6 @@
 """What outputs of regions and input handles share: each split is a chain.
 
-A chain is scanned once, by the driver, to find where pieces end; a further look at a known chain costs one
+The driver scans a chain once, to find where pieces end; each further inspection of a known chain costs one
 request to the members. The ranges for tasks are planned from a point by the back pointers, without reading
 records. `outputs` and `inputs` decide which records are pieces.
 """
@@ -58,19 +58,19 @@ class ChainScan(Scan):
         self._pieces = origin.piece_reader(split, start)
         directory, chain = origin.directory(split), origin.chain
         recent = origin.recent[split] = RecentBytes(HANDED_BYTES_KEPT)
-        self._follower = ChainFollower(origin.store, directory, chain, at=start.size, tap=recent.take)
+        self._follower = ChainFollower(origin.store, directory, chain, at=start.size, tap=recent.add)
         self._poll: AsyncGenerator[tuple[int, Record]] | None = None
 
     async def next(self) -> StreamPiece | None:
         begin = self._follower.at
         if self._poll is None:
-            shown = await self._origin.shown(self._split)
-            if shown is None:
+            visible_end = await self._origin.visible_end(self._split)
+            if visible_end is None:
                 return None
-            if shown is ALL:
+            if visible_end is ALL:
                 self._poll = self._follower.poll(proved=await self._origin.proved(self._split))
             else:
-                self._poll = self._follower.poll(shown)
+                self._poll = self._follower.poll(visible_end)
         async for end, record in self._poll:
             if self._pieces.take(begin, end, record):
                 segment = self._follower.segment
@@ -116,7 +116,7 @@ class ChainOrigin(ABC):
         """Return a new piece reader that begins at a point."""
 
     @abstractmethod
-    async def shown(self, split: str) -> Position | None:
+    async def visible_end(self, split: str) -> Position | None:
         """Return how far the chain is visible: up to a position in a checkpoint, ALL, or None (nothing)."""
 
     async def proved(self, split: str) -> Position | None:
@@ -136,43 +136,45 @@ class ChainOrigin(ABC):
     def extra(self) -> pa.Schema:
         """Return the origin columns, see `Origin`."""
 
-    async def whole(self, split: str) -> list[ByteRange]:
-        shown = await self.shown(split)
-        ranges = ranges_of(self.directory(split), (await self._look(split, shown)).segments, BEGINNING)
-        return [*ranges[:-1], *(one._replace(at_head=shown is ALL) for one in ranges[-1:])]
+    async def all_ranges(self, split: str) -> list[ByteRange]:
+        visible_end = await self.visible_end(split)
+        ranges = ranges_of(
+            self.directory(split), (await self._inspect(split, visible_end)).segments, BEGINNING
+        )
+        return [*ranges[:-1], *(one._replace(at_head=visible_end is ALL) for one in ranges[-1:])]
 
     async def begin(self, split: str) -> SplitPoint:
-        spans = (await self._now(split)).segments
+        spans = (await self._visible_chain(split)).segments
         if not spans or not spans[0].base:
             return BEGINNING
         return SplitPoint(epoch_of(spans[0].name), spans[0].base)
 
     async def end(self, split: str) -> SplitPoint:
-        shown = await self.shown(split)
-        if shown is None:
+        visible_end = await self.visible_end(split)
+        if visible_end is None:
             return BEGINNING
-        if shown is not ALL:
-            return SplitPoint(shown.epoch, shown.size)
+        if visible_end is not ALL:
+            return SplitPoint(visible_end.epoch, visible_end.size)
         tail = self._tails.get(split)
         if tail is None:
-            spans = (await self._now(split)).segments
+            spans = (await self._visible_chain(split)).segments
             tail = self._tails[split] = ChainScan(self, split, _head_begin(spans))
         while await tail.next() is not None:
             pass
         return tail.at
 
-    async def seen(self, split: str) -> SplitPoint:
-        shown = await self.shown(split)
-        if shown is None:
+    async def data_end(self, split: str) -> SplitPoint:
+        visible_end = await self.visible_end(split)
+        if visible_end is None:
             return BEGINNING
-        if shown is not ALL:
-            return SplitPoint(shown.epoch, shown.size)
+        if visible_end is not ALL:
+            return SplitPoint(visible_end.epoch, visible_end.size)
         view = await self.store.inspect(self.directory(split))
-        found = [
-            SplitPoint(seen.name.epoch, seen.name.base + seen.longest)
-            for seen in segments_seen(self.chain, view.answers)
+        ends = [
+            SplitPoint(segment.name.epoch, segment.name.base + segment.longest)
+            for segment in segments_seen(self.chain, view.answers)
         ]
-        return max(found, default=BEGINNING)
+        return max(ends, default=BEGINNING)
 
     async def ranges(self, split: str, start: SplitPoint, end: SplitPoint) -> list[ByteRange]:
         if end == start or end.size == 0:
@@ -188,7 +190,7 @@ class ChainOrigin(ABC):
                 floor=max(start.size - 1, 0),  # the segment of the last byte read is the first one needed
             )
         except LostBytesError as error:
-            self._lost(split, f"the data up to {end.size} is gone: {error}")
+            self._report_loss(split, f"the data up to {end.size} is gone: {error}")
             return []
         return ranges_of(self.directory(split), state.segments, self._joined(split, state.segments, start))
 
@@ -202,13 +204,13 @@ class ChainOrigin(ABC):
             return None
         begin, last = start.size - base, end.size - base
         few = last - begin <= HANDED_BYTES_MAX
-        data = self.recent[split].given(segment, begin, last) if few else None
+        data = self.recent[split].get(segment, begin, last) if few else None
         return ByteRange(self.directory(split), segment, begin, last, base, data=data)
 
     async def scan(self, split: str, start: SplitPoint) -> ChainScan:
-        state = await self._now(split)
+        state = await self._visible_chain(split)
         if not follows(state.segments, start):  # the start may be the end, which must then be known exactly
-            state = await self._look(split, await self.shown(split), measured=True)
+            state = await self._inspect(split, await self.visible_end(split), measured=True)
         if (
             state.unproved
             and not follows(state.segments, start)
@@ -218,10 +220,10 @@ class ChainOrigin(ABC):
         return ChainScan(self, split, self._joined(split, state.segments, start))
 
     async def first_rows(self, split: str) -> AsyncGenerator[bytes]:
-        state = await self._now(split)
+        state = await self._visible_chain(split)
         for span in state.segments[:1]:
             follower = ChainFollower(self.store, self.directory(split), self.chain, at=span.base)
-            upto = await self.shown(split)
+            upto = await self.visible_end(split)
             polled = follower.poll(proved=await self.proved(split)) if upto is ALL else follower.poll(upto)
             async with aclosing(polled) as records:
                 async for _, record in records:
@@ -229,18 +231,20 @@ class ChainOrigin(ABC):
                         yield data
                         return
 
-    async def _now(self, split: str) -> ChainState:
+    async def _visible_chain(self, split: str) -> ChainState:
         """Return the chain as it is visible now. Its end may lie within a record, see `inspect_chain`."""
-        return await self._look(split, await self.shown(split))
+        return await self._inspect(split, await self.visible_end(split))
 
-    async def _look(self, split: str, shown: Position | None, *, measured: bool = False) -> ChainState:
+    async def _inspect(
+        self, split: str, visible_end: Position | None, *, measured: bool = False
+    ) -> ChainState:
         directory = self.directory(split)
-        if shown is None:
+        if visible_end is None:
             return ChainState(self.chain)
-        if shown is ALL:
+        if visible_end is ALL:
             proved = await self.proved(split)
             return await inspect_chain(self.store, directory, self.chain, measured=measured, proved=proved)
-        return await inspect_chain_at(self.store, directory, self.chain, shown)
+        return await inspect_chain_at(self.store, directory, self.chain, visible_end)
 
     async def _read_before(self, split: str, start: SplitPoint) -> ChainState:
         """Return the chain up to a point that was read, and therefore committed, before.
@@ -257,16 +261,16 @@ class ChainOrigin(ABC):
         if follows(spans, start):
             return start
         if spans and spans[0].base > start.size:
-            self._lost(split, f"the data between {start.size} and {spans[0].base} was trimmed")
+            self._report_loss(split, f"the data between {start.size} and {spans[0].base} was trimmed")
         else:
-            self._lost(
+            self._report_loss(
                 split,
                 f"data that was read up to {start.size} was rolled back (its writer had epoch"
                 f" {start.epoch}; the chain now ends at {end_of(spans).size})",
             )
         return resumed(spans, start)
 
-    def _lost(self, split: str, what: str) -> None:
+    def _report_loss(self, split: str, what: str) -> None:
         text = f"{split} of {self.directory(split)}, chain {self.chain}: {what}"
         if self._fail_on_loss:
             raise DataLossError(text)

@@ -50,12 +50,12 @@ def schema_in(data: bytes, options: SourceOptions, split: str) -> pa.Schema:
     return _PLAIN[options.content]
 
 
-def _json_schema(data: bytes, where: str) -> pa.Schema:
+def _json_schema(data: bytes, name: str) -> pa.Schema:
     """Infer the columns from some lines; a field that is null in all of them becomes a string."""
     try:
         found = pajson.read_json(io.BytesIO(data)).schema
     except pa.ArrowInvalid as error:
-        raise NotReadableError(f"{where} is not JSON lines: {error}") from error
+        raise NotReadableError(f"{name} is not JSON lines: {error}") from error
     return pa.schema([(field.name, _spark_type(field.type)) for field in found])
 
 
@@ -94,13 +94,13 @@ def decoder_of(
     return _OBJECTS[options.content](part, extra, wanted)
 
 
-def arrow_batches(data: bytes, where: str) -> list[pa.RecordBatch]:
+def arrow_batches(data: bytes, name: str) -> list[pa.RecordBatch]:
     """Return the batches of a complete Arrow stream. Raises NotReadableError."""
     try:
         with pa.ipc.open_stream(data) as reader:
             return list(reader)
     except (pa.ArrowInvalid, OSError) as error:
-        raise NotReadableError(f"{where} is not an Arrow stream: {error}") from error
+        raise NotReadableError(f"{name} is not an Arrow stream: {error}") from error
 
 
 def _with(
@@ -127,17 +127,17 @@ class OutputDecoder(Decoder):
 
     def __init__(self, split: str, part: ByteRange, extra: frozenset[str]) -> None:
         self._split, self._part, self._extra = split, part, extra
-        self._where = f"{part.directory}/{part.object}"
-        self._records = RecordDecoder(where=self._where, offset=part.begin)
+        self._name = f"{part.directory}/{part.object}"
+        self._records = RecordDecoder(where=self._name, offset=part.begin)
 
     def feed(self, data: bytes) -> Iterator[pa.RecordBatch]:
         for end, record in self._records.feed(data):
             if record.op is not Op.OUTPUT:
                 continue
-            output = decode_output(record.ints, record.strings, where=self._where, at=end)
+            output = decode_output(record.ints, record.strings, where=self._name, at=end)
             origin = {"_split": self._split, "_step": output.step, "_written": output.time_ms * 1000}
             if output.rows:
-                for batch in arrow_batches(output.data, f"step {output.step} of {self._where}"):
+                for batch in arrow_batches(output.data, f"step {output.step} of {self._name}"):
                     yield _with(batch, self._extra, origin, _TYPES)
 
     def finish(self) -> Iterator[pa.RecordBatch]:
@@ -150,17 +150,17 @@ class InputDecoder(Decoder):
 
     def __init__(self, split: str, part: ByteRange, extra: frozenset[str]) -> None:
         self._split, self._part, self._extra = split, part, extra
-        self._where = f"{part.directory}/{part.object}"
+        self._name = f"{part.directory}/{part.object}"
         self._base, self._at = part.base, part.base + part.begin
-        self._records = RecordDecoder(where=self._where, offset=part.begin)
-        self._line = InputSequence(split, at=self._at, digest=None, where=self._where, bytes_max=1 << 62)
+        self._records = RecordDecoder(where=self._name, offset=part.begin)
+        self._line = InputSequence(split, at=self._at, digest=None, where=self._name, bytes_max=1 << 62)
 
     def feed(self, data: bytes) -> Iterator[pa.RecordBatch]:
         for end, record in self._records.feed(data):
             begin, self._at = self._at, self._base + end
             if record.op is not Op.INPUT:
                 continue
-            part = decode_part(record.ints, record.strings, where=self._where, at=end)
+            part = decode_part(record.ints, record.strings, where=self._name, at=end)
             pieces = self._line.add(part, begin, self._at)
             assert isinstance(pieces, list), "there is no size limit here"
             origin = {"_split": self._split, "_batch": part.batch, "_written": part.time_ms * 1000}
@@ -172,7 +172,7 @@ class InputDecoder(Decoder):
 
     def _rows(self, pieces: Sequence[InputPiece], origin: dict[str, Any]) -> Iterator[pa.RecordBatch]:
         for piece in pieces:
-            for batch in arrow_batches(piece.data, f"{self._where}, {piece.begin} to {piece.end}"):
+            for batch in arrow_batches(piece.data, f"{self._name}, {piece.begin} to {piece.end}"):
                 yield _with(batch, self._extra, origin, _TYPES)
 
 
@@ -186,7 +186,7 @@ class ObjectDecoder(Decoder):
     """A range of an object that is not part of a chain. Complete records become rows, one chunk at a time."""
 
     def __init__(self, part: ByteRange, extra: frozenset[str], wanted: pa.Schema) -> None:
-        self.where = f"{part.directory}/{part.object}"
+        self.object_path = f"{part.directory}/{part.object}"
         self.wanted = wanted
         self._object, self._extra = part.object, extra
         self.at = part.begin
@@ -208,11 +208,11 @@ class LinesDecoder(ObjectDecoder):
     """UTF-8 text, one row per line. The last line of a batch may lack its newline."""
 
     def feed(self, data: bytes) -> Iterator[pa.RecordBatch]:
-        held = self._rest + data
-        end = held.rfind(b"\n") + 1
-        self._rest = held[end:]
+        buffered = self._rest + data
+        end = buffered.rfind(b"\n") + 1
+        self._rest = buffered[end:]
         if end:
-            yield self._rows(held[:end])
+            yield self._rows(buffered[:end])
             self.at += end
 
     def finish(self) -> Iterator[pa.RecordBatch]:
@@ -225,7 +225,7 @@ class LinesDecoder(ObjectDecoder):
             text = pa.array(lines, pa.binary()).cast(pa.string())
         except pa.ArrowInvalid as error:
             raise NotReadableError(
-                f"{self.where} is not UTF-8 between bytes {self.at} and {self.at + len(data)}: {error}"
+                f"{self.object_path} is not UTF-8 between bytes {self.at} and {self.at + len(data)}: {error}"
             ) from error
         if b"\r" in data:
             text = pa.compute.replace_substring_regex(text, r"\r\z", "")
@@ -250,7 +250,7 @@ class JsonDecoder(LinesDecoder):
             table = pajson.read_json(io.BytesIO(data), parse_options=options)
         except pa.ArrowInvalid as error:
             raise NotReadableError(
-                f"{self.where}, bytes {self.at} to {self.at + len(data)},"
+                f"{self.object_path}, bytes {self.at} to {self.at + len(data)},"
                 f" is not JSON lines with these columns: {error}"
             ) from error
         batches = table.combine_chunks().to_batches()
@@ -266,16 +266,16 @@ class PrefixedDecoder(ObjectDecoder):
 
     def __init__(self, part: ByteRange, extra: frozenset[str], wanted: pa.Schema) -> None:
         super().__init__(part, extra, wanted)
-        self._framer = PrefixFramer(self.where, part.begin)
+        self._framer = PrefixFramer(self.object_path, part.begin)
 
     def feed(self, data: bytes) -> Iterator[pa.RecordBatch]:
-        held = self._rest + data
+        buffered = self._rest + data
         values, offsets, begin = [], [], self.at
         for end in self._framer.feed(data):
-            values.append(held[self.at - begin + PREFIX_BYTES : end - begin])
+            values.append(buffered[self.at - begin + PREFIX_BYTES : end - begin])
             offsets.append(self.at)
             self.at = end
-        self._rest = held[self.at - begin :]
+        self._rest = buffered[self.at - begin :]
         if values:
             batch = pa.RecordBatch.from_arrays([pa.array(values, pa.binary())], schema=PREFIXED)
             yield self.with_origin(batch, offsets)
@@ -286,7 +286,7 @@ class JournalDecoder(ObjectDecoder):
 
     def __init__(self, part: ByteRange, extra: frozenset[str], wanted: pa.Schema) -> None:
         super().__init__(part, extra, wanted)
-        self._records = RecordDecoder(None, where=self.where, offset=part.begin)
+        self._records = RecordDecoder(None, where=self.object_path, offset=part.begin)
 
     def feed(self, data: bytes) -> Iterator[pa.RecordBatch]:
         decoded = self._records.feed(data)
@@ -317,7 +317,7 @@ class ArrowDecoder(ObjectDecoder):
 
     def __init__(self, part: ByteRange, extra: frozenset[str], wanted: pa.Schema) -> None:
         super().__init__(part, extra, wanted)
-        self._messages = ArrowMessages(self.where, part.begin)
+        self._messages = ArrowMessages(self.object_path, part.begin)
         self._bytes = bytearray()
         self._head = b""
         """The schema message of the stream and its dictionaries so far."""
@@ -341,7 +341,7 @@ class ArrowDecoder(ObjectDecoder):
         waiting, self._waiting = self._waiting, []
         if any(kind is MessageKind.BATCH for kind, _ in waiting):
             stream = b"".join([self._head, *(piece for _, piece in waiting), END_OF_STREAM])
-            for batch in arrow_batches(stream, f"{self.where}, up to byte {self.at}"):
+            for batch in arrow_batches(stream, f"{self.object_path}, up to byte {self.at}"):
                 yield self.with_origin(batch)
         self._head += b"".join(piece for kind, piece in waiting if kind is MessageKind.DICTIONARY)
 

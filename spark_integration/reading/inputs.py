@@ -47,16 +47,16 @@ class InputOrigin(ChainOrigin):
             prefix = f"{self._application}.in."
             names = [name.removeprefix(prefix) for name in await self.store.list_directories(prefix)]
             handles = sorted({name.split(".")[0] for name in names})
-            there = f"it has {', '.join(handles)}" if handles else "it has none"
+            handles_text = f"it has {', '.join(handles)}" if handles else "it has none"
             raise NothingThereError(
                 f"application {self._application!r} has no input handle {self._name!r} with data"
-                f"{nearest(self._name, handles)}; {there}",
+                f"{nearest(self._name, handles)}; {handles_text}",
                 remedy="`dos ls` lists what is in the store; a handle exists once its first producer has"
                 " opened it",
             )
         return found
 
-    async def shown(self, split: str) -> Position | None:
+    async def visible_end(self, split: str) -> Position | None:
         del split
         return ALL
 
@@ -76,13 +76,13 @@ class _BatchReader(PieceReader):
 
     def __init__(self, split: str, where: str, start: SplitPoint) -> None:
         self._line = InputSequence(split, at=start.size, digest=None, bytes_max=-1, where=where)
-        self._where = where
+        self._name = where
         self._rows = 0
 
     def take(self, begin: int, end: int, record: Record) -> bool:
         if record.op is not Op.INPUT:
             return False
-        part = decode_part(record.ints, record.strings, where=self._where, at=end)
+        part = decode_part(record.ints, record.strings, where=self._name, at=end)
         self._rows = part.rows + (self._rows if part.part else 0)
         before = self._line.end
         batches = self._line.batches

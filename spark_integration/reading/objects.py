@@ -54,7 +54,7 @@ class ObjectOrigin:
         self._tails: dict[str, ObjectScan] = {}
         rows, size = options.rows_max, options.bytes_max
         one = self._content is ObjectContent.ARROW  # an Arrow record has many rows
-        self.together = (
+        self.piece_limits = (
             1 << 62 if rows is None else 1 if one else max(1, rows // PIECES_PER_TRIGGER),
             1 << 62 if size is None else size // PIECES_PER_TRIGGER,
         )
@@ -96,16 +96,16 @@ class ObjectOrigin:
         committed = self._options.read is ReadGuarantee.COMMITTED
         return await self.store.read(self.directory, split, offset, size, committed=committed)
 
-    async def whole(self, split: str) -> list[ByteRange]:
-        size, found, begin = await self.size(split), [], 0
+    async def all_ranges(self, split: str) -> list[ByteRange]:
+        size, ranges, begin = await self.size(split), [], 0
         if self._content not in _LINES:
             return [ByteRange(self.directory, split, 0, size)] if size else []
         while begin < size:
             end = min(begin + self._options.partition_bytes, size)
             end = await self._line_end_after(split, end, size) if end < size else size
-            found.append(ByteRange(self.directory, split, begin, end))
+            ranges.append(ByteRange(self.directory, split, begin, end))
             begin = end
-        return found
+        return ranges
 
     async def begin(self, split: str) -> SplitPoint:
         del split
@@ -121,7 +121,7 @@ class ObjectOrigin:
             pass
         return tail.at
 
-    async def seen(self, split: str) -> SplitPoint:
+    async def data_end(self, split: str) -> SplitPoint:
         return SplitPoint(0, await self._size_now(split))
 
     async def ranges(self, split: str, start: SplitPoint, end: SplitPoint) -> list[ByteRange]:
@@ -129,16 +129,16 @@ class ObjectOrigin:
             return []
         size = await self._size_now(split)
         if size < end.size:
-            self._lost(split, f"ends at byte {size}, but is to be read up to byte {end.size}")
+            self._report_loss(split, f"ends at byte {size}, but is to be read up to byte {end.size}")
             return []
         if end.size < start.size:
-            self._lost(split, f"was read up to byte {start.size}, but later ended at byte {end.size}")
+            self._report_loss(split, f"was read up to byte {start.size}, but later ended at byte {end.size}")
         return [ByteRange(self.directory, split, start.size if start.size < end.size else 0, end.size)]
 
     async def scan(self, split: str, start: SplitPoint) -> "ObjectScan":
         size = await self._size_now(split) if start.size else 0
         if size < start.size:
-            self._lost(split, f"was read up to byte {start.size}, but ends at byte {size}")
+            self._report_loss(split, f"was read up to byte {start.size}, but ends at byte {size}")
             return ObjectScan(self, split, BEGINNING)
         return ObjectScan(self, split, start)
 
@@ -183,9 +183,9 @@ class ObjectOrigin:
             data = await self.bytes_at(split, at, min(SEEK_BYTES, size - at))
             if not data:
                 break
-            found = data.find(b"\n")
-            if found >= 0:
-                return at + found + 1
+            newline = data.find(b"\n")
+            if newline >= 0:
+                return at + newline + 1
             at += len(data)
         return size
 
@@ -200,9 +200,9 @@ class ObjectOrigin:
                 if not more:
                     break
                 data += more
-            found = data.rfind(b"\n")
-            if found >= 0:
-                return begin + found + 1
+            newline = data.rfind(b"\n")
+            if newline >= 0:
+                return begin + newline + 1
             end = begin
         return 0
 
@@ -212,7 +212,7 @@ class ObjectOrigin:
         except NotFoundError:
             return 0
 
-    def _lost(self, split: str, what: str) -> None:
+    def _report_loss(self, split: str, what: str) -> None:
         text = f"{self.directory}/{split} {what}"
         if self._options.fail_on_data_loss:
             raise DataLossError(text)
@@ -226,11 +226,11 @@ class ObjectScan(Scan):
         self.at = start
         self._origin = origin
         self._split = split
-        self._begun = start.size
+        self._start = start.size
         self._read = start.size
         self._framer = origin.framer(split, start.size)
         self._ends: list[int] = []
-        self._rows_max, self._bytes_max = origin.together
+        self._rows_max, self._bytes_max = origin.piece_limits
 
     async def next(self) -> StreamPiece | None:
         while not self._ends:
@@ -250,7 +250,7 @@ class ObjectScan(Scan):
         del self._ends[:records]
         size = end - self.at.size
         self.at = SplitPoint(0, end)
-        return StreamPiece(self.at, self._framer.rows(records), size, end - self._begun)
+        return StreamPiece(self.at, self._framer.rows(records), size, end - self._start)
 
     async def aclose(self) -> None:
         self._ends = []

@@ -33,7 +33,7 @@ class Origin(Protocol):
         """Return the existing splits. Raises NothingThereError if the data does not exist."""
         ...
 
-    async def whole(self, split: str) -> list[ByteRange]:
+    async def all_ranges(self, split: str) -> list[ByteRange]:
         """Return everything that exists now, for a batch read."""
         ...
 
@@ -45,7 +45,7 @@ class Origin(Protocol):
         """Return the end of what may be read now; it lies between two pieces."""
         ...
 
-    async def seen(self, split: str) -> SplitPoint:
+    async def data_end(self, split: str) -> SplitPoint:
         """Return how far there is any data, for people: cheaper than `end`, and not between two pieces."""
         ...
 

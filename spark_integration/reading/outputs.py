@@ -70,7 +70,7 @@ class OutputOrigin(ChainOrigin):
         self._known = True
         return found
 
-    async def shown(self, split: str) -> Position | None:
+    async def visible_end(self, split: str) -> Position | None:
         publish = self._published.get(split) or await self._publish(split)
         if publish is None:
             return None
@@ -95,8 +95,8 @@ class OutputOrigin(ChainOrigin):
             )
         points = {}
         for worker, part in cut.workers.items():
-            if (stands := part.sinks.get(self._sink)) is not None:
-                at = msgspec.convert(stands, Position)
+            if (prepared := part.sinks.get(self._sink)) is not None:
+                at = msgspec.convert(prepared, Position)
                 points[f"w{worker:04d}"] = SplitPoint(at.epoch, at.size)
         return points
 
@@ -123,13 +123,13 @@ class OutputOrigin(ChainOrigin):
 class _StepReader(PieceReader):
     """Finds steps: each OUTPUT record is one."""
 
-    def __init__(self, where: str) -> None:
-        self._where = where
+    def __init__(self, name: str) -> None:
+        self._name = name
 
     def take(self, begin: int, end: int, record: Record) -> bool:
         if record.op is not Op.OUTPUT:
             return False
-        output = decode_output(record.ints, record.strings, where=self._where, at=end)
+        output = decode_output(record.ints, record.strings, where=self._name, at=end)
         self.rows, self.bytes = output.rows, end - begin
         self.order, self.time_ms = output.step, output.time_ms
         return True

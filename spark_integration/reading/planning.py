@@ -1,6 +1,6 @@
 """Planning on the driver: the columns, and which task reads what.
 
-`columns_of` and `plan_batch` open the store, ask it, and close it. If there are rows, errors in the columns
+`columns_of` and `plan_batch` open the store, query it, and close it. If there are rows, errors in the columns
 are raised here, before a task runs.
 """
 
@@ -25,11 +25,11 @@ def columns_of(options: SourceOptions) -> pa.Schema:
     Raises NoSchemaError if nothing defines them, NothingThereError, SchemaMismatchError.
     """
     with opened(options) as store:
-        there = store.portal.call(columns_there, origin_of(store, options), options)
-        if there is None:
+        existing = store.portal.call(existing_columns, origin_of(store, options), options)
+        if existing is None:
             raise NoSchemaError(f"the columns of {options.what} are unknown, because it has no rows yet")
         extra = origin_of(store, options).extra()
-    return chosen(there, extra, options.columns)
+    return chosen(existing, extra, options.columns)
 
 
 def check_once(columns: Sequence[str], names: Sequence[str]) -> None:
@@ -41,7 +41,7 @@ def check_once(columns: Sequence[str], names: Sequence[str]) -> None:
         )
 
 
-async def columns_there(origin: Origin, options: SourceOptions) -> pa.Schema | None:
+async def existing_columns(origin: Origin, options: SourceOptions) -> pa.Schema | None:
     """Return the columns of the first existing rows; None if there are none."""
     for split in await origin.splits():
         async with aclosing(origin.first_rows(split)) as samples:
@@ -54,11 +54,13 @@ async def check_against(
     origin: Origin, options: SourceOptions, wanted: pa.Schema, comparisons: Sequence[ColumnCondition]
 ) -> None:
     """Check that the existing rows have those columns. Raises SchemaMismatchError, FilterError."""
-    there = await columns_there(origin, options)
+    existing = await existing_columns(origin, options)
     if options.content is ObjectContent.JSON:  # values are converted to the requested type, or the task fails
         check_filter(comparisons, wanted)
-    elif there is not None:
-        every = pa.schema([*there, *(field for field in origin.extra() if field.name not in there.names)])
+    elif existing is not None:
+        every = pa.schema(
+            [*existing, *(field for field in origin.extra() if field.name not in existing.names)]
+        )
         check_columns(wanted, every, options.what)
         check_filter(comparisons, every)
 
@@ -70,10 +72,10 @@ def plan_batch(
 
     async def plan(origin: Origin) -> list[DosPartition]:
         await check_against(origin, options, wanted, comparisons)
-        found = []
+        partitions = []
         for split in await origin.splits():
-            found += partitions_of(split, await origin.whole(split), options.partition_bytes)
-        return found
+            partitions += partitions_of(split, await origin.all_ranges(split), options.partition_bytes)
+        return partitions
 
     with opened(options) as store:
         return store.portal.call(plan, origin_of(store, options))

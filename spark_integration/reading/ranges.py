@@ -43,16 +43,16 @@ class DosPartition(InputPartition):  # type: ignore[misc]  # pyspark is not type
 
 def partitions_of(split: str, ranges: Iterable[ByteRange], bytes_max: int) -> list[DosPartition]:
     """Group adjacent ranges up to `bytes_max` bytes; a longer range is a partition of its own."""
-    found: list[list[ByteRange]] = []
+    groups: list[list[ByteRange]] = []
     size = 0
     for one in ranges:
         length = one.end - one.begin
-        if not found or size + length > bytes_max:
-            found.append([])
+        if not groups or size + length > bytes_max:
+            groups.append([])
             size = 0
-        found[-1].append(one)
+        groups[-1].append(one)
         size += length
-    return [DosPartition(split, tuple(part)) for part in found]
+    return [DosPartition(split, tuple(part)) for part in groups]
 
 
 def follows(spans: Sequence[SegmentSpan], start: SplitPoint) -> bool:
@@ -83,12 +83,12 @@ def end_of(spans: Sequence[SegmentSpan]) -> SplitPoint:
 
 def ranges_of(directory: str, spans: Iterable[SegmentSpan], start: SplitPoint) -> list[ByteRange]:
     """Return what follows `start`, one range per segment."""
-    found = []
+    ranges = []
     for span in spans:
         begin = max(start.size - span.base, 0)
         if begin < span.length:
-            found.append(ByteRange(directory, span.name, begin, span.length, span.base))
-    return found
+            ranges.append(ByteRange(directory, span.name, begin, span.length, span.base))
+    return ranges
 
 
 def epoch_of(segment: str) -> int:

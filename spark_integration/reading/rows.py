@@ -14,38 +14,38 @@ from spark_integration.errors import SchemaMismatchError
 from spark_integration.limits import BATCH_BYTES, BATCH_ROWS, BATCH_ROWS_ALONE
 
 
-def chosen(there: pa.Schema, extra: pa.Schema, columns: Sequence[str]) -> pa.Schema:
+def chosen(existing: pa.Schema, extra: pa.Schema, columns: Sequence[str]) -> pa.Schema:
     """Return the columns of a DataFrame: those of the data, or those named, where `*` stands for all of the
     data.
 
     Raises SchemaMismatchError for a name that is neither in the data nor in `extra`.
     """
     if not columns:
-        return there
-    names = [name for column in columns for name in (there.names if column == "*" else [column])]
-    every = pa.schema([*there, *(field for field in extra if field.name not in there.names)])
+        return existing
+    names = [name for column in columns for name in (existing.names if column == "*" else [column])]
+    every = pa.schema([*existing, *(field for field in extra if field.name not in existing.names)])
     for name in names:
         if name not in every.names:
             raise SchemaMismatchError(
                 f"the option 'columns' names {name!r}{nearest(name, every.names)};"
-                f" the columns are {', '.join(there.names)}, and {', '.join(extra.names)}"
+                f" the columns are {', '.join(existing.names)}, and {', '.join(extra.names)}"
             )
     return pa.schema([every.field(name) for name in dict.fromkeys(names)])
 
 
-def check_columns(wanted: pa.Schema, there: pa.Schema, where: str) -> None:
-    """Check that rows with the columns `there` can be returned as `wanted`. Raises SchemaMismatchError."""
+def check_columns(wanted: pa.Schema, existing: pa.Schema, source: str) -> None:
+    """Check that rows with the columns `existing` can be returned as `wanted`. Raises SchemaMismatchError."""
     for field in wanted:
-        if field.name not in there.names:
+        if field.name not in existing.names:
             raise SchemaMismatchError(
-                f"column {field.name!r} ({type_text(field.type)}) was requested, but {where} has"
-                f" no such column{nearest(field.name, there.names)}; it has {_listed(there)}"
+                f"column {field.name!r} ({type_text(field.type)}) was requested, but {source} has"
+                f" no such column{nearest(field.name, existing.names)}; it has {_listed(existing)}"
             )
-        found = there.field(field.name).type
-        if not found.equals(field.type) and type_text(found) != type_text(field.type):
+        existing_type = existing.field(field.name).type
+        if not existing_type.equals(field.type) and type_text(existing_type) != type_text(field.type):
             raise SchemaMismatchError(
-                f"column {field.name!r} was requested as {type_text(field.type)}, but in {where} it is"
-                f" {type_text(found)}",
+                f"column {field.name!r} was requested as {type_text(field.type)}, but in {source} it is"
+                f" {type_text(existing_type)}",
                 remedy="omit .schema(...), or give the type of the data and cast it in Spark",
             )
 
@@ -57,46 +57,46 @@ def _listed(schema: pa.Schema) -> str:
 class BatchShaper:
     """Shapes the batches of one task. `wanted`: exactly the columns that Spark expects, in order."""
 
-    def __init__(self, wanted: pa.Schema, comparisons: Sequence[ColumnCondition], where: str) -> None:
+    def __init__(self, wanted: pa.Schema, comparisons: Sequence[ColumnCondition], source: str) -> None:
         self.wanted = wanted
         self._comparisons = tuple(comparisons)
-        self._where = where
+        self._source = source
         self._checked: pa.Schema | None = None
 
     def shape(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Filter rows, select columns, and merge small batches. Raises SchemaMismatchError, FilterError."""
-        held: list[pa.RecordBatch] = []
+        buffered: list[pa.RecordBatch] = []
         rows = size = 0
         for batch in batches:
-            one = self._one(batch)
+            one = self._shape_one(batch)
             if not one.num_rows:
                 continue
             if one.num_rows >= BATCH_ROWS_ALONE:
-                yield from self._together(held)
+                yield from self._merged(buffered)
                 yield one
-                held, rows, size = [], 0, 0
+                buffered, rows, size = [], 0, 0
                 continue
-            held.append(one)
+            buffered.append(one)
             rows, size = rows + one.num_rows, size + one.nbytes
             if rows >= BATCH_ROWS or size >= BATCH_BYTES:
-                yield from self._together(held)
-                held, rows, size = [], 0, 0
-        yield from self._together(held)
+                yield from self._merged(buffered)
+                buffered, rows, size = [], 0, 0
+        yield from self._merged(buffered)
 
-    def _one(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def _shape_one(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         if self._checked is None or not self._checked.equals(batch.schema):
-            check_columns(self.wanted, batch.schema, self._where)
+            check_columns(self.wanted, batch.schema, self._source)
             check_filter(self._comparisons, batch.schema)
             self._checked = batch.schema
         batch = passing(batch, self._comparisons)
         columns = [_as(batch.column(field.name), field.type) for field in self.wanted]
         return pa.RecordBatch.from_arrays(columns, schema=self.wanted)
 
-    def _together(self, held: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        if len(held) == 1:
-            yield held[0]
-        elif held:
-            yield from pa.Table.from_batches(held).combine_chunks().to_batches()
+    def _merged(self, buffered: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        if len(buffered) == 1:
+            yield buffered[0]
+        elif buffered:
+            yield from pa.Table.from_batches(buffered).combine_chunks().to_batches()
 
 
 def _as(column: pa.Array, kind: pa.DataType) -> pa.Array:

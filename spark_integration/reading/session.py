@@ -1,6 +1,6 @@
 """Opens stores for the source, on the driver and in tasks; no other module of the source does.
 
-Nothing that is opened here outlives its `with` block; `kept_stores` keeps stores beyond a task.
+Nothing that is opened here outlives its `with` block; `store_cache` keeps stores beyond a task.
 """
 
 import platform

@@ -39,7 +39,7 @@ class StoreCache:
     def lent(self, options: StoreOptions) -> Iterator[BlockingStore]:
         """Lend the store of the options to a task. Raises as opening a store does."""
         key = (str(options.servers), options.token, os.getpid())  # a forked process opens its own
-        stack, store = self._taken(key) or _new(options)
+        stack, store = self._take(key) or _new(options)
         try:
             yield store
         except GeneratorExit:  # Spark ended the task, for example at a limit: no error
@@ -58,7 +58,7 @@ class StoreCache:
             one.timer.cancel()
             one.stack.close()
 
-    def _taken(self, key: _Key) -> tuple[ExitStack, BlockingStore] | None:
+    def _take(self, key: _Key) -> tuple[ExitStack, BlockingStore] | None:
         with self._lock:
             kept = self._kept.pop(key, None)
         if kept is None:

@@ -1,6 +1,6 @@
 """Plans a stream, on the driver: where it begins, how far a micro-batch goes, and which task reads what.
 
-Without limits a micro-batch goes to the end of what is visible. With limits, and where only records tell
+Without limits a micro-batch ends where the visible data ends. With limits, and where only the records show
 where a piece ends, the driver reads ahead of the tasks; it reads nothing twice unless the query is restarted.
 `core/admission` decides which pieces a limited micro-batch takes; `stream_reader` handles JSON and Spark's
 classes.
@@ -32,12 +32,12 @@ class StreamPlanner:
         self._options = options
         self._wanted = wanted
         self._store_id = store_id
-        self._scans: dict[str, _Ahead] = {}
+        self._scans: dict[str, _SplitScan] = {}
         self._target: Points | None = None
         self._checked = False
         self._latest: Points = {}
-        self._seen: Points = {}
-        self._seen_at = -math.inf
+        self._data_end: Points = {}
+        self._data_end_at_s = -math.inf
 
     async def initial(self) -> Points:
         """Return where a new query begins. Raises MalformedOffsetError, OtherSourceError."""
@@ -59,7 +59,7 @@ class StreamPlanner:
         """Return the end of the micro-batch that begins at `start`. Raises DataLossError."""
         await self._check()
         splits = list(self._target) if self._target is not None else await self._origin.splits()
-        self._refuse_gone(start, splits)
+        self._refuse_missing(start, splits)
         if limits:
             ends = await self._limited(start, splits, limits)
         else:
@@ -67,15 +67,17 @@ class StreamPlanner:
         self._latest = {**start, **ends}
         return self._latest
 
-    async def seen(self) -> Points:
+    async def data_end(self) -> Points:
         """Return how far there is any data, so that users see how far the stream lags behind.
 
-        Spark calls this with every micro-batch; the store is asked again after SEEN_S.
+        Spark calls this with every micro-batch; the store is queried again after SEEN_S.
         """
-        if trio.current_time() >= self._seen_at + SEEN_S:
-            self._seen = {split: await self._origin.seen(split) for split in await self._origin.splits()}
-            self._seen_at = trio.current_time()
-        found = dict(self._seen)
+        if trio.current_time() >= self._data_end_at_s + SEEN_S:
+            self._data_end = {
+                split: await self._origin.data_end(split) for split in await self._origin.splits()
+            }
+            self._data_end_at_s = trio.current_time()
+        found = dict(self._data_end)
         for split, at in self._latest.items():
             if at.size > found.get(split, BEGINNING).size:
                 found[split] = at
@@ -93,26 +95,26 @@ class StreamPlanner:
 
         Raises the first error, after all have ended.
         """
-        found: dict[str, list[ByteRange]] = {}
+        ranges: dict[str, list[ByteRange]] = {}
         failures: list[Exception] = []
 
-        async def ask(split: str, to: SplitPoint) -> None:
+        async def find_ranges(split: str, to: SplitPoint) -> None:
             try:
-                found[split] = await self._origin.ranges(split, start.get(split, BEGINNING), to)
+                ranges[split] = await self._origin.ranges(split, start.get(split, BEGINNING), to)
             except Exception as error:
                 failures.append(error)
 
         async with trio.open_nursery() as nursery:
             for split, to in end.items():
-                nursery.start_soon(ask, split, to)
+                nursery.start_soon(find_ranges, split, to)
         if failures:
             raise failures[0]
-        return found
+        return ranges
 
     async def aclose(self) -> None:
         """End all scans."""
-        for ahead in self._scans.values():
-            await ahead.scan.aclose()
+        for split_scan in self._scans.values():
+            await split_scan.scan.aclose()
         self._scans.clear()
 
     async def _check(self) -> None:
@@ -120,12 +122,12 @@ class StreamPlanner:
             await check_against(self._origin, self._options, self._wanted, self._options.filter)
             self._checked = True
 
-    def _refuse_gone(self, start: Points, splits: Sequence[str]) -> None:
-        gone = sorted(split for split, at in start.items() if at.size and split not in splits)
-        if gone and self._options.fail_on_data_loss and self._target is None:
+    def _refuse_missing(self, start: Points, splits: Sequence[str]) -> None:
+        missing = sorted(split for split, at in start.items() if at.size and split not in splits)
+        if missing and self._options.fail_on_data_loss and self._target is None:
             raise DataLossError(
-                f"{gone[0]!r} of {self._options.what} is gone; it was read up to {start[gone[0]].size}, and"
-                f" it is unknown whether that was its end"
+                f"{missing[0]!r} of {self._options.what} is gone; it was read up to {start[missing[0]].size},"
+                f" and it is unknown whether that was its end"
             )
 
     # --- where to begin -------------------------------------------------------------------------------------
@@ -136,9 +138,9 @@ class StreamPlanner:
         begin = await self._origin.begin(split)
         if starting.kind not in (StartingKind.STEP, StartingKind.TIME):
             return begin
-        return await self._behind(split, begin, starting)
+        return await self._point_after(split, begin, starting)
 
-    async def _behind(self, split: str, begin: SplitPoint, starting: Starting) -> SplitPoint:
+    async def _point_after(self, split: str, begin: SplitPoint, starting: Starting) -> SplitPoint:
         """Return the end of the step, or of the last piece that was written before the time."""
         by_step = starting.kind is StartingKind.STEP
         if (by_step and not self._origin.steps) or (not by_step and not self._origin.times):
@@ -165,42 +167,43 @@ class StreamPlanner:
 
     async def _limited(self, start: Points, splits: Sequence[str], limits: BatchLimits) -> Points:
         admission = BatchAdmission(list(splits), limits)
-        while (split := admission.need()) is not None:
-            ahead = await self._ahead(split, start.get(split, BEGINNING))
-            piece = await ahead.next()
+        while (split := admission.next_split()) is not None:
+            split_scan = await self._scan_of(split, start.get(split, BEGINNING))
+            piece = await split_scan.next()
             if piece is not None and self._beyond_target(split, piece):
-                ahead.held.append(piece)
+                split_scan.pending.append(piece)
                 piece = None
             admission.offer(split, piece)
         for split, piece in admission.left.items():
-            self._scans[split].held.append(piece)
+            self._scans[split].pending.append(piece)
         for split, piece in admission.taken.items():
-            self._scans[split].stands = piece.end
+            self._scans[split].planned_to = piece.end
         return {split: piece.end for split, piece in admission.taken.items()}
 
     def _beyond_target(self, split: str, piece: StreamPiece) -> bool:
         return self._target is not None and piece.end.size > self._target[split].size
 
-    async def _ahead(self, split: str, start: SplitPoint) -> "_Ahead":
-        ahead = self._scans.get(split)
-        if ahead is not None and start != ahead.stands:  # the query was restarted
-            await ahead.scan.aclose()
-            ahead = None
-        if ahead is None:
-            ahead = self._scans[split] = _Ahead(await self._origin.scan(split, start), start)
-        return ahead
+    async def _scan_of(self, split: str, start: SplitPoint) -> "_SplitScan":
+        split_scan = self._scans.get(split)
+        if split_scan is not None and start != split_scan.planned_to:  # the query was restarted
+            await split_scan.scan.aclose()
+            split_scan = None
+        if split_scan is None:
+            split_scan = self._scans[split] = _SplitScan(await self._origin.scan(split, start), start)
+        return split_scan
 
 
-class _Ahead:
+class _SplitScan:
     """A scan that continues from micro-batch to micro-batch.
 
-    `stands`: the end of the last planned micro-batch; `held`: the piece after it, if it was already read.
+    `planned_to`: the end of the last planned micro-batch. `pending`: the piece after it, if it was already
+    read.
     """
 
     def __init__(self, scan: Scan, start: SplitPoint) -> None:
         self.scan = scan
-        self.stands = start
-        self.held: list[StreamPiece] = []
+        self.planned_to = start
+        self.pending: list[StreamPiece] = []
 
     async def next(self) -> StreamPiece | None:
-        return self.held.pop() if self.held else await self.scan.next()
+        return self.pending.pop() if self.pending else await self.scan.next()

@@ -37,7 +37,7 @@ class DosStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
         self._expected = expected or expected_of_driver()
         self._options = options
         self._wanted = wanted
-        self._held = ExitStack()
+        self._stack = ExitStack()
         self._store: BlockingStore | None = None
         self._planner: StreamPlanner | None = None
 
@@ -64,7 +64,7 @@ class DosStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
         """Return what exists now, for the query's progress; a limited micro-batch may end far before it."""
-        return self._offset(self._call(self._planned.seen))
+        return self._offset(self._call(self._planned.data_end))
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Read what exists now, and nothing later."""
@@ -87,7 +87,7 @@ class DosStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
         if self._planner is not None:
             self._call(self._planner.aclose)
         self._store = self._planner = None
-        self._held.close()
+        self._stack.close()
 
     @property
     def _planned(self) -> StreamPlanner:
@@ -100,7 +100,7 @@ class DosStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
 
     def _opened(self) -> BlockingStore:
         if self._store is None:
-            self._store = self._held.enter_context(opened(self._options))
+            self._store = self._stack.enter_context(opened(self._options))
         return self._store
 
     @property

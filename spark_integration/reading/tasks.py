@@ -1,6 +1,6 @@
 """The work of a task: reads the bytes of its planned ranges, and decodes their rows.
 
-A range was committed when it was planned. So the loss of a member changes only which member is asked, and a
+A range was committed when it was planned. So the loss of a member changes only which member is read, and a
 retried task returns the same rows.
 """
 
@@ -30,12 +30,12 @@ def rows_of(
     Raises NotReadableError, SchemaMismatchError, DataLossError, and what reading raises; rows that were
     yielded before must not be used then.
     """
-    where = f"{options.what}, {partition.split}"
+    source = f"{options.what}, {partition.split}"
     names = frozenset([*wanted.names, *(one.column for one in comparisons)])
     with ExitStack() as stack:
         handed = all(part.data is not None for part in partition.ranges)
         store = None if handed else stack.enter_context(KEPT.lent(options))
-        yield from BatchShaper(wanted, comparisons, where).shape(
+        yield from BatchShaper(wanted, comparisons, source).shape(
             _decoded(store, options, names, wanted, partition)
         )
 

@@ -50,7 +50,7 @@ class Committer:
     def __init__(self, options: SinkOptions, producer: str) -> None:
         self._options = options
         self._producer = producer
-        self._where = producer_directory(options.application, options.input, producer)
+        self._producer_directory = producer_directory(options.application, options.input, producer)
         self._stack = ExitStack()
         self._swept = False
         with ExitStack() as stack:
@@ -64,11 +64,12 @@ class Committer:
         Raises FencedError, StagedRowsGoneError, and as `judge_commit`; retry with a new Committer then.
         """
         last, mark = self._store.portal.call_sync(lambda: (self._log.last, self._log.last_mark))
-        verdict = judge_commit(unit, last, mark, self._where)
+        verdict = judge_commit(unit, last, mark, self._producer_directory)
         if verdict is CommitDecision.APPEND:
             ordered = sorted(prepared, key=lambda one: one.partition)
             number = unit.number or last + 1
             self._store.portal.call(self._record, number, ordered, schema, encode_mark(unit))
+        # After the commit: until then the staged rows are the only copy.
         self._sweep(unit, {one.directory for one in prepared if one.directory})
         return verdict
 
@@ -97,30 +98,30 @@ class Committer:
         self._store.portal.call(self._clear_all, unit, used)
 
     async def _clear_all(self, unit: CommitUnit, used: set[str]) -> None:
-        at_once = trio.CapacityLimiter(SINK_SWEEPS_MAX)
-        left: list[str] = []
+        limiter = trio.CapacityLimiter(SINK_SWEEPS_MAX)
+        not_cleared: list[str] = []
 
         async def clear(directory: str) -> None:
-            async with at_once:
+            async with limiter:
                 try:
                     await clear_directory(self._store.store, directory, unit)
                 except DosError as error:  # the commit succeeded, whatever becomes of the cleanup
                     logger.info("%s was not cleared: %s", directory, error)
-                    left.append(directory)
+                    not_cleared.append(directory)
 
-        directories = used if self._swept else used | await self._of_earlier_ones()
+        directories = used if self._swept else used | await self._earlier_directories()
         async with trio.open_nursery() as nursery:
             for directory in sorted(directories):
                 nursery.start_soon(clear, directory)
-        self._swept |= not left
+        self._swept |= not not_cleared
 
-    async def _of_earlier_ones(self) -> set[str]:
+    async def _earlier_directories(self) -> set[str]:
         to = self._options
         prefix = staging_prefix(to.application, to.input, self._producer)
         try:
             return set(await self._store.store.list_directories(prefix))
         except QuorumUnavailableError as error:
-            logger.info("%s: cannot look for leftovers of earlier writers now: %s", to.what, error)
+            logger.info("%s: cannot list leftovers of earlier writers now: %s", to.what, error)
             return set()
 
     def close(self) -> None:
@@ -131,7 +132,7 @@ class Committer:
 async def clear_directory(store: Store, directory: str, unit: CommitUnit) -> None:
     """Remove staged objects that nothing will record once `unit` is recorded.
 
-    Leaves a directory alone that another attempt claims meanwhile. Raises what looking and claiming raise.
+    Leaves a directory alone that another attempt claims meanwhile. Raises what `inspect` and `claim` raise.
     """
     view = await store.inspect(directory)
     if any(is_orphan(name, unit, recorded=True) for held in view.answers.values() for name in held):
@@ -143,12 +144,12 @@ async def clear_directory(store: Store, directory: str, unit: CommitUnit) -> Non
 
 async def _parts(reading: StagedReading, schema: pa.Schema) -> AsyncGenerator[tuple[int, bytes]]:
     """Yield all parts; one without rows if there is none."""
-    given = False
+    any_part = False
     async with aclosing(reading.parts()) as parts:
         async for part in parts:
-            given = True
+            any_part = True
             yield part
-    if not given:
+    if not any_part:
         yield empty_part(schema)
 
 
@@ -169,7 +170,7 @@ class _Opening:
 
 # --- the producers of this process ------------------------------------------------------------------------
 
-_held: dict[tuple[SinkOptions, str], Committer] = {}
+_open_producers: dict[tuple[SinkOptions, str], Committer] = {}
 _lock = threading.Lock()
 
 
@@ -187,7 +188,7 @@ def commit(options: SinkOptions, prepared: Sequence[StagedCommit], schema: pa.Sc
     key = options, first.producer
     with _lock:
         for attempt in range(1, SINK_COMMIT_ATTEMPTS_MAX + 1):
-            kept = _held.pop(key, None)
+            kept = _open_producers.pop(key, None)
             committer = kept or Committer(options, first.producer)
             try:
                 verdict = committer.commit(first.unit, prepared, schema)
@@ -207,13 +208,13 @@ def commit(options: SinkOptions, prepared: Sequence[StagedCommit], schema: pa.Sc
 
 def _keep(key: tuple[SinkOptions, str], committer: Committer) -> None:
     """Keep a producer open for the next commit; close the least recently used one above the limit."""
-    _held[key] = committer
-    while len(_held) > SINK_PRODUCERS_HELD_MAX:
-        _held.pop(next(iter(_held))).close()
+    _open_producers[key] = committer
+    while len(_open_producers) > SINK_PRODUCERS_HELD_MAX:
+        _open_producers.pop(next(iter(_open_producers))).close()
 
 
 def release_producers() -> None:
     """Close the producers that this process keeps open. The next commit opens its own again."""
     with _lock:
-        while _held:
-            _held.popitem()[1].close()
+        while _open_producers:
+            _open_producers.popitem()[1].close()

@@ -25,7 +25,7 @@ from spark_integration.core.source_options import SourceOptions
 from spark_integration.errors import NothingThereError, SchemaMismatchError
 from spark_integration.on_executor import expected_of_driver
 from spark_integration.reading.inputs import InputOrigin
-from spark_integration.reading.planning import columns_there
+from spark_integration.reading.planning import existing_columns
 from spark_integration.reading.session import check_executor, opened
 from spark_integration.writing.committing import commit, release_producers
 from spark_integration.writing.staging import StagedCommit, prepare
@@ -51,7 +51,7 @@ class DosWriter(DataSourceArrowWriter):  # type: ignore[misc]  # pyspark is not 
         return prepare(self._options, self._unit, self._producer, partition, self._schema, iterator)
 
     def commit(self, messages: "Sequence[WriterCommitMessage | None]") -> None:
-        commit(self._options, _whole(messages), self._schema)
+        commit(self._options, _checked(messages), self._schema)
         release_producers()  # this process may never write there again
 
     def abort(self, messages: "Sequence[WriterCommitMessage | None]") -> None:
@@ -81,7 +81,7 @@ class DosStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
 
     def commit(self, messages: "Sequence[WriterCommitMessage | None]", batchId: int) -> None:  # noqa: N803
         del batchId  # the messages contain it, and the query
-        commit(self._options, _whole(messages), self._schema)
+        commit(self._options, _checked(messages), self._schema)
 
     def abort(self, messages: "Sequence[WriterCommitMessage | None]", batchId: int) -> None:  # noqa: N803
         del batchId
@@ -95,7 +95,7 @@ def _task() -> TaskContext:
     return task
 
 
-def _whole(messages: "Sequence[WriterCommitMessage | None]") -> list[StagedCommit]:
+def _checked(messages: "Sequence[WriterCommitMessage | None]") -> list[StagedCommit]:
     """Return one message per partition, of one unit. Spark ensures it; an error would duplicate rows."""
     prepared = [one for one in messages if isinstance(one, StagedCommit)]
     units = {(one.unit, one.producer) for one in prepared}
@@ -125,10 +125,10 @@ def check_target(options: SinkOptions, schema: pa.Schema) -> None:
     )
     with opened(options) as store:
         try:
-            there = store.portal.call(columns_there, InputOrigin(store.store, reading), reading)
+            existing = store.portal.call(existing_columns, InputOrigin(store.store, reading), reading)
         except NothingThereError:
-            there = None
+            existing = None
         except QuorumUnavailableError:  # the commit waits for a quorum; this check only reports errors early
             return
-    if there is not None and not there.equals(schema):
-        raise SchemaMismatchError(column_difference(schema, there, options.what))
+    if existing is not None and not existing.equals(schema):
+        raise SchemaMismatchError(column_difference(schema, existing, options.what))

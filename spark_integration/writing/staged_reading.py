@@ -86,16 +86,16 @@ async def staged_data(
 
     Raises StagedRowsGoneError, and what reading raises.
     """
-    here = [part.data for part in parts if part.data is not None]
-    if len(here) == len(parts):
-        return here
-    found = await _bytes_of(store, prepared, begin, sum(part.size for part in parts))
+    handed = [part.data for part in parts if part.data is not None]
+    if len(handed) == len(parts):
+        return handed
+    staged = await _bytes_of(store, prepared, begin, sum(part.size for part in parts))
     data, at = [], 0
     for part in parts:
-        one = found[at : at + part.size]
+        one = staged[at : at + part.size]
         if digest64(one) != part.digest:
-            where = f"{prepared.directory}/{prepared.name}, {begin + at} to {begin + at + part.size}"
-            raise StagedRowsGoneError(f"{where}: the bytes differ from those that the task staged")
+            location = f"{prepared.directory}/{prepared.name}, {begin + at} to {begin + at + part.size}"
+            raise StagedRowsGoneError(f"{location}: the bytes differ from those that the task staged")
         data.append(one)
         at += part.size
     return data
@@ -103,16 +103,16 @@ async def staged_data(
 
 async def _bytes_of(store: Store, prepared: StagedCommit, begin: int, size: int) -> bytes:
     """Return bytes of the staged object; fewer only if the object is shorter."""
-    found = list[bytes]()
-    left = size
+    chunks = list[bytes]()
+    remaining = size
     try:
-        while left:
-            data = await store.read(prepared.directory, prepared.name, begin + size - left, left)
+        while remaining:
+            data = await store.read(prepared.directory, prepared.name, begin + size - remaining, remaining)
             if not data:
                 break
-            found.append(data)
-            left -= len(data)
+            chunks.append(data)
+            remaining -= len(data)
     except (NotFoundError, PastEndError) as error:
-        where = f"{prepared.directory}/{prepared.name}"
-        raise StagedRowsGoneError(f"{where} is gone: another attempt removed it ({error})") from error
-    return b"".join(found)
+        location = f"{prepared.directory}/{prepared.name}"
+        raise StagedRowsGoneError(f"{location} is gone: another attempt removed it ({error})") from error
+    return b"".join(chunks)

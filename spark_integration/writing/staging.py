@@ -64,13 +64,13 @@ def prepare(
     FencedError if another attempt took over; and what opening a store raises. Waits for a quorum.
     """
     prepared = StagedCommit(unit, producer, partition)
-    held = 0
+    size = 0
     with ExitStack() as stack:
         staged: _Staged | None = None
         for rows, data in parts_of(batches, schema):
             part = StagedPart(rows, len(data), digest64(data), data)
-            held += len(data)
-            if staged is None and held > SINK_MESSAGE_BYTES:
+            size += len(data)
+            if staged is None and size > SINK_MESSAGE_BYTES:
                 staged = stack.enter_context(_Staged(options, prepared))
                 prepared.parts = [staged.put(one) for one in prepared.parts]
             prepared.parts.append(part if staged is None else staged.put(part))
@@ -87,8 +87,8 @@ class _Staged:
         self._prepared = prepared
         self._stack = ExitStack()
         self._writer: BlockingObjectWriter
-        self._held: list[bytes] = []
-        self._held_bytes = 0
+        self._buffered: list[bytes] = []
+        self._buffered_bytes = 0
 
     def __enter__(self) -> Self:
         to, prepared = self._options, self._prepared
@@ -107,15 +107,15 @@ class _Staged:
     def put(self, part: StagedPart) -> StagedPart:
         """Buffer or write a part; return it without its data."""
         assert part.data is not None, "a new part has data"
-        self._held.append(part.data)
-        self._held_bytes += part.size
-        if self._held_bytes >= SINK_PUT_BYTES:
+        self._buffered.append(part.data)
+        self._buffered_bytes += part.size
+        if self._buffered_bytes >= SINK_PUT_BYTES:
             self._flush()
         return part._replace(data=None)
 
     def _flush(self) -> None:
         """Write the buffered parts: each call into the store's thread costs time."""
-        data, self._held, self._held_bytes = b"".join(self._held), [], 0
+        data, self._buffered, self._buffered_bytes = b"".join(self._buffered), [], 0
         self._writer.append(data)
         self._writer.wait_room()
 
@@ -147,17 +147,17 @@ def parts_of(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[t
         table = pa.Table.from_batches(rows, schema)
         return table.num_rows, _arrow_stream(table)
 
-    held: list[pa.RecordBatch] = []
+    buffered: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:
         for one in _handy(fitted(batch, schema)):
-            if held and size + one.nbytes > SINK_PART_BYTES:
-                yield packed(held)
-                held, size = [], 0
-            held.append(one)
+            if buffered and size + one.nbytes > SINK_PART_BYTES:
+                yield packed(buffered)
+                buffered, size = [], 0
+            buffered.append(one)
             size += one.nbytes
-    if held:
-        yield packed(held)
+    if buffered:
+        yield packed(buffered)
 
 
 def empty_part(schema: pa.Schema) -> tuple[int, bytes]:

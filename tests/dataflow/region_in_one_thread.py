@@ -48,7 +48,7 @@ Choose = Callable[[int], int]
 
 @dataclass
 class StoredCut:
-    """A cut that counts."""
+    """A committed checkpoint."""
 
     cut: int
     step: int
@@ -57,8 +57,8 @@ class StoredCut:
 
 
 @dataclass
-class WorkerSide:
-    """What outlives an incarnation of a worker, and what does not."""
+class WorkerState:
+    """The state of one worker: what outlives an incarnation, and what does not."""
 
     blocks: list[tuple[int, str, bytes]] = field(default_factory=list)
     divisions: dict[int, Division] = field(default_factory=dict)
@@ -67,10 +67,10 @@ class WorkerSide:
     """Not durable yet: a reset may lose them."""
     shared: Shared = field(default_factory=Shared)
     shown: list[OutputMade] = field(default_factory=list)
-    """The output log of the one sink that shows by step: never taken back."""
+    """The output log of the one sink that publishes by step: never taken back."""
     line: OutputSequence | None = None
-    unshown: deque[OutputMade] = field(default_factory=deque)
-    """Made, and the division of its step is not durable everywhere yet."""
+    unpublished: deque[OutputMade] = field(default_factory=deque)
+    """Output whose step has a division that is not durable on all workers yet."""
     files: dict[str, list[Record]] = field(default_factory=dict)
     """Operator -> the changes of its files."""
     files_at: dict[str, dict[int, list[Record]]] = field(default_factory=dict)
@@ -78,12 +78,12 @@ class WorkerSide:
     paths: dict[str, Path] = field(default_factory=dict)
     run: CircuitIncarnation | None = None
     commits: deque[PublishCut] = field(default_factory=deque)
-    """On their way: a cut is in the manifest before any worker hears of it, and a reset may come between."""
+    """In transit: a commit precedes its notification, and a reset may come between."""
     inbound: dict[int, deque[ChannelFrame]] = field(default_factory=dict)
 
 
 class OneThreadRegion:
-    """See the top of this file."""
+    """A region whose coordinator and workers run in the calling thread, interleaved by `choose`."""
 
     def __init__(
         self,
@@ -100,20 +100,20 @@ class OneThreadRegion:
         self.workers = workers
         self.choose = choose
         self.limits = limits
-        self.sides = [WorkerSide() for _ in range(workers)]
+        self.sides = [WorkerState() for _ in range(workers)]
         self.incarnation = 0
         self.cut: StoredCut | None = None
         self.votes: dict[int, dict[int, CutTaken]] = {}
         self.last_number = 0
         self.asked = 0
         self.steps_replayed = 0
-        self.cut_wanted = False
-        """A source waits for a cut: `ask_cut` is to be called."""
+        self.cut_requested = False
+        """A source waits for a cut: `request_cut` is to be called."""
 
     # --- the coordinator's part ---------------------------------------------------------------------------
 
     def restore(self) -> None:
-        """Everybody to the last cut that counts."""
+        """Restore all workers to the last committed checkpoint."""
         self.incarnation += 1
         self.votes.clear()
         at = self.cut
@@ -124,7 +124,7 @@ class OneThreadRegion:
             side.inbound = {peer: deque() for peer in range(self.workers) if peer != index}
             side.shared.peers_at = 0
             side.shared.incarnation = self.incarnation
-            side.unshown.clear()
+            side.unpublished.clear()
             side.commits.clear()
             side.recorded.clear()
             side.line = OutputSequence("shown", step)
@@ -174,12 +174,12 @@ class OneThreadRegion:
         return WorkerLimits(step_bytes_max=32 * (1 + self.choose(4)), batch_bytes_max=32)
 
     @staticmethod
-    def _last_recorded(side: WorkerSide, step: int) -> int:
+    def _last_recorded(side: WorkerState, step: int) -> int:
         while step + 1 in side.divisions:
             step += 1
         return step
 
-    def ask_cut(self, *, final: bool = False, all_workers: bool = False) -> None:
+    def request_cut(self, *, final: bool = False, all_workers: bool = False) -> None:
         """Ask some workers now; those left out are asked when the next cut is."""
         self.last_number += 1
         self.asked = self.last_number
@@ -193,9 +193,9 @@ class OneThreadRegion:
             if isinstance(message, StageEnded):
                 self._stage_ended(index, message)
             elif isinstance(message, SourceWaits):
-                self.cut_wanted = True
+                self.cut_requested = True
             elif isinstance(message, OutputMade):
-                self.sides[index].unshown.append(message)
+                self.sides[index].unpublished.append(message)
                 self._show(self.sides[index])
             elif isinstance(message, FilesChanged):
                 self.sides[index].files[message.operator].extend(message.records)
@@ -206,13 +206,13 @@ class OneThreadRegion:
 
         return post
 
-    def _directory_cut(self, side: WorkerSide, message: DirectoryCut) -> None:
+    def _directory_cut(self, side: WorkerState, message: DirectoryCut) -> None:
         name, copy = message.operator, message.copy
         if copy is not None:
             side.files[name] = list(snapshot_of(copy, message.sizes))
         side.files_at.setdefault(name, {})[message.cut] = list(side.files[name])
 
-    def _sync(self, side: WorkerSide) -> bool:
+    def _sync(self, side: WorkerState) -> bool:
         """The oldest division that is recorded becomes durable."""
         division = side.recorded.popleft()
         for later in [step for step in side.divisions if step >= division.step]:
@@ -232,10 +232,10 @@ class OneThreadRegion:
             assert side.run is not None
             side.run.divisions_durable(DivisionsDurable(self.incarnation, step))
 
-    def _show(self, side: WorkerSide) -> None:
+    def _show(self, side: WorkerState) -> None:
         """Output by step, as far as divisions are durable at all workers."""
-        while side.unshown and all(side.unshown[0].step in one.divisions for one in self.sides):
-            output = side.unshown.popleft()
+        while side.unpublished and all(side.unpublished[0].step in one.divisions for one in self.sides):
+            output = side.unpublished.popleft()
             assert side.line is not None
             if side.line.judge(output.step, output.digest) is OutputDecision.APPEND:
                 side.line.add(output.step, output.digest, Position(1, output.step, 0))
@@ -262,7 +262,7 @@ class OneThreadRegion:
         for number in sorted(self.votes):
             votes = self.votes[number]
             sides = [(self.sides[index], vote) for index, vote in votes.items()]
-            ready = all(vote.step in side.divisions and not side.unshown for side, vote in sides)
+            ready = all(vote.step in side.divisions and not side.unpublished for side, vote in sides)
             if len(votes) == self.workers and ready:
                 del self.votes[number]
                 self._commit(number, votes)
@@ -297,7 +297,7 @@ class OneThreadRegion:
         return any(move() for move in moves[start:] + moves[:start])
 
     @staticmethod
-    def _hear_commit(side: WorkerSide) -> bool:
+    def _hear_commit(side: WorkerState) -> bool:
         assert side.run is not None
         side.run.committed(side.commits.popleft())
         return True
@@ -321,7 +321,7 @@ class OneThreadRegion:
             assert going, "the region is stuck before its sources are exhausted"
         dies_last = not self.choose(3)
         while self.cut is None or not self.cut.final:
-            self.ask_cut(final=True)
+            self.request_cut(final=True)
             while self.turn():
                 if dies_last and self.cut is not None and self.cut.final:
                     dies_last = False

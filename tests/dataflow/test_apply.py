@@ -1,9 +1,7 @@
 """apply: operators that users write, the same whatever happens, and told by name when they are wrong."""
 
 import math
-import threading
 from collections import Counter
-from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -15,57 +13,16 @@ from hypothesis import strategies as st
 from dataflow import (
     CallSink,
     Graph,
-    GraphError,
     InputSource,
-    LogSink,
     RuntimeContext,
-    SchemaError,
     UserOperator,
 )
 from dataflow.errors import OperatorError
-from dataflow.operators.own_state import _others
+from dataflow.operators.own_state import _changed_rows
 from dataflow.testing import Trial
 from tests.dataflow.test_windows import row, second
 from tests.dataflow.trials import Row, arrangements, multiset, play_with_trouble, timely
-
-
-class Seen(UserOperator):
-    """Numbers the rows of each word; words that begin with x go aside. Counts its calls, for the tests."""
-
-    needs = "word string"
-    schema = "word string, n bigint"
-    state = "word string, n bigint"
-    side_outputs = {"crossed": "word string", "batches": "word string"}  # noqa: RUF012 - as users write it
-
-    def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()
-
-    def process(self, batch: pa.RecordBatch) -> Iterator[Any]:
-        for word in batch.column("word").to_pylist():
-            if word.startswith("x"):
-                self.emit("crossed", {"word": word})
-                continue
-            self.counts[word] += 1
-            yield word, self.counts[word]
-        self.emit("batches", batch.select(["word"]))
-
-    def checkpoint(self) -> list[tuple[str, int]]:
-        return [*self.counts.items()]
-
-    def reset(self, state: pa.RecordBatch) -> None:
-        assert not self.counts, "a copy is new when it is reset"
-        self.counts.update({one["word"]: one["n"] for one in state.to_pylist()})
-
-
-def graph_of(operator: UserOperator, schema: str = "word string", *, side_outputs: bool = False) -> Graph:
-    graph = Graph("words")
-    rows = graph.source("rows", InputSource("rows", schema))
-    made = rows.key_by("by_word", "word").apply("own", operator)
-    made.sink("out", CallSink(print))
-    if side_outputs:
-        for port in ("crossed", "batches"):
-            made.side_output(port, port).sink(f"{port}_out", CallSink(print))
-    return graph
+from tests.dataflow.user_operators import Flushes, Seen, graph_of
 
 
 @settings(max_examples=40)
@@ -210,33 +167,6 @@ def test_an_operator_is_notified_in_the_order_of_the_paper() -> None:
     assert calls == ["process upper", "process lower"]
 
 
-class Flushes(UserOperator):
-    """Gives what it has gathered when a cut comes, or three rows are there."""
-
-    deterministic = False
-    state = "word string"
-
-    def __init__(self) -> None:
-        self.waiting: list[str] = ["never"]
-
-    def process(self, batch: pa.RecordBatch) -> list[str]:
-        self.waiting += batch.column("word").to_pylist()
-        return self.flush() if len(self.waiting) >= 3 else []
-
-    def drain(self) -> list[str]:
-        return self.flush()
-
-    def flush(self) -> list[str]:
-        made, self.waiting = [word for word in self.waiting if word != "never"], []
-        return made
-
-    def checkpoint(self) -> list[str]:
-        return self.waiting
-
-    def reset(self, state: pa.RecordBatch) -> None:
-        self.waiting = state.column("word").to_pylist()
-
-
 def test_what_drain_gives_is_before_the_checkpoint_and_a_state_without_rows_is_one() -> None:
     trial = Trial(graph_of(Flushes()))
     trial.step({"rows": [{"word": "a"}]})
@@ -292,112 +222,6 @@ def test_a_checkpoint_writes_what_changed() -> None:
         assert repr(found.to_pylist()) == repr([dict(zip("ab", r, strict=True)) for r in made])
 
 
-# --- errors name the operator and the column ----------------------------------------------------------------
-
-
-class Plain(UserOperator):
-    def process(self, batch: pa.RecordBatch) -> Any:
-        return batch
-
-
-def _of(**declared: Any) -> UserOperator:
-    made: UserOperator = type("Own", (Plain,), declared)()
-    return made
-
-
-@pytest.mark.parametrize(
-    ("operator", "words"),
-    [
-        (
-            _of(needs="wort string"),
-            r"it needs column 'wort' \(did you mean 'word'\?\), but its input has word",
-        ),
-        (_of(needs="word bigint"), "it needs column 'word' as bigint, but its input has it as string"),
-        (_of(schema="n number"), "schema: schema 'n number': 'number' is no type"),
-        (_of(state="n bigint"), r"Own declares a state but has no checkpoint\(\)"),
-        (_of(checkpoint=lambda self: []), r"Own has checkpoint\(\) but declares no state"),
-        (
-            _of(state="_row bigint", checkpoint=lambda self: [], reset=lambda self, state: None),
-            "state: column names of a state must differ",
-        ),
-        (_of(side_outputs={"bad": "_hash string"}), "side output 'bad': column '_hash' is reserved"),
-        (_of(lock=threading.Lock(), __deepcopy__=lambda self, memo: 1 // 0), r"make such things in open\(\)"),
-        (UserOperator(), r"UserOperator has no process\(self, batch\); define it"),
-        (
-            _of(on_punctuation=lambda self, ts: None),
-            " needs event time, and gets none",
-        ),
-    ],
-)
-def test_declarations_that_do_not_fit_are_reported_before_anything_runs(
-    operator: UserOperator, words: str
-) -> None:
-    with pytest.raises(GraphError, match=f"apply 'own':?.*{words}"):
-        graph_of(operator).plan()
-
-
-def test_a_class_is_no_operator() -> None:
-    with pytest.raises(SchemaError, match=r"not the class Plain; write stream\.apply"):
-        graph_of(Plain)  # type: ignore[arg-type]
-
-
-def test_an_unknown_side_output_is_told_with_the_nearest() -> None:
-    graph = Graph("g")
-    made = graph.source("rows", InputSource("rows", "word string")).apply("own", Seen())
-    made.sink("out", CallSink(print))
-    made.side_output("other", "crosed").sink("other_out", CallSink(print))
-    with pytest.raises(GraphError, match=r"no side output 'crosed' \(did you mean 'crossed'\?\); it has"):
-        graph.plan()
-
-
-def test_what_is_not_deterministic_may_not_be_published_by_step() -> None:
-    graph = Graph("g")
-    made = graph.source("rows", InputSource("rows", "word string")).apply("own", Flushes())
-    made.sink("out", LogSink(publish="step"))
-    with pytest.raises(GraphError, match="'own' above it is not deterministic"):
-        graph.plan()
-
-
-@pytest.mark.parametrize(
-    ("methods", "words"),
-    [
-        ({"process": lambda self, batch: [{"n": 1}]}, "process: a row has the columns 'n'"),
-        ({"process": lambda self, batch: {"word": "a"}}, "process: .*wrap it in a list"),
-        ({"process": lambda self, batch: batch.to_pandas()}, "process: it returned a DataFrame"),
-        ({"process": lambda self, batch: [1 // 0]}, "process: ZeroDivisionError"),
-        (
-            {"process": lambda self, batch: self.emit("bda", "a")},
-            r"no side output 'bda' \(did you mean 'bad'\?\)",
-        ),
-        (
-            {"process": lambda self, batch: self.emit("bad", {"w": "a"})},
-            "process: side output 'bad': a row has the columns 'w'; the schema says 'word'",
-        ),
-        ({"checkpoint": lambda self: [("a", 2)]}, "checkpoint: a row has 2 values"),
-        ({"checkpoint": lambda self: [object()]}, "checkpoint: column 'n' is int64, but a value is object"),
-        (
-            {"checkpoint": lambda self: self.emit("bad", "a")},
-            "emit may be called only in process, on_punctuation",
-        ),
-    ],
-)
-def test_what_a_method_gives_is_held_to_what_was_declared(methods: dict[str, Any], words: str) -> None:
-    declared = {
-        "state": "n bigint",
-        "side_outputs": {"bad": "word string"},
-        "checkpoint": lambda self: [],
-        "reset": lambda self, state: None,
-    }
-    trial = Trial(graph_of(_of(**{**declared, **methods})))
-    with pytest.raises(OperatorError, match=f"operator 'own' failed at .*{words}"):
-        trial.step({"rows": [{"word": "a"}]}, checkpoint=True)
-
-
-def test_an_open_that_fails_is_told_by_name() -> None:
-    with pytest.raises(OperatorError, match="operator 'own' failed at its start: open: KeyError"):
-        Trial(graph_of(_of(open=lambda self, place: {}["x"])))
-
-
 def test_a_row_of_state_has_changed_where_any_column_has_also_behind_lists() -> None:
     schema = pa.schema([("more", pa.list_(pa.int64())), ("value", pa.float64()), ("n", pa.int64())])
 
@@ -406,4 +230,4 @@ def test_a_row_of_state_has_changed_where_any_column_has_also_behind_lists() -> 
 
     before = batch(([1], 1.0, 1), ([1], 0.0, None), ([1], math.nan, 1), ([1], 1.0, 1), ([1], None, 1))
     after = batch(([1], 2.0, 1), ([1], -0.0, None), ([1], math.nan, 1), ([2], 1.0, 1), ([1], None, 2))
-    assert _others(before, after) == [0, 1, 3, 4]
+    assert _changed_rows(before, after) == [0, 1, 3, 4]

@@ -13,9 +13,9 @@ from dataflow import FileSink, FileSource, Graph, LogSink, Stream, UserOperator,
 from dataflow.limits import WorkerLimits
 from tests.dataflow.region_in_one_thread import OneThreadRegion
 from tests.dataflow.support import rows_of
-from tests.dataflow.test_apply import Seen
 from tests.dataflow.test_region_in_one_thread import rows_shown, write_files
 from tests.dataflow.test_region_processes import finished, kill, running
+from tests.dataflow.user_operators import Seen
 
 
 def word_of(row: dict[str, Any]) -> str:
@@ -51,7 +51,7 @@ def test_a_region_that_is_reset_again_and_again_shows_each_row_once(workers: int
     for _ in range(8):
         for _ in range(rng.randrange(40)):
             region.turn()
-        region.ask_cut() if rng.random() < 0.5 else region.restore()
+        region.request_cut() if rng.random() < 0.5 else region.restore()
     region.finish()
     check_numbered(words, tmp_path)
 
@@ -102,7 +102,7 @@ def test_of_several_inputs_a_replay_shows_every_step_as_it_was(
         for _ in range(8):
             for _ in range(rng.randrange(40)):
                 region.turn()
-            region.ask_cut() if rng.random() < 0.5 else region.restore()
+            region.request_cut() if rng.random() < 0.5 else region.restore()
         region.finish()  # OutputDiffersError, on the way here, if a replay had another order
         rows = [row for side in region.sides for row in rows_shown(side.shown)]
         for word in "abc":

@@ -90,7 +90,7 @@ def test_every_row_finds_its_value_with_any_resets(
         for _ in range(8):
             for _ in range(rng.randrange(80)):
                 region.turn()
-            region.ask_cut() if rng.random() < 0.5 else region.restore()
+            region.request_cut() if rng.random() < 0.5 else region.restore()
         region.finish()
         found = [
             (row["item"], row["price"])

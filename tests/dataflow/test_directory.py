@@ -107,7 +107,7 @@ def test_files_are_those_of_a_run_without_failures_in_any_interleaving(workers: 
         for _ in range(trouble):
             for _ in range(rng.randrange(40)):
                 region.turn()
-            region.ask_cut() if rng.random() < 0.5 else region.restore()
+            region.request_cut() if rng.random() < 0.5 else region.restore()
         region.finish()
         found = [files(side.paths["own"]) for side in region.sides]
         assert together(found) == diary_of(rows)
@@ -357,7 +357,7 @@ def test_with_delivery_at_most_once_a_row_is_in_files_once_or_not_at_all(seed: i
     for _ in range(6):
         for _ in range(rng.randrange(40)):
             region.turn()
-        region.ask_cut() if rng.random() < 0.4 else region.restore()
+        region.request_cut() if rng.random() < 0.4 else region.restore()
     region.finish()
     found = [
         line for side in region.sides for line in files(side.paths["own"]).items() if line[0] != "counts"

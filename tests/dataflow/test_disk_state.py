@@ -47,8 +47,8 @@ STATES = {1: "n int, since timestamp", 2: "n bigint, since timestamp, seen array
 @pytest.fixture
 def tight(monkeypatch: pytest.MonkeyPatch) -> None:
     """So little is held that values come and go all the time, and so few keys are dead that slots move."""
-    monkeypatch.setattr(limits, "held_values_max", 2)
-    monkeypatch.setattr(limits, "held_values_min", 2)
+    monkeypatch.setattr(limits, "cached_values_max", 2)
+    monkeypatch.setattr(limits, "cached_values_min", 2)
     monkeypatch.setattr(limits, "snapshot_piece_rows", 2)
     monkeypatch.setattr(keyed_table, "_dead_min", 1)
 

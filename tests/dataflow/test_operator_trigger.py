@@ -51,13 +51,14 @@ def test_a_checkpoint_holds_whole_files_in_any_order_and_the_resets(workers: int
             turns += 1
             moved = region.turn()
             if rng.random() < 0.01:
-                region.cut_wanted = False  # as the coordinator forgets it; a replay comes to the same place
+                # The coordinator forgets it too; a replay comes to the same position.
+                region.cut_requested = False
                 region.restore()
                 moved = True
-            if region.cut_wanted and (not moved or rng.random() < 0.3):
-                region.cut_wanted, moved = False, True
-                region.ask_cut(all_workers=True)
-            assert moved or region.cut_wanted, "it waits for a cut that nobody asked for"
+            if region.cut_requested and (not moved or rng.random() < 0.3):
+                region.cut_requested, moved = False, True
+                region.request_cut(all_workers=True)
+            assert moved or region.cut_requested, "it waits for a cut that nobody asked for"
             if region.cut is not None:
                 parts = [part.sources["lines"] for part in region.cut.parts.values()]
                 files_in_cuts.add(sum(part[DONE_SPLITS].position for part in parts))

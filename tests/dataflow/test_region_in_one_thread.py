@@ -40,7 +40,7 @@ def run_with_trouble(region: OneThreadRegion, draw: Any, troubles: int) -> None:
         for _ in range(draw(st.integers(0, 40))):
             region.turn()
         if draw(st.booleans()):
-            region.ask_cut()
+            region.request_cut()
         else:
             region.restore()
     region.finish()
@@ -133,7 +133,7 @@ def test_output_published_by_step_is_made_again_as_it_was(first: int, tmp_path: 
             for _ in range(rng.randrange(60)):
                 region.turn()
             if rng.random() < 0.4:
-                region.ask_cut()
+                region.request_cut()
             else:
                 region.restore()
         region.finish()  # OutputDiffersError, on the way here, says what was made otherwise
@@ -179,7 +179,7 @@ def test_a_graph_without_an_exchange_is_cut_and_reset_like_any_other(tmp_path: P
     for round_ in range(6):
         for _ in range(5):
             region.turn()
-        region.ask_cut() if round_ % 2 else region.restore()
+        region.request_cut() if round_ % 2 else region.restore()
     region.finish()
     found = Counter(row[0] for _, row in rows_of(tmp_path / "out"))
     assert found == Counter({"one": 30, "two": 30, "three": 30, "four": 30, "five": 30})

@@ -8,21 +8,16 @@ now instead of the division; reading in the order of names.
 
 import random
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from checkpoint.core.divisions import Division
-from checkpoint.core.inputs import InputPiece
-from checkpoint.core.layout import even_layout
-from checkpoint.core.manifest import SplitPosition
 from dataflow import (
     CallSink,
     Count,
@@ -34,19 +29,13 @@ from dataflow import (
     LogSink,
     Tumbling,
 )
-from dataflow.core.event_time import END, UNKNOWN, is_time
+from dataflow.core.event_time import UNKNOWN
 from dataflow.errors import GraphError, InputListChangedError
 from dataflow.limits import WorkerLimits
-from dataflow.schema import parse_schema
 from dataflow.sources.base import SourceSpec
 from dataflow.sources.files import FileReader
-from dataflow.sources.prefetch_buffer import PrefetchBuffer
-from dataflow.sources.prefetched import PrefetchedReader
 from dataflow.testing import Trial
-from dataflow.worker.circuit import Circuit
-from dataflow.worker.identity import Clock
-from dataflow.worker.messages import Shared
-from dataflow.worker.step_input import StepInput
+from tests.dataflow.fed_circuit import SCHEMA, row
 from tests.dataflow.region_in_one_thread import OneThreadRegion
 from tests.dataflow.test_region_in_one_thread import rows_shown, write_files
 from tests.dataflow.test_windows_in_regions import EPOCH, SIZE, parsed, texts_of
@@ -91,7 +80,7 @@ def run_through(region: OneThreadRegion, rng: random.Random, resets: int) -> Non
         for _ in range(rng.randrange(40)):
             region.turn()
         if rng.random() < 0.5:
-            region.ask_cut()
+            region.request_cut()
         else:
             assert not late_rows(region)
             region.restore()
@@ -185,16 +174,6 @@ def test_balanced_reading_keeps_few_windows_open(tmp_path: Path) -> None:
     assert most < 60, f"{most} of 200 windows were open at once"
 
 
-# --- the rule -----------------------------------------------------------------------------------------------
-
-
-SCHEMA = "at timestamp, key string"
-
-
-def row(second: int) -> dict[str, Any]:
-    return {"at": EPOCH + timedelta(seconds=second), "key": "k"}
-
-
 def trial_of(*, splits: list[str], workers: int = 1, union: bool = False) -> Trial:
     graph = Graph("g")
     rows = graph.source("rows", InputSource("rows", SCHEMA))
@@ -247,144 +226,6 @@ def test_event_time_behind_an_exchange_is_refused() -> None:
     )
     with pytest.raises(GraphError, match="event_time 'timed' is below 'by_key', which mixes the rows"):
         graph.plan()
-
-
-def a_piece(split: str, number: int, rows: list[dict[str, Any]], *, last: bool = True) -> InputPiece:
-    batch = pa.RecordBatch.from_pylist(rows, parse_schema(SCHEMA))
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema) as writer:
-        writer.write_batch(batch)
-    return InputPiece(split, number - 1, number, number, len(rows), bytes(sink.getvalue()), last)
-
-
-class FedCircuit:
-    """One worker's circuit that reads an input handle, a step at a time, as the runtime has it do."""
-
-    def __init__(self, idle_after: timedelta | None = None) -> None:
-        graph = Graph("g")
-        rows = graph.source("rows", InputSource("rows", SCHEMA))
-        timed = rows.event_time("timed", "at", lateness=timedelta(0), idle_after=idle_after)
-        timed.key_by("by_key", "key").aggregate(
-            "counts", Tumbling("at", timedelta(seconds=SIZE)), n=Count()
-        ).sink("out", CallSink(print))
-        self._plan = graph.plan()
-        self.now = 0.0
-        self.buffer = PrefetchBuffer()
-        self.open({})
-
-    def open(self, positions: Mapping[str, Mapping[str, SplitPosition]]) -> None:
-        self.circuit = Circuit(
-            self._plan, region="r", worker=0, workers=1, store_id=bytes(16), layout=even_layout(1)
-        )
-        reader = self.circuit.sources["rows"]
-        assert isinstance(reader, PrefetchedReader)
-        reader.reset_to(positions.get("rows", {}))
-        reader.attach(self.buffer)
-        self.circuit.time.restore(positions)
-        self.step_number = 0
-        limits = WorkerLimits(step_bytes_max=4096, batch_bytes_max=4096)
-        self.reading = StepInput(self.circuit, limits, Shared(), a_clock(self), 0)
-
-    def step(self, recorded: Division | None = None) -> tuple[int, dict[str, Any]]:
-        """The watermark in seconds that the step sends (or one of those that are no time), its division."""
-        self.step_number += 1
-        if recorded is None:
-            self.reading.fill(self.step_number)
-        else:
-            self.reading.replay(self.step_number, recorded)
-        taken, now = self.reading.take_division(recorded)
-        self.circuit.end_sources(self.step_number, now)
-        taken |= self.circuit.time.division(self.step_number)
-        watermark = self.circuit.time.to_send(self.step_number, 0)
-        return ((watermark + 1) // 1_000_000 if is_time(watermark) else watermark), taken
-
-    def positions(self) -> dict[str, dict[str, SplitPosition]]:
-        """As a checkpoint holds them."""
-        found = {"rows": self.circuit.sources["rows"].positions(), **self.circuit.time.positions()}
-        assert all(
-            at.position >= 0 and 0 <= at.digest < 1 << 64 for part in found.values() for at in part.values()
-        )
-        return found
-
-
-def a_clock(of: FedCircuit) -> Clock:
-    class At(Clock):
-        def seconds(self) -> float:
-            return of.now
-
-    return At()
-
-
-def test_a_backlog_of_producers_counts_from_when_they_are_listed() -> None:
-    fed = FedCircuit()
-    assert fed.step()[0] == UNKNOWN, "who the producers are is not known"
-    fed.buffer.known(["p", "q"])
-    fed.buffer.put(a_piece("p", 1, [row(50)]))
-    fed.buffer.polled("p", caught_up=True)
-    assert fed.step()[0] == UNKNOWN, "q was opened, and what it wrote is on its way"
-    fed.buffer.put(a_piece("q", 1, [row(3)]))
-    fed.buffer.polled("q", caught_up=True)
-    watermark, division = fed.step()
-    assert watermark == 3
-    at = fed.positions()
-    fed.buffer.put(a_piece("q", 2, [row(7)]))
-    watermark, later = fed.step()
-    assert watermark == 7
-    fed.open(at)
-    fed.buffer.put(a_piece("q", 2, [row(7)]))
-    assert fed.step(Division(2, 0, later))[0] == 7, "a replay takes it from the division"
-    fed.buffer.at_end("q")
-    assert fed.step()[0] == 50, "the other split's watermark was in the checkpoint"
-    del division
-
-
-def test_a_producer_that_is_silent_for_long_does_not_count_and_a_replay_repeats_it() -> None:
-    fed = FedCircuit(idle_after=timedelta(seconds=60))
-    fed.buffer.known(["p", "q"])
-    for split, second in (("p", 50), ("q", 3)):
-        fed.buffer.put(a_piece(split, 1, [row(second)]))
-        fed.buffer.polled(split, caught_up=True)
-    assert fed.step()[0] == 3
-    assert fed.reading.idle_in() == 60
-    fed.now = 59.0
-    at = fed.positions()
-    fed.buffer.put(a_piece("p", 2, [row(51)]))
-    assert fed.step()[0] == 3
-    fed.now = 61.0
-    assert fed.reading.idle_in() == 0, "a step is made, though there is no input"
-    watermark, division = fed.step()
-    assert watermark == 51
-    assert fed.reading.idle_in() == 58
-    fed.buffer.polled("q", caught_up=False)
-    assert fed.step()[0] == 51, "what was promised stays"
-    fed.open(at)
-    assert fed.step(Division(1, 0, division))[0] == 51, "though this worker has heard nothing of time yet"
-
-
-def test_rows_of_one_batch_have_no_order_however_many_parts_it_has() -> None:
-    """A DataFrame is written as one batch, its partitions one after the other: 2.4 of 4.6 million rows were
-    counted when its parts were so many that a step ended between them.
-    """
-    fed = FedCircuit()
-    fed.buffer.known(["through"])
-    fed.buffer.put(a_piece("through", 1, [row(90)], last=False))
-    assert fed.step()[0] == UNKNOWN
-    at = fed.positions()
-    fed.open(at)
-    fed.buffer.put(a_piece("through", 2, [row(10)], last=False))
-    assert fed.step()[0] == UNKNOWN
-    fed.buffer.put(a_piece("through", 3, [row(20)]))
-    assert fed.step()[0] == 90
-
-
-def test_a_division_of_an_older_version_is_replayed_by_its_rule() -> None:
-    fed = FedCircuit()
-    fed.buffer.known(["p", "q"])
-    for split, second in (("p", 50), ("q", 3)):
-        fed.buffer.put(a_piece(split, 1, [row(second)]))
-    old = {"rows": {"p": (0, 1, 1), "q": (0, 1, 1)}}
-    assert fed.step(Division(1, 0, old))[0] == 50
-    assert fed.step(Division(2, 0, {"rows": {"": (0, 0)}}))[0] == END
 
 
 def test_files_that_end_before_an_earlier_one_are_few_bytes_in_a_checkpoint(tmp_path: Path) -> None:

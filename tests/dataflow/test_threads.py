@@ -104,7 +104,7 @@ def test_output_published_by_step_is_made_again_as_it_was_by_threads(tmp_path: P
     for _ in range(6):
         for _ in range(rng.randrange(60)):
             region.turn()
-        region.ask_cut() if rng.random() < 0.4 else region.restore()
+        region.request_cut() if rng.random() < 0.4 else region.restore()
     region.finish()  # OutputDiffersError, on the way here, says what was made otherwise
     last: dict[str, int] = {}
     for row in (row for side in region.sides for row in rows_shown(side.shown)):

@@ -102,7 +102,7 @@ def test_what_a_checkpoint_covers_is_visible_though_nobody_lived_to_receive_of_i
     for _ in range(rng.randrange(4)):
         for _ in range(rng.randrange(40)):
             region.turn()
-        region.ask_cut() if rng.randrange(2) else region.restore()
+        region.request_cut() if rng.randrange(2) else region.restore()
     region.finish()
     assert sorted(place.visible()) == [*range(60)]
     assert not place.prepared
@@ -200,7 +200,7 @@ _prepare = Transactions.prepare
     ("method", "fault", "said"),
     [
         ("prepare", only_the_newest, "'two cuts are committed, and no news came': lost: "),
-        ("to_show", all_that_is_pending, "'the next cut is prepared before the news': visible too early"),
+        ("to_publish", all_that_is_pending, "'the next cut is prepared before the news': visible too early"),
         ("left_over", everybodys, "'one that is left over begins late': "),
     ],
 )
@@ -266,10 +266,10 @@ def test_transactions_of_others_in_the_same_place_are_left_alone() -> None:
     others = [TransactionName(9, 2, 1, 1), TransactionName(1, 0, 1, 1), TransactionName(1, 2, 9, 1)]
     old = TransactionName(1, 2, 7, 1)
     assert mine.left_over([str(name) for name in (*others, old)]) == [str(old)]
-    mine.stand([str(old)])
+    mine.restore([str(old)])
     assert mine.left_over([str(old)]) == []
     with pytest.raises(ValueError, match="is no transaction of"):
-        mine.stand([str(others[0])])
+        mine.restore([str(others[0])])
 
 
 def context(worker: int = 0) -> OperatorContext:

@@ -99,7 +99,7 @@ def test_windows_are_those_of_a_run_without_failures_with_any_resets(workers: in
         for _ in range(8):
             for _ in range(rng.randrange(40)):
                 region.turn()
-            region.ask_cut() if rng.random() < 0.5 else region.restore()
+            region.request_cut() if rng.random() < 0.5 else region.restore()
         region.finish()
         found = Counter(
             (int((row["at"] - EPOCH).total_seconds()), row["key"], row["n"])

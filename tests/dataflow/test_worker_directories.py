@@ -200,7 +200,7 @@ async def test_an_operator_that_is_superseded_is_let_go_when_it_waits_for_room(t
 
     async with trio.open_nursery() as outer, standing(store, 1, tmp_path) as worker:
         room = worker.directories._handovers["own"]
-        room.take(limits.directory_bytes_ahead)
+        room.reserve(limits.directory_bytes_ahead)
 
         def write() -> None:
             worker.files._thread = threading.get_ident()

@@ -12,6 +12,7 @@ import trio
 from pyspark.sql import SparkSession
 
 from dos_client import init_store
+from dos_client.blocking import BlockingStore, open_store
 from dos_server.testing import Servers, ThreadedServer, threaded_store
 from spark_integration.core.sink_options import SinkOptions, parse_sink_options
 from spark_integration.reading.store_cache import KEPT
@@ -27,6 +28,26 @@ def servers() -> Iterator[Servers[ThreadedServer]]:
     with threaded_store() as found:
         yield found
         KEPT.close()  # they outlive a test, as they do a task
+
+
+@pytest.fixture(scope="module")
+def store(servers: Servers[ThreadedServer]) -> Iterator[BlockingStore]:
+    with open_store(servers.url) as found:
+        yield found
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> str:
+    """A region, application or directory of the test's own."""
+    return f"r{abs(hash(request.node.name)) % 10**8}"
+
+
+@pytest.fixture(params=["handed", "read"])
+def transfer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How the rows of small micro-batches reach tasks: with their partitions, or from the store."""
+    if request.param == "read":
+        monkeypatch.setattr("spark_integration.reading.chains.HANDED_BYTES_MAX", -1)
+    return str(request.param)
 
 
 @pytest.fixture

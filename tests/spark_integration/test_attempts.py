@@ -4,14 +4,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_integration.core.attempts import (
-    CancelAsked,
     CancelJob,
+    CancelRequested,
     Effect,
     JobEnded,
     JobState,
     LauncherTick,
     ReportEnd,
-    StartAsked,
+    StartRequested,
     SubmitJob,
     WorkerJobs,
 )
@@ -19,14 +19,14 @@ from spark_integration.core.attempts import (
 
 def test_a_first_attempt_is_submitted() -> None:
     jobs = WorkerJobs()
-    assert jobs.handle(StartAsked(0)) == [SubmitJob(0)]
+    assert jobs.handle(StartRequested(0)) == [SubmitJob(0)]
     assert jobs.state is JobState.RUNNING
 
 
 def test_an_attempt_asked_for_while_another_runs_waits_for_its_end() -> None:
     jobs = WorkerJobs()
-    jobs.handle(StartAsked(0))
-    assert jobs.handle(StartAsked(1)) == [CancelJob(0)]
+    jobs.handle(StartRequested(0))
+    assert jobs.handle(StartRequested(1)) == [CancelJob(0)]
     assert jobs.handle(JobEnded(0, "killed")) == [ReportEnd(0, "killed"), SubmitJob(1)]
     assert jobs.handle(JobEnded(1, None)) == [ReportEnd(1, None)]
     assert jobs.state is JobState.IDLE
@@ -34,9 +34,9 @@ def test_an_attempt_asked_for_while_another_runs_waits_for_its_end() -> None:
 
 def test_a_cancel_is_repeated_until_the_job_has_ended() -> None:
     jobs = WorkerJobs()
-    jobs.handle(StartAsked(3))
+    jobs.handle(StartRequested(3))
     assert jobs.handle(LauncherTick()) == []
-    assert jobs.handle(CancelAsked()) == [CancelJob(3)]
+    assert jobs.handle(CancelRequested()) == [CancelJob(3)]
     assert jobs.handle(LauncherTick()) == [CancelJob(3)]
     assert jobs.handle(JobEnded(3, "cancelled")) == [ReportEnd(3, "cancelled")]
     assert jobs.handle(LauncherTick()) == []
@@ -44,14 +44,14 @@ def test_a_cancel_is_repeated_until_the_job_has_ended() -> None:
 
 def test_a_cancel_forgets_the_attempt_that_waited() -> None:
     jobs = WorkerJobs()
-    jobs.handle(StartAsked(0))
-    jobs.handle(StartAsked(1))
-    assert jobs.handle(CancelAsked()) == [CancelJob(0)]
+    jobs.handle(StartRequested(0))
+    jobs.handle(StartRequested(1))
+    assert jobs.handle(CancelRequested()) == [CancelJob(0)]
     assert jobs.handle(JobEnded(0, "x")) == [ReportEnd(0, "x")]
 
 
 def test_cancelling_when_nothing_runs_does_nothing() -> None:
-    assert WorkerJobs().handle(CancelAsked()) == []
+    assert WorkerJobs().handle(CancelRequested()) == []
 
 
 @given(st.lists(st.sampled_from(["start", "cancel", "end", "tick"]), max_size=40))
@@ -62,7 +62,7 @@ def test_at_most_one_attempt_runs_and_each_one_submitted_is_reported_once(story:
     effects: list[Effect]
     for event in story:
         if event == "start":
-            effects = jobs.handle(StartAsked(attempt))
+            effects = jobs.handle(StartRequested(attempt))
             attempt += 1
         elif event == "end":
             if running is None:
@@ -70,7 +70,7 @@ def test_at_most_one_attempt_runs_and_each_one_submitted_is_reported_once(story:
             ended, running = running, None
             effects = jobs.handle(JobEnded(ended, None))
         else:
-            effects = jobs.handle(CancelAsked() if event == "cancel" else LauncherTick())
+            effects = jobs.handle(CancelRequested() if event == "cancel" else LauncherTick())
         for effect in effects:
             if isinstance(effect, SubmitJob):
                 assert running is None, "two attempts at once"

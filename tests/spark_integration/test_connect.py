@@ -18,8 +18,8 @@ import pytest
 
 from dos_client.blocking import open_store
 from dos_server.testing import Servers, ThreadedServer
+from tests.spark_integration.stored_data import write_cuts, write_state, write_steps
 from tests.spark_integration.test_local_cluster import SparkProgram
-from tests.spark_integration.written import write_cuts, write_state, write_steps
 
 pytestmark = [pytest.mark.spark, pytest.mark.process, pytest.mark.timeout(300)]
 COUNTS = pa.schema([("word", pa.string()), ("count", pa.int64())])

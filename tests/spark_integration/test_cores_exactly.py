@@ -30,25 +30,25 @@ def test_bytes_that_are_given_are_those_that_were_taken_and_the_last_ones_are(
         if other != name or skipped:
             name, whole, begun = other, b"", at + skipped
             at = begun
-        recent.take(name, at, data)
+        recent.add(name, at, data)
         at, whole = at + len(data), whole + data
         begin = at - len(whole)
         for first in range(begin - 1, at + 1):
-            given_ = recent.given(name, first, at)
+            given_ = recent.get(name, first, at)
             if given_ is not None:
                 assert first >= begin
                 assert given_ == whole[first - begin :]
             else:
                 assert first < begin or at - first > keep, "so many of the last bytes are always here"
-        assert recent.given(name, begin, at + 1) is None
-        assert recent.given("other", begin, at) is None
+        assert recent.get(name, begin, at + 1) is None
+        assert recent.get("other", begin, at) is None
     assert len(recent._data) <= keep + 10, "no more is kept than was asked for and came in two pieces"
 
 
 def admitted(splits: dict[str, list[StreamPiece]], limits: BatchLimits) -> tuple[dict[str, int], list[str]]:
     """How many of each split are taken, and of which splits was asked."""
     admission, at, asked = BatchAdmission(list(splits), limits), dict.fromkeys(splits, 0), []
-    while (split := admission.need()) is not None:
+    while (split := admission.next_split()) is not None:
         asked.append(split)
         admission.offer(split, splits[split][at[split]] if at[split] < len(splits[split]) else None)
         at[split] += 1

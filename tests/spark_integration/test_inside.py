@@ -32,7 +32,7 @@ from spark_integration.inside.checkpoints import CheckpointsTable
 from spark_integration.inside.journal import JournalTable
 from spark_integration.inside.state import OperatorStateTable
 from spark_integration.inside.table import InsideReader, columns_of
-from tests.spark_integration.written import (
+from tests.spark_integration.stored_data import (
     take_away,
     write_cuts,
     write_directory,

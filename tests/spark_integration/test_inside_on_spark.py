@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from dos_client.blocking import BlockingStore, open_store
 from dos_server.testing import Servers, ThreadedServer
 from spark_integration import register
-from tests.spark_integration.written import write_cuts, write_state
+from tests.spark_integration.stored_data import write_cuts, write_state
 from tests.support.examples import run_example
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]

@@ -19,8 +19,8 @@ PATIENCE_S = 30.0
 
 
 def long_task(directory: Path, worker: int, attempt: int) -> TaskFunction:
-    """A task that says its pid in a file and then works until a file `go-on` lies there."""
-    said, go_on = str(directory / f"w{worker}.{attempt}"), str(directory / "go-on")
+    """A task that writes its pid to a file and then runs until the file `go-on` exists."""
+    pid_file, go_on = str(directory / f"w{worker}.{attempt}"), str(directory / "go-on")
 
     def task(batches: Iterable[Any]) -> Iterator[Any]:
         import os
@@ -31,8 +31,8 @@ def long_task(directory: Path, worker: int, attempt: int) -> TaskFunction:
 
         for _ in batches:
             pass
-        Path(said + ".tmp").write_text(str(os.getpid()))
-        Path(said + ".tmp").rename(said)
+        Path(pid_file + ".tmp").write_text(str(os.getpid()))
+        Path(pid_file + ".tmp").rename(pid_file)
         while not Path(go_on).exists():
             time.sleep(0.02)
         yield pyarrow.RecordBatch.from_pydict({"summary": ["{}"]})

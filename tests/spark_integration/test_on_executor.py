@@ -21,7 +21,7 @@ from spark_integration.reading.batch_reader import DosReader
 from spark_integration.reading.decoding import LINES
 from spark_integration.reading.ranges import DosPartition
 from spark_integration.reading.stream_reader import DosStreamReader
-from tests.spark_integration.written import pretended
+from tests.spark_integration.stored_data import pretended
 
 
 def test_this_process_fits_itself() -> None:

@@ -28,7 +28,7 @@ from examples.demo.verdict import judge
 from spark_integration import RegionHandle, RegionListener, on_executor, run
 from spark_integration.core import confs as confs_core
 from spark_integration.errors import ExecutorMismatchError, NotEnoughSlotsError, UnfitConfError
-from tests.spark_integration.written import pretended
+from tests.spark_integration.stored_data import pretended
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]  # a busy machine is slow, not wrong
 

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from checkpoint.core.staged import CommitUnit, WriteKind, decode_mark, encode_mark, is_orphan, staged_name
 from dos_protocol.errors import LocalProtocolError
-from spark_integration.core.sink_commits import TABLE, BatchOwner, BatchPlace, CommitDecision, judge_commit
+from spark_integration.core.sink_commits import TABLE, BatchOwner, BatchPosition, CommitDecision, judge_commit
 from spark_integration.errors import OtherCheckpointError, OtherWriterError
 
 QUERY = CommitUnit(WriteKind.STREAM, "11111111-2222-3333-4444-555555555555", 1)
@@ -26,15 +26,16 @@ def judged(unit: CommitUnit, last: int, mark: bytes) -> CommitDecision:
 
 def test_the_table_reports_what_becomes_of_every_unit_that_there_can_be() -> None:
     cannot_be = {
-        *((kind, BatchOwner.NOBODY, BatchPlace.RECORDED) for kind in WriteKind),  # nothing is recorded
+        *((kind, BatchOwner.NOBODY, BatchPosition.RECORDED) for kind in WriteKind),  # nothing is recorded
         *(
-            (WriteKind.STREAM, owner_of, BatchPlace.ANY) for owner_of in (BatchOwner.NOBODY, BatchOwner.OURS)
+            (WriteKind.STREAM, owner_of, BatchPosition.ANY)
+            for owner_of in (BatchOwner.NOBODY, BatchOwner.OURS)
         ),  # streams are numbered
         *(
-            (WriteKind.JOB, BatchOwner.OURS, place) for place in (BatchPlace.NEXT, BatchPlace.BEYOND)
+            (WriteKind.JOB, BatchOwner.OURS, place) for place in (BatchPosition.NEXT, BatchPosition.BEYOND)
         ),  # a job is one batch
     }
-    assert set(product(WriteKind, BatchOwner, BatchPlace)) - TABLE.keys() == cannot_be
+    assert set(product(WriteKind, BatchOwner, BatchPosition)) - TABLE.keys() == cannot_be
 
 
 @pytest.mark.parametrize(

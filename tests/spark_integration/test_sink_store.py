@@ -14,7 +14,7 @@ from checkpoint.core.staged import CommitUnit, WriteKind, staging_prefix
 from checkpoint.errors import InputClosedError
 from dataflow.blocking import close_input, open_producer
 from dos_client import QuorumUnavailableError
-from dos_client.blocking import BlockingStore, open_store
+from dos_client.blocking import BlockingStore
 from dos_protocol.errors import FencedError
 from dos_server.testing import Servers, ThreadedServer, threaded_store
 from spark_integration.core.sink_commits import CommitDecision
@@ -43,12 +43,6 @@ _names = count()
 @pytest.fixture(scope="module")
 def servers() -> Iterator[Servers[ThreadedServer]]:
     with threaded_store() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def store(servers: Servers[ThreadedServer]) -> Iterator[BlockingStore]:
-    with open_store(servers.url) as found:
         yield found
 
 
@@ -116,7 +110,7 @@ def test_a_commit_returns_when_its_batch_is_synced_on_a_quorum(options: SinkOpti
     # EVIDENCE-OF: P-1
     for number in range(3):
         commit(options, written(options, batch(number), rows(number)), SCHEMA)
-        (committer,) = committing._held.values()
+        (committer,) = committing._open_producers.values()
         log = committer._log
         assert log._recorded[0] == log.last == number + 1
 

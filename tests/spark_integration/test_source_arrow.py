@@ -1,7 +1,6 @@
 """Objects that hold Arrow streams: where their messages end, and what a batch and a stream give of them."""
 
 import random
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -10,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dos_client.blocking import BlockingStore, open_store
+from dos_client.blocking import BlockingStore
 from dos_server.testing import Servers, ThreadedServer
 from spark_integration.core.arrow_messages import END_OF_STREAM, ArrowMessages, MessageKind
 from spark_integration.core.framing import ArrowFramer
 from spark_integration.errors import NotReadableError, SchemaMismatchError
 from spark_integration.reading.decoding import ArrowDecoder
 from spark_integration.reading.ranges import ByteRange
+from tests.spark_integration.stored_data import write_objects
+from tests.spark_integration.streaming import query
 from tests.spark_integration.test_source_batch import Reading
-from tests.spark_integration.test_source_stream import query
-from tests.spark_integration.written import write_objects
 
 N = pa.schema([("n", pa.int64())])
 WORDS = pa.schema([("word", pa.dictionary(pa.int32(), pa.string())), ("n", pa.int64())])
@@ -112,12 +111,6 @@ def test_messages_are_schema_batches_and_end() -> None:
 
 
 # --- in a store ---------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def store(servers: Servers[ThreadedServer]) -> Iterator[BlockingStore]:
-    with open_store(servers.url) as found:
-        yield found
 
 
 def test_a_stream_gives_what_was_appended_once_its_arrow_stream_is_whole(

@@ -26,7 +26,7 @@ from spark_integration.errors import (
 from spark_integration.reading.planning import columns_of, plan_batch
 from spark_integration.reading.ranges import ByteRange, DosPartition
 from spark_integration.reading.tasks import rows_of
-from tests.spark_integration.written import (
+from tests.spark_integration.stored_data import (
     arrow,
     lines,
     write_batches,

@@ -16,7 +16,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from dos_client.blocking import BlockingStore, open_store
 from dos_server.testing import Servers, ThreadedServer
 from spark_integration import register
-from tests.spark_integration.written import arrow, lines, write_batches, write_objects, write_steps
+from tests.spark_integration.stored_data import arrow, lines, write_batches, write_objects, write_steps
 from tests.support.examples import run_example
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]

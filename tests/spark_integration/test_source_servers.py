@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from dos_client import init_store
 from dos_client.blocking import open_store
 from spark_integration import register
-from tests.spark_integration.written import write_steps
+from tests.spark_integration.stored_data import write_steps
 from tests.support.servers import ServerProcess, three_servers, url_of
 
 __all__ = ["three_servers"]

@@ -78,7 +78,7 @@ class Part:
 
     def __init__(self, output: Output, worker: int, sink: str, process: Holder) -> None:
         self.name = part_name(worker)
-        self.where = f"{sink}-{self.name}"
+        self.full_path = f"{sink}-{self.name}"
         self._output = output
         self._worker = worker
         self._process = process
@@ -90,16 +90,16 @@ class Part:
         if self._handle >= 0:
             return
         if not self._output.free_for(self._worker, self._process):
-            raise SinkWriteError(f"output {self.where!r} is still locked by another process")
+            raise SinkWriteError(f"output {self.full_path!r} is still locked by another process")
         self._output.holders[self._worker] = self._process
-        self._handle = self._disk.open(self.where, create=True)
+        self._handle = self._disk.open(self.full_path, create=True)
         self._disk.sync_folder("")
 
     def incarnation(self) -> int:
-        return int(self._disk.content(f"{self.where}.incarnation") or b"0")
+        return int(self._disk.content(f"{self.full_path}.incarnation") or b"0")
 
     def set_incarnation(self, number: int) -> None:
-        replace(self._disk, "", f"{self.where}.incarnation", str(number).encode())
+        replace(self._disk, "", f"{self.full_path}.incarnation", str(number).encode())
 
     def size(self) -> int:
         return self._disk.size(self._handle)
@@ -120,7 +120,7 @@ class Part:
 
     def sync(self) -> None:
         if self._handle < 0:
-            raise SinkWriteError(f"output {self.where!r} was closed before it was synced")
+            raise SinkWriteError(f"output {self.full_path!r} was closed before it was synced")
         self._disk.sync(self._handle)
 
     def close(self) -> None:

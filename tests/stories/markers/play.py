@@ -20,7 +20,7 @@ from dataflow.worker.messages import (
     StageEnded,
     ToLinks,
 )
-from tests.dataflow.region_in_one_thread import OneThreadRegion, WorkerSide
+from tests.dataflow.region_in_one_thread import OneThreadRegion, WorkerState
 from tests.stories.markers.words import Words, counting, counts_in, words_in
 from tests.stories.store.copies import in_words
 from tests.stories.words import WrongStepError
@@ -82,7 +82,7 @@ class Workers(OneThreadRegion):
         self.tell(f"checkpoint {number}, the end of step {votes[0].step}, is committed")
         super()._commit(number, votes)
 
-    def take(self, side: WorkerSide, index: int, peer: int, frame: ChannelFrame) -> None:
+    def take(self, side: WorkerState, index: int, peer: int, frame: ChannelFrame) -> None:
         """What a link hands over."""
         shown = self.heard[index].take(peer, frame)
         side.shared.peers_at = max(side.shared.peers_at, self.heard[index].peers_at)
@@ -123,7 +123,7 @@ class Play:
         """Nothing runs any more."""
         self.workers.close()
 
-    def side(self, number: int) -> WorkerSide:
+    def side(self, number: int) -> WorkerState:
         if number >= self.workers.workers:
             raise WrongStepError(f"there is no worker {number}: there are {self.workers.workers}")
         return self.workers.sides[number]

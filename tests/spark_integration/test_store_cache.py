@@ -16,7 +16,7 @@ from dos_server.testing import Servers, ThreadedServer
 from spark_integration import limits
 from spark_integration.core.option_texts import StoreOptions
 from spark_integration.reading.store_cache import StoreCache
-from tests.spark_integration.written import write_objects
+from tests.spark_integration.stored_data import write_objects
 from tests.support.servers import ServerProcess, three_servers, url_of
 
 __all__ = ["three_servers"]

@@ -1,6 +1,4 @@
-"""What regions, producers and programs leave in a store, written here without any of them: for tests of the
-source.
-"""
+"""Writes what regions, producers and programs store, without any of them, for tests of the source."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence

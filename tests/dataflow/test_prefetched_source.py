@@ -1,4 +1,4 @@
-"""A source that is fed from the store: which pieces a step takes, and that a replay takes the same."""
+"""A source that is prefetched from the store: which pieces a step reads, and that a replay reads the same."""
 
 import random
 

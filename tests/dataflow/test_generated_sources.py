@@ -1,4 +1,4 @@
-"""Sources whose rows are made by a program: at a rate, or by an iterator with positions."""
+"""Sources whose rows a program generates: at a rate, or by an iterator with positions."""
 
 import random
 import time
@@ -140,7 +140,7 @@ def test_a_region_on_an_iterator_is_exact_however_often_it_is_reset(tmp_path: Pa
             for _ in range(rng.randrange(40)):
                 region.turn()
             if rng.random() < 0.5:
-                region.ask_cut()
+                region.request_cut()
             else:
                 region.restore()
         region.finish()

@@ -1,4 +1,4 @@
-"""Control tables: whole on every worker, in force from the next step on, also where they close a cycle."""
+"""Broadcast tables: complete on every worker, in effect from the next step on, also if they close a cycle."""
 
 import random
 from functools import partial
@@ -116,7 +116,7 @@ def test_every_worker_sees_the_rows_of_all_steps_before_and_none_of_its_own(
         for _ in range(6):
             for _ in range(rng.randrange(60)):
                 region.turn()
-            region.ask_cut() if rng.random() < 0.5 else region.restore()
+            region.request_cut() if rng.random() < 0.5 else region.restore()
         region.finish()  # OutputDiffersError, on the way here, if a replay saw another table
         words_of: dict[int, set[str]] = {}
         knew_in: dict[int, set[int]] = {}
