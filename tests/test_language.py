@@ -100,13 +100,8 @@ def test_no_file_is_too_long_to_read() -> None:
         for top in ("tests", "benchmarks", "examples")
         for path in (ROOT / top).rglob("*.py")
     }
-    too_long = {name: length for name, length in lengths.items() if length > LONGER.get(name, FILE_LINES_MAX)}
+    too_long = {name: length for name, length in lengths.items() if length > FILE_LINES_MAX}
     assert not too_long, f"divide by subject; at most {FILE_LINES_MAX} lines: {too_long}"
-    short = [name for name in LONGER if lengths.get(name, 0) <= FILE_LINES_MAX]
-    assert not short, f"short enough now: remove the rows {short}"
 
 
 FILE_LINES_MAX = 400
-LONGER: dict[str, int] = {
-}
-"""file -> the length it has now: it may shrink, and then its row is lowered or removed. No row is added."""
