@@ -141,7 +141,7 @@ def refused_appends_are_written() -> list[Patch]:
             and fenced
             and not state.refuses(request, session.number)
         ):
-            self.take(session, directory, state, request.payload, request_id)
+            self.accept(session, directory, state, request.payload, request_id)
 
     return [(Appends, "append", append)]
 
