@@ -66,7 +66,7 @@ class ObjectHistory:
         self.fold = PrefixDigest()
         self.fold.update(content or b"")
 
-    def told(self, size: int = 0) -> None:
+    def acknowledged(self, size: int = 0) -> None:
         """It was acknowledged, now."""
         self.facts.append(Fact(time.monotonic(), len(self.versions) - 1, size))
 

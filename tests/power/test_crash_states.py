@@ -15,9 +15,9 @@ from tests.power import operations as op
 from tests.power.crash_states import (
     Recorded,
     data_of,
+    observed_on,
     plain_folder,
     record,
-    shown_by,
     states,
     syncing_nothing,
     violations,
@@ -70,7 +70,7 @@ def test_marks_that_are_torn_anywhere_take_nothing_back(tmp_path: Path) -> None:
                 rest = rng.choice((old[edge:], bytes(len(new) - edge), rng.randbytes(len(new) - edge)))
                 image[path] = new[:edge] + rest
                 tried += 1
-            wrong = run.history.violations(shown_by(image, folder), run.before(state.count))
+            wrong = run.history.violations(observed_on(image, folder), run.before(state.count))
             assert not wrong, (state.count, wrong)
     assert tried > 40
 
@@ -89,7 +89,7 @@ def test_a_tail_that_lacks_any_one_sector_or_ends_at_any_is_cut_back_to_whole_ex
             for tail in (seen[:start] + bytes(end - start) + seen[end:], seen[:start]):
                 tried += 1
                 wrong = run.history.violations(
-                    shown_by({**image, path: tail}, folder), run.before(most.count)
+                    observed_on({**image, path: tail}, folder), run.before(most.count)
                 )
                 assert not wrong, (most.count, path, edge, len(tail), wrong)
     assert tried >= 20
