@@ -1,12 +1,13 @@
-"""Mutation testing: edit the source in one place, run the tests nearby, and see whether one of them fails.
+"""Mutation testing: change the source in one place, run the near tests, and check whether one of them fails.
 
-`./run mutate --help`; docs/robustness.md has the scores, decisions/0196 why this driver is our own.
+`./run mutate --help` lists the options. docs/robustness.md has the scores. Decision 0196 explains why the
+project has a driver of its own.
 
-    operators    the edits: each is a node of a syntax tree and what replaces it
+    operators    the edits: each replaces a node of a syntax tree
     mutants      their names, which do not depend on line numbers; samples; mutated code objects
-    near         the packages: modules in scope, and the tests near to them
-    coverage     which test executes which line, and how long it takes
+    near         the packages: modules in scope, and the tests near them
+    coverage     which test executes which line, and how long each test takes
     session      a pytest session that collects once, then forks a process for each mutant
     equivalents.toml   mutants that no test can kill, each with the reason
-    kills.toml         mutants and, for each, a test that kills it: run again in CI
+    kills.toml         mutants, each with a test that kills it; CI repeats them
 """

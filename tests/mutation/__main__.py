@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 PROFILE = {"DOS_TEST_PROFILE": "mutation", "PYTHONHASHSEED": "0"}
-"""The same examples and the same order of sets each time."""
+"""The same examples and the same order of sets in every run."""
 CACHE = Path(".pytest_cache") / "mutation"
 
 
@@ -32,10 +32,10 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=1, help="of the sample (default 1)")
     parser.add_argument("--only", action="append", default=[], metavar="ID", help="this mutant, by id")
     parser.add_argument(
-        "--budget", type=float, default=40.0, help="seconds of tests, traced, for a mutant (default 40)"
+        "--budget", type=float, default=40.0, help="seconds of (traced) tests for a mutant (default 40)"
     )
     parser.add_argument("--json", type=Path, help="write every verdict to this file")
-    parser.add_argument("--show", metavar="ID", help="print a mutant, its key, and the tests near to it")
+    parser.add_argument("--show", metavar="ID", help="print a mutant, its key, and the tests near it")
     parser.add_argument("--trace", action="store_true", help="measure again which test executes which line")
     parser.add_argument("--record", type=int, default=0, metavar="N", help="add N killed ones to kills.toml")
     parser.add_argument(
@@ -63,7 +63,7 @@ def main() -> int:
 
 
 def plant(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
-    """The planted bugs of these packages, against all that is near. 1: one survived."""
+    """Run the near tests on the planted bugs of these packages. Returns 1 if a bug survived."""
     from tests.mutation.lists import planted
     from tests.mutation.near import PACKAGES, package_of
     from tests.mutation.recorded import find_kills
@@ -98,7 +98,7 @@ def print_stale() -> int:
 
 
 def scope_of(parser: argparse.ArgumentParser, what: Sequence[str]) -> dict[str, list[str]]:
-    """Return the requested modules, by package."""
+    """Return the requested modules by package."""
     from tests.mutation.near import PACKAGES, package_of
 
     scope: dict[str, list[str]] = {}
@@ -192,7 +192,7 @@ def write_json(path: Path, verdicts: "Sequence[Verdict]") -> None:  # noqa: F821
 
 
 def interval(killed: int, count: int) -> tuple[float, float]:
-    """Wilson's interval of 95 % for a share."""
+    """Return Wilson's interval of 95 % for a share."""
     if not count:
         return 0.0, 1.0
     z, p = 1.96, killed / count
@@ -202,7 +202,7 @@ def interval(killed: int, count: int) -> tuple[float, float]:
 
 
 def table(verdicts: "Sequence[Verdict]") -> int:  # noqa: F821
-    """Print the scores; 1 if a mutant survived that is not listed as equivalent."""
+    """Print the scores. Returns 1 if a mutant survived that is not listed as equivalent."""
     from tests.mutation.lists import equivalents
     from tests.mutation.near import package_of
 

@@ -1,4 +1,4 @@
-"""A pytest plugin for one mutant that changes what a module does when it is imported: see `session`."""
+"""A pytest plugin that installs one mutant of code that runs at import, before the module is imported."""
 
 import os
 

@@ -1,7 +1,7 @@
 """Which test executes which lines of the modules in scope, and how long each takes.
 
-Kept between runs in pytest's cache; what is known of a test is forgotten when its file or a module that it
-executes has changed.
+The results are kept in pytest's cache between runs. The result of a test is discarded when its file or a
+module that it executes has changed.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from typing import Any
 from tests.mutation.mutants import ROOT
 
 CALLS_MAX = 1_000
-"""What a test has not executed in so many calls of a function, it is not there for."""
+"""Lines that a test does not execute in this many calls of a function are not recorded for it."""
 
 
 class Tracer:
@@ -62,7 +62,7 @@ def digest_of(path: Path) -> str:
 
 
 class Coverage:
-    """What is known of the tests of a package, by node id: seconds, and lines by module.
+    """The known results of the tests of a package, by node id: seconds, and lines by module.
 
     `kills`: how many mutants of a module a test function has killed in this run."""
 
@@ -90,7 +90,7 @@ class Coverage:
         self._path.write_text(json.dumps(kept), encoding="utf-8")
 
     def near(self, module: str, first: int, last: int) -> list[str]:
-        """The tests that execute one of these lines of the module, the most promising first."""
+        """Return the tests that execute one of these lines of the module, the most promising first."""
         wanted = range(first, last + 1)
         found = [
             name
@@ -100,14 +100,14 @@ class Coverage:
         return self._ordered(module, found)
 
     def touching(self, module: str) -> list[str]:
-        """The tests that execute anything of the module, the most promising first. A module of values alone
-        (limits, classes of messages) is executed by none, and used by any."""
+        """Return the tests that execute any line of the module, the most promising first. A module that only
+        defines values (limits, classes of messages) is executed by no test, and may be used by any."""
         found = [name for name, one in self.tests.items() if module in one["lines"]]
         return self._ordered(module, found or list(self.tests))
 
     def _ordered(self, module: str, names: list[str]) -> list[str]:
-        """Those first that have killed mutants of the module; then one of each function, the rest of its
-        parameters later; those first that execute little else."""
+        """Sort tests: those that have killed mutants of the module first; then one parameter of each function
+        before the others; then those that execute the fewest other lines."""
         rank: Counter[str] = Counter()
 
         def promise(name: str) -> tuple[float, str]:

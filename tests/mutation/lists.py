@@ -1,4 +1,4 @@
-"""Lists that are kept: equivalent mutants, kills for CI, planted bugs. Rows name mutants by their keys."""
+"""The stored lists: equivalent mutants, kills for CI, planted bugs. Rows name mutants by their keys."""
 
 import json
 import tomllib
@@ -15,8 +15,8 @@ PLANTED = HERE / "planted.toml"
 
 
 class Planted(NamedTuple):
-    """A bug written by a person: a piece of the source, found once, and what replaces it; and the near tests
-    that find it."""
+    """A bug written by a person: a text that occurs once in the source, its replacement, and the near tests
+    that find the bug."""
 
     name: str
     module: str
@@ -25,7 +25,7 @@ class Planted(NamedTuple):
     tests: list[str]
 
     def text(self) -> str | None:
-        """The source with the bug; None if the source has changed there."""
+        """Return the source with the bug; None if the source has changed there."""
         path = ROOT / self.module
         source = path.read_text(encoding="utf-8") if path.exists() else ""
         return source.replace(self.before, self.after) if source.count(self.before) == 1 else None
@@ -42,12 +42,12 @@ def key_of(row: dict[str, Any]) -> Key:
 
 
 def equivalents() -> dict[Key, str]:
-    """The reason, by key."""
+    """Return the reasons by key."""
     return {key_of(row): row["reason"] for row in rows(EQUIVALENTS, "equivalent")}
 
 
 def kills() -> dict[Key, str]:
-    """The test, by key."""
+    """Return the tests by key."""
     return {key_of(row): row["test"] for row in rows(KILLS, "kill")}
 
 
@@ -56,14 +56,14 @@ def planted() -> list[Planted]:
 
 
 def mutants_of(keys: Iterable[Key]) -> dict[Key, Mutant]:
-    """Those of the keys that name a mutant of the source as it is."""
+    """Return those keys that name a mutant of the current source."""
     wanted = set(keys)
     modules = sorted({key.module for key in wanted if (ROOT / key.module).exists()})
     return {one.key: one for module in modules for one in source_of(module).mutants if one.key in wanted}
 
 
 def as_row(table: str, key: Key, **more: str) -> str:
-    """TOML of one row; JSON's strings are TOML's."""
+    """Return one row as TOML. A JSON string is a valid TOML string."""
     pairs = [(name, value) for name, value in {**key._asdict(), **more}.items() if name != "nth" or value]
     return "\n".join(
         [f"[[{table}]]", *(f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in pairs), ""]

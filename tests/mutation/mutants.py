@@ -1,8 +1,8 @@
 """Mutants: their names, which do not depend on line numbers, samples of them, and their code.
 
 A mutant is named by its module, the function that it changes, the operator, and the statement's header before
-and after. So an edit elsewhere in the file neither renames it nor moves it into or out of a sample: a sample
-is the mutants whose digests with the seed are least.
+and after. So an edit elsewhere in the file neither renames it nor moves it into or out of a sample. A sample
+consists of the mutants with the lowest digests, computed together with the seed.
 """
 
 import ast
@@ -28,7 +28,7 @@ SCOPES = FUNCTIONS | ast.ClassDef
 
 
 class Key(NamedTuple):
-    """What identifies a mutant. `nth`: of those that are alike in all else, in the order of the source."""
+    """The identity of a mutant. `nth`: its index among mutants that are equal otherwise, in source order."""
 
     module: str
     where: str
@@ -39,7 +39,7 @@ class Key(NamedTuple):
 
 
 class Mutant(NamedTuple):
-    """`first`, `last`: the lines of the statement that is changed. `at_import`: it runs when the module is
+    """A mutant. `first`, `last`: the lines of the changed statement. `at_import`: it runs when the module is
     imported, not in a function."""
 
     key: Key
@@ -72,7 +72,7 @@ class Source:
         """`statement`: the innermost one that the node is part of; `inside`: of a function's body."""
         for field, index, operator, old, new in edits_of(node, in_function=inside):
             changed = old if is_statement(old) else statement
-            # a default of an argument is computed when the function is made
+            # a default of an argument is computed when the function is defined
             at_import = not inside or isinstance(changed, SCOPES)
             self._add(Edit(operator, node, field, index, new), changed, names, at_import=at_import)
         for field, _, child in children(node):
@@ -100,7 +100,7 @@ class Source:
         self.mutants.append(Mutant(key._replace(nth=nth), first, last, at_import, edit))
 
     def compiled(self, mutant: Mutant | None) -> CodeType:
-        """The code of the module, with the edit of the mutant made."""
+        """Return the code of the module with the edit of the mutant."""
         if mutant is None:
             return compile(self.tree, str(self.path), "exec", dont_inherit=True)
         old = mutant.edit.put(ast.copy_location(mutant.edit.new, place_of(mutant)))
@@ -112,7 +112,7 @@ class Source:
 
 
 def place_of(mutant: Mutant) -> ast.AST:
-    """A node with the line of what is replaced."""
+    """Return a node with the line of the replaced node."""
     return ast.Pass(lineno=mutant.first, col_offset=0, end_lineno=mutant.first, end_col_offset=0)
 
 
@@ -121,7 +121,7 @@ def is_statement(node: ast.AST) -> bool:
 
 
 def header(node: ast.AST) -> str:
-    """The text of a statement on one line, without the statements that are in it."""
+    """Return the text of a statement on one line, without the statements inside it."""
     if isinstance(node, ast.Match):
         return (
             f"match {ast.unparse(node.subject)}: {' | '.join(ast.unparse(one.pattern) for one in node.cases)}"
@@ -146,7 +146,7 @@ def header(node: ast.AST) -> str:
 
 
 def lines_of(node: ast.AST) -> tuple[int, int]:
-    """First and last line of a statement's own part."""
+    """Return the first and last line of a statement's own part."""
     if isinstance(node, ast.match_case):
         return node.pattern.lineno, (node.guard or node.pattern).end_lineno or node.pattern.lineno
     if isinstance(node, ast.Module):
@@ -165,12 +165,12 @@ def source_of(module: str) -> Source:
 
 
 def sample(mutants: Iterable[Mutant], count: int | None, seed: int) -> list[Mutant]:
-    """`count` of them, the same ones for the same seed; None: all."""
+    """Return `count` mutants, the same ones for the same seed; None: all."""
     drawn = sorted(mutants, key=lambda one: hashlib.sha256(f"{seed} {one.id}".encode()).digest())
     return drawn if count is None else drawn[:count]
 
 
-# Running a mutant instead of the code
+# Running a mutant instead of the original code
 
 
 def codes_in(code: CodeType) -> Iterator[CodeType]:
@@ -181,7 +181,7 @@ def codes_in(code: CodeType) -> Iterator[CodeType]:
 
 
 def by_name(functions: Iterable[tuple[str, int, Any]]) -> dict[tuple[str, int], list[Any]]:
-    """Functions by qualified name and how many of that name come before them in the file."""
+    """Return functions by qualified name and the number of functions of that name before them in the file."""
     functions = list(functions)
     lines = {name: sorted({line for one, line, _ in functions if one == name}) for name, _, _ in functions}
     found: dict[tuple[str, int], list[Any]] = {}
@@ -195,7 +195,7 @@ def functions_of(code: CodeType) -> dict[tuple[str, int], list[CodeType]]:
 
 
 def can_replace(new: CodeType, old: CodeType) -> bool:
-    """Whether functions of a process that has imported the module can be given the new code."""
+    """Whether the new code can be installed in a process that has imported the module."""
     news, olds = functions_of(new), functions_of(old)
     return news.keys() >= olds.keys() and all(
         [one.co_freevars for one in news[name]] == [one.co_freevars for one in olds[name]] for name in olds
@@ -203,7 +203,7 @@ def can_replace(new: CodeType, old: CodeType) -> bool:
 
 
 def live_functions() -> dict[str, list[FunctionType]]:
-    """Every function of this process, by file."""
+    """Return every function of this process, by file."""
     gc.unfreeze()  # the collector does not list frozen objects
     found: dict[str, list[FunctionType]] = {}
     for one in gc.get_objects():
@@ -213,8 +213,8 @@ def live_functions() -> dict[str, list[FunctionType]]:
 
 
 def replace_functions(live: Iterable[FunctionType], new: CodeType) -> None:
-    """Give the functions of a file their new code. Tables, decorators and other modules hold the function
-    objects, which stay the same."""
+    """Install the new code in the functions of a file. Tables, decorators and other modules refer to the
+    function objects, which stay the same."""
     old = by_name((one.__code__.co_qualname, one.__code__.co_firstlineno, one) for one in live)
     for name, codes in functions_of(new).items():
         for function in old.get(name, ()):
@@ -222,7 +222,7 @@ def replace_functions(live: Iterable[FunctionType], new: CodeType) -> None:
 
 
 class MutantFinder(importlib.abc.MetaPathFinder):
-    """Imports one module from other code; every other module as always."""
+    """An import hook that imports one module from other code."""
 
     def __init__(self, module: str, code: CodeType) -> None:
         self._path = ROOT / module
@@ -244,5 +244,5 @@ class MutantFinder(importlib.abc.MetaPathFinder):
         return importlib.util.spec_from_file_location(fullname, self._path, loader=loader)
 
     def install(self) -> None:
-        assert self._name not in sys.modules, f"{self._name} was imported before its mutant"
+        assert self._name not in sys.modules, f"{self._name} was imported before its mutant was installed"
         sys.meta_path.insert(0, self)

@@ -1,8 +1,8 @@
 """The packages: which modules are mutated, and which tests are near to them.
 
-In scope is what decides or what keeps promises to a disk or a peer: every `core/`, the codecs of the
-protocol, the storage shell, the operators, and the code of clients that claims, reads and repairs. Tests that
-start processes or Spark are not among the near ones: a mutant is in the memory of one process.
+In scope is code that decides, and code that keeps promises to a disk or a peer: every `core/`, the codecs of
+the protocol, the storage shell, the operators, and the code of clients that claims, reads and repairs. Tests
+that start processes or Spark are not near tests, because a mutant exists in the memory of one process only.
 """
 
 from pathlib import Path
@@ -59,10 +59,10 @@ PACKAGES: dict[str, Package] = {
 }  # fmt: skip
 
 PROCESSES = {"three_servers", "forks"}
-"""Fixtures that start processes; tests with the marks `process` and `spark` are left out by their marks."""
+"""Fixtures that start processes. Tests with the marks `process` and `spark` are excluded by these marks."""
 
 NOT_NEAR = {"test_a_client_whose_machine_is_gone_does_not_keep_its_lock_for_hours"}
-"""Tests that wait for timers of the kernel: on a busy machine they fail without a mutant."""
+"""Tests that wait for timers of the kernel. On a busy machine they fail without a mutant."""
 
 
 def package_of(module: str) -> str:

@@ -1,7 +1,7 @@
 """The edits: for each node of a syntax tree, the nodes that may replace it.
 
-What belongs here: edits that a tired programmer could make and a reviewer could miss. Left out, because they
-change no behavior that a test should fix: texts of errors and logs, assertions, annotations, docstrings.
+This file contains edits that a programmer could make by mistake and a reviewer could miss. Texts of errors
+and logs, assertions, annotations and docstrings are left out, because tests should not depend on them.
 """
 
 import ast
@@ -20,7 +20,7 @@ class Edit(NamedTuple):
     new: ast.AST
 
     def put(self, node: ast.AST) -> ast.AST:
-        """Store `node` at the place of the edit; return what was there."""
+        """Store `node` at the place of the edit and return the previous node."""
         if self.index is None:
             old = getattr(self.parent, self.field)
             setattr(self.parent, self.field, node)
@@ -121,7 +121,7 @@ def of_subscript(node: ast.Subscript) -> Replacements:
 
 
 def of_condition(node: ast.If | ast.IfExp | ast.While) -> Replacements:
-    """The parts after the condition stay; a loop that never ends would only cost time."""
+    """Keep the parts after the condition: a loop that never ends would only cost time."""
     if isinstance(node.test, ast.Constant):
         return
     for value in (False,) if isinstance(node, ast.While) else (True, False):
@@ -205,7 +205,7 @@ OF: dict[type[ast.AST], Callable[[Any], Replacements]] = {
 
 
 def of_table(node: ast.AST) -> Replacements:
-    """Tables of modules and classes: each row is a rule of its own."""
+    """Tables of modules and classes: each row is a separate rule."""
     if isinstance(node, ast.Dict):
         for i in range(len(node.keys)):
             yield (
@@ -218,7 +218,7 @@ def of_table(node: ast.AST) -> Replacements:
 
 
 def edits_of(node: ast.AST, *, in_function: bool) -> Iterator[tuple[str, int | None, str, ast.AST, ast.AST]]:
-    """(field, index, operator, old, new) for each child of the node that can be replaced."""
+    """Yield (field, index, operator, old, new) for each child of the node that can be replaced."""
     for field, index, child in children(node):
         if not is_fixed_by_tests(node, field, child):
             continue
@@ -244,8 +244,8 @@ def children(node: ast.AST) -> Iterator[tuple[str, int | None, ast.AST]]:
 
 
 def matters(parent: ast.AST, field: str, index: int | None, node: ast.AST) -> bool:
-    """Whether a deletion is an edit of its own: of a last `return`, it is none; of all that an `if` does, it
-    is the same as a false condition."""
+    """Whether a deletion is a distinct edit. Deleting a last `return` changes nothing. Deleting the whole
+    body of an `if` is the same as a false condition."""
     body = getattr(parent, field)
     if isinstance(node, ast.Return) and isinstance(parent, ast.FunctionDef | ast.AsyncFunctionDef):
         return False
@@ -254,7 +254,7 @@ def matters(parent: ast.AST, field: str, index: int | None, node: ast.AST) -> bo
 
 
 def is_fixed_by_tests(parent: ast.AST, field: str, node: ast.AST) -> bool:
-    """False for what holds no behavior; nothing inside of it is edited either."""
+    """Return False for a node without behavior, whose children are not edited either."""
     if isinstance(parent, ast.ClassDef) and field == "keywords":
         return False
     if field in ("annotation", "returns", "decorator_list", "bases", "type_params", "exc", "cause", "type"):

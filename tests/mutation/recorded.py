@@ -1,6 +1,6 @@
-"""What is tried again in CI: mutants with a test that kills each (kills.toml), and bugs that a person planted
-(planted.toml). A row whose source has changed names no mutant any more and is skipped; of those there may not
-be too many.
+"""The mutants that CI repeats: those with a test that kills each (kills.toml), and bugs that a person planted
+(planted.toml). A row whose source has changed names no mutant any more and is skipped. Too many such rows are
+an error.
 """
 
 import sys
@@ -16,11 +16,11 @@ from tests.mutation.near import package_of
 from tests.mutation.session import Near, Verdict, run_session
 
 KILL_SECONDS_MAX = 3.0
-"""A kill that takes longer is not tried again in CI."""
+"""A kill that takes longer is not repeated in CI."""
 
 
 def record(verdicts: Sequence[Verdict], count: int) -> None:
-    """Add so many killed ones, evenly from the packages, to kills.toml."""
+    """Add this many killed mutants, evenly from the packages, to kills.toml."""
     known = lists.kills()
     wanted = [
         one
@@ -34,7 +34,7 @@ def record(verdicts: Sequence[Verdict], count: int) -> None:
 
 
 def run_recorded() -> int:
-    """Try everything again. 1: something survived."""
+    """Repeat everything. Returns 1 if a mutant or a bug survived."""
     kills, bugs = lists.kills(), lists.planted()
     planted = [one for one in bugs if one.text() is not None]
     found = lists.mutants_of(kills)
@@ -56,7 +56,7 @@ def run_recorded() -> int:
         return 2
     seconds = time.monotonic() - started
     print(
-        f"{len(found)} of {len(kills)} recorded mutants and {len(planted)} planted bugs tried again in"
+        f"{len(found)} of {len(kills)} recorded mutants and {len(planted)} planted bugs repeated in"
         f" {seconds:.0f} s: {len(survived)} survived,"
         f" {len(kills) - len(found) + len(bugs) - len(planted)} are in the source no more"
     )
@@ -89,7 +89,7 @@ def code_of(bug: Planted) -> CodeType:
 
 
 def find_kills(near: Near, planted: Sequence[Planted], report: Callable[[str], None]) -> int:
-    """Run each planted bug against the near tests that execute its lines; how many survived."""
+    """Run each planted bug against the near tests that execute its lines. Returns how many survived."""
     survived = 0
     for bug in planted:
         if bug.text() is None:

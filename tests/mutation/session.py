@@ -28,12 +28,12 @@ from tests.mutation.mutants import ROOT, Mutant, can_replace, live_functions, re
 from tests.mutation.near import NOT_NEAR, PROCESSES
 
 SLOWDOWN_MAX = 4.0
-"""A mutant may take so many times what its tests take; then it hangs, and that is found."""
+"""A mutant may take this many times the duration of its tests. After that it counts as hanging."""
 PATIENCE_S = 15.0
 TEST_S_MAX = 30
-"""No near test takes so long; one that does hangs."""
+"""No near test takes this long, except one that hangs."""
 DATA_BYTES_MAX = 4 << 30
-"""A mutant that never stops to append is ended before the machine is."""
+"""A memory limit, for mutants that append without end."""
 HANG = "(hangs)"
 
 
@@ -47,7 +47,7 @@ class Verdict(NamedTuple):
 
 
 class Near:
-    """The plugin. `work` is called with it when the tests are collected."""
+    """The pytest plugin. It calls `work` with itself after the tests are collected."""
 
     def __init__(self, modules: Sequence[str], cache: Path, work: Callable[["Near"], None]) -> None:
         self._modules = modules
@@ -72,15 +72,15 @@ class Near:
         }
         self._functions = live_functions()
         gc.collect()
-        gc.freeze()  # what all have in common is not touched by the collections of forked processes
+        gc.freeze()  # garbage collections of forked processes do not touch (and copy) the shared objects
         self._work(self)
         return True
 
     # Processes
 
     def _in_child(self, limit: float, run: Callable[[int], None]) -> tuple[int | None, bytes]:
-        """Run in a forked process, with a file to write to: its exit code, None if it took too long, and what
-        it wrote. All that it started is ended with it."""
+        """Run in a forked process, with a file to write to. Returns its exit code, None if it took too
+        long, and what it wrote. All processes that it started are ended."""
         folder = Path(tempfile.mkdtemp(prefix="mutant-"))
         with tempfile.TemporaryFile() as output:
             pid = os.fork()
@@ -109,7 +109,7 @@ class Near:
             return os.waitstatus_to_exitcode(status) if ended else None, output.read()
 
     def _run_items(self, names: Sequence[str]) -> str:
-        """The first of the tests that fails; empty: none."""
+        """Return the first of the tests that fails; empty if none does."""
         items = [self._items[name] for name in names]
         for item, following in zip(items, [*items[1:], None], strict=True):
             item.ihook.pytest_runtest_protocol(item=item, nextitem=following)
@@ -122,7 +122,7 @@ class Near:
     # Coverage
 
     def measure(self, report: Callable[[str], None], *, again: bool = False) -> None:
-        """Run every test of which nothing is known once, traced. One that fails then is left out."""
+        """Run every test without a known result once, traced. A test that fails then is left out."""
         if again:
             self.coverage.tests.clear()
         for name in self.coverage.tests.keys() - self._items.keys():
@@ -160,8 +160,8 @@ class Near:
     # Mutants
 
     def judge(self, mutant: Mutant, budget: float, tests: Iterable[str] | None = None) -> Verdict:
-        """Run the tests that execute the mutant, the most promising first, as many as take `budget` seconds.
-        `tests`: these instead."""
+        """Run the tests that execute the mutant, the most promising first, for at most `budget` seconds.
+        `tests`: run these tests instead."""
         started = time.perf_counter()
         source = source_of(mutant.key.module)
         new = source.compiled(mutant)
@@ -190,7 +190,7 @@ class Near:
         return Verdict(mutant, "killed" if by else "survived", by, time.perf_counter() - started)
 
     def _within(self, names: list[str], budget: float) -> list[str]:
-        """The fastest tests that fit into so many seconds, but always one."""
+        """Return the fastest tests that fit into this many seconds, but always one."""
         spent, found = 0.0, []
         for name in names:
             spent += self.coverage.tests[name]["seconds"]
@@ -204,7 +204,7 @@ class Near:
         return all(name in self._items for name in names)
 
     def run_with(self, path: str, new: CodeType, names: Sequence[str]) -> str:
-        """The test that fails when the file's functions have other code; empty: none."""
+        """Return the test that fails with other code in the functions of the file; empty if none does."""
         return self._run_warm(path, new, names, 60.0)
 
     def _run_warm(self, path: str, new: CodeType, names: Sequence[str], limit: float) -> str:
@@ -233,7 +233,7 @@ class Near:
 def run_session(
     tests: Sequence[str], modules: Sequence[str], cache: Path, work: Callable[[Near], None], *more: str
 ) -> int:
-    """One pytest session over these tests; its exit code is that of the collection."""
+    """Run one pytest session over these tests. Returns its exit code: whether they were collected."""
     plugin: Any = Near(modules, cache, work)
     options = [
         "-q",
