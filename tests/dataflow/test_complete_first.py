@@ -219,7 +219,7 @@ def test_a_table_may_wait_for_another() -> None:
     c = graph.source("c", FileSource(["c.txt"]))
     c.map("c_read", with_table, broadcast=second).sink("out", FileSink("out"))
     waiting = graph.plan().waiting
-    assert waiting.held == {"b": {"first.rows"}, "c": {"second.rows"}}
+    assert waiting.waits_for == {"b": {"first.rows"}, "c": {"second.rows"}}
 
 
 def test_where_a_failure_loses_rows_no_table_can_be_complete() -> None:
