@@ -31,5 +31,5 @@ def test_answers_to_a_peer_that_takes_none_are_bounded() -> None:
 
 
 def test_without_back_pressure_they_are_not() -> None:
-    with planted("nothing_holds_answers_back"), pytest.raises(ViolationError, match="takes nothing"):
+    with planted("nothing_holds_answers_back"), pytest.raises(ViolationError, match="reads nothing"):
         trio.run(request_and_read_nothing, clock=MockClock(autojump_threshold=0))
