@@ -19,7 +19,7 @@ from dos_server.memory.disk import MemoryDisk
 from tests.power.disk_state import DiskState
 from tests.power.model_disk import ModelDisk
 from tests.power.mount import LossyDisk
-from tests.shells.machines import FateDisk
+from tests.shells.machines import CuttingDisk
 from tests.sim.engine.disk import SimDisk
 
 
@@ -33,7 +33,7 @@ def mounted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 IN_MEMORY: dict[str, Callable[[], Disk]] = {
     "memory": MemoryDisk,
     "first tier": SimDisk,
-    "second tier": FateDisk,
+    "second tier": CuttingDisk,
 }
 
 
