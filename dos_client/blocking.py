@@ -311,14 +311,9 @@ class BlockingStore:
         return self.portal.call(read, directory, name, offset, max_bytes)
 
     def stream(
-        self,
-        directory: str,
-        name: str,
-        offset: int = 0,
-        end: int | None = None,
-        bookmark: Bookmark | None = None,
+        self, directory: str, name: str, offset: int = 0, end: int | None = None, seen: Bookmark | None = None
     ) -> Iterator[bytes]:
-        return self.iterate(self.store.stream(directory, name, offset, end, bookmark))
+        return self.iterate(self.store.stream(directory, name, offset, end, seen))
 
     def follow(self, directory: str, name: str, offset: int = 0) -> Iterator[bytes]:
         return self.iterate(self.store.follow(directory, name, offset))

@@ -170,23 +170,18 @@ class Store:
         return await reader(self, directory, name, offset, max_bytes)
 
     def stream(
-        self,
-        directory: str,
-        name: str,
-        offset: int = 0,
-        end: int | None = None,
-        bookmark: Bookmark | None = None,
+        self, directory: str, name: str, offset: int = 0, end: int | None = None, seen: Bookmark | None = None
     ) -> Stream:
         """Read committed bytes from `offset` to `end` (None: the end of what is acknowledged now), read ahead
         from several members. Close it (`aclosing`) if you leave it early. Raises as `read`.
 
-        bookmark: the position of a reader that repeatedly reads up to an `end` that it knows to be committed.
+        seen: the position of a reader that repeatedly reads up to an `end` that it knows to be committed.
         Such a read needs only one request; the first one needs two.
         """
         check_numbers(offset=offset, end=end)
         committed = CommittedReads(self, directory, name)
         snapshot = Snapshot(self, committed)
-        return committed_stream(self, committed, snapshot, offset, end, bookmark=bookmark)
+        return committed_stream(self, committed, snapshot, offset, end, seen=seen)
 
     def growth(self, directory: str, name: str, size: int) -> Growth:
         """Return an async context manager that receives what members report of an object beyond `size`."""

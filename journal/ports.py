@@ -148,17 +148,12 @@ class StorePort(Protocol):
     async def read(self, directory: str, name: str, offset: int, max_bytes: int) -> bytes: ...
 
     def stream(
-        self,
-        directory: str,
-        name: str,
-        offset: int = 0,
-        end: int | None = None,
-        bookmark: Bookmark | None = None,
+        self, directory: str, name: str, offset: int = 0, end: int | None = None, seen: Bookmark | None = None
     ) -> AsyncGenerator[bytes]:
         """Yield bytes that a quorum holds, checked against its digest. Ends early where the quorum's bytes
         end.
 
-        bookmark: the progress of one reader, kept between calls. Pass it only if `end` is known to be
+        seen: the progress of one reader, kept between calls. Pass it only if `end` is known to be
         committed. Raises QuorumUnavailableError, CorruptError.
         """
         ...

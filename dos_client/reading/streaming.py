@@ -88,18 +88,18 @@ async def committed_stream(
     end: int | None = None,
     *,
     without_limit: bool = False,
-    bookmark: Bookmark | None = None,
+    seen: Bookmark | None = None,
 ) -> AsyncGenerator[bytes]:
     """Read the bytes from `offset` to `end`, or as far as `extent` goes.
 
-    `without_limit`: wait for members without limit. `bookmark`: is advanced with the bytes returned. With a
+    `without_limit`: wait for members without limit. `seen`: is advanced with the bytes returned. With a
     bookmark and an `end`, the bytes up to `end` are assumed to be committed, as the caller knows, unless a
     quorum does not agree on them.
     """
     if end is not None and end <= offset:
         return
-    fold = None if bookmark is None else bookmark.fold
-    known = 0 if bookmark is None or end is None else end
+    fold = None if seen is None else seen.fold
+    known = 0 if seen is None or end is None else end
     if fold is None or fold.size != offset:
         if offset < digest_block_bytes:  # otherwise the request for a digest shows whether the object exists
             known = 0
@@ -114,8 +114,8 @@ async def committed_stream(
             piece, fold = await ahead.next(fold, limit if end is None else min(limit, end))
             if fold.size % piece_bytes and fold.size < limit:
                 known = 0  # a quorum agrees on less
-            if bookmark is not None:
-                bookmark.fold = fold
+            if seen is not None:
+                seen.fold = fold
             data = piece.data[offset - piece.start :] if piece.start < offset else piece.data
             if data:
                 yield data

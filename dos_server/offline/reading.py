@@ -154,10 +154,10 @@ class DataDirectory:
             return next(pieces, b"")
 
     async def stream(
-        self, directory: str, name: str, offset: int = 0, end: int | None = None, bookmark: object = None
+        self, directory: str, name: str, offset: int = 0, end: int | None = None, seen: object = None
     ) -> AsyncGenerator[bytes]:
         """Yield the bytes from `offset` to `end`, or to the end of the sound bytes. Raises as `read`."""
-        del bookmark
+        del seen
         with closing(self._pieces(directory, name, offset, end)) as pieces:
             for piece in pieces:
                 yield piece

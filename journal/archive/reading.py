@@ -132,15 +132,10 @@ class ArchivedChain:
         return self._kept[2][offset - begin :][:max_bytes]
 
     async def stream(
-        self,
-        directory: str,
-        name: str,
-        offset: int = 0,
-        end: int | None = None,
-        bookmark: Bookmark | None = None,
+        self, directory: str, name: str, offset: int = 0, end: int | None = None, seen: Bookmark | None = None
     ) -> AsyncGenerator[bytes]:
         """Yield the bytes in order, up to `end` or to the end of the archived bytes."""
-        del bookmark
+        del seen
         segment = self._segment(directory, name)
         end = segment.length if end is None else min(end, segment.length)
         async with aclosing(in_order(self._reads(segment, offset, end))) as parts:
@@ -230,17 +225,12 @@ class ServersAndArchive:
         return await self._archive.read(directory, name, offset, max_bytes)
 
     async def stream(
-        self,
-        directory: str,
-        name: str,
-        offset: int = 0,
-        end: int | None = None,
-        bookmark: Bookmark | None = None,
+        self, directory: str, name: str, offset: int = 0, end: int | None = None, seen: Bookmark | None = None
     ) -> AsyncGenerator[bytes]:
         held = self._archive.holds(name, offset)
         if name in self._on_servers or not held:
             try:
-                async with aclosing(self._store.stream(directory, name, offset, end, bookmark)) as chunks:
+                async with aclosing(self._store.stream(directory, name, offset, end, seen)) as chunks:
                     async for chunk in chunks:
                         offset += len(chunk)
                         yield chunk

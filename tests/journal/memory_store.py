@@ -146,14 +146,9 @@ class MemoryStore:
         return read_longest([s for s in self.servers if s.up], directory, name, offset, max_bytes)
 
     def stream(
-        self,
-        directory: str,
-        name: str,
-        offset: int = 0,
-        end: int | None = None,
-        bookmark: Bookmark | None = None,
+        self, directory: str, name: str, offset: int = 0, end: int | None = None, seen: Bookmark | None = None
     ) -> AsyncGenerator[bytes]:
-        del bookmark
+        del seen
         return streamed(self, directory, name, offset, end)
 
 
@@ -186,14 +181,9 @@ class PartialStore:
         return read_longest([s for s in servers if s.up], directory, name, offset, max_bytes)
 
     def stream(
-        self,
-        directory: str,
-        name: str,
-        offset: int = 0,
-        end: int | None = None,
-        bookmark: Bookmark | None = None,
+        self, directory: str, name: str, offset: int = 0, end: int | None = None, seen: Bookmark | None = None
     ) -> AsyncGenerator[bytes]:
-        del bookmark
+        del seen
         return streamed(self, directory, name, offset, end)
 
 

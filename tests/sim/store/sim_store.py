@@ -74,12 +74,7 @@ class SimStore:
         return best
 
     async def stream(
-        self,
-        directory: str,
-        name: str,
-        offset: int = 0,
-        end: int | None = None,
-        bookmark: Bookmark | None = None,
+        self, directory: str, name: str, offset: int = 0, end: int | None = None, seen: Bookmark | None = None
     ) -> AsyncGenerator[bytes]:
         """Raise QuorumUnavailableError: the journal then reads from any member and compares its own
         digests."""
