@@ -27,14 +27,7 @@ from dataflow import limits
 from dataflow.core.event_time import SourceTime
 from dataflow.errors import InputChangedError, InputGoneError, InputReadError, SchemaError
 from dataflow.operators.base import OperatorContext
-from dataflow.sources.base import (
-    Positions,
-    SourceBatch,
-    SourceDivision,
-    SourceReader,
-    SourceSpec,
-    SplitDivision,
-)
+from dataflow.sources import base
 from dataflow.sources.file_bytes import GZIP_SUFFIX, open_bytes
 from dataflow.sources.line_batches import LineChunks, position_text, replay_lines, whole_lines
 from dataflow.sources.paths import Paths, check_errors, paths_of
@@ -63,7 +56,7 @@ _open_files_max: Final = 64
 
 
 @dataclass(frozen=True, slots=True, init=False)
-class DirectorySource(SourceSpec):
+class DirectorySource(base.SourceSpec):
     """Reads the files of a directory, one row per line (column `line`), and what is added to it later. Every
     worker must see the same paths. The source ends when the path `until` exists and all files are read.
 
@@ -114,7 +107,7 @@ class DirectorySource(SourceSpec):
         return DirectoryReader(self, context.worker, context.workers)
 
 
-class DirectoryReader(SourceReader):
+class DirectoryReader(base.SourceReader):
     """Reads a worker's files in turns."""
 
     def __init__(
@@ -135,7 +128,7 @@ class DirectoryReader(SourceReader):
 
     def _clear(self) -> None:
         self.close()
-        self._at: Positions = {}
+        self._at: base.Positions = {}
         self._parts: dict[str, FilePart] = {}
         self._listed_files: dict[str, FileSeen] = {}
         self._gzips = CompleteGzips()
@@ -160,7 +153,7 @@ class DirectoryReader(SourceReader):
         self._clear()
         self._at = dict(positions)
 
-    def positions(self) -> Positions:
+    def positions(self) -> base.Positions:
         return dict(self._at)
 
     @property
@@ -285,7 +278,7 @@ class DirectoryReader(SourceReader):
 
     # --- reading --------------------------------------------------------------------------------------------
 
-    def read(self, bytes_max: int) -> SourceBatch | None:
+    def read(self, bytes_max: int) -> base.SourceBatch | None:
         self._list_if_due()
         taken = self._chunks()
         by_time = self.reached is not None
@@ -344,11 +337,11 @@ class DirectoryReader(SourceReader):
         else:
             self._at[path] = SplitPosition(position, digest64(file.tail))
 
-    def replay(self, division: SourceDivision) -> list[SourceBatch]:
+    def replay(self, division: base.SourceDivision) -> list[base.SourceBatch]:
         by_time = self.reached is not None
         return replay_lines(self._chunks(), division, self._replayed, split_by_split=by_time)
 
-    def _replayed(self, path: str, part: SplitDivision) -> bytes:
+    def _replayed(self, path: str, part: base.SplitDivision) -> bytes:
         if not os.path.exists(path):  # noqa: PTH110
             raise InputGoneError(path, part.end)
         at = self._at.get(path, _BEGINNING)
@@ -371,20 +364,22 @@ class DirectoryReader(SourceReader):
         self._list_at_s = 0.0
         return chunk
 
-    def take_division(self) -> SourceDivision:
+    def take_division(self) -> base.SourceDivision:
         parts, self._parts = self._parts, {}
         self._turns.step_over()
         if self._more:  # the next step starts with the next file
             self._ready.append(self._last)
             self._more = False
         return {
-            path: SplitDivision(part.begin, part.begin + part.digest.size, part.digest.value, int(part.done))
+            path: base.SplitDivision(
+                part.begin, part.begin + part.digest.size, part.digest.value, int(part.done)
+            )
             for path, part in parts.items()
         }
 
     # --- For display ----------------------------------------------------------------------------------
 
-    def describe(self, source: SourceBatch, row: int | None) -> str:
+    def describe(self, source: base.SourceBatch, row: int | None) -> str:
         return position_text(source, row, lambda piece: f"file {piece.split!r}")
 
     def counters(self) -> dict[str, int]:

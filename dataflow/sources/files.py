@@ -31,16 +31,7 @@ from dataflow import limits
 from dataflow.core.event_time import SourceTime
 from dataflow.errors import InputChangedError, InputListChangedError, SchemaError
 from dataflow.operators.base import OperatorContext
-from dataflow.sources.base import (
-    DONE_SPLITS,
-    BatchPiece,
-    Positions,
-    SourceBatch,
-    SourceDivision,
-    SourceReader,
-    SourceSpec,
-    SplitDivision,
-)
+from dataflow.sources import base
 from dataflow.sources.file_bytes import FileBytes, open_bytes
 from dataflow.sources.line_batches import LineChunks, position_text, replay_lines, whole_lines
 from dataflow.sources.paths import Paths, check_errors, paths_of
@@ -61,7 +52,7 @@ waits for splits that are not started.
 
 
 @dataclass(frozen=True, slots=True, init=False)
-class FileSource(SourceSpec):
+class FileSource(base.SourceSpec):
     """Reads text files, each `repeat` times. Every worker must see them under the same paths.
 
         FileSource(["a.txt", "b.txt.gz"], repeat=2)
@@ -134,7 +125,7 @@ class _OpenSplit:
     """Device and inode of the file that was opened first."""
 
 
-class FileReader(SourceReader):
+class FileReader(base.SourceReader):
     """Reads a worker's splits. Invariant: in its list, the first `_done_count` are done, those of `_later`
     and `_reading` follow in any order, then those that are not started, of which `_next` is the first.
     """
@@ -156,7 +147,7 @@ class FileReader(SourceReader):
         self._next = next(self._splits, None)
         self._started_count = 0
         self._reading = {}
-        self._at: Positions = {}
+        self._at: base.Positions = {}
         self._later: dict[int, str] = {}
         self._later_key = ""
         """The key of `_later` in a checkpoint; "": not computed."""
@@ -164,7 +155,7 @@ class FileReader(SourceReader):
         """The digests of their names, combined by XOR so that the order does not matter."""
         self._done_count = 0
         self._done_names = 0
-        self._division: SourceDivision = {}
+        self._division: base.SourceDivision = {}
         self._turns = RoundRobin()
         self._wants_cut = False
 
@@ -175,7 +166,7 @@ class FileReader(SourceReader):
 
     def reset_to(self, positions: Mapping[str, SplitPosition]) -> None:
         self._clear()
-        done = positions.get(DONE_SPLITS, SplitPosition(0, done=True))
+        done = positions.get(base.DONE_SPLITS, SplitPosition(0, done=True))
         while self._started_count < done.position and self._next is not None:
             self._finish(self._begin_next())
         if (self._done_count, self._done_names) != (done.position, done.digest):
@@ -186,7 +177,7 @@ class FileReader(SourceReader):
             )
         later = next((key for key in positions if key.startswith(_DONE_LATER)), "")
         finished = ranges_of_text(later[1:])
-        in_progress = {name: at for name, at in positions.items() if name not in (DONE_SPLITS, later)}
+        in_progress = {name: at for name, at in positions.items() if name not in (base.DONE_SPLITS, later)}
         while finished or in_progress:
             if self._started_count in finished and self._next is not None:
                 finished.discard(self._started_count)
@@ -224,8 +215,8 @@ class FileReader(SourceReader):
         split.begin = at.position
         self._at[name] = at
 
-    def positions(self) -> Positions:
-        positions = {DONE_SPLITS: SplitPosition(self._done_count, self._done_names, done=True)}
+    def positions(self) -> base.Positions:
+        positions = {base.DONE_SPLITS: SplitPosition(self._done_count, self._done_names, done=True)}
         if self._later:
             self._later_key = self._later_key or _DONE_LATER + text_of_ranges(sorted(self._later))
             positions[self._later_key] = SplitPosition(len(self._later), self._later_names, done=True)
@@ -240,7 +231,7 @@ class FileReader(SourceReader):
 
     # --- reading --------------------------------------------------------------------------------------------
 
-    def read(self, bytes_max: int) -> SourceBatch | None:
+    def read(self, bytes_max: int) -> base.SourceBatch | None:
         taken = self._chunks()
         by_time = self.reached is not None
         while taken.size < bytes_max and not (by_time and taken.size) and not self._wants_cut:
@@ -270,14 +261,14 @@ class FileReader(SourceReader):
         name = self._turns.next(self._reading, self.reached)
         return None if name is None else self._reading[name]
 
-    def replay(self, division: SourceDivision) -> list[SourceBatch]:
+    def replay(self, division: base.SourceDivision) -> list[base.SourceBatch]:
         by_time = self.reached is not None
         return replay_lines(self._chunks(), division, self._replay_split, split_by_split=by_time)
 
     def _chunks(self) -> LineChunks:
         return LineChunks(self._spec.errors, _path_of)
 
-    def _replay_split(self, name: str, part: SplitDivision) -> bytes:
+    def _replay_split(self, name: str, part: base.SplitDivision) -> bytes:
         split = self._reading.get(name)
         if split is None:
             if self._next is None or self._next[0] != name:
@@ -297,7 +288,7 @@ class FileReader(SourceReader):
         self._note(split, done=bool(part.done))
         return chunk
 
-    def take_division(self) -> SourceDivision:
+    def take_division(self) -> base.SourceDivision:
         division, self._division = self._division, {}
         for name in division:
             if name in self._reading:
@@ -343,7 +334,7 @@ class FileReader(SourceReader):
 
     def _note(self, split: _OpenSplit, *, done: bool) -> None:
         """Record what the step read of this split."""
-        self._division[split.name] = SplitDivision(
+        self._division[split.name] = base.SplitDivision(
             split.begin, split.digest.size, split.digest.value, int(done)
         )
         if done:
@@ -376,10 +367,10 @@ class FileReader(SourceReader):
 
     # --- For display ----------------------------------------------------------------------------------
 
-    def describe(self, source: SourceBatch, row: int | None) -> str:
+    def describe(self, source: base.SourceBatch, row: int | None) -> str:
         return position_text(source, row, self._name_of)
 
-    def _name_of(self, piece: BatchPiece) -> str:
+    def _name_of(self, piece: base.BatchPiece) -> str:
         index = int(piece.split.partition(":")[0])
         return f"file {_path_of(piece.split)!r}" + (f" (pass {index + 1})" if self._spec.repeat > 1 else "")
 

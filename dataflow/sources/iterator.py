@@ -23,15 +23,7 @@ from dataflow.core.event_time import SourceTime
 from dataflow.errors import InputChangedError, OperatorError, SchemaError
 from dataflow.operators.base import OperatorContext
 from dataflow.schema import parse_schema
-from dataflow.sources.base import (
-    BatchPiece,
-    Positions,
-    SourceBatch,
-    SourceDivision,
-    SourceReader,
-    SourceSpec,
-    SplitDivision,
-)
+from dataflow.sources import base
 from dataflow.sources.round_robin import RoundRobin, begin_bytes
 from dos_protocol.digests import digest64
 
@@ -42,7 +34,7 @@ _encode: Final = msgspec.json.Encoder(enc_hook=repr).encode
 
 
 @dataclass(frozen=True, slots=True, init=False)
-class IteratorSource(SourceSpec):
+class IteratorSource(base.SourceSpec):
     """Reads the rows that `rows(split, position)` yields: a pair (position after the row, row) for each row
     after `position`; 0 is the beginning. Positions are increasing integers; rows are dicts with the declared
     columns. None instead of a pair means that there is no row at present; the iterator is called again after
@@ -112,11 +104,11 @@ class _Part:
 @dataclass(slots=True)
 class _StepRows:
     rows: list[Mapping[str, Any]] = field(default_factory=list)
-    pieces: list[BatchPiece] = field(default_factory=list)
+    pieces: list[base.BatchPiece] = field(default_factory=list)
     size: int = 0
 
 
-class IteratorReader(SourceReader):
+class IteratorReader(base.SourceReader):
     """Reads a worker's splits in turns."""
 
     def __init__(
@@ -147,7 +139,7 @@ class IteratorReader(SourceReader):
             if name in self._splits:
                 self._splits[name].position = at.position
 
-    def positions(self) -> Positions:
+    def positions(self) -> base.Positions:
         return {name: SplitPosition(split.position) for name, split in self._splits.items() if split.position}
 
     @property
@@ -213,7 +205,7 @@ class IteratorReader(SourceReader):
 
     # --- reading --------------------------------------------------------------------------------------------
 
-    def read(self, bytes_max: int) -> SourceBatch | None:
+    def read(self, bytes_max: int) -> base.SourceBatch | None:
         taken = _StepRows()
         if self.reached is not None:
             return self._read_by_time(taken, bytes_max)
@@ -222,7 +214,7 @@ class IteratorReader(SourceReader):
             self._take(split, taken, bytes_max=bytes_max)
         return self._batch(taken) if taken.rows else None
 
-    def _read_by_time(self, taken: _StepRows, bytes_max: int) -> SourceBatch | None:
+    def _read_by_time(self, taken: _StepRows, bytes_max: int) -> base.SourceBatch | None:
         assert self.reached is not None
         waiting = [name for name, split in self._splits.items() if self._has_row(split)]
         name = self._turns.next(waiting, self.reached)
@@ -265,17 +257,17 @@ class IteratorReader(SourceReader):
             part.end, part.digest = position, digest64(data, part.digest)
             taken.rows.append(row)
             taken.size += len(data)
-        taken.pieces.append(BatchPiece(split.name, begin, split.position, at))
+        taken.pieces.append(base.BatchPiece(split.name, begin, split.position, at))
 
-    def _batch(self, taken: _StepRows) -> SourceBatch:
+    def _batch(self, taken: _StepRows) -> base.SourceBatch:
         try:
             batch = pa.RecordBatch.from_pylist(taken.rows, self._spec.schema)
         except (pa.ArrowException, TypeError, ValueError) as error:
             split = self._splits[taken.pieces[0].split]
             raise self._fault(split, error) from error
-        return SourceBatch(batch, tuple(taken.pieces), taken.size)
+        return base.SourceBatch(batch, tuple(taken.pieces), taken.size)
 
-    def replay(self, division: SourceDivision) -> list[SourceBatch]:
+    def replay(self, division: base.SourceDivision) -> list[base.SourceBatch]:
         taken = _StepRows()
         batches = []
         for name, want in division.items():
@@ -294,14 +286,14 @@ class IteratorReader(SourceReader):
                 taken = _StepRows()
         return [*batches, self._batch(taken)] if taken.rows else batches
 
-    def take_division(self) -> SourceDivision:
+    def take_division(self) -> base.SourceDivision:
         parts, self._parts = self._parts, {}
         self._turns.step_over()
-        return {name: SplitDivision(part.begin, part.end, part.digest) for name, part in parts.items()}
+        return {name: base.SplitDivision(part.begin, part.end, part.digest) for name, part in parts.items()}
 
     # --- For display ----------------------------------------------------------------------------------
 
-    def describe(self, source: SourceBatch, row: int | None) -> str:
+    def describe(self, source: base.SourceBatch, row: int | None) -> str:
         if row is None:
             first, last = source.pieces[0], source.pieces[-1]
             return f"split {first.split!r}, from {first.begin}, to split {last.split!r}, {last.end}"

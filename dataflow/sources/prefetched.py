@@ -22,15 +22,7 @@ from dataflow.core.event_time import SourceTime
 from dataflow.errors import InputChangedError, InputReadError
 from dataflow.operators.base import OperatorContext
 from dataflow.schema import schema_text
-from dataflow.sources.base import (
-    BatchPiece,
-    Positions,
-    SourceBatch,
-    SourceDivision,
-    SourceReader,
-    SourceSpec,
-    SplitDivision,
-)
+from dataflow.sources import base
 from dataflow.sources.prefetch_buffer import PrefetchBuffer
 from dataflow.sources.round_robin import RoundRobin
 from dos_client import Store
@@ -78,7 +70,7 @@ class PrefetchOrigin(Protocol):
         ...
 
 
-class PrefetchedSource(SourceSpec):
+class PrefetchedSource(base.SourceSpec):
     """The description of a source that is fed from the store."""
 
     runs_outside: ClassVar[bool] = True
@@ -109,7 +101,7 @@ def owner_by_name(split: str, workers: int) -> int:
     return digest64(split.encode()) % workers
 
 
-class PrefetchedReader(SourceReader):
+class PrefetchedReader(base.SourceReader):
     """Reads a worker's splits in turns."""
 
     def __init__(self, schema: pa.Schema, label: str) -> None:
@@ -123,8 +115,8 @@ class PrefetchedReader(SourceReader):
         self._buffer = buffer
 
     def _clear(self) -> None:
-        self._at: Positions = {}
-        self._division: SourceDivision = {}
+        self._at: base.Positions = {}
+        self._division: base.SourceDivision = {}
         self._split = ""
         """The split that is being read."""
         self._turns = RoundRobin()
@@ -150,7 +142,7 @@ class PrefetchedReader(SourceReader):
     def time_now(self) -> SourceTime:
         return self._buffer.time_now()
 
-    def read(self, bytes_max: int) -> SourceBatch | None:
+    def read(self, bytes_max: int) -> base.SourceBatch | None:
         pieces: list[InputPiece] = []
         rows: list[pa.RecordBatch] = []
         size = 0
@@ -185,24 +177,24 @@ class PrefetchedReader(SourceReader):
     def _note(self, piece: InputPiece) -> None:
         at = self._at.get(piece.split, SplitPosition(0))
         begin = self._division[piece.split].begin if piece.split in self._division else at.position
-        self._division[piece.split] = SplitDivision(begin, piece.end, piece.digest)
+        self._division[piece.split] = base.SplitDivision(begin, piece.end, piece.digest)
         self._at[piece.split] = SplitPosition(piece.end, piece.digest)
 
-    def take_division(self) -> SourceDivision:
+    def take_division(self) -> base.SourceDivision:
         division, self._division = self._division, {}
         self._turns.step_over()
         return division
 
-    def positions(self) -> Positions:
+    def positions(self) -> base.Positions:
         return dict(self._at)
 
     # --- replaying ------------------------------------------------------------------------------------------
 
-    def can_replay(self, division: SourceDivision) -> bool:
+    def can_replay(self, division: base.SourceDivision) -> bool:
         missing = [split for split, part in division.items() if not self._buffer.reaches(split, part.end)]
         return not missing
 
-    def replay(self, division: SourceDivision) -> list[SourceBatch]:
+    def replay(self, division: base.SourceDivision) -> list[base.SourceBatch]:
         batches = []
         for split, part in division.items():
             at = self._at.get(split, SplitPosition(0)).position
@@ -225,13 +217,13 @@ class PrefetchedReader(SourceReader):
 
     # --- rows -----------------------------------------------------------------------------------------------
 
-    def _batch(self, pieces: Sequence[InputPiece], batches: Sequence[pa.RecordBatch]) -> SourceBatch:
+    def _batch(self, pieces: Sequence[InputPiece], batches: Sequence[pa.RecordBatch]) -> base.SourceBatch:
         table = pa.Table.from_batches(batches, self._schema).combine_chunks()
         rows = table.to_batches()
         batch = rows[0] if rows else pa.RecordBatch.from_pylist([], self._schema)
-        origins = tuple(BatchPiece(piece.split, piece.begin, piece.end, 0) for piece in pieces)
+        origins = tuple(base.BatchPiece(piece.split, piece.begin, piece.end, 0) for piece in pieces)
         size = sum(len(piece.data) for piece in pieces)
-        return SourceBatch(batch, origins, size, ends_unit=pieces[-1].last)
+        return base.SourceBatch(batch, origins, size, ends_unit=pieces[-1].last)
 
     def _rows_of(self, piece: InputPiece) -> list[pa.RecordBatch]:
         try:
@@ -250,7 +242,7 @@ class PrefetchedReader(SourceReader):
 
     # --- For display ----------------------------------------------------------------------------------
 
-    def describe(self, source: SourceBatch, row: int | None) -> str:
+    def describe(self, source: base.SourceBatch, row: int | None) -> str:
         del row
         first, last = source.pieces[0], source.pieces[-1]
         if first.split == last.split:

@@ -19,15 +19,7 @@ from checkpoint import SplitPosition
 from dataflow.core.event_time import SourceTime
 from dataflow.errors import InputChangedError, SchemaError
 from dataflow.operators.base import OperatorContext
-from dataflow.sources.base import (
-    BatchPiece,
-    Positions,
-    SourceBatch,
-    SourceDivision,
-    SourceReader,
-    SourceSpec,
-    SplitDivision,
-)
+from dataflow.sources import base
 
 RATE_SCHEMA: Final = pa.schema([("timestamp", pa.timestamp("us", "UTC")), ("value", pa.int64())])
 _row_bytes: Final = 16
@@ -39,7 +31,7 @@ overhead.
 
 
 @dataclass(frozen=True, slots=True, init=False)
-class RateSource(SourceSpec):
+class RateSource(base.SourceSpec):
     """Generates `rows_per_second` rows in total with columns `timestamp timestamp, value bigint`. Row n has
     the time of its worker's first row plus n / rows_per_second seconds. After an outage of the region, all
     rows that became due in the meantime are generated at once.
@@ -76,7 +68,7 @@ def wall_us() -> int:
     return time.time_ns() // 1000
 
 
-class RateReader(SourceReader):
+class RateReader(base.SourceReader):
     """Generates a worker's share. Invariant: `_generated` rows were generated, the first at `_start` (0:
     not known yet).
     """
@@ -102,7 +94,7 @@ class RateReader(SourceReader):
             self._generated = self._begin = at.position
             self._start = at.digest
 
-    def positions(self) -> Positions:
+    def positions(self) -> base.Positions:
         return {self._split: SplitPosition(self._generated, self._start)} if self._start else {}
 
     @property
@@ -129,23 +121,25 @@ class RateReader(SourceReader):
         due = max(0, int(since // self._gap_us) + 1)
         return due if self._rows is None else min(due, self._rows)
 
-    def read(self, bytes_max: int) -> SourceBatch | None:
+    def read(self, bytes_max: int) -> base.SourceBatch | None:
         count = min(self._due() - self._generated, max(1, bytes_max // _row_bytes))
         if count <= 0:
             return None
         self._start = self._start or self._clock()
         return self._take(count)
 
-    def _take(self, count: int) -> SourceBatch:
+    def _take(self, count: int) -> base.SourceBatch:
         begin, self._generated = self._generated, self._generated + count
         index = np.arange(begin, self._generated)
         value = index * self._workers + self._worker
         at = self._start + (index * self._gap_us).astype(np.int64)
         columns = [pa.array(at).cast(RATE_SCHEMA.field(0).type), pa.array(value)]
         batch = pa.RecordBatch.from_arrays(columns, schema=RATE_SCHEMA)
-        return SourceBatch(batch, (BatchPiece(self._split, begin, self._generated, 0),), count * _row_bytes)
+        return base.SourceBatch(
+            batch, (base.BatchPiece(self._split, begin, self._generated, 0),), count * _row_bytes
+        )
 
-    def replay(self, division: SourceDivision) -> list[SourceBatch]:
+    def replay(self, division: base.SourceDivision) -> list[base.SourceBatch]:
         part = division.get(self._split)
         if part is None:
             return []
@@ -156,13 +150,13 @@ class RateReader(SourceReader):
         self._start = part.digest
         return [self._take(part.end - part.begin)]
 
-    def take_division(self) -> SourceDivision:
+    def take_division(self) -> base.SourceDivision:
         begin, self._begin = self._begin, self._generated
         if begin == self._generated:
             return {}
-        return {self._split: SplitDivision(begin, self._generated, self._start)}
+        return {self._split: base.SplitDivision(begin, self._generated, self._start)}
 
-    def describe(self, source: SourceBatch, row: int | None) -> str:
+    def describe(self, source: base.SourceBatch, row: int | None) -> str:
         (piece,) = source.pieces
         if row is None:
             return f"rows {piece.begin} to {piece.end} of worker {self._worker}"

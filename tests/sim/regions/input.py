@@ -15,15 +15,7 @@ import pyarrow as pa
 from checkpoint.core.manifest import SplitPosition
 from dataflow.errors import InputChangedError, InputReadError
 from dataflow.operators.base import OperatorContext
-from dataflow.sources.base import (
-    BatchPiece,
-    Positions,
-    SourceBatch,
-    SourceDivision,
-    SourceReader,
-    SourceSpec,
-    SplitDivision,
-)
+from dataflow.sources import base
 from dos_protocol.digests import digest64
 
 SCHEMA: Final = pa.schema([("word", pa.string()), ("id", pa.int64())])
@@ -66,7 +58,7 @@ class Input:
         return [row for rows in self.splits.values() for row in rows]
 
 
-class RegionSource(SourceSpec):
+class RegionSource(base.SourceSpec):
     """The description of the source. `rng_of`: returns the random stream of a reader. `broken`: whether
     reading fails now, as for an invalid row. `readers`: the newest reader of each worker, for the nemesis."""
 
@@ -96,7 +88,7 @@ class RegionSource(SourceSpec):
         return reader
 
 
-class Reader(SourceReader):
+class Reader(base.SourceReader):
     """Reads the splits of one worker in a random order. A row counts as one byte."""
 
     def __init__(self, given: Input, splits: list[str], rng: Random, broken: Callable[[], bool]) -> None:
@@ -112,7 +104,7 @@ class Reader(SourceReader):
             self._check(split, at.position, at.digest)
             self._at[split] = at.position
 
-    def read(self, bytes_max: int) -> SourceBatch | None:
+    def read(self, bytes_max: int) -> base.SourceBatch | None:
         if self._broken():
             raise InputReadError("a row cannot be read")
         waiting = [split for split in self._at if self._left(split)]
@@ -122,7 +114,7 @@ class Reader(SourceReader):
         count = self._rng.randint(1, min(bytes_max, self._left(split)))
         return self._take(split, self._at[split], self._at[split] + count)
 
-    def replay(self, division: SourceDivision) -> list[SourceBatch]:
+    def replay(self, division: base.SourceDivision) -> list[base.SourceBatch]:
         batches = []
         for split, part in division.items():
             if split not in self._at or part.begin != self._at[split]:
@@ -132,9 +124,9 @@ class Reader(SourceReader):
                 batches.append(self._take(split, part.begin, part.end))
         return batches
 
-    def take_division(self) -> SourceDivision:
+    def take_division(self) -> base.SourceDivision:
         taken = {
-            split: SplitDivision(
+            split: base.SplitDivision(
                 begin, self._at[split], self._given.digest(split, self._at[split]), int(not self._left(split))
             )
             for split, begin in self._began.items()
@@ -142,7 +134,7 @@ class Reader(SourceReader):
         self._began.clear()
         return taken
 
-    def positions(self) -> Positions:
+    def positions(self) -> base.Positions:
         return {
             split: SplitPosition(at, self._given.digest(split, at), not self._left(split))
             for split, at in self._at.items()
@@ -157,7 +149,7 @@ class Reader(SourceReader):
         """Return the number of unread rows of all its splits."""
         return sum(map(self._left, self._at))
 
-    def describe(self, source: SourceBatch, row: int | None) -> str:
+    def describe(self, source: base.SourceBatch, row: int | None) -> str:
         begins = [piece.at for piece in source.pieces]
         piece = source.pieces[max(bisect_right(begins, row or 0) - 1, 0)]
         return f"split {piece.split}, row {piece.begin + (row or 0)}"
@@ -165,13 +157,13 @@ class Reader(SourceReader):
     def _left(self, split: str) -> int:
         return len(self._given.splits[split]) - self._at[split]
 
-    def _take(self, split: str, begin: int, end: int) -> SourceBatch:
+    def _take(self, split: str, begin: int, end: int) -> base.SourceBatch:
         rows = self._given.splits[split][begin:end]
         self._began.setdefault(split, begin)
         self._at[split] = end
         words, ids = [word for word, _ in rows], [number for _, number in rows]
         batch = pa.record_batch([pa.array(words, pa.string()), pa.array(ids, pa.int64())], schema=SCHEMA)
-        return SourceBatch(batch, (BatchPiece(split, begin, end, 0),), len(rows))
+        return base.SourceBatch(batch, (base.BatchPiece(split, begin, end, 0),), len(rows))
 
     def _check(self, split: str, position: int, digest: int) -> None:
         known = self._given.digest(split, position) if position else 0

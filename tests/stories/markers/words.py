@@ -12,20 +12,13 @@ from checkpoint.core.channel_frames import ChannelFrame, FrameType
 from checkpoint.core.manifest import SplitPosition
 from dataflow import Graph, LogSink
 from dataflow.operators.base import OperatorContext
-from dataflow.sources.base import (
-    Positions,
-    SourceBatch,
-    SourceDivision,
-    SourceReader,
-    SourceSpec,
-    SplitDivision,
-)
+from dataflow.sources import base
 from tests.stories.store.copies import in_words
 
 SCHEMA = pa.schema([("word", pa.string())])
 
 
-class Words(SourceSpec):
+class Words(base.SourceSpec):
     """What each worker was given so far."""
 
     def __init__(self) -> None:
@@ -39,7 +32,7 @@ class Words(SourceSpec):
         return WordsReader(self.given[context.worker])
 
 
-class WordsReader(SourceReader):
+class WordsReader(base.SourceReader):
     """All that is there goes into one step."""
 
     def __init__(self, given: list[str]) -> None:
@@ -49,24 +42,24 @@ class WordsReader(SourceReader):
     def reset_to(self, positions: Mapping[str, SplitPosition]) -> None:
         self._at = self._began = positions["words"].position if positions else 0
 
-    def read(self, bytes_max: int) -> SourceBatch | None:
+    def read(self, bytes_max: int) -> base.SourceBatch | None:
         del bytes_max
         return self._upto(len(self._given)) if self.has_input else None
 
-    def replay(self, division: SourceDivision) -> list[SourceBatch]:
+    def replay(self, division: base.SourceDivision) -> list[base.SourceBatch]:
         part = division.get("words")
         return [] if part is None or part.end == part.begin else [self._upto(part.end)]
 
-    def _upto(self, end: int) -> SourceBatch:
+    def _upto(self, end: int) -> base.SourceBatch:
         words = self._given[self._at : end]
         self._at = end
-        return SourceBatch(pa.record_batch([pa.array(words)], schema=SCHEMA), (), len(words))
+        return base.SourceBatch(pa.record_batch([pa.array(words)], schema=SCHEMA), (), len(words))
 
-    def take_division(self) -> SourceDivision:
+    def take_division(self) -> base.SourceDivision:
         began, self._began = self._began, self._at
-        return {"words": SplitDivision(began, self._at, 0)}
+        return {"words": base.SplitDivision(began, self._at, 0)}
 
-    def positions(self) -> Positions:
+    def positions(self) -> base.Positions:
         return {"words": SplitPosition(self._at)}
 
     @property
@@ -77,7 +70,7 @@ class WordsReader(SourceReader):
     def has_input(self) -> bool:
         return self._at < len(self._given)
 
-    def describe(self, source: SourceBatch, row: int | None) -> str:
+    def describe(self, source: base.SourceBatch, row: int | None) -> str:
         return "a word"
 
 
