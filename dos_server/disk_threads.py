@@ -10,6 +10,7 @@ Nothing is decided here, and no disk error is handled: the work returns it.
 
 import queue
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -28,26 +29,18 @@ class Wakeup(Protocol):
         """Call in the event loop. Callable from any thread; calls keep their order."""
 
 
-class DiskThreads(Generic[Job, Result]):
-    """A pool of at most `threads_max` threads, which are started when they are first needed.
+class WorkerPool(ABC, Generic[Job, Result]):
+    """Jobs, of which at most `threads_max` run at once. A subclass runs them.
 
-    `on_result` is called in the event loop with every result. `work` must not raise. If it does, the
-    exception is raised in the event loop and ends the server, because the outcome of the job is unknown.
+    `on_result` is called in the event loop with every result.
     """
 
     def __init__(
-        self,
-        work: Callable[[Job], Result],
-        on_result: Callable[[Result], None],
-        readiness: Wakeup,
-        threads_max: int,
+        self, work: Callable[[Job], Result], on_result: Callable[[Result], None], threads_max: int
     ) -> None:
         self._work = work
         self._on_result = on_result
-        self._readiness = readiness
         self._threads_max = threads_max
-        self._queue: queue.SimpleQueue[tuple[Job] | None] = queue.SimpleQueue()
-        self._threads: list[threading.Thread] = []
         self._running = 0
         self._queued: deque[Job] = deque()
         self._eager: deque[Job] = deque()
@@ -72,8 +65,37 @@ class DiskThreads(Generic[Job, Result]):
         else:
             self._eager.append(job)
 
+    @abstractmethod
     def begin(self, job: Job) -> None:
         """Hand a job to a thread."""
+
+    def _ended(self, result: Result) -> None:
+        self._running -= 1
+        if self._eager:
+            self.begin(self._eager.popleft())
+        self._on_result(result)
+
+
+class DiskThreads(WorkerPool[Job, Result]):
+    """A pool of threads, which are started when they are first needed.
+
+    `work` must not raise. If it does, the exception is raised in the event loop and ends the server, because
+    the outcome of the job is unknown.
+    """
+
+    def __init__(
+        self,
+        work: Callable[[Job], Result],
+        on_result: Callable[[Result], None],
+        readiness: Wakeup,
+        threads_max: int,
+    ) -> None:
+        super().__init__(work, on_result, threads_max)
+        self._readiness = readiness
+        self._queue: queue.SimpleQueue[tuple[Job] | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+
+    def begin(self, job: Job) -> None:
         self._running += 1
         if self._running > len(self._threads):
             thread = threading.Thread(target=self._run, name="disk", daemon=True)
@@ -90,12 +112,6 @@ class DiskThreads(Generic[Job, Result]):
                 done(partial(_raise, error))
                 return
             done(partial(ended, result))
-
-    def _ended(self, result: Result) -> None:
-        self._running -= 1
-        if self._eager:
-            self.begin(self._eager.popleft())
-        self._on_result(result)
 
     def close(self) -> None:
         """Wait until every job that has begun is finished."""

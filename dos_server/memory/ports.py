@@ -8,10 +8,11 @@ import random
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import trio
 
+from dos_server.disk_threads import WorkerPool
 from dos_server.memory.network import MemoryListener
 from dos_server.memory.pipes import MemorySocket
 from dos_server.memory.timers import MemoryTimers
@@ -106,7 +107,7 @@ class MemoryRounds:
         self._watched.clear()
 
 
-class MemoryWorkers(Generic[Job, Result]):
+class MemoryWorkers(WorkerPool[Job, Result]):
     """A pool as of `disk_threads.DiskThreads`, without threads.
 
     `durations_s` returns, anew for each job, the seconds from its begin until it touches the disk, and from
@@ -122,34 +123,13 @@ class MemoryWorkers(Generic[Job, Result]):
         timers: MemoryTimers,
         durations_s: Callable[[], tuple[float, float]],
     ) -> None:
-        self._work = work
-        self._on_result = on_result
+        super().__init__(work, on_result, threads_max)
         self._rounds = rounds
-        self._threads_max = threads_max
         self._timers = timers
         self._durations_s = durations_s
-        self._queued: deque[Job] = deque()
-        self._eager: deque[Job] = deque()
         self._begun: dict[int, Job] = {}
         self._last = 0
-        self._running = 0
         self._closed = False
-
-    @property
-    def busy(self) -> bool:
-        return self._running > 0
-
-    def submit(self, job: Job) -> None:
-        self._queued.append(job)
-
-    def next_due(self) -> Job | None:
-        return self._queued.popleft() if self._queued and self._running < self._threads_max else None
-
-    def start(self, job: Job) -> None:
-        if self._running < self._threads_max:
-            self.begin(job)
-        else:
-            self._eager.append(job)
 
     def begin(self, job: Job) -> None:
         self._running += 1
@@ -171,12 +151,8 @@ class MemoryWorkers(Generic[Job, Result]):
             self._later(after_s, partial(self._ended, self._work(job)))
 
     def _ended(self, result: Result) -> None:
-        if self._closed:
-            return
-        self._running -= 1
-        if self._eager:
-            self.begin(self._eager.popleft())
-        self._on_result(result)
+        if not self._closed:
+            super()._ended(result)
 
     def close(self) -> None:
         """Finish the jobs that have begun, at once, and report none of them."""
