@@ -26,7 +26,6 @@ from journal.core.walk_vocabulary import (
     Effect,
     Event,
     ReadStart,
-    Settled,
     SnapshotFound,
     StartRead,
     SurveySegment,
@@ -114,15 +113,6 @@ class ReadWalk(ChainWalk):
         """Return the first effects."""
         self._see(self.answers)
         return self._choose()
-
-    def handle(self, event: Event) -> list[Effect]:
-        """Return the effects that follow `event`."""
-        assert not isinstance(event, Settled), "a reader settles nothing"
-        if isinstance(event, StartRead):
-            return self._started(event) if self.phase is WalkPhase.FOLLOWING else self._head_started(event)
-        if isinstance(event, SnapshotFound):
-            return self._snapshot_known(event.end, self._start)
-        return self._head_measured(event.survey)
 
     def _choose(self) -> list[Effect]:
         self.phase = WalkPhase.CHOOSING

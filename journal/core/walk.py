@@ -159,6 +159,21 @@ class ChainWalk:
             raise StaleGenerationError(f"{held}this client has {self.generation}", actual=start.generation)
         self._released = max(self._released, start.released or NO_FLOOR)
 
+    def handle(self, event: Event) -> list[Effect]:
+        """Return the effects that follow `event`."""
+        assert not isinstance(event, Settled), "only a take-over settles"
+        if isinstance(event, StartRead):
+            return self._started(event) if self.phase is WalkPhase.FOLLOWING else self._head_started(event)
+        if isinstance(event, SnapshotFound):
+            return self._snapshot_known(event.end, self._start)
+        return self._head_measured(event.survey)
+
+    def _head_started(self, event: StartRead) -> list[Effect]:
+        raise NotImplementedError
+
+    def _head_measured(self, survey: SegmentSurvey) -> list[Effect]:
+        raise NotImplementedError
+
     def _bottom(self) -> list[Effect]:
         raise NotImplementedError
 
@@ -212,11 +227,7 @@ class TakeOver(ChainWalk):
         """Return the effects that follow `event`."""
         if isinstance(event, Settled):
             return self._settle_next()
-        if isinstance(event, StartRead):
-            return self._started(event) if self.phase is WalkPhase.FOLLOWING else self._head_started(event)
-        if isinstance(event, SnapshotFound):
-            return self._snapshot_known(event.end, self._start)
-        return self._head_measured(event.survey)
+        return super().handle(event)
 
     def _choose(self) -> list[Effect]:
         """Request the start of the next segment in rank. If there is none, the journal never
