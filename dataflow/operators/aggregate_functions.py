@@ -12,7 +12,7 @@ null. A NaN makes a sum and a mean NaN, and is larger than all other numbers.
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 import pyarrow as pa
 
@@ -115,8 +115,20 @@ class Mean(Aggregate):
         return SumAccumulator(name, _number(self, column), mean=True)
 
 
+class _Extreme(Aggregate):
+    """The smallest or the largest value of a column."""
+
+    largest: ClassVar[bool]
+
+    def result_type(self, column: pa.DataType | None) -> pa.DataType:
+        return _ordered(self, column)
+
+    def open(self, name: str, column: pa.DataType | None) -> Accumulator:
+        return _extreme(name, _ordered(self, column), largest=self.largest)
+
+
 @dataclass(frozen=True, slots=True)
-class Min(Aggregate):
+class Min(_Extreme):
     """The smallest value of a column of numbers, decimals, dates, timestamps, booleans or text.
 
     Text is compared by its UTF-8 bytes.
@@ -124,17 +136,12 @@ class Min(Aggregate):
         by_item.aggregate("first", since=Min("at"))
     """
 
+    largest: ClassVar[bool] = False
     column: str
-
-    def result_type(self, column: pa.DataType | None) -> pa.DataType:
-        return _ordered(self, column)
-
-    def open(self, name: str, column: pa.DataType | None) -> Accumulator:
-        return _extreme(name, _ordered(self, column), largest=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Max(Aggregate):
+class Max(_Extreme):
     """The largest value of a column of numbers, decimals, dates, timestamps, booleans or text.
 
     Text is compared by its UTF-8 bytes.
@@ -142,13 +149,8 @@ class Max(Aggregate):
         by_item.aggregate("last", until=Max("at"))
     """
 
+    largest: ClassVar[bool] = True
     column: str
-
-    def result_type(self, column: pa.DataType | None) -> pa.DataType:
-        return _ordered(self, column)
-
-    def open(self, name: str, column: pa.DataType | None) -> Accumulator:
-        return _extreme(name, _ordered(self, column), largest=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,9 +25,9 @@ from dataflow.operators.aggregate_functions import (
     open_all,
     result_fields,
 )
-from dataflow.operators.base import OperatorContext, OperatorSpec, StateTable
+from dataflow.operators.base import OperatorContext, StateTable
 from dataflow.operators.event_time import check_time_column, times_of
-from dataflow.operators.late import LATE, TimedOperator
+from dataflow.operators.late import TimedOperator, TimedSpec
 from dataflow.state.accumulators import CountAccumulator
 from dataflow.state.columns import Slots, position_in_run
 from dataflow.state.keyed_table import KeyedTable
@@ -68,11 +68,10 @@ class CountWindow:
 
 
 @dataclass(frozen=True, slots=True)
-class CountWindowSpec(OperatorSpec):
+class CountWindowSpec(TimedSpec):
     """Aggregates by key and window."""
 
     kind: ClassVar[OperatorKind] = OperatorKind.COUNT_WINDOW
-    needs_time: ClassVar[bool] = True
     keys: tuple[str, ...]
     window: CountWindow
     aggregates: tuple[tuple[str, Aggregate], ...]
@@ -95,9 +94,6 @@ class CountWindowSpec(OperatorSpec):
         except ValueError as error:
             raise SchemaError(str(error)) from None
         return schema
-
-    def side_output_schemas(self, inputs: Sequence[pa.Schema]) -> Mapping[str, pa.Schema]:
-        return {LATE: inputs[0]}
 
     def detail(self) -> str:
         results = ", ".join(f"{name} {aggregate}" for name, aggregate in self.aggregates)

@@ -18,7 +18,7 @@ from dataflow.core.plan import OperatorKind
 from dataflow.errors import SchemaError
 from dataflow.operators.base import Operator, OperatorContext, OperatorSpec, StateTable
 from dataflow.operators.event_time import check_time_column, times_of
-from dataflow.operators.late import LATE, TimedOperator
+from dataflow.operators.late import TimedOperator, TimedSpec
 from dataflow.operators.window_assignment import START, Tumbling, WindowKeys
 from dataflow.state.columns import Slots
 from dataflow.state.key_index import SlotArray
@@ -44,11 +44,10 @@ class DedupSpec(OperatorSpec):
 
 
 @dataclass(frozen=True, slots=True)
-class WindowDedupSpec(OperatorSpec):
+class WindowDedupSpec(TimedSpec):
     """Deduplicates by key and window."""
 
     kind: ClassVar[OperatorKind] = OperatorKind.WINDOW_DEDUP
-    needs_time: ClassVar[bool] = True
     keys: tuple[str, ...]
     window: Tumbling
 
@@ -61,9 +60,6 @@ class WindowDedupSpec(OperatorSpec):
         if START in self.keys:
             raise SchemaError(f"key column {START!r} has the name of a column of the state; rename it")
         return inputs[0]
-
-    def side_output_schemas(self, inputs: Sequence[pa.Schema]) -> Mapping[str, pa.Schema]:
-        return {LATE: inputs[0]}
 
     def detail(self) -> str:
         return f"key ({', '.join(self.keys)}) window ({self.window})"

@@ -7,7 +7,7 @@ so the region must remember that it was dropped.
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,7 @@ import pyarrow as pa
 from checkpoint.chains.state_blocks import block_schema, make_block
 from checkpoint.key_hash import hash_keys
 from dataflow.core.event_time import Watermark
-from dataflow.operators.base import Operator, StateTable
+from dataflow.operators.base import Operator, OperatorSpec, StateTable
 from dataflow.operators.event_time import WatermarkTable
 from dataflow.state.columns import Slots
 
@@ -65,6 +65,15 @@ class LateTable(StateTable):
     def restore(self, block: pa.RecordBatch) -> None:
         for row in block.to_pylist():
             self.rows[row["input"]], self.behind_us[row["input"]] = row["rows"], row["behind_us"]
+
+
+class TimedSpec(OperatorSpec):
+    """An operator with one input that waits for event time. Late rows go to its side output `late`."""
+
+    needs_time: ClassVar[bool] = True
+
+    def side_output_schemas(self, inputs: Sequence[pa.Schema]) -> Mapping[str, pa.Schema]:
+        return {LATE: inputs[0]}
 
 
 class TimedOperator(Operator, ABC):

@@ -12,18 +12,17 @@ from typing import ClassVar
 import pyarrow as pa
 
 from dataflow.core.plan import OperatorKind
-from dataflow.operators.base import OperatorContext, OperatorSpec, StateTable
+from dataflow.operators.base import OperatorContext, StateTable
 from dataflow.operators.event_time import check_time_column, times_of
-from dataflow.operators.late import LATE, TimedOperator
+from dataflow.operators.late import TimedOperator, TimedSpec
 from dataflow.state.row_table import RowTable, check_order, check_stored, in_order
 
 
 @dataclass(frozen=True, slots=True)
-class SortSpec(OperatorSpec):
+class SortSpec(TimedSpec):
     """Sorts by the timestamp column `time`."""
 
     kind: ClassVar[OperatorKind] = OperatorKind.SORT
-    needs_time: ClassVar[bool] = True
     time: str
 
     def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema:
@@ -31,9 +30,6 @@ class SortSpec(OperatorSpec):
         check_order(inputs[0])
         check_stored(inputs[0])
         return inputs[0]
-
-    def side_output_schemas(self, inputs: Sequence[pa.Schema]) -> Mapping[str, pa.Schema]:
-        return {LATE: inputs[0]}
 
     def detail(self) -> str:
         return f"time ({self.time})"

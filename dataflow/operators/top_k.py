@@ -19,9 +19,9 @@ import pyarrow.compute as pc
 
 from dataflow.core.plan import OperatorKind
 from dataflow.errors import SchemaError
-from dataflow.operators.base import OperatorContext, OperatorSpec, StateTable
+from dataflow.operators.base import OperatorContext, StateTable
 from dataflow.operators.event_time import check_time_column, micros_of, times_of
-from dataflow.operators.late import LATE, TimedOperator
+from dataflow.operators.late import TimedOperator, TimedSpec
 from dataflow.operators.window_assignment import Tumbling
 from dataflow.state.columns import Slots, position_in_run
 from dataflow.state.key_index import KeyIndex
@@ -32,11 +32,10 @@ _prune_rows_min: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class TopKSpec(OperatorSpec):
+class TopKSpec(TimedSpec):
     """Selects by the key of the upstream keyed stream; nulls in `by` come last."""
 
     kind: ClassVar[OperatorKind] = OperatorKind.TOP_K
-    needs_time: ClassVar[bool] = True
     keys: tuple[str, ...]
     window: Tumbling
     k: int
@@ -56,9 +55,6 @@ class TopKSpec(OperatorSpec):
         check_order(inputs[0])
         check_stored(inputs[0])
         return inputs[0]
-
-    def side_output_schemas(self, inputs: Sequence[pa.Schema]) -> Mapping[str, pa.Schema]:
-        return {LATE: inputs[0]}
 
     def detail(self) -> str:
         return f"key ({', '.join(self.keys)}) window ({self.window}) {self.k} by ({self.by})"

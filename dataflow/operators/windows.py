@@ -27,18 +27,17 @@ from dataflow.operators.aggregate_functions import (
     open_all,
     result_fields,
 )
-from dataflow.operators.base import OperatorContext, OperatorSpec, StateTable
+from dataflow.operators.base import OperatorContext, StateTable
 from dataflow.operators.event_time import check_time_column, times_of
-from dataflow.operators.late import LATE, TimedOperator
+from dataflow.operators.late import TimedOperator, TimedSpec
 from dataflow.operators.window_assignment import START, STOP, Sliding, Tumbling, Window, WindowKeys
 
 
 @dataclass(frozen=True, slots=True)
-class WindowSpec(OperatorSpec):
+class WindowSpec(TimedSpec):
     """Aggregates by key and window."""
 
     kind: ClassVar[OperatorKind] = OperatorKind.WINDOW
-    needs_time: ClassVar[bool] = True
     keys: tuple[str, ...]
     window: Window
     aggregates: tuple[tuple[str, Aggregate], ...]
@@ -70,9 +69,6 @@ class WindowSpec(OperatorSpec):
         """Return the columns that hold the bounds of the window, in the time zone of the time column."""
         kind = pa.timestamp("us", columns.field(self.window.time).type.tz)
         return [pa.field(START, kind), pa.field(STOP, kind)]
-
-    def side_output_schemas(self, inputs: Sequence[pa.Schema]) -> Mapping[str, pa.Schema]:
-        return {LATE: inputs[0]}
 
     def detail(self) -> str:
         results = ", ".join(f"{name} {aggregate}" for name, aggregate in self.aggregates)
