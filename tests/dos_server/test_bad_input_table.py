@@ -26,11 +26,6 @@ DIGEST = prefix_digest(CONTENT)
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("table") / "data"
-
-
-@pytest.fixture(scope="module")
 def server(data: Path) -> Iterator[embedded.EmbeddedServer]:
     with embedded.start(data) as running:
         with Wire(running.address) as wire:

@@ -31,11 +31,6 @@ SECRET = b"nothing of this server's"
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("names") / "data"
-
-
-@pytest.fixture(scope="module")
 def server(data: Path) -> Iterator[embedded.EmbeddedServer]:
     with embedded.start(data) as running:
         fill(running)

@@ -12,33 +12,17 @@ import pytest
 
 from dos_server import embedded
 from tests.dos_protocol.test_names_errors_states import HOSTILE
+from tests.dos_server.version0.filled_server import CONTENT, PATIENT, connect, fill
 from tests.dos_server.version0.frames import framed
 from tests.support.data_tree import tree
 from tests.support.v0_client import LostError, RefusedError, V0Connection
-
-CONTENT = b"what was there before"
-PATIENT = 30.0
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("v0-bad-input") / "data"
 
 
 @pytest.fixture(scope="module")
 def server(data: Path) -> Iterator[embedded.EmbeddedServer]:
     with embedded.start(data) as running:
-        with connect(running) as tool:
-            tool.append("o", 0)
-            tool.send(CONTENT)
-            assert tool.finish() == [(len(CONTENT), len(CONTENT))]
+        fill(running)
         yield running
-
-
-def connect(server: embedded.EmbeddedServer) -> V0Connection:
-    connection = V0Connection(server.address, reply_seconds=PATIENT)
-    connection.use("dir")
-    return connection
 
 
 @pytest.fixture(autouse=True)

@@ -14,18 +14,12 @@ import pytest
 
 from dos_server import embedded
 from tests.dos_server.test_bad_names import PLANTS, Plant, plant_name
+from tests.dos_server.version0.filled_server import CONTENT, PATIENT, connect, fill
 from tests.dos_server.version0.frames import framed
 from tests.support.data_tree import tree, undisturbed
 from tests.support.v0_client import LostError, RefusedError, V0Connection
 
-CONTENT = b"what was there before"
 SECRET = b"nothing of this server's"
-PATIENT = 30.0
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("v0-table") / "data"
 
 
 @pytest.fixture(scope="module")
@@ -33,19 +27,6 @@ def server(data: Path) -> Iterator[embedded.EmbeddedServer]:
     with embedded.start(data) as running:
         fill(running)
         yield running
-
-
-def fill(server: embedded.EmbeddedServer) -> None:
-    with connect(server) as tool:
-        tool.append("o", 0)
-        tool.send(CONTENT)
-        assert tool.finish() == [(len(CONTENT), len(CONTENT))]
-
-
-def connect(server: embedded.EmbeddedServer, directory: str = "dir") -> V0Connection:
-    connection = V0Connection(server.address, reply_seconds=PATIENT)
-    connection.use(directory)
-    return connection
 
 
 @pytest.fixture
