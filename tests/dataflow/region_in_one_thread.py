@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from checkpoint.core.channel_frames import ChannelFrame
@@ -310,6 +311,15 @@ class OneThreadRegion:
         assert side.run is not None
         side.run.arrived(frame)
         return True
+
+    def run_with_trouble(self, rng: Random, rounds: int, turns: int, cuts: float = 0.5) -> None:
+        """Fewer than `turns` turns, then a cut or a reset, `rounds` times as `rng` draws; then to the end."""
+        self.restore()
+        for _ in range(rounds):
+            for _ in range(rng.randrange(turns)):
+                self.turn()
+            self.request_cut() if rng.random() < cuts else self.restore()
+        self.finish()
 
     def exhausted(self) -> bool:
         return all(side.shared.exhausted for side in self.sides)

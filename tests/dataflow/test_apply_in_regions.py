@@ -47,12 +47,7 @@ def test_a_region_that_is_reset_again_and_again_shows_each_row_once(workers: int
     words = [rng.choice(["a", "b", "c", "xd"]) for _ in range(120)]
     paths = write_files(tmp_path, ["".join(f"{word}\n" for word in words[begin::2]) for begin in (0, 1)])
     region = OneThreadRegion(numbered(paths, tmp_path), workers, rng.randrange)
-    region.restore()
-    for _ in range(8):
-        for _ in range(rng.randrange(40)):
-            region.turn()
-        region.request_cut() if rng.random() < 0.5 else region.restore()
-    region.finish()
+    region.run_with_trouble(rng, rounds=8, turns=40)
     check_numbered(words, tmp_path)
 
 
@@ -98,12 +93,8 @@ def test_of_several_inputs_a_replay_shows_every_step_as_it_was(
         graph.apply("both", Both(), **inputs).sink("shown", LogSink(publish="step"))
         small = WorkerLimits(step_bytes_max=64, batch_bytes_max=8)
         region = OneThreadRegion(graph, 2 if by_key else 1, rng.randrange, small)
-        region.restore()
-        for _ in range(8):
-            for _ in range(rng.randrange(40)):
-                region.turn()
-            region.request_cut() if rng.random() < 0.5 else region.restore()
-        region.finish()  # OutputDiffersError, on the way here, if a replay had another order
+        # raises OutputDiffersError if a replay had another order
+        region.run_with_trouble(rng, rounds=8, turns=40)
         rows = [row for side in region.sides for row in rows_shown(side.shown)]
         for word in "abc":
             counts = [words[name].count(word) for name in words]

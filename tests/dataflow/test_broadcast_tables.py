@@ -112,12 +112,8 @@ def test_every_worker_sees_the_rows_of_all_steps_before_and_none_of_its_own(
         ]
         graph = known_words(write_files(tmp_path, texts), cycle=cycle, behind=behind)
         region = OneThreadRegion(graph, 2, rng.randrange)
-        region.restore()
-        for _ in range(6):
-            for _ in range(rng.randrange(60)):
-                region.turn()
-            region.request_cut() if rng.random() < 0.5 else region.restore()
-        region.finish()  # OutputDiffersError, on the way here, if a replay saw another table
+        # raises OutputDiffersError if a replay saw another table
+        region.run_with_trouble(rng, rounds=6, turns=60)
         words_of: dict[int, set[str]] = {}
         knew_in: dict[int, set[int]] = {}
         for output in (output for side in region.sides for output in side.shown):

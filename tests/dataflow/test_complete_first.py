@@ -86,12 +86,7 @@ def test_every_row_finds_its_value_with_any_resets(
         graph.stream("priced").sink("shown", LogSink(publish="step"))
         small = WorkerLimits(step_bytes_max=64, batch_bytes_max=64)
         region = OneThreadRegion(graph, workers, rng.randrange, small)
-        region.restore()
-        for _ in range(8):
-            for _ in range(rng.randrange(80)):
-                region.turn()
-            region.request_cut() if rng.random() < 0.5 else region.restore()
-        region.finish()
+        region.run_with_trouble(rng, rounds=8, turns=80)
         found = [
             (row["item"], row["price"])
             for side in region.sides

@@ -103,12 +103,7 @@ def test_files_are_those_of_a_run_without_failures_in_any_interleaving(workers: 
     for trouble in range(6):
         graph = numbered(paths, tmp_path / f"out{trouble}", Diary())
         region = OneThreadRegion(graph, workers, rng.randrange, folder=tmp_path / f"files{trouble}")
-        region.restore()
-        for _ in range(trouble):
-            for _ in range(rng.randrange(40)):
-                region.turn()
-            region.request_cut() if rng.random() < 0.5 else region.restore()
-        region.finish()
+        region.run_with_trouble(rng, rounds=trouble, turns=40)
         found = [files(side.paths["own"]) for side in region.sides]
         assert together(found) == diary_of(rows)
 
@@ -353,12 +348,7 @@ def test_with_delivery_at_most_once_a_row_is_in_files_once_or_not_at_all(seed: i
     words = lines.map("words", split, schema="word string, n bigint")
     words.key_by("by_word", "word").apply("own", Diary()).sink("out", CallSink(lambda row: None))
     region = OneThreadRegion(graph, 2, rng.randrange, folder=tmp_path / "files")
-    region.restore()
-    for _ in range(6):
-        for _ in range(rng.randrange(40)):
-            region.turn()
-        region.request_cut() if rng.random() < 0.4 else region.restore()
-    region.finish()
+    region.run_with_trouble(rng, rounds=6, turns=40, cuts=0.4)
     found = [
         line for side in region.sides for line in files(side.paths["own"]).items() if line[0] != "counts"
     ]

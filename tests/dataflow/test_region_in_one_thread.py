@@ -33,8 +33,9 @@ def write_files(directory: Path, texts: list[str]) -> list[Path]:
     return paths
 
 
-def run_with_trouble(region: OneThreadRegion, draw: Any, troubles: int) -> None:
+def run_with_trouble(graph: Graph, workers: int, draw: Any, troubles: int) -> None:
     """Turns, cuts and resets in any order, then to the end."""
+    region = OneThreadRegion(graph, workers, lambda n: draw(st.integers(0, n - 1)))
     region.restore()
     for _ in range(draw(st.integers(0, troubles))):
         for _ in range(draw(st.integers(0, 40))):
@@ -55,10 +56,7 @@ def test_a_word_count_is_exact_in_any_order_and_however_often_it_is_reset(
     with TemporaryDirectory() as directory:
         paths = write_files(Path(directory), texts)
         out = Path(directory) / "out"
-        region = OneThreadRegion(
-            word_count(paths, out, repeat=2), workers, lambda n: data.draw(st.integers(0, n - 1))
-        )
-        run_with_trouble(region, data.draw, troubles=8)
+        run_with_trouble(word_count(paths, out, repeat=2), workers, data.draw, troubles=8)
         assert last_counts(out) == dict(true_counts(paths, repeat=2))
 
 
@@ -95,10 +93,7 @@ def test_exchanges_after_exchanges_take_their_checkpoints_at_the_same_step(
     with TemporaryDirectory() as directory:
         paths = write_files(Path(directory), texts)
         out = Path(directory) / "out"
-        region = OneThreadRegion(
-            two_exchanges(paths, out), workers, lambda n: data.draw(st.integers(0, n - 1))
-        )
-        run_with_trouble(region, data.draw, troubles=6)
+        run_with_trouble(two_exchanges(paths, out), workers, data.draw, troubles=6)
         counts = true_counts(paths)
         assert last_counts(out / "words") == dict(counts)
         lengths: Counter[tuple[str, str]] = Counter()

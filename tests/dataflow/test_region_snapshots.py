@@ -95,16 +95,22 @@ def segments_of(store_url: str, worker: int) -> set[tuple[str, str]]:
     return trio.run(look)
 
 
+def write_input(folder: Path, words: int) -> Path:
+    """A file of 60,000 lines, with this many different first words."""
+    path = folder / "input.txt"
+    with path.open("w") as file:
+        for number in range(60_000):
+            file.write(f"word{number * 7919 % words} and{number % 7} another\n")
+    return path
+
+
 # EVIDENCE-OF: P-6
 def test_a_restore_begins_at_the_newest_snapshot(
     one_server: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checkpoint_limits, "snapshot_growth", 2)
     limits = replace(SMALL_STEPS, snapshot_bytes_min=20_000)
-    path = tmp_path / "input.txt"
-    with path.open("w") as file:
-        for number in range(60_000):
-            file.write(f"word{number * 7919 % 3001} and{number % 7} another\n")
+    path = write_input(tmp_path, words=3001)
     trio.run(lambda: init_store(one_server.url))
     watch = Watch()
     graph = slow_word_count([path], tmp_path / "out", repeat=8)
@@ -132,10 +138,7 @@ def test_a_store_stays_as_small_as_the_checkpoints_that_are_retained(
     monkeypatch.setattr(checkpoint_limits, "snapshot_growth", 1)
     monkeypatch.setattr(checkpoint_limits, "manifest_segment_bytes_max", 20_000)
     limits = replace(SMALL_STEPS, snapshot_bytes_min=20_000)
-    path = tmp_path / "input.txt"
-    with path.open("w") as file:
-        for number in range(60_000):
-            file.write(f"word{number * 7919 % 997} and{number % 7} another\n")
+    path = write_input(tmp_path, words=997)
     trio.run(lambda: init_store(one_server.url))
     watch, sizes = Watch(), list[int]()
     control = run_in_threads(

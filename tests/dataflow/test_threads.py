@@ -100,12 +100,8 @@ def test_output_published_by_step_is_made_again_as_it_was_by_threads(tmp_path: P
     )
     words.key_by("by_word", "word").count("counts").sink("shown", LogSink(publish="step"))
     region = OneThreadRegion(graph, 2, rng.randrange)
-    region.restore()
-    for _ in range(6):
-        for _ in range(rng.randrange(60)):
-            region.turn()
-        region.request_cut() if rng.random() < 0.4 else region.restore()
-    region.finish()  # OutputDiffersError, on the way here, says what was made otherwise
+    # raises OutputDiffersError, which says what was made otherwise
+    region.run_with_trouble(rng, rounds=6, turns=60, cuts=0.4)
     last: dict[str, int] = {}
     for row in (row for side in region.sides for row in rows_shown(side.shown)):
         last[row["word"]] = row["count"]

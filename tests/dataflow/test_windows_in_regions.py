@@ -95,12 +95,7 @@ def test_windows_are_those_of_a_run_without_failures_with_any_resets(workers: in
         paths = write_files(tmp_path, texts_of(files))
         graph = per_window(paths, 2, LogSink(publish="step"), late)
         region = OneThreadRegion(graph, workers, rng.randrange)
-        region.restore()
-        for _ in range(8):
-            for _ in range(rng.randrange(40)):
-                region.turn()
-            region.request_cut() if rng.random() < 0.5 else region.restore()
-        region.finish()
+        region.run_with_trouble(rng, rounds=8, turns=40)
         found = Counter(
             (int((row["at"] - EPOCH).total_seconds()), row["key"], row["n"])
             for side in region.sides
