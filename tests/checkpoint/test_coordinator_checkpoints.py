@@ -182,13 +182,19 @@ def test_votes_for_different_steps_make_no_checkpoint_and_stop_the_region() -> N
     assert "different steps: {0: 5, 1: 6}" in region.core.state.reason
 
 
-def test_an_acknowledgement_of_an_earlier_incarnation_commits_nothing() -> None:
+def died_during_append():
+    """A region whose worker 1 died while cut 1 was appended to the manifest, and that append."""
     region = CoordinatorHarness().run()
     region.play(CutWanted())
     for worker in (0, 1):
         region.vote(worker, 1)
     (append,) = region.take(AppendCut)
     region.die(1)
+    return region, append
+
+
+def test_an_acknowledgement_of_an_earlier_incarnation_commits_nothing() -> None:
+    region, append = died_during_append()
     region.play(CutAppended(append.cut))
     assert region.sent(Committed) == []
     region.opened()
@@ -204,12 +210,7 @@ def test_an_acknowledgement_of_an_earlier_incarnation_commits_nothing() -> None:
 
 def test_a_cut_in_doubt_that_is_in_the_manifest_is_restored_and_forgives() -> None:
     # EVIDENCE-OF: P-6
-    region = CoordinatorHarness().run()
-    region.play(CutWanted())
-    for worker in (0, 1):
-        region.vote(worker, 1)
-    (append,) = region.take(AppendCut)
-    region.die(1)
+    region, append = died_during_append()
     region.take()
     region.opened(append.cut)
     assert [e.event for e in region.take(NotifyObservers) if isinstance(e.event, CutCommitted)] != []

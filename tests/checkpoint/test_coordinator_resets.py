@@ -107,29 +107,27 @@ def test_a_reset_names_the_place_its_time_went() -> None:
     assert report.seconds == sum(report.phases_s.values())
 
 
+def reset_after_death(region, attempt):
+    """Worker 1 dies in this attempt, and all are restored with its next one."""
+    region.die(1, attempt)
+    region.opened(region.core.state.last_cut)
+    region.tick(1)
+    region.join(1, attempt + 1)
+    region.receive_from_all(Restored, last_step=0)
+
+
 def test_attempts_run_out_clearly_and_a_committed_checkpoint_forgives_them() -> None:
     # EVIDENCE-OF: P-10
     region = CoordinatorHarness(max_consecutive_reset_attempts=2).run()
-    attempt = 1
-    for _ in range(2):
-        region.die(1, attempt)
-        attempt += 1
-        region.opened(region.core.state.last_cut)
-        region.tick(1)
-        region.join(1, attempt)
-        region.receive_from_all(Restored, last_step=0)
+    reset_after_death(region, attempt=1)
+    reset_after_death(region, attempt=2)
     assert region.core.status().reset_attempts == 2
     region.commit()
     assert region.core.status().reset_attempts == 0
-    for _ in range(2):
-        region.die(1, attempt)
-        attempt += 1
-        region.opened(region.core.state.last_cut)
-        region.tick(1)
-        region.join(1, attempt)
-        region.receive_from_all(Restored, last_step=0)
+    reset_after_death(region, attempt=3)
+    reset_after_death(region, attempt=4)
     region.take()
-    region.die(1, attempt)
+    region.die(1, attempt=5)
     assert "no checkpoint was committed after 2 consecutive resets" in region.core.state.reason
     assert "worker 1" in region.core.state.reason
     assert region.take(OpenManifest, LaunchWorker) == []

@@ -134,6 +134,15 @@ async def fill(log: OutputLog, *steps: int, digest: int = 0) -> None:
         await log.append("x", step, 1, digest or step, b"data %d" % step, {"in": {"split": step}})
 
 
+async def with_three_steps(store: MemoryStore, publish: Publish) -> tuple[OutputLog, Position]:
+    """A log with the synced steps 1 to 3, and its position after step 2."""
+    log = await opened(store, 1, publish)
+    await fill(log, 1, 2, 3)
+    after_step_2 = await log.synced(2)
+    await log.synced(3)
+    return log, after_step_2
+
+
 async def steps_in(store: MemoryStore) -> list[int]:
     chain = await inspect_chain(store, DIRECTORY, output_chain("x"))
     found = [record async for _, record in read_records(store, chain, directory=DIRECTORY)]
@@ -144,10 +153,7 @@ async def steps_in(store: MemoryStore) -> list[int]:
 async def test_a_log_published_by_step_is_continued_with_at_its_head_and_never_goes_back() -> None:
     # EVIDENCE-OF: P-7
     store = MemoryStore()
-    log = await opened(store, 1, Publish.STEP)
-    await fill(log, 1, 2, 3)
-    in_cut = await log.synced(2)
-    await log.synced(3)
+    log, in_cut = await with_three_steps(store, Publish.STEP)
     await fill(log, 4)
     await log.synced(4)
     again = await opened(store, 2, Publish.STEP, after_step=2, end=in_cut)
@@ -169,10 +175,7 @@ async def test_a_log_published_by_step_is_continued_with_at_its_head_and_never_g
 @pytest.mark.trio
 async def test_a_log_shown_by_checkpoint_goes_back_to_the_checkpoint_and_compares_nothing() -> None:
     store = MemoryStore()
-    log = await opened(store, 1, Publish.CUT)
-    await fill(log, 1, 2, 3)
-    in_cut = await log.synced(2)
-    await log.synced(3)
+    _, in_cut = await with_three_steps(store, Publish.CUT)
     again = await opened(store, 2, Publish.CUT, after_step=2, end=in_cut)
     assert again.last_step == 2
     await fill(again, 3, digest=99)

@@ -49,6 +49,18 @@ def test_all_are_notified_and_when_all_stand_a_checkpoint_is_asked_for_and_then_
     assert region.sent(RequestCut) == []
 
 
+def append_first_cut(region):
+    (append,) = region.take(AppendCut)
+    region.play(CutAppended(append.cut))
+
+
+def assert_second_cut_pauses(region, step):
+    """Cut 2 was requested of both workers; the region is paused when it is committed."""
+    assert [order.cut for _, order in region.sent(RequestCut)] == [2, 2]
+    committed(region, 2, step=step)
+    assert region.state is RegionState.PAUSED
+
+
 def test_where_a_checkpoint_came_before_a_step_that_was_made_another_one_follows() -> None:
     """Worker 1 was behind, and flagged its step 3; worker 0 had ended step 4 by then."""
     region = CoordinatorHarness().run()
@@ -58,12 +70,9 @@ def test_where_a_checkpoint_came_before_a_step_that_was_made_another_one_follows
     region.take()
     for worker in (0, 1):
         region.vote(worker, 1, step=3)
-    (append,) = region.take(AppendCut)
-    region.play(CutAppended(append.cut))
+    append_first_cut(region)
     assert region.state is RegionState.RUNNING, "what is of step 4 is in no cut"
-    assert [order.cut for _, order in region.sent(RequestCut)] == [2, 2]
-    committed(region, 2, step=5)
-    assert region.state is RegionState.PAUSED
+    assert_second_cut_pauses(region, step=5)
 
 
 def test_where_a_worker_flagged_one_step_more_than_the_checkpoint_is_of_another_one_follows() -> None:
@@ -74,12 +83,9 @@ def test_where_a_worker_flagged_one_step_more_than_the_checkpoint_is_of_another_
     region.take()
     region.vote(0, 1, step=4)
     region.vote(1, 1, step=4, produced=5)
-    (append,) = region.take(AppendCut)
-    region.play(CutAppended(append.cut))
+    append_first_cut(region)
     assert region.state is RegionState.RUNNING, "not all stand at the cut's step"
-    assert [order.cut for _, order in region.sent(RequestCut)] == [2, 2]
-    committed(region, 2, step=6)
-    assert region.state is RegionState.PAUSED
+    assert_second_cut_pauses(region, step=6)
 
 
 def test_a_region_that_has_taken_nothing_since_its_last_checkpoint_is_paused_without_another() -> None:

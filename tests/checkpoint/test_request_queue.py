@@ -61,12 +61,23 @@ async def settled(store):
     return len(answers) == 3 and all(answer == answers[0] for answer in answers)
 
 
+async def new_reader(store, directory):
+    """A reader of what is written from now on."""
+    reader = QueueReader(store, directory)
+    await reader.skip_present()
+    return reader
+
+
+async def numbers_of(reader):
+    """The numbers of the requests that the next poll returns."""
+    return [int(one.id, 16) for one in await reader.poll()]
+
+
 def test_letters_of_many_writers_arrive_once_each_and_what_was_there_before_is_not_read(shared_store) -> None:
     async def main():
         async with open_store(shared_store) as store:
             await write_records(store, "many.requests", data(1000))
-            reader = QueueReader(store, "many.requests")
-            await reader.skip_present()
+            reader = await new_reader(store, "many.requests")
             assert await reader.poll() == []
 
             async def write(writer):
@@ -93,13 +104,12 @@ def test_one_object_is_continued_with_until_it_is_full(shared_store) -> None:
     # EVIDENCE-OF: P-9
     async def main():
         async with open_store(shared_store) as store:
-            reader = QueueReader(store, "full.requests")
-            await reader.skip_present()
+            reader = await new_reader(store, "full.requests")
             room = 3 * len(data(1))
             for number in range(7):
                 await write_records(store, "full.requests", data(number), roll_bytes=room)
             assert len(await objects(store, "full.requests")) == 3
-            assert [int(one.id, 16) for one in await reader.poll()] == list(range(7))
+            assert await numbers_of(reader) == list(range(7))
 
     trio.run(main)
 
@@ -107,14 +117,13 @@ def test_one_object_is_continued_with_until_it_is_full(shared_store) -> None:
 def test_a_long_object_is_continued_with_from_its_last_block(shared_store) -> None:
     async def main():
         async with open_store(shared_store) as store:
-            reader = QueueReader(store, "long.requests")
-            await reader.skip_present()
+            reader = await new_reader(store, "long.requests")
             many = list(range(1000))
             assert len(data(*many)) > 2 * 65_536
             await write_records(store, "long.requests", data(*many))
             await write_records(store, "long.requests", data(5000))
             assert len(await objects(store, "long.requests")) == 1
-            assert [int(one.id, 16) for one in await reader.poll()] == [*many, 5000]
+            assert await numbers_of(reader) == [*many, 5000]
 
     trio.run(main)
 
@@ -124,19 +133,18 @@ def test_with_a_member_away_letters_go_into_new_objects_and_with_all_back_into_t
 ) -> None:
     async def main():
         async with open_store(url) as store:
-            reader = QueueReader(store, DIRECTORY)
-            await reader.skip_present()
+            reader = await new_reader(store, DIRECTORY)
             await write_records(store, DIRECTORY, data(1))
             three_servers[2].kill()
             await write_records(store, DIRECTORY, data(2))
             await write_records(store, DIRECTORY, data(3))
             assert len(await objects(store, DIRECTORY)) == 3
-            assert [int(one.id, 16) for one in await reader.poll()] == [1, 2, 3]
+            assert await numbers_of(reader) == [1, 2, 3]
             three_servers[2].restart()
             await wait_until(lambda: all_answer(store))
             await write_records(store, DIRECTORY, data(4))
             assert len(await objects(store, DIRECTORY)) == 3
-            assert [int(one.id, 16) for one in await reader.poll()] == [4]
+            assert await numbers_of(reader) == [4]
 
     trio.run(main)
 
@@ -199,8 +207,7 @@ def test_what_one_member_alone_has_is_no_letter_until_a_writer_takes_it_over(url
     # EVIDENCE-OF: P-5
     async def main():
         async with open_store(url) as store:
-            reader = QueueReader(store, DIRECTORY)
-            await reader.skip_present()
+            reader = await new_reader(store, DIRECTORY)
             await write_records(store, DIRECTORY, data(1))
             await wait_until(lambda: settled(store))
             member = next(one for one in store.record.members if one.address == three_servers[0].location)
@@ -212,9 +219,9 @@ def test_what_one_member_alone_has_is_no_letter_until_a_writer_takes_it_over(url
             three_servers[1].restart()
             three_servers[2].restart()
             await wait_until(lambda: all_answer(store))
-            assert [int(one.id, 16) for one in await reader.poll()] == [1]
+            assert await numbers_of(reader) == [1]
             await write_records(store, DIRECTORY, data(3))
-            assert [int(one.id, 16) for one in await reader.poll()] == [2, 3]
+            assert await numbers_of(reader) == [2, 3]
 
     trio.run(main)
 

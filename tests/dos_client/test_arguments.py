@@ -1,6 +1,7 @@
 """What can never be answered is an error at once: wrong arguments, a store of another run, a taken name."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -9,8 +10,9 @@ from trio.testing import MockClock
 
 from dos_client.live_store import Store
 from dos_client.store import connect, open_store
+from dos_client.writing.object_writer import ObjectWriter
 from dos_protocol.errors import DosError, LocalProtocolError
-from dos_server.testing import memory_store
+from dos_server.testing import MemoryServer, Servers, memory_store
 
 ID = b"w" * 16
 
@@ -98,14 +100,20 @@ def test_a_new_object_of_a_name_that_is_taken_is_refused() -> None:
     run(main)
 
 
+@asynccontextmanager
+async def new_object() -> AsyncGenerator[tuple[Servers[MemoryServer], Store, ObjectWriter]]:
+    """An object in a store in memory, opened for writing."""
+    async with (
+        memory_store(seed=1) as servers,
+        open_store(servers.url) as store,
+        await store.claim("d", 1, ID) as claim,
+    ):
+        yield servers, store, claim.open_object("o")
+
+
 def test_what_was_never_appended_is_not_waited_for() -> None:
     async def main() -> None:
-        async with (
-            memory_store(seed=1) as servers,
-            open_store(servers.url) as store,
-            await store.claim("d", 1, ID) as claim,
-        ):
-            writer = claim.open_object("o")
+        async with new_object() as (_, _, writer):
             size = writer.append(b"some")
             for wait in (writer.wait_synced, writer.wait_received):
                 for wrong in (size + 1, 0.5, None):
@@ -120,12 +128,7 @@ def test_a_store_of_another_run_is_an_error_at_once() -> None:
     """In the other run nothing would ever answer."""
 
     async def main() -> None:
-        async with (
-            memory_store(seed=1) as servers,
-            open_store(servers.url) as store,
-            await store.claim("d", 1, ID) as claim,
-        ):
-            writer = claim.open_object("o")
+        async with new_object() as (servers, store, writer):
             await writer.wait_synced(writer.append(b"some"))
             await store.read("d", "o", 0, 4)
             for server in servers.servers[1:]:

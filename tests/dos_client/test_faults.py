@@ -4,7 +4,8 @@ Servers in threads and proxies. A stopped server keeps port and data directory.
 """
 
 import shutil
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 import trio
@@ -26,7 +27,7 @@ from tests.dos_client.support import (
     until,
     url_of,
 )
-from tests.support.proxy import Way
+from tests.support.proxy import Proxy, Way
 from tests.support.servers import ServerProcess, three_servers  # noqa: F401
 
 pytestmark = pytest.mark.trio
@@ -85,19 +86,26 @@ async def names_on(server: ThreadServer) -> list[str]:
         return [info.name for info in (await connection.open_directory("d")).entries]
 
 
+@contextmanager
+def losing(between: list[Proxy], way: Way) -> Iterator[None]:
+    """Nothing gets through the proxies this way, until they are healed at the end."""
+    for proxy in between:
+        proxy.lose(way)
+    yield
+    for proxy in between:
+        proxy.heal()
+
+
 async def test_a_lost_answer_leaves_exactly_one_copy(three: Threads) -> None:
     # EVIDENCE-OF: P-3, P-10
     async with claimed_through_proxies(three) as (between, _, claim):
         writer = claim.open_object("x")
         await writer.wait_synced(writer.append(b"one "))
-        for proxy in between:
-            proxy.lose(Way.TO_CLIENT)
-        size = writer.append(b"two ")
-        for server in three:
-            await has(server, "d", "x", b"one two ")
-        assert writer.synced == 4, "the servers have acknowledged, and nobody heard it"
-        for proxy in between:
-            proxy.heal()
+        with losing(between, Way.TO_CLIENT):
+            size = writer.append(b"two ")
+            for server in three:
+                await has(server, "d", "x", b"one two ")
+            assert writer.synced == 4, "the servers have acknowledged, and nobody heard it"
         await writer.wait_synced(size)
         await writer.wait_synced(writer.append(b"three"))
         for server in three:
@@ -109,12 +117,9 @@ async def test_a_request_lost_on_its_way_is_sent_again_once(three: Threads) -> N
     async with claimed_through_proxies(three) as (between, _, claim):
         writer = claim.open_object("x")
         await writer.wait_synced(writer.append(b"one "))
-        for proxy in between:
-            proxy.lose(Way.TO_SERVER)
-        size = writer.append(b"two")
-        await until(lambda: sum(any(c.torn for c in p.connections) for p in between) >= 2, "it is lost")
-        for proxy in between:
-            proxy.heal()
+        with losing(between, Way.TO_SERVER):
+            size = writer.append(b"two")
+            await until(lambda: sum(any(c.torn for c in p.connections) for p in between) >= 2, "it is lost")
         await writer.wait_synced(size)
         for server in three:
             await has(server, "d", "x", b"one two")

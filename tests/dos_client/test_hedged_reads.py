@@ -3,6 +3,8 @@
 Real servers behind proxies, or stopped processes."""
 
 import os
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 
 import pytest
 import trio
@@ -13,7 +15,7 @@ from dos_client.live_store import Store
 from dos_client.reading.member_queries import MemberAnswers, MemberQuery, query_members
 from dos_client.sessions.connection import Connection
 from tests.dos_client.support import Threads, ThreadServer, claimed, has, until, url_of
-from tests.support.proxy import Way, proxies
+from tests.support.proxy import Proxy, Way, proxies
 from tests.support.servers import ServerProcess, three_servers  # noqa: F401
 
 pytestmark = pytest.mark.trio
@@ -32,6 +34,15 @@ async def filled(url: str, servers: list[ThreadServer] | list[ServerProcess]) ->
         for server in servers:
             await has(server, "d", "x", content)
     return content
+
+
+@asynccontextmanager
+async def filled_behind_proxies(servers: Threads) -> AsyncGenerator[tuple[list[Proxy], Store, bytes]]:
+    """A filled store that is reached through proxies: these, the store, and its content."""
+    async with proxies(servers) as between:
+        content = await filled(url_of(between), servers)
+        async with open_store(url_of(between)) as store:
+            yield between, store, content
 
 
 async def read_times(store: Store, content: bytes, count: int) -> list[float]:
@@ -75,68 +86,57 @@ async def test_hedges_keep_to_their_budget_when_all_is_well(three: Threads) -> N
 
 async def test_answers_that_nobody_waits_for_are_dropped_when_they_come(three: Threads) -> None:
     # EVIDENCE-OF: P-9, P-10
-    async with proxies(three) as between:
-        url = url_of(between)
-        content = await filled(url, three)
-        async with open_store(url) as store:
-            await until(lambda: all(one.connected for one in store.members()), "all connected")
-            await read_times(store, content, 30)
-            member = store.record.members[0]
-            session = await store.reader(member, "d")
-            rule = between[0].hold(Way.TO_CLIENT)
-            with trio.move_on_after(20):
-                while store.owed(member, "d") == 0:
-                    await read_times(store, content, 1)
-            owed = store.owed(member, "d")
-            assert 0 < owed <= answers_owed_max
-            await read_times(store, content, 50)
-            assert store.owed(member, "d") <= answers_owed_max, "one that owes is asked last"
-            rule.end()
-            await until(lambda: store.owed(member, "d") == 0, "late answers came, and were dropped")
-            assert await store.reader(member, "d") is session, "the session lives"
-            assert await session.get("x", 0, 10) == content[:10]
+    async with filled_behind_proxies(three) as (between, store, content):
+        await until(lambda: all(one.connected for one in store.members()), "all connected")
+        await read_times(store, content, 30)
+        member = store.record.members[0]
+        session = await store.reader(member, "d")
+        rule = between[0].hold(Way.TO_CLIENT)
+        with trio.move_on_after(20):
+            while store.owed(member, "d") == 0:
+                await read_times(store, content, 1)
+        owed = store.owed(member, "d")
+        assert 0 < owed <= answers_owed_max
+        await read_times(store, content, 50)
+        assert store.owed(member, "d") <= answers_owed_max, "one that owes is asked last"
+        rule.end()
+        await until(lambda: store.owed(member, "d") == 0, "late answers came, and were dropped")
+        assert await store.reader(member, "d") is session, "the session lives"
+        assert await session.get("x", 0, 10) == content[:10]
 
 
 async def test_a_member_that_owes_too_much_is_not_asked(three: Threads) -> None:
     # EVIDENCE-OF: P-9
-    async with proxies(three) as between:
-        url = url_of(between)
-        content = await filled(url, three)
-        async with open_store(url) as store:
-            member = store.record.members[0]
-            session = await store.reader(member, "d")
-            rule = between[0].hold(Way.TO_CLIENT)
-            for _ in range(answers_owed_max):
-                with trio.move_on_after(0.001):
-                    await session.get("x", 0, 10)
+    async with filled_behind_proxies(three) as (between, store, content):
+        member = store.record.members[0]
+        session = await store.reader(member, "d")
+        rule = between[0].hold(Way.TO_CLIENT)
+        for _ in range(answers_owed_max):
+            with trio.move_on_after(0.001):
+                await session.get("x", 0, 10)
 
-            async def ask(connection: Connection) -> bytes:
-                return await connection.get("x", 0, 10)
+        async def ask(connection: Connection) -> bytes:
+            return await connection.get("x", 0, 10)
 
-            def judge(answers: MemberAnswers[bytes]) -> tuple[int, bool]:
-                return 1 - len(answers.given), False
+        def judge(answers: MemberAnswers[bytes]) -> tuple[int, bool]:
+            return 1 - len(answers.given), False
 
-            question = MemberQuery("d", "x", 10, ask, judge)
-            answers = await query_members(store, [[member]], question)
-            assert "still owes 8 answers" in str(answers.failed[member.server_id])
-            rule.end()
-            await until(lambda: session.owed == 0, "they came")
-            assert (await query_members(store, [[member]], question)).given == {
-                member.server_id: content[:10]
-            }
+        question = MemberQuery("d", "x", 10, ask, judge)
+        answers = await query_members(store, [[member]], question)
+        assert "still owes 8 answers" in str(answers.failed[member.server_id])
+        rule.end()
+        await until(lambda: session.owed == 0, "they came")
+        assert (await query_members(store, [[member]], question)).given == {member.server_id: content[:10]}
 
 
 async def test_a_slow_member_is_left_to_itself_and_tried_again(three: Threads) -> None:
-    async with proxies(three) as between:
-        url = url_of(between)
-        content = await filled(url, three)
-        async with open_store(url) as store:
-            await until(lambda: all(one.connected for one in store.members()), "all connected")
-            await read_times(store, content, 60)
-            with between[2].slow(Way.TO_CLIENT, delay_s=SLOW_S):
-                times = await read_times(store, content, 150)
-            assert sum(seconds > SLOW_S for seconds in times) <= 2
-            assert max(times) < read_timeout_s / 2
+    async with filled_behind_proxies(three) as (between, store, content):
+        await until(lambda: all(one.connected for one in store.members()), "all connected")
+        await read_times(store, content, 60)
+        with between[2].slow(Way.TO_CLIENT, delay_s=SLOW_S):
+            times = await read_times(store, content, 150)
+        assert sum(seconds > SLOW_S for seconds in times) <= 2
+        assert max(times) < read_timeout_s / 2
 
 
 async def test_a_take_over_reads_past_a_member_that_falls_silent(three: Threads) -> None:

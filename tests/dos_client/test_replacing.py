@@ -153,16 +153,23 @@ async def test_a_member_that_loses_its_disk_while_it_is_copied_from_holds_nothin
     assert await content_of(four[3], "idle", "o0") == data
 
 
-async def test_what_only_the_lost_and_one_other_held_survives_the_loss_of_that_other(four: Threads) -> None:
-    # EVIDENCE-OF: P-5
-    url = url_of(four[:3])
-    await init_store(url)
+async def write_to_two_and_lose_both(
+    url: str, four: Threads, directory: str, epoch: int, data: bytes
+) -> None:
+    """Write to members 1 and 2 while 0 is away; then 2 is lost and replaced by 3, and 1 is lost."""
     await off(four[0])
-    await write_idle(url, "idle", 1, b"on b and c")
+    await write_idle(url, directory, epoch, data)
     await on(four[0])
     await off(four[2])
     await replace_member(url, old=four[2].location, new=four[3].location)
     await off(four[1])
+
+
+async def test_what_only_the_lost_and_one_other_held_survives_the_loss_of_that_other(four: Threads) -> None:
+    # EVIDENCE-OF: P-5
+    url = url_of(four[:3])
+    await init_store(url)
+    await write_to_two_and_lose_both(url, four, "idle", 1, b"on b and c")
     async with open_store(url_of([four[0], four[3]])) as store:
         view = await store.inspect("idle")
         assert max(found["o0"].synced for found in view.answers.values() if "o0" in found) == 10
@@ -175,12 +182,7 @@ async def test_claims_are_carried_over_so_that_a_fenced_writer_stays_fenced(four
     older = new_writer()
     async with open_store(url) as store:
         await (await store.claim("d", 1, older)).aclose()
-    await off(four[0])
-    await write_idle(url, "d", 2, b"of the newer writer")
-    await on(four[0])
-    await off(four[2])
-    await replace_member(url, old=four[2].location, new=four[3].location)
-    await off(four[1])
+    await write_to_two_and_lose_both(url, four, "d", 2, b"of the newer writer")
     async with open_store(url_of([four[0], four[3]])) as store:
         with trio.fail_after(20), pytest.raises(FencedError) as caught:
             await store.claim("d", 1, older)

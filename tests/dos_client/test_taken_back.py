@@ -2,8 +2,8 @@
 
 import re
 import shutil
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ from dos_client import Claim, QuorumUnavailableError, init_store
 from dos_client.core.claim import has_lost_objects
 from dos_client.errors import MissingDataError
 from dos_client.limits import milestone_bytes, window_bytes_max
+from dos_client.live_store import Store
 from dos_client.writing.object_writer import ObjectWriter
 from dos_protocol.digests import prefix_digest
 from dos_protocol.vocabulary import ObjectInfo
@@ -21,6 +22,17 @@ from tests.sim.bugs import planted
 
 CONTENT = bytes(range(256)) * 20
 MUCH = bytes(1 << 20)
+
+
+@asynccontextmanager
+async def written(servers: list[ThreadServer]) -> AsyncGenerator[tuple[Store, Claim, ObjectWriter]]:
+    """A new store whose members all have CONTENT in the object x, and its writer."""
+    await init_store(url_of(servers))
+    async with claimed(servers) as (store, claim):
+        writer = claim.open_object("x")
+        await writer.wait_synced(writer.append(CONTENT))
+        await caught_up(store)
+        yield store, claim, writer
 
 
 @pytest.mark.trio
@@ -171,11 +183,7 @@ async def test_a_server_that_went_back_under_a_living_writer_is_filled_or_said_t
 ) -> None:
     """It was comparing for ever, without a word, when nobody had the bytes any more: neither its memory, nor
     another member."""
-    await init_store(url_of(three))
-    async with claimed(three) as (store, claim):
-        writer = claim.open_object("x")
-        await writer.wait_synced(writer.append(CONTENT))
-        await caught_up(store)
+    async with written(three) as (store, claim, writer):
         images = [await copied(one) for one in three]
         await append_more_than_a_window(writer)
         await writer.wait_synced(writer.append(b"the end"))
@@ -200,11 +208,7 @@ async def test_a_server_that_went_back_under_a_living_writer_is_filled_or_said_t
 
 @pytest.mark.trio
 async def test_bytes_that_only_an_absent_member_may_have_are_waited_for(three: list[ThreadServer]) -> None:
-    await init_store(url_of(three))
-    async with claimed(three) as (store, claim):
-        writer = claim.open_object("x")
-        await writer.wait_synced(writer.append(CONTENT))
-        await caught_up(store)
+    async with written(three) as (store, claim, writer):
         images = [await copied(one) for one in three]
         await append_more_than_a_window(writer)
         await caught_up(store)
@@ -222,11 +226,7 @@ async def test_a_member_that_was_unavailable_while_the_others_went_back_is_not_c
     three: list[ThreadServer],
 ) -> None:
     """It has all that it ever acknowledged, so nothing of it went back; nobody has the rest all the same."""
-    await init_store(url_of(three))
-    async with claimed(three) as (store, claim):
-        writer = claim.open_object("x")
-        await writer.wait_synced(writer.append(CONTENT))
-        await caught_up(store)
+    async with written(three) as (_, claim, writer):
         images = [await copied(one) for one in three]
         await off(three[2])
         await append_more_than_a_window(writer)
@@ -241,11 +241,7 @@ async def test_members_that_one_with_more_fills_a_part_of_the_way_are_decided_wh
     three: list[ThreadServer],
 ) -> None:
     """All went back, one to a later state than the others: these were catching up from it for ever."""
-    await init_store(url_of(three))
-    async with claimed(three) as (store, claim):
-        writer = claim.open_object("x")
-        await writer.wait_synced(writer.append(CONTENT))
-        await caught_up(store)
+    async with written(three) as (store, claim, writer):
         older = [await copied(one) for one in three[1:]]
         await writer.wait_synced(writer.append(bytes(16 * milestone_bytes - len(CONTENT))))
         await caught_up(store)

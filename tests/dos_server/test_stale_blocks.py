@@ -131,6 +131,17 @@ def test_a_running_server_serves_no_byte_of_another_place_or_time() -> None:
     assert tried > 100
 
 
+def refused_after_restart(server: Harness, epoch: int, content: bytes, what: str) -> int:
+    """Restart the server: some reads are refused, none is wrong. The session that read."""
+    server.disk.kill()
+    server.start()
+    session = claimed(server, epoch)
+    wrong, refused = wrong_reads(server, session, content)
+    assert not wrong, what
+    assert refused, what
+    return session
+
+
 def test_a_start_serves_no_byte_of_another_place_or_time() -> None:
     # EVIDENCE-OF: P-2
     server, _, old, content = two_lives()
@@ -140,13 +151,8 @@ def test_a_start_serves_no_byte_of_another_place_or_time() -> None:
             continue
         put(server, file)
         server.disk.put("d/dir/.marks", marks)
-        server.disk.kill()
-        server.start()
         epoch += 1
-        session = claimed(server, epoch)
-        wrong, refused = wrong_reads(server, session, content)
-        assert not wrong, what
-        assert refused, what
+        refused_after_restart(server, epoch, content, what)
 
 
 def test_without_a_mark_what_does_not_fit_together_is_damaged_from_its_beginning() -> None:
@@ -158,13 +164,8 @@ def test_without_a_mark_what_does_not_fit_together_is_damaged_from_its_beginning
         put(server, good[:start] + old[start:end] + good[end:])
         server.disk.put("d/dir/.marks", bytes(256))
         for _ in range(2):  # the next start goes by the mark that this one writes
-            server.disk.kill()
-            server.start()
             epoch += 1
-            session = claimed(server, epoch)
-            wrong, refused = wrong_reads(server, session, content)
-            assert not wrong, number
-            assert refused, number
+            session = refused_after_restart(server, epoch, content, f"extent {number}")
             assert server.ask(session, m.Get("o", 0, 1)).actual == 0
 
 

@@ -131,13 +131,19 @@ class History:
             best = self.at[max(done, key=lambda position: position.size)]
             self.must_have = max(self.must_have, best, key=len)
 
-    async def roll(self) -> None:
-        if self.writer is None or self.claim is None or self.claim.lost is not None:
-            return
-        self.claim.held = False
+    def delivered_everywhere(self, claim: MemoryClaim) -> bool:
+        """Deliver all that was appended to all members, and acknowledge it. False: the claim is lost."""
+        if claim.lost is not None:
+            return False
+        claim.held = False
         for member in (1, 2, 3):
-            self.claim.deliver(member)
+            claim.deliver(member)
         self.acknowledge()
+        return True
+
+    async def roll(self) -> None:
+        if self.writer is None or self.claim is None or not self.delivered_everywhere(self.claim):
+            return
         snapshot = [note(number) for number in self.notes] if self.data.draw(st.booleans()) else None
         try:
             await self.writer.roll(snapshot)
@@ -149,12 +155,8 @@ class History:
 
     async def die_in_a_snapshot(self) -> None:
         """The writer rolls, and dies before the snapshot's end is anywhere."""
-        if self.writer is None or self.claim is None or self.claim.lost is not None:
+        if self.writer is None or self.claim is None or not self.delivered_everywhere(self.claim):
             return
-        self.claim.held = False
-        for member in (1, 2, 3):
-            self.claim.deliver(member)
-        self.acknowledge()
         copied = self.notes[: self.data.draw(st.integers(0, len(self.notes)))]
 
         def snapshot() -> Iterator[Record]:

@@ -108,6 +108,16 @@ def test_a_second_writer_takes_over_from_a_living_first_which_stops(
     trio.run(check)
 
 
+async def write_without(server: ServerProcess, url: str, records: list[Record]) -> None:
+    """Write a chain whose writer has a claim on all members, and of which this one is then killed."""
+    async with open_store(url) as store, await store.claim(DIRECTORY, 1, os.urandom(16)) as claim:
+        writer = await ChainWriter.open(claim, "J", None, 1)
+        server.kill()
+        for record in records:
+            writer.append(record)
+        await writer.wait_synced(writer.end)
+
+
 def test_each_take_over_leaves_all_it_found_on_a_quorum(three_servers: list[ServerProcess]) -> None:
     """R7. The writer's two servers die one after the other; the third was away while it wrote."""
     # EVIDENCE-OF: P-1
@@ -115,20 +125,13 @@ def test_each_take_over_leaves_all_it_found_on_a_quorum(three_servers: list[Serv
     url = url_of(three_servers)
     trio.run(init_store, url)
 
-    async def write() -> None:
-        async with open_store(url) as store, await store.claim(DIRECTORY, 1, os.urandom(16)) as claim:
-            writer = await ChainWriter.open(claim, "J", None, 1)
-            three.kill()
-            for number in range(1, 101):
-                position = writer.append(Record(Op.OUTPUT, number, (1,), (bytes(20_000),)))
-            await writer.wait_synced(position)
-
     async def check(epoch: int) -> None:
         async with open_store(url) as store:
             found, _ = await numbers_in(store, epoch)
             assert [number for _, number in found] == list(range(1, 101))
 
-    trio.run(write)
+    records = [Record(Op.OUTPUT, number, (1,), (bytes(20_000),)) for number in range(1, 101)]
+    trio.run(write_without, three, url, records)
     one.kill()
     three.restart()
     trio.run(check, 2)
@@ -144,19 +147,13 @@ def test_a_server_that_was_wiped_counts_for_nothing(three_servers: list[ServerPr
     url = url_of(three_servers)
     trio.run(init_store, url)
 
-    async def write() -> None:
-        async with open_store(url) as store, await store.claim(DIRECTORY, 1, os.urandom(16)) as claim:
-            writer = await ChainWriter.open(claim, "J", None, 1)
-            three.kill()
-            await writer.wait_synced(writer.append(Record(Op.OUTPUT, 1, (1,))))
-
     async def take_it_over(epoch: int, patience_s: float) -> list[tuple[int, int]]:
         with trio.fail_after(patience_s):
             async with open_store(url) as store:
                 found, _ = await numbers_in(store, epoch)
                 return found
 
-    trio.run(write)
+    trio.run(write_without, three, url, [Record(Op.OUTPUT, 1, (1,))])
     one.kill()
     shutil.rmtree(one.data)
     one.restart()

@@ -59,13 +59,17 @@ def listed(path: Path) -> tuple[dict[str, Any], str]:
     return sizes.sizes, kind_of(outcome.fault)
 
 
+def three_records_joined(version: int) -> tuple[bytes, list[int], list[dict[str, bytes]]]:
+    """The journal of `three_records`, where each number of its records ends, and the files after it."""
+    parts, after = three_records(version)
+    return b"".join(parts), [len(b"".join(parts[:n])) for n in range(4)], after
+
+
 @VERSIONS
 def test_every_truncation_of_a_journal_gives_the_files_of_its_whole_records(
     tmp_path: Path, version: int
 ) -> None:
-    parts, after = three_records(version)
-    ends = [len(b"".join(parts[:n])) for n in range(4)]
-    whole = b"".join(parts)
+    whole, ends, after = three_records_joined(version)
     path = tmp_path / "some.journal"
     for length in range(len(whole) + 1):
         path.write_bytes(whole[:length])
@@ -78,9 +82,7 @@ def test_every_flipped_bit_of_a_journal_is_a_named_fault_or_in_version_0_other_d
     tmp_path: Path, version: int
 ) -> None:
     # EVIDENCE-OF: P-2
-    parts, after = three_records(version)
-    ends = [len(b"".join(parts[:n])) for n in range(4)]
-    whole = b"".join(parts)
+    whole, ends, after = three_records_joined(version)
     path = tmp_path / "some.journal"
     for bit in range(8 * len(whole)):
         broken = bytearray(whole)

@@ -111,6 +111,14 @@ def three(tmp_path: Path) -> Iterator[Three]:
         yield Three(tmp_path, stack)
 
 
+async def assert_nothing_lost(three: Three, records_min: int) -> None:
+    """All servers are restarted; the store has all that it acknowledged, and that is at least this much."""
+    await three.restart(0, 1, 2)
+    verdict = await three.judged()
+    assert verdict.good, verdict.examples
+    assert verdict.acknowledged >= records_min
+
+
 async def test_all_servers_lose_their_power_at_once_and_no_acknowledged_record(three: Three) -> None:
     # EVIDENCE-OF: P-1, P-5
     await init_store(three.url)
@@ -118,10 +126,7 @@ async def test_all_servers_lose_their_power_at_once_and_no_acknowledged_record(t
         async with three.writing(seed or 0):
             await three.more(1_000)
             await three.cut(0, 1, 2, seed=seed)
-        await three.restart(0, 1, 2)
-        verdict = await three.judged()
-        assert verdict.good, verdict.examples
-        assert verdict.acknowledged >= 1_000
+        await assert_nothing_lost(three, records_min=1_000)
 
 
 async def test_servers_lose_their_power_one_after_the_other_and_the_writers_continue(three: Three) -> None:
@@ -142,10 +147,7 @@ async def test_servers_lose_their_power_one_after_the_other_and_the_writers_cont
             three.servers[number].resume()
         await three.more(500)
         await three.cut(1, 2, seed=6)
-    await three.restart(0, 1, 2)
-    verdict = await three.judged()
-    assert verdict.good, verdict.examples
-    assert verdict.acknowledged >= 3_000
+    await assert_nothing_lost(three, records_min=3_000)
 
 
 async def test_when_no_disk_syncs_a_cut_of_all_servers_loses_records_and_it_is_seen(three: Three) -> None:
