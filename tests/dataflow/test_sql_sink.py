@@ -203,7 +203,7 @@ def test_a_commit_that_is_not_noted_is_missed_when_it_comes_again(
     writer.reset_to(prepared)
     writer.publish(1)
     assert rows_in(url, sink.table) == [(1, "a")]
-    monkeypatch.setattr(SqlOutput, "_note_shown", lambda *_: True)
+    monkeypatch.setattr(SqlOutput, "_record_published", lambda *_: True)
     writer.reset_to(prepared)
     with pytest.raises(SinkWriteError, match="their checkpoint is committed"):
         writer.publish(1)

@@ -281,7 +281,7 @@ def test_the_command_shows_and_deletes_and_reports_what_it_refuses(
     alone = dos("journal", "trim", "--before", "checkpoint:35", "--apply", url)
     assert (alone.returncode, "pass --apply and --stopped together" in alone.stderr) == (2, True)
     early = dos("journal", "cat", "--at", "checkpoint:2", url, "log")
-    assert early.stdout_bytes == bytes([2]) * 0 + bytes([1]) * 40
+    assert early.stdout.encode() == bytes([1]) * 40
     done = dos("journal", "trim", "--before", "checkpoint:35", "--apply", "--stopped", url)
     assert done.returncode == 0, done.stderr
     assert f"deleted {len(plan['segments'])} segments" in done.stdout
