@@ -61,13 +61,11 @@ class Store:
         self.run_token = trio.lowlevel.current_trio_token()
         self.server_record: StoreRecord | None = None
         self.counts, self.damage, self.pace = StoreCounters(), Damage(), Pace()
-        self.wrote = trio.Event()
         self._nursery = nursery
         self._claims: list[Claim] = []
         self._watches: dict[bytes, Watch] = {}
-        self.readers = Readers(self)
-        self.witnesses = Witnesses(self)
-        self._reread, self._change = trio.Event(), trio.Event()
+        self.readers, self.witnesses = Readers(self), Witnesses(self)
+        self.wrote, self._reread, self._change = trio.Event(), trio.Event(), trio.Event()
         nursery.start_soon(self.witnesses.run)
         self._watch_members()
 
@@ -275,20 +273,24 @@ class Store:
 
     async def keep_membership(self) -> None:
         """Follow the generations of the store record. Runs as a task."""
+        attempt = 0
         while True:
             await self._reread.wait()
             self._reread = trio.Event()
-            attempt = 0
             while True:
-                addresses = [*self.url.servers, *(member.address for member in self.record.members)]
                 membership, _ = await find_membership(
-                    addresses, token=self.token, client=self.client, store_id=self.record.store_id
+                    [*self.url.servers, *(member.address for member in self.record.members)],
+                    token=self.token,
+                    client=self.client,
+                    store_id=self.record.store_id,
+                    above=self.record.generation,  # writers wait here, and the replaced member may be silent
+                    undecided_s=answers_grace_s * 2 ** min(attempt, 5),  # slow members may be needed
                 )
                 self._adopt(membership)
                 newest = membership.newest
+                attempt = 0 if newest == self.record else attempt + 1
                 if newest is None or newest.generation <= self.record.generation:
                     break
-                attempt += 1
                 await trio.sleep(backoff_s(attempt, self.rng.random()))
 
     def _adopt(self, membership: Membership) -> None:

@@ -6,7 +6,8 @@ The sessions are short, with single servers and without a store. What the answer
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf
 from typing import Final
 
 import trio
@@ -60,11 +61,11 @@ async def survey(
     *,
     token: bytes = b"",
     client: str = "",
-    enough: Callable[[Sequence[ServerAnswer]], bool] = lambda _: False,
+    patience_s: Callable[[Sequence[ServerAnswer]], float] = lambda _: inf,
 ) -> ServerSurvey:
     """Ask several servers at once. Errors are in the result, and are not raised.
 
-    After the answers are `enough`, the other servers get `probe_grace_s` more.
+    `patience_s`: how many seconds the other servers get to answer, called after each answer.
     """
     answers: list[ServerAnswer] = []
     errors = dict.fromkeys(addresses, "did not answer in time")
@@ -78,10 +79,8 @@ async def survey(
             errors[address] = str(error.args[0])
             if isinstance(error, UnauthorisedError):
                 refused.add(address)
-        if enough(answers):
-            nursery.cancel_scope.deadline = min(
-                nursery.cancel_scope.deadline, trio.current_time() + probe_grace_s
-            )
+        scope = nursery.cancel_scope
+        scope.deadline = min(scope.deadline, trio.current_time() + patience_s(answers))
 
     async with trio.open_nursery() as nursery:
         for address in list(errors):
@@ -108,27 +107,46 @@ async def find_membership(
     client: str = "",
     store_id: bytes | None = None,
     hurry: bool = False,
+    above: int | None = None,
+    undecided_s: float = inf,
 ) -> tuple[Membership, ServerSurvey]:
     """Find the record that counts. Follows the addresses in records, and sends the newest record to members
     that lack it.
 
-    `hurry`: do not wait long for servers that are not needed for the decision.
+    - `hurry`: do not wait long for servers that are not needed for the decision.
+    - `above`: the same, and do not wait at all if the record that counts has a generation above this one.
+    - `undecided_s`: how long to wait for a decision after each answer, if not until the time limit.
     """
+    hurry = hurry or above is not None
     requested = list(addresses)
     known = dict.fromkeys(requested)
     updated: set[tuple[str, int]] = set()
+    silent: dict[str, str] = {}
 
-    def confirmed(answers: Sequence[ServerAnswer]) -> bool:
-        return hurry and decide(answers, store_id, requested).record is not None
+    def patience_s(answers: Sequence[ServerAnswer]) -> float:
+        record = decide(answers, store_id, requested).record
+        if record is None:
+            return undecided_s
+        if not hurry:
+            return inf
+        return 0.0 if above is not None and record.generation > above else probe_grace_s
 
     while True:
-        seen = await survey(known, token=token, client=client, enough=confirmed)
+        seen = await survey(
+            [address for address in known if address not in silent],
+            token=token,
+            client=client,
+            patience_s=patience_s,
+        )
+        seen = replace(seen, errors={**silent, **seen.errors})
         membership = decide(seen.answers, store_id, requested)
         named = {
             member.address for answer in seen.answers if answer.record for member in answer.record.members
         }
         new = [address for address in sorted(named) if address not in known]
         known.update(dict.fromkeys(new))
+        if hurry:
+            silent = seen.errors  # asked once: every further round would wait for them again
         if not await _update_servers(membership, updated, token=token, client=client) and not new:
             return membership, seen
 
