@@ -128,6 +128,23 @@ reset_forgiven_s: Final = 60.0
 does.
 """
 handshake_timeout_s: Final = 5.0
+connect_attempt_s: Final = 1.0
+connect_pause_s: Final = 0.25
+"""A worker that cannot connect to a peer tries again: an attempt takes at most the first time, and a refused
+one is repeated after the second.
+"""
+unreachable_counts_s: Final = 60.0
+"""How long two hosts are taken for unable to reach each other after a worker has reported it."""
+unreachable_at_start_s: Final = 30.0
+"""A region without a checkpoint fails after this time: an advertised address is probably wrong. Later,
+`reset_timeout_s` counts.
+"""
+placement_tries_max: Final = 8
+"""How many placements of a worker are rejected before one is accepted on a host that a peer could not reach:
+no other host seems to be available.
+"""
+placement_pause_s: Final = 30.0
+"""How long workers stay where they are after no other host was found for one of them."""
 stop_cut_timeout_s: Final = 30.0
 """How long `stop` waits for its last checkpoint before it stops without one."""
 stop_grace_s: Final = 10.0

@@ -41,6 +41,11 @@ class Link:
         self._send_lock = trio.Lock()
         self._mid_send = False
 
+    @property
+    def silent_s(self) -> float:
+        """The seconds since the peer's host last sent a packet, if only an acknowledgement by its kernel."""
+        return runtime().silent_s(self._stream)
+
     def proved(self, hello: LinkHello) -> None:
         """Mark the link as authenticated: from now on any frame is accepted. For this module's handshakes."""
         self.hello = hello
@@ -109,14 +114,23 @@ class _translated:  # noqa: N801  (reads as a word at its uses)
 
 
 async def connect_link(
-    host: str, port: int, *, key: bytes, hello: LinkHello, timeout_s: float = limits.handshake_timeout_s
+    host: str,
+    port: int,
+    *,
+    key: bytes,
+    hello: LinkHello,
+    timeout_s: float = limits.handshake_timeout_s,
+    patient: bool = False,
 ) -> Link:
     """Connect and authenticate. Raises BrokenConnectionError (not reachable, or silent for `timeout_s`) or
     HandshakeError.
+
+    `patient`: until the time limit, try again if no connection can be opened.
     """
     try:
         with trio.fail_after(timeout_s):
-            stream = await runtime().connect(host, port)
+            connect = _connect_patiently if patient else runtime().connect
+            stream = await connect(host, port)
             try:
                 return await _dial(stream, key, hello)
             except BaseException:
@@ -130,6 +144,23 @@ async def connect_link(
         raise HandshakeError(f"{host}:{port} is not an end of a region's link: {error.args[0]}") from error
     except OSError as error:
         raise BrokenConnectionError(f"{host}:{port} cannot be reached: {error}") from error
+
+
+async def _connect_patiently(host: str, port: int) -> LinkStream:
+    """Open a connection, and try again while that fails, until the surrounding time limit. Raises OSError
+    shortly before the limit, so that the error states why.
+    """
+    while True:
+        error: OSError = TimeoutError("no answer")
+        # The kernel repeats a lost request ever more rarely, and would notice late that packets arrive.
+        with trio.move_on_after(limits.connect_attempt_s):
+            try:
+                return await runtime().connect(host, port)
+            except OSError as refused:
+                error = refused
+                await trio.sleep(limits.connect_pause_s)
+        if trio.current_time() + limits.connect_attempt_s >= trio.current_effective_deadline():
+            raise error
 
 
 async def _drop(stream: LinkStream) -> None:

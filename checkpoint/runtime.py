@@ -11,6 +11,7 @@ This file contains signatures and their real implementation where it is one line
 import getpass
 import os
 import socket
+import struct
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -60,6 +61,12 @@ class RegionRuntime(Protocol):
         """
         ...
 
+    def silent_s(self, stream: LinkStream) -> float:
+        """Return the seconds since the peer's host last sent a packet on a connection: data, or the
+        acknowledgement that its kernel sends even while the peer's process does nothing.
+        """
+        ...
+
     async def in_thread(self, call: Callable[..., T], *args: Any) -> T:
         """Call a function that may block, in a thread. If cancelled, it still completes before this
         returns.
@@ -83,10 +90,22 @@ class RealRegionRuntime:
     """The real environment."""
 
     async def connect(self, host: str, port: int) -> LinkStream:
-        return await trio.open_tcp_stream(host, port)
+        stream = await trio.open_tcp_stream(host, port)
+        _probe_when_idle(stream.socket)
+        return stream
 
     async def listen(self, host: str, port: int, backlog: int) -> list[Any]:
-        return await trio.open_tcp_listeners(port, host=host, backlog=backlog)
+        listeners = await trio.open_tcp_listeners(port, host=host, backlog=backlog)
+        for listener in listeners:
+            _probe_when_idle(listener.socket)  # accepted connections inherit it
+        return listeners
+
+    def silent_s(self, stream: LinkStream) -> float:
+        if _TCP_INFO is None or not isinstance(stream, trio.SocketStream):
+            return 0.0
+        info = stream.socket.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _LAST_RECEIVED.size)
+        data_ms, acknowledgement_ms = _LAST_RECEIVED.unpack(info)
+        return float(min(data_ms, acknowledgement_ms)) / 1000
 
     async def in_thread(self, call: Callable[..., T], *args: Any) -> T:
         return await trio.to_thread.run_sync(call, *args)
@@ -105,6 +124,28 @@ class RealRegionRuntime:
             return getpass.getuser()
         except (KeyError, OSError):  # a container whose user has no name
             return "?"
+
+
+_TCP_INFO: Final[int | None] = getattr(socket, "TCP_INFO", None)
+"""None where the kernel does not report it: there, only the kernel's limits end a silent connection."""
+_LAST_RECEIVED: Final = struct.Struct("@52xII")
+"""Two fields of the kernel's `struct tcp_info`: milliseconds since the last data, and since the last
+acknowledgement, arrived.
+"""
+_PROBE_OPTIONS: Final = (
+    (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
+    (socket.IPPROTO_TCP, "TCP_KEEPIDLE", 1),
+    (socket.IPPROTO_TCP, "TCP_KEEPINTVL", 1),
+    (socket.IPPROTO_TCP, "TCP_KEEPCNT", 127),  # the maximum: users of `silent_s` decide, not the kernel
+)
+
+
+def _probe_when_idle(sock: "trio.socket.SocketType") -> None:
+    """Let the kernel request an acknowledgement each second while a connection transfers nothing."""
+    for level, name, value in _PROBE_OPTIONS:
+        option = getattr(socket, name, None)
+        if option is not None:
+            sock.setsockopt(level, option, value)
 
 
 _environment: Final[RunScoped[RegionRuntime]] = RunScoped("checkpoint.runtime", RealRegionRuntime())

@@ -195,11 +195,15 @@ class SpecError(DosError):
 
 
 class PeerLostError(DosError):
-    """The link to another worker broke, or could not be opened. The region resets."""
+    """The link to another worker broke. The region resets.
 
-    def __init__(self, peer: int, why: str, *, remedy: str = "") -> None:
+    `unreachable`: no link could be opened, so the coordinator looks for another placement.
+    """
+
+    def __init__(self, peer: int, why: str, *, remedy: str = "", unreachable: bool = False) -> None:
         super().__init__(f"worker {peer} is lost: {why}", remedy=remedy)
         self.peer = peer
+        self.unreachable = unreachable
 
 
 class CircuitStoppedError(DosError):

@@ -135,7 +135,10 @@ state_blocks_ahead: Final = 4
 """State blocks sent to the circuit and not yet restored by it."""
 store_poll_s: Final = 0.1
 """The delay after which sources notice that the store blocks or continues."""
-peer_dial_s: Final = 10.0
+peer_dial_s: Final = 5.0
+peer_silent_s: Final = 4.0
+"""A peer whose host sends no packet for this long is lost: its kernel is asked for one each second."""
+peer_silence_poll_s: Final = 0.5
 peer_wait_s: Final = 30.0
 """How long a peer that is one incarnation ahead waits for this worker to get the same order."""
 orphan_exit_s: Final = 10.0

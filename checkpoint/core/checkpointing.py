@@ -206,6 +206,7 @@ class Checkpointing:
         state.cuts_committed += 1
         state.attempts = 0
         state.roster.forgive()
+        state.placement.forgive()
         cut = state.last_cut
         assert cut is not None
         seconds = now - pending.requested_at

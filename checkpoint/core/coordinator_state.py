@@ -13,6 +13,7 @@ from checkpoint.core.dropped import dropped_rows
 from checkpoint.core.layout import Layout, even_layout
 from checkpoint.core.manifest import Cut
 from checkpoint.core.messages import ToWorker
+from checkpoint.core.placement import Placement
 from checkpoint.core.region import RegionEvent, RegionSpec, ResetReport
 from checkpoint.core.region_states import PHASES, CoordinatorPhase, PhaseEvent, follow
 from checkpoint.core.roster import Roster
@@ -91,6 +92,7 @@ class CoordinatorState:
         self.is_paused = False
         """No worker takes input, and everything that was taken is committed."""
 
+        self.placement = Placement()
         self.round = Round()
         self.running_since = inf
         """When all workers began to run in the current round."""

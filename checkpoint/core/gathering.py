@@ -6,12 +6,14 @@ Invariants kept here:
 - Every worker receives at most one Restore in an incarnation.
 """
 
+from checkpoint import limits
 from checkpoint.core.checkpointing import Checkpointing
 from checkpoint.core.coordinator_state import CoordinatorState
-from checkpoint.core.coordinator_vocabulary import CloseLink, LaunchWorker
+from checkpoint.core.coordinator_vocabulary import CancelWorker, CloseLink, LaunchWorker
 from checkpoint.core.ending import Ending
 from checkpoint.core.messages import Join, Refusal, Restore, Restored, Start, StopKind
 from checkpoint.core.pausing import Pausing
+from checkpoint.core.placement import host_of
 from checkpoint.core.recovery import Recovery
 from checkpoint.core.region import RegionState, WorkerJoined
 from checkpoint.core.region_states import CoordinatorPhase, PhaseEvent, WorkerEvent, WorkerState
@@ -58,6 +60,14 @@ class Gathering:
         if worker.state is not WorkerState.LAUNCHED or join.attempt != worker.attempt:
             current = f"attempt {worker.attempt} is {worker.state.name}"
             text = f"attempt {join.attempt} of worker {join.worker}; {current}"
+            return self._refuse_join(link, "superseded", text)
+        others = (one for one in state.roster if one is not worker and one.link is not None)
+        blocked = state.placement.rejects(join.host, others, now)
+        if blocked is not None:
+            text = f"a worker on {join.host} cannot reach worker {blocked.index} on {host_of(blocked)}"
+            state.roster.lose(worker, text, ended=False)
+            worker.launch_at = now + limits.launch_backoff_s
+            state.emit(CancelWorker(worker.index))
             return self._refuse_join(link, "superseded", text)
         state.roster.joined(worker, link, join, now)
         state.report(WorkerJoined(worker.index, worker.attempt, join.host, join.pid))

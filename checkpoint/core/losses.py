@@ -65,6 +65,9 @@ class Losses:
             if kind == "fenced":
                 state.epoch_floor = max(state.epoch_floor, message.epoch_held)
             reason = f"worker {worker.index}: {message.message}"
+            if kind == "unreachable":
+                self._unreachable(worker, message, reason, now)
+                return None
             if kind == "reset":
                 reason = _failure_text(worker, message)
                 worker.error = message.traceback or reason
@@ -75,6 +78,38 @@ class Losses:
                 self._recovery.reset(reason, now, worker=worker.index)
             state.round.by_peer = kind == "peer"
         return None
+
+    def _unreachable(self, worker: Worker, message: Failed, reason: str, now: float) -> None:
+        """Reset without spending an attempt, and place one of the two workers on another host.
+
+        A network may take longer to heal than any number of attempts, so time decides when the region fails.
+        """
+        state = self._state
+        if not 0 <= message.peer < len(state.roster):
+            self._recovery.reset(reason, now, worker=worker.index)
+            return
+        peer = state.roster[message.peer]
+        seconds = state.placement.report(worker, peer, now)
+        limit_s = state.spec.reset_timeout_s if state.last_cut else limits.unreachable_at_start_s
+        if seconds > limit_s:
+            text = (
+                f"in {seconds:.0f} s no placement was found in which all workers reach each other: {reason}"
+            )
+            remedy = (
+                "repair the network between these hosts, or provide another host, then run the region again"
+            )
+            self._ending.decide(
+                RegionState.FAILED, text, now, kind="failed", error=RegionFailedError(text, remedy=remedy)
+            )
+            return
+        moved = state.placement.worker_to_move(worker, peer, now)
+        delay_s = limits.launch_backoff_s
+        self._recovery.reset(reason, now, worker=worker.index, spend=False, delay_s=delay_s)
+        state.round.by_peer = True
+        if moved is not None and moved.link is not None:
+            # Its old attempt is cancelled and replaced once the manifest is held (`ManifestClaim`).
+            self.lose(moved, "it is moved to another host, because a peer cannot reach it", now, ended=False)
+        state.round.reason, state.reason = reason, reason
 
     def _fail_for_good(self, worker: Worker, message: Failed, now: float) -> None:
         reason = _failure_text(worker, message)

@@ -28,20 +28,23 @@ from checkpoint.errors import ControlMessageError
 from dos_protocol.digests import digest64
 from journal import Floor
 
-FailureKind: TypeAlias = Literal["operator", "reset", "peer", "fenced", "store", "manifest", "internal"]
+FailureKind: TypeAlias = Literal[
+    "operator", "reset", "peer", "unreachable", "fenced", "store", "manifest", "internal"
+]
 """What failed, and what follows:
 
 | kind | meaning | what follows |
 |---|---|---|
 | operator | user code raised | the region fails; a person has to act |
 | reset | user code reported an inconsistency that a reset may cure (OperatorFailure) | a reset |
-| peer | a link to another worker broke or could not be made | a reset |
+| peer | a link to another worker broke | a reset |
+| unreachable | no link to another worker could be opened | a reset, and another placement |
 | fenced | this worker's directory is claimed by a higher epoch | a reset |
 | store | the store does not provide what the order named | a reset, not counted as an attempt |
 | manifest | the ordered checkpoint does not fit (a shrunken input, an unknown operator) | the region fails |
 | internal | anything else | the attempt is over: a reset, with a new attempt |
 
-After reset, peer, fenced and store the process stays alive and waits for RESTORE.
+After reset, peer, unreachable, fenced and store the process stays alive and waits for RESTORE.
 """
 
 StopKind: TypeAlias = Literal["finished", "stopped", "failed", "fenced", "superseded", "refused"]
@@ -143,7 +146,7 @@ class Failed(FromWorker, frozen=True, kw_only=True):
     message: str = ""
     traceback: str = ""
     peer: int = -1
-    """For kind peer: the worker that could not be reached."""
+    """For kinds peer and unreachable: the worker at the other end."""
     epoch_held: int = 0
     """For kind fenced: the epoch that the next incarnation must exceed."""
 

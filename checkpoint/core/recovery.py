@@ -82,6 +82,7 @@ class Recovery:
         # Without checkpoints no commit forgives attempts; time in RUNNING does.
         if state.spec.without_cuts and now > state.running_since + limits.reset_forgiven_s:
             state.attempts = 0
+            state.placement.forgive()
         state.running_since = inf
         if spend:
             state.attempts += 1

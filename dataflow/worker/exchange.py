@@ -47,6 +47,10 @@ class Exchange:
         self._outgoing: dict[int, trio.MemorySendChannel[Frames]] = {}
         self._channels = IncomingFrames(spec.region, spec.worker, spec.workers, incarnation)
         self._over = trio.Event()
+        self._links: dict[int, Link] = {}
+        """The links that this worker dialled, by peer. A pair of hosts that is silent is silent on these too:
+        the kernel asks for acknowledgements in both directions.
+        """
         self.on_durable: Callable[[int, int], None] | None = None
         """Called as `on_durable(peer, step)` when the divisions of a peer are durable up to a step."""
 
@@ -74,7 +78,12 @@ class Exchange:
         )
         try:
             link = await connect_link(
-                peer.host, peer.port, key=spec.job_key, hello=hello, timeout_s=limits.peer_dial_s
+                peer.host,
+                peer.port,
+                key=spec.job_key,
+                hello=hello,
+                timeout_s=limits.peer_dial_s,
+                patient=True,
             )
         except (BrokenConnectionError, HandshakeError) as error:
             raise PeerLostError(
@@ -82,7 +91,9 @@ class Exchange:
                 f"worker {spec.worker} cannot connect to it at {peer.host}:{peer.port}: {error.args[0]}",
                 remedy=f"if {peer.host} is not the address at which other hosts reach that worker, set "
                 f"{ADVERTISE_HOST} on its host; if a firewall is between them, open the ports of the workers",
+                unreachable=True,
             ) from error
+        self._links[worker] = link
         outgoing, queue = trio.open_memory_channel[Frames](math.inf)
         self._outgoing[worker] = outgoing
         outgoing.send_nowait((self._channels.marker(FrameType.RESET, step),))
@@ -97,6 +108,22 @@ class Exchange:
         finally:
             with trio.CancelScope(shield=True), trio.move_on_after(1):
                 await link.aclose()
+
+    async def watch(self) -> None:
+        """Raise PeerLostError once the host of a peer has been silent for too long.
+
+        Without this, a connection whose packets are lost ends only with the kernel's own limits, after many
+        minutes.
+        """
+        while True:
+            await trio.sleep(limits.peer_silence_poll_s)
+            for worker, link in self._links.items():
+                silent_s = link.silent_s
+                if silent_s > limits.peer_silent_s:
+                    host, port = link.peer_address
+                    raise PeerLostError(
+                        worker, f"its host {host} (port {port}) sent nothing for {silent_s:.1f} s"
+                    )
 
     def send(self, frames: Mapping[int, Frames]) -> None:
         """Queue frames for the peers."""

@@ -26,7 +26,7 @@ def failure_of(error: Exception) -> Failure:
     if isinstance(error, FencedError):
         return Failure("fenced", str(error), epoch_held=error.epoch_held)
     if isinstance(error, PeerLostError):
-        return Failure("peer", str(error), peer=error.peer)
+        return Failure("unreachable" if error.unreachable else "peer", str(error), peer=error.peer)
     if isinstance(error, DosError):
         return Failure("manifest" if isinstance(error, _FOR_A_PERSON) else "store", str(error))
     return Failure("internal", f"{type(error).__name__}: {error}")

@@ -209,6 +209,7 @@ class LinkIncarnation:
                 seconds=sum(phases.phases_s.values()),
                 phases_s=phases.phases_s,
             )
+            nursery.start_soon(self._exchange.watch)
             nursery.start_soon(self._serve, journals)
             nursery.start_soon(self._vote_all, journals)
             nursery.start_soon(self._outputs.announce, journals.division_synced)

@@ -116,7 +116,9 @@ class MemoryNetwork:
         self.bytes_sent = 0
         self._latency_s = latency_s
         self._blocked: dict[tuple[str, str], int] = {}
-        self._dark: dict[str, None] = {}
+        self._blocked_since: dict[tuple[str, str], float] = {}
+        self._dark: dict[str, float] = {}
+        """Host without power -> since when."""
         self._vanished: list[MemorySocket] = []
         self._lot = trio.lowlevel.ParkingLot()
         self._last_port = _FIRST_PORT
@@ -180,11 +182,20 @@ class MemoryNetwork:
         """Forget a socket that was closed."""
         self.sockets.pop(sock, None)
 
+    def silent_s(self, sock: MemorySocket) -> float:
+        """Return for how many seconds the kernel of the peer's host could not answer on a connection, because
+        a path is blocked or the host has no power.
+        """
+        now, near, far = trio.current_time(), sock.host, sock.peer.host
+        since = [self._blocked_since.get(path, now) for path in ((near, far), (far, near))]
+        return now - min(*since, self._dark.get(far, now))
+
     # Faults
 
     def block(self, source: str, target: str) -> None:
         """Block a path. Blocks are counted: it opens after as many calls of `unblock`."""
         self._blocked[source, target] = self._blocked.get((source, target), 0) + 1
+        self._blocked_since.setdefault((source, target), trio.current_time())
 
     def unblock(self, source: str, target: str) -> None:
         """Undo one `block`; when it was the last, what waited arrives, in order."""
@@ -192,11 +203,13 @@ class MemoryNetwork:
         if left > 0:
             self._blocked[source, target] = left
         elif self._blocked.pop((source, target), None) is not None:
+            del self._blocked_since[source, target]
             self._deliver_all()
 
     def unblock_all(self) -> None:
         """Open all paths."""
         self._blocked.clear()
+        self._blocked_since.clear()
         self._deliver_all()
 
     def _deliver_all(self) -> None:
@@ -233,7 +246,7 @@ class MemoryNetwork:
 
     def power_lost(self, host: str) -> None:
         """Cut the power of a host: its sockets vanish, and no peer is notified."""
-        self._dark[host] = None
+        self._dark.setdefault(host, trio.current_time())
         for listener in [one for (at, _), one in self.listeners.items() if at == host]:
             listener.close()
         for end in self._ends_of(host):
@@ -243,7 +256,7 @@ class MemoryNetwork:
 
     def power_back(self, host: str) -> None:
         """Restore the power of a host. It answers data on its old connections with a reset."""
-        if self._dark.pop(host, host) is None:
+        if self._dark.pop(host, None) is not None:
             for end in [one for one in self._vanished if one.host == host]:
                 self._vanished.remove(end)
                 end.answer()

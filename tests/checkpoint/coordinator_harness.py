@@ -56,7 +56,7 @@ class CoordinatorHarness:
         self.epoch = epoch or self.epoch + 1
         self.play(ManifestOpened(self.epoch, cut))
 
-    def join(self, worker, attempt=1, link=None):
+    def join(self, worker, attempt=1, link=None, host="h"):
         link = 100 * attempt + worker if link is None else link
         self.links[worker] = link
         join = Join(
@@ -64,8 +64,8 @@ class CoordinatorHarness:
             worker=worker,
             attempt=attempt,
             pid=1,
-            host="h",
-            exchange_host="h",
+            host=host,
+            exchange_host=host,
             exchange_port=1 + worker,
         )
         self.play(ControlReceived(link, join))

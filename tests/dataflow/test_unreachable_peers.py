@@ -35,7 +35,7 @@ def test_a_worker_that_cannot_be_reached_is_named_with_its_address_and_the_setti
     error = first_error(failed.value)
     assert isinstance(error, PeerLostError)
     report = failure_of(error)
-    assert (report.kind, report.peer) == ("peer", 1)
+    assert (report.kind, report.peer) == ("unreachable", 1)
     assert "worker 0 cannot connect to it at 127.0.0.1:1" in report.message
     assert "set DOS_ADVERTISE_HOST on its host" in report.message
 

@@ -69,6 +69,9 @@ class Surroundings:
         del backlog
         return await open_memory_listeners(self._network, host, port)
 
+    def silent_s(self, stream: Any) -> float:
+        return self._network.silent_s(stream.socket)
+
     async def in_thread(self, call: Callable[..., T], *args: Any) -> T:
         typical_s = 0.002 * self._rng.lognormvariate(0.0, 0.7)
         before_s = typical_s * self._rng.random()
