@@ -28,6 +28,10 @@ class InsecureNetworkError(DosError):
     """The region would send clear text between machines, and this was not confirmed."""
 
 
+class HostPathError(DosError):
+    """A source or sink uses files on the hosts of executors without `local=True`. Nothing was started."""
+
+
 class CannotShipError(DosError):
     """The graph, or a function in it, cannot be serialized for the executors."""
 

@@ -23,6 +23,7 @@ from spark_integration.core.confs import grows, judge_confs
 from spark_integration.core.slots import EnoughSlots, RefuseToStart, SparkMaster, judge_slots
 from spark_integration.errors import (
     ExecutorMismatchError,
+    HostPathError,
     InsecureNetworkError,
     NotEnoughSlotsError,
     UnfitConfError,
@@ -87,14 +88,17 @@ def run(
     - `on_event`: called with each event of the region, in an internal thread.
     - `listeners`: called on start, progress, resets and the end (`RegionListener`), in another thread.
 
-    Raises before anything is started: GraphError, CannotShipError, UnfitConfError, NotEnoughSlotsError,
-    StoreNotChosenError, StoreNotUsableError, InsecureNetworkError, ConnectSessionError; ValueError for an
-    argument out of range. Later errors are returned by the handle's `exception()`.
+    Raises before anything is started: GraphError, HostPathError, CannotShipError, UnfitConfError,
+    NotEnoughSlotsError, StoreNotChosenError, StoreNotUsableError, InsecureNetworkError,
+    ConnectSessionError; ValueError for an argument out of range. Later errors are returned by the handle's
+    `exception()`.
     """
     application = name or graph.name
     parts = parts_of(graph, application)
     shipped = {part.name: ship(part.graph, f"the graph {part.graph.name!r}") for part in parts}
     master = master_of(spark)
+    if not master.one_machine:
+        _refuse_host_paths(graph)
     host, listen_host = _addresses(spark, master, coordinator_address, insecure=insecure)
     use_this_python(spark, master)
     _check_confs_and_slots(spark, master, workers * len(parts), spare_slots, start_timeout)
@@ -137,6 +141,19 @@ def _launch(
     """Return the launcher of a region whose workers connect to this driver at `host`."""
     make_task = _task_maker(spec, application, (host, control.address[1]), shipped[part.name], scratch)
     return SparkLauncher(spark, spec.name, make_task, _end_reporter(control, events))
+
+
+def _refuse_host_paths(graph: Graph) -> None:
+    """Raise HostPathError if files on the hosts of workers are used and the program did not confirm it."""
+    for node in graph.nodes()[0]:
+        path = node.spec.host_path()
+        if path:
+            raise HostPathError(
+                f"{node.name!r} uses {path} on the hosts of executors: files there are lost with their host,"
+                " and a worker that continues on another host does not find them",
+                remedy="use an InputSource as the source, and a LogSink or a database as the sink; if all"
+                " hosts share that directory, or its loss is acceptable, pass local=True",
+            )
 
 
 class _AfterLast:

@@ -230,6 +230,13 @@ class OperatorSpec(ABC):
         """
         return False
 
+    def host_path(self) -> str:
+        """Return a path on the hosts of workers on which its output or input depends, "" for none.
+
+        A run on a cluster refuses it, unless the program confirmed it with `local=True`.
+        """
+        return ""
+
     def detail(self) -> str:
         """Return what changes the meaning of its state besides kind, inputs and schema. Part of the
         fingerprint.

@@ -50,16 +50,25 @@ class FileSink(SinkSpec):
 
         FileSink("/data/counts")
 
-    truncate_on_reset: False is for tests only: a reset then leaves the rows after the checkpoint, so rows
-    appear twice. Regions with another delivery guarantee than exactly-once also leave them.
+    local: True confirms that a run on a cluster may use this path: either all hosts share the directory, or
+    the files may be lost with their host. truncate_on_reset: False is for tests only: a reset then leaves
+    the rows after the checkpoint, so rows appear twice. Regions with another delivery guarantee than
+    exactly-once also leave them.
     """
 
     directory: str
+    local: bool
     truncate_on_reset: bool
 
-    def __init__(self, directory: "str | os.PathLike[str]", *, truncate_on_reset: bool = True) -> None:
+    def __init__(
+        self, directory: "str | os.PathLike[str]", *, local: bool = False, truncate_on_reset: bool = True
+    ) -> None:
         object.__setattr__(self, "directory", os.path.abspath(directory))  # noqa: PTH100 - created on workers
+        object.__setattr__(self, "local", local)
         object.__setattr__(self, "truncate_on_reset", truncate_on_reset)
+
+    def host_path(self) -> str:
+        return "" if self.local else self.directory
 
     def check_input(self, schema: pa.Schema) -> None:
         check_columns(schema)

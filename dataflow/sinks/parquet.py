@@ -42,12 +42,14 @@ class ParquetSink(TwoPhaseSink):
     Every worker must reach the directory, also after a restart on another machine. The directory belongs to
     one sink of one region: a directory with files of another run or program is rejected before any worker
     starts. shared: True adds files to a directory with other files, including those of other regions that
-    share it. Raises SchemaError for an unknown compression and for columns that have no Parquet type.
+    share it. local: as of `FileSink`. Raises SchemaError for an unknown compression and for columns that
+    have no Parquet type.
     """
 
     directory: str
     compression: Compression
     shared: bool
+    local: bool
 
     def __init__(
         self,
@@ -55,12 +57,17 @@ class ParquetSink(TwoPhaseSink):
         *,
         compression: Compression = "zstd",
         shared: bool = False,
+        local: bool = False,
     ) -> None:
         if compression not in _COMPRESSIONS:
             raise SchemaError(f"compression must be one of {', '.join(_COMPRESSIONS)}, not {compression!r}")
         object.__setattr__(self, "directory", os.path.abspath(directory))  # noqa: PTH100 - created on workers
         object.__setattr__(self, "compression", compression)
         object.__setattr__(self, "shared", shared)
+        object.__setattr__(self, "local", local)
+
+    def host_path(self) -> str:
+        return "" if self.local else self.directory
 
     def check_input(self, schema: pa.Schema) -> None:
         for field in schema:

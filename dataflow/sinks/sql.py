@@ -47,10 +47,10 @@ class SqlSink(SinkSpec):
     identify a row and are unique in the table; a new row immediately replaces the row with the same key.
     `key` requires PostgreSQL or SQLite; it is faster, and suits rows such as counts, of which only the last
     matters. create: create the table if it does not exist. The table belongs to one sink of one region: a
-    table with rows of another run or program is rejected before any worker starts. shared: True adds rows to
-    a table with other rows. The tables `dos_sink_writers`, `dos_sink_owners` and `dos_sink_staged` are
-    created in the same database. Every worker must reach the database under that URL, whose password is sent
-    with the graph. Raises SchemaError.
+    table with rows of another run or program is rejected before any worker starts. shared: True adds rows
+    to a table with other rows. The tables `dos_sink_writers`, `dos_sink_owners` and `dos_sink_staged` are
+    created in the same database. local: as of `FileSink`, for SQLite. Every worker must reach the database
+    under that URL, whose password is sent with the graph. Raises SchemaError.
     """
 
     url: str = field(repr=False)
@@ -58,6 +58,7 @@ class SqlSink(SinkSpec):
     key: tuple[str, ...]
     create: bool
     shared: bool
+    local: bool
 
     def __init__(
         self,
@@ -67,6 +68,7 @@ class SqlSink(SinkSpec):
         key: "str | Sequence[str]" = (),
         create: bool = True,
         shared: bool = False,
+        local: bool = False,
     ) -> None:
         try:
             dialect = sa.make_url(url).get_dialect().name
@@ -81,6 +83,11 @@ class SqlSink(SinkSpec):
         object.__setattr__(self, "key", keys)
         object.__setattr__(self, "create", create)
         object.__setattr__(self, "shared", shared)
+        object.__setattr__(self, "local", local)
+
+    def host_path(self) -> str:
+        url = sa.make_url(self.url)
+        return (url.database or "") if url.get_backend_name() == "sqlite" and not self.local else ""
 
     def check_input(self, schema: pa.Schema) -> None:
         if missing := [name for name in self.key if name not in schema.names]:

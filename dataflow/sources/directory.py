@@ -63,10 +63,11 @@ class DirectorySource(base.SourceSpec):
         DirectorySource("logs", until="logs/END")
 
     paths: a directory, a path or pattern (`logs/**/*.log`), or a list of them. Names that begin with . or _
-    are skipped: write a file as _name and rename it when complete. Files that end with .gz are read once they
-    are whole. poll_s: seconds between two listings of the directories. gone: what to do if a file no longer
-    exists, "stop" the region, or "forget" the file; with "forget", a file may be removed once a checkpoint
-    covers it. errors: as of `FileSource`. Raises SchemaError, also for a directory that does not exist.
+    are skipped: write a file as _name and rename it when complete. Files that end with .gz are read once
+    they are whole. poll_s: seconds between two listings of the directories. gone: what to do if a file no
+    longer exists, "stop" the region, or "forget" the file; with "forget", a file may be removed once a
+    checkpoint covers it. errors, local: as of `FileSource`. Raises SchemaError, also for a directory that
+    does not exist.
     """
 
     patterns: tuple[WatchedFiles, ...]
@@ -74,6 +75,7 @@ class DirectorySource(base.SourceSpec):
     poll_s: float
     gone: Gone
     errors: Errors
+    local: bool
 
     def __init__(
         self,
@@ -83,6 +85,7 @@ class DirectorySource(base.SourceSpec):
         poll_s: float = 1.0,
         gone: Gone = "stop",
         errors: Errors = "strict",
+        local: bool = False,
     ) -> None:
         given = paths_of(paths)
         if not given:
@@ -98,6 +101,10 @@ class DirectorySource(base.SourceSpec):
         object.__setattr__(self, "poll_s", poll_s)
         object.__setattr__(self, "gone", gone)
         object.__setattr__(self, "errors", errors)
+        object.__setattr__(self, "local", local)
+
+    def host_path(self) -> str:
+        return "" if self.local else self.patterns[0].root
 
     def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema:
         del inputs

@@ -59,7 +59,8 @@ class FileSource(base.SourceSpec):
 
     paths: one path or pattern (`logs/*.txt`), or a list of them. Patterns are resolved when the source is
     created, in sorted order. Files whose names end with .gz are decompressed, and positions refer to the
-    decompressed content. errors: how to treat bytes that are not UTF-8, "strict" (stop) or "replace" (by
+    decompressed content. local: True confirms that a run on a cluster may use these paths, because all hosts
+    have the same files. errors: how to treat bytes that are not UTF-8, "strict" (stop) or "replace" (by
     U+FFFD).
     """
 
@@ -67,6 +68,7 @@ class FileSource(base.SourceSpec):
     paths: tuple[str, ...]
     repeat: int
     errors: Errors
+    local: bool
 
     def __init__(
         self,
@@ -74,6 +76,7 @@ class FileSource(base.SourceSpec):
         repeat: int = 1,
         *,
         errors: Errors = "strict",
+        local: bool = False,
     ) -> None:
         expanded = tuple(path for entry in paths_of(paths) for path in _expanded(entry))
         if not expanded:
@@ -89,6 +92,10 @@ class FileSource(base.SourceSpec):
         object.__setattr__(self, "paths", expanded)
         object.__setattr__(self, "repeat", repeat)
         object.__setattr__(self, "errors", errors)
+        object.__setattr__(self, "local", local)
+
+    def host_path(self) -> str:
+        return "" if self.local else self.paths[0]
 
     def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema:
         del inputs

@@ -30,8 +30,9 @@ def test_the_ten_lines_of_the_readme_count_words_and_a_listener_sees_the_progres
     Path("logs").mkdir()
     Path("logs/a.txt").write_text(f"{TEXT}\n", encoding="utf-8")
     names = run_example("README.md", "wordcount", {"spark": spark}, store=servers.url)
-    lines = [line for file in Path("out").glob("part-*.tsv") for line in file.read_text().splitlines()]
-    assert newest([(word, int(count)) for word, count in map(str.split, lines)]) == Counter(TEXT.split())
+    register(spark)
+    counts = spark.read.format("dos").option("output", "out").load(f"{servers.url}/wordcount")
+    assert newest(counts.select("word", "count").collect()) == Counter(TEXT.split())
     assert capsys.readouterr().out == ""
 
     Path("logs/b.txt").write_text(f"{TEXT}\n", encoding="utf-8")

@@ -65,9 +65,9 @@ spark = (
 )
 spark.sparkContext.setLogLevel("OFF")
 graph = Graph("wordcount")
-lines = graph.source("lines", FileSource([here / "a.txt", here / "b.txt"], repeat=passes))
+lines = graph.source("lines", FileSource([here / "a.txt", here / "b.txt"], repeat=passes, local=True))
 words = lines.flat_map("words", split, schema="word string", takes="batch")
-words.key_by("by_word", "word").count("counts").sink("out", FileSink(here / "out"))
+words.key_by("by_word", "word").count("counts").sink("out", FileSink(here / "out", local=True))
 region = run(spark, graph, checkpoint_interval=0.2, spare_slots=0, **options)
 
 def until(condition):
