@@ -15,6 +15,7 @@ pytest_plugins = ["tests.support.second_chance"]
 
 ROOT = Path(__file__).parent.parent
 SPARK_TESTS = "tests/spark_integration/"
+HOSTS_TESTS = "tests/hosts/"
 
 for name, examples in (("near", 100), ("long", 2_000)):
     settings.register_profile(
@@ -51,20 +52,29 @@ def starts_spark(file: str) -> bool:
     return file.startswith(SPARK_TESTS) and "pytest.mark.spark" in (ROOT / file).read_text()
 
 
-class SparkInOneProcess(LoadScopeScheduling):
-    """Each test is scheduled alone, but Spark's all in one process: starting Spark takes seconds."""
+def shared_process(file: str) -> str:
+    """Return the name of the process that runs all tests which share what a file starts, "" for none."""
+    if file.startswith(HOSTS_TESTS):
+        return HOSTS_TESTS
+    return SPARK_TESTS if starts_spark(file) else ""
+
+
+class SharedProcesses(LoadScopeScheduling):
+    """Each test is scheduled alone, but those that share a Spark or hosts run in one process: starting them
+    takes seconds.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
-        return SPARK_TESTS if starts_spark(nodeid.partition("::")[0]) else nodeid
+        return shared_process(nodeid.partition("::")[0]) or nodeid
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> SparkInOneProcess:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> SharedProcesses:
     """Marks with a group (`--dist loadgroup`) would say the same; pytest-xdist 3.8 does not heed them under
     pytest 9.2."""
-    return SparkInOneProcess(config, log)
+    return SharedProcesses(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Spark's tests come first, because they take longest."""
-    items.sort(key=lambda item: not starts_spark(item.nodeid.partition("::")[0]))
+    """Tests of Spark and of several hosts come first, because they take longest."""
+    items.sort(key=lambda item: not shared_process(item.nodeid.partition("::")[0]))

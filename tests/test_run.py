@@ -56,6 +56,7 @@ case "$*" in *" install "*) ;; *) exit 0 ;; esac
 case $package in
     fuse3) program=fusermount3 ;;
     postgresql) program=initdb ;;
+    iproute2) program=ip ;;
     python3.11-dev) program=Python.h ;;
     *) program=$package ;;
 esac
@@ -89,6 +90,8 @@ SYSTEM_PACKAGES = [
     "strace",
     "fuse3",
     "postgresql",
+    "iproute2",
+    "iptables",
     "pkg-config",
     "libfuse3-dev",
     "gcc",

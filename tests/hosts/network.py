@@ -1,0 +1,250 @@
+"""Several hosts on one machine: Linux network namespaces, joined by a bridge, and the faults between them.
+
+A host has its own addresses, ports, host name, name resolution (`/etc/hosts`) and processes. All hosts
+share the file system of the machine. Nothing is created in the namespace of the machine itself, and
+everything is gone when the test process is: each namespace lives as long as its first process, which reads
+a pipe from this process.
+
+What a fault does to packets is the kernel's own filter at the receiving host, so every fault has a
+direction.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import IO
+
+from tests.support.needs import as_root, lacking
+
+ROOT = Path(__file__).parent.parent.parent
+SUBNET, SUBNET6 = "10.78.0", "fd00:78::"
+COMMAND_S_MAX = 60.0
+FIRST_PROCESS = ("sh", "-c", "echo ready; exec cat")
+NAMESPACES = ("--net", "--mount", "--uts", "--pid")
+
+
+class Namespace:
+    """A set of namespaces with a first process. Ending that process ends all processes in it."""
+
+    def __init__(self) -> None:
+        prefix = as_root()
+        if prefix is None:
+            lacking("network namespaces need root, or a sudo that asks for no password")
+        self._prefix = prefix
+        self._holder = subprocess.Popen(
+            # The namespaces end with `unshare` (--kill-child), and `cat` with its pipe, which is ours.
+            (*prefix, "unshare", *NAMESPACES, "--fork", "--kill-child", "--mount-proc", *FIRST_PROCESS),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self._holder.stdout is not None
+        if self._holder.stdout.readline() != "ready\n":
+            _, reason = self._holder.communicate()
+            lacking(f"network namespaces cannot be created here: {reason.strip()}")
+        self.pid = self._first_process()
+
+    def _first_process(self) -> int:
+        """Return the process id, outside of the namespaces, of their first process."""
+        pid = self._holder.pid
+        while children := Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            pid = int(children[0])
+        return pid
+
+    def command(self, *arguments: str) -> list[str]:
+        """Return the command that runs `arguments` in the namespaces."""
+        enter = ["nsenter", "--target", str(self.pid), *NAMESPACES, "--"]
+        return [*self._prefix, *enter, "env", f"--chdir={ROOT}", *arguments]
+
+    def ip(self, *arguments: str) -> None:
+        """Run `ip` in the network namespace alone, so that process ids are those outside of it."""
+        enter = ["nsenter", "--target", str(self.pid), "--net", "--", "ip"]
+        subprocess.run([*self._prefix, *enter, *arguments], check=True, timeout=COMMAND_S_MAX)
+
+    def run(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end. Raises RuntimeError with its output if it fails."""
+        done = subprocess.run(
+            self.command(*arguments), capture_output=True, text=True, timeout=COMMAND_S_MAX, check=False
+        )
+        if check and done.returncode != 0:
+            raise RuntimeError(
+                f"{' '.join(arguments)}: exit code {done.returncode}: {done.stdout}{done.stderr}"
+            )
+        return done
+
+    @property
+    def ended(self) -> bool:
+        return self._holder.poll() is not None
+
+    def end(self) -> None:
+        """Kill every process in the namespaces: the loss of a host, or its clean-up."""
+        for pipe in (self._holder.stdin, self._holder.stdout, self._holder.stderr):
+            if pipe is not None:
+                pipe.close()
+        if self._holder.poll() is None:
+            self._holder.kill()
+        self._holder.wait()
+
+
+class Host(Namespace):
+    """One host of a `Network`. `address` and `address6` are those that other hosts reach."""
+
+    def __init__(self, name: str, number: int) -> None:
+        super().__init__()
+        self.name = name
+        self.port = f"p-{name}"
+        """The bridge's end of this host's cable."""
+        self.address = f"{SUBNET}.{number}"
+        self.address6 = f"{SUBNET6}{number:x}"
+        self.run("hostname", name)
+        self.ip("link", "set", "lo", "up")
+
+    def popen(
+        self,
+        *arguments: str,
+        stdin: int | None = None,
+        stdout: int | IO[bytes] | None = None,
+        stderr: int | IO[bytes] | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> "subprocess.Popen[str]":
+        """Start a process on the host. Its id on the host differs: end it with the host, or by `signal`."""
+        return subprocess.Popen(
+            self.command(*arguments),
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            text=True,
+            env={**os.environ, **(env or {})},
+        )
+
+    def python(self, *arguments: str) -> list[str]:
+        """Return the command that runs this Python on the host."""
+        return self.command(sys.executable, *arguments)
+
+    def signal(self, number: str, pattern: str) -> None:
+        """Send a signal to every process of the host whose command line contains a pattern."""
+        self.run("pkill", f"-{number}", "--full", pattern)
+
+    def signal_all(self, number: str) -> None:
+        """Send a signal to every process of the host, for example STOP: a host that hangs."""
+        self.run("sh", "-c", f"kill -{number} -1", check=False)
+
+    def filter(self, *rule: str) -> None:
+        """Append a rule to the packet filter, for IPv4 or, with an IPv6 source, IPv6."""
+        self.run("iptables", "--wait", "--append", "INPUT", *rule)
+
+    def accept_all(self) -> None:
+        """Remove every rule of the packet filter."""
+        self.run("iptables", "--wait", "--flush", "INPUT")
+
+
+class Network:
+    """Hosts on one bridge. Every fault lasts until `heal` or `plug`."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+        self._switch = Namespace()
+        stack.callback(self._switch.end)
+        self._switch.ip("link", "add", "lan", "type", "bridge")
+        self._switch.ip("link", "set", "lan", "up")
+        self.hosts: dict[str, Host] = {}
+
+    def add(self, name: str) -> Host:
+        """Start a host and connect it."""
+        host = Host(name, len(self.hosts) + 11)
+        self._stack.callback(host.end)
+        switch = self._switch
+        cable = ("type", "veth", "peer", "name", "eth0", "netns", str(host.pid))
+        switch.ip("link", "add", host.port, *cable)
+        switch.ip("link", "set", host.port, "master", "lan", "up")
+        host.ip("address", "add", f"{host.address}/24", "dev", "eth0")
+        host.ip("address", "add", f"{host.address6}/64", "dev", "eth0", "nodad")
+        host.ip("link", "set", "eth0", "up")
+        self.hosts[name] = host
+        return host
+
+    def name_hosts(self, folder: Path) -> None:
+        """Let every host resolve all host names, and nothing else: there is no name server here."""
+        known = {"localhost": "127.0.0.1", **{host.name: host.address for host in self.hosts.values()}}
+        files = {
+            "/etc/hosts": "".join(f"{address} {name}\n" for name, address in known.items()),
+            "/etc/nsswitch.conf": "hosts: files\n",
+        }
+        for target, content in files.items():
+            path = folder / Path(target).name
+            path.write_text(content)
+            for host in self.hosts.values():
+                host.run("mount", "--bind", str(path), target)
+
+    # --- faults ---------------------------------------------------------------------------------------
+
+    def unplug(self, host: Host) -> None:
+        """Pull the cable of a host: nothing arrives there or leaves, and no connection is reset."""
+        self._switch.ip("link", "set", host.port, "down")
+
+    def plug(self, host: Host) -> None:
+        """Put the cable of a host back."""
+        self._switch.ip("link", "set", host.port, "up")
+
+    def drop(self, sources: Sequence[Host], target: Host) -> None:
+        """Lose every packet from `sources` to `target`: a partition in one direction."""
+        for source in sources:
+            target.filter("--source", source.address, "--jump", "DROP")
+
+    def part(self, one: Host, other: Host) -> None:
+        """Lose every packet between two hosts, in both directions."""
+        self.drop([one], other)
+        self.drop([other], one)
+
+    def refuse(self, one: Host, other: Host) -> None:
+        """Reset every connection between two hosts, in both directions."""
+        for source, target in ((one, other), (other, one)):
+            reset = ("--protocol", "tcp", "--jump", "REJECT", "--reject-with", "tcp-reset")
+            target.filter("--source", source.address, *reset)
+
+    def lose(self, host: Host, fraction: float) -> None:
+        """Lose a fraction of the packets that arrive at a host."""
+        random = ("--match", "statistic", "--mode", "random", "--probability", str(fraction))
+        host.filter(*random, "--jump", "DROP")
+
+    def vanish(self, host: Host) -> int:
+        """Forget the connections of a host to others, as a firewall does that restarts; new ones work.
+
+        Return how many there were. No end of them receives anything again, and none is reset.
+        """
+        found = host.run("ss", "--no-header", "--tcp", "--numeric", "state", "established").stdout
+        count = 0
+        for line in found.splitlines():
+            (mine, my_port), (theirs, their_port) = (end.rsplit(":", 1) for end in line.split()[2:4])
+            peer = self._by_address(theirs)
+            if peer is None or mine != host.address:
+                continue
+            count += 1
+            for source, source_port, target, target_port in (
+                (peer, their_port, host, my_port),
+                (host, my_port, peer, their_port),
+            ):
+                ports = ("--protocol", "tcp", "--source-port", source_port, "--destination-port", target_port)
+                target.filter("--source", source.address, *ports, "--jump", "DROP")
+        return count
+
+    def _by_address(self, address: str) -> Host | None:
+        return next((host for host in self.hosts.values() if host.address == address), None)
+
+    def heal(self) -> None:
+        """End every fault but the loss of hosts."""
+        for host in self.hosts.values():
+            if not host.ended:
+                host.accept_all()
+                self.plug(host)
+
+
+@contextmanager
+def open_network() -> Iterator[Network]:
+    """A network without hosts. Skips where namespaces are not allowed; fails there where CI is set."""
+    with ExitStack() as stack:
+        yield Network(stack)
