@@ -116,7 +116,10 @@ class Exchange:
         minutes.
         """
         while True:
-            await trio.sleep(limits.peer_silence_poll_s)
+            due = trio.current_time() + limits.peer_silence_poll_s
+            await trio.sleep_until(due)
+            if trio.current_time() - due > limits.peer_silence_poll_s:
+                continue  # this machine stood still: packets that arrived meanwhile are not processed yet
             for worker, link in self._links.items():
                 silent_s = link.silent_s
                 if silent_s > limits.peer_silent_s:

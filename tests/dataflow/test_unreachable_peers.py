@@ -1,9 +1,14 @@
 """Exchange links between workers that cannot reach each other."""
 
+from typing import cast
+
 import pytest
 import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from checkpoint.core.messages import Peer
+from checkpoint.link import Link
+from dataflow import limits
 from dataflow.errors import PeerLostError
 from dataflow.graph.builder import Graph
 from dataflow.worker.exchange import Exchange
@@ -12,21 +17,21 @@ from dataflow.worker.messages import Inbox, Shared
 from dataflow.worker.spec import WorkerSpec
 from journal import EpochUsedTwiceError
 
+SPEC = WorkerSpec(
+    region="r",
+    worker=0,
+    workers=2,
+    attempt=1,
+    coordinator=("127.0.0.1", 1),
+    job_key=b"k" * 32,
+    graph=Graph("g"),
+    store_url="dos://127.0.0.1:1",
+)
+
 
 def test_a_worker_that_cannot_be_reached_is_named_with_its_address_and_the_setting_that_decides_it() -> None:
-    spec = WorkerSpec(
-        region="r",
-        worker=0,
-        workers=2,
-        attempt=1,
-        coordinator=("127.0.0.1", 1),
-        job_key=b"k" * 32,
-        graph=Graph("g"),
-        store_url="dos://127.0.0.1:1",
-    )
-
     async def main() -> None:
-        exchange = Exchange(spec, 1, inbox=Inbox(), shared=Shared(), lost=lambda _: None)
+        exchange = Exchange(SPEC, 1, inbox=Inbox(), shared=Shared(), lost=lambda _: None)
         async with trio.open_nursery() as nursery:
             await exchange.dial_all(nursery, [Peer("127.0.0.1", 2), Peer("127.0.0.1", 1)], step=0)
 
@@ -44,3 +49,37 @@ def test_a_journal_that_only_a_person_can_judge_ends_the_region_instead_of_a_res
     report = failure_of(EpochUsedTwiceError("copies of segment out-x.. contradict each other"))
     assert report.kind == "manifest"
     assert "contradict each other" in report.message
+
+
+class SilentLink:
+    """A link whose peer's host has been silent for as long as the test says."""
+
+    peer_address = ("10.0.0.2", 4711)
+    silent_s = 0.0
+
+
+def test_a_silent_host_is_named_and_a_machine_that_stood_still_blames_no_peer() -> None:
+    clock, link = MockClock(), SilentLink()
+    exchange = Exchange(SPEC, 1, inbox=Inbox(), shared=Shared(), lost=lambda _: None)
+    exchange._links[1] = cast("Link", link)
+
+    async def pass_time(seconds: float, silent_s: float) -> None:
+        link.silent_s = silent_s
+        clock.jump(seconds)
+        await wait_all_tasks_blocked()
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(exchange.watch)
+            await wait_all_tasks_blocked()
+            await pass_time(30.0, silent_s=30.0)  # late: what the peer sent meanwhile is not processed yet
+            for _ in range(10):
+                await pass_time(limits.peer_silence_poll_s, silent_s=limits.peer_silent_s)
+            await pass_time(limits.peer_silence_poll_s, silent_s=limits.peer_silent_s + 0.1)
+            raise AssertionError("the silence was not noticed")
+
+    with pytest.raises(BaseExceptionGroup) as failed:
+        trio.run(main, clock=clock)
+    error = first_error(failed.value)
+    assert "its host 10.0.0.2 (port 4711) sent nothing for 4.1 s" in str(error)
+    assert failure_of(error).kind == "peer"
