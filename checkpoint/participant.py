@@ -330,11 +330,20 @@ async def open_participant(
     """Connect to the coordinator; both ends prove the job key. Raises BrokenConnectionError,
     HandshakeError.
     """
-    link = await connect_link(
-        *spec.coordinator,
-        key=spec.job_key,
-        hello=LinkHello(role="control", job=spec.job, worker=spec.worker, attempt=spec.attempt),
-    )
+    try:
+        link = await connect_link(
+            *spec.coordinator,
+            key=spec.job_key,
+            hello=LinkHello(role="control", job=spec.job, worker=spec.worker, attempt=spec.attempt),
+        )
+    except BrokenConnectionError as error:
+        host, port = spec.coordinator
+        raise BrokenConnectionError(
+            f"worker {spec.worker} on {runtime().host_name()} cannot connect to the driver: {error.args[0]}",
+            remedy=f"if {host} is not the address at which this host reaches the driver, pass"
+            " coordinator_address or set spark.driver.host; if a firewall is between them, open port"
+            f" {port} (`port_range`)",
+        ) from error
     participant = Participant(spec, link, counters)
     try:
         async with participant.running():

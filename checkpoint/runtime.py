@@ -20,6 +20,7 @@ from typing import Any, Final, Protocol, TypeVar
 import trio
 
 from dos_client.runtime import RunScoped
+from dos_protocol.addresses import is_wildcard
 from dos_protocol.digests import Buffer
 
 T = TypeVar("T")
@@ -56,8 +57,10 @@ class RegionRuntime(Protocol):
         ...
 
     async def listen(self, host: str, port: int, backlog: int) -> list[Any]:
-        """Listen for connections; port 0: any free port. Returns trio listeners whose streams are
-        `LinkStream`, with a `socket` that has their address. Raises OSError.
+        """Listen for connections; port 0: any free port. A wildcard means all addresses of IPv4 and IPv6.
+
+        Returns trio listeners whose streams are `LinkStream`, with a `socket` that has their address. Raises
+        OSError.
         """
         ...
 
@@ -95,7 +98,12 @@ class RealRegionRuntime:
         return stream
 
     async def listen(self, host: str, port: int, backlog: int) -> list[Any]:
-        listeners = await trio.open_tcp_listeners(port, host=host, backlog=backlog)
+        if is_wildcard(host) and socket.has_dualstack_ipv6():  # peers may use addresses of either family
+            family = socket.AF_INET6
+            both = socket.create_server(("::", port), family=family, backlog=backlog, dualstack_ipv6=True)
+            listeners = [trio.SocketListener(trio.socket.from_stdlib_socket(both))]
+        else:
+            listeners = await trio.open_tcp_listeners(port, host=host, backlog=backlog)
         for listener in listeners:
             _probe_when_idle(listener.socket)  # accepted connections inherit it
         return listeners

@@ -5,11 +5,13 @@ enclosed in brackets.
 """
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from dos_client.errors import BadUrlError
 from dos_client.limits import default_port
+from dos_protocol.addresses import is_loopback, is_wildcard
 from dos_protocol.limits import address_bytes_max, store_members_max
 from dos_protocol.names import check_name
 
@@ -18,6 +20,7 @@ _HOST: Final = re.compile(
     r"\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9]+)?\]|[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?", re.ASCII
 )
 _PORT: Final = re.compile(r"[0-9]{1,5}", re.ASCII)
+REACHABLE: Final = "name the server by the host name or IP address at which other machines reach it"
 _REMEDY: Final = "write it as dos://host[:port][,host[:port]...][/directory[/object]]"
 
 
@@ -70,6 +73,11 @@ def parse_address(text: str) -> str:
         raise BadUrlError(f"not a host name or IP address: {text[:60]!a}", remedy=_REMEDY)
     if _PORT.fullmatch(port) is None or not 1 <= int(port) <= 65535:
         raise BadUrlError(f"the port must be a number from 1 to 65535: {text[:60]!a}", remedy=_REMEDY)
+    if is_wildcard(host.strip("[]")):
+        raise BadUrlError(
+            f"{host} means every address of a server's own machine, nobody can connect to it: {text[:60]!a}",
+            remedy=REACHABLE,
+        )
     return f"{host.lower()}:{int(port)}"
 
 
@@ -77,6 +85,17 @@ def split_address(address: str) -> tuple[str, int]:
     """Return the host, without brackets, and the port."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
+
+
+def loopback_among(addresses: Iterable[str]) -> str:
+    """Return an address that only its own machine can reach, if others are on other machines; "" if none.
+
+    All members of a store must be able to serve all of its clients.
+    """
+    loopback: dict[bool, list[str]] = {True: [], False: []}
+    for address in addresses:
+        loopback[is_loopback(split_address(address)[0])].append(address)
+    return loopback[True][0] if loopback[True] and loopback[False] else ""
 
 
 def _split(text: str) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""Listen addresses: parsing `--listen`, recognizing loopback, formatting. Pure: no name is resolved.
+"""Addresses: parsing `--listen`, recognizing loopback and wildcards, formatting. Pure: no name is resolved.
 
 `dos_client.urls` handles the addresses that a client connects to.
 """
@@ -24,6 +24,16 @@ def is_loopback(host: str) -> bool:
     """Return whether only this machine can reach the host. False for any name other than localhost."""
     try:
         return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def is_wildcard(host: str) -> bool:
+    """Return whether the host means every address of its own machine, as 0.0.0.0 and :: do. A server can
+    listen there; nobody can connect to it from elsewhere.
+    """
+    try:
+        return ip_address(host).is_unspecified
     except ValueError:
         return False
 

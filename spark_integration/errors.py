@@ -28,6 +28,10 @@ class InsecureNetworkError(DosError):
     """The region would send clear text between machines, and this was not confirmed."""
 
 
+class WrongAddressError(DosError):
+    """Workers on other machines cannot reach the driver at the chosen address. Nothing was started."""
+
+
 class HostPathError(DosError):
     """A source or sink uses files on the hosts of executors without `local=True`. Nothing was started."""
 

@@ -20,11 +20,11 @@ from dataflow.graph.parts import GraphPart, parts_of
 from dataflow.handle import RegionEvents, RegionHandle
 from spark_integration import on_executor
 from spark_integration.core.confs import grows, judge_confs
+from spark_integration.core.driver_address import choose_addresses
 from spark_integration.core.slots import EnoughSlots, RefuseToStart, SparkMaster, judge_slots
 from spark_integration.errors import (
     ExecutorMismatchError,
     HostPathError,
-    InsecureNetworkError,
     NotEnoughSlotsError,
     UnfitConfError,
 )
@@ -90,8 +90,8 @@ def run(
 
     Raises before anything is started: GraphError, HostPathError, CannotShipError, UnfitConfError,
     NotEnoughSlotsError, StoreNotChosenError, StoreNotUsableError, InsecureNetworkError,
-    ConnectSessionError; ValueError for an argument out of range. Later errors are returned by the handle's
-    `exception()`.
+    WrongAddressError, ConnectSessionError; ValueError for an argument out of range. Later errors are returned
+    by the handle's `exception()`.
     """
     application = name or graph.name
     parts = parts_of(graph, application)
@@ -99,7 +99,8 @@ def run(
     master = master_of(spark)
     if not master.one_machine:
         _refuse_host_paths(graph)
-    host, listen_host = _addresses(spark, master, coordinator_address, insecure=insecure)
+    driver_host = spark.sparkContext.getConf().get("spark.driver.host")
+    host, listen_host = choose_addresses(master, coordinator_address, driver_host, insecure=insecure)
     use_this_python(spark, master)
     _check_confs_and_slots(spark, master, workers * len(parts), spare_slots, start_timeout)
     with contextlib.ExitStack() as undo:
@@ -208,23 +209,6 @@ def _end_reporter(control: RegionControl, events: RegionEvents) -> Callable[[int
         control.worker_ended(worker, attempt, error)
 
     return report
-
-
-def _addresses(
-    spark: SparkSession, master: SparkMaster, coordinator_address: str | None, *, insecure: bool
-) -> tuple[str, str]:
-    """Return (the host to which workers connect, the host to listen on)."""
-    if master.one_machine:
-        host = coordinator_address or "127.0.0.1"
-        return host, host
-    if not insecure:
-        raise InsecureNetworkError(
-            f"{master.url} may place workers on several machines, and their links are not encrypted (both"
-            " ends prove that they have the job's key, but the data can be read): pass insecure=True on"
-            " a network that you trust"
-        )
-    host = coordinator_address or spark.sparkContext.getConf().get("spark.driver.host") or "127.0.0.1"
-    return host, "0.0.0.0"  # noqa: S104  # confirmed by insecure=True
 
 
 def _check_confs_and_slots(

@@ -13,7 +13,7 @@ from checkpoint.core.coordinator_vocabulary import CancelWorker, CloseLink, Laun
 from checkpoint.core.ending import Ending
 from checkpoint.core.messages import Join, Refusal, Restore, Restored, Start, StopKind
 from checkpoint.core.pausing import Pausing
-from checkpoint.core.placement import host_of
+from checkpoint.core.placement import host_of, worker_on_loopback
 from checkpoint.core.recovery import Recovery
 from checkpoint.core.region import RegionState, WorkerJoined
 from checkpoint.core.region_states import CoordinatorPhase, PhaseEvent, WorkerEvent, WorkerState
@@ -84,6 +84,9 @@ class Gathering:
         state = self._state
         if state.phase is not CoordinatorPhase.GATHERING or not state.roster.all_in(WorkerState.JOINED):
             return
+        if (alone := worker_on_loopback(state.roster)) is not None:
+            self._fail_for_address(alone, now)
+            return
         state.move(PhaseEvent.GATHERED)
         state.round.ordered_at = now
         state.timers.clear("gather")
@@ -105,6 +108,19 @@ class Gathering:
                     steps_kept_after=steps_kept_after(state.kept),
                 ),
             )
+
+    def _fail_for_address(self, worker: Worker, now: float) -> None:
+        assert worker.join is not None
+        text = (
+            f"worker {worker.index} on {worker.join.host} gave {worker.join.exchange_host} as its address,"
+            " which workers on other machines cannot reach"
+        )
+        remedy = (
+            "pass coordinator_address, or set spark.driver.host, to an address of the driver that is not"
+            f" loopback; or set DOS_ADVERTISE_HOST on {worker.join.host} to its address"
+        )
+        error = RegionFailedError(text, remedy=remedy)
+        self._ending.decide(RegionState.FAILED, text, now, kind="failed", error=error)
 
     def on_restored(self, worker: Worker, message: Restored, now: float) -> Refusal | None:
         """Note that a worker has restored the checkpoint. With the last one, start all workers."""

@@ -12,6 +12,7 @@ from math import inf
 
 from checkpoint import limits
 from checkpoint.core.roster import Worker
+from dos_protocol.addresses import is_loopback
 
 
 class Placement:
@@ -67,6 +68,14 @@ class Placement:
 
     def _failing(self, host: str, now: float) -> int:
         return sum(1 for pair, until in self._pairs.items() if host in pair and until > now)
+
+
+def worker_on_loopback(workers: Iterable[Worker]) -> Worker | None:
+    """Return a worker whose address for its peers only its own machine reaches, if a peer is on another."""
+    joined = [worker for worker in workers if worker.join is not None]
+    if len({host_of(worker) for worker in joined}) < 2:
+        return None
+    return next((one for one in joined if one.join is not None and is_loopback(one.join.exchange_host)), None)
 
 
 def host_of(worker: Worker) -> str:

@@ -4,10 +4,12 @@ Generation g+1 has the new member joining or adding, generation g+2 has it in. d
 why this order is safe.
 """
 
+from collections.abc import Iterable
 from enum import Enum
 from typing import NamedTuple
 
 from dos_client.core.quorum import filled_member, joining_member, replaced_member
+from dos_client.urls import REACHABLE, loopback_among
 from dos_protocol.names import id_text
 from dos_protocol.store_record import Member, StoreRecord, default_ack_quorum
 
@@ -79,6 +81,7 @@ def begin(record: StoreRecord, leaving: Member, new_id: bytes, new_address: str)
         members.append(Member(member.server_id, address))
         if member == leaving:
             members.append(Member(new_id, new_address, "joining"))
+    _check_reachable(new_address, [member for member in members if member != leaving])
     return StoreRecord(record.store_id, record.generation + 1, record.ack_quorum, tuple(members))
 
 
@@ -89,7 +92,17 @@ def add(record: StoreRecord, new_id: bytes, new_address: str) -> StoreRecord:
     if new_address in {member.address for member in record.members}:
         raise ValueError(f"{new_address} is already the address of a member")
     members = (*record.members, Member(new_id, new_address, "adding"))
+    _check_reachable(new_address, members)
     return StoreRecord(record.store_id, record.generation + 1, record.ack_quorum, members)
+
+
+def _check_reachable(new_address: str, members: Iterable[Member]) -> None:
+    addresses = [member.address for member in members if not member.address.endswith(GONE_SUFFIX)]
+    if alone := loopback_among(addresses):
+        others = "the other members are" if alone == new_address else f"{new_address} is"
+        raise ValueError(
+            f"only its own machine can reach {alone}, and {others} on other machines: {REACHABLE}"
+        )
 
 
 def finish(record: StoreRecord) -> StoreRecord:

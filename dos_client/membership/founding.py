@@ -12,10 +12,10 @@ from collections.abc import Sequence
 import trio
 
 from dos_client import randomness
-from dos_client.errors import NotEmptyError, StoreNotReadyError, TokenRefusedError
+from dos_client.errors import BadUrlError, NotEmptyError, StoreNotReadyError, TokenRefusedError
 from dos_client.sessions.connection import open_connection
 from dos_client.sessions.discovery import find_membership, send_record, survey
-from dos_client.urls import DosUrl, parse_url
+from dos_client.urls import REACHABLE, DosUrl, loopback_among, parse_url
 from dos_protocol.errors import DosError, LocalProtocolError
 from dos_protocol.names import id_text
 from dos_protocol.store_record import Member, StoreRecord, default_ack_quorum
@@ -29,9 +29,14 @@ async def init_store(
     If they already are exactly this store, nothing is changed. Raises StoreNotReadyError (NotEmptyError) with
     a line for each server that prevents it: it does not answer, is in another store, holds objects, or is
     named twice. Nothing was written then, unless the message says that some servers took the record. Running
-    it again completes that.
+    it again completes that. Raises BadUrlError if some of the servers, not all, are on loopback.
     """
     parsed = parse_url(url)
+    if alone := loopback_among(parsed.servers):
+        raise BadUrlError(
+            f"only its own machine can reach {alone}, and the other servers are on other machines",
+            remedy=REACHABLE,
+        )
     membership, seen = await find_membership(parsed.servers, token=token, client=client)
     if seen.all_reject_token:
         raise token_refused(parsed, seen.problems(membership))

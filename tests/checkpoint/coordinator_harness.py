@@ -56,7 +56,7 @@ class CoordinatorHarness:
         self.epoch = epoch or self.epoch + 1
         self.play(ManifestOpened(self.epoch, cut))
 
-    def join(self, worker, attempt=1, link=None, host="h"):
+    def join(self, worker, attempt=1, link=None, host="h", address=None):
         link = 100 * attempt + worker if link is None else link
         self.links[worker] = link
         join = Join(
@@ -65,7 +65,7 @@ class CoordinatorHarness:
             attempt=attempt,
             pid=1,
             host=host,
-            exchange_host=host,
+            exchange_host=host if address is None else address,
             exchange_port=1 + worker,
         )
         self.play(ControlReceived(link, join))

@@ -152,3 +152,23 @@ def test_hosts_count_as_separated_for_a_while_only() -> None:
     assert placement.rejects("b", [workers[0]], 1.0) is workers[0]
     assert placement.rejects("b", [workers[0]], limits.unreachable_counts_s) is None
     assert placement.rejects("c", [workers[0]], 1.0) is None
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1", "127.0.1.1", "localhost"])
+def test_a_worker_whose_address_is_loopback_on_every_host_fails_the_region(address: str) -> None:
+    test = CoordinatorHarness(2)
+    test.opened()
+    test.join(0, host="a")
+    test.join(1, host="b", address=address)
+    reason = f"worker 1 on b gave {address} as its address, which workers on other machines cannot reach"
+    ordered = [one.message for one in test.take(SendControl)]
+    assert [one.reason for one in ordered if isinstance(one, Stop)] == [reason, reason]
+    assert not [one for one in ordered if isinstance(one, Restore)]
+
+
+def test_workers_of_one_host_may_use_loopback() -> None:
+    test = CoordinatorHarness(2)
+    test.opened()
+    for worker in (0, 1):
+        test.join(worker, host="a", address="127.0.0.1")
+    assert len([one for one in test.take(SendControl) if isinstance(one.message, Restore)]) == 2

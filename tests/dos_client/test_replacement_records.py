@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dos_client.core import record_log
-from dos_client.core.replacement import GONE_SUFFIX, ReplacementStep, begin, finish, plan
-from dos_protocol.store_record import Member, decode_store_record, encode_store_record
+from dos_client.core.replacement import GONE_SUFFIX, ReplacementStep, add, begin, finish, plan
+from dos_protocol.store_record import Member, StoreRecord, decode_store_record, encode_store_record
 from dos_protocol.vocabulary import ObjectInfo
 from tests.dos_client.records import member, record, server_id
 
@@ -34,6 +34,18 @@ def test_a_new_server_may_stand_at_the_old_ones_address() -> None:
     assert decode_store_record(encode_store_record(first)) == first
     assert plan(first, "c:1", J, "c:1").step is ReplacementStep.FILL
     assert plan(finish(first), "c:1", J, "c:1").step is ReplacementStep.DONE
+
+
+def test_a_new_member_that_only_its_own_machine_reaches_is_refused() -> None:
+    for change in (lambda: plan(G1, "c:1", J, "127.0.0.1:1"), lambda: add(G1, J, "127.0.0.1:1")):
+        with pytest.raises(ValueError, match=r"only its own machine can reach 127\.0\.0\.1:1, and the other"):
+            change()
+    local = StoreRecord(G1.store_id, 1, 1, (Member(server_id("a"), "127.0.0.1:1"),))
+    with pytest.raises(ValueError, match=r"only its own machine can reach 127\.0\.0\.1:1, and j:1 is"):
+        add(local, J, "j:1")
+    assert add(local, J, "127.0.0.1:2").members[1].state == "adding"
+    gone = begin(local, local.members[0], J, "127.0.0.1:1")
+    assert gone.members[0].address.endswith(GONE_SUFFIX), "it does not count as another machine"
 
 
 def test_one_that_joins_may_be_let_go_for_another() -> None:

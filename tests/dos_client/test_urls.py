@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dos_client.errors import BadUrlError
-from dos_client.urls import DosUrl, parse_address, parse_url, split_address
+from dos_client.urls import DosUrl, loopback_among, parse_address, parse_url, split_address
 from dos_protocol.errors import BadNameError
 
 
@@ -77,3 +77,24 @@ def test_any_text_is_a_url_or_one_of_two_errors(text: str) -> None:
 def test_an_address_splits_into_what_a_socket_wants() -> None:
     assert split_address(parse_address("[::1]:5")) == ("::1", 5)
     assert split_address(parse_address("h")) == ("h", 9999)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "[0:0::0]"])
+def test_a_wildcard_is_no_address_of_a_server(host: str) -> None:
+    with pytest.raises(BadUrlError, match="every address of a server's own machine") as refused:
+        parse_url(f"dos://h1,{host}:9999")
+    assert "at which other machines reach it" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("addresses", "alone"),
+    [
+        (["h1:1", "10.0.0.1:1"], ""),
+        (["127.0.0.1:1", "localhost:2", "[::1]:3"], ""),
+        (["h1:1", "127.0.0.2:1"], "127.0.0.2:1"),
+        (["[::1]:1", "10.0.0.1:1"], "[::1]:1"),
+        ([], ""),
+    ],
+)
+def test_members_on_loopback_are_together(addresses: list[str], alone: str) -> None:
+    assert loopback_among(addresses) == alone

@@ -1,7 +1,9 @@
 """A cluster on several hosts: three servers, Spark's standalone master and workers, and a driver.
 
-All processes are real; a host is a set of namespaces (`network.py`). The store is founded once, and one
-region after another runs in it.
+Addresses are of every kind: servers listen on the wildcards of IPv4 and IPv6 and on a name, the URL of the
+store has a name, an IPv6 and an IPv4 address, workers connect to the driver by name, and all but the last
+host of executors advertise their second interface. All processes are real; a host is a set of
+namespaces (`network.py`). The store is founded once, and one region after another runs in it.
 """
 
 import json
@@ -17,6 +19,7 @@ from typing import Any
 import msgspec
 import pyspark
 
+from dataflow.worker.spec import ADVERTISE_HOST
 from tests.hosts.driver import Order
 from tests.hosts.network import Host, Network, open_network
 
@@ -208,7 +211,10 @@ class Cluster:
         self.driver = network.add("d")
         self.workers = [network.add(f"w{number + 1}") for number in range(workers)]
         network.name_hosts(folder)
-        self.store = "dos://" + ",".join(f"{host.address}:{STORE_PORT}" for host in self.servers)
+        one, two, three = self.servers
+        self._listens = {one.name: "0.0.0.0", two.name: "[::]", three.name: three.name}
+        addresses = (one.name, f"[{two.address6}]", three.address)
+        self.store = "dos://" + ",".join(f"{address}:{STORE_PORT}" for address in addresses)
         self.master_url = f"spark://{self.master.address}:{MASTER_PORT}"
         self._processes: list[Process] = []
         self._running: Driver | None = None
@@ -230,7 +236,7 @@ class Cluster:
 
     def start_server(self, host: Host) -> None:
         """Start the server of a host, on its disk if it has one."""
-        listen = ("--listen", f"{host.address}:{STORE_PORT}", "--insecure")
+        listen = ("--listen", f"{self._listens[host.name]}:{STORE_PORT}", "--insecure")
         data = ("--data", str(self.folder / f"data-{host.name}"))
         command = (sys.executable, "-m", "dos_cli", "serve", *data, *listen, "--verbose")
         self._start(host, f"{host.name}.log", "server id", *command)
@@ -240,11 +246,13 @@ class Cluster:
         size = ("--cores", "1", "--memory", "1g", "--work-dir", str(self.folder / f"work-{host.name}"))
         here = ("--host", host.address, "--port", "0", "--webui-port", "0")
         name = "org.apache.spark.deploy.worker.Worker"
-        self._spark(host, "Successfully registered with master", name, *here, *size, self.master_url)
+        env = {} if host == self.workers[-1] else {ADVERTISE_HOST: host.back_address}
+        self._spark(host, "Successfully registered with master", name, *here, *size, self.master_url, **env)
 
-    def _spark(self, host: Host, ready: str, *arguments: str) -> None:
+    def _spark(self, host: Host, ready: str, *arguments: str, **more_env: str) -> None:
         command = (str(SPARK_HOME / "bin" / "spark-class"), *arguments)
         env = {"SPARK_HOME": str(SPARK_HOME), "SPARK_DAEMON_MEMORY": "256m", "PYSPARK_PYTHON": sys.executable}
+        env |= more_env
         self._start(host, f"{host.name}-spark.log", ready, *command, **env)
 
     def _start(self, host: Host, log: str, ready: str, *arguments: str, **env: str) -> None:
@@ -263,6 +271,7 @@ class Cluster:
             path = folder / f"in-{part}.txt"
             path.write_text("".join(f"k{n % 97} {n}\n" for n in range(part, rows, workers)))
             paths.append(str(path))
+        options.setdefault("coordinator_address", self.driver.name)
         region = Region(Order(name, self.store, str(folder), paths, workers, options))
         self._regions.append(region)
         self.driving().order(region.order)

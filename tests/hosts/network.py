@@ -1,9 +1,9 @@
-"""Several hosts on one machine: Linux network namespaces, joined by a bridge, and the faults between them.
+"""Several hosts on one machine: Linux network namespaces, joined by bridges, and the faults between them.
 
-A host has its own addresses, ports, host name, name resolution (`/etc/hosts`) and processes. All hosts
-share the file system of the machine. Nothing is created in the namespace of the machine itself, and
-everything is gone when the test process is: each namespace lives as long as its first process, which reads
-a pipe from this process.
+A host has two interfaces, each on a bridge of its own, and its own addresses, ports, host name, name
+resolution (`/etc/hosts`) and processes. All hosts share the file system of the machine. Nothing is created
+in the namespace of the machine itself, and everything is gone when the test process is: each namespace
+lives as long as its first process, which reads a pipe from this process.
 
 What a fault does to packets is the kernel's own filter at the receiving host, so every fault has a
 direction.
@@ -20,7 +20,11 @@ from typing import IO
 from tests.support.needs import as_root, lacking
 
 ROOT = Path(__file__).parent.parent.parent
-SUBNET, SUBNET6 = "10.78.0", "fd00:78::"
+SUBNETS, SUBNET6 = ("10.78.0", "10.79.0"), "fd00:78::"
+"""Of the two bridges for IPv4, and of the first one for IPv6."""
+BRIDGES = ("lan", "back")
+THIS_HOST = "127.0.1.1"
+"""What each host's own name means on it besides its address, as on Debian, under the name `HOST.local`."""
 COMMAND_S_MAX = 60.0
 FIRST_PROCESS = ("sh", "-c", "echo ready; exec cat")
 NAMESPACES = ("--net", "--mount", "--uts", "--pid")
@@ -91,14 +95,18 @@ class Namespace:
 
 
 class Host(Namespace):
-    """One host of a `Network`. `address` and `address6` are those that other hosts reach."""
+    """One host of a `Network`. Other hosts reach `address` and `address6`, and `back_address` on the second
+    interface.
+    """
 
     def __init__(self, name: str, number: int) -> None:
         super().__init__()
         self.name = name
-        self.port = f"p-{name}"
-        """The bridge's end of this host's cable."""
-        self.address = f"{SUBNET}.{number}"
+        self.ports = tuple(f"p{interface}-{name}" for interface in range(len(BRIDGES)))
+        """The bridges' ends of this host's cables."""
+        self.address, self.back_address = (f"{subnet}.{number}" for subnet in SUBNETS)
+        self.cards = tuple(f"02:00:00:00:{interface:02x}:{number:02x}" for interface in range(len(BRIDGES)))
+        """The hardware addresses of the interfaces, by which faults choose packets of both IP versions."""
         self.address6 = f"{SUBNET6}{number:x}"
         self.run("hostname", name)
         self.ip("link", "set", "lo", "up")
@@ -134,66 +142,81 @@ class Host(Namespace):
         self.run("sh", "-c", f"kill -{number} -1", check=False)
 
     def filter(self, *rule: str) -> None:
-        """Append a rule to the packet filter, for IPv4 or, with an IPv6 source, IPv6."""
-        self.run("iptables", "--wait", "--append", "INPUT", *rule)
+        """Append a rule to the packet filters of IPv4 and IPv6."""
+        for program in ("iptables", "ip6tables"):
+            self.run(program, "--wait", "--append", "INPUT", *rule)
+
+    def filter_from(self, source: "Host", *rule: str) -> None:
+        """Append a rule for the packets that another host sends, on either interface."""
+        for card in source.cards:
+            self.filter("--match", "mac", "--mac-source", card, *rule)
 
     def accept_all(self) -> None:
-        """Remove every rule of the packet filter."""
-        self.run("iptables", "--wait", "--flush", "INPUT")
+        """Remove every rule of the packet filters."""
+        for program in ("iptables", "ip6tables"):
+            self.run(program, "--wait", "--flush", "INPUT")
 
 
 class Network:
-    """Hosts on one bridge. Every fault lasts until `heal` or `plug`."""
+    """Hosts on two bridges. Every fault lasts until `heal` or `plug`."""
 
     def __init__(self, stack: ExitStack) -> None:
         self._stack = stack
+        self.hosts: dict[str, Host] = {}
+        self._relays: dict[str, subprocess.Popen[str]] = {}
         self._switch = Namespace()
         stack.callback(self._switch.end)
-        self._switch.ip("link", "add", "lan", "type", "bridge")
-        self._switch.ip("link", "set", "lan", "up")
-        self.hosts: dict[str, Host] = {}
+        stack.callback(self._end_relays)
+        for bridge in BRIDGES:
+            self._switch.ip("link", "add", bridge, "type", "bridge")
+            self._switch.ip("link", "set", bridge, "up")
 
     def add(self, name: str) -> Host:
         """Start a host and connect it."""
         host = Host(name, len(self.hosts) + 11)
         self._stack.callback(host.end)
         switch = self._switch
-        cable = ("type", "veth", "peer", "name", "eth0", "netns", str(host.pid))
-        switch.ip("link", "add", host.port, *cable)
-        switch.ip("link", "set", host.port, "master", "lan", "up")
-        host.ip("address", "add", f"{host.address}/24", "dev", "eth0")
+        addresses = (host.address, host.back_address)
+        for number, (bridge, address) in enumerate(zip(BRIDGES, addresses, strict=True)):
+            interface, port = f"eth{number}", host.ports[number]
+            far_end = ("peer", "name", interface, "address", host.cards[number], "netns", str(host.pid))
+            switch.ip("link", "add", port, "type", "veth", *far_end)
+            switch.ip("link", "set", port, "master", bridge, "up")
+            host.ip("address", "add", f"{address}/24", "dev", interface)
+            host.ip("link", "set", interface, "up")
         host.ip("address", "add", f"{host.address6}/64", "dev", "eth0", "nodad")
-        host.ip("link", "set", "eth0", "up")
         self.hosts[name] = host
         return host
 
     def name_hosts(self, folder: Path) -> None:
         """Let every host resolve all host names, and nothing else: there is no name server here."""
-        known = {"localhost": "127.0.0.1", **{host.name: host.address for host in self.hosts.values()}}
-        files = {
-            "/etc/hosts": "".join(f"{address} {name}\n" for name, address in known.items()),
-            "/etc/nsswitch.conf": "hosts: files\n",
-        }
-        for target, content in files.items():
-            path = folder / Path(target).name
-            path.write_text(content)
-            for host in self.hosts.values():
+        names = "".join(f"{host.address} {host.name}\n" for host in self.hosts.values())
+        for host in self.hosts.values():
+            files = {
+                "/etc/hosts": f"127.0.0.1 localhost\n{THIS_HOST} {host.name}.local\n{names}",
+                "/etc/nsswitch.conf": "hosts: files\n",
+            }
+            for target, content in files.items():
+                path = folder / f"{host.name}-{Path(target).name}"
+                path.write_text(content)
                 host.run("mount", "--bind", str(path), target)
 
     # --- faults ---------------------------------------------------------------------------------------
 
     def unplug(self, host: Host) -> None:
-        """Pull the cable of a host: nothing arrives there or leaves, and no connection is reset."""
-        self._switch.ip("link", "set", host.port, "down")
+        """Pull the cables of a host: nothing arrives there or leaves, and no connection is reset."""
+        for port in host.ports:
+            self._switch.ip("link", "set", port, "down")
 
     def plug(self, host: Host) -> None:
-        """Put the cable of a host back."""
-        self._switch.ip("link", "set", host.port, "up")
+        """Put the cables of a host back."""
+        for port in host.ports:
+            self._switch.ip("link", "set", port, "up")
 
     def drop(self, sources: Sequence[Host], target: Host) -> None:
         """Lose every packet from `sources` to `target`: a partition in one direction."""
         for source in sources:
-            target.filter("--source", source.address, "--jump", "DROP")
+            target.filter_from(source, "--jump", "DROP")
 
     def part(self, one: Host, other: Host) -> None:
         """Lose every packet between two hosts, in both directions."""
@@ -204,12 +227,7 @@ class Network:
         """Reset every connection between two hosts, in both directions."""
         for source, target in ((one, other), (other, one)):
             reset = ("--protocol", "tcp", "--jump", "REJECT", "--reject-with", "tcp-reset")
-            target.filter("--source", source.address, *reset)
-
-    def lose(self, host: Host, fraction: float) -> None:
-        """Lose a fraction of the packets that arrive at a host."""
-        random = ("--match", "statistic", "--mode", "random", "--probability", str(fraction))
-        host.filter(*random, "--jump", "DROP")
+            target.filter_from(source, *reset)
 
     def vanish(self, host: Host) -> int:
         """Forget the connections of a host to others, as a firewall does that restarts; new ones work.
@@ -219,9 +237,9 @@ class Network:
         found = host.run("ss", "--no-header", "--tcp", "--numeric", "state", "established").stdout
         count = 0
         for line in found.splitlines():
-            (mine, my_port), (theirs, their_port) = (end.rsplit(":", 1) for end in line.split()[2:4])
+            (_, my_port), (theirs, their_port) = (end.rsplit(":", 1) for end in line.split()[2:4])
             peer = self._by_address(theirs)
-            if peer is None or mine != host.address:
+            if peer is None:
                 continue
             count += 1
             for source, source_port, target, target_port in (
@@ -229,14 +247,59 @@ class Network:
                 (host, my_port, peer, their_port),
             ):
                 ports = ("--protocol", "tcp", "--source-port", source_port, "--destination-port", target_port)
-                target.filter("--source", source.address, *ports, "--jump", "DROP")
+                target.filter_from(source, *ports, "--jump", "DROP")
         return count
 
-    def _by_address(self, address: str) -> Host | None:
-        return next((host for host in self.hosts.values() if host.address == address), None)
+    def _by_address(self, text: str) -> Host | None:
+        """Return the host with an address as `ss` prints it."""
+        address = text.strip("[]").removeprefix("::ffff:")
+        known = ((one, (one.address, one.back_address, one.address6)) for one in self.hosts.values())
+        return next((host for host, addresses in known if address in addresses), None)
+
+    def slow_down(self, host: Host, *, delay_s: float, loss: float) -> None:
+        """Delay every packet between a host and the others, in each direction, and lose a fraction.
+
+        The addresses of the host move to slow interfaces (`relay.py`), so its connections survive.
+        """
+        for number, bridge in enumerate(BRIDGES):
+            near, far = f"q{number}-{host.name}", f"slow{number}"
+            if near in self._relays:
+                return
+            relay = subprocess.Popen(
+                self._switch.command(
+                    sys.executable, "-m", "tests.hosts.relay", near, far, str(delay_s), str(loss)
+                ),
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            self._relays[near] = relay
+            assert relay.stdout is not None
+            assert relay.stdout.readline() == "ready\n"
+            switch, interface = self._switch, f"eth{number}"
+            switch.ip("link", "set", near, "master", bridge, "up")
+            switch.ip("link", "set", far, "netns", str(host.pid))
+            host.ip("link", "set", interface, "down")
+            host.ip("link", "set", far, "address", host.cards[number])
+            host.ip("address", "add", f"{(host.address, host.back_address)[number]}/24", "dev", far)
+            host.ip("link", "set", far, "up")
+            if number == 0:
+                host.ip("address", "replace", f"{host.address6}/64", "dev", far, "nodad")
+
+    def _end_relays(self) -> None:
+        for near, relay in self._relays.items():
+            self._switch.run("pkill", "--full", f"tests.hosts.relay {near} ")
+            relay.communicate(timeout=COMMAND_S_MAX)
+        if self._relays:
+            for host in self.hosts.values():
+                if not host.ended:
+                    for number in range(len(BRIDGES)):
+                        host.ip("link", "set", f"eth{number}", "up")
+                    host.ip("address", "replace", f"{host.address6}/64", "dev", "eth0", "nodad")
+        self._relays.clear()
 
     def heal(self) -> None:
         """End every fault but the loss of hosts."""
+        self._end_relays()
         for host in self.hosts.values():
             if not host.ended:
                 host.accept_all()

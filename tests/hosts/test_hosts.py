@@ -4,7 +4,10 @@ The hosts, the servers and Spark are shared by all tests of this file; each test
 """
 
 import os
+import random
+import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +21,7 @@ long_only = pytest.mark.skipif(
 
 ROWS = 3_000_000
 KEYS = 97
+RANDOM_S, RANDOM_ROWS = 600, 9_000_000
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +29,14 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Three servers, a master, a driver and three hosts for executors."""
     with open_cluster(tmp_path_factory.mktemp("hosts"), workers=3) as cluster:
         yield cluster
+
+
+def test_a_server_is_not_started_where_no_other_machine_can_connect(cluster: Cluster, tmp_path: Path) -> None:
+    refused = cluster.dos(
+        "serve", "--data", str(tmp_path), "--listen", "d.local:9999", "--insecure", check=False
+    )
+    assert refused.returncode == 2
+    assert "d.local is 127.0.1.1 on this machine, which no other machine can reach" in refused.stderr
 
 
 @pytest.fixture
@@ -35,7 +47,11 @@ def region(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Region]
     yield region
     cluster.network.heal()
     region.finish()
-    assert cluster.output(region) == {f"k{key}": len(range(key, ROWS, KEYS)) for key in range(KEYS)}
+    assert cluster.output(region) == exact_counts(ROWS)
+
+
+def exact_counts(rows: int) -> dict[str, int]:
+    return {f"k{key}": len(range(key, rows, KEYS)) for key in range(KEYS)}
 
 
 def hosts_of(cluster: Cluster, region: Region) -> tuple[Host, Host]:
@@ -59,7 +75,26 @@ def refused(cluster: Cluster, one: Host, other: Host) -> None:
     cluster.network.refuse(one, other)
 
 
-@pytest.mark.parametrize("separate", [both_ways, one_way, refused])
+SEPARATIONS: tuple[Separate, ...] = (both_ways, one_way, refused)
+
+
+def slow_host(cluster: Cluster, one: Host, _: Host) -> None:
+    cluster.network.slow_down(one, delay_s=0.05, loss=0.01)
+
+
+def vanished_connections(cluster: Cluster, one: Host, _: Host) -> None:
+    cluster.network.vanish(one)
+
+
+def unplugged(cluster: Cluster, one: Host, _: Host) -> None:
+    cluster.network.unplug(one)
+
+
+def stopped_host(_: Cluster, one: Host, __: Host) -> None:
+    one.signal_all("STOP")
+
+
+@pytest.mark.parametrize("separate", SEPARATIONS)
 def test_workers_that_cannot_reach_each_other_continue_on_another_host(
     cluster: Cluster, region: Region, separate: Separate
 ) -> None:
@@ -70,7 +105,9 @@ def test_workers_that_cannot_reach_each_other_continue_on_another_host(
 
 
 def test_connections_that_vanish_without_a_reset_are_replaced(cluster: Cluster, region: Region) -> None:
-    one, _ = hosts_of(cluster, region)
+    one = next(host for host in hosts_of(cluster, region) if host != cluster.workers[-1])
+    connections = one.run("ss", "--no-header", "--tcp", "--numeric", "state", "established").stdout
+    assert f"{one.back_address}:" in connections, f"the address that it advertises is not used: {connections}"
     assert cluster.network.vanish(one) > 0
     region.until_checkpoints(3)
 
@@ -116,11 +153,35 @@ def test_two_of_three_servers_that_are_cut_off_stop_checkpoints_until_they_retur
 
 
 @long_only
-def test_packets_that_are_lost_at_random_delay_checkpoints_only(cluster: Cluster, region: Region) -> None:
+def test_a_slow_and_lossy_network_delays_checkpoints_only(cluster: Cluster, region: Region) -> None:
     for host in hosts_of(cluster, region):
-        cluster.network.lose(host, 0.01)
+        cluster.network.slow_down(host, delay_s=0.05, loss=0.01)
     region.until_checkpoints(10)
     assert not region.resets, region
+
+
+@long_only
+@pytest.mark.timeout(RANDOM_S + 600)
+def test_random_faults_for_ten_minutes(cluster: Cluster) -> None:
+    """Up to three faults at once, for up to 20 s, and a pause in which they are healed."""
+    seed = int(os.environ.get("DOS_HOSTS_SEED", "0")) or random.SystemRandom().getrandbits(32)
+    print(f"repeat these faults with DOS_HOSTS_SEED={seed}")
+    chance = random.Random(seed)
+    region = cluster.run(f"random-{seed}", RANDOM_ROWS)
+    until = time.monotonic() + RANDOM_S
+    while time.monotonic() < until:
+        for _ in range(chance.randint(1, 3)):
+            fault = chance.choice([*SEPARATIONS, slow_host, vanished_connections, unplugged, stopped_host])
+            two = chance.sample([*cluster.workers, *cluster.servers, cluster.driver], 2)
+            print(f"{fault.__name__} {two[0].name} {two[1].name}")
+            fault(cluster, *two)
+        region.pass_time(chance.uniform(1, 20))
+        for host in cluster.network.hosts.values():
+            host.signal_all("CONT")
+        cluster.network.heal()
+        region.until_checkpoints(2)
+    region.finish()
+    assert cluster.output(region) == exact_counts(RANDOM_ROWS)
 
 
 def test_a_host_that_is_lost_for_ever_is_replaced_by_another(cluster: Cluster, region: Region) -> None:
