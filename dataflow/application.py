@@ -13,6 +13,7 @@ from typing import Any
 from checkpoint import RegionSpec, RegionStatus
 from checkpoint.coordinator.control import RegionControl
 from checkpoint.coordinator.listeners import RegionListener
+from dataflow.graph.builder import Graph
 from dataflow.graph.parts import GraphPart
 from dataflow.handle import RegionEvents, RegionHandle, WorkerLauncher, start_part
 
@@ -127,8 +128,8 @@ _POLL_S = 0.2
 
 def start_application(
     name: str,
-    parts: Sequence[GraphPart],
-    make_launcher: Callable[[GraphPart, RegionSpec, RegionControl, RegionEvents], WorkerLauncher],
+    parts: Sequence[GraphPart[Graph]],
+    make_launcher: Callable[[GraphPart[Graph], RegionSpec, RegionControl, RegionEvents], WorkerLauncher],
     **options: Any,
 ) -> RegionHandle | Application:
     """Start each part of an application as a region; if one cannot be started, end those that were.

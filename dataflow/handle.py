@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from checkpoint import Launcher, RegionEvent, RegionSpec, RegionStatus, StateChanged
 from checkpoint.coordinator.control import RegionControl, RegionListener
+from dataflow.graph.builder import Graph
 from dataflow.graph.parts import GraphPart, check_sinks, part_options
 from dataflow.limits import handle_poll_s, stop_timeout_s, workers_end_timeout_s
 
@@ -200,7 +201,7 @@ class RegionHandle:
 
 
 def start_part(
-    part: GraphPart,
+    part: GraphPart[Graph],
     make_launcher: Callable[[RegionSpec, RegionControl, RegionEvents], WorkerLauncher],
     undo: ExitStack,
     *,

@@ -93,7 +93,7 @@ def run_local(
 
 def _launch(
     application: str,
-    part: GraphPart,
+    part: GraphPart[Graph],
     spec: RegionSpec,
     control: RegionControl,
     _: RegionEvents,

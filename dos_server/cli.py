@@ -129,13 +129,18 @@ def serve(
         _refuse(f"{data} is not the complete data of one server: {error}")
     except OSError as error:
         _refuse(f"cannot serve {data} at {listen}: {error}")
+    _refuse_hidden_loopback(opened, host)
+    _run(opened, data, as_json=as_json)
+
+
+def _refuse_hidden_loopback(opened: OpenServer, host: str) -> None:
+    """Exit if the name of a host means loopback here, as Debian writes it into /etc/hosts."""
     if is_loopback(opened.address[0]) and not is_loopback(host):
         opened.shut()
         _refuse(
             f"{host} is {opened.address[0]} on this machine, which no other machine can reach: pass the"
             " address of a network interface, or [::] for all of them"
         )
-    _run(opened, data, as_json=as_json)
 
 
 def _run(opened: OpenServer, data: Path, *, as_json: bool) -> None:

@@ -134,7 +134,7 @@ def _launch(
     host: str,
     shipped: Mapping[str, bytes],
     scratch: str | Path | None,
-    part: GraphPart,
+    part: GraphPart[Graph],
     spec: RegionSpec,
     control: RegionControl,
     events: RegionEvents,

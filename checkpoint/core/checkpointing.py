@@ -52,10 +52,9 @@ class Checkpointing:
 
     @property
     def operator_waits(self) -> bool:
-        """Whether a start operator waits for a checkpoint that is not committed yet."""
+        """Whether an operator waits for a checkpoint that is not committed yet."""
         state = self._state
-        waits = any(worker.wants_cut > state.last_step for worker in state.roster)
-        return state.spec.trigger == "operator" and waits
+        return any(worker.wants_cut > state.last_step for worker in state.roster)
 
     def request_cut(self, now: float, *, final: bool = False) -> None:
         """Request the next checkpoint from all workers, if one can be requested now.
@@ -100,13 +99,13 @@ class Checkpointing:
         self.request_cut(now)
 
     def on_wants_cut(self, worker: Worker, message: WantsCut, now: float) -> Refusal | None:
-        """Note that a start operator waits for a checkpoint.
+        """Note that an operator waits for a checkpoint that contains a step.
 
         A checkpoint under way may not cover the operator's step; then the next one does.
         """
         if worker.state is not WorkerState.RUNNING:
             return Refusal("UNEXPECTED", f"worker {message.worker} requested a checkpoint before it runs")
-        worker.wants_cut = message.step
+        worker.wants_cut = max(worker.wants_cut, message.step)
         worker.step = max(worker.step, message.step)
         self.cut_if_overdue(now)
         return None

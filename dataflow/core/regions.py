@@ -5,12 +5,14 @@ Pure: it sees operators as (name, kind, inputs) and annotations; it starts nothi
 1. `@consistent` on an operator makes it the start of a region, which includes everything reachable from it
    (consistent-regions, "Selecting a consistent region").
 2. `@autonomous` removes an operator and everything reachable from it.
-3. An operator that is reachable both ways is in the region: consistent takes precedence. So an autonomous
+3. `@consistent(own_region=True)` also ends the paths of the regions above it: it starts another region, which
+   reads their output from logs in the store. Each region is reset alone.
+4. An operator that is reachable both ways is in the region: consistent takes precedence. So an autonomous
    operator ends a path, but does not affect parallel paths.
-4. Regions that share an operator are one region and must have the same settings.
-5. All other operators are outside of any region.
-6. A broadcast table reaches the operators that read it.
-7. A graph without annotations is one region with the settings of `run`.
+5. Regions that share an operator are one region and must have the same settings.
+6. All other operators are outside of any region.
+7. A broadcast table reaches the operators that read it.
+8. A graph without annotations is one region with the settings of `run`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -37,7 +39,8 @@ class Consistent:
     trigger: "periodic" takes a checkpoint every `period`; "operator" when the start operator requests it, for
     example after a file. period: None means the `checkpoint_interval` of `run`. delivery: how often sinks
     publish a row when workers fail (`core/delivery.py`); None is exactly-once, or at-least-once for sinks
-    that support no more. The others are as in the paper, "Configuring a consistent region".
+    that support no more. own_region: the region begins at this operator even if its input comes from another
+    region. The others are as in the paper, "Configuring a consistent region".
     """
 
     trigger: Trigger = "periodic"
@@ -46,6 +49,7 @@ class Consistent:
     reset_timeout: float = reset_timeout_s
     max_consecutive_reset_attempts: int = reset_attempts_max
     delivery: Delivery | None = None
+    own_region: bool = False
 
     def __post_init__(self) -> None:
         if self.trigger not in TRIGGERS:
@@ -77,6 +81,7 @@ class Consistent:
             f"checkpoint {when}; drain within {self.drain_timeout:g} s, reset within"
             f" {self.reset_timeout:g} s, max {attempts} resets in a row"
             f"{f', delivery {self.delivery}' if self.delivery else ''}"
+            f"{', own region' if self.own_region else ''}"
         )
 
 
@@ -105,10 +110,13 @@ def consistent(
     reset_timeout: float = reset_timeout_s,
     max_consecutive_reset_attempts: int = reset_attempts_max,
     delivery: Delivery | None = None,
+    own_region: bool = False,
 ) -> Consistent:
     """Start a consistent region at an operator, with the settings of `Consistent`.
 
-    Raises ValueError for a setting out of range.
+    With `own_region=True` the operator may read from other regions of the graph: their output comes to it
+    through logs in the store, which no program has to write or read. Raises ValueError for a setting out of
+    range.
 
         logs = graph.source("logs", FileSource(["a.txt"])).annotate(consistent(period=5))
 
@@ -125,6 +133,7 @@ def consistent(
         reset_timeout=reset_timeout,
         max_consecutive_reset_attempts=max_consecutive_reset_attempts,
         delivery=delivery,
+        own_region=own_region,
     )
 
 
@@ -174,8 +183,12 @@ def choose_regions(nodes: Sequence[NodeSpec], annotations: Mapping[int, Annotati
         return Choice((_region(nodes, order, set(order), Consistent(), starts=set()),), ())
     consumers = consumers_of(nodes)
 
+    def begins_own(index: int) -> bool:
+        annotation = annotations.get(index)
+        return isinstance(annotation, Consistent) and annotation.own_region
+
     def stops(index: int) -> bool:
-        return isinstance(annotations.get(index), Autonomous)
+        return isinstance(annotations.get(index), Autonomous) or begins_own(index)
 
     groups = _merged([(start, _reached(start, consumers, stops)) for start in starts])
     problems: list[str] = []
@@ -187,7 +200,8 @@ def choose_regions(nodes: Sequence[NodeSpec], annotations: Mapping[int, Annotati
         assert isinstance(settings, Consistent)
         regions.append(_region(nodes, order, members, settings, starts=set(group_starts)))
     inside = set().union(*(members for _, members in groups))
-    problems += _entered(nodes, groups)
+    problems += _entered(nodes, groups, begins_own)
+    problems += _not_separate(nodes, groups, begins_own)
     outside = tuple(nodes[index].name for index in order if index not in inside)
     return Choice(tuple(regions), outside, tuple(problems))
 
@@ -249,6 +263,7 @@ def _disagreements(nodes: Sequence[NodeSpec], annotations: Mapping[int, Any]) ->
         pairs = [
             (field.name, getattr(annotations[first], field.name), getattr(annotations[other], field.name))
             for field in fields(Consistent)
+            if field.name != "own_region"
         ]
         differing = [f"{name} {one!r} and {another!r}" for name, one, another in pairs if one != another]
         if differing:
@@ -259,14 +274,36 @@ def _disagreements(nodes: Sequence[NodeSpec], annotations: Mapping[int, Any]) ->
     return problems
 
 
-def _entered(nodes: Sequence[NodeSpec], groups: Sequence[tuple[list[int], set[int]]]) -> list[str]:
-    """Return a problem for each input from outside: it could not be replayed after a reset."""
+Groups: TypeAlias = Sequence[tuple[list[int], set[int]]]
+"""For each region its start operators, and its members."""
+
+
+def _entered(nodes: Sequence[NodeSpec], groups: Groups, begins_own: Callable[[int], bool]) -> list[str]:
+    """Return a problem for each input from outside: it could not be replayed after a reset.
+
+    The output of another region can be, from its log.
+    """
+    inside = set().union(*(members for _, members in groups))
     return [
         _entry(nodes[index], nodes[source].name)
         for _, members in groups
         for index in sorted(members)
         for source in (*nodes[index].inputs, *nodes[index].broadcast_tables)
-        if source not in members
+        if source not in members and not (begins_own(index) and source in inside)
+    ]
+
+
+def _not_separate(nodes: Sequence[NodeSpec], groups: Groups, begins_own: Callable[[int], bool]) -> list[str]:
+    """Return a problem for each start of an own region that is in one region with its input."""
+    return [
+        f"operator {nodes[start].name!r} has own_region=True, and its input {nodes[source].name!r} is in the"
+        " same region, because paths from both meet; give the operator where they meet own_region=True too,"
+        f" or leave it out at {nodes[start].name!r}"
+        for starts, members in groups
+        for start in starts
+        if begins_own(start)
+        for source in nodes[start].inputs
+        if source in members
     ]
 
 

@@ -34,6 +34,7 @@ from dataflow.graph.checks import (
 from dataflow.graph.diagram import FORMS
 from dataflow.graph.explaining import explain
 from dataflow.graph.operator_schemas import find_schemas
+from dataflow.graph.parts import logs_between, parts_of
 from dataflow.graph.plan import GraphPlan
 from dataflow.graph.stream import BroadcastTable, Node, Stream
 from dataflow.graph.watermark_lags import find_lags
@@ -190,14 +191,17 @@ class Graph:
             raise GraphError(self.name, (problem,))
 
     def explain(self) -> None:
-        """Print the regions of this graph and their operators. Raises GraphError as `plan` does.
+        """Print the regions of this graph, their operators, and the logs between them.
+
+        Checks what `run` checks of a graph, and raises the same GraphError.
 
         Example:
 
             graph.explain()
         """
+        logs = logs_between(parts_of(self, "NAME"))
         plan = self.plan()
-        print(explain(self.name, plan.plan, plan.choice, sink_deliveries(plan.choice, plan.specs)))
+        print(explain(self.name, plan.plan, plan.choice, sink_deliveries(plan.choice, plan.specs), logs))
 
     def diagram(self, form: Literal["mermaid", "dot"] = "mermaid") -> str:
         """Return a diagram of this graph as text: operators, regions, exchanges, side outputs, tables.

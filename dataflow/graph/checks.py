@@ -20,6 +20,7 @@ from dataflow.operators.broadcast_state import BroadcastStateSpec
 from dataflow.operators.key_by import KeyBySpec, check_keyed_alike
 from dataflow.sinks.base import SinkSpec
 from dataflow.sinks.log import LogSink
+from dataflow.sources.base import SourceSpec
 from dataflow.sources.log import LogSource
 
 
@@ -107,7 +108,13 @@ def shared_key_problems(
 
 def region_problems(choice: Choice, specs: Mapping[str, OperatorSpec]) -> list[str]:
     """Return problems of operators that do not fit their region, or that need one."""
-    return _delivery_problems(choice, specs) + _directory_problems(choice, specs)
+    problems = [
+        f"operator {name!r} requests checkpoints and is outside of any consistent region, where there are"
+        " none; annotate it as consistent(...)"
+        for name in choice.outside
+        if not isinstance(specs[name], SourceSpec) and specs[name].can_trigger
+    ]
+    return problems + _delivery_problems(choice, specs) + _directory_problems(choice, specs)
 
 
 def _directory_problems(choice: Choice, specs: Mapping[str, OperatorSpec]) -> list[str]:

@@ -1,6 +1,7 @@
-"""A text description of a graph: its consistent regions, their operators, and what is outside.
+"""A text description of a graph: its consistent regions, their operators, what is outside, the logs between.
 
-One line for each operator. `core/regions.py` and `core/plan.py` make the decisions that are printed.
+One line for each operator and each log. `core/regions.py` and `core/plan.py` make the decisions that are
+printed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,8 +10,18 @@ from dataflow.core.plan import CircuitPlan, NodePlan
 from dataflow.core.regions import Choice
 
 
-def explain(name: str, plan: CircuitPlan, choice: Choice, sinks: Mapping[str, str]) -> str:
-    """Return several lines, without a newline at the end. sinks: sink -> its delivery."""
+def explain(
+    name: str,
+    plan: CircuitPlan,
+    choice: Choice,
+    sinks: Mapping[str, str],
+    logs: Sequence[tuple[str, str, str]],
+) -> str:
+    """Return several lines, without a newline at the end.
+
+    sinks: sink -> its delivery. logs: for each log between two parts, (the operator whose output it has, the
+    part that writes it, the part that reads it).
+    """
     lines = [
         f"graph {name!r}: {_count(len(choice.regions), 'consistent region')}, {len(choice.outside)} outside"
     ]
@@ -29,6 +40,9 @@ def explain(name: str, plan: CircuitPlan, choice: Choice, sinks: Mapping[str, st
             "outside of any region: no checkpoints; after a failure it starts again at the current input",
         ]
         lines += [_line(plan.node(member), width, sinks) for member in choice.outside]
+    if logs:
+        lines += ["", "logs in the store, with what committed checkpoints cover:"]
+        lines += [f"  {operator:<{width}}  from {writer} to {reader}" for operator, writer, reader in logs]
     return "\n".join(lines)
 
 

@@ -6,21 +6,22 @@ A part is a consistent region, or connected operators outside of any. Its name i
 its first operator. It has its own coordinator, manifest and workers, so a failure of one part does not reset
 another. No edge connects two parts: output of a region for operators outside goes through an output log in
 the store. The region gets a sink for it, and the other part a source with the operator's name. The log shows
-only what committed checkpoints cover, so a reset of the region repeats nothing. Users connect two regions in
-the same way, with `LogSink` and `LogSource`.
+only what committed checkpoints cover, so a reset of the region repeats nothing. So it is for the input of a
+region that begins with `own_region=True`. Users connect regions of two graphs in the same way, with `LogSink`
+and `LogSource`.
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import pyarrow as pa
 
 from dataflow.core.plan import KIND_RULES, NodeSpec, OperatorKind
-from dataflow.core.regions import Consistent, Region, region_options
+from dataflow.core.regions import Annotation, Consistent, Region, region_options
 from dataflow.errors import GraphError
-from dataflow.graph.builder import Graph
+from dataflow.graph.plan import GraphPlan
 from dataflow.graph.stream import Node
 from dataflow.sinks.base import OutputOwner, SinkSpec
 from dataflow.sinks.log import LogSink
@@ -34,23 +35,39 @@ BRIDGE_SUFFIX = ".leaves"
 """The sink through which OPERATOR's output leaves its region is named OPERATOR.leaves."""
 
 
+class DividedGraph(Protocol):
+    """What is used of a graph here (`graph/builder.py`, which explains a graph by its parts)."""
+
+    name: str
+
+    @classmethod
+    def of(cls, name: str, nodes: Iterable[Node], annotations: Mapping[str, Annotation]) -> Self: ...
+
+    def nodes(self) -> tuple[list[Node], list[NodeSpec]]: ...
+
+    def plan(self) -> GraphPlan: ...
+
+
+G = TypeVar("G", bound=DividedGraph)
+
+
 @dataclass(frozen=True, slots=True)
-class GraphPart:
+class GraphPart(Generic[G]):
     """A part that runs separately. `settings`: of a consistent region; None for operators outside of any."""
 
     name: str
-    graph: Graph
+    graph: G
     settings: Consistent | None
     reads: tuple[str, ...] = ()
     """The parts whose output it reads."""
 
 
-def part_options(part: GraphPart) -> dict[str, Any]:
+def part_options(part: GraphPart[Any]) -> dict[str, Any]:
     """Return the options of a part as fields of `checkpoint.core.region.RegionSpec`."""
     return {"without_cuts": True} if part.settings is None else region_options(part.graph.plan().the_region())
 
 
-def check_sinks(part: GraphPart, store_id: bytes) -> None:
+def check_sinks(part: GraphPart[Any], store_id: bytes) -> None:
     """Raise SinkOwnedError, before any worker starts, if the target of a sink holds output of another run.
 
     Targets that the driver cannot read are left to the workers, which check them too.
@@ -65,10 +82,11 @@ def check_sinks(part: GraphPart, store_id: bytes) -> None:
                 logger.info("sink %r: the driver cannot read its target: %s", node.name, error)
 
 
-def parts_of(graph: Graph, application: str) -> list[GraphPart]:
+def parts_of(graph: G, application: str) -> list[GraphPart[G]]:
     """Return the parts of `application`, regions first. A graph that is one region is one part of that name.
 
-    Raises GraphError, as `Graph.plan` does and for graphs that cannot be divided; BadNameError.
+    Each part can run. Raises GraphError, as `Graph.plan` does for the graph and for each part, and for graphs
+    that cannot be divided; BadNameError.
     """
     plan = graph.plan()
     regions, outside = plan.choice.regions, plan.choice.outside
@@ -85,21 +103,38 @@ def parts_of(graph: Graph, application: str) -> list[GraphPart]:
     problems = tuple(dict.fromkeys(_edge_problems(specs, owner)))
     if problems:
         raise GraphError(graph.name, problems)
-    parts = [_part(nodes, specs, members, region, owner, plan.schemas) for members, region in groups]
-    _check_circles(graph.name, parts)
+    make = type(graph).of
+    parts = [_part(make, nodes, specs, members, region, owner, plan.schemas) for members, region in groups]
+    _check_circles(graph.name, {part.name: set(part.reads) for part in parts})
+    for part in parts:
+        part.graph.plan()  # the part has other sources than the whole graph
+        part_options(part)
     return parts
 
 
+def logs_between(parts: Sequence[GraphPart[Any]]) -> list[tuple[str, str, str]]:
+    """Return the output logs between parts: (operator or sink, the part that writes, the part that reads)."""
+    names = {part.name for part in parts}
+    return [
+        (node.spec.sink.removesuffix(BRIDGE_SUFFIX), str(node.spec.region), part.name)
+        for part in parts
+        for node in part.graph.nodes()[0]
+        if isinstance(node.spec, LogSource) and node.spec.region in names
+    ]
+
+
 def _part(
+    make: "Callable[[str, Iterable[Node], Mapping[str, Annotation]], G]",
     nodes: Sequence[Node],
     specs: Sequence[NodeSpec],
     members: Sequence[str],
     region: Region | None,
     owner: Mapping[str, str],
     schemas: "Mapping[str, pa.Schema | None]",
-) -> GraphPart:
+) -> GraphPart[G]:
     name = owner[members[0]]
     copies: dict[str, Node] = {}
+    entries: list[str] = []
     reads: set[str] = set()
     for index, spec in enumerate(specs):
         node = nodes[index]
@@ -112,6 +147,7 @@ def _part(
                 schema = schemas[above]
                 assert schema is not None, "what has consumers has columns"
                 reads.add(owner[above])
+                entries.append(above)
                 bridge = LogSource(above + BRIDGE_SUFFIX, schema, region=owner[above])
                 copies[above] = Node(above, bridge, ())
             inputs.append(above)
@@ -126,8 +162,10 @@ def _part(
             leaving + BRIDGE_SUFFIX, LogSink(publish="checkpoint"), (leaving,)
         )
     settings = None if region is None else region.settings
-    annotations = {} if region is None else dict.fromkeys(region.starts, region.settings)
-    return GraphPart(name, Graph.of(name, copies.values(), annotations), settings, tuple(sorted(reads)))
+    annotations: dict[str, Annotation] = {}
+    if region is not None:  # it begins at the logs that it reads, and they are in this graph
+        annotations |= dict.fromkeys([*region.starts, *entries], replace(region.settings, own_region=False))
+    return GraphPart(name, make(name, copies.values(), annotations), settings, tuple(sorted(reads)))
 
 
 def _leaving(nodes: Sequence[Node], specs: Sequence[NodeSpec], members: Sequence[str]) -> list[str]:
@@ -220,8 +258,7 @@ def _edge_problems(specs: Sequence[NodeSpec], owner: Mapping[str, str]) -> Itera
             yield f"{name!r} names its region, but '.in' at the end is reserved for inputs; rename it"
 
 
-def _check_circles(graph: str, parts: Sequence[GraphPart]) -> None:
-    reads = {part.name: set(part.reads) for part in parts}
+def _check_circles(graph: str, reads: dict[str, set[str]]) -> None:
     while ready := [name for name, others in reads.items() if not others & set(reads)]:
         for name in ready:
             del reads[name]

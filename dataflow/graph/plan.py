@@ -64,11 +64,12 @@ class GraphPlan:
                 " divide it with `dataflow.graph.parts.parts_of`"
             )
             raise GraphError(self.name, (problem,))
-        sources = {name: spec for name, spec in self.specs.items() if isinstance(spec, SourceSpec)}
-        if self.triggers_cuts and not any(spec.can_trigger for spec in sources.values()):
+        if self.triggers_cuts and not any(spec.can_trigger for spec in self.specs.values()):
+            sources = [name for name, spec in self.specs.items() if isinstance(spec, SourceSpec)]
             problem = (
-                "trigger='operator' needs a source that requests checkpoints, as FileSource does after"
-                f" each file, and {', '.join(map(repr, sources))} never does; use trigger='periodic'"
+                "trigger='operator' needs an operator that requests checkpoints, as FileSource and"
+                " DirectorySource do after each file, or one of your own with requests_checkpoints = True,"
+                f" and {', '.join(map(repr, sources))} never does; use trigger='periodic'"
             )
             raise GraphError(self.name, (problem,))
         return regions[0].settings

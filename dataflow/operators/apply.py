@@ -101,6 +101,10 @@ class ApplySpec(OperatorSpec):
     def keeps_files(self) -> bool:
         return bool(self.operator.keeps_files)
 
+    @property
+    def can_trigger(self) -> bool:
+        return bool(self.operator.requests_checkpoints)
+
     def detail(self) -> str:
         history = self.history()
         parts = ["keeps files"] if self.keeps_files else []
@@ -180,8 +184,10 @@ class ApplyOperator(Operator):
             context.inputs[0],
             columns,
             self._open_directory,
+            self._request_checkpoint,
         )
-        self._is_open = False
+        self._is_open = self._requested = False
+        self._can_trigger = spec.can_trigger
         self._keeps_files = spec.keeps_files
         self._directory: OperatorDirectory | None = None
         self._time = CombinedWatermark(len(self._inputs)) if spec.needs_time else None
@@ -273,6 +279,18 @@ class ApplyOperator(Operator):
         if self._directory is None:
             raise DirectoryError("directory() is available only between open() and close()")
         return self._directory
+
+    def _request_checkpoint(self) -> None:
+        if not self._can_trigger:
+            raise SchemaError(
+                f"{type(self._operator).__name__} requests a checkpoint and does not declare it;"
+                " write requests_checkpoints = True in its class"
+            )
+        self._requested = True
+
+    def take_checkpoint_request(self) -> bool:
+        requested, self._requested = self._requested, False
+        return requested
 
     def _checkpoint(self, schema: pa.Schema) -> pa.RecordBatch:
         with self._user("checkpoint", emits=False):

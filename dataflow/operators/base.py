@@ -133,6 +133,10 @@ class Operator:
         """
         raise NotImplementedError(f"{type(self).__name__} keeps no files: {directory.path}")
 
+    def take_checkpoint_request(self) -> bool:
+        """Return whether it requested a checkpoint since the last call. See `OperatorSpec.can_trigger`."""
+        return False
+
     def take_side_output(self, port: str) -> Sequence[pa.RecordBatch]:
         """Remove and return the rows put on a side output since the last call."""
         del port
@@ -227,6 +231,13 @@ class OperatorSpec(ABC):
     def keeps_files(self) -> bool:
         """Whether it has a directory (`dataflow.state.operator_directory`) that is checkpointed and restored
         with its worker.
+        """
+        return False
+
+    @property
+    def can_trigger(self) -> bool:
+        """Whether it may request checkpoints: a source at positions that it chooses, in a region with
+        trigger="operator"; an operator of the user with `request_checkpoint`.
         """
         return False
 

@@ -43,6 +43,20 @@ class RuntimeContext:
     first.
     """
     _get_directory: Callable[[], OperatorDirectory] | None = field(default=None, repr=False, compare=False)
+    _request_checkpoint: Callable[[], None] | None = field(default=None, repr=False, compare=False)
+
+    def request_checkpoint(self) -> None:
+        """Request a checkpoint, which contains at least the current step with all rows processed so far.
+
+        It is taken as soon as possible, in addition to those of a period. The rows after the current ones are
+        not held up, so some of them may be in it. Raises SchemaError if the operator does not declare
+        `requests_checkpoints`, and OperatorFailure outside of a worker.
+        """
+        if self._request_checkpoint is None:
+            raise OperatorFailure(
+                f"operator {self.operator!r}: request_checkpoint() is available only on a worker"
+            )
+        self._request_checkpoint()
 
     def directory(self) -> OperatorDirectory:
         """Return the directory of this copy of the operator, as of the checkpoint.
@@ -111,6 +125,10 @@ class UserOperator:
     """Whether it keeps files. If so, the context given to `open` has a `directory()`, a journaled directory
     for each copy. Files written there in `open`, `reset`, `process`, `on_punctuation` and `drain` are part of
     the next checkpoint. After a failure the files are those of the last checkpoint, on any machine.
+    """
+    requests_checkpoints: ClassVar[bool] = False
+    """Whether it calls `request_checkpoint` of the context given to `open`, for example after the last row of
+    a day. A region with trigger="operator" needs such an operator, or a source of files.
     """
     deterministic: ClassVar[bool] = True
     """Whether it returns the same rows whenever it receives the same rows in the same order, regardless of

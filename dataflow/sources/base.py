@@ -159,9 +159,6 @@ class SourceSpec(OperatorSpec):
     """The description of a source."""
 
     kind: ClassVar[OperatorKind] = OperatorKind.SOURCE
-    can_trigger: ClassVar[bool] = False
-    """Whether its readers request checkpoints in a region with trigger="operator"."""
-
     runs_outside: ClassVar[bool] = False
     """Whether it can start at the present position of its input, outside of a consistent region."""
 

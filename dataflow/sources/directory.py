@@ -28,7 +28,7 @@ from dataflow.core.event_time import SourceTime
 from dataflow.errors import InputChangedError, InputGoneError, InputReadError, SchemaError
 from dataflow.operators.base import OperatorContext
 from dataflow.sources import base
-from dataflow.sources.file_bytes import GZIP_SUFFIX, open_bytes
+from dataflow.sources.file_bytes import GZIP_SUFFIX
 from dataflow.sources.line_batches import LineChunks, position_text, replay_lines, whole_lines
 from dataflow.sources.paths import Paths, check_errors, paths_of
 from dataflow.sources.prefetched import owner_by_name
@@ -39,9 +39,12 @@ from dataflow.sources.watched_files import (
     FilePart,
     FileSeen,
     FollowedFile,
+    FollowedFiles,
     WatchedFiles,
+    check_gzip_unchanged,
     list_files,
     mark_of,
+    tail_bytes,
     watched,
 )
 from dos_protocol.digests import PrefixDigest, digest64
@@ -49,10 +52,7 @@ from dos_protocol.digests import PrefixDigest, digest64
 Gone: TypeAlias = Literal["stop", "forget"]
 
 _BEGINNING: Final = SplitPosition(0)
-_tail_bytes: Final = 4 * limits.KIB
-"""How many bytes before a position prove that the file is unchanged."""
 _chunk_bytes_min: Final = 4 * limits.KIB
-_open_files_max: Final = 64
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -66,7 +66,8 @@ class DirectorySource(base.SourceSpec):
     are skipped: write a file as _name and rename it when complete. Files that end with .gz are read once
     they are whole. poll_s: seconds between two listings of the directories. gone: what to do if a file no
     longer exists, "stop" the region, or "forget" the file; with "forget", a file may be removed once a
-    checkpoint covers it. errors, local: as of `FileSource`. Raises SchemaError, also for a directory that
+    checkpoint covers it. errors, local: as of `FileSource`. With trigger="operator" it requests a checkpoint
+    after it has read a file to its end. Raises SchemaError, also for a directory that
     does not exist.
     """
 
@@ -110,8 +111,12 @@ class DirectorySource(base.SourceSpec):
         del inputs
         return LINE_SCHEMA
 
+    @property
+    def can_trigger(self) -> bool:
+        return True
+
     def open(self, context: OperatorContext) -> "DirectoryReader":
-        return DirectoryReader(self, context.worker, context.workers)
+        return DirectoryReader(self, context.worker, context.workers, cut_after_file=context.triggers_cuts)
 
 
 class DirectoryReader(base.SourceReader):
@@ -123,12 +128,13 @@ class DirectoryReader(base.SourceReader):
         worker: int,
         workers: int,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        cut_after_file: bool = False,
     ) -> None:
-        self._spec = spec
+        self._spec, self._cut_after_file = spec, cut_after_file
         self._worker, self._workers = worker, workers
         self._clock = clock
-        self._open: dict[str, FollowedFile] = {}
-        """Open files by path, least recently used first."""
+        self._files = FollowedFiles()
         self._clear()
 
     # --- Position -------------------------------------------------------------------------------------
@@ -149,12 +155,10 @@ class DirectoryReader(base.SourceReader):
         self._list_at_s = 0.0
         self._listed = False  # whether the directories were listed in this incarnation
         self._turns = RoundRobin()
-        self._ending = self._at_end = False
+        self._ending = self._at_end = self._wants_cut = False
 
     def close(self) -> None:
-        for file in self._open.values():
-            file.held.close()
-        self._open.clear()
+        self._files.close_all()
 
     def reset_to(self, positions: Mapping[str, SplitPosition]) -> None:
         self._clear()
@@ -179,7 +183,15 @@ class DirectoryReader(base.SourceReader):
     @property
     def has_input(self) -> bool:
         self._list_if_due()
-        return self._more or bool(self._ready)
+        return not self._wants_cut and (self._more or bool(self._ready))
+
+    @property
+    def wants_cut(self) -> bool:
+        """Whether a file was read to its present end, in a region whose operators trigger checkpoints."""
+        return self._wants_cut
+
+    def cut_taken(self) -> None:
+        self._wants_cut = False
 
     @property
     def wakes_in(self) -> float | None:
@@ -208,7 +220,7 @@ class DirectoryReader(base.SourceReader):
         self._ready = deque(path for path in ready if path > self._last)
         self._ready += [path for path in ready if path < self._last]
         if self._last in ready and not self._more:
-            self._ready.append(self._last)
+            self._put_back(self._last)
         self._at_end = ending and not ready
         self._listed = True
         self._list_at_s = self._clock() + self._spec.poll_s
@@ -228,27 +240,20 @@ class DirectoryReader(base.SourceReader):
         self._at.pop(path, None)
         self._gzips.forget(path)
         self._incomplete_sizes.pop(path, None)
-        self._close_file(path)
-
-    def _close_file(self, path: str) -> None:
-        if path in self._open:
-            self._open.pop(path).held.close()
+        self._files.close(path)
 
     def _is_ready(self, path: str, seen: FileSeen, *, ending: bool) -> bool:
         """Return whether the file has more to read. Raises InputChangedError if it is a different file."""
         at = self._at.get(path, _BEGINNING)
         last = self._listed_files.get(path)
         if last is not None and last.identity != seen.identity:
-            self._close_file(path)
+            self._files.close(path)
             if at.position and not at.done and seen.size >= at.position:
                 # verifies the digest: a file of this name with the same content counts as the same file
                 self._opened(path)
         if path.endswith(GZIP_SUFFIX):
-            if at.done and last != seen and (mark := mark_of(path)) != at.digest:
-                found = f"another file, of {seen.size} bytes ({mark:016x})"
-                raise InputChangedError(
-                    path, at.position, f"the file that was read ({at.digest:016x})", found
-                )
+            if at.done and last != seen:
+                check_gzip_unchanged(path, seen, at)
             return not at.done and (ending or self._gzips.is_complete(path, seen, last))
         if seen.size < at.position:
             raise InputChangedError(path, at.position, f"at least {at.position} bytes", f"{seen.size}")
@@ -257,30 +262,12 @@ class DirectoryReader(base.SourceReader):
     # --- open files -----------------------------------------------------------------------------------------
 
     def _opened(self, path: str) -> FollowedFile:
-        """Return the open file after verifying the bytes before the position. Raises InputChangedError."""
-        file = self._open.pop(path, None)
-        if file is None:
-            at = self._at.get(path, _BEGINNING)
-            file = FollowedFile(open_bytes(path), b"")
-            size = min(at.position, _tail_bytes)
-            file.tail = file.held.read(at.position - size, size) if size else b""
-            if size and (len(file.tail) < size or digest64(file.tail) != at.digest):
-                file.held.close()
-                raise InputChangedError(
-                    path,
-                    at.position,
-                    f"{size} bytes with digest {at.digest:016x} before it",
-                    f"{len(file.tail)} with {digest64(file.tail):016x}",
-                )
-        self._open[path] = file
-        if len(self._open) > _open_files_max:
-            self._close_file(next(iter(self._open)))
-        return file
+        return self._files.opened(path, self._at.get(path, _BEGINNING))
 
     def _checked(self, path: str) -> FollowedFile:
         """Return the open file. Verifies it in each step, because it may have been rewritten in place."""
         if path not in self._parts and not path.endswith(GZIP_SUFFIX):
-            self._close_file(path)
+            self._files.close(path)
         return self._opened(path)
 
     # --- reading --------------------------------------------------------------------------------------------
@@ -290,7 +277,8 @@ class DirectoryReader(base.SourceReader):
         taken = self._chunks()
         by_time = self.reached is not None
         choose = self._by_time if by_time else self._next
-        while taken.size < (1 if by_time else bytes_max) and (path := choose()) is not None:
+        room = 1 if by_time else bytes_max
+        while not self._wants_cut and taken.size < room and (path := choose()) is not None:
             begin = self._at.get(path, _BEGINNING).position
             want = max(bytes_max - taken.size, min(_chunk_bytes_min, bytes_max))
             if by_time and not begin and self._ready:
@@ -304,7 +292,17 @@ class DirectoryReader(base.SourceReader):
             if at_end and rest and not chunk.endswith(rest):
                 self._incomplete_sizes[path] = begin + len(lines) + len(rest)
             self._more = not at_end
+            self._wants_cut = self._cut_after_file and at_end and bool(chunk or begin)
         return taken.take()
+
+    def _put_back(self, path: str) -> None:
+        """Let the next step begin with the next file, or continue this one, if checkpoints are to be between
+        files.
+        """
+        if self._cut_after_file:
+            self._ready.appendleft(path)
+        else:
+            self._ready.append(path)
 
     def _next(self) -> str | None:
         """Return the next file: a file continues while the step has room, and has one turn per step."""
@@ -332,15 +330,15 @@ class DirectoryReader(base.SourceReader):
 
     def _note(self, path: str, chunk: bytes, *, done: bool) -> None:
         """Record that the step read `chunk` of a file."""
-        file, at = self._open[path], self._at.get(path, _BEGINNING)
+        file, at = self._opened(path), self._at.get(path, _BEGINNING)
         part = self._parts.setdefault(path, FilePart(at.position, PrefixDigest()))
         part.digest.update(chunk)
         part.done = done
-        file.tail = (file.tail + chunk)[-_tail_bytes:]
+        file.tail = (file.tail + chunk)[-tail_bytes:]
         position = at.position + len(chunk)
         if done:
             self._at[path] = SplitPosition(position, mark_of(path), done=True)
-            self._close_file(path)
+            self._files.close(path)
         else:
             self._at[path] = SplitPosition(position, digest64(file.tail))
 
@@ -368,14 +366,16 @@ class DirectoryReader(base.SourceReader):
             )
         self._note(path, chunk, done=bool(part.done))
         self._last, self._more = path, False
+        if self._cut_after_file and part.end == os.path.getsize(path):  # noqa: PTH202
+            self._wants_cut = True
         self._list_at_s = 0.0
         return chunk
 
     def take_division(self) -> base.SourceDivision:
         parts, self._parts = self._parts, {}
         self._turns.step_over()
-        if self._more:  # the next step starts with the next file
-            self._ready.append(self._last)
+        if self._more:
+            self._put_back(self._last)
             self._more = False
         return {
             path: base.SplitDivision(

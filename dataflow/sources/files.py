@@ -22,7 +22,7 @@ import glob
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import Final
 
 import pyarrow as pa
 
@@ -64,7 +64,6 @@ class FileSource(base.SourceSpec):
     U+FFFD).
     """
 
-    can_trigger: ClassVar[bool] = True
     paths: tuple[str, ...]
     repeat: int
     errors: Errors
@@ -93,6 +92,10 @@ class FileSource(base.SourceSpec):
         object.__setattr__(self, "repeat", repeat)
         object.__setattr__(self, "errors", errors)
         object.__setattr__(self, "local", local)
+
+    @property
+    def can_trigger(self) -> bool:
+        return True
 
     def host_path(self) -> str:
         return "" if self.local else self.paths[0]

@@ -11,11 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from dataflow.errors import InputReadError, SchemaError
-from dataflow.sources.file_bytes import FileBytes, GzipBytes, PlainBytes, open_regular
+from checkpoint import SplitPosition
+from dataflow.errors import InputChangedError, InputReadError, SchemaError
+from dataflow.sources.file_bytes import FileBytes, GzipBytes, PlainBytes, open_bytes, open_regular
 from dos_protocol.digests import PrefixDigest, digest64
 
 _mark_bytes: Final = 4 * 1024
+tail_bytes: Final = 4 * 1024
+"""How many bytes before a position prove that the file is unchanged."""
+_open_files_max: Final = 64
 
 
 class WatchedFiles(NamedTuple):
@@ -38,6 +42,43 @@ class FollowedFile:
 
     held: FileBytes
     tail: bytes
+
+
+class FollowedFiles:
+    """The open files of one reader by path, least recently used first."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, FollowedFile] = {}
+
+    def opened(self, path: str, at: SplitPosition) -> FollowedFile:
+        """Return the open file after verifying the bytes before the position. Raises InputChangedError."""
+        file = self._open.pop(path, None)
+        if file is None:
+            file = FollowedFile(open_bytes(path), b"")
+            size = min(at.position, tail_bytes)
+            file.tail = file.held.read(at.position - size, size) if size else b""
+            if size and (len(file.tail) < size or digest64(file.tail) != at.digest):
+                file.held.close()
+                raise InputChangedError(
+                    path,
+                    at.position,
+                    f"{size} bytes with digest {at.digest:016x} before it",
+                    f"{len(file.tail)} with {digest64(file.tail):016x}",
+                )
+        self._open[path] = file
+        if len(self._open) > _open_files_max:
+            self.close(next(iter(self._open)))
+        return file
+
+    def close(self, path: str) -> None:
+        """Close a file, if it is open."""
+        if path in self._open:
+            self._open.pop(path).held.close()
+
+    def close_all(self) -> None:
+        """Close all files."""
+        for path in [*self._open]:
+            self.close(path)
 
 
 @dataclass(slots=True)
@@ -111,6 +152,14 @@ def mark_of(path: str) -> int:
         return digest64(file.read(max(0, size - _mark_bytes), _mark_bytes), size)
     finally:
         file.close()
+
+
+def check_gzip_unchanged(path: str, seen: FileSeen, at: SplitPosition) -> None:
+    """Raise InputChangedError if a gzip file that was read is another one now."""
+    mark = mark_of(path)
+    if mark != at.digest:
+        found = f"another file, of {seen.size} bytes ({mark:016x})"
+        raise InputChangedError(path, at.position, f"the file that was read ({at.digest:016x})", found)
 
 
 class CompleteGzips:

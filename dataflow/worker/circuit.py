@@ -10,7 +10,8 @@ on its rows and their order, not on their batches: a replay with other batches g
 
 import traceback
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
@@ -83,6 +84,7 @@ class Circuit:
         """Operator, or operator and table -> its state."""
         self._operators: dict[str, Operator] = {}
         self._directories: dict[str, OperatorDirectory] = {}
+        self._requesting: list[Operator] = []
         self._broadcast_tables: dict[str, BroadcastStateOperator] = {}
         self._partitioners: dict[str, Partitioner | Broadcaster] = {}
         self._wire: dict[int, pa.Schema] = {}
@@ -143,6 +145,8 @@ class Circuit:
             self.stateful[node.name + suffix] = table
         if isinstance(operator, BroadcastStateOperator):
             self._broadcast_tables[node.name] = operator
+        if self.graph.specs[node.name].can_trigger:
+            self._requesting.append(operator)
 
     def _open_exchange(self, node: NodePlan, layout: Layout) -> None:
         spec = self.graph.specs[node.name]
@@ -176,10 +180,9 @@ class Circuit:
         for name in self.graph.specs:
             own = self._operators[name].counters() if name in self._operators else {}
             by_operator[name] = {"rows_in": self._rows_taken[name], "rows_out": self._rows_given[name], **own}
-            for port in (
-                port for port, takers in self._side_output_consumers.get(name, {}).items() if not takers
-            ):
-                merge_counters(by_operator[name], self._operators[name].lost_on(port))
+            for port, takers in self._side_output_consumers.get(name, {}).items():
+                if not takers:
+                    merge_counters(by_operator[name], self._operators[name].lost_on(port))
         return by_operator
 
     def take_rows_in(self) -> int:
@@ -192,6 +195,11 @@ class Circuit:
         rows, self._rows_out = self._rows_out, 0
         return rows
 
+    def take_checkpoint_request(self) -> bool:
+        """Return whether an operator requested a checkpoint since the last call."""
+        requests = [operator.take_checkpoint_request() for operator in self._requesting]
+        return any(requests)
+
     def hand_directory(self, name: str, directory: OperatorDirectory) -> None:
         """Give an operator its directory, with the files of the checkpoint. Call it before `restored`."""
         self._directories[name] = directory
@@ -201,10 +209,8 @@ class Circuit:
         """Start the operators, upstream first, after all state is restored. Raises OperatorError."""
         for node in self.graph.plan.nodes:
             if node.name in self._operators:
-                try:
+                with _naming(node.name, "its start"):
                     self._operators[node.name].restored()
-                except UserFault as fault:
-                    raise _operator_error(node.name, "its start", fault) from fault
 
     # --- one stage of one step ------------------------------------------------------------------------------
 
@@ -259,10 +265,8 @@ class Circuit:
 
     def restore(self, table: str, block: pa.RecordBatch, cut: int) -> None:
         """Restore one stored block of a table in `stateful`. Raises OperatorError."""
-        try:
+        with _naming(table.partition("~")[0], f"the state of checkpoint {cut}"):
             self.stateful[table].restore(block)
-        except UserFault as fault:
-            raise _operator_error(table.partition("~")[0], f"the state of checkpoint {cut}", fault) from fault
 
     def take_checkpoint(self, index: int, into: Checkpoint) -> None:
         """Collect the checkpoint data of this stage after a run with `cut=True`; stage 1 includes stage 0."""
@@ -271,22 +275,15 @@ class Circuit:
             if node.name not in self._operators:
                 continue
             for suffix, table in self._operators[node.name].tables().items():
-                try:
+                with _naming(node.name, "a checkpoint"):
                     into.blocks[node.name + suffix] = table.checkpoint()
                     if into.snapshot is not None:
                         into.snapshot.add(node.name + suffix, table.snapshot_pieces())
-                except UserFault as fault:
-                    raise _operator_error(node.name, "a checkpoint", fault) from fault
             if node.name in self._directories:
-                self._cut_directory(node.name, into)
+                with _naming(node.name, "a checkpoint"):
+                    self._directories[node.name].cut(into.cut, into.step)
             if node.name in self.sinks:
                 into.sinks[node.name] = self.sinks[node.name].prepare(into.cut)
-
-    def _cut_directory(self, name: str, into: Checkpoint) -> None:
-        try:
-            self._directories[name].cut(into.cut, into.step)
-        except UserFault as fault:
-            raise _operator_error(name, "a checkpoint", fault) from fault
 
     def _deliver(self, run: "_Run", node: NodePlan, batches: Iterable[tuple[int, pa.RecordBatch]]) -> None:
         schema = self.graph.schemas[node.name]
@@ -305,10 +302,10 @@ class Circuit:
             self._route(run, consumer, _Input(index, batch, origin))
 
     def _emit_side_outputs(self, run: "_Run", name: str, operator: Operator, origin: BatchOrigin) -> None:
-        for port, consumers in self._side_output_consumers[name].items():
+        for port, consumers in self._side_output_consumers.get(name, {}).items():
             for batch in operator.take_side_output(port):
                 for consumer in consumers:
-                    self._route(run, consumer, _Input(0, batch, origin))
+                    self._route(run, consumer, _Input(0, batch, origin.coarse()))
 
     def _route(self, run: "_Run", consumer: NodePlan, given: _Input) -> None:
         if not given.batch.num_rows:
@@ -340,14 +337,14 @@ class Circuit:
                 self._emit(run, node.name, batch, given.origin.coarse())
             elif batch.num_rows:
                 self._to_send[node.name].append(batch)
-        if self._side_output_consumers.get(node.name):
-            self._emit_side_outputs(run, node.name, operator, given.origin.coarse())
+        self._emit_side_outputs(run, node.name, operator, given.origin)
 
     def _finish(self, run: "_Run", *, cut: bool) -> Sends:
         sends: Sends = {}
         for node in run.stage.nodes:
             if node.exchange is not None:
-                sends[node.exchange] = self._partition(node)
+                rows = self._to_send.pop(node.name, [])
+                sends[node.exchange] = self._partitioners[node.name].partition(rows)
             else:
                 self._end_step(run, node, cut=cut)
             self.time.passed(run.step, node)
@@ -362,22 +359,16 @@ class Circuit:
         # In input order: the result must not depend on how the step was divided into batches.
         for given in sorted(self._unions.pop(node.name, ()), key=lambda given: given.port):
             self._emit(run, node.name, given.batch, given.origin.coarse())
-        try:
+        with _naming(node.name, origin.text):
             made = [*operator.end_step()]
             if self.time.flows:
                 for index, watermark in enumerate(self.time.inputs(run.step, node)):
                     made += operator.on_punctuation(watermark, index)
             if cut:
                 made += operator.drain()
-        except UserFault as fault:
-            raise _operator_error(node.name, origin.text, fault) from fault
         for batch in made:
             self._emit(run, node.name, batch, origin)
-        if self._side_output_consumers.get(node.name):
-            self._emit_side_outputs(run, node.name, operator, origin)
-
-    def _partition(self, node: NodePlan) -> list[list[pa.RecordBatch]]:
-        return self._partitioners[node.name].partition(self._to_send.pop(node.name, []))
+        self._emit_side_outputs(run, node.name, operator, origin)
 
 
 class _Run(NamedTuple):
@@ -385,6 +376,15 @@ class _Run(NamedTuple):
 
     step: int
     stage: StagePlan
+
+
+@contextmanager
+def _naming(operator: str, position: str) -> Iterator[None]:
+    """Turn a user's fault into an error that names the operator and the position in its input."""
+    try:
+        yield
+    except UserFault as fault:
+        raise _operator_error(operator, position, fault) from fault
 
 
 def _operator_error(name: str, position: str, fault: UserFault) -> OperatorError:

@@ -272,7 +272,7 @@ class CircuitIncarnation:
 
     def _request_cuts(self, step: int) -> None:
         waits = [name for name, reader in self._circuit.sources.items() if reader.wants_cut]
-        if any(name not in self._waiting for name in waits):
+        if self._circuit.take_checkpoint_request() or any(name not in self._waiting for name in waits):
             self._post(SourceWaits(self.number, step))
         for name in waits:
             self._waiting.setdefault(name, step)
@@ -316,6 +316,7 @@ class CircuitIncarnation:
             self._checkpoint(
                 stage, step, barrier.cut, aligned_s=aligned_s, drained_s=self._clock.seconds() - begin
             )
+        self._request_cuts(step)
         self._waits_since[step] = self._clock.seconds()
         if self._stages[stage].sends:
             self._post(StageEnded(self.number, step, self._sending.end_step(stage, step, sends, barrier)))

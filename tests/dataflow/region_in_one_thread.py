@@ -109,13 +109,16 @@ class OneThreadRegion:
         self.asked = 0
         self.steps_replayed = 0
         self.cut_requested = False
-        """A source waits for a cut: `request_cut` is to be called."""
+        """An operator waits for a cut: `request_cut` is to be called."""
+        self._cut_wanted_at = 0
+        """The last step that such a cut must contain."""
 
     # --- the coordinator's part ---------------------------------------------------------------------------
 
     def restore(self) -> None:
         """Restore all workers to the last committed checkpoint."""
         self.incarnation += 1
+        self._cut_wanted_at = 0
         self.votes.clear()
         at = self.cut
         step, cut = (at.step, at.cut) if at else (0, 0)
@@ -195,6 +198,7 @@ class OneThreadRegion:
                 self._stage_ended(index, message)
             elif isinstance(message, SourceWaits):
                 self.cut_requested = True
+                self._cut_wanted_at = max(self._cut_wanted_at, message.step)
             elif isinstance(message, OutputMade):
                 self.sides[index].unpublished.append(message)
                 self._show(self.sides[index])
@@ -276,6 +280,8 @@ class OneThreadRegion:
             for worker, vote in votes.items()
         }
         last = votes[0]
+        if number == self.last_number and self._cut_wanted_at > last.step:  # wanted while this was under way
+            self.cut_requested = True
         self.cut = StoredCut(number, last.step, last.barrier.final, parts)
         for side in self.sides:
             side.commits.append(PublishCut(self.incarnation, number, last.barrier.final))

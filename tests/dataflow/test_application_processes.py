@@ -52,12 +52,17 @@ def running(graph: Graph, store: str, folder: Path, **options: Any) -> Iterator[
 
 
 def two_regions(paths: list[Path], folder: Path, publish: str) -> Graph:
-    """Words are counted in one region, and the counts counted in another, joined by a log."""
+    """One region splits lines, and another counts the words. A log joins them, written and read by the graph,
+    or, for `publish="own-region"`, by an annotation.
+    """
     graph = Graph("two")
     lines = graph.source("lines", FileSource(paths, repeat=2)).annotate(consistent())
     words = lines.flat_map("words", partial(unhurried, folder / "hurry"), schema="word string", takes="batch")
-    words.sink("words_out", LogSink(publish=publish))
-    again = graph.source("again", LogSource("words_out", "word string")).annotate(consistent(period=0.1))
+    if publish == "own-region":
+        again = words.filter("again", any_row).annotate(consistent(period=0.1, own_region=True))
+    else:
+        words.sink("words_out", LogSink(publish=publish))
+        again = graph.source("again", LogSource("words_out", "word string")).annotate(consistent(period=0.1))
     again.key_by("by_word", "word").count("counts").sink("shown", LogSink(publish="checkpoint"))
     return graph
 
@@ -69,7 +74,7 @@ def a_text(folder: Path) -> list[Path]:
 
 
 # EVIDENCE-OF: P-7
-@pytest.mark.parametrize("publish", ["step", "checkpoint"])
+@pytest.mark.parametrize("publish", ["step", "checkpoint", "own-region"])
 def test_two_regions_are_joined_by_a_log_and_reset_apart(store: str, tmp_path: Path, publish: str) -> None:
     folder = tmp_path / f"app-{publish}"
     folder.mkdir()

@@ -1,4 +1,4 @@
-"""Cuts that a start operator asks for: after each file.
+"""Checkpoints that operators request: sources after each file, and operators of the user.
 
 consistent-regions, "Configuring a consistent region": trigger={periodic|operator}.
 """
@@ -6,22 +6,47 @@ consistent-regions, "Configuring a consistent region": trigger={periodic|operato
 import os
 import random
 import signal
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
+from checkpoint import SplitPosition
 from checkpoint.core.region import CutCommitted, ResetReport
-from dataflow import FileSink, FileSource, Graph, consistent, local
-from dataflow.sources.base import DONE_SPLITS
+from dataflow import (
+    CallSink,
+    DirectorySource,
+    FileSink,
+    FileSource,
+    Graph,
+    GraphError,
+    InputSource,
+    LogSink,
+    RuntimeContext,
+    UserOperator,
+    consistent,
+    local,
+)
+from dataflow.errors import OperatorError
+from dataflow.sources.base import DONE_SPLITS, SourceSpec
 from tests.dataflow.fork_launcher import ForkLauncher
 from tests.dataflow.region_in_one_thread import OneThreadRegion
 from tests.dataflow.support import last_counts, split_words, true_counts
 from tests.dataflow.test_region_processes import finished, running
 
 
-def per_file(paths: list[Path], out: Path) -> Graph:
+def by_file(paths: list[Path]) -> SourceSpec:
+    return FileSource([*paths])
+
+
+def by_directory(paths: list[Path]) -> SourceSpec:
+    return DirectorySource(paths[0].parent / "in*.txt", until=paths[0].parent, poll_s=1e-9)
+
+
+def per_file(source: SourceSpec, out: Path) -> Graph:
     graph = Graph("per_file")
-    lines = graph.source("lines", FileSource([*paths])).annotate(consistent(trigger="operator"))
+    lines = graph.source("lines", source).annotate(consistent(trigger="operator"))
     words = lines.flat_map("words", split_words, schema="word string", takes="batch")
     words.key_by("by_word", "word").count("counts").sink("out", FileSink(out))
     return graph
@@ -36,37 +61,51 @@ def write(folder: Path, sizes: list[int], rng: random.Random) -> list[Path]:
     return paths
 
 
+def whole_files(positions: Mapping[str, SplitPosition]) -> int:
+    """Return how many files were read. Fails if one was read in part."""
+    if DONE_SPLITS in positions:
+        assert set(positions) == {DONE_SPLITS}, "a part of a file is in the checkpoint"
+        return positions[DONE_SPLITS].position
+    assert all(at.position == Path(path).stat().st_size for path, at in positions.items()), positions
+    return len(positions)
+
+
+@pytest.mark.parametrize("source_of", [by_file, by_directory])
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_checkpoint_holds_whole_files_in_any_order_and_the_resets(workers: int, tmp_path: Path) -> None:
-    for seed in range(15):
+def test_a_checkpoint_holds_whole_files_in_any_order_and_the_resets(
+    workers: int, source_of: Callable[[list[Path]], SourceSpec], tmp_path: Path
+) -> None:
+    files_in_cuts = set()
+    for seed in range(8):
         rng = random.Random(seed)
         folder = tmp_path / str(seed)
         folder.mkdir()
         paths = write(folder, [rng.randrange(1, 40) for _ in range(5)], rng)
-        region = OneThreadRegion(per_file(paths, folder / "out"), workers, rng.randrange)
+        region = OneThreadRegion(per_file(source_of(paths), folder / "out"), workers, rng.randrange)
         region.restore()
-        files_in_cuts = set()
-        turns = 0
+        requested = idle = resets = 0
         while not region.exhausted():
-            turns += 1
             moved = region.turn()
             if rng.random() < 0.01:
-                # The coordinator forgets it too; a replay comes to the same position.
+                # The coordinator forgets it too. A replay passes the end of a file that no cut contains yet.
                 region.cut_requested = False
                 region.restore()
-                moved = True
+                moved, resets = True, resets + 1
             if region.cut_requested and (not moved or rng.random() < 0.3):
                 region.cut_requested, moved = False, True
+                requested += 1
                 region.request_cut(all_workers=True)
-            assert moved or region.cut_requested, "it waits for a cut that nobody asked for"
+            # That all was read may be noticed in doing nothing, by each worker.
+            idle = 0 if moved or region.cut_requested else idle + 1
+            assert idle <= workers, "it waits for a checkpoint that was not requested"
             if region.cut is not None:
                 parts = [part.sources["lines"] for part in region.cut.parts.values()]
-                files_in_cuts.add(sum(part[DONE_SPLITS].position for part in parts))
-                if workers == 1:
-                    assert set(parts[0]) == {DONE_SPLITS}, "a part of a file is in the cut"
+                if workers == 1 and not resets:
+                    files_in_cuts.add(whole_files(parts[0]))
         region.finish()
-        assert workers > 1 or files_in_cuts >= {1, 2, 3}, "a cut after each file"
+        assert requested >= 3, "a request for each file"
         assert last_counts(folder / "out") == dict(true_counts(paths))
+    assert workers > 1 or files_in_cuts >= {1, 2, 3, 4}, "a checkpoint after each file"
 
 
 @pytest.mark.process
@@ -75,7 +114,9 @@ def test_a_region_of_processes_is_cut_after_each_file(
 ) -> None:
     monkeypatch.setattr(local, "ProcessLauncher", ForkLauncher)
     paths = write(tmp_path, [20_000] * 6, random.Random(1))
-    with running(per_file(paths, tmp_path / "out"), shared_store, tmp_path, checkpoint_interval=0.01) as (
+    with running(
+        per_file(by_file(paths), tmp_path / "out"), shared_store, tmp_path, checkpoint_interval=0.01
+    ) as (
         control,
         watch,
     ):
@@ -86,3 +127,82 @@ def test_a_region_of_processes_is_cut_after_each_file(
         cuts = [event for event in watch.events if isinstance(event, CutCommitted)]
     assert 3 <= len(cuts) <= 9, "three files a worker, each with a cut; not one each 10 ms"
     assert last_counts(tmp_path / "out") == dict(true_counts(paths))
+
+
+def run_to_end(region: OneThreadRegion) -> int:
+    """Take each checkpoint that is requested; return how many were."""
+    requested = 0
+    while not region.exhausted():
+        moved = region.turn()
+        if region.cut_requested:
+            region.cut_requested, moved = False, True
+            requested += 1
+            region.request_cut(all_workers=True)
+        assert moved
+    region.finish()
+    return requested
+
+
+class EndOfDay(UserOperator):
+    """Passes lines on, and requests a checkpoint after each line `END`."""
+
+    needs = "line string"
+    requests_checkpoints = True
+
+    def open(self, ctx: RuntimeContext) -> None:
+        self._context = ctx
+
+    def process(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if "END" in batch.column("line").to_pylist():
+            self._context.request_checkpoint()
+        return batch
+
+
+class Undeclared(EndOfDay):
+    requests_checkpoints = False
+
+
+def days(out: Path, operator: UserOperator) -> Graph:
+    graph = Graph("days")
+    lines = graph.source("lines", InputSource("days", "line string"))
+    lines.annotate(consistent(trigger="operator"))
+    lines.key_by("by_line", "line").apply("days", operator).sink("out", FileSink(out))
+    return graph
+
+
+def test_an_operator_of_the_user_requests_checkpoints(tmp_path: Path) -> None:
+    path = tmp_path / "in"
+    path.write_text("".join(f"{'END' if number % 50 == 49 else number}\n" for number in range(500)))
+    graph = Graph("days")
+    lines = graph.source("lines", FileSource(path)).annotate(consistent(trigger="operator"))
+    lines.key_by("by_line", "line").apply("days", EndOfDay()).sink("out", FileSink(tmp_path / "out"))
+    region = OneThreadRegion(graph, 2, random.Random(1).randrange)
+    region.restore()
+    assert run_to_end(region) >= 3, "the steps are small, and ten of them have an end"
+
+
+def test_a_request_that_is_not_declared_is_an_error_that_names_the_declaration(tmp_path: Path) -> None:
+    path = tmp_path / "in"
+    path.write_text("END\n")
+    graph = Graph("days")
+    graph.source("lines", FileSource(path)).apply("days", Undeclared()).sink(
+        "out", FileSink(tmp_path / "out")
+    )
+    region = OneThreadRegion(graph, 1, random.Random(1).randrange)
+    region.restore()
+    with pytest.raises(OperatorError, match="write requests_checkpoints = True in its class"):
+        run_to_end(region)
+
+
+def test_a_region_with_an_operator_that_requests_checkpoints_needs_no_source_that_does(
+    tmp_path: Path,
+) -> None:
+    days(tmp_path / "out", EndOfDay()).explain()
+    with pytest.raises(GraphError, match="requests_checkpoints = True"):
+        days(tmp_path / "out", Undeclared()).explain()
+    outside = Graph("outside")
+    outside.source("kept", InputSource("a", "line string")).annotate(consistent()).sink("log", LogSink())
+    lines = outside.source("lines", InputSource("days", "line string"))
+    lines.apply("days", EndOfDay()).sink("out", CallSink(print))
+    with pytest.raises(GraphError, match="'days' requests checkpoints and is outside of any"):
+        outside.explain()

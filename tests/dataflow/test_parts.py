@@ -126,3 +126,74 @@ def test_the_shop_of_the_examples_is_two_regions_and_a_board() -> None:
     names = [node.name for node in sales.graph.plan().plan.nodes]
     assert sorted(names) == ["sales", "sales.leaves", "sold"]
     assert part_options(board) == {"without_cuts": True}
+
+
+def own_region(**settings: float) -> Graph:
+    """Sales are counted in one region; another has the counts of each minute, and its own checkpoints."""
+    graph = Graph("g")
+    rows = region_of(graph, "rows", InputSource("x", WORDS), period=1)
+    counts = rows.key_by("by_word", "word").count("counts")
+    counts.sink("shown", LogSink())
+    slow = counts.map("slow", lambda row: row["word"], schema=WORDS)
+    slow.annotate(consistent(period=60, own_region=True, **settings))  # type: ignore[arg-type]
+    slow.sink("report", LogSink())
+    return graph
+
+
+def test_a_region_of_its_own_reads_the_region_above_it_from_a_log() -> None:
+    first, second = parts_of(own_region(), "app")
+    assert [part.name for part in (first, second)] == ["app.rows", "app.slow"]
+    assert [node.name for node in first.graph.nodes()[0]] == [
+        *("rows", "by_word", "counts", "shown", "counts.leaves"),
+    ]
+    assert [node.name for node in second.graph.nodes()[0]] == ["counts", "slow", "report"]
+    log = second.graph.plan().specs["counts"]
+    assert isinstance(log, LogSource)
+    assert (log.sink, log.region, second.reads) == ("counts.leaves", "app.rows", ("app.rows",))
+    assert [part_options(part)["checkpoint_interval_s"] for part in (first, second)] == [1, 60]
+
+
+def test_the_log_between_regions_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    own_region().explain()
+    said = capsys.readouterr().out
+    assert "region 2 (NAME.slow): checkpoint every 60 s" in said
+    assert said.endswith(
+        "logs in the store, with what committed checkpoints cover:\n  counts   from NAME.rows to NAME.slow\n"
+    )
+
+
+def test_a_region_of_its_own_whose_paths_meet_the_region_above_is_refused() -> None:
+    graph = own_region()
+    both = graph.stream("rows").filter("some", bool).union("both", graph.stream("slow"))
+    both.sink("again", LogSink())
+    with pytest.raises(GraphError, match="'slow' has own_region=True, and its input 'counts' is in the same"):
+        graph.plan()
+    both.annotate(consistent(own_region=True))
+    assert [part.name for part in parts_of(graph, "app")] == ["app.rows", "app.slow", "app.both"]
+
+
+def test_a_region_of_its_own_does_not_read_what_could_not_be_replayed() -> None:
+    graph = Graph("g")
+    region_of(graph, "x", InputSource("x", WORDS)).sink("kept", LogSink())
+    outside = graph.source("rows", InputSource("y", WORDS))
+    outside.map("own", lambda row: row, schema=WORDS).annotate(consistent(own_region=True)).sink(
+        "out", LogSink()
+    )
+    with pytest.raises(GraphError, match="'own' is in a consistent region and takes input from 'rows'"):
+        graph.plan()
+
+
+def test_explain_refuses_what_run_refuses(tmp_path: Path) -> None:
+    graph = Graph("g")
+    region_of(graph, "in_region", InputSource("x", WORDS)).sink("kept", LogSink())
+    graph.source("lines", FileSource(tmp_path / "a")).sink("out", FileSink(tmp_path / "out"))
+    assert "'lines' is outside of any consistent region" in refusal(graph)
+    with pytest.raises(GraphError, match="'lines' is outside of any consistent region"):
+        graph.explain()
+    triggered = Graph("g")
+    rows = region_of(triggered, "rows", InputSource("x", WORDS))
+    own = rows.map("own", lambda row: row, schema=WORDS)
+    own.annotate(consistent(trigger="operator", own_region=True)).sink("out", LogSink())
+    for refused in (triggered.explain, lambda: parts_of(triggered, "app")):
+        with pytest.raises(GraphError, match="trigger='operator' needs"):
+            refused()
