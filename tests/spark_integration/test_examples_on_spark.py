@@ -39,6 +39,8 @@ def test_the_ten_lines_of_the_readme_count_words_and_a_listener_sees_the_progres
     names = run_example("docs/operating-regions.md", "listener", names, store=servers.url)
     names["region"].awaitTermination()
     assert capsys.readouterr().out
+    again = run_example("docs/spark.md", "supervised", names, store=servers.url)
+    assert not again["region"].isActive
 
 
 def test_a_producer_writes_what_the_region_of_the_page_counts(
