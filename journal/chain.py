@@ -28,8 +28,8 @@ from journal.core.walk_vocabulary import (
     SurveySegment,
     WalkDone,
 )
-from journal.limits import answers_wait_s
-from journal.ports import ClaimPort, StorePort
+from journal.limits import answers_wait_s, late_answer_tries
+from journal.ports import ClaimPort, DirectoryViewPort, StorePort
 from journal.reading import ChainSource, find_snapshot, read_start, survey
 from journal.scratch import Scratch
 
@@ -93,13 +93,24 @@ async def inspect_chain(
     two. Raises LostBytesError, ChainError, CorruptRecordError, UnknownRecordError, StaleGenerationError, and
     the errors of the store if too few members answer.
     """
-    view = await store.inspect(directory)
-    claims = {member: epoch for member, (epoch, _) in view.epochs.items()}
-    walk = ReadWalk(chain, store.record, view.answers, claims, view.filled, measured=measured)
-    state = await _walk(walk, store, directory)
+    state, view = await _inspect_once(store, directory, chain, measured=measured)
+    for _ in range(late_answer_tries):
+        if proved is not None or not state.unproved or len(view.answers) == len(store.record.voters):
+            break
+        state, view = await _inspect_once(store, directory, chain, measured=measured)
     if proved is None or state.holds(proved):
         return state
     return await _walk(ReadWalkAt(chain, store.record, view.answers, proved, 0), store, directory)
+
+
+async def _inspect_once(
+    store: StorePort, directory: str, chain: str, *, measured: bool
+) -> tuple[ChainState, DirectoryViewPort]:
+    """Return the committed part of a chain as the members that answer now can prove it."""
+    view = await store.inspect(directory)
+    claims = {member: epoch for member, (epoch, _) in view.epochs.items()}
+    walk = ReadWalk(chain, store.record, view.answers, claims, view.filled, measured=measured)
+    return await _walk(walk, store, directory), view
 
 
 async def inspect_committed(store: StorePort, directory: str, chain: str) -> ChainState:

@@ -47,6 +47,11 @@ if chain_name_bytes_max < 1:
 answers_wait_s: Final = 10.0
 """How long a take-over waits for members whose answer it needs and that have not answered the claim yet."""
 
+late_answer_tries: Final = 4
+"""How often a reader that can prove only a part of a chain asks again while a member has not answered: for a
+second in all. That member may hold what the proof needs: the start of the newest segment is on a quorum only.
+"""
+
 file_path_bytes_max: Final = 4096
 file_path_part_bytes_max: Final = 255
 """Of a path in a journal: the limits of Linux."""

@@ -9,9 +9,10 @@ from dos_protocol.store_record import Member, StoreRecord
 from journal import (
     ChainWriter,
     inspect_chain,
+    take_over,
 )
 from journal.core.record import encode_v1
-from tests.journal.memory_store import DIRECTORY, MemoryStore, PartialStore
+from tests.journal.memory_store import DIRECTORY, MemoryStore, MemoryView, PartialStore
 from tests.journal.takeovers import committed_texts, first_writer, note, on_member_1, opening, taken, texts_of
 
 pytestmark = pytest.mark.trio
@@ -114,3 +115,28 @@ async def test_readers_of_a_pipelined_chain_see_what_a_quorum_holds_and_no_more(
     assert (state.unproved, state.claimed) == (4 * size, 2), "the longest copy has all four"
     assert f"{4 * size} more bytes of chain J" in state.unproved_text
     assert "epoch 2 did not complete" in state.unproved_text
+
+
+class LateStore(PartialStore):
+    """The store as a reader sees it whom one member answers late."""
+
+    async def inspect(self, directory: str) -> MemoryView:
+        view = await super().inspect(directory)
+        self._members = [1, 2, 3]
+        return view
+
+
+async def test_a_reader_waits_for_a_late_member_that_proves_a_finished_take_over() -> None:
+    """Member 1 missed the take-over. With member 2 alone, the newest start is not on a quorum, and without it
+    nothing below is proved, because the claims have moved on.
+    """
+    store = MemoryStore()
+    _, old = await first_writer(store, "a", "b")
+    await old.wait_synced()
+    new = store.claim(2, [2, 3])
+    state = await take_over(new, "J", generation=1)
+    await ChainWriter.open(new, "J", state, 1)
+    assert await committed_texts(store) == ["a", "b"]
+    assert await committed_texts(LateStore(store, [1, 2])) == ["a", "b"]
+    alone = await inspect_chain(PartialStore(store, [1, 2]), DIRECTORY, "J")
+    assert alone.unproved, "a member that never answers is not waited for; what is left out is reported"

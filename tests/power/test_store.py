@@ -99,6 +99,7 @@ class Three:
                 claim, _, _ = await keep_taking_over(store, directory)
                 async with claim:
                     state = await inspect_chain(store, directory, CHAIN)
+                    assert not state.unproved, state.unproved_text
                     chain = [step async for step in read_records(store, state, directory=directory)]
                 entries = list(entries_of(directory, chain))
                 judge_chain(verdict, directory, read_log(self.log(directory)), entries)

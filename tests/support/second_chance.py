@@ -50,7 +50,8 @@ def no_second_chance(ids: list[str]) -> str:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """After --last-failed has left out the others."""
     if config.getoption("alone") and (why := no_second_chance([item.nodeid for item in items])):
-        digests: dict[str, str] = config.cache.get(FAILED, {}) if config.cache is not None else {}
+        cache = getattr(config, "cache", None)  # `-p no:cacheprovider` runs without it
+        digests: dict[str, str] = cache.get(FAILED, {}) if cache is not None else {}
         raise pytest.UsageError(*(f"{name}: {digest}" for name, digest in digests.items()), why)
 
 
@@ -62,7 +63,7 @@ def digest_of(report: pytest.TestReport) -> str:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    if config.cache is not None and not config.getoption("alone"):
+    if getattr(config, "cache", None) is not None and not config.getoption("alone"):
         failed = [*terminalreporter.getreports("failed"), *terminalreporter.getreports("error")]
         config.cache.set(FAILED, {report.nodeid: digest_of(report) for report in failed})
     for report in terminalreporter.getreports("passed"):
