@@ -50,8 +50,8 @@ def test_a_file_appears_when_its_checkpoint_is_committed(tmp_path: Path) -> None
     prepared = writer.prepare(1)
     writer.sync()
     assert ids_in(tmp_path) == []
-    assert len(prepared) == 1
-    assert pq.read_table(tmp_path / f"_{prepared[0]}.parquet").num_rows == 3, "it is whole, and waits"
+    (name,) = prepared["pending"]
+    assert pq.read_table(tmp_path / f"_{name}.parquet").num_rows == 3, "it is whole, and waits"
     writer.publish(1)
     (path,) = tmp_path.glob("part-*.parquet")
     found = pq.ParquetFile(path)
@@ -82,7 +82,7 @@ def test_a_staged_file_that_was_removed_is_an_error(tmp_path: Path) -> None:
     writer = opened(tmp_path)
     writer.reset_to(None)
     writer.process(rows(1))
-    (name,) = writer.prepare(1)
+    (name,) = writer.prepare(1)["pending"]
     writer.sync()
     (tmp_path / f"_{name}.parquet").unlink()
     with pytest.raises(

@@ -1,0 +1,73 @@
+"""Sinks whose rows outlive their host, in a region of processes whose workers die with all local files."""
+
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+
+import dos
+from dataflow import FileSource, Graph, JournaledFileSink, S3Sink
+from dataflow.sinks.tsv import parse_row
+from tests.dataflow.support import true_counts
+from tests.dataflow.test_region_processes import finished, hurry, kill_both_in_turn, running, unhurried
+from tests.dataflow.test_s3_sink import client
+from tests.support.s3 import BUCKET, serving
+from tests.support.s3_rows import objects, parquet_rows, uploads
+
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("forks")]
+NAME = "outlived"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def bucket() -> Iterator[None]:
+    with serving():
+        client().create_bucket(Bucket=BUCKET)
+        yield
+
+
+async def restored(store_url: str, into: Path) -> None:
+    """The files of both workers, read from the store alone."""
+    async with dos.open_store(store_url) as store:
+        for worker in range(2):
+            await dos.restore(into / str(worker), store, f"{NAME}.w{worker:04d}", "files-kept")
+
+
+# EVIDENCE-OF: P-7
+def test_a_region_continues_on_hosts_that_have_nothing(shared_store: str, tmp_path: Path) -> None:
+    """Workers are killed, one loses its disk. Then all local files are deleted, and others continue."""
+    paths = [tmp_path / f"in{index}.txt" for index in range(3)]
+    for path in paths:
+        text = "".join(f"word{number % 700} and{number % 7} {path.stem}\n" for number in range(2_000))
+        path.write_text(text)
+    graph = Graph("counted")
+    lines = graph.source("lines", FileSource(paths, repeat=3))
+    slow = partial(unhurried, tmp_path / "out.hurry")
+    words = lines.flat_map("words", slow, schema="word string", takes="batch")
+    counts = words.key_by("by_word", "word").count("counts")
+    counts.sink("objects", S3Sink(f"s3://{BUCKET}/counts"))
+    counts.sink("text", S3Sink(f"s3://{BUCKET}/text", format="tsv"))
+    counts.sink("kept", JournaledFileSink())
+    first, second = tmp_path / "first" / NAME, tmp_path / "second" / NAME
+    with running(graph, shared_store, first) as (control, watch):
+        kill_both_in_turn(control, watch)
+        before = len(objects("counts"))
+    shutil.rmtree(first)
+    with running(graph, shared_store, second) as (control, _):
+        hurry(tmp_path / "out")
+        assert finished(control), control.status
+    truth = dict(true_counts(paths, 3))
+    in_objects = parquet_rows(objects("counts"))
+    in_text = [parse_row(line) for body in objects("text").values() for line in body.decode().splitlines()]
+    trio.run(restored, shared_store, tmp_path / "restored")
+    files = (tmp_path / "restored").glob("*/part-*.tsv")
+    in_store = [parse_row(line) for path in files for line in path.read_text().splitlines()]
+    assert 0 < before < len(objects("counts"))
+    assert max(Counter(in_objects).values()) == 1, "no count of a word comes twice"
+    assert sorted(in_objects) == sorted((str(word), int(str(n))) for word, n in in_text)
+    assert sorted(in_text) == sorted(in_store)
+    assert dict(sorted(in_objects)) == truth
+    assert uploads("counts") == uploads("text") == [], "nothing waits at the end"
