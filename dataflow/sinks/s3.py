@@ -32,8 +32,8 @@ from dataflow.sinks.parquet import Compression
 from dataflow.sinks.part_file import OWNER_FILE
 from dataflow.sinks.s3_upload import Receipt, RowUpload
 from dataflow.sinks.two_phase import TwoPhaseOutput, TwoPhaseSink
+from journal import ArchiveNotFoundError, ArchiveRefusedError, ArchiveUnavailableError
 from journal.archive.bucket import Bucket, S3Url, parse_s3_url
-from journal.core.errors import ArchiveNotFoundError, ArchiveRefusedError, ArchiveUnavailableError
 
 Format: TypeAlias = Literal["parquet", "tsv"]
 _METADATA: Final = "dos-transaction"
@@ -59,8 +59,8 @@ class S3Sink(TwoPhaseSink):
     sink of one region, unless shared=True. compression: of Parquet files.
 
     Raises BadUrlError for an invalid URL; SchemaError for an unknown format or compression, and for columns
-    that the format cannot store. A run raises SinkWriteError before any worker starts if the bucket does not
-    exist, cannot be reached or denies access.
+    that the format cannot store. A run fails with SinkWriteError before any worker starts if the bucket does
+    not exist or denies access, and before any row is read if it cannot be reached.
     """
 
     url: str
@@ -83,11 +83,17 @@ class S3Sink(TwoPhaseSink):
 
     def check_place(self, owner: OutputOwner) -> None:
         """Raise SinkOwnedError if another owner has objects there, because they would be read together with
-        these. Raises SinkWriteError if the bucket cannot be read.
+        these.
+
+        Raises SinkWriteError if the bucket does not exist or denies access, ConnectionError if it cannot be
+        reached from this machine.
         """
         place = self._place()
         with _requests_to(place):
-            _check_owner(Bucket(place), owner, shared=self.shared)
+            try:
+                _check_owner(Bucket(place), owner, shared=self.shared)
+            except ArchiveUnavailableError as error:  # workers retry as for every sink that is not up yet
+                raise ConnectionError(str(error)) from error
 
     def open_output(self, context: OperatorContext) -> "S3Output":
         place, owner = self._place(), owner_of(context)

@@ -1,100 +1,36 @@
 """Objects in a bucket that appear at the commit: whole, once, and from whatever host."""
 
-from collections.abc import Callable, Iterable, Iterator
-from copy import copy
-from functools import cache
-from itertools import count
 from typing import Any
 
-import boto3
-import moto.s3.models
-import msgspec
 import pyarrow as pa
 import pytest
 
-from dataflow import S3Sink, SchemaError, limits
-from dataflow.core.transactions import Transactions, parse_name
+from dataflow import S3Sink, SchemaError
 from dataflow.errors import SinkOwnedError, SinkWriteError
-from dataflow.operators.base import OperatorContext
-from dataflow.sinks import s3, s3_upload
-from dataflow.sinks.base import OutputOwner, SinkSpec, SinkWriter
-from dataflow.sinks.two_phase import TwoPhaseWriter
-from dataflow.testing.sink_check import STORIES, _Story, check_refuses_other_run, check_sink, default_row
+from dataflow.sinks import s3
+from dataflow.sinks.base import OutputOwner
+from dataflow.testing.sink_check import check_refuses_other_run, check_sink
 from dos_client.errors import BadUrlError
 from journal.archive.bucket import Bucket, S3Url
-from tests.support.s3 import BUCKET, Answer, FakeS3, Rule, serving, status
+from tests.dataflow.s3_sinks import (
+    SCHEMA,
+    bucket,
+    client,
+    delete,
+    gone,
+    lost,
+    opened,
+    prefix,
+    rows,
+    service,
+    stories,
+    voted,
+)
+from tests.support.s3 import BUCKET, FakeS3, Rule, status
 from tests.support.s3_rows import ids_in, objects, uploads
 
-SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.string())])
+__all__ = ["bucket", "prefix", "service"]
 OWNER = OutputOwner("r", bytes(16).hex(), "out")
-_numbers = count(1)
-Story = Callable[[str], tuple[SinkSpec, Callable[[], list[int]]]]
-
-
-@pytest.fixture(scope="module")
-def service() -> Iterator[FakeS3]:
-    with serving() as found:
-        _any_bucket.cache_clear()
-        client().create_bucket(Bucket=BUCKET)
-        yield found
-    _any_bucket.cache_clear()
-
-
-@pytest.fixture
-def bucket(service: FakeS3, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeS3]:
-    """The service, whose parts may be small. A request is not repeated after a while, but at once."""
-    monkeypatch.setattr(moto.s3.models, "S3_UPLOAD_PART_MIN_SIZE", 1)
-    monkeypatch.setattr(limits, "s3_part_bytes", 20)
-    monkeypatch.setattr(s3, "Bucket", quick)
-    service.seen.clear()
-    yield service
-    service.rules.clear()
-
-
-def quick(url: S3Url) -> Bucket:
-    """A bucket with the client of the module: to make one takes longer than most stories."""
-    if url.endpoint is not None:
-        return Bucket(url, tries=1)
-    made = copy(_any_bucket())
-    made.url = url
-    return made
-
-
-@cache
-def _any_bucket() -> Bucket:
-    return Bucket(S3Url(BUCKET, ()), tries=3, retry_s=0.0)
-
-
-@pytest.fixture
-def prefix() -> str:
-    """A place of the test's own."""
-    return f"p{next(_numbers)}"
-
-
-def stories(form: Any = "tsv") -> Story:
-    def fresh(name: str) -> tuple[SinkSpec, Callable[[], list[int]]]:
-        place = f"p{next(_numbers)}"
-        return S3Sink(f"s3://{BUCKET}/{place}", form), lambda: ids_in(place)
-
-    return fresh
-
-
-def opened(prefix: str, incarnation: int = 1, prepared: Any = None, form: Any = "tsv") -> SinkWriter:
-    context = OperatorContext("r", "out", 0, 1, bytes(16), (SCHEMA,), None, incarnation)
-    writer = S3Sink(f"s3://{BUCKET}/{prefix}", form).open(context)
-    writer.reset_to(prepared)
-    return writer
-
-
-def rows(*numbers: int) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist([{"id": n, "text": "x" * 10} for n in numbers], SCHEMA)
-
-
-def voted(writer: SinkWriter, cut: int) -> Any:
-    """What the store keeps of a checkpoint: everything that another host gets."""
-    prepared = writer.prepare(cut)
-    writer.sync()
-    return msgspec.json.decode(msgspec.json.encode(writer.voted(prepared)))
 
 
 # EVIDENCE-OF: P-7
@@ -159,16 +95,6 @@ def test_parts_have_the_size_that_s3_requires_and_the_remainder_is_the_last(
 
 
 # --- lost replies and servers in trouble --------------------------------------------------------------------
-
-
-def lost(times: int) -> Rule:
-    """The reply to the completion of an upload is lost, after it was done."""
-    return Rule("POST", "uploadId=", status(500, "InternalError"), times)
-
-
-def gone(answer: Answer) -> Answer:
-    """As S3 answers after a while: the upload that was completed is not known any more."""
-    return status(404, "NoSuchUpload")(answer)
 
 
 @pytest.mark.parametrize(
@@ -296,8 +222,11 @@ def test_a_bucket_that_cannot_be_used_is_refused_at_the_start_with_the_remedy(
 ) -> None:
     with pytest.raises(SinkWriteError, match=r"NoSuchBucket.*create the bucket 'no-such-bucket'"):
         S3Sink("s3://no-such-bucket/x").check_place(OWNER)
+    unreachable = S3Sink(f"s3://{BUCKET}/x", endpoint="http://127.0.0.1:9")
+    with pytest.raises(ConnectionError, match="Could not connect to the endpoint"):
+        unreachable.check_place(OWNER)
     with pytest.raises(SinkWriteError, match=r"cannot be reached.*check the endpoint \(http://127.0.0.1:9\)"):
-        S3Sink(f"s3://{BUCKET}/x", endpoint="http://127.0.0.1:9").check_place(OWNER)
+        opened(prefix, sink=unreachable)
     bucket.rules.append(Rule("POST", "uploads", status(403, "AccessDenied")))
     with pytest.raises(SinkWriteError, match=r"AccessDenied.*needs GetObject, PutObject"):
         opened(prefix)
@@ -319,128 +248,3 @@ def test_what_cannot_be_a_sink_is_refused_when_the_graph_is_built() -> None:
     for form, what in (("parquet", "no Parquet type"), ("tsv", "no text form")):
         with pytest.raises(SchemaError, match=f"column 'odd' .* {what}"):
             S3Sink("s3://rows/x", form).check_input(odd)  # type: ignore[arg-type]
-
-
-# --- faults that the check finds ----------------------------------------------------------------------------
-
-
-def completes_at_once(self: s3.S3Output, transaction: str) -> Any:
-    """Complete before commit."""
-    receipt = _prepare(self, transaction)
-    self.commit(transaction)
-    return receipt
-
-
-def without_the_remainder(self: s3_upload._Parts) -> s3_upload.Receipt:
-    self._buffer.clear()
-    return _finish(self)
-
-
-def keys_by_number(self: s3.S3Output, transaction: str) -> str:
-    """Without the incarnation, workers of two incarnations write the same key."""
-    return f"part-{self._writer}-i0000000001{transaction[-12:]}.tsv"
-
-
-def without_receipts(self: Any, prepared: Any) -> Any:
-    """Upload ids stay in the memory of the worker."""
-    return prepared
-
-
-def of_everybody(self: Transactions, staged: Iterable[str]) -> list[str]:
-    """A worker of an earlier incarnation aborts the uploads of a later one."""
-    return [name for name in staged if parse_name(name) not in self._pending]
-
-
-ZOMBIE = "rows prepare sync commit kill rows prepare sync commit publish zombies"
-"""One that is told of the commit of its rows when its successor has published them, and its own."""
-_prepare, _finish = s3.S3Output.prepare, s3_upload._Parts.finish
-
-
-@pytest.mark.parametrize(
-    ("kind", "method", "fault", "story", "said"),
-    [
-        (s3.S3Output, "prepare", completes_at_once, "nothing goes wrong", "visible too early: "),
-        (s3_upload._Parts, "finish", without_the_remainder, "nothing goes wrong", "lost: "),
-        (s3.S3Output, "_key", keys_by_number, "a zombie", "neither the object"),
-        (TwoPhaseWriter, "voted", without_receipts, "a crash between commit and its news", "cannot show"),
-        (Transactions, "left_over", of_everybody, "one that is left over begins late", "was aborted"),
-    ],
-)
-def test_each_rule_of_the_sink_is_needed(
-    bucket: FakeS3,
-    monkeypatch: pytest.MonkeyPatch,
-    kind: type,
-    method: str,
-    fault: Callable[..., Any],
-    story: str,
-    said: str,
-) -> None:
-    acts = [*STORIES.get(story, ZOMBIE).split(), "rows", "prepare", "sync", "commit", "publish"]
-    with monkeypatch.context() as patch:
-        patch.setattr(kind, method, fault)
-        assert said in one_story(acts)
-    assert not one_story(acts)
-
-
-def one_story(acts: list[str]) -> str:
-    """What the check finds in one story."""
-    return _Story(stories(), "a story", SCHEMA, default_row, 1, "exactly-once", "never").play(acts)
-
-
-def uploads_again(self: s3.S3Output, transaction: str, receipt: Any) -> None:
-    """A sink that does not look whether its lost request was served."""
-    again = f"part-{transaction}-again.tsv"
-    body = objects(self._bucket.url.path[0])[self._key(transaction)]
-    client().put_object(Bucket=BUCKET, Key="/".join((*self._bucket.url.path, again)), Body=body)
-
-
-def test_a_lost_reply_taken_for_a_failure_would_double_rows(
-    bucket: FakeS3, prefix: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(s3.S3Output, "_check_completed", uploads_again)
-    rules = [lost(1), Rule("POST", "uploadId=", gone, 1)]
-    with pytest.raises(AssertionError, match=r"\[1, 2, 3, 1, 2, 3\]"):
-        test_a_reply_that_is_lost_neither_loses_nor_doubles_rows(bucket, prefix, rules)
-
-
-@pytest.mark.parametrize("conditional", [True, False])
-def test_an_object_is_not_overwritten_even_by_an_upload_for_the_same_key(
-    bucket: FakeS3, prefix: str, monkeypatch: pytest.MonkeyPatch, *, conditional: bool
-) -> None:
-    """A second line of defense: it counts if keys were not unique, as is planted here."""
-    monkeypatch.setattr(s3.S3Output, "_key", keys_by_number)
-    monkeypatch.setattr(s3.S3Output, "staged", lambda _: [])
-    zombie, successor = opened(prefix), opened(prefix, 2)
-    zombie.process(rows(1, 2, 3))
-    voted(zombie, 1)
-    successor.process(rows(1))
-    voted(successor, 1)
-    successor.publish(1)
-    if conditional:
-        with pytest.raises(SinkWriteError, match="is another object than the one of 39 bytes"):
-            zombie.publish(1)
-    else:
-        unconditional(zombie)
-    assert ids_in(prefix) == ([1] if conditional else [1, 2, 3])
-    zombie.close()
-    successor.close()
-
-
-def unconditional(writer: Any) -> None:
-    """Complete the only upload of a writer without the condition."""
-    output = writer._output
-    ((name, receipt),) = output._receipts.items()
-    parts = [{"PartNumber": number, "ETag": etag} for number, etag in enumerate(receipt.etags, 1)]
-    key = "/".join((*output._bucket.url.path, output._key(name)))
-    client().complete_multipart_upload(
-        Bucket=BUCKET, Key=key, UploadId=receipt.upload, MultipartUpload={"Parts": parts}
-    )
-
-
-def client() -> Any:
-    return boto3.session.Session().client("s3")
-
-
-def delete(prefix: str, *names: str) -> None:
-    for name in names:
-        client().delete_object(Bucket=BUCKET, Key=f"{prefix}/{name}")

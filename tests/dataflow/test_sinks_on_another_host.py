@@ -12,9 +12,10 @@ import trio
 import dos
 from dataflow import FileSource, Graph, JournaledFileSink, S3Sink
 from dataflow.sinks.tsv import parse_row
+from tests.dataflow.s3_sinks import client
 from tests.dataflow.support import true_counts
 from tests.dataflow.test_region_processes import finished, hurry, kill_both_in_turn, running, unhurried
-from tests.dataflow.test_s3_sink import client
+from tests.support.examples import run_example
 from tests.support.s3 import BUCKET, serving
 from tests.support.s3_rows import objects, parquet_rows, uploads
 
@@ -27,6 +28,12 @@ def bucket() -> Iterator[None]:
     with serving():
         client().create_bucket(Bucket=BUCKET)
         yield
+
+
+def test_the_example_of_the_docs(shared_store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_example("docs/sources-and-sinks.md", "s3", store=shared_store, bucket=f"s3://{BUCKET}/sold")
+    assert len(objects("sold")) == 2, "one of each worker"
 
 
 async def restored(store_url: str, into: Path) -> None:
