@@ -26,8 +26,8 @@ from tests.dataflow.s3_sinks import (
     stories,
     voted,
 )
-from tests.support.s3 import BUCKET, FakeS3, Rule, status
-from tests.support.s3_rows import ids_in, objects, uploads
+from tests.support.s3 import BUCKET, Answer, FakeS3, Rule, status
+from tests.support.s3_rows import fill, ids_in, objects, uploads
 
 __all__ = ["bucket", "prefix", "service"]
 OWNER = OutputOwner("r", bytes(16).hex(), "out")
@@ -212,6 +212,26 @@ def test_a_reset_to_an_older_checkpoint_takes_later_objects_back(bucket: FakeS3,
     assert ids_in(prefix) == []
     for one in (writer, stale, later):
         one.close()
+
+
+def test_lists_of_several_pages_are_read_to_their_end(bucket: FakeS3, prefix: str) -> None:
+    fill(prefix, [f"part-{number:04d}" for number in range(1_001)])
+    place = Bucket(S3Url(BUCKET, (prefix,)))
+    assert len([*place.keys("part-")]) == 1_001
+    assert [*place.keys("part-", after="part-0998")] == ["part-0999", "part-1000"]
+    made = [("a", place.create_upload("a", {})), ("b", place.create_upload("b", {}))]
+    bucket.rules.append(Rule("GET", "uploads", more_follow, 1))
+    assert [*place.uploads("")] == [*made, *made], "moto sends all uploads again for the second page"
+    for key, upload in made:
+        place.abort_upload(key, upload)
+
+
+def more_follow(answer: Answer) -> Answer:
+    code, headers, body = answer
+    markers = b"<NextKeyMarker>b</NextKeyMarker><NextUploadIdMarker>x</NextUploadIdMarker>"
+    assert b"<IsTruncated>false</IsTruncated>" in body
+    body = body.replace(b"<IsTruncated>false</IsTruncated>", b"<IsTruncated>true</IsTruncated>" + markers)
+    return code, {**headers, "Content-Length": str(len(body))}, body
 
 
 # --- refused at the start -----------------------------------------------------------------------------------

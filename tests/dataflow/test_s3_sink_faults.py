@@ -10,6 +10,7 @@ from dataflow.errors import SinkWriteError
 from dataflow.sinks import s3, s3_upload
 from dataflow.sinks.two_phase import TwoPhaseWriter
 from dataflow.testing.sink_check import STORIES, _Story, default_row
+from tests.dataflow import test_s3_sink
 from tests.dataflow.s3_sinks import (
     SCHEMA,
     bucket,
@@ -27,6 +28,8 @@ from tests.support.s3 import BUCKET, FakeS3, Rule
 from tests.support.s3_rows import ids_in, objects
 
 __all__ = ["bucket", "prefix", "service"]
+OLDER = test_s3_sink.test_a_reset_to_an_older_checkpoint_takes_later_objects_back
+MOVED = test_s3_sink.test_objects_that_readers_have_moved_away_do_not_come_back
 
 
 def completes_at_once(self: s3.S3Output, transaction: str) -> Any:
@@ -110,6 +113,43 @@ def test_a_lost_reply_taken_for_a_failure_would_double_rows(
     writer.publish(1)
     writer.close()
     assert sorted(ids_in(prefix)) == [1, 1, 2, 2, 3, 3]
+
+
+def nothing(self: Transactions, published: Iterable[str]) -> list[str]:
+    """A rollback leaves objects whose rows come again."""
+    return []
+
+
+def whoever_wrote(self: Transactions, published: Iterable[str]) -> list[str]:
+    """A worker of an earlier incarnation takes back what later ones have published."""
+    return [name for name in published if self._newest is not None and name > self._newest]
+
+
+def not_recorded(self: s3.S3Output, transaction: str) -> None:
+    """An object that a reader has moved away cannot be distinguished from one that is lost."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "method", "fault", "found_by", "said"),
+    [
+        (Transactions, "to_take_back", nothing, OLDER, "the rows of checkpoint 3 come again"),
+        (Transactions, "to_take_back", whoever_wrote, OLDER, "a worker that is left over takes nothing back"),
+        (s3.S3Output, "_record_shown", not_recorded, MOVED, "neither the object nor its upload exists"),
+    ],
+)
+def test_each_rule_of_what_is_visible_is_needed(
+    bucket: FakeS3,
+    prefix: str,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: type,
+    method: str,
+    fault: Callable[..., Any],
+    found_by: Callable[[FakeS3, str], None],
+    said: str,
+) -> None:
+    monkeypatch.setattr(kind, method, fault)
+    with pytest.raises((AssertionError, SinkWriteError), match=said):
+        found_by(bucket, prefix)
 
 
 @pytest.mark.parametrize("conditional", [True, False])

@@ -19,6 +19,12 @@ def objects(prefix: str = "", *, hidden: bool = False) -> dict[str, bytes]:
     return found
 
 
+def fill(prefix: str, names: list[str]) -> None:
+    """Put empty objects below a prefix."""
+    for name in names:
+        s3_backends["123456789012"]["aws"].put_object(BUCKET, f"{prefix}/{name}", b"")
+
+
 def uploads(prefix: str) -> list[str]:
     """The keys of the uploads below a prefix that are not completed."""
     found = [upload.key_name for upload in _bucket().multiparts.values()]
