@@ -5,7 +5,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from dataflow import S3Sink, SchemaError
+from dataflow import FileSink, ParquetSink, S3Sink, SchemaError
 from dataflow.errors import SinkOwnedError, SinkWriteError
 from dataflow.sinks import s3
 from dataflow.sinks.base import OutputOwner
@@ -264,6 +264,9 @@ def test_what_cannot_be_a_sink_is_refused_when_the_graph_is_built() -> None:
         S3Sink("s3://rows/x", format="csv")  # type: ignore[arg-type]
     with pytest.raises(SchemaError, match="compression must be one of"):
         S3Sink("s3://rows/x", compression="zip")  # type: ignore[arg-type]
+    for sink in (FileSink, ParquetSink):
+        with pytest.raises(SchemaError, match=r"'s3://rows/x' is a URL; use S3Sink"):
+            sink("s3://rows/x")
     odd = pa.schema([("odd", pa.month_day_nano_interval())])
     for form, what in (("parquet", "no Parquet type"), ("tsv", "no text form")):
         with pytest.raises(SchemaError, match=f"column 'odd' .* {what}"):
