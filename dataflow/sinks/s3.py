@@ -17,7 +17,7 @@ import logging
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 import msgspec
@@ -64,6 +64,7 @@ class S3Sink(TwoPhaseSink):
     """
 
     url: str
+    _: KW_ONLY
     format: Format = "parquet"
     compression: Compression = "zstd"
     endpoint: str | None = None
@@ -125,15 +126,12 @@ class S3Output(TwoPhaseOutput):
         probe = f"_{writer}.probe"
         bucket.abort_upload(probe, bucket.create_upload(probe, {}))
 
-    def _key(self, transaction: str) -> str:
-        return f"part-{transaction}.{self._spec.format}"
-
     def stage(self, transaction: str, batch: pa.RecordBatch) -> None:
         with self._requests():
             if transaction not in self._uploads:
                 self._uploads[transaction] = RowUpload(
                     self._bucket,
-                    self._key(transaction),
+                    f"part-{transaction}.{self._spec.format}",
                     {_METADATA: transaction},
                     self._pool,
                     self._schema,
@@ -155,7 +153,7 @@ class S3Output(TwoPhaseOutput):
             if transaction <= self._shown:
                 return
             receipt = self._receipts[transaction]
-            if not self._bucket.complete_upload(self._key(transaction), receipt.upload, receipt.etags):
+            if not self._bucket.complete_upload(receipt.key, receipt.upload, receipt.etags):
                 self._check_completed(transaction, receipt)
             # Complete before recording: after a crash in between, the repeated commit finds the object.
             self._record_shown(transaction)
@@ -163,7 +161,7 @@ class S3Output(TwoPhaseOutput):
 
     def _check_completed(self, transaction: str, receipt: Receipt) -> None:
         """Raise SinkWriteError unless the object is there that the upload makes."""
-        key = self._key(transaction)
+        key = receipt.key
         found = self._bucket.head(key)
         if found is None:
             # A worker of an earlier incarnation may have published it, and a reader moved it away.
@@ -211,22 +209,20 @@ class S3Output(TwoPhaseOutput):
     def abort(self, transaction: str) -> None:
         if upload := self._uploads.pop(transaction, None):
             upload.close()
-        key = self._key(transaction)
         with self._requests():
-            for found, upload_id in list(self._bucket.uploads(key)):
-                if found == key:
-                    self._bucket.abort_upload(key, upload_id)
+            for key, upload_id in list(self._bucket.uploads(f"part-{transaction}.")):
+                self._bucket.abort_upload(key, upload_id)
 
     def published(self, newest: str) -> Iterable[str]:
-        after = self._key(newest) if newest else ""
+        after = f"part-{newest}/" if newest else ""  # sorts after "." and so after the key of `newest`
         with self._requests():
             return [self._transaction(key) for key in self._bucket.keys(f"part-{self._writer}-", after)]
 
     def take_back(self, transaction: str) -> None:
-        key = self._key(transaction)
-        logger.warning("%s is deleted: the region was reset to a checkpoint before it", key)
         with self._requests():
-            self._bucket.delete(key)
+            for key in list(self._bucket.keys(f"part-{transaction}.")):
+                logger.warning("%s is deleted: the region was reset to a checkpoint before it", key)
+                self._bucket.delete(key)
 
     def _transaction(self, key: str) -> str:
         return key.removeprefix("part-").rpartition(".")[0]

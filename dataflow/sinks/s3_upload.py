@@ -22,6 +22,8 @@ from journal.archive.bucket import Bucket
 class Receipt(msgspec.Struct, frozen=True):
     """What a checkpoint stores of an upload: enough to complete it from any host."""
 
+    key: str
+    """Below the prefix. The next run may have another format, and so another ending."""
     upload: str
     """The upload's id, which the service assigned."""
     etags: list[str]
@@ -124,7 +126,7 @@ class _Parts(io.RawIOBase):
         self._buffer.clear()
         while self._uploading:
             self._etags.append(self._uploading.popleft().result())
-        return Receipt(self._upload, self._etags, self._size)
+        return Receipt(self._key, self._upload, self._etags, self._size)
 
 
 __all__ = ["Receipt", "RowUpload"]

@@ -82,6 +82,9 @@ class TwoPhaseOutput(ABC):
     def published(self, newest: str) -> Iterable[str]:
         """Return the names of the transactions of this worker that are visible and sort after `newest`, for a
         destination that can take rows back. Default: none.
+
+        `newest` is "" for all. If there are any before the first checkpoint of a region, its start is
+        refused.
         """
         del newest
         return ()

@@ -68,7 +68,7 @@ def prefix() -> str:
 def stories(form: Any = "tsv") -> Story:
     def fresh(name: str) -> tuple[SinkSpec, Callable[[], list[int]]]:
         place = f"p{next(_numbers)}"
-        return S3Sink(f"s3://{BUCKET}/{place}", form), lambda: ids_in(place)
+        return S3Sink(f"s3://{BUCKET}/{place}", format=form), lambda: ids_in(place)
 
     return fresh
 
@@ -77,7 +77,7 @@ def opened(
     prefix: str, incarnation: int = 1, prepared: Any = None, form: Any = "tsv", *, sink: S3Sink | None = None
 ) -> SinkWriter:
     context = OperatorContext("r", "out", 0, 1, bytes(16), (SCHEMA,), None, incarnation)
-    writer = (sink or S3Sink(f"s3://{BUCKET}/{prefix}", form)).open(context)
+    writer = (sink or S3Sink(f"s3://{BUCKET}/{prefix}", format=form)).open(context)
     writer.reset_to(prepared)
     return writer
 

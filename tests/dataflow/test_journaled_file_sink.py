@@ -36,7 +36,7 @@ def ids_in(directories: list[Path]) -> list[int]:
 # EVIDENCE-OF: P-7
 def test_rows_are_neither_lost_nor_doubled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "journaled_append_bytes", 7)
-    assert check_sink(fresh, runs=2) > 20
+    assert check_sink(fresh, runs=1) >= 20
 
 
 def forgets_the_rest(self: JournaledFileWriter, directory: OperatorDirectory, texts: Any) -> None:

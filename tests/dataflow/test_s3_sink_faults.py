@@ -1,5 +1,6 @@
 """Faults that are planted in the sink of a bucket, each of which a test finds."""
 
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -10,6 +11,7 @@ from dataflow.errors import SinkWriteError
 from dataflow.sinks import s3, s3_upload
 from dataflow.sinks.two_phase import TwoPhaseWriter
 from dataflow.testing.sink_check import STORIES, _Story, default_row
+from journal.archive.bucket import Bucket
 from tests.dataflow import test_s3_sink
 from tests.dataflow.s3_sinks import (
     SCHEMA,
@@ -44,9 +46,9 @@ def without_the_remainder(self: s3_upload._Parts) -> s3_upload.Receipt:
     return _finish(self)
 
 
-def keys_by_number(self: s3.S3Output, transaction: str) -> str:
+def keys_by_number(bucket: Bucket, key: str, *others: Any) -> s3_upload.RowUpload:
     """Without the incarnation, workers of two incarnations write the same key."""
-    return f"part-{self._writer}-i0000000001{transaction[-12:]}.tsv"
+    return s3_upload.RowUpload(bucket, re.sub(r"-i\d{10}", "-i0000000001", key), *others)
 
 
 def without_receipts(self: Any, prepared: Any) -> Any:
@@ -69,7 +71,7 @@ _prepare, _finish = s3.S3Output.prepare, s3_upload._Parts.finish
     [
         (s3.S3Output, "prepare", completes_at_once, "nothing goes wrong", "visible too early: "),
         (s3_upload._Parts, "finish", without_the_remainder, "nothing goes wrong", "lost: "),
-        (s3.S3Output, "_key", keys_by_number, "a zombie", "neither the object"),
+        (s3, "RowUpload", keys_by_number, "a zombie", "neither the object"),
         (TwoPhaseWriter, "voted", without_receipts, "a crash between commit and its news", "cannot show"),
         (Transactions, "left_over", of_everybody, "one that is left over begins late", "was aborted"),
     ],
@@ -77,7 +79,7 @@ _prepare, _finish = s3.S3Output.prepare, s3_upload._Parts.finish
 def test_each_rule_of_the_sink_is_needed(
     bucket: FakeS3,
     monkeypatch: pytest.MonkeyPatch,
-    kind: type,
+    kind: Any,
     method: str,
     fault: Callable[..., Any],
     story: str,
@@ -98,7 +100,7 @@ def one_story(acts: list[str]) -> str:
 def uploads_again(self: s3.S3Output, transaction: str, receipt: Any) -> None:
     """A sink that does not look whether its lost request was served."""
     again = f"part-{transaction}-again.tsv"
-    body = objects(self._bucket.url.path[0])[self._key(transaction)]
+    body = objects(self._bucket.url.path[0])[receipt.key]
     client().put_object(Bucket=BUCKET, Key="/".join((*self._bucket.url.path, again)), Body=body)
 
 
@@ -157,7 +159,7 @@ def test_an_object_is_not_overwritten_even_by_an_upload_for_the_same_key(
     bucket: FakeS3, prefix: str, monkeypatch: pytest.MonkeyPatch, *, conditional: bool
 ) -> None:
     """A second line of defense: it counts if keys were not unique, as is planted here."""
-    monkeypatch.setattr(s3.S3Output, "_key", keys_by_number)
+    monkeypatch.setattr(s3, "RowUpload", keys_by_number)
     monkeypatch.setattr(s3.S3Output, "staged", lambda _: [])
     zombie, successor = opened(prefix), opened(prefix, 2)
     zombie.process(rows(1, 2, 3))
@@ -178,9 +180,9 @@ def test_an_object_is_not_overwritten_even_by_an_upload_for_the_same_key(
 def unconditional(writer: Any) -> None:
     """Complete the only upload of a writer without the condition."""
     output = writer._output
-    ((name, receipt),) = output._receipts.items()
+    (receipt,) = output._receipts.values()
     parts = [{"PartNumber": number, "ETag": etag} for number, etag in enumerate(receipt.etags, 1)]
-    key = "/".join((*output._bucket.url.path, output._key(name)))
+    key = "/".join((*output._bucket.url.path, receipt.key))
     client().complete_multipart_upload(
         Bucket=BUCKET, Key=key, UploadId=receipt.upload, MultipartUpload={"Parts": parts}
     )
