@@ -9,6 +9,7 @@ Readers therefore see only complete files, each exactly once. `_OWNER-wNNNN.show
 visible last: a commit that is repeated after files were moved away or merged neither restores nor loses any.
 """
 
+import logging
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ from dataflow.sinks.part_file import (
     sync_directory,
 )
 from dataflow.sinks.two_phase import TwoPhaseOutput, TwoPhaseSink
+
+logger = logging.getLogger("dos.dataflow")
 
 Compression: TypeAlias = Literal["zstd", "snappy", "gzip", "lz4", "none"]
 _COMPRESSIONS = ("zstd", "snappy", "gzip", "lz4", "none")
@@ -83,9 +86,8 @@ class ParquetSink(TwoPhaseSink):
         owner = owner_of(context)
         self.check_place(owner)
         marked_as = None if self.shared else owner
-        return ParquetOutput(
-            Path(self.directory), context.inputs[0], self.compression, marked_as, context.worker
-        )
+        writer = f"{owner.digest:016x}-w{context.worker:04d}"
+        return ParquetOutput(Path(self.directory), context.inputs[0], self.compression, marked_as, writer)
 
     def check_place(self, owner: OutputOwner) -> None:
         """Raise SinkOwnedError if another owner has files there, because they would be read together with
@@ -114,14 +116,14 @@ class ParquetOutput(TwoPhaseOutput):
     """Writes one worker's files."""
 
     def __init__(
-        self, directory: Path, schema: pa.Schema, compression: str, owner: OutputOwner | None, worker: int
+        self, directory: Path, schema: pa.Schema, compression: str, owner: OutputOwner | None, writer: str
     ) -> None:
         """`owner`: recorded as the owner of the directory before the first rows are written; None: no
-        owner.
+        owner. `writer`: the beginning of the names of its transactions.
         """
         self._directory = directory
         self._owner = owner
-        self._worker = worker
+        self._writer = writer
         self._schema = schema
         self._compression = compression
         self._files: dict[str, ParquetRows] = {}
@@ -141,7 +143,7 @@ class ParquetOutput(TwoPhaseOutput):
             owner, self._owner = self._owner, None
             others = _unmarked(self._directory, owner)
             text = msgspec.json.encode(owner)
-            own_directory(self._directory, text, others, f"owner-w{self._worker:04d}", _REMEDY)
+            own_directory(self._directory, text, others, f"owner-{self._writer}", _REMEDY)
         if transaction not in self._files:
             path = self._staged_path(transaction)
             self._files[transaction] = ParquetRows(path, self._schema, self._compression)
@@ -176,6 +178,16 @@ class ParquetOutput(TwoPhaseOutput):
         if file := self._files.pop(transaction, None):
             file.close()
         self._staged_path(transaction).unlink(missing_ok=True)
+
+    def published(self, newest: str) -> Iterable[str]:
+        visible = self._directory.glob(f"part-{self._writer}-*.parquet")
+        return [name for path in visible if (name := path.stem.removeprefix("part-")) > newest]
+
+    def take_back(self, transaction: str) -> None:
+        path = self._published_path(transaction)
+        logger.warning("%s is deleted: the region was reset to a checkpoint before it", path)
+        path.unlink(missing_ok=True)
+        sync_directory(self._directory)
 
     def close(self) -> None:
         for file in self._files.values():

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dataflow import ParquetSink, SchemaError, limits
-from dataflow.errors import SinkWriteError
+from dataflow.errors import SinkOwnedError, SinkWriteError
 from dataflow.operators.base import OperatorContext
 from dataflow.sinks.base import SinkSpec, SinkWriter
 from dataflow.sinks.parquet import ParquetOutput
@@ -78,6 +78,29 @@ def test_files_that_readers_have_taken_away_are_not_missed(tmp_path: Path) -> No
     later.close()
 
 
+def test_a_reset_to_an_older_checkpoint_takes_later_files_back(tmp_path: Path) -> None:
+    """As after a rollback: the rows of later checkpoints come again."""
+    writer = opened(tmp_path)
+    writer.reset_to(None)
+    prepared = []
+    for number in (1, 2):
+        writer.process(rows(number))
+        prepared.append(writer.prepare(number))
+        writer.sync()
+        writer.publish(number)
+    writer.close()
+    assert sorted(ids_in(tmp_path)) == [1, 2]
+    later = opened(tmp_path, 2)
+    later.reset_to(prepared[0])
+    later.publish(3)
+    assert ids_in(tmp_path) == [1]
+    later.close()
+    none = opened(tmp_path, 3)
+    with pytest.raises(SinkOwnedError, match="the region has no checkpoint"):
+        none.reset_to(None)
+    none.close()
+
+
 def test_a_checkpoint_of_an_earlier_version_is_a_list_of_names(tmp_path: Path) -> None:
     writer = opened(tmp_path)
     writer.reset_to(None)
@@ -140,7 +163,7 @@ def test_rows_of_a_transaction_that_was_given_up_do_not_count_for_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "parquet_group_bytes", 3 * rows(1).nbytes)
-    output = ParquetOutput(tmp_path, SCHEMA, "zstd", None, 0)
+    output = ParquetOutput(tmp_path, SCHEMA, "zstd", None, "")
     for transaction in ("given-up", "next"):
         output.stage(transaction, rows(1))
         output.stage(transaction, rows(2))
