@@ -5,7 +5,6 @@ follow.
 """
 
 import io
-from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -84,8 +83,8 @@ class _Parts(io.RawIOBase):
         self._upload = ""
         self._buffer = bytearray()
         self._size = 0
-        self._etags: list[str] = []
-        self._uploading: deque[Future[str]] = deque()
+        self._etags: list[Future[str]] = []
+        """Of all parts, in order. A part that failed is never left out: its future raises again."""
         self.discard = False
 
     def writable(self) -> bool:
@@ -108,25 +107,23 @@ class _Parts(io.RawIOBase):
     def _put(self, part: bytes) -> None:
         if not self._upload:
             self._upload = self._bucket.create_upload(self._key, self._metadata)
-        while len(self._uploading) >= limits.s3_parts_ahead:
-            self._etags.append(self._uploading.popleft().result())
-        number = len(self._etags) + len(self._uploading) + 1
+        if len(self._etags) >= limits.s3_parts_ahead:
+            self._etags[-limits.s3_parts_ahead].result()
+        number = len(self._etags) + 1
         if number > limits.s3_parts_max:
             raise SinkWriteError(
                 f"{self._bucket.url_of(self._key)} has more than {limits.s3_parts_max} parts of"
                 f" {limits.s3_part_bytes} bytes",
                 remedy="set a shorter checkpoint_interval: each worker uploads one object per checkpoint",
             )
-        upload = self._upload
-        self._uploading.append(self._pool.submit(self._bucket.put_part, self._key, upload, number, part))
+        put = self._bucket.put_part
+        self._etags.append(self._pool.submit(put, self._key, self._upload, number, part))
 
     def finish(self) -> Receipt:
         if self._buffer or not self._upload:
             self._put(bytes(self._buffer))
         self._buffer.clear()
-        while self._uploading:
-            self._etags.append(self._uploading.popleft().result())
-        return Receipt(self._key, self._upload, self._etags, self._size)
+        return Receipt(self._key, self._upload, [etag.result() for etag in self._etags], self._size)
 
 
 __all__ = ["Receipt", "RowUpload"]

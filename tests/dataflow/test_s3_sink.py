@@ -142,6 +142,18 @@ def test_a_reply_that_is_lost_neither_loses_nor_doubles_rows(
     writer.close()
 
 
+def test_a_part_that_failed_is_never_left_out(bucket: FakeS3, prefix: str) -> None:
+    writer = opened(prefix)
+    bucket.rules.append(Rule("PUT", "partNumber=2", status(403, "AccessDenied")))
+    with pytest.raises(SinkWriteError, match=r"refused a request: .*AccessDenied.*a sink needs GetObject"):
+        writer.process(rows(*range(20)))
+    writer.prepare(1)
+    with pytest.raises(SinkWriteError, match="AccessDenied"):
+        writer.sync()
+    writer.close()
+    assert objects(prefix) == {}
+
+
 def test_after_every_reply_was_lost_another_host_finds_the_object(bucket: FakeS3, prefix: str) -> None:
     dead = opened(prefix)
     dead.process(rows(1, 2))
