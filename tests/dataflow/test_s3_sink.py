@@ -151,6 +151,12 @@ def test_a_part_that_failed_is_never_left_out(bucket: FakeS3, prefix: str) -> No
     with pytest.raises(SinkWriteError, match="AccessDenied"):
         writer.sync()
     writer.close()
+    writer = opened(prefix, 2)
+    writer.process(rows(1, 2))  # the second part is the last one
+    writer.prepare(1)
+    with pytest.raises(SinkWriteError, match="AccessDenied"):
+        writer.sync()
+    writer.close()
     assert objects(prefix) == {}
 
 
