@@ -40,8 +40,10 @@ if TYPE_CHECKING:
     from dataflow.producing import open_producer as open_producer
     from dataflow.sinks.call import CallSink as CallSink
     from dataflow.sinks.files import FileSink as FileSink
+    from dataflow.sinks.journaled import JournaledFileSink as JournaledFileSink
     from dataflow.sinks.log import LogSink as LogSink
     from dataflow.sinks.parquet import ParquetSink as ParquetSink
+    from dataflow.sinks.s3 import S3Sink as S3Sink
     from dataflow.sinks.two_phase import TwoPhaseOutput as TwoPhaseOutput
     from dataflow.sinks.two_phase import TwoPhaseSink as TwoPhaseSink
     from dataflow.sources.directory import DirectorySource as DirectorySource

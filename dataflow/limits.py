@@ -119,6 +119,16 @@ broadcast_rows_max: Final = 1_000_000
 sink_lock_wait_s: Final = 60.0
 """How long a new writer of an output file waits for the process that holds it (a worker being killed)."""
 
+journaled_append_bytes: Final = 4 * MIB
+"""Longer text of a step becomes several changes of a journaled file; one change has at most 16 MiB."""
+s3_part_bytes: Final = 8 * MIB
+"""One part of an upload to a bucket. S3 requires 5 MiB of every part except the last, some services that all
+other parts have the same size. Twice the size is no faster, and holds twice the memory.
+"""
+s3_parts_max: Final = 10_000
+"""Parts of one upload, a limit of S3: 80 GB between two checkpoints of one worker."""
+s3_parts_ahead: Final = 3
+"""Parts of one worker that are uploaded at the same time. Beyond that, the worker waits."""
 parquet_group_bytes: Final = 16 * MIB
 """Rows of a Parquet sink are kept in memory until they fill a row group of this size: small ones are slow to
 read.

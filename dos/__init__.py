@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from dataflow import GraphPlan as GraphPlan
     from dataflow import InputSource as InputSource
     from dataflow import IteratorSource as IteratorSource
+    from dataflow import JournaledFileSink as JournaledFileSink
     from dataflow import KeyedStream as KeyedStream
     from dataflow import KeyState as KeyState
     from dataflow import LogSink as LogSink
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from dataflow import Producer as Producer
     from dataflow import RateSource as RateSource
     from dataflow import RuntimeContext as RuntimeContext
+    from dataflow import S3Sink as S3Sink
     from dataflow import SchemaError as SchemaError
     from dataflow import Sliding as Sliding
     from dataflow import StepRows as StepRows

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from journal.core.chain import SegmentSpan as SegmentSpan
     from journal.core.chain import segments_seen as segments_seen
     from journal.core.decoder import RecordDecoder as RecordDecoder
+    from journal.core.errors import ArchiveNotFoundError as ArchiveNotFoundError
+    from journal.core.errors import ArchiveRefusedError as ArchiveRefusedError
+    from journal.core.errors import ArchiveUnavailableError as ArchiveUnavailableError
     from journal.core.errors import ChainError as ChainError
     from journal.core.errors import CorruptRecordError as CorruptRecordError
     from journal.core.errors import EpochUsedTwiceError as EpochUsedTwiceError

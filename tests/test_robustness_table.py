@@ -41,6 +41,7 @@ SCENARIOS = (
     "a stale token meets a newer barrier",
     "back-pressure against barriers",
     "a sink that is not up at the start and comes later",
+    "all local files are lost, with sinks that outlive their host",
     "adding a second worker",
 )
 """What a region must survive, or refuse with a reason."""

@@ -15,6 +15,10 @@ the transaction is published. Three failures are handled that simpler sinks get 
   repeated commit is recognized by its name.
 - A worker that is left over from an earlier incarnation may run its cleanup late. So an incarnation removes
   nothing that a later one has staged.
+
+A region may also be restored to an older checkpoint than its last one. Transactions that were published after
+that checkpoint must be taken back, because their rows come again. So a checkpoint also names the newest
+transaction that it covers.
 """
 
 import re
@@ -58,15 +62,46 @@ class Transactions:
         self._pending: dict[TransactionName, int] = {}
         """Transaction -> the checkpoint that holds it; 0: the restored one."""
         self._unprepared: list[TransactionName] = []
+        self._newest: str | None = ""
+        """The newest transaction that the last checkpoint covers, "" if it covers none, None if unknown."""
 
-    def restore(self, pending: Iterable[str]) -> None:
-        """Restore a checkpoint with these names. Raises ValueError for names of another owner or worker."""
-        self._open, self._unprepared, self._pending = None, [], {}
-        for text in pending:
-            name = parse_name(text)
-            if name is None or (name.owner, name.worker) != (self._next.owner, self._next.worker):
-                raise ValueError(f"{text!r} is no transaction of the sink and worker of {self._next}")
-            self._pending[name] = 0
+    def restore(self, pending: Iterable[str], newest: str | None = None) -> None:
+        """Restore a checkpoint with these names; newest: its `newest`, None if it does not store that.
+
+        Raises ValueError for names of another owner or worker.
+        """
+        self._open, self._unprepared = None, []
+        self._pending = {self._mine(text): 0 for text in pending}
+        self._newest = str(self._mine(newest)) if newest else newest
+
+    def _mine(self, text: str) -> TransactionName:
+        name = parse_name(text)
+        if name is None or (name.owner, name.worker) != (self._next.owner, self._next.worker):
+            raise ValueError(f"{text!r} is no transaction of the sink and worker of {self._next}")
+        return name
+
+    @property
+    def newest(self) -> str | None:
+        """The newest transaction that the last checkpoint covers, "" if it covers none, None if unknown."""
+        return self._newest
+
+    def to_take_back(self, published: Iterable[str]) -> list[str]:
+        """Return those of `published` that were published after the restored checkpoint, newest first.
+
+        None if the checkpoint does not name its newest transaction: then it is unknown which came after it.
+        None of a later incarnation either, because this worker is then the one that is left over.
+        """
+        newest, current = self._newest, self._next
+        if newest is None:
+            return []
+        names = sorted((name for name in map(parse_name, published) if name is not None), reverse=True)
+        return [
+            str(name)
+            for name in names
+            if (name.owner, name.worker) == (current.owner, current.worker)
+            and newest < str(name)
+            and name.incarnation <= current.incarnation
+        ]
 
     def left_over(self, staged: Iterable[str]) -> list[str]:
         """Return those of `staged` that no checkpoint will name any more and no later incarnation writes."""
@@ -93,7 +128,7 @@ class Transactions:
         if self._open is not None:
             self._pending[self._open] = cut
             self._unprepared.append(self._open)
-            self._open = None
+            self._newest, self._open = str(self._open), None
         return [str(name) for name in self._pending]
 
     def to_make_durable(self) -> list[str]:

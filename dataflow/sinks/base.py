@@ -6,7 +6,8 @@ The engine calls a sink in this order:
 1. `process` and `end_step` in each step.
 2. At a checkpoint, `prepare`: everything so far is passed to the operating system; returns what a reset
    needs.
-3. `sync`, from another thread while the next step runs.
+3. `sync`, from another thread while the next step runs, and then `voted`, which completes what the checkpoint
+   contains.
 4. After the commit of the checkpoint, `publish`.
 5. After a failure, `reset_to` with what the checkpoint contains.
 """
@@ -54,7 +55,7 @@ class SinkWriter(Operator):
 
     @abstractmethod
     def prepare(self, cut: int) -> Any:
-        """Pass everything of this step to the operating system. Return JSON that `reset_to` accepts.
+        """Pass everything of this step to the operating system. Return JSON that `voted` accepts.
 
         cut: the number that `publish` will receive. The same number may come again after a reset, for another
         attempt.
@@ -64,6 +65,12 @@ class SinkWriter(Operator):
     def sync(self) -> None:
         """Make what was prepared durable. Called from another thread, never during `reset_to` or `close`."""
 
+    def voted(self, prepared: Any) -> Any:
+        """Return what the checkpoint stores, after `sync`: what `prepare` returned, completed with what was
+        not known then, such as identifiers that the destination assigned. Default: `prepared` itself.
+        """
+        return prepared
+
     def publish(self, cut: int) -> None:
         """Make visible what was prepared for this checkpoint, which is committed, and for earlier ones. May
         be called twice, and after the next checkpoint was prepared.
@@ -71,9 +78,7 @@ class SinkWriter(Operator):
 
     @abstractmethod
     def reset_to(self, prepared: Any | None) -> None:
-        """Return to what `prepare` returned for a checkpoint; None: to the beginning. Discards later
-        output.
-        """
+        """Return to what `voted` returned for a checkpoint; None: to the beginning. Discards later output."""
 
 
 class SinkSpec(OperatorSpec):

@@ -30,7 +30,7 @@ from dataflow.core.delivery import Delivery
 from dataflow.errors import DeliveryError, SinkFencedError, SinkWriteError
 from dataflow.operators.base import OperatorContext
 from dataflow.sinks.base import OutputOwner, SinkSpec, SinkWriter, owner_of
-from dataflow.sinks.part_file import PartFile, PartPort, check_owner, part_files
+from dataflow.sinks.part_file import PartFile, PartPort, check_owner, part_files, refuse_url
 from dataflow.sinks.tsv import check_columns, tsv_of
 from dos_protocol.digests import PrefixDigest
 from dos_protocol.errors import CorruptDataError
@@ -63,6 +63,7 @@ class FileSink(SinkSpec):
     def __init__(
         self, directory: "str | os.PathLike[str]", *, local: bool = False, truncate_on_reset: bool = True
     ) -> None:
+        refuse_url("FileSink", directory)
         object.__setattr__(self, "directory", os.path.abspath(directory))  # noqa: PTH100 - created on workers
         object.__setattr__(self, "local", local)
         object.__setattr__(self, "truncate_on_reset", truncate_on_reset)

@@ -9,9 +9,11 @@ Readers therefore see only complete files, each exactly once. `_OWNER-wNNNN.show
 visible last: a commit that is repeated after files were moved away or merged neither restores nor loses any.
 """
 
+import logging
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from io import RawIOBase
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -24,8 +26,16 @@ from dataflow.core.transactions import parse_name
 from dataflow.errors import SchemaError, SinkWriteError
 from dataflow.operators.base import OperatorContext
 from dataflow.sinks.base import OutputOwner, owner_of
-from dataflow.sinks.part_file import check_owner, own_directory, replace_durably, sync_directory
+from dataflow.sinks.part_file import (
+    check_owner,
+    own_directory,
+    refuse_url,
+    replace_durably,
+    sync_directory,
+)
 from dataflow.sinks.two_phase import TwoPhaseOutput, TwoPhaseSink
+
+logger = logging.getLogger("dos.dataflow")
 
 Compression: TypeAlias = Literal["zstd", "snappy", "gzip", "lz4", "none"]
 _COMPRESSIONS = ("zstd", "snappy", "gzip", "lz4", "none")
@@ -59,8 +69,8 @@ class ParquetSink(TwoPhaseSink):
         shared: bool = False,
         local: bool = False,
     ) -> None:
-        if compression not in _COMPRESSIONS:
-            raise SchemaError(f"compression must be one of {', '.join(_COMPRESSIONS)}, not {compression!r}")
+        check_compression(compression)
+        refuse_url("ParquetSink", directory)
         object.__setattr__(self, "directory", os.path.abspath(directory))  # noqa: PTH100 - created on workers
         object.__setattr__(self, "compression", compression)
         object.__setattr__(self, "shared", shared)
@@ -70,22 +80,14 @@ class ParquetSink(TwoPhaseSink):
         return "" if self.local else self.directory
 
     def check_input(self, schema: pa.Schema) -> None:
-        for field in schema:
-            try:
-                pq.ParquetWriter(pa.BufferOutputStream(), pa.schema([field])).close()
-            except pa.ArrowException as error:
-                raise SchemaError(
-                    f"column {field.name!r} of type {field.type} has no Parquet type; convert it with a map:"
-                    f" {error}"
-                ) from error
+        check_columns(schema)
 
     def open_output(self, context: OperatorContext) -> "ParquetOutput":
         owner = owner_of(context)
         self.check_place(owner)
         marked_as = None if self.shared else owner
-        return ParquetOutput(
-            Path(self.directory), context.inputs[0], self.compression, marked_as, context.worker
-        )
+        writer = f"{owner.digest:016x}-w{context.worker:04d}"
+        return ParquetOutput(Path(self.directory), context.inputs[0], self.compression, marked_as, writer)
 
     def check_place(self, owner: OutputOwner) -> None:
         """Raise SinkOwnedError if another owner has files there, because they would be read together with
@@ -111,22 +113,20 @@ def _unmarked(directory: Path, owner: OutputOwner) -> list[str]:
 
 
 class ParquetOutput(TwoPhaseOutput):
-    """Writes one worker's files. Rows are held in memory until they form a row group."""
+    """Writes one worker's files."""
 
     def __init__(
-        self, directory: Path, schema: pa.Schema, compression: str, owner: OutputOwner | None, worker: int
+        self, directory: Path, schema: pa.Schema, compression: str, owner: OutputOwner | None, writer: str
     ) -> None:
         """`owner`: recorded as the owner of the directory before the first rows are written; None: no
-        owner.
+        owner. `writer`: the beginning of the names of its transactions.
         """
         self._directory = directory
         self._owner = owner
-        self._worker = worker
+        self._writer = writer
         self._schema = schema
         self._compression = compression
-        self._writers: dict[str, pq.ParquetWriter] = {}
-        self._waiting: dict[str, list[pa.RecordBatch]] = {}
-        self._waiting_bytes = 0
+        self._files: dict[str, ParquetRows] = {}
         directory.mkdir(parents=True, exist_ok=True)
 
     def _staged_path(self, transaction: str) -> Path:
@@ -143,25 +143,14 @@ class ParquetOutput(TwoPhaseOutput):
             owner, self._owner = self._owner, None
             others = _unmarked(self._directory, owner)
             text = msgspec.json.encode(owner)
-            own_directory(self._directory, text, others, f"owner-w{self._worker:04d}", _REMEDY)
-        self._waiting.setdefault(transaction, []).append(batch)
-        self._waiting_bytes += batch.nbytes
-        if self._waiting_bytes >= limits.parquet_group_bytes:
-            self._write_group(transaction)
-
-    def _write_group(self, transaction: str) -> None:
-        batches = self._waiting.pop(transaction, [])
-        self._waiting_bytes -= sum(batch.nbytes for batch in batches)
-        if transaction not in self._writers:
+            own_directory(self._directory, text, others, f"owner-{self._writer}", _REMEDY)
+        if transaction not in self._files:
             path = self._staged_path(transaction)
-            writer = pq.ParquetWriter(path, self._schema, compression=self._compression)
-            self._writers[transaction] = writer
-        if batches:
-            self._writers[transaction].write_table(pa.Table.from_batches(batches, self._schema))
+            self._files[transaction] = ParquetRows(path, self._schema, self._compression)
+        self._files[transaction].write(batch)
 
     def prepare(self, transaction: str) -> None:
-        self._write_group(transaction)
-        self._writers.pop(transaction).close()
+        self._files.pop(transaction).finish()
         with self._staged_path(transaction).open("rb") as file:
             os.fsync(file.fileno())
         sync_directory(self._directory)
@@ -186,13 +175,71 @@ class ParquetOutput(TwoPhaseOutput):
         return [path.stem[1:] for path in self._directory.glob("_*.parquet")]
 
     def abort(self, transaction: str) -> None:
-        self._waiting_bytes -= sum(batch.nbytes for batch in self._waiting.pop(transaction, []))
-        if writer := self._writers.pop(transaction, None):
-            writer.close()
+        if file := self._files.pop(transaction, None):
+            file.close()
         self._staged_path(transaction).unlink(missing_ok=True)
 
+    def published(self, newest: str) -> Iterable[str]:
+        visible = self._directory.glob(f"part-{self._writer}-*.parquet")
+        return [name for path in visible if (name := path.stem.removeprefix("part-")) > newest]
+
+    def take_back(self, transaction: str) -> None:
+        path = self._published_path(transaction)
+        logger.warning("%s is deleted: the region was reset to a checkpoint before it", path)
+        path.unlink(missing_ok=True)
+        sync_directory(self._directory)
+
     def close(self) -> None:
-        for writer in self._writers.values():
-            writer.close()
-        self._writers.clear()
-        self._waiting.clear()
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+
+
+class ParquetRows:
+    """A Parquet file that is being written. Rows are held in memory until they form a row group."""
+
+    def __init__(self, target: Path | RawIOBase, schema: pa.Schema, compression: str) -> None:
+        """Open `target`; a file object is not closed."""
+        self._schema = schema
+        self._writer = pq.ParquetWriter(target, schema, compression=compression)
+        self._waiting: list[pa.RecordBatch] = []
+        self._waiting_bytes = 0
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Add rows to the file."""
+        self._waiting.append(batch)
+        self._waiting_bytes += batch.nbytes
+        if self._waiting_bytes >= limits.parquet_group_bytes:
+            self._write_group()
+
+    def _write_group(self) -> None:
+        if self._waiting:
+            self._writer.write_table(pa.Table.from_batches(self._waiting, self._schema))
+        self._waiting, self._waiting_bytes = [], 0
+
+    def finish(self) -> None:
+        """Write the rest of the file."""
+        self._write_group()
+        self._writer.close()
+
+    def close(self) -> None:
+        """Give the file up. It lacks the rows that are held in memory."""
+        self._writer.close()
+
+
+def check_compression(compression: str) -> None:
+    """Raise SchemaError for a compression that Parquet files do not have."""
+    if compression not in _COMPRESSIONS:
+        raise SchemaError(f"compression must be one of {', '.join(_COMPRESSIONS)}, not {compression!r}")
+
+
+def check_columns(schema: pa.Schema) -> None:
+    """Raise SchemaError if a column has no Parquet type."""
+    for field in schema:
+        try:
+            pq.ParquetWriter(pa.BufferOutputStream(), pa.schema([field])).close()
+        except pa.ArrowException as error:
+            raise SchemaError(
+                f"column {field.name!r} of type {field.type} has no Parquet type; convert it with a map:"
+                f" {error}"
+            ) from error

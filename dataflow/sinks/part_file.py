@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from dataflow import limits
-from dataflow.errors import SinkOwnedError, SinkWriteError
+from dataflow.errors import SchemaError, SinkOwnedError, SinkWriteError
 from dos_protocol.errors import CorruptDataError
 
 OWNER_FILE: Final = "_region.json"
@@ -159,6 +159,15 @@ def _lock(fd: int, path: Path) -> None:
             time.sleep(_lock_poll_s)
         else:
             return
+
+
+def refuse_url(sink: str, directory: "str | os.PathLike[str]") -> None:
+    """Raise SchemaError for a URL, which would otherwise become a relative path on the hosts of workers."""
+    if "://" in os.fspath(directory):
+        raise SchemaError(
+            f"{sink} writes to a directory, and {os.fspath(directory)!r} is a URL; use S3Sink for a bucket"
+            " (s3://BUCKET/PREFIX)"
+        )
 
 
 def part_files(directory: Path) -> list[str]:

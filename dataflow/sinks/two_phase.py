@@ -24,13 +24,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from operator import methodcaller
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
 
 from dataflow.core.transactions import Transactions
-from dataflow.errors import SinkWriteError
+from dataflow.errors import SinkOwnedError, SinkWriteError
 from dataflow.operators.base import OperatorContext
 from dataflow.sinks.base import SinkSpec, SinkWriter, owner_of
 from dos_protocol.errors import CorruptDataError, DosError
@@ -50,10 +50,16 @@ class TwoPhaseOutput(ABC):
         """Write rows. Readers must not see them yet; a crash may lose them."""
 
     @abstractmethod
-    def prepare(self, transaction: str) -> None:
+    def prepare(self, transaction: str) -> Any:
         """Make all rows of the transaction durable, and reachable from any machine where the worker may be
         restarted. No rows follow.
+
+        May return a *receipt*, as JSON: what a commit needs besides the name, such as an identifier that the
+        destination assigned. The checkpoint stores it, and `restore` receives it.
         """
+
+    def restore(self, transaction: str, receipt: Any) -> None:  # noqa: B027 - most have no receipts
+        """Receive the receipt of a prepared transaction, after a failure and before its `commit`."""
 
     @abstractmethod
     def commit(self, transaction: str) -> None:
@@ -73,6 +79,22 @@ class TwoPhaseOutput(ABC):
     def abort(self, transaction: str) -> None:
         """Delete what is staged under that name; it will never become visible."""
 
+    def published(self, newest: str) -> Iterable[str]:
+        """Return the names of the transactions of this worker that are visible and sort after `newest`, for a
+        destination that can take rows back. Default: none.
+
+        `newest` is "" for all. If there are any before the first checkpoint of a region, its start is
+        refused.
+        """
+        del newest
+        return ()
+
+    def take_back(self, transaction: str) -> None:
+        """Remove the rows of a transaction in `published` again: the region was reset to a checkpoint before
+        it.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no take_back for {transaction}")
+
     def close(self) -> None:  # noqa: B027 - most have nothing to release
         """Release files and connections. Makes nothing durable or visible."""
 
@@ -91,6 +113,17 @@ class TwoPhaseSink(SinkSpec):
         return TwoPhaseWriter(lambda: self.open_output(context), context)
 
 
+class _Vote(msgspec.Struct, frozen=True):
+    """The transactions of one worker in a checkpoint. Earlier versions stored a list of the pending ones."""
+
+    pending: dict[str, Any]
+    """Transaction -> its receipt, oldest first."""
+    newest: str | None
+
+
+_BEGINNING: Final = _Vote({}, "")
+
+
 class TwoPhaseWriter(SinkWriter):
     """Runs a two-phase sink. Invariant: `_lock` is held during calls of the output, `_names` during access to
     the names, because `sync` runs on another thread.
@@ -104,6 +137,8 @@ class TwoPhaseWriter(SinkWriter):
         self._output: TwoPhaseOutput | None = None
         self._lock = threading.Lock()
         self._names = threading.Lock()
+        self._receipts: dict[str, Any] = {}
+        """Of pending transactions that are durable and have one."""
         self._published = 0
 
     def _call(self, action: str, function: Callable[[TwoPhaseOutput], None]) -> None:
@@ -131,15 +166,28 @@ class TwoPhaseWriter(SinkWriter):
 
     def prepare(self, cut: int) -> Any:
         with self._names:
-            return self._transactions.prepare(cut)
+            pending = self._transactions.prepare(cut)
+            newest = self._transactions.newest
+            return msgspec.to_builtins(_Vote({name: self._receipts.get(name) for name in pending}, newest))
 
     def sync(self) -> None:
         with self._names:
             names = self._transactions.to_make_durable()
         for name in names:
-            self._call(f"prepare {name}", methodcaller("prepare", name))
-            with self._names:
-                self._transactions.durable(name)
+            self._call(f"prepare {name}", partial(self._prepare, name))
+
+    def _prepare(self, name: str, output: TwoPhaseOutput) -> None:
+        receipt = output.prepare(name)
+        with self._names:
+            self._transactions.durable(name)
+            if receipt is not None:
+                self._receipts[name] = receipt
+
+    def voted(self, prepared: Any) -> Any:
+        vote = msgspec.convert(prepared, _Vote)
+        with self._names:  # a transaction that was published meanwhile had its receipt in `prepare`
+            pending = {name: self._receipts.get(name, known) for name, known in vote.pending.items()}
+        return msgspec.to_builtins(_Vote(pending, vote.newest))
 
     def publish(self, cut: int) -> None:
         with self._names:
@@ -148,11 +196,15 @@ class TwoPhaseWriter(SinkWriter):
             self._call(f"show {name}", methodcaller("commit", name))
             with self._names:  # after the commit: if it fails, later checkpoints must still name it
                 self._transactions.published(name)
+                self._receipts.pop(name, None)
             self._published += 1
 
     def reset_to(self, prepared: Any | None) -> None:
         try:
-            self._transactions.restore(msgspec.convert(prepared or [], list[str]))
+            vote = _BEGINNING if prepared is None else msgspec.convert(prepared, list[str] | _Vote)
+            if isinstance(vote, list):
+                vote = _Vote(dict.fromkeys(vote), None)
+            self._transactions.restore(vote.pending, vote.newest)
         except (msgspec.ValidationError, ValueError) as error:
             raise CorruptDataError(
                 self._label, 0, "names of its transactions in the checkpoint", str(error)
@@ -160,7 +212,14 @@ class TwoPhaseWriter(SinkWriter):
         with self._lock:
             if self._output is None:
                 self._guarded("open", self._connect)
+        self._receipts = {name: receipt for name, receipt in vote.pending.items() if receipt is not None}
+        for name, receipt in self._receipts.items():
+            self._call(f"restore {name}", methodcaller("restore", name, receipt))
         self._call("remove what was left over", self._clean_up)
+        if prepared is None:
+            self._call("begin", self._refuse_earlier_rows)
+        else:
+            self._call("take rows back", self._take_back)
 
     def _connect(self) -> None:
         self._output = self._open_output()
@@ -168,6 +227,23 @@ class TwoPhaseWriter(SinkWriter):
     def _clean_up(self, output: TwoPhaseOutput) -> None:
         for name in self._transactions.left_over(output.staged()):
             output.abort(name)
+
+    def _refuse_earlier_rows(self, output: TwoPhaseOutput) -> None:
+        """Raise SinkOwnedError if rows are visible though no checkpoint of the region was ever committed.
+
+        They are of a run whose checkpoints were deleted, and would come again.
+        """
+        for name in output.published(""):
+            raise SinkOwnedError(
+                f"{self._label} has visible rows of this worker ({name}), but the region has no checkpoint"
+            )
+
+    def _take_back(self, output: TwoPhaseOutput) -> None:
+        # After the aborts: from here on, no worker of an earlier incarnation can publish anything.
+        newest = self._transactions.newest
+        if newest is not None:
+            for name in self._transactions.to_take_back(output.published(newest)):
+                output.take_back(name)
 
     def close(self) -> None:
         with self._lock:

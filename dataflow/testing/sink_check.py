@@ -17,7 +17,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, TypeAlias, get_args
 from uuid import uuid4
 
@@ -29,42 +29,18 @@ from dataflow.errors import SchemaError, SinkOwnedError
 from dataflow.operators.base import OperatorContext
 from dataflow.schema import parse_schema
 from dataflow.sinks.base import SinkSpec, SinkWriter, owner_of
+from dataflow.testing.sink_directories import SinkDirectories
+from dataflow.testing.sink_stories import STORIES, ZOMBIES, random_acts
 from dos_protocol.errors import DosError
 
 Early: TypeAlias = Literal["never", "taken back", "stays"]
-Fresh: TypeAlias = "Callable[[str], tuple[SinkSpec, Callable[[], Iterable[int]]]]"
+Fresh: TypeAlias = "Callable[[str], tuple[SinkSpec, Callable[..., Iterable[int]]]]"
 """name of a story -> a sink with an empty target, and a function that returns the ids that a reader sees
-there.
+there. For a sink whose files are in the store (`keeps_files`), the function takes a list of directories: the
+files of each worker as of the last committed checkpoint.
 """
 
-_CUT: Final = "prepare sync commit"
-_DONE: Final = f"rows {_CUT} publish"
-STORIES: Final[Mapping[str, str]] = {
-    "nothing goes wrong": f"{_DONE} rows {_DONE}",
-    "a cut without rows": f"{_CUT} publish {_DONE} {_CUT} publish",
-    "a crash before the first cut": "rows crash rows",
-    "a crash in the middle of rows": f"{_DONE} rows crash rows",
-    "a crash between prepare and sync": f"{_DONE} rows prepare crash rows",
-    "a crash between prepare and commit": f"{_DONE} rows prepare sync crash rows",
-    "the number of a cut comes again": f"rows prepare sync crash {_DONE} rows",
-    "a crash between commit and its news": f"rows {_CUT} crash rows",
-    "a crash while the news spread": f"rows {_CUT} publish-one crash rows",
-    "a crash after the commit, before the answer": f"{_DONE} crash rows",
-    "the commit is reported twice": f"{_DONE} publish rows publish",
-    "the next cut is prepared before the news": f"rows {_CUT} rows prepare sync publish commit publish",
-    "two cuts are committed before the news": f"rows {_CUT} rows {_CUT} publish",
-    "two cuts are committed, and no news came": f"rows {_CUT} rows {_CUT} crash rows",
-    "old news come late": f"rows {_CUT} rows prepare publish sync commit crash rows",
-    "a crash while it comes back": f"rows {_CUT} rows half half crash rows crash rows",
-    "one that is left over goes on": f"rows {_CUT} rows prepare kill rows zombies prepare sync zombies",
-    "one that is left over shows late": f"rows {_CUT} kill rows zombies {_DONE}",
-    "one that is left over begins late": f"{_DONE} crash rows stale prepare sync stale commit",
-}
-"""What is done to a sink, as acts. Each ends with rows, a checkpoint and its publication."""
-
 _rows_each_max: Final = 3
-_acts_max: Final = 40
-_ZOMBIES: Final = ("kill", "zombies", "stale")
 
 
 class SinkCheckError(AssertionError):
@@ -110,9 +86,9 @@ def check_sink(
     columns = parse_schema(schema)
     stories = {name: acts.split() for name, acts in STORIES.items()}
     for number in range(seed, seed + runs):
-        stories[f"made up {number}"] = _random_acts(random.Random(number))  # noqa: S311 - no secret
+        stories[f"made up {number}"] = random_acts(random.Random(number))  # noqa: S311 - no secret
     if not zombies:
-        stories = {name: acts for name, acts in stories.items() if not set(acts) & set(_ZOMBIES)}
+        stories = {name: acts for name, acts in stories.items() if not set(acts) & set(ZOMBIES)}
     problems = []
     for name, acts in stories.items():
         story = _Story(fresh, name, columns, row, workers, delivery, early)
@@ -157,22 +133,6 @@ def _opened_and_closed(sink: SinkSpec, context: OperatorContext, prepared: Any =
         writer.reset_to(prepared)
 
 
-def _random_acts(rng: random.Random) -> list[str]:
-    often = (
-        "rows",
-        "rows",
-        "prepare",
-        "sync",
-        "commit",
-        "publish",
-        "publish-one",
-        "crash",
-        "half",
-        *_ZOMBIES,
-    )
-    return [rng.choice(often) for _ in range(rng.randrange(10, _acts_max))]
-
-
 @dataclass(frozen=True, slots=True)
 class _Cut:
     """A checkpoint in the coordinator: for each worker its number of rows and its prepared data."""
@@ -214,6 +174,7 @@ class _Story:
     """The rows of this checkpoint must be visible."""
     published_rows: tuple[int, ...] = ()
     calls: int = 0
+    directories: SinkDirectories = field(default_factory=SinkDirectories)
     store: bytes = field(default_factory=lambda: uuid4().bytes)
     """Unique, so that stories on one target are of different regions."""
 
@@ -227,7 +188,7 @@ class _Story:
             for act in acts:
                 done.append(act)
                 self._do(act, sink)
-                if problem := self._problem(Counter(visible())):
+                if problem := self._problem(Counter(self._visible(sink, visible))):
                     return f"{problem}; after: {' '.join(done)}"
         except Exception as error:  # its remedy is the author's
             return f"{type(error).__name__}: {error}; after: {' '.join(done)}"
@@ -235,6 +196,11 @@ class _Story:
             for writer in [one.writer for one in self.writers] + [writer for writer, _ in self.left_over]:
                 writer.close()
         return ""
+
+    def _visible(self, sink: SinkSpec, visible: Callable[..., Iterable[int]]) -> Iterable[int]:
+        if not sink.keeps_files:
+            return visible()
+        return visible(self.directories.at(self.workers, self.committed.number if self.committed else 0))
 
     # --- acts -----------------------------------------------------------------------------------------------
 
@@ -244,9 +210,7 @@ class _Story:
         elif act == "prepare" and self.requested is None:
             self._prepare()
         elif act == "sync" and self.requested is not None and not self.synced:
-            for one in self.writers:
-                _in_thread(one.writer.sync)
-            self.synced = True
+            self._sync(self.requested)
         elif act == "commit" and self.synced:
             self.committed, self.requested, self.synced = self.requested, None, False
         elif act in ("publish", "publish-one"):
@@ -281,10 +245,18 @@ class _Story:
     def _prepare(self) -> None:
         number = (self.committed.number if self.committed else 0) + 1
         rows = tuple(one.row_count for one in self.writers)
-        for one in self.writers:
+        for worker, one in enumerate(self.writers):
             one.writer.drain()
+            self.directories.cut(worker, number)
         prepared = tuple(_through_json(one.writer.prepare(number)) for one in self.writers)
         self.requested = _Cut(number, rows, prepared)
+
+    def _sync(self, cut: _Cut) -> None:
+        for one in self.writers:
+            _in_thread(one.writer.sync)
+        voted = zip(self.writers, cut.prepared, strict=True)
+        stored = tuple(_through_json(one.writer.voted(prepared)) for one, prepared in voted)
+        self.requested, self.synced = replace(cut, prepared=stored), True
 
     def _publish(self, *, all_workers: bool) -> None:
         cut = self.committed
@@ -315,6 +287,8 @@ class _Story:
         one = _Writer(sink.open(context), cut.rows[worker] if cut else 0)
         try:
             one.writer.reset_to(cut.prepared[worker] if cut else None)
+            if sink.keeps_files:
+                self.directories.hand_to(one.writer, worker, incarnation, cut.number if cut else 0)
         except BaseException:
             one.writer.close()
             raise

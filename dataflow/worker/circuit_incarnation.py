@@ -377,7 +377,6 @@ class CircuitIncarnation:
         begin = self._clock.seconds()
         blocks = tuple((name, data) for name, block in taken.blocks.items() for data in encode_block(block))
         phases["write"] += self._clock.seconds() - begin
-        writers = tuple(self._circuit.sinks.values())
         self._post(
             CutTaken(
                 self.number,
@@ -387,7 +386,7 @@ class CircuitIncarnation:
                 taken.snapshot,
                 positions | split_times,
                 taken.sinks,
-                writers,
+                dict(self._circuit.sinks),
                 phases,
             )
         )

@@ -319,7 +319,7 @@ class LinkIncarnation:
     async def _vote(self, taken: CutTaken, journals: Journals) -> None:
         begin = trio.current_time()
         async with trio.open_nursery() as nursery:
-            for writer in taken.writers:
+            for writer in taken.writers.values():
                 nursery.start_soon(runtime().in_thread, writer.sync)  # fsync may block
             positions = await journals.prepare(taken)
             outputs = await self._outputs.synced(taken.step)
@@ -327,7 +327,7 @@ class LinkIncarnation:
         # All that the checkpoint refers to is durable here, and only now may the vote be sent.
         positions = msgspec.structs.replace(
             positions,
-            sinks={**positions.sinks, **outputs},
+            sinks={**taken.voted(), **outputs},
             directories=files.positions,
             floors={**positions.floors, **files.floors},
         )

@@ -239,8 +239,13 @@ class CutTaken:
     snapshot: SnapshotSpool | None
     sources: dict[str, dict[str, SplitPosition]]
     sinks: dict[str, Any]
-    writers: tuple[SinkWriter, ...]
+    writers: Mapping[str, SinkWriter]
+    """Sink -> its writer, which must be synced before the vote."""
     phases_s: dict[str, float]
+
+    def voted(self) -> dict[str, Any]:
+        """Return what the checkpoint stores of each sink. Call it after all writers were synced."""
+        return {name: writer.voted(self.sinks[name]) for name, writer in self.writers.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,19 @@
-"""The requests of an archive to a bucket of S3 or a compatible service, and their errors. All calls block.
+"""The requests to a bucket of S3 or a compatible service, of archives and of the dataflow's sinks, and their
+errors. All calls block.
 
 This is the only module that translates errors of boto3. Temporary errors (5xx, throttling, timeouts, broken
 connections, truncated replies) are retried, others are not. `reading.py` and `archiving.py` verify the bytes
 of archived objects.
 """
 
+import hashlib
 import re
 import time
 from base64 import b64encode
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, BinaryIO, Final, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
@@ -53,7 +56,7 @@ class S3Url:
 def parse_s3_url(url: str, endpoint: str | None = None) -> S3Url:
     """Parse s3://BUCKET[/PREFIX..][?endpoint=URL]. Raises BadUrlError."""
     if not url.startswith(SCHEME):
-        raise BadUrlError(f"the URL of an archive begins with {SCHEME}: {url[:60]!a}", remedy=_REMEDY)
+        raise BadUrlError(f"the URL of a bucket begins with {SCHEME}: {url[:60]!a}", remedy=_REMEDY)
     try:
         parts = urlsplit(url)
         parameters = parse_qs(parts.query, strict_parsing=True) if parts.query else {}
@@ -169,6 +172,108 @@ class Bucket:
             return str(done["ETag"])
 
         return self._tried(key, put)
+
+    def delete(self, key: str) -> None:
+        """Delete an object; no effect if it does not exist."""
+        self._tried(key, lambda: self._client.delete_object(**self._names(key)))
+
+    def keys(self, prefix: str, after: str = "", *, most: int | None = None) -> Iterator[str]:
+        """Yield the keys that begin with `prefix` and sort after `after`, in order, at most `most`."""
+        base = self._names("")["Key"]
+        request: dict[str, Any] = {"Bucket": self.url.bucket, "Prefix": base + prefix}
+        if after:
+            request["StartAfter"] = base + after
+        if most is not None:
+            request["MaxKeys"] = most
+        while True:
+            page = self._tried(prefix, partial(self._client.list_objects_v2, **request))
+            yield from (str(one["Key"])[len(base) :] for one in page.get("Contents", ()))
+            if most is not None or not page.get("IsTruncated"):
+                return
+            request["ContinuationToken"] = page["NextContinuationToken"]
+
+    def head(self, key: str) -> tuple[int, Mapping[str, str]] | None:
+        """Return size and user metadata of an object; None if there is none."""
+        try:
+            head = self._tried(key, lambda: self._client.head_object(**self._names(key)))
+        except ArchiveNotFoundError:
+            return None
+        return int(head["ContentLength"]), dict(head["Metadata"])
+
+    # --- multipart uploads --------------------------------------------------------------------------------
+    # The parts of an upload are stored, and no reader sees an object until the upload is completed.
+
+    def create_upload(self, key: str, metadata: Mapping[str, str]) -> str:
+        """Begin an upload of an object with this metadata, and return its id.
+
+        If a reply is lost, an empty upload remains; `uploads` lists it.
+        """
+        create = partial(self._client.create_multipart_upload, **self._names(key), Metadata=dict(metadata))
+        return str(self._tried(key, create)["UploadId"])
+
+    def put_part(self, key: str, upload: str, number: int, body: bytes) -> str:
+        """Store part `number`, from 1, and return its ETag. Every part except the last has at least 5 MiB."""
+        digest = hashlib.md5(body, usedforsecurity=False).digest()  # the service verifies the bytes with it
+        put = partial(
+            self._client.upload_part,
+            **self._names(key),
+            UploadId=upload,
+            PartNumber=number,
+            Body=body,
+            ContentMD5=b64encode(digest).decode(),
+        )
+        return str(self._tried(key, put)["ETag"])
+
+    def complete_upload(self, key: str, upload: str, etags: Sequence[str]) -> bool:
+        """Make the object of these parts visible, if there is none at that key.
+
+        Returns False if the upload does not exist any more or the key exists: the upload may have been
+        completed before, also by a request whose reply was lost.
+        """
+        parts = [{"PartNumber": number, "ETag": etag} for number, etag in enumerate(etags, 1)]
+        complete = partial(
+            self._client.complete_multipart_upload,
+            **self._names(key),
+            UploadId=upload,
+            MultipartUpload={"Parts": parts},
+        )
+
+        def complete_new() -> bool:
+            try:
+                complete(IfNoneMatch="*")
+            except self._refusals as error:
+                if _status(error) == 501:  # a service without conditional requests
+                    complete()
+                elif _status(error) == 412:
+                    return False
+                elif _status(error) == 409:  # another request for the key is in progress
+                    raise self._unavailable(key, error) from error
+                else:
+                    raise
+            return True
+
+        try:
+            return self._tried(key, complete_new)
+        except ArchiveNotFoundError:
+            return False
+
+    def abort_upload(self, key: str, upload: str) -> None:
+        """Delete an upload with its parts; no effect if it does not exist."""
+        abort = partial(self._client.abort_multipart_upload, **self._names(key), UploadId=upload)
+        with suppress(ArchiveNotFoundError):
+            self._tried(key, abort)
+
+    def uploads(self, prefix: str) -> Iterator[tuple[str, str]]:
+        """Yield (key, id) of the uploads that are not completed, of keys that begin with `prefix`."""
+        base = self._names("")["Key"]
+        request: dict[str, Any] = {"Bucket": self.url.bucket, "Prefix": base + prefix}
+        while True:
+            page = self._tried(prefix, partial(self._client.list_multipart_uploads, **request))
+            for one in page.get("Uploads", ()):
+                yield str(one["Key"])[len(base) :], str(one["UploadId"])
+            if not page.get("IsTruncated"):
+                return
+            request |= {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
 
     def pieces(self, key: str) -> Iterator[bytes]:
         """Yield an object from its beginning.

@@ -257,6 +257,8 @@ def _made(one: type, name: str, known: _Aliases) -> str:
     for part in node.body if is_dataclass(one) else ():
         if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name):
             text = known.text(_module_of(one), part.annotation)
+            if text == "KW_ONLY":
+                shown.append("*")
             if part.target.id.startswith("_") or "ClassVar" in text:
                 continue
             default = "" if part.value is None else f" = {ast.unparse(part.value)}"

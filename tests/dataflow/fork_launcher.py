@@ -26,7 +26,9 @@ class ForkLauncher(ProcessLauncher):
     def _run(self, worker: int, attempt: int) -> str | None:
         log = self._log_path(worker, attempt)
         assert log is not None
-        process = FORKS.Process(target=work, args=(self._spec_of(worker, attempt), str(log)), daemon=True)
+        process = FORKS.Process(
+            target=work, args=(self._spec_of(worker, attempt), str(log), dict(os.environ)), daemon=True
+        )
         process.start()
         with self._lock:
             self._processes[worker] = process  # type: ignore[assignment]  # what is used of it: kill()
@@ -38,8 +40,9 @@ class ForkLauncher(ProcessLauncher):
         return f"exit code {process.exitcode}: {log.read_text()[-2000:]}" if process.exitcode else None
 
 
-def work(spec: WorkerSpec, log: str) -> None:
-    """The process."""
+def work(spec: WorkerSpec, log: str, environment: dict[str, str]) -> None:
+    """The process. Forks have the environment of the warm process, which may be older than the test's."""
+    os.environ.update(environment)
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)

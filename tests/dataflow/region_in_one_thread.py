@@ -255,7 +255,7 @@ class OneThreadRegion:
 
     def _cut_taken(self, index: int, message: CutTaken) -> None:
         number = message.barrier.cut
-        for writer in message.writers:
+        for writer in message.writers.values():
             writer.sync()
         self.sides[index].blocks += [(number, name, data) for name, data in message.blocks]
         votes = self.votes.setdefault(number, {})
@@ -276,7 +276,7 @@ class OneThreadRegion:
         assert len({vote.step for vote in votes.values()}) == 1, "a cut is at one step"
         at = Position(self.incarnation, number, 0)
         parts = {
-            worker: WorkerCut(state=at, steps=at, sources=vote.sources, sinks=vote.sinks)
+            worker: WorkerCut(state=at, steps=at, sources=vote.sources, sinks=vote.voted())
             for worker, vote in votes.items()
         }
         last = votes[0]

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dataflow import ParquetSink, SchemaError, limits
-from dataflow.errors import SinkWriteError
+from dataflow.errors import SinkOwnedError, SinkWriteError
 from dataflow.operators.base import OperatorContext
 from dataflow.sinks.base import SinkSpec, SinkWriter
 from dataflow.sinks.parquet import ParquetOutput
@@ -50,8 +50,8 @@ def test_a_file_appears_when_its_checkpoint_is_committed(tmp_path: Path) -> None
     prepared = writer.prepare(1)
     writer.sync()
     assert ids_in(tmp_path) == []
-    assert len(prepared) == 1
-    assert pq.read_table(tmp_path / f"_{prepared[0]}.parquet").num_rows == 3, "it is whole, and waits"
+    (name,) = prepared["pending"]
+    assert pq.read_table(tmp_path / f"_{name}.parquet").num_rows == 3, "it is whole, and waits"
     writer.publish(1)
     (path,) = tmp_path.glob("part-*.parquet")
     found = pq.ParquetFile(path)
@@ -78,11 +78,49 @@ def test_files_that_readers_have_taken_away_are_not_missed(tmp_path: Path) -> No
     later.close()
 
 
+def test_a_reset_to_an_older_checkpoint_takes_later_files_back(tmp_path: Path) -> None:
+    """As after a rollback: the rows of later checkpoints come again."""
+    writer = opened(tmp_path)
+    writer.reset_to(None)
+    prepared = []
+    for number in (1, 2):
+        writer.process(rows(number))
+        prepared.append(writer.prepare(number))
+        writer.sync()
+        writer.publish(number)
+    writer.close()
+    assert sorted(ids_in(tmp_path)) == [1, 2]
+    later = opened(tmp_path, 2)
+    later.reset_to(prepared[0])
+    later.publish(3)
+    assert ids_in(tmp_path) == [1]
+    later.close()
+    none = opened(tmp_path, 3)
+    with pytest.raises(SinkOwnedError, match="the region has no checkpoint"):
+        none.reset_to(None)
+    none.close()
+
+
+def test_a_checkpoint_of_an_earlier_version_is_a_list_of_names(tmp_path: Path) -> None:
+    writer = opened(tmp_path)
+    writer.reset_to(None)
+    writer.process(rows(1))
+    earlier = [*writer.prepare(1)["pending"]]
+    writer.sync()
+    writer.close()
+    later = opened(tmp_path, 2)
+    later.reset_to(earlier)
+    later.publish(1)
+    assert ids_in(tmp_path) == [1]
+    assert later.prepare(2) == {"pending": {}, "newest": None}
+    later.close()
+
+
 def test_a_staged_file_that_was_removed_is_an_error(tmp_path: Path) -> None:
     writer = opened(tmp_path)
     writer.reset_to(None)
     writer.process(rows(1))
-    (name,) = writer.prepare(1)
+    (name,) = writer.prepare(1)["pending"]
     writer.sync()
     (tmp_path / f"_{name}.parquet").unlink()
     with pytest.raises(
@@ -125,7 +163,7 @@ def test_rows_of_a_transaction_that_was_given_up_do_not_count_for_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "parquet_group_bytes", 3 * rows(1).nbytes)
-    output = ParquetOutput(tmp_path, SCHEMA, "zstd", None, 0)
+    output = ParquetOutput(tmp_path, SCHEMA, "zstd", None, "")
     for transaction in ("given-up", "next"):
         output.stage(transaction, rows(1))
         output.stage(transaction, rows(2))

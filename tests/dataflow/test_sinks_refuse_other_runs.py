@@ -9,7 +9,18 @@ import pyarrow.parquet as pq
 import pytest
 
 from checkpoint.core.region import RegionState
-from dataflow import CallSink, FileSink, FileSource, Graph, LogSink, ParquetSink, TwoPhaseSink, sinks
+from dataflow import (
+    CallSink,
+    FileSink,
+    FileSource,
+    Graph,
+    JournaledFileSink,
+    LogSink,
+    ParquetSink,
+    S3Sink,
+    TwoPhaseSink,
+    sinks,
+)
 from dataflow.errors import SinkOwnedError
 from dataflow.handle import RegionHandle
 from dataflow.local import run_local
@@ -54,6 +65,8 @@ REFUSE: dict[type[SinkSpec], list[Callable[[Path], Made]]] = {
     SqlSink: [table, keyed_table],
 }
 HAVE_NO_PLACE = {
+    JournaledFileSink: "its files are in the store, in the directories of the region's own workers",
+    S3Sink: "it has a place, in a bucket: test_s3_sink.py makes one and checks it",
     LogSink: "its log is in the store, under the region's own name: another run of that name resumes it",
     CallSink: "it calls a function, and what that does is the user's",
     TwoPhaseSink: "the base of sinks of one's own; its example is in docs/sources-and-sinks.md",

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from dataflow import DirectorySource, FileSink, FileSource, Graph, ParquetSink
+from dataflow import DirectorySource, FileSink, FileSource, Graph, JournaledFileSink, ParquetSink, S3Sink
 from dataflow.sinks.sql import SqlSink
 from spark_integration.errors import HostPathError
 from spark_integration.runner import _refuse_host_paths
@@ -50,6 +50,11 @@ def test_a_source_on_the_disk_of_a_host_is_refused_too(kind: str, tmp_path: Path
     with pytest.raises(HostPathError, match=rf"'lines' uses {tmp_path}"):
         _refuse_host_paths(graph_of(sources(tmp_path)[kind], sink))
     _refuse_host_paths(graph_of(sources(tmp_path, local=True)[kind], sink))
+
+
+@pytest.mark.parametrize("sink", [S3Sink("s3://sales/sold"), JournaledFileSink()])
+def test_a_sink_that_outlives_its_host_needs_no_confirmation(tmp_path: Path, sink: Any) -> None:
+    _refuse_host_paths(graph_of(sources(tmp_path, local=True)["files"], sink))
 
 
 def test_a_database_on_a_server_is_not_on_a_host(tmp_path: Path) -> None:

@@ -27,7 +27,13 @@ RUN_BY: dict[str, dict[str, tuple[str, ...]]] = {
     "docs/metrics.md": {"tests/dos_client/test_metrics.py": ("serve",)},
     "docs/operating-regions.md": {MANUAL: ("delivery", "failure"), ON_SPARK: ("listener",)},
     "docs/operators.md": {MANUAL: ()},
-    "docs/sources-and-sinks.md": {MANUAL: ()},
+    "docs/sources-and-sinks.md": {
+        MANUAL: (
+            *("directory", "entry_point", "iterator", "parquet", "journaled", "sql"),
+            *("own_sink", "wrong_sink"),
+        ),
+        "tests/dataflow/test_sinks_on_another_host.py": ("s3",),
+    },
     "docs/spark.md": {
         ON_SPARK: ("write",),
         "tests/spark_integration/test_source_on_spark.py": ("five_minutes", "columns", "stream"),
@@ -61,7 +67,7 @@ def example(page: str, name: str, **replaced: str) -> str:
 PLACEHOLDERS = {
     "store": ("dos://host1,host2,host3", "dos://h1,h2,h3"),
     "data": ("/data/",),
-    "bucket": ("s3://backups/dos",),
+    "bucket": ("s3://backups/dos", "s3://sales/sold"),
     "port": ("9400",),
 }
 """What a page writes in place of the reader's own servers and folder."""

@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from checkpoint.core.channel_frames import ChannelFrame, FrameType
 from checkpoint.core.handshake import LinkHello
 from checkpoint.core.messages import (
@@ -232,10 +234,11 @@ class WorkerIncarnation:
             while not self._to_vote:
                 await worker.wait(self._changed)
             taken = self._to_vote.popleft()
-            for writer in taken.writers:
+            for writer in taken.writers.values():
                 await worker.sleep(worker.region.sync_s(worker.rng))
                 writer.sync()
             positions = await journals.prepare(taken)
+            positions = msgspec.structs.replace(positions, sinks=taken.voted())
             vote = Prepared(
                 job="",
                 worker=worker.index,

@@ -1,0 +1,299 @@
+"""Rows as objects in a bucket of S3 or a compatible service, which become visible when their checkpoint is
+committed: one object per worker and checkpoint.
+
+This file decides about objects and their names. `s3_upload.py` turns rows into the parts of an upload,
+`journal.archive.bucket` makes the requests, `two_phase.py` decides when an object is uploaded, made visible
+or removed.
+
+An object is a multipart upload until it is completed, and no reader sees it before. All its parts are stored
+before the worker votes, and the vote contains the upload's id and the ETags of its parts. So any host can
+complete it, and needs nothing but the checkpoint. Its key contains the name of its transaction, with the
+incarnation: no other worker ever writes that key. `_OWNER-wNNNN.shown` stores which object became visible
+last: a commit that is repeated after a reader moved the object away neither restores nor loses it.
+"""
+
+import hashlib
+import logging
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, Final, Literal, TypeAlias, get_args
+
+import msgspec
+import pyarrow as pa
+
+from dataflow import limits
+from dataflow.errors import SchemaError, SinkOwnedError, SinkWriteError
+from dataflow.operators.base import OperatorContext
+from dataflow.sinks import parquet, tsv
+from dataflow.sinks.base import OutputOwner, owner_of
+from dataflow.sinks.parquet import Compression
+from dataflow.sinks.part_file import OWNER_FILE
+from dataflow.sinks.s3_upload import Receipt, RowUpload
+from dataflow.sinks.two_phase import TwoPhaseOutput, TwoPhaseSink
+from journal import ArchiveNotFoundError, ArchiveRefusedError, ArchiveUnavailableError
+from journal.archive.bucket import Bucket, S3Url, parse_s3_url
+
+Format: TypeAlias = Literal["parquet", "tsv"]
+_METADATA: Final = "dos-transaction"
+_NEEDS: Final = (
+    "GetObject, PutObject, DeleteObject, AbortMultipartUpload, ListBucket and ListBucketMultipartUploads"
+)
+_OWNED_REMEDY: Final = (
+    "choose another prefix, or move its objects elsewhere; shared=True adds objects to those that exist"
+)
+
+logger = logging.getLogger("dos.dataflow")
+
+
+@dataclass(frozen=True, slots=True)
+class S3Sink(TwoPhaseSink):
+    """Writes Parquet files, or tab-separated text with format="tsv", as objects below an S3 URL. Each object
+    becomes visible when the checkpoint that covers its rows is committed, and never changes afterwards.
+
+        S3Sink("s3://sales/sold", compression="zstd")
+
+    Nothing is kept on the hosts of workers. boto3 determines credentials, region and endpoint as usual
+    (environment, files, instance); endpoint: the URL of a service other than AWS. The prefix belongs to one
+    sink of one region, unless shared=True. compression: of Parquet files.
+
+    Raises BadUrlError for an invalid URL; SchemaError for an unknown format or compression, and for columns
+    that the format cannot store. A run fails with SinkWriteError before any worker starts if the bucket does
+    not exist or denies access, and before any row is read if it cannot be reached.
+    """
+
+    url: str
+    _: KW_ONLY
+    format: Format = "parquet"
+    compression: Compression = "zstd"
+    endpoint: str | None = None
+    shared: bool = False
+
+    def __post_init__(self) -> None:
+        if self.format not in get_args(Format):
+            raise SchemaError(f"format must be one of {', '.join(get_args(Format))}, not {self.format!r}")
+        parquet.check_compression(self.compression)
+        self._place()
+
+    def _place(self) -> S3Url:
+        return parse_s3_url(self.url, self.endpoint)
+
+    def check_input(self, schema: pa.Schema) -> None:
+        (parquet if self.format == "parquet" else tsv).check_columns(schema)
+
+    def check_place(self, owner: OutputOwner) -> None:
+        """Raise SinkOwnedError if another owner has objects there, because they would be read together with
+        these.
+
+        Raises SinkWriteError if the bucket does not exist or denies access, ConnectionError if it cannot be
+        reached from this machine.
+        """
+        place = self._place()
+        with _requests_to(place):
+            try:
+                _check_owner(Bucket(place), owner, shared=self.shared)
+            except ArchiveUnavailableError as error:  # workers retry as for every sink that is not up yet
+                raise ConnectionError(str(error)) from error
+
+    def open_output(self, context: OperatorContext) -> "S3Output":
+        place, owner = self._place(), owner_of(context)
+        with _requests_to(place):
+            bucket = Bucket(place)
+            _own(bucket, owner, shared=self.shared)
+            return S3Output(bucket, self, context.inputs[0], f"{owner.digest:016x}-w{context.worker:04d}")
+
+
+class S3Output(TwoPhaseOutput):
+    """One worker's objects."""
+
+    def __init__(self, bucket: Bucket, spec: S3Sink, schema: pa.Schema, writer: str) -> None:
+        """Check that uploads are permitted. `writer`: the beginning of the names of its transactions.
+
+        Raises as `Bucket`.
+        """
+        self._bucket = bucket
+        self._spec = spec
+        self._schema = schema
+        self._writer = writer
+        self._pool = ThreadPoolExecutor(limits.s3_parts_ahead, thread_name_prefix="dos-s3")
+        self._uploads: dict[str, RowUpload] = {}
+        self._receipts: dict[str, Receipt] = {}
+        self._shown_key = f"_{writer}.shown"
+        self._shown = ""
+        self._shown_version: str | None = None
+        self._read_shown()
+        probe = f"_{writer}.probe"
+        bucket.abort_upload(probe, bucket.create_upload(probe, {}))
+
+    def stage(self, transaction: str, batch: pa.RecordBatch) -> None:
+        with self._requests():
+            if transaction not in self._uploads:
+                self._uploads[transaction] = RowUpload(
+                    self._bucket,
+                    f"part-{transaction}.{self._spec.format}",
+                    {_METADATA: transaction},
+                    self._pool,
+                    self._schema,
+                    self._spec.compression if self._spec.format == "parquet" else None,
+                )
+            self._uploads[transaction].write(batch)
+
+    def prepare(self, transaction: str) -> Any:
+        with self._requests():
+            receipt = self._uploads.pop(transaction).finish()
+        self._receipts[transaction] = receipt
+        return msgspec.to_builtins(receipt)
+
+    def restore(self, transaction: str, receipt: Any) -> None:
+        self._receipts[transaction] = msgspec.convert(receipt, Receipt)
+
+    def commit(self, transaction: str) -> None:
+        with self._requests():
+            if transaction <= self._shown:
+                return
+            receipt = self._receipts[transaction]
+            if not self._bucket.complete_upload(receipt.key, receipt.upload, receipt.etags):
+                self._check_completed(transaction, receipt)
+            # Complete before recording: after a crash in between, the repeated commit finds the object.
+            self._record_shown(transaction)
+        del self._receipts[transaction]
+
+    def _check_completed(self, transaction: str, receipt: Receipt) -> None:
+        """Raise SinkWriteError unless the object is there that the upload makes."""
+        key = receipt.key
+        found = self._bucket.head(key)
+        if found is None:
+            # A worker of an earlier incarnation may have published it, and a reader moved it away.
+            self._read_shown()
+            if transaction <= self._shown:
+                return
+            raise SinkWriteError(
+                f"{self._bucket.url_of(key)}: neither the object nor its upload exists, but the checkpoint"
+                " that covers its rows is committed",
+                remedy="leave uploads of the sink alone, and let no lifecycle rule abort them while the"
+                " region is stopped; if a reader has moved the object away already, write"
+                f" {transaction} into the object {self._shown_key}",
+            )
+        size, metadata = found
+        if size != receipt.bytes or metadata.get(_METADATA) != transaction:
+            raise SinkWriteError(
+                f"{self._bucket.url_of(key)} is another object than the one of {receipt.bytes} bytes that was"
+                f" uploaded: {size} bytes, metadata {metadata}",
+                remedy="remove the object, restore it from a version of the bucket, or let no other program"
+                " write below the prefix of the sink",
+            )
+
+    def _read_shown(self) -> None:
+        """Read which transaction was recorded last as visible, "" if none."""
+        # The version first: if the object changes in between, the next conditional write fails.
+        self._shown_version = self._bucket.version(self._shown_key)
+        self._shown = "" if self._shown_version is None else self._bucket.get(self._shown_key).decode()
+
+    def _record_shown(self, transaction: str) -> None:
+        """Record it unless a later one is recorded: a worker of an earlier incarnation may be late."""
+        data = transaction.encode()
+        digest = hashlib.sha256(data).digest()
+        while transaction > self._shown:
+            over = self._shown_version
+            version = self._bucket.put(self._shown_key, data, len(data), digest, over=over)
+            if version is None:
+                self._read_shown()
+            else:
+                self._shown, self._shown_version = transaction, version
+
+    def staged(self) -> Iterable[str]:
+        with self._requests():
+            return {self._transaction(key) for key, _ in self._bucket.uploads(f"part-{self._writer}-")}
+
+    def abort(self, transaction: str) -> None:
+        if upload := self._uploads.pop(transaction, None):
+            upload.close()
+        with self._requests():
+            for key, upload_id in list(self._bucket.uploads(f"part-{transaction}.")):
+                self._bucket.abort_upload(key, upload_id)
+
+    def published(self, newest: str) -> Iterable[str]:
+        after = f"part-{newest}/" if newest else ""  # sorts after "." and so after the key of `newest`
+        with self._requests():
+            return [self._transaction(key) for key in self._bucket.keys(f"part-{self._writer}-", after)]
+
+    def take_back(self, transaction: str) -> None:
+        with self._requests():
+            for key in list(self._bucket.keys(f"part-{transaction}.")):
+                logger.warning("%s is deleted: the region was reset to a checkpoint before it", key)
+                self._bucket.delete(key)
+
+    def _transaction(self, key: str) -> str:
+        return key.removeprefix("part-").rpartition(".")[0]
+
+    def close(self) -> None:
+        for upload in self._uploads.values():
+            upload.close()
+        self._uploads.clear()
+        self._pool.shutdown(cancel_futures=True)
+
+    @contextmanager
+    def _requests(self) -> Iterator[None]:
+        with _requests_to(self._bucket.url):
+            yield
+
+
+def _check_owner(bucket: Bucket, owner: OutputOwner, *, shared: bool) -> bool:
+    """Return whether the prefix is marked as the owner's. Raises SinkOwnedError."""
+    first = next((key for key in bucket.keys("", most=1_000) if not key.startswith(("_", "."))), None)
+    if shared:
+        return True
+    try:
+        recorded = bucket.get(OWNER_FILE)
+    except ArchiveNotFoundError:
+        if first is not None:
+            raise SinkOwnedError(
+                f"{bucket.url} has {first} but no {OWNER_FILE}: another run or program wrote it",
+                remedy=_OWNED_REMEDY,
+            ) from None
+        return False
+    if recorded != msgspec.json.encode(owner):
+        raise SinkOwnedError(
+            f"{bucket.url} belongs to {recorded.decode(errors='replace')}, not to"
+            f" {msgspec.json.encode(owner).decode()}",
+            remedy=_OWNED_REMEDY,
+        )
+    return True
+
+
+def _own(bucket: Bucket, owner: OutputOwner, *, shared: bool) -> None:
+    """Mark the prefix as the owner's unless it is already. The first of several workers marks it."""
+    if not _check_owner(bucket, owner, shared=shared):
+        text = msgspec.json.encode(owner)
+        bucket.put(OWNER_FILE, text, len(text), hashlib.sha256(text).digest(), over=None)
+        _check_owner(bucket, owner, shared=shared)
+
+
+@contextmanager
+def _requests_to(url: S3Url) -> Iterator[None]:
+    """Translate errors of the bucket into SinkWriteError with a remedy for sinks."""
+    try:
+        yield
+    except ArchiveNotFoundError as error:
+        if "NoSuchUpload" in error.args[0]:
+            raise SinkWriteError(
+                f"an upload was aborted while it was in progress: {error.args[0]}",
+                remedy="let no lifecycle rule abort uploads of the sink; if a later incarnation of the region"
+                " has aborted it, none is needed",
+            ) from error
+        remedy = f"create the bucket {url.bucket!r}, or correct the URL of the sink"
+        raise SinkWriteError(f"no such bucket or object: {error.args[0]}", remedy=remedy) from error
+    except ArchiveRefusedError as error:
+        remedy = (
+            "check the credentials, which every worker and the driver need (AWS_PROFILE, AWS_ACCESS_KEY_ID,"
+            f" instance role), and the bucket's policy: a sink needs {_NEEDS}"
+        )
+        raise SinkWriteError(
+            f"the bucket's service refused a request: {error.args[0]}", remedy=remedy
+        ) from error
+    except ArchiveUnavailableError as error:
+        at = url.endpoint or "AWS_ENDPOINT_URL_S3 or AWS"
+        remedy = f"check the endpoint ({at}) and the network, then run the region again; it resumes"
+        text = f"the bucket's service cannot be reached: {error.args[0]}"
+        raise SinkWriteError(text, remedy=remedy) from error

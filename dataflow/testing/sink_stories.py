@@ -1,0 +1,54 @@
+"""The stories of `sink_check`: what is done to a sink, as sequences of acts."""
+
+import random
+from collections.abc import Mapping
+from typing import Final
+
+_CUT: Final = "prepare sync commit"
+_DONE: Final = f"rows {_CUT} publish"
+STORIES: Final[Mapping[str, str]] = {
+    "nothing goes wrong": f"{_DONE} rows {_DONE}",
+    "a cut without rows": f"{_CUT} publish {_DONE} {_CUT} publish",
+    "a crash before the first cut": "rows crash rows",
+    "a crash in the middle of rows": f"{_DONE} rows crash rows",
+    "a crash between prepare and sync": f"{_DONE} rows prepare crash rows",
+    "a crash between prepare and commit": f"{_DONE} rows prepare sync crash rows",
+    "the number of a cut comes again": f"rows prepare sync crash {_DONE} rows",
+    "a crash between commit and its news": f"rows {_CUT} crash rows",
+    "a crash while the news spread": f"rows {_CUT} publish-one crash rows",
+    "a crash after the commit, before the answer": f"{_DONE} crash rows",
+    "the commit is reported twice": f"{_DONE} publish rows publish",
+    "the next cut is prepared before the news": f"rows {_CUT} rows prepare sync publish commit publish",
+    "two cuts are committed before the news": f"rows {_CUT} rows {_CUT} publish",
+    "two cuts are committed, and no news came": f"rows {_CUT} rows {_CUT} crash rows",
+    "old news come late": f"rows {_CUT} rows prepare publish sync commit crash rows",
+    "a crash while it comes back": f"rows {_CUT} rows half half crash rows crash rows",
+    "one that is left over goes on": f"rows {_CUT} rows prepare kill rows zombies prepare sync zombies",
+    "one that is left over shows late": f"rows {_CUT} kill rows zombies {_DONE}",
+    "one that is left over begins late": f"{_DONE} crash rows stale prepare sync stale commit",
+}
+"""What is done to a sink, as acts. Each ends with rows, a checkpoint and its publication."""
+ZOMBIES: Final = ("kill", "zombies", "stale")
+"""Acts of workers of superseded incarnations."""
+
+_acts_max: Final = 40
+
+
+def random_acts(rng: random.Random) -> list[str]:
+    """Return a story that `rng` makes up."""
+    often = (
+        "rows",
+        "rows",
+        "prepare",
+        "sync",
+        "commit",
+        "publish",
+        "publish-one",
+        "crash",
+        "half",
+        *ZOMBIES,
+    )
+    return [rng.choice(often) for _ in range(rng.randrange(10, _acts_max))]
+
+
+__all__ = ["STORIES", "ZOMBIES", "random_acts"]
