@@ -35,7 +35,10 @@ RUN_BY: dict[str, dict[str, tuple[str, ...]]] = {
         "tests/dataflow/test_sinks_on_another_host.py": ("s3",),
     },
     "docs/spark.md": {
-        ON_SPARK: ("write",),
+        ON_SPARK: (
+            "supervised",
+            "write",
+        ),
         "tests/spark_integration/test_source_on_spark.py": ("five_minutes", "columns", "stream"),
         "tests/spark_integration/test_inside_on_spark.py": ("inside",),
     },
