@@ -41,6 +41,7 @@ async def take_over(
     chain: str,
     *,
     at: Position | None = None,
+    proved: Position | None = None,
     generation: int,
     wait_s: float = answers_wait_s,
     scratch: Scratch | None = None,
@@ -63,13 +64,13 @@ async def take_over(
     May be called again after a failure or a cancellation.
     """
     try:
-        return await _take_over_once(claim, chain, at, generation, scratch)
+        return await _take_over_once(claim, chain, at, proved, generation, scratch)
     except (NotEnoughAnswersError, QuorumUnavailableError):
         if wait_s <= 0:
             raise
     # An answer that arrives late may be the one that was missing: the second try uses all of them.
     await claim.wait_all(wait_s)
-    return await _take_over_once(claim, chain, at, generation, scratch)
+    return await _take_over_once(claim, chain, at, proved, generation, scratch)
 
 
 async def inspect_chain(
@@ -140,10 +141,15 @@ async def _walk(walk: ReadWalk | ReadWalkAt, store: StorePort, directory: str) -
 
 
 async def _take_over_once(
-    claim: ClaimPort, chain: str, at: Position | None, generation: int, scratch: Scratch | None
+    claim: ClaimPort,
+    chain: str,
+    at: Position | None,
+    proved: Position | None,
+    generation: int,
+    scratch: Scratch | None,
 ) -> ChainState:
     try:
-        return await _walk_down(claim, chain, at, generation, scratch)
+        return await _walk_down(claim, chain, at, proved, generation, scratch)
     except (CorruptError, PoisonedError) as error:
         raise QuorumUnavailableError(
             "a member's copy, sound when it took the claim, is damaged; take over again, with a new claim",
@@ -152,9 +158,14 @@ async def _take_over_once(
 
 
 async def _walk_down(
-    claim: ClaimPort, chain: str, at: Position | None, generation: int, scratch: Scratch | None
+    claim: ClaimPort,
+    chain: str,
+    at: Position | None,
+    proved: Position | None,
+    generation: int,
+    scratch: Scratch | None,
 ) -> ChainState:
-    walk = TakeOver(chain, claim.store.record, claim.answers, generation=generation, at=at)
+    walk = TakeOver(chain, claim.store.record, claim.answers, generation=generation, at=at, proved=proved)
     source = ChainSource(claim)
     waiting: deque[Effect] = deque(walk.begin())
     while True:
