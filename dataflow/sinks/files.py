@@ -19,6 +19,7 @@ left over from an earlier incarnation may acquire the lock long after a later on
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,7 @@ class FileSink(SinkSpec):
         files.
         """
         directory = Path(self.directory)
-        check_owner(directory, msgspec.json.encode(owner), part_files(directory))
+        check_owner(directory, msgspec.json.encode(owner), partial(part_files, directory))
 
     def delivers(self, wanted: Delivery | None) -> Delivery:
         """Return what is wanted. Raises DeliveryError for exactly-once if resets do not truncate."""

@@ -4,14 +4,17 @@ checkpoint.
 This file handles files and their names. `two_phase.py` decides when a file is written, made visible or
 removed.
 
-A file is written as `_NAME.parquet`, which data lake readers ignore, and renamed to `part-NAME.parquet`.
-Readers therefore see only complete files, each exactly once. `_OWNER-wNNNN.shown` stores which file became
-visible last: a commit that is repeated after files were moved away or merged neither restores nor loses any.
+A file is written as `_OWNER-wNNNN.staging/NAME.parquet`, which data lake readers ignore, and renamed to
+`part-NAME.parquet`. Readers therefore see only complete files, each exactly once. `_OWNER-wNNNN.shown` stores
+which file became visible last: a commit that is repeated after files were moved away or merged neither
+restores nor loses any. A reset lists only the directory of staged files, because the number of published
+files grows without limit. Earlier versions staged files as `_NAME.parquet` beside the published ones.
 """
 
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -83,9 +86,8 @@ class ParquetSink(TwoPhaseSink):
         owner = owner_of(context)
         self.check_place(owner)
         marked_as = None if self.shared else owner
-        return ParquetOutput(
-            Path(self.directory), context.inputs[0], self.compression, marked_as, context.worker
-        )
+        writer = f"{owner.digest:016x}-w{context.worker:04d}"
+        return ParquetOutput(Path(self.directory), context.inputs[0], self.compression, marked_as, writer)
 
     def check_place(self, owner: OutputOwner) -> None:
         """Raise SinkOwnedError if another owner has files there, because they would be read together with
@@ -93,7 +95,8 @@ class ParquetSink(TwoPhaseSink):
         """
         if not self.shared:
             directory = Path(self.directory)
-            check_owner(directory, msgspec.json.encode(owner), _unmarked(directory, owner), _REMEDY)
+            unmarked = partial(_unmarked, directory, owner)
+            check_owner(directory, msgspec.json.encode(owner), unmarked, _REMEDY)
 
 
 _REMEDY = "choose another directory, or move its files elsewhere; shared=True adds rows to those that exist"
@@ -114,14 +117,15 @@ class ParquetOutput(TwoPhaseOutput):
     """Writes one worker's files. Rows are held in memory until they form a row group."""
 
     def __init__(
-        self, directory: Path, schema: pa.Schema, compression: str, owner: OutputOwner | None, worker: int
+        self, directory: Path, schema: pa.Schema, compression: str, owner: OutputOwner | None, writer: str
     ) -> None:
         """`owner`: recorded as the owner of the directory before the first rows are written; None: no
-        owner.
+        owner. `writer`: the beginning of the names of this worker's transactions.
         """
         self._directory = directory
         self._owner = owner
-        self._worker = worker
+        self._writer = writer
+        self._staging = directory / f"_{writer}.staging"
         self._schema = schema
         self._compression = compression
         self._writers: dict[str, pq.ParquetWriter] = {}
@@ -130,6 +134,10 @@ class ParquetOutput(TwoPhaseOutput):
         directory.mkdir(parents=True, exist_ok=True)
 
     def _staged_path(self, transaction: str) -> Path:
+        return self._staging / f"{transaction}.parquet"
+
+    def _older_path(self, transaction: str) -> Path:
+        """Where earlier versions staged a transaction."""
         return self._directory / f"_{transaction}.parquet"
 
     def _published_path(self, transaction: str) -> Path:
@@ -141,9 +149,10 @@ class ParquetOutput(TwoPhaseOutput):
     def stage(self, transaction: str, batch: pa.RecordBatch) -> None:
         if self._owner is not None:
             owner, self._owner = self._owner, None
-            others = _unmarked(self._directory, owner)
-            text = msgspec.json.encode(owner)
-            own_directory(self._directory, text, others, f"owner-w{self._worker:04d}", _REMEDY)
+            others = partial(_unmarked, self._directory, owner)
+            own_directory(
+                self._directory, msgspec.json.encode(owner), others, f"owner-{self._writer}", _REMEDY
+            )
         self._waiting.setdefault(transaction, []).append(batch)
         self._waiting_bytes += batch.nbytes
         if self._waiting_bytes >= limits.parquet_group_bytes:
@@ -153,6 +162,9 @@ class ParquetOutput(TwoPhaseOutput):
         batches = self._waiting.pop(transaction, [])
         self._waiting_bytes -= sum(batch.nbytes for batch in batches)
         if transaction not in self._writers:
+            if not self._staging.exists():
+                self._staging.mkdir(exist_ok=True)
+                sync_directory(self._directory)
             path = self._staged_path(transaction)
             writer = pq.ParquetWriter(path, self._schema, compression=self._compression)
             self._writers[transaction] = writer
@@ -164,25 +176,37 @@ class ParquetOutput(TwoPhaseOutput):
         self._writers.pop(transaction).close()
         with self._staged_path(transaction).open("rb") as file:
             os.fsync(file.fileno())
-        sync_directory(self._directory)
+        sync_directory(self._staging)
 
     def commit(self, transaction: str) -> None:
         last = self._last_path(transaction)
         if last.exists() and transaction <= last.read_text():
             return
         # Rename before recording: after a crash in between, the repeated commit finds the visible file.
-        try:
-            self._staged_path(transaction).rename(self._published_path(transaction))
-        except FileNotFoundError:
-            if not self._published_path(transaction).exists():
-                raise SinkWriteError(
-                    f"{str(self._staged_path(transaction))!r} does not exist, but the checkpoint that covers"
-                    " its rows is committed",
-                    remedy="restore the file; leave its files alone whose names begin with '_'",
-                ) from None
+        if not self._publish(self._staged_path(transaction), transaction) and not self._publish(
+            self._older_path(transaction), transaction
+        ):
+            raise SinkWriteError(
+                f"{str(self._staged_path(transaction))!r} does not exist, but the checkpoint that covers"
+                " its rows is committed",
+                remedy="restore the file; leave its files alone whose names begin with '_'",
+            )
         replace_durably(last, transaction.encode())  # also syncs the directory, and with it the rename
 
+    def _publish(self, staged: Path, transaction: str) -> bool:
+        """Rename a staged file unless that is done. Return whether the published file exists."""
+        try:
+            staged.rename(self._published_path(transaction))
+        except FileNotFoundError:
+            return self._published_path(transaction).exists()
+        return True
+
     def staged(self) -> Iterable[str]:
+        """Return the names of this worker's staged transactions. Until it has a directory of staged files,
+        an earlier version may have staged some beside the published ones.
+        """
+        if self._staging.exists():
+            return [path.stem for path in self._staging.glob("*.parquet")]
         return [path.stem[1:] for path in self._directory.glob("_*.parquet")]
 
     def abort(self, transaction: str) -> None:
@@ -190,6 +214,7 @@ class ParquetOutput(TwoPhaseOutput):
         if writer := self._writers.pop(transaction, None):
             writer.close()
         self._staged_path(transaction).unlink(missing_ok=True)
+        self._older_path(transaction).unlink(missing_ok=True)
 
     def close(self) -> None:
         for writer in self._writers.values():
