@@ -80,6 +80,7 @@ async def inspect_chain(
     *,
     measured: bool = True,
     proved: Position | None = None,
+    floor: int = 0,
 ) -> ChainState:
     """Return the committed part of a chain, and nothing else (R10). Takes no claim.
 
@@ -89,6 +90,8 @@ async def inspect_chain(
     proved: a position that a committed checkpoint names. It is committed regardless of the claims, so the
         result reaches at least to it, even while an incomplete take-over prevents the members from proving it
         (decision 0204). Without it, `unproved` counts the bytes left out for that reason.
+    floor: the logical offset whose segment is the lowest one returned; the time does not depend on what
+        precedes it.
 
     The returned `end` is None if nothing is committed or the chain never existed; `seen` distinguishes the
     two. Raises LostBytesError, ChainError, CorruptRecordError, UnknownRecordError, StaleGenerationError, and
@@ -96,11 +99,11 @@ async def inspect_chain(
     """
     view = await store.inspect(directory)
     claims = {member: epoch for member, (epoch, _) in view.epochs.items()}
-    walk = ReadWalk(chain, store.record, view.answers, claims, view.filled, measured=measured)
+    walk = ReadWalk(chain, store.record, view.answers, claims, view.filled, measured=measured, floor=floor)
     state = await _walk(walk, store, directory)
     if proved is None or state.holds(proved):
         return state
-    return await _walk(ReadWalkAt(chain, store.record, view.answers, proved, 0), store, directory)
+    return await _walk(ReadWalkAt(chain, store.record, view.answers, proved, floor), store, directory)
 
 
 async def inspect_committed(store: StorePort, directory: str, chain: str) -> ChainState:

@@ -1,4 +1,6 @@
-"""A take-over that is told a position which a checkpoint names visits no segment below it."""
+"""Chains with many segments: a take-over that knows a position of a checkpoint, and a reader that knows its
+offset, visit no segment below it.
+"""
 
 from typing import Any
 
@@ -6,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from journal import ChainState, ChainWriter, Position, take_over
+from journal import ChainFollower, ChainState, ChainWriter, Op, Position, take_over
 from tests.journal.memory_store import DIRECTORY, MemoryStore
 from tests.journal.takeovers import note, texts_of
 
@@ -90,3 +92,29 @@ async def test_the_rest_of_the_chain_is_the_same_for_any_proved_position(
     assert found.segments[0].holds(proved)
     assert not any(span.holds(proved) for span in found.segments[1:])
     assert await texts_of(claim, found) == (await texts_of(claim, state))[-len(found.segments) :]
+
+
+async def reads_of_follower(monkeypatch: pytest.MonkeyPatch, segments: int, begin: int) -> int:
+    """Follow a chain from the note `begin`, numbered from its end; return the number of reads."""
+    store, reads = MemoryStore(), 0
+    ends = await grow(store, 1, None, segments)
+    read = store.read
+
+    async def counted(*arguments: Any, **named: Any) -> bytes:
+        nonlocal reads
+        reads += 1
+        return await read(*arguments, **named)
+
+    monkeypatch.setattr(store, "read", counted)
+    follower = ChainFollower(store, DIRECTORY, "J", at=ends[begin].size)
+    notes = [record.strings[0].decode() async for _, record in follower.poll() if record.op is Op.OUTPUT]
+    assert notes == [f"1.{number}" for number in range(segments + begin + 1, segments)]
+    return reads
+
+
+@pytest.mark.parametrize("begin", [-1, -3])
+async def test_a_reader_that_continues_reads_nothing_before_its_offset(
+    monkeypatch: pytest.MonkeyPatch, begin: int
+) -> None:
+    young = await reads_of_follower(monkeypatch, 4, begin)
+    assert await reads_of_follower(monkeypatch, 200, begin) == young
