@@ -60,7 +60,7 @@ class OutputLog(ChainStore):
         back = publish is Publish.CUT
         chain_name = output_chain(sink)
         ordered = (ORIGIN if at is None else at) if back else None
-        # A log has no snapshots, so without `proved` the walk would visit every segment since the region began.
+        # A log has no snapshots: without `proved` the walk would visit every segment since the region began.
         taken = await TakenChain.take(
             claim, chain_name, at=ordered, proved=at, generation=generation, scratch=scratch
         )
