@@ -29,7 +29,7 @@ from dos_protocol.digests import PrefixDigest
 _read_bytes: Final = 1024 * 1024
 
 
-class FilePart(msgspec.Struct, frozen=True):
+class OutputFileEntry(msgspec.Struct, frozen=True):
     """The entry of a sink that writes a file, in one worker's part of a checkpoint."""
 
     file: str
@@ -37,18 +37,18 @@ class FilePart(msgspec.Struct, frozen=True):
     digest: int
 
 
-def parts_of(cut: Cut, sink: str) -> dict[int, FilePart]:
+def parts_of(cut: Cut, sink: str) -> dict[int, OutputFileEntry]:
     """Return worker -> the file of a sink in a checkpoint; none for a sink that writes no such files."""
     found = {}
     for worker, part in sorted(cut.workers.items()):
         try:
-            found[worker] = msgspec.convert(part.sinks.get(sink), FilePart)
+            found[worker] = msgspec.convert(part.sinks.get(sink), OutputFileEntry)
         except msgspec.ValidationError:
             continue
     return found
 
 
-def verify_part(path: Path, part: FilePart, *, quiet: bool = True) -> str:
+def verify_part(path: Path, part: OutputFileEntry, *, quiet: bool = True) -> str:
     """Read a file up to the size in a checkpoint. Return what is wrong with it, empty if nothing is."""
     digest = PrefixDigest()
     try:
