@@ -162,7 +162,8 @@ class FileWriter(SinkWriter):
     def prepare(self, cut: int) -> Any:
         del cut
         digest = self._digest
-        return msgspec.to_builtins(_Prepared(self._part.name, digest.size, digest.value, digest.resume))
+        prepared = _Prepared(self._part.name, digest.size, digest.value, digest.resume)
+        return msgspec.json.decode(msgspec.json.encode(prepared))  # lists, as it returns from the manifest
 
     # --- Reset ----------------------------------------------------------------------------------------
 

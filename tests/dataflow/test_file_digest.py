@@ -200,6 +200,7 @@ def test_the_next_checkpoint_after_a_reset_can_be_resumed_as_well(tmp_path: Path
         prepared = again.prepare(number)
         again.close()
     assert prepared["digest"] == prefix_digest(content), "the digest is that of the whole file"
+    assert prepared == msgspec.json.decode(msgspec.json.encode(prepared)), "as it returns from the manifest"
     part.reset(prepared, verify="whole")
     assert reads.take() == len(content)
 
