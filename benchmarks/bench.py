@@ -1,12 +1,13 @@
 """`./run bench`: measure everything, and write docs/benchmarks.md with a description of the machine.
 
-    bench.py [server] [store] [replay] [journal] [wordcount] [memory] [checkpoint] [--pairs N] [--quick]
-             [--long]
+    bench.py [server] [store] [replay] [journal] [wordcount] [memory] [checkpoint] [recovery] [--pairs N]
+             [--quick] [--long]
     bench.py dataflow --help
     bench.py spark --help
 
 Without names, everything is measured and the file is written. With names, the figures are only printed.
-`checkpoint` and `journal` are exceptions: each has a section of the file, which is written in any case.
+`checkpoint`, `recovery` and `journal` are exceptions: each has a section of the file, which is written in any
+case.
 
 Systems that are compared run alternately (A B A B), and medians are reported. Such figures vary by tens of
 percent on a shared machine, so the ratio is more reliable than the figure.
@@ -42,6 +43,9 @@ from dataflow_bench import main as measure_dataflow  # noqa: E402
 from journal_page import PLACE as JOURNAL  # noqa: E402
 from journal_page import section_of as journal_section  # noqa: E402
 from journal_rows import measure_journal, rounds_of  # noqa: E402
+from recovery_page import PLACE as RECOVERY  # noqa: E402
+from recovery_page import section_of as recovery_section  # noqa: E402
+from recovery_rows import measure_recovery  # noqa: E402
 from rows import Effort, Row, run_json, say  # noqa: E402
 from server_rows import measure_server  # noqa: E402
 from spark_bench import main as measure_spark  # noqa: E402
@@ -185,12 +189,18 @@ MEASURES: dict[str, Callable[[Effort], list[Row]]] = {
     "wordcount": measure_wordcount,
     "memory": measure_memory,
     "checkpoint": measure_checkpoint,
+    "recovery": measure_recovery,
 }
 
 
 def write_checkpoint(rows: list[Row], _effort: Effort) -> None:
     """Write the section on checkpoints only."""
     CHECKPOINT.write(section_of(rows, date=time.strftime("%Y-%m-%d"), load=os.getloadavg()[1]))
+
+
+def write_recovery(rows: list[Row], effort: Effort) -> None:
+    """Write the section on predicted recoveries only."""
+    RECOVERY.write(recovery_section(rows, effort.recoveries))
 
 
 def write_journal(rows: list[Row], effort: Effort) -> None:
@@ -200,6 +210,7 @@ def write_journal(rows: list[Row], effort: Effort) -> None:
 
 SECTIONS: dict[str, Callable[[list[Row], Effort], None]] = {
     "checkpoint": write_checkpoint,
+    "recovery": write_recovery,
     "journal": write_journal,
 }
 """Measure -> the function that writes its section. Measures that are not here are rows of the first table."""

@@ -12,6 +12,7 @@ from checkpoint_page import PLACE as CHECKPOINT
 from dataflow_page import PLACE as DATAFLOW
 from journal_page import PLACE as JOURNAL
 from page_section import PAGE as FILE
+from recovery_page import PLACE as RECOVERY
 from rows import Effort, Row
 from spark_page import PLACE as SPARK
 
@@ -32,6 +33,8 @@ Everything ran on it: clients, servers and Spark.
 {rows}
 
 {section}
+
+{recovery}
 
 {journal}
 
@@ -94,6 +97,11 @@ Everything ran on it: clients, servers and Spark.
   - *Latency*: from before a batch is sent until the reader has the output of its step, or until the
     checkpoint is committed. For Spark, until `foreachBatch` has the result, after forty small batches as a
     warm-up.
+- **Predicted recoveries** (`./run bench recovery`; without figures if its section has no date): a region of
+  two workers over three servers counts keys, copies lines to files until they have the stated size, and
+  writes 1,000 generated rows per second. A worker is killed while a standby process is ready. *Measured* is
+  the time from the detection of the loss until the generated rows are written again as far as before the
+  kill. *Predicted* is what `status.recovery` said just before the kill, with its parts.
 - **Dataflow library** (`./run bench dataflow`, with no other benchmark running; without figures if its
   section has no date): every system reads the same text files of lines `key,number` with uniformly drawn
   keys. Each has two workers or slots, takes a checkpoint every second (Spark: one per micro-batch), and
@@ -136,6 +144,7 @@ def write_page(rows: list[Row], effort: Effort) -> None:
     before = FILE.read_text()
     page = PAGE.format(
         section=CHECKPOINT.found_in(before),
+        recovery=RECOVERY.found_in(before),
         journal=JOURNAL.found_in(before),
         dataflow=DATAFLOW.found_in(before),
         spark=SPARK.found_in(before),

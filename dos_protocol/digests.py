@@ -9,7 +9,7 @@ distinguishes two histories of the same length: an append that names it cannot b
 writer's bytes.
 """
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import xxhash
 
@@ -24,6 +24,13 @@ def digest64(data: Buffer, seed: int = 0) -> int:
     """Return the xxh3-64 of the data as an unsigned number."""
     value: int = _one_shot(data, seed)
     return value
+
+
+class ResumePoint(NamedTuple):
+    """The prefix digest at `size`, a multiple of 64 KiB: `PrefixDigest(*point)` continues from there."""
+
+    size: int
+    digest: int
 
 
 class PrefixDigest:

@@ -41,6 +41,7 @@ async def take_over(
     chain: str,
     *,
     at: Position | None = None,
+    proved: Position | None = None,
     generation: int,
     wait_s: float = answers_wait_s,
     scratch: Scratch | None = None,
@@ -63,13 +64,13 @@ async def take_over(
     May be called again after a failure or a cancellation.
     """
     try:
-        return await _take_over_once(claim, chain, at, generation, scratch)
+        return await _take_over_once(claim, chain, at, proved, generation, scratch)
     except (NotEnoughAnswersError, QuorumUnavailableError):
         if wait_s <= 0:
             raise
     # An answer that arrives late may be the one that was missing: the second try uses all of them.
     await claim.wait_all(wait_s)
-    return await _take_over_once(claim, chain, at, generation, scratch)
+    return await _take_over_once(claim, chain, at, proved, generation, scratch)
 
 
 async def inspect_chain(
@@ -79,6 +80,7 @@ async def inspect_chain(
     *,
     measured: bool = True,
     proved: Position | None = None,
+    floor: int = 0,
 ) -> ChainState:
     """Return the committed part of a chain, and nothing else (R10). Takes no claim.
 
@@ -88,28 +90,30 @@ async def inspect_chain(
     proved: a position that a committed checkpoint names. It is committed regardless of the claims, so the
         result reaches at least to it, even while an incomplete take-over prevents the members from proving it
         (decision 0204). Without it, `unproved` counts the bytes left out for that reason.
+    floor: the logical offset whose segment is the lowest one returned; the time does not depend on what
+        precedes it.
 
     The returned `end` is None if nothing is committed or the chain never existed; `seen` distinguishes the
     two. Raises LostBytesError, ChainError, CorruptRecordError, UnknownRecordError, StaleGenerationError, and
     the errors of the store if too few members answer.
     """
-    state, view = await _inspect_once(store, directory, chain, measured=measured)
+    state, view = await _inspect_once(store, directory, chain, measured=measured, floor=floor)
     for _ in range(late_answer_tries):
         if proved is not None or not state.unproved or len(view.answers) == len(store.record.voters):
             break
-        state, view = await _inspect_once(store, directory, chain, measured=measured)
+        state, view = await _inspect_once(store, directory, chain, measured=measured, floor=floor)
     if proved is None or state.holds(proved):
         return state
-    return await _walk(ReadWalkAt(chain, store.record, view.answers, proved, 0), store, directory)
+    return await _walk(ReadWalkAt(chain, store.record, view.answers, proved, floor), store, directory)
 
 
 async def _inspect_once(
-    store: StorePort, directory: str, chain: str, *, measured: bool
+    store: StorePort, directory: str, chain: str, *, measured: bool, floor: int
 ) -> tuple[ChainState, DirectoryViewPort]:
     """Return the committed part of a chain as the members that answer now can prove it."""
     view = await store.inspect(directory)
     claims = {member: epoch for member, (epoch, _) in view.epochs.items()}
-    walk = ReadWalk(chain, store.record, view.answers, claims, view.filled, measured=measured)
+    walk = ReadWalk(chain, store.record, view.answers, claims, view.filled, measured=measured, floor=floor)
     return await _walk(walk, store, directory), view
 
 
@@ -151,10 +155,15 @@ async def _walk(walk: ReadWalk | ReadWalkAt, store: StorePort, directory: str) -
 
 
 async def _take_over_once(
-    claim: ClaimPort, chain: str, at: Position | None, generation: int, scratch: Scratch | None
+    claim: ClaimPort,
+    chain: str,
+    at: Position | None,
+    proved: Position | None,
+    generation: int,
+    scratch: Scratch | None,
 ) -> ChainState:
     try:
-        return await _walk_down(claim, chain, at, generation, scratch)
+        return await _walk_down(claim, chain, at, proved, generation, scratch)
     except (CorruptError, PoisonedError) as error:
         raise QuorumUnavailableError(
             "a member's copy, sound when it took the claim, is damaged; take over again, with a new claim",
@@ -163,9 +172,14 @@ async def _take_over_once(
 
 
 async def _walk_down(
-    claim: ClaimPort, chain: str, at: Position | None, generation: int, scratch: Scratch | None
+    claim: ClaimPort,
+    chain: str,
+    at: Position | None,
+    proved: Position | None,
+    generation: int,
+    scratch: Scratch | None,
 ) -> ChainState:
-    walk = TakeOver(chain, claim.store.record, claim.answers, generation=generation, at=at)
+    walk = TakeOver(chain, claim.store.record, claim.answers, generation=generation, at=at, proved=proved)
     source = ChainSource(claim)
     waiting: deque[Effect] = deque(walk.begin())
     while True:

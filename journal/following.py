@@ -1,10 +1,10 @@
 """Follow a chain: read its committed records as they are committed, each once. Takes no claim.
 
 This module tracks the reader's offset and chooses what to read next. `core/read_walk.py` decides what is
-committed. If there is an unknown segment, the follower walks the whole chain. Otherwise it applies the same
-rule (R10) to the newest segment alone: polling a chain that only grew costs one request per member, and no
-byte is read twice. The bytes that a quorum holds may end within a record; the decoder keeps the partial
-record until the rest arrives.
+committed. If there is an unknown segment, the follower walks the chain down to its offset. Otherwise it
+applies the same rule (R10) to the newest segment alone: polling a chain that only grew costs one request per
+member, and no byte is read twice. The bytes that a quorum holds may end within a record; the decoder keeps
+the partial record until the rest arrives.
 
 The offset is a size without an epoch, so it must lie on one line of history. This holds in a chain that is
 never rolled back (inputs; outputs by step), and below a position in a committed checkpoint: `poll(upto)`
@@ -100,7 +100,7 @@ class ChainFollower:
                 claims = {member: epoch for member, (epoch, _) in view.epochs.items()}
                 held = held_by_quorum(Quorums(self._store.record), seen[0], claims, view.filled)
                 return [SegmentSpan(str(self._head), self._head.base, held, 0)] if held else []
-        state = await inspect_chain(self._store, self._directory, self._chain, measured=False)
+        state = await inspect_chain(self._store, self._directory, self._chain, measured=False, floor=self.at)
         end = 0 if state.end is None else state.end.size
         self._check_begin(state)
         if state.segments and end >= self.at:

@@ -38,11 +38,12 @@ class TakenChain(NamedTuple):
         chain: str,
         *,
         at: Position | None = None,
+        proved: Position | None = None,
         generation: int,
         scratch: Scratch | None = None,
     ) -> "TakenChain":
         """Take a chain over, as `journal.take_over` does, and raise what that raises."""
-        state = await take_over(claim, chain, at=at, generation=generation, scratch=scratch)
+        state = await take_over(claim, chain, at=at, proved=proved, generation=generation, scratch=scratch)
         return cls(claim, state, generation, scratch)
 
     def after(self, at: Position | None) -> Self:

@@ -60,7 +60,10 @@ class OutputLog(ChainStore):
         back = publish is Publish.CUT
         chain_name = output_chain(sink)
         ordered = (ORIGIN if at is None else at) if back else None
-        taken = await TakenChain.take(claim, chain_name, at=ordered, generation=generation, scratch=scratch)
+        # A log has no snapshots: without `proved` the walk would visit every segment since the region began.
+        taken = await TakenChain.take(
+            claim, chain_name, at=ordered, proved=at, generation=generation, scratch=scratch
+        )
         line = OutputSequence(sink, after_step)
         restored = taken.after(taken.state.end if back else at)
         async with aclosing(restored.records()) as records:

@@ -10,6 +10,7 @@ import typer
 
 from checkpoint.chains.manifest_reading import read_manifest
 from checkpoint.cli.arguments import RegionName, checkpoint_of, complete_checkpoint, in_store
+from checkpoint.cli.verify_output import verify
 from checkpoint.core.checkpoint_views import cut_diff, cut_full, cut_row
 from checkpoint.core.manifest import Cut
 from dos_client import Store
@@ -30,7 +31,7 @@ from dos_protocol.errors import DosError
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Show and compare the committed checkpoints of a region.\n\n"
+    help="Show, compare and verify the committed checkpoints of a region.\n\n"
     "Example: dos checkpoint ls dos://h1,h2,h3 wordcount",
 )
 CheckpointNumber = Annotated[
@@ -308,4 +309,5 @@ def _signed_bytes(count: int) -> str:
     return count_text(count) if count >= 0 else f"-{count_text(-count)}"
 
 
+app.command()(verify)
 fill_help(app)

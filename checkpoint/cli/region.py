@@ -16,6 +16,7 @@ from checkpoint.cli.arguments import RegionName, Timeout, in_store
 from checkpoint.cli.requests import add_request_commands
 from checkpoint.core.checkpoint_views import cut_row
 from checkpoint.core.dropped import dropped_text
+from checkpoint.core.progress import recovery_text
 from checkpoint.core.request_records import Answer
 from checkpoint.errors import NoAnswerError
 from checkpoint.requests.client import Reply, RequestClient
@@ -151,6 +152,8 @@ def _print_status(answer: Answer) -> None:
     )
     if lost := dropped_text(found.get("rowsDropped", {})):
         print(lost)
+    if recovery := found.get("recovery"):
+        print(recovery_text(recovery))
     workers = found.get("workers", [])
     print_table(
         (

@@ -115,6 +115,7 @@ class Checkpointing:
         worker.counters = message.counters
         if message.incarnation == self._state.incarnation and worker.state is WorkerState.RUNNING:
             worker.step = max(worker.step, message.counters.step)
+            worker.meter.note(message.counters.step, message.counters.busy_s)
             worker.exhausted = message.counters.exhausted
             self.final_cut_if_exhausted(now)
             self.cut_if_overdue(now)

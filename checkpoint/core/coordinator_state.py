@@ -14,6 +14,7 @@ from checkpoint.core.layout import Layout, even_layout
 from checkpoint.core.manifest import Cut
 from checkpoint.core.messages import ToWorker
 from checkpoint.core.placement import Placement
+from checkpoint.core.recovery_estimate import RecoveryHistory
 from checkpoint.core.region import RegionEvent, RegionSpec, ResetReport
 from checkpoint.core.region_states import PHASES, CoordinatorPhase, PhaseEvent, follow
 from checkpoint.core.roster import Roster
@@ -99,6 +100,7 @@ class CoordinatorState:
         self.attempts = 0
         """Reset attempts spent since the last committed checkpoint."""
         self.resets: deque[ResetReport] = deque(maxlen=RESETS_KEPT_MAX)
+        self.history = RecoveryHistory()
 
         self.outcome: End | None = None
         self.reason = ""

@@ -47,7 +47,7 @@ class Gathering:
         state = self._state
         for worker in state.roster:
             if worker.launch_at is not None and worker.launch_at <= now:
-                state.emit(LaunchWorker(worker.index, state.roster.launch(worker, state.round.number)))
+                state.emit(LaunchWorker(worker.index, state.roster.launch(worker, state.round.number, now)))
 
     def on_join(self, link: int, join: Join, now: float) -> Refusal | None:
         """Take the first message of a link. Only the current attempt of a worker is accepted."""
@@ -70,6 +70,7 @@ class Gathering:
             state.emit(CancelWorker(worker.index))
             return self._refuse_join(link, "superseded", text)
         state.roster.joined(worker, link, join, now)
+        state.history.note_launch(now - worker.launched_at)
         state.report(WorkerJoined(worker.index, worker.attempt, join.host, join.pid))
         self.order_if_gathered(now)
         return None

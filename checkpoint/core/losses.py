@@ -10,6 +10,7 @@ from checkpoint.core.coordinator_state import CoordinatorState
 from checkpoint.core.coordinator_vocabulary import CancelWorker, CloseLink, LinkDown, WorkerEnded
 from checkpoint.core.ending import Ending
 from checkpoint.core.messages import Failed, Heartbeat, Refusal
+from checkpoint.core.placement import host_of
 from checkpoint.core.recovery import Recovery
 from checkpoint.core.region import RegionState, WorkerLost
 from checkpoint.core.region_states import CoordinatorPhase, WorkerState
@@ -196,5 +197,8 @@ class Losses:
 
 def _failure_text(worker: Worker, message: Failed) -> str:
     where = f" at {message.position}" if message.position else ""
-    what = f"operator {message.operator!r}" if message.operator else "a check"
-    return f"{what} failed in worker {worker.index}{where}: {message.message}"
+    if message.operator:
+        return f"operator {message.operator!r} failed in worker {worker.index}{where}: {message.message}"
+    # A check of files that only this host may have, so the host is part of the message.
+    host = f" on host {host_of(worker)}" if host_of(worker) else ""
+    return f"a check failed in worker {worker.index}{host}{where}: {message.message}"

@@ -27,6 +27,8 @@ import msgspec
 from checkpoint import limits
 from checkpoint.core.layout import Layout, check_layout
 from checkpoint.errors import ManifestError
+from dos_protocol.digests import ResumePoint
+from dos_protocol.limits import digest_block_bytes
 from journal import Floor, Position
 
 CUT_VERSION: Final = 2
@@ -62,6 +64,10 @@ class SplitPosition(msgspec.Struct, frozen=True):
     position: int
     digest: int = 0
     done: bool = False
+    resume: ResumePoint | msgspec.UnsetType = msgspec.UNSET
+    """For a file: a point below `position` from which its digest can be computed, so that a restore reads
+    only what follows it (decision 0224). Older programs ignore it, and their records have none.
+    """
 
 
 class WorkerCut(msgspec.Struct, frozen=True, kw_only=True):
@@ -272,6 +278,17 @@ def _check_worker(cut: int, worker: int, part: WorkerCut, incarnation: int) -> N
                     f"worker {worker}: invalid position {at.position} of split {split!r} of {source!r}",
                     cut=cut,
                 )
+            if at.resume and not _can_resume(at.resume, at.position):
+                raise ManifestError(
+                    f"worker {worker}: the digest of split {split!r} of {source!r} at {at.position} cannot"
+                    f" be resumed at {at.resume.size}",
+                    cut=cut,
+                )
+
+
+def _can_resume(point: ResumePoint, position: int) -> bool:
+    aligned = point.size % digest_block_bytes == 0
+    return aligned and 0 <= point.size <= position and 0 <= point.digest < 1 << 64
 
 
 def _check_savepoints(cut: Cut) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from checkpoint.core.dropped import merge_counters
+from checkpoint.core.recovery_estimate import RecoveryEstimate
 from checkpoint.core.region import CutCommitted, RegionStatus, ResetReport, WorkerStatus
 
 RECENT_PROGRESS_MAX: Final = 100
@@ -120,6 +121,7 @@ def status_json(status: RegionStatus) -> dict[str, Any]:
         "waitingBytes": status.waiting_bytes,
         "savepoints": dict(status.savepoints),
         "rowsDropped": rows_dropped_json(status),
+        "recovery": recovery_json(status.recovery),
         "workers": [worker_json(worker) for worker in status.workers],
         "resets": [reset_json(reset) for reset in list(status.resets)[-RESETS_LISTED_MAX:]],
     }
@@ -131,6 +133,32 @@ def rows_dropped_json(status: RegionStatus) -> dict[str, dict[str, int]]:
 
 
 RESETS_LISTED_MAX: Final = 10
+
+
+def recovery_json(recovery: RecoveryEstimate | None) -> dict[str, Any] | None:
+    """Return the estimate of a recovery as JSON, None if there is none."""
+    if recovery is None:
+        return None
+    return {
+        "seconds": round(recovery.seconds, 3),
+        "launchSeconds": round(recovery.launch_s, 3),
+        "claimSeconds": round(recovery.claim_s, 3),
+        "stateSeconds": round(recovery.state_s, 3),
+        "stateBytes": recovery.state_bytes,
+        "replaySeconds": round(recovery.replay_s, 3),
+        "replaySteps": recovery.steps,
+        "rounds": recovery.rounds,
+    }
+
+
+def recovery_text(found: Mapping[str, Any]) -> str:
+    """Return one line about an estimate in JSON."""
+    return (
+        f"recovery: about {found['seconds']:.1f} s (launch {found['launchSeconds']:.1f},"
+        f" claim {found['claimSeconds']:.1f}, state {found['stateSeconds']:.1f} for"
+        f" {found['stateBytes'] / 1e6:.0f} MB, replay {found['replaySeconds']:.1f} for"
+        f" {found['replaySteps']} steps)"
+    )
 
 
 def worker_json(worker: WorkerStatus) -> dict[str, Any]:

@@ -109,6 +109,8 @@ class Recovery:
         """Close the round, and report it as a reset unless it was the first."""
         state, ended = self._state, self._state.round
         ended.open, state.reason = False, ""
+        phases_s = self._phases(now)
+        state.history.note_round(phases_s, self._slowest().replayed_bytes)
         if not ended.reason:
             return
         report = ResetReport(
@@ -119,7 +121,7 @@ class Recovery:
             bytes=sum(worker.replayed_bytes for worker in state.roster),
             incarnation=state.incarnation,
             cut=state.last_number,
-            phases_s=self._phases(now),
+            phases_s=phases_s,
         )
         state.resets.append(report)
         state.report(report)
@@ -127,10 +129,14 @@ class Recovery:
     def _phases(self, now: float) -> dict[str, float]:
         """Return the seconds of each phase of the round, in order; their sum is the time of the reset."""
         ended = self._state.round
-        slowest = max(self._state.roster, key=lambda worker: worker.restore_seconds)
+        slowest = self._slowest()
         phases = {"manifest": ended.opened_at - ended.began, "gather": ended.ordered_at - ended.opened_at}
         phases |= slowest.restore_phases_s
         return {**phases, "start": now - ended.ordered_at - sum(slowest.restore_phases_s.values())}
+
+    def _slowest(self) -> Worker:
+        """Return the worker whose restore took longest in the round."""
+        return max(self._state.roster, key=lambda worker: worker.restore_seconds)
 
     def relaunch(self, worker: Worker, now: float) -> None:
         """Schedule the next attempt of a lost worker, and cancel the old one.

@@ -11,6 +11,7 @@ from typing import Literal, Protocol, TypeAlias
 from checkpoint import limits
 from checkpoint.core.fingerprint import fingerprint
 from checkpoint.core.messages import Counters
+from checkpoint.core.recovery_estimate import RecoveryEstimate
 from dos_protocol.names import check_name
 
 
@@ -219,6 +220,8 @@ class RegionStatus:
     """The savepoints of the last checkpoint: name -> the checkpoint that stays restorable."""
     dropped: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Rule ("late", "null") -> operator -> rows that it dropped since the region began."""
+    recovery: RecoveryEstimate | None = None
+    """How long a recovery would take now; None before the workers have started, and at the end."""
 
     @property
     def step(self) -> int:

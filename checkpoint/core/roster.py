@@ -11,6 +11,7 @@ from msgspec import structs
 
 from checkpoint import limits
 from checkpoint.core.messages import Counters, Join, Peer
+from checkpoint.core.recovery_estimate import StepMeter
 from checkpoint.core.region import WorkerStatus
 from checkpoint.core.region_states import LINKED, WORKERS, WorkerEvent, WorkerState, follow
 
@@ -50,6 +51,8 @@ class Worker:
     replayed_bytes: int = 0
     restore_seconds: float = 0.0
     restore_phases_s: dict[str, float] = field(default_factory=dict)
+    launched_at: float = 0.0
+    meter: StepMeter = field(default_factory=StepMeter)
 
     def move(self, event: WorkerEvent) -> None:
         self.state = follow(WORKERS, self.state, event)
@@ -141,10 +144,11 @@ class Roster:
         for worker in self._workers:
             worker.failures = 0
 
-    def launch(self, worker: Worker, round_number: int) -> int:
+    def launch(self, worker: Worker, round_number: int, now: float) -> int:
         """Count a new attempt and return its number."""
         worker.move(WorkerEvent.LAUNCH)
         worker.attempt += 1
+        worker.launched_at = now
         worker.ended, worker.launch_at, worker.launch_round = False, None, round_number
         return worker.attempt
 

@@ -6,6 +6,7 @@ A part of the coordinator. It changes no field of the shared state.
 from collections.abc import Iterator
 
 from checkpoint.core.coordinator_state import CoordinatorState
+from checkpoint.core.recovery_estimate import RecoveryEstimate, estimate
 from checkpoint.core.region import RegionState, RegionStatus, StateChanged
 from checkpoint.core.region_states import LINKED, VISIBLE_STATES, CoordinatorPhase
 from checkpoint.core.roster import Worker
@@ -83,7 +84,16 @@ class StatusReporter:
             waiting_bytes=sum(worker.counters.lag_bytes for worker in self._waiting_workers()),
             savepoints=state.held_savepoints,
             dropped=state.dropped,
+            recovery=self._recovery(),
         )
+
+    def _recovery(self) -> RecoveryEstimate | None:
+        """Return how long a recovery would take now; None if the region is over or was never started."""
+        state = self._state
+        if state.over:
+            return None
+        step = max((worker.step for worker in state.roster), default=0)
+        return estimate(state.history.inputs(state.last_cut, step, (one.meter for one in state.roster)))
 
     def report_change(self) -> None:
         """Report the state and its reason to observers if either differs from the last report."""

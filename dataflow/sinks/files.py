@@ -6,8 +6,9 @@ accesses the file.
 Exactly once by truncation: a checkpoint contains the size of the file and the prefix digest of its content,
 which are durable before the worker votes. A reset truncates the file to that size. What a reader sees up to
 the last committed checkpoint is therefore what a run without failures would have written; what follows may
-disappear and be written again. Bytes that are *missing* below the checkpoint's size, or differ, are an error,
-because this sink cannot write them again.
+disappear and be written again. Bytes that are *missing* below the checkpoint's size are an error, because
+this sink cannot write them again. So are bytes that differ, as far as a reset reads them: the last 64 KiB or
+more before that size, or with `verify="whole"` all of them (`core/file_digest.py`).
 
 In a region with another delivery guarantee, rows after the checkpoint remain, because they were visible.
 
@@ -15,10 +16,10 @@ Each part stores the last incarnation that wrote it, and an earlier incarnation 
 left over from an earlier incarnation may acquire the lock long after a later one has committed more.
 """
 
-import errno
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,13 @@ import pyarrow as pa
 
 from dataflow import limits
 from dataflow.core.delivery import Delivery
+from dataflow.core.file_digest import FileDigest, Verify, check_verify, resumed
 from dataflow.errors import DeliveryError, SinkFencedError, SinkWriteError
 from dataflow.operators.base import OperatorContext
 from dataflow.sinks.base import OutputOwner, SinkSpec, SinkWriter, owner_of
 from dataflow.sinks.part_file import PartFile, PartPort, check_owner, part_files, refuse_url
 from dataflow.sinks.tsv import check_columns, tsv_of
-from dos_protocol.digests import PrefixDigest
+from dos_protocol.digests import ResumePoint
 from dos_protocol.errors import CorruptDataError
 
 
@@ -42,6 +44,8 @@ class _Prepared(msgspec.Struct, frozen=True):
     file: str
     size: int
     digest: int
+    resume: ResumePoint | msgspec.UnsetType = msgspec.UNSET
+    """Where the digest can be resumed. Checkpoints of older versions have none."""
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -53,20 +57,29 @@ class FileSink(SinkSpec):
     local: True confirms that a run on a cluster may use this path: either all hosts share the directory, or
     the files may be lost with their host. truncate_on_reset: False is for tests only: a reset then leaves
     the rows after the checkpoint, so rows appear twice. Regions with another delivery guarantee than
-    exactly-once also leave them.
+    exactly-once also leave them. verify: how much of the files a reset verifies, "tail" (the last 64 KiB
+    before the checkpoint, in the same time for any size) or "whole" (everything).
     """
 
     directory: str
     local: bool
     truncate_on_reset: bool
+    verify: Verify
 
     def __init__(
-        self, directory: "str | os.PathLike[str]", *, local: bool = False, truncate_on_reset: bool = True
+        self,
+        directory: "str | os.PathLike[str]",
+        *,
+        local: bool = False,
+        truncate_on_reset: bool = True,
+        verify: Verify = "tail",
     ) -> None:
         refuse_url("FileSink", directory)
+        check_verify(verify)
         object.__setattr__(self, "directory", os.path.abspath(directory))  # noqa: PTH100 - created on workers
         object.__setattr__(self, "local", local)
         object.__setattr__(self, "truncate_on_reset", truncate_on_reset)
+        object.__setattr__(self, "verify", verify)
 
     def host_path(self) -> str:
         return "" if self.local else self.directory
@@ -79,7 +92,7 @@ class FileSink(SinkSpec):
         files.
         """
         directory = Path(self.directory)
-        check_owner(directory, msgspec.json.encode(owner), part_files(directory))
+        check_owner(directory, msgspec.json.encode(owner), partial(part_files, directory))
 
     def delivers(self, wanted: Delivery | None) -> Delivery:
         """Return what is wanted. Raises DeliveryError for exactly-once if resets do not truncate."""
@@ -92,7 +105,8 @@ class FileSink(SinkSpec):
 
     def open(self, context: OperatorContext) -> "FileWriter":
         part = PartFile(self.directory, part_name(context.worker))
-        return FileWriter(context, part, truncate=self.delivers(context.delivery) == "exactly-once")
+        truncate = self.delivers(context.delivery) == "exactly-once"
+        return FileWriter(context, part, truncate=truncate, verify=self.verify)
 
 
 def part_name(worker: int) -> str:
@@ -105,12 +119,15 @@ class FileWriter(SinkWriter):
     next byte.
     """
 
-    def __init__(self, context: OperatorContext, part: PartPort, *, truncate: bool = True) -> None:
+    def __init__(
+        self, context: OperatorContext, part: PartPort, *, truncate: bool = True, verify: Verify = "tail"
+    ) -> None:
         self._truncate = truncate
+        self._verify = verify
         self._part = part
         self._incarnation = context.incarnation
         self._owner = owner_of(context)
-        self._digest = PrefixDigest()
+        self._digest = FileDigest()
         self._step: list[memoryview] = []
 
     # --- Steps ----------------------------------------------------------------------------------------
@@ -145,7 +162,9 @@ class FileWriter(SinkWriter):
 
     def prepare(self, cut: int) -> Any:
         del cut
-        return msgspec.to_builtins(_Prepared(self._part.name, self._digest.size, self._digest.value))
+        digest = self._digest
+        prepared = _Prepared(self._part.name, digest.size, digest.value, digest.resume)
+        return msgspec.json.decode(msgspec.json.encode(prepared))  # lists, as it returns from the manifest
 
     # --- Reset ----------------------------------------------------------------------------------------
 
@@ -188,14 +207,25 @@ class FileWriter(SinkWriter):
                 part.full_path, size, f"at least {to.size} bytes, as in the checkpoint", f"{size}"
             )
         keep = to.size if self._truncate else self._end_of_rows(to.size, size)
-        self._digest = self._digest_of(to.size)
-        if self._digest.value != to.digest:
-            raise CorruptDataError(
-                part.full_path, to.size, f"content with digest {to.digest:016x}", f"{self._digest.value:016x}"
-            )
-        if keep > to.size:
-            self._digest = self._digest_of(keep)
+        self._digest = self._verified(to)
+        self._digest.read_to(keep, part.read)
         part.cut(keep)
+
+    def _verified(self, to: _Prepared) -> FileDigest:
+        """Return the digest of the part at the size in the checkpoint. Raises CorruptDataError if the bytes
+        that it reads for that differ.
+        """
+        digest = resumed(to.resume, whole=self._verify == "whole")
+        verified_from = digest.size
+        digest.read_to(to.size, self._part.read)
+        if digest.value != to.digest:
+            raise CorruptDataError(
+                self._part.full_path,
+                to.size,
+                f"content with digest {to.digest:016x} up to there, as in the checkpoint",
+                f"{digest.value:016x}; verified from byte {verified_from}",
+            )
+        return digest
 
     def _end_of_rows(self, begin: int, end: int) -> int:
         """Return the end of the last complete row; a worker may have died in the middle of a row."""
@@ -208,15 +238,6 @@ class FileWriter(SinkWriter):
                 end_of_row = at + block.rindex(b"\n") + 1
             at += len(block)
         return end_of_row
-
-    def _digest_of(self, size: int) -> PrefixDigest:
-        digest = PrefixDigest()
-        while digest.size < size:
-            block = self._part.read(digest.size, min(limits.verify_read_bytes, size - digest.size))
-            if not block:
-                raise OSError(errno.EIO, f"it ends at byte {digest.size}, expected {size}")
-            digest.update(block)
-        return digest
 
     def close(self) -> None:
         self._part.close()

@@ -4,15 +4,18 @@ checkpoint.
 This file handles files and their names. `two_phase.py` decides when a file is written, made visible or
 removed.
 
-A file is written as `_NAME.parquet`, which data lake readers ignore, and renamed to `part-NAME.parquet`.
-Readers therefore see only complete files, each exactly once. `_OWNER-wNNNN.shown` stores which file became
-visible last: a commit that is repeated after files were moved away or merged neither restores nor loses any.
+A file is written as `_OWNER-wNNNN.staging/NAME.parquet`, which data lake readers ignore, and renamed to
+`part-NAME.parquet`. Readers therefore see only complete files, each exactly once. `_OWNER-wNNNN.shown` stores
+which file became visible last: a commit that is repeated after files were moved away or merged neither
+restores nor loses any. A reset lists only the directory of staged files, because the number of published
+files grows without limit. Earlier versions staged files as `_NAME.parquet` beside the published ones.
 """
 
 import logging
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from io import RawIOBase
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -95,7 +98,8 @@ class ParquetSink(TwoPhaseSink):
         """
         if not self.shared:
             directory = Path(self.directory)
-            check_owner(directory, msgspec.json.encode(owner), _unmarked(directory, owner), _REMEDY)
+            unmarked = partial(_unmarked, directory, owner)
+            check_owner(directory, msgspec.json.encode(owner), unmarked, _REMEDY)
 
 
 _REMEDY = "choose another directory, or move its files elsewhere; shared=True adds rows to those that exist"
@@ -119,32 +123,41 @@ class ParquetOutput(TwoPhaseOutput):
         self, directory: Path, schema: pa.Schema, compression: str, owner: OutputOwner | None, writer: str
     ) -> None:
         """`owner`: recorded as the owner of the directory before the first rows are written; None: no
-        owner. `writer`: the beginning of the names of its transactions.
+        owner. `writer`: the beginning of the names of this worker's transactions.
         """
         self._directory = directory
         self._owner = owner
         self._writer = writer
+        self._staging = directory / f"_{writer}.staging"
         self._schema = schema
         self._compression = compression
         self._files: dict[str, ParquetRows] = {}
         directory.mkdir(parents=True, exist_ok=True)
 
     def _staged_path(self, transaction: str) -> Path:
+        return self._staging / f"{transaction}.parquet"
+
+    def _older_path(self, transaction: str) -> Path:
+        """Where earlier versions staged a transaction."""
         return self._directory / f"_{transaction}.parquet"
 
     def _published_path(self, transaction: str) -> Path:
         return self._directory / f"part-{transaction}.parquet"
 
-    def _last_path(self, transaction: str) -> Path:
-        return self._directory / f"_{transaction.partition('-i')[0]}.shown"
+    @property
+    def _last_path(self) -> Path:
+        return self._directory / f"_{self._writer}.shown"
 
     def stage(self, transaction: str, batch: pa.RecordBatch) -> None:
         if self._owner is not None:
             owner, self._owner = self._owner, None
-            others = _unmarked(self._directory, owner)
+            others = partial(_unmarked, self._directory, owner)
             text = msgspec.json.encode(owner)
             own_directory(self._directory, text, others, f"owner-{self._writer}", _REMEDY)
         if transaction not in self._files:
+            if not self._staging.exists():
+                self._staging.mkdir(exist_ok=True)
+                sync_directory(self._directory)
             path = self._staged_path(transaction)
             self._files[transaction] = ParquetRows(path, self._schema, self._compression)
         self._files[transaction].write(batch)
@@ -153,33 +166,47 @@ class ParquetOutput(TwoPhaseOutput):
         self._files.pop(transaction).finish()
         with self._staged_path(transaction).open("rb") as file:
             os.fsync(file.fileno())
-        sync_directory(self._directory)
+        sync_directory(self._staging)
 
     def commit(self, transaction: str) -> None:
-        last = self._last_path(transaction)
-        if last.exists() and transaction <= last.read_text():
-            return
-        # Rename before recording: after a crash in between, the repeated commit finds the visible file.
-        try:
-            self._staged_path(transaction).rename(self._published_path(transaction))
-        except FileNotFoundError:
-            if not self._published_path(transaction).exists():
-                raise SinkWriteError(
-                    f"{str(self._staged_path(transaction))!r} does not exist, but the checkpoint that covers"
-                    " its rows is committed",
-                    remedy="restore the file; leave its files alone whose names begin with '_'",
-                ) from None
-        replace_durably(last, transaction.encode())  # also syncs the directory, and with it the rename
+        staged = [self._staged_path(transaction), self._older_path(transaction)]
+        published = self._published_path(transaction)
+        existing = next((path for path in staged if path.exists()), None)
+        if existing is None and not published.exists():
+            if transaction <= self._last():
+                return  # it was published, and readers have moved it
+            raise SinkWriteError(
+                f"{str(staged[0])!r} does not exist, but the checkpoint that covers its rows is committed",
+                remedy="restore the file; leave its files alone whose names begin with '_'",
+            )
+        # Recorded before the rename: then `published` has to list nothing unless something newer is recorded.
+        if self._last() < transaction:
+            replace_durably(self._last_path, transaction.encode())
+        if existing is not None:
+            existing.rename(published)
+        sync_directory(self._directory)
+
+    def _last(self) -> str:
+        """Return the newest transaction that was published or is about to be, "" for none."""
+        return self._last_path.read_text() if self._last_path.exists() else ""
 
     def staged(self) -> Iterable[str]:
+        """Return the names of this worker's staged transactions. Until it has a directory of staged files,
+        an earlier version may have staged some beside the published ones.
+        """
+        if self._staging.exists():
+            return [path.stem for path in self._staging.glob("*.parquet")]
         return [path.stem[1:] for path in self._directory.glob("_*.parquet")]
 
     def abort(self, transaction: str) -> None:
         if file := self._files.pop(transaction, None):
             file.close()
         self._staged_path(transaction).unlink(missing_ok=True)
+        self._older_path(transaction).unlink(missing_ok=True)
 
     def published(self, newest: str) -> Iterable[str]:
+        if newest and self._last() <= newest:
+            return []  # so a reset need not list the published files, of which there are ever more
         visible = self._directory.glob(f"part-{self._writer}-*.parquet")
         return [name for path in visible if (name := path.stem.removeprefix("part-")) > newest]
 

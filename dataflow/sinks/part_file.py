@@ -13,7 +13,8 @@ import fcntl
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -93,7 +94,7 @@ class PartFile:
         if self._fd >= 0:
             return
         self._directory.mkdir(parents=True, exist_ok=True)
-        own_directory(self._directory, owner, part_files(self._directory), self._path.stem)
+        own_directory(self._directory, owner, partial(part_files, self._directory), self._path.stem)
         fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             _lock(fd, self._path)
@@ -175,19 +176,22 @@ def part_files(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.glob("part-w*.tsv"))
 
 
-def check_owner(directory: Path, owner: bytes, unmarked: Sequence[str], remedy: str = "") -> bool:
+def check_owner(
+    directory: Path, owner: bytes, unmarked: Callable[[], Sequence[str]], remedy: str = ""
+) -> bool:
     """Return whether the directory is marked as the owner's.
 
     Raises SinkOwnedError if it is marked as another owner's, or is not marked and holds output (`unmarked`:
-    names of files). Changes nothing.
+    returns names of files; not called for a marked directory, which may hold very many). Changes nothing.
     """
     marker = directory / OWNER_FILE
     try:
         recorded = marker.read_bytes()
     except FileNotFoundError:
-        if unmarked and not marker.exists():
+        files = unmarked()
+        if files and not marker.exists():
             raise SinkOwnedError(
-                f"output directory {str(directory)!r} has {unmarked[0]} but no {OWNER_FILE}: another run or"
+                f"output directory {str(directory)!r} has {files[0]} but no {OWNER_FILE}: another run or"
                 " program wrote it",
                 remedy=remedy,
             ) from None
@@ -202,7 +206,7 @@ def check_owner(directory: Path, owner: bytes, unmarked: Sequence[str], remedy: 
 
 
 def own_directory(
-    directory: Path, owner: bytes, unmarked: Sequence[str], unique: str, remedy: str = ""
+    directory: Path, owner: bytes, unmarked: Callable[[], Sequence[str]], unique: str, remedy: str = ""
 ) -> None:
     """Mark the directory durably as the owner's unless it is already. The first of several workers marks it.
 
@@ -221,7 +225,7 @@ def own_directory(
         pass
     finally:
         mine.unlink()
-    check_owner(directory, owner, (), remedy)
+    check_owner(directory, owner, tuple, remedy)
 
 
 def replace_durably(path: Path, content: bytes) -> None:

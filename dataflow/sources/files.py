@@ -11,11 +11,12 @@ A checkpoint contains:
 
 1. the number of splits done without a gap from the first on, with a digest of their names;
 2. the ranges of splits done after that gap, as ">RANGES", with a digest of their names;
-3. the position of each split in progress, with a digest of what was read.
+3. the position of each split in progress, with a digest of what was read, and where it can be resumed.
 
-On restore, a file that grew is accepted and read to its new end; one that shrank or whose first bytes differ
-is rejected. A split that was read to its end is done: what is appended to the file later is read in the next
-pass.
+On restore, a file that grew is accepted and read to its new end. A file that shrank is rejected, as is one
+that differs in the last 64 KiB or more before the position, or with `verify="whole"` anywhere before it (also
+if it is a gzip file, which has to be decompressed from its beginning in any case). A split that was read to
+its end is done: what is appended to the file later is read in the next pass.
 """
 
 import glob
@@ -29,16 +30,17 @@ import pyarrow as pa
 from checkpoint import SplitPosition
 from dataflow import limits
 from dataflow.core.event_time import SourceTime
+from dataflow.core.file_digest import FileDigest, Verify, check_verify, resumed
 from dataflow.errors import InputChangedError, InputListChangedError, SchemaError
 from dataflow.operators.base import OperatorContext
 from dataflow.sources import base
-from dataflow.sources.file_bytes import FileBytes, open_bytes
+from dataflow.sources.file_bytes import GZIP_SUFFIX, FileBytes, open_bytes
 from dataflow.sources.line_batches import LineChunks, position_text, replay_lines, whole_lines
 from dataflow.sources.paths import Paths, check_errors, paths_of
 from dataflow.sources.ranges import ranges_of_text, text_of_ranges
 from dataflow.sources.round_robin import RoundRobin, begin_bytes
 from dataflow.sources.text import LINE_SCHEMA, Errors
-from dos_protocol.digests import PrefixDigest, digest64
+from dos_protocol.digests import digest64
 
 _tail_bytes_min: Final = 4 * limits.KIB
 """Minimum number of bytes per read, even if less room is left in the batch: avoids very small reads."""
@@ -61,13 +63,15 @@ class FileSource(base.SourceSpec):
     created, in sorted order. Files whose names end with .gz are decompressed, and positions refer to the
     decompressed content. local: True confirms that a run on a cluster may use these paths, because all hosts
     have the same files. errors: how to treat bytes that are not UTF-8, "strict" (stop) or "replace" (by
-    U+FFFD).
+    U+FFFD). verify: how much of a file that is being read a reset verifies, "tail" (the last 64 KiB before
+    the position, in the same time for any size) or "whole" (everything before it).
     """
 
     paths: tuple[str, ...]
     repeat: int
     errors: Errors
     local: bool
+    verify: Verify
 
     def __init__(
         self,
@@ -76,6 +80,7 @@ class FileSource(base.SourceSpec):
         *,
         errors: Errors = "strict",
         local: bool = False,
+        verify: Verify = "tail",
     ) -> None:
         expanded = tuple(path for entry in paths_of(paths) for path in _expanded(entry))
         if not expanded:
@@ -88,10 +93,12 @@ class FileSource(base.SourceSpec):
         if not isinstance(repeat, int) or repeat < 1:
             raise SchemaError(f"repeat must be an integer of 1 or more, not {repeat!r}")
         check_errors(errors)
+        check_verify(verify)
         object.__setattr__(self, "paths", expanded)
         object.__setattr__(self, "repeat", repeat)
         object.__setattr__(self, "errors", errors)
         object.__setattr__(self, "local", local)
+        object.__setattr__(self, "verify", verify)
 
     @property
     def can_trigger(self) -> bool:
@@ -127,7 +134,7 @@ class _OpenSplit:
     index: int
     name: str
     path: str
-    digest: PrefixDigest
+    digest: FileDigest
     begin: int
     """Start of the step's range in the split."""
     bytes: FileBytes | None = None
@@ -215,15 +222,15 @@ class FileReader(base.SourceReader):
         size = self._file(split).size()
         if size is not None and size < at.position:
             raise InputChangedError(split.path, at.position, f"at least {at.position} bytes", f"{size}")
-        while split.digest.size < at.position:
-            want = min(limits.verify_read_bytes, at.position - split.digest.size)
-            split.digest.update(self._pread(split, want, exact=True))
-        if split.digest.value != at.digest:
-            raise InputChangedError(
-                split.path, at.position, f"content with digest {at.digest:016x}", f"{split.digest.value:016x}"
-            )
+        whole = self._spec.verify == "whole" or split.path.endswith(GZIP_SUFFIX)
+        split.digest = digest = resumed(at.resume, whole=whole)
+        verified_from = digest.size
+        digest.read_to(at.position, lambda _, count: self._pread(split, count, exact=True))
+        if digest.value != at.digest:
+            found = f"{digest.value:016x}; verified from byte {verified_from}"
+            raise InputChangedError(split.path, at.position, f"content with digest {at.digest:016x}", found)
         split.begin = at.position
-        self._at[name] = at
+        self._at[name] = SplitPosition(at.position, at.digest, resume=digest.resume)
 
     def positions(self) -> base.Positions:
         positions = {base.DONE_SPLITS: SplitPosition(self._done_count, self._done_names, done=True)}
@@ -320,7 +327,7 @@ class FileReader(base.SourceReader):
     def _begin_next(self) -> _OpenSplit:
         assert self._next is not None
         name, path = self._next
-        split = self._reading[name] = _OpenSplit(self._started_count, name, path, PrefixDigest(), 0)
+        split = self._reading[name] = _OpenSplit(self._started_count, name, path, FileDigest(), 0)
         self._started_count += 1
         self._next = next(self._splits, None)
         return split
@@ -351,7 +358,8 @@ class FileReader(base.SourceReader):
             self._finish(split)
             self._wants_cut = self._cut_after_file
         elif split.digest.size:
-            self._at[split.name] = SplitPosition(split.digest.size, split.digest.value)
+            digest = split.digest
+            self._at[split.name] = SplitPosition(digest.size, digest.value, resume=digest.resume)
 
     @property
     def wants_cut(self) -> bool:

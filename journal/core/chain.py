@@ -41,12 +41,18 @@ class SegmentSpan(msgspec.Struct, frozen=True):
         assert parsed is not None, "spans are made for segments only"
         return Position(parsed.epoch, self.base + self.length, self.digest)
 
+    def holds(self, position: Position) -> bool:
+        """Return whether the position lies in this span: after its first byte, at most at its end."""
+        ends_here = self.base < position.size <= self.base + self.length
+        return ends_here and self.end.epoch == position.epoch
+
 
 class ChainState(msgspec.Struct, frozen=True):
     """A chain as returned by a walk.
 
-    segments: the spans, the oldest first. The first one has no predecessor or begins with a finished
-        snapshot; no later one begins with a finished snapshot.
+    segments: the spans, the oldest first. The first one has no predecessor, begins with a finished snapshot
+        or holds the position at which the walk was to end (`proved` of `take_over`, the floor of a reader);
+        no later one begins with a finished snapshot.
     end: the end of the chain. None if the journal never existed or, for a reader, if nothing is committed;
         ORIGIN if it was rolled back to nothing.
     seen: the number of segments of this chain on the members, including those that are not part of the chain.
@@ -90,11 +96,7 @@ class ChainState(msgspec.Struct, frozen=True):
         return position == ORIGIN or self._span_of(position) is not None
 
     def _span_of(self, position: Position) -> int | None:
-        for index, span in enumerate(self.segments):
-            ends_here = span.base < position.size <= span.base + span.length
-            if ends_here and span.end.epoch == position.epoch:
-                return index
-        return None
+        return next((index for index, span in enumerate(self.segments) if span.holds(position)), None)
 
     def up_to(self, stop: Position) -> "ChainState":
         """Return this chain, shortened to end at `stop`.

@@ -88,6 +88,7 @@ class ReadWalk(ChainWalk):
     filled: the objects of a joining member. They count toward a quorum, but are never read.
     measured: False skips the survey of the head. Its span is then the length that a quorum holds, which may
         end within a record, with digest 0. A chain that is not pipelined is always measured.
+    floor: the logical offset whose segment is the lowest one that the walk returns.
 
     Raises LostBytesError, ChainError, StaleGenerationError.
     """
@@ -101,8 +102,10 @@ class ReadWalk(ChainWalk):
         filled: Answers,
         *,
         measured: bool = True,
+        floor: int = 0,
     ) -> None:
         super().__init__(chain, record, answers, record.generation)
+        self._floor = floor
         self._claims = claims
         self._filled = filled
         self._measured = measured
@@ -154,6 +157,9 @@ class ReadWalk(ChainWalk):
         self._spans = [SegmentSpan(str(head), head.base, committed.bytes, committed.digest)]
         self.phase = WalkPhase.FOLLOWING
         return self._snapshot_known(snapshot_end, self._start)
+
+    def _below(self, start: SegmentStart) -> list[Effect]:
+        return self._bottom() if start.base <= self._floor else super()._below(start)
 
     def _bottom(self) -> list[Effect]:
         return self._found(self._spans[0].end)

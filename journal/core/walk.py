@@ -16,7 +16,8 @@ The phases of a take-over (R4-R7, R13), which requires the claim:
                exist. Otherwise the head is the segment of the highest epoch, then base, that any trusted
                member holds with a whole start
     MEASURING  The end of the chain is the last whole record in the longest copy of the head
-    FOLLOWING  Follow the back pointers down to a finished snapshot, or to the segment without a predecessor
+    FOLLOWING  Follow the back pointers down to a finished snapshot, to the segment of a proved position, or
+               to the segment without a predecessor
     SETTLING   Sync every span on the quorum, the lowest first. No segment may be opened before that (R7)
     DONE
 
@@ -191,6 +192,9 @@ class TakeOver(ChainWalk):
     """The walk of a writer that holds the claim.
 
     answers: the answers to the claim, of trusted members only. at: the ordered end of the chain, if any.
+    proved: a position on this line that a committed checkpoint names. What precedes its segment was settled
+        before that segment was opened (R7, R8), so the walk ends there, however old the chain is (decision
+        0224).
 
     Raises NotEnoughAnswersError, LostBytesError, ChainError, StaleGenerationError, EpochUsedTwiceError. Some
     spans may be settled by then, which is harmless because they are part of the chain. Nothing else was
@@ -205,9 +209,11 @@ class TakeOver(ChainWalk):
         *,
         generation: int,
         at: Position | None = None,
+        proved: Position | None = None,
     ) -> None:
         super().__init__(chain, record, answers, generation)
         self._at = at
+        self._proved = proved
         self._why: dict[bytes, str] = {}
         self._trusted: Answers = answers
         self._rank = 0
@@ -291,6 +297,11 @@ class TakeOver(ChainWalk):
         self._spans = [SegmentSpan(str(head), head.base, survey.last.bytes, survey.last.digest)]
         self.phase = WalkPhase.FOLLOWING
         return self._snapshot_known(survey.snapshot_end, survey.start)
+
+    def _below(self, start: SegmentStart) -> list[Effect]:
+        if self._proved is not None and self._spans[-1].holds(self._proved):
+            return self._bottom()
+        return super()._below(start)
 
     def _bottom(self) -> list[Effect]:
         self.phase = WalkPhase.SETTLING

@@ -217,6 +217,13 @@ def test_user_code_that_raises_stops_the_region_with_name_position_and_traceback
     assert [(e.state, e.error) for e in region.take(End)] == [(RegionState.FAILED, error)]
 
 
+def test_a_failed_check_of_files_names_the_host_that_has_them() -> None:
+    region = CoordinatorHarness().run()
+    region.receive(1, Failed, kind="manifest", message="CorruptDataError: /out/part-w0001.tsv at byte 0")
+    text = "a check failed in worker 1 on host h: CorruptDataError: /out/part-w0001.tsv at byte 0"
+    assert region.core.state.reason == text
+
+
 def test_user_code_that_reports_a_failure_resets_the_region_and_spends_an_attempt() -> None:
     region = CoordinatorHarness(max_consecutive_reset_attempts=1).run()
     failure = {"operator": "words", "position": "byte 42", "message": "away", "traceback": "tb"}

@@ -19,6 +19,7 @@ from checkpoint.core.manifest import (
 )
 from checkpoint.core.retention import floors_of, keep
 from checkpoint.errors import ManifestError
+from dos_protocol.digests import ResumePoint
 from journal.core.position import Position
 from tests.checkpoint.manifest_samples import a_cut, names, numbered_cut, part, u64, worker_cut
 
@@ -214,6 +215,27 @@ def test_a_split_may_stand_at_its_beginning_and_not_before() -> None:
     for wrong in (SplitPosition(-1), SplitPosition(0, digest=-1), SplitPosition(0, digest=1 << 64)):
         with pytest.raises(ManifestError, match="split 'a' of 'lines'"):
             check_cut(numbered_cut(workers={0: part(sources={"lines": {"a": wrong}})}), workers=1)
+
+
+def test_the_digest_of_a_split_is_resumed_below_its_position_at_a_multiple_of_64_kib() -> None:
+    block, good = 65_536, SplitPosition(200_000, 1, resume=ResumePoint(65_536, 2))
+    cut = numbered_cut(workers={0: part(sources={"lines": {"a": good}})})
+    check_cut(cut, workers=1)
+    record = encode_cut(cut)
+    assert decode_cut(*record) == cut
+    assert b'"a":{"position":200000,"digest":1,"done":false,"resume":[65536,2]}' in record.text
+    for wrong in (
+        ResumePoint(block + 1, 2),
+        ResumePoint(-block, 2),
+        ResumePoint(4 * block, 2),
+        ResumePoint(0, -1),
+        ResumePoint(block, 1 << 64),
+    ):
+        at = {"lines": {"a": SplitPosition(200_000, 1, resume=wrong)}}
+        with pytest.raises(
+            ManifestError, match=rf"'a' of 'lines' at 200000 cannot be resumed at {wrong.size}"
+        ):
+            check_cut(numbered_cut(workers={0: part(sources=at)}), workers=1)
 
 
 @pytest.mark.parametrize("gap", [False, True])

@@ -199,3 +199,22 @@ async def test_a_step_that_is_not_in_the_log_has_no_place_in_a_checkpoint() -> N
     await log.aclose()
     with pytest.raises(ClosedError):
         await fill(log, 2)
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("publish", [Publish.STEP, Publish.CUT])
+async def test_a_log_is_opened_at_its_checkpoint_however_many_segments_it_has(publish: Publish) -> None:
+    store, end, settled, read = MemoryStore(), None, [], []
+    for step in range(1, 41):
+        claim = store.claim(step)
+        log = await OutputLog.open(
+            claim, "x", publish, after_step=step - 1, at=end, generation=1, scratch=None
+        )
+        settled.append(len(claim.settled))
+        read.append(log.replayed_bytes)
+        await fill(log, step)
+        end = await log.synced(step)
+        await log.aclose()
+    assert await steps_in(store) == list(range(1, 41))
+    assert max(settled) == 1
+    assert max(read) < 1_000, "nothing before the segment of the checkpoint is read"

@@ -11,10 +11,12 @@ from checkpoint.core.messages import Counters
 from checkpoint.core.progress import (
     RECENT_PROGRESS_MAX,
     ProgressMeter,
+    recovery_json,
     reset_json,
     reset_line,
     status_json,
 )
+from checkpoint.core.recovery_estimate import RecoveryEstimate
 from checkpoint.core.region import CutCommitted, RegionState, RegionStatus, ResetReport, WorkerStatus
 
 CUT = CutCommitted(
@@ -115,6 +117,7 @@ def test_the_docs_explain_every_name_of_a_report_and_no_other() -> None:
     assert names_in("progress") == set(report)
     assert names_in("worker") == set(report["workers"][0])
     assert names_in("status") == set(status_json(status(1)))
+    assert names_in("recovery") == set(recovery_json(RecoveryEstimate(0, 0, 0, 0, 0, 0, 1)) or {})
     assert names_in("reset") == set(reset_json(RESET))
 
 

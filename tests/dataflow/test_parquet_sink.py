@@ -1,6 +1,6 @@
 """Parquet files that appear at the commit: whole, once, and never changed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -29,6 +29,12 @@ def opened(folder: Path, incarnation: int = 1) -> SinkWriter:
     return ParquetSink(folder).open(context)
 
 
+def staging(folder: Path) -> Path:
+    """The directory of the worker's staged files."""
+    (found,) = folder.glob("_*.staging")
+    return found
+
+
 def rows(*numbers: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([{"id": n, "text": "x" * n} for n in numbers], SCHEMA)
 
@@ -51,7 +57,7 @@ def test_a_file_appears_when_its_checkpoint_is_committed(tmp_path: Path) -> None
     writer.sync()
     assert ids_in(tmp_path) == []
     (name,) = prepared["pending"]
-    assert pq.read_table(tmp_path / f"_{name}.parquet").num_rows == 3, "it is whole, and waits"
+    assert pq.read_table(staging(tmp_path) / f"{name}.parquet").num_rows == 3, "it is whole, and waits"
     writer.publish(1)
     (path,) = tmp_path.glob("part-*.parquet")
     found = pq.ParquetFile(path)
@@ -122,7 +128,7 @@ def test_a_staged_file_that_was_removed_is_an_error(tmp_path: Path) -> None:
     writer.process(rows(1))
     (name,) = writer.prepare(1)["pending"]
     writer.sync()
-    (tmp_path / f"_{name}.parquet").unlink()
+    (staging(tmp_path) / f"{name}.parquet").unlink()
     with pytest.raises(
         SinkWriteError, match=r"does not exist, but the checkpoint that covers its rows is committed"
     ):
@@ -141,7 +147,55 @@ def test_what_was_left_over_is_removed(tmp_path: Path) -> None:
     (tmp_path / "_notes.parquet").write_bytes(b"not ours")
     later = opened(tmp_path, 2)
     later.reset_to(None)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["_notes.parquet", "_region.json"]
+    assert [*staging(tmp_path).iterdir()] == []
+    left = sorted(path.name for path in tmp_path.iterdir() if path != staging(tmp_path))
+    assert left == ["_notes.parquet", "_region.json"]
+    later.close()
+
+
+def test_a_reset_lists_staged_files_and_not_the_published_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = opened(tmp_path)
+    writer.reset_to(None)
+    for cut in (1, 2):
+        writer.process(rows(cut))
+        prepared = writer.prepare(cut)
+        writer.sync()
+        writer.publish(cut)
+    writer.close()
+    staged, glob, listed = staging(tmp_path), Path.glob, list[Path]()
+
+    def noted(path: Path, pattern: str) -> Iterator[Path]:
+        listed.append(path)
+        return glob(path, pattern)
+
+    monkeypatch.setattr(Path, "glob", noted)
+    later = opened(tmp_path, 2)
+    later.reset_to(prepared)
+    later.publish(0)
+    later.close()
+    assert listed == [staged]
+    assert sorted(ids_in(tmp_path)) == [1, 2]
+
+
+def test_what_an_earlier_version_staged_is_published_or_removed(tmp_path: Path) -> None:
+    writer = opened(tmp_path)
+    writer.reset_to(None)
+    for number in (1, 2):
+        writer.process(rows(number))
+        prepared = writer.prepare(number)
+        writer.sync()
+    writer.close()
+    for path in staging(tmp_path).iterdir():  # as an earlier version had them
+        path.rename(tmp_path / f"_{path.name}")
+    staging(tmp_path).rmdir()
+    later = opened(tmp_path, 2)
+    (first, _) = prepared["pending"]
+    later.reset_to([first])
+    assert [path.stem for path in tmp_path.glob("_*.parquet")] == [f"_{first}"]
+    later.publish(0)
+    assert ids_in(tmp_path) == [1]
     later.close()
 
 
@@ -163,12 +217,37 @@ def test_rows_of_a_transaction_that_was_given_up_do_not_count_for_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "parquet_group_bytes", 3 * rows(1).nbytes)
-    output = ParquetOutput(tmp_path, SCHEMA, "zstd", None, "")
+    output = ParquetOutput(tmp_path, SCHEMA, "zstd", None, "w")
     for transaction in ("given-up", "next"):
         output.stage(transaction, rows(1))
         output.stage(transaction, rows(2))
         if transaction == "given-up":
             output.abort(transaction)
     output.prepare("next")
-    assert pq.ParquetFile(tmp_path / "_next.parquet").num_row_groups == 1
+    assert pq.ParquetFile(staging(tmp_path) / "next.parquet").num_row_groups == 1
     output.close()
+
+
+def test_a_commit_that_was_interrupted_between_record_and_rename_is_completed(tmp_path: Path) -> None:
+    """And a reset to a checkpoint before it finds the file that the commit made visible."""
+    writer = opened(tmp_path)
+    writer.reset_to(None)
+    checkpoints = []
+    for cut in (1, 2):
+        writer.process(rows(cut))
+        checkpoints.append(writer.prepare(cut))
+        writer.sync()
+    writer.publish(1)
+    writer.close()
+    (name,) = checkpoints[1]["pending"].keys() - checkpoints[0]["pending"].keys()
+    (record,) = tmp_path.glob("_*.shown")
+    record.write_text(name)  # as the commit of checkpoint 2 leaves it before the rename
+    later = opened(tmp_path, 2)
+    later.reset_to(checkpoints[1])
+    later.publish(0)
+    assert sorted(ids_in(tmp_path)) == [1, 2]
+    later.close()
+    rolled_back = opened(tmp_path, 3)
+    rolled_back.reset_to(checkpoints[0])
+    assert ids_in(tmp_path) == [1]
+    rolled_back.close()

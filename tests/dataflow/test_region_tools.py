@@ -279,6 +279,28 @@ async def claimed_only(url: str, directory: str) -> None:
             pass
 
 
+def verify_output(store: str, region: str, out: Path) -> None:
+    """Verify the output files of a running region, also with a byte that differs for a moment, and in a
+    directory that has none of them.
+    """
+    command = ("checkpoint", "verify", store, region)
+    found = json.loads(dos(*command, "out", out, "--json"))
+    assert [(one["worker"], one["problem"]) for one in found["files"]] == [(0, ""), (1, "")]
+    assert found["files"][0]["bytes"] > 0
+    with (out / "part-w0001.tsv").open("r+b") as file:
+        first = file.read(1)
+        for byte in (b"X", first):
+            file.seek(0)
+            file.write(byte)
+            file.flush()
+            if byte != first:
+                assert "1 of 2 files are not as checkpoint" in dos(*command, "out", out, code=1)
+    wrong = json.loads(CliRunner().invoke(app, [*command, "out", str(out.parent), "--json"]).stdout)
+    missing = "it cannot be read on this host: No such file or directory"
+    assert [one["problem"] for one in wrong["files"]] == [missing] * 2
+    assert "sinks with files: out" in dos(*command, "counts", out, code=1)
+
+
 def test_a_region_with_real_workers_is_reset_and_stopped_from_outside(
     store: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -292,6 +314,12 @@ def test_a_region_with_real_workers_is_reset_and_stopped_from_outside(
             assert [one["state"] for one in status["workers"]] == ["RUNNING", "RUNNING"]
             operators = status["lastProgress"]["operators"]
         assert operators[0]["name"] == "lines"
+        recovery = status["recovery"]
+        parts = [recovery[f"{part}Seconds"] for part in ("launch", "claim", "state", "replay")]
+        assert recovery["seconds"] == pytest.approx(sum(parts), abs=0.01)
+        assert min(parts[:2]) > 0
+        assert "recovery: about" in dos("region", "status", store, "outside")
+        verify_output(store, "outside", tmp_path / "outside" / "out")
         assert "back at checkpoint" in dos("region", "reset", store, "outside")
         assert "is committed" in dos("region", "checkpoint", store, "outside")
         assert "STOPPED: stopped; the last checkpoint is" in dos("region", "stop", store, "outside")

@@ -48,4 +48,4 @@ def test_killed_workers_leave_no_trace_in_files_and_tables(shared_store: str, tm
     assert sorted(in_files) == sorted(in_table), "both hold the same rows"
     assert dict(sorted(in_files)) == truth
     assert totals == truth
-    assert not [*(tmp_path / "files").glob("_*.parquet")], "nothing waits at the end"
+    assert not [*(tmp_path / "files").glob("_*.staging/*")], "nothing waits at the end"
