@@ -172,6 +172,28 @@ class InputClosedError(DosError):
         super().__init__(f"input {handle!r} is closed or being closed")
 
 
+class ConsumerRefusedError(DosError):
+    """A registered consumer cannot be removed; the message has the reason. Nothing was changed."""
+
+    remedy = "`dos input consumers` lists the registered ones"
+
+
+class InputTrimmedError(DosError):
+    """Rows that a reader needs were deleted: the bytes from `begin` to `end` of one producer's input. Nothing
+    else is missing, and nothing was read after the gap.
+    """
+
+    remedy = (
+        'start a region under a new name with InputSource(..., begin="retained"), which reads from the oldest'
+        " retained row on"
+    )
+
+    def __init__(self, where: str, begin: int, end: int, because: str) -> None:
+        super().__init__(f"the bytes from {begin} to {end} of {where} were trimmed and are gone: {because}")
+        self.begin = begin
+        self.end = end
+
+
 class OutputDiffersError(DosError):
     """A replay produced other output of a step than was visible before: an operator upstream of the sink is
     not deterministic. None of it was written. The region stops and needs a person.
@@ -196,11 +218,13 @@ def errors_in(error: BaseException) -> list[Exception]:
 
 __all__ = [
     "ChannelFrameError",
+    "ConsumerRefusedError",
     "ControlMessageError",
     "ErrorCode",
     "FingerprintMismatchError",
     "HandshakeError",
     "InputClosedError",
+    "InputTrimmedError",
     "LinkClosedError",
     "ManifestError",
     "ManifestSupersededError",

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from journal.core.errors import NotEnoughAnswersError as NotEnoughAnswersError
     from journal.core.errors import StopNotFoundError as StopNotFoundError
     from journal.core.errors import TornRecordError as TornRecordError
+    from journal.core.errors import TrimmedBytesError as TrimmedBytesError
     from journal.core.errors import UnknownRecordError as UnknownRecordError
     from journal.core.file_ops import FileOp as FileOp
     from journal.core.file_ops import FileTruncate as FileTruncate

@@ -12,8 +12,9 @@ from dos_client.errors import MissingDataError, QuorumUnavailableError
 from dos_protocol.errors import CorruptError, NotFoundError, PoisonedError
 from journal.core.chain import ChainState
 from journal.core.errors import LostBytesError, NotEnoughAnswersError
-from journal.core.position import Position
+from journal.core.position import NO_FLOOR, Position
 from journal.core.read_walk import ReadWalk, ReadWalkAt
+from journal.core.trimming import Floor
 from journal.core.walk import TakeOver
 from journal.core.walk_vocabulary import (
     Effect,
@@ -44,6 +45,7 @@ async def take_over(
     generation: int,
     wait_s: float = answers_wait_s,
     scratch: Scratch | None = None,
+    released: Floor = NO_FLOOR,
 ) -> ChainState:
     """Return the chain to continue, after every byte of it is synced on the quorum (rules R5-R7).
 
@@ -53,6 +55,7 @@ async def take_over(
     wait_s: how long to wait for members whose answer is needed and that have not answered the claim, or that
         became unavailable after they answered.
     scratch: a local cache to fill members from; its bytes are used only where their digest matches.
+    released: a floor that an acknowledged record elsewhere has released; segments below it may be missing.
 
     Do not act on anything read before the start of the new segment is acknowledged: `ChainWriter.open` (R8).
     The returned `end` is None if the journal never existed, which requires the answer of every member (R16).
@@ -63,13 +66,13 @@ async def take_over(
     May be called again after a failure or a cancellation.
     """
     try:
-        return await _take_over_once(claim, chain, at, generation, scratch)
+        return await _take_over_once(claim, chain, at, generation, scratch, released)
     except (NotEnoughAnswersError, QuorumUnavailableError):
         if wait_s <= 0:
             raise
     # An answer that arrives late may be the one that was missing: the second try uses all of them.
     await claim.wait_all(wait_s)
-    return await _take_over_once(claim, chain, at, generation, scratch)
+    return await _take_over_once(claim, chain, at, generation, scratch, released)
 
 
 async def inspect_chain(
@@ -79,6 +82,7 @@ async def inspect_chain(
     *,
     measured: bool = True,
     proved: Position | None = None,
+    floor: int | None = None,
 ) -> ChainState:
     """Return the committed part of a chain, and nothing else (R10). Takes no claim.
 
@@ -88,6 +92,8 @@ async def inspect_chain(
     proved: a position that a committed checkpoint names. It is committed regardless of the claims, so the
         result reaches at least to it, even while an incomplete take-over prevents the members from proving it
         (decision 0204). Without it, `unproved` counts the bytes left out for that reason.
+    floor: the logical offset from which the caller reads: nothing below its segment is returned. None: the
+        lowest offset that is not released.
 
     The returned `end` is None if nothing is committed or the chain never existed; `seen` distinguishes the
     two. Raises LostBytesError, ChainError, CorruptRecordError, UnknownRecordError, StaleGenerationError, and
@@ -95,11 +101,11 @@ async def inspect_chain(
     """
     view = await store.inspect(directory)
     claims = {member: epoch for member, (epoch, _) in view.epochs.items()}
-    walk = ReadWalk(chain, store.record, view.answers, claims, view.filled, measured=measured)
+    walk = ReadWalk(chain, store.record, view.answers, claims, view.filled, measured=measured, floor=floor)
     state = await _walk(walk, store, directory)
     if proved is None or state.holds(proved):
         return state
-    return await _walk(ReadWalkAt(chain, store.record, view.answers, proved, 0), store, directory)
+    return await _walk(ReadWalkAt(chain, store.record, view.answers, proved, floor or 0), store, directory)
 
 
 async def inspect_committed(store: StorePort, directory: str, chain: str) -> ChainState:
@@ -140,10 +146,15 @@ async def _walk(walk: ReadWalk | ReadWalkAt, store: StorePort, directory: str) -
 
 
 async def _take_over_once(
-    claim: ClaimPort, chain: str, at: Position | None, generation: int, scratch: Scratch | None
+    claim: ClaimPort,
+    chain: str,
+    at: Position | None,
+    generation: int,
+    scratch: Scratch | None,
+    released: Floor,
 ) -> ChainState:
     try:
-        return await _walk_down(claim, chain, at, generation, scratch)
+        return await _walk_down(claim, chain, at, generation, scratch, released)
     except (CorruptError, PoisonedError) as error:
         raise QuorumUnavailableError(
             "a member's copy, sound when it took the claim, is damaged; take over again, with a new claim",
@@ -152,9 +163,15 @@ async def _take_over_once(
 
 
 async def _walk_down(
-    claim: ClaimPort, chain: str, at: Position | None, generation: int, scratch: Scratch | None
+    claim: ClaimPort,
+    chain: str,
+    at: Position | None,
+    generation: int,
+    scratch: Scratch | None,
+    released: Floor,
 ) -> ChainState:
-    walk = TakeOver(chain, claim.store.record, claim.answers, generation=generation, at=at)
+    record, answers = claim.store.record, claim.answers
+    walk = TakeOver(chain, record, answers, generation=generation, at=at, released=released)
     source = ChainSource(claim)
     waiting: deque[Effect] = deque(walk.begin())
     while True:

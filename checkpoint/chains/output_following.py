@@ -43,6 +43,9 @@ class PublishedOutput:
         self._polled_at = -limits.output_poll_s
         self._lock = trio.Lock()
 
+    async def register(self, region: str, source: str) -> None:
+        """Do nothing: outputs are not trimmed to what their readers need."""
+
     async def last_cut(self) -> Cut | None:
         """Return the last committed checkpoint, cached for `output_poll_s`. Raises as reading does."""
         async with self._lock:

@@ -53,6 +53,10 @@ class Follower(Protocol):
 class PrefetchOrigin(Protocol):
     """Something in the store that has splits. All methods may raise QuorumUnavailableError."""
 
+    async def register(self, region: str, source: str) -> None:
+        """Register a source of a region as a consumer, durably. Called before it is read."""
+        ...
+
     async def splits(self) -> list[str]:
         """Return the splits that exist now."""
         ...

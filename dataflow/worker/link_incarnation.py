@@ -259,6 +259,7 @@ class LinkIncarnation:
                 workers=spec.workers,
                 positions={} if part is None else part.sources.get(name, {}),
                 woken=lambda: self._inbox.put(Woken()),
+                consumer="" if spec.without_cuts else spec.region,
                 at_present=spec.without_cuts and self.number > 1,
             )
             for name, source in self._plan.specs.items()

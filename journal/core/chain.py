@@ -45,8 +45,8 @@ class SegmentSpan(msgspec.Struct, frozen=True):
 class ChainState(msgspec.Struct, frozen=True):
     """A chain as returned by a walk.
 
-    segments: the spans, the oldest first. The first one has no predecessor or begins with a finished
-        snapshot; no later one begins with a finished snapshot.
+    segments: the spans, the oldest first. The first one has no predecessor, begins with a finished
+        snapshot, or is the lowest that is not released; no later one begins with a finished snapshot.
     end: the end of the chain. None if the journal never existed or, for a reader, if nothing is committed;
         ORIGIN if it was rolled back to nothing.
     seen: the number of segments of this chain on the members, including those that are not part of the chain.

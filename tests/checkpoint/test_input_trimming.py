@@ -1,0 +1,497 @@
+"""Inputs are trimmed to what retained checkpoints of registered regions need, and not further."""
+
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from checkpoint import limits
+from checkpoint.chains import consumer_register, input_trimming
+from checkpoint.chains.consumer_register import change_register, read_register
+from checkpoint.chains.input_log import InputLog
+from checkpoint.core import consumers
+from checkpoint.core.consumers import (
+    NOTHING,
+    ChainNow,
+    Consumer,
+    Register,
+    RetentionRule,
+    decode_register,
+    encode_register,
+    may_trim,
+    next_step,
+    trim_floor,
+    with_consumer,
+    without_consumer,
+)
+from checkpoint.core.manifest import SplitPosition, decode_cut
+from checkpoint.core.retention import keep
+from checkpoint.errors import ConsumerRefusedError, InputTrimmedError
+from dos_protocol.errors import CorruptDataError
+from journal import ChainWriter, Op, parse_segment_name
+from journal.core.decoder import decode_all
+from tests.checkpoint.trim_model import DIRECTORY, REGISTER, PatientHost, TrimModel
+
+SEEDS = 30
+STEPS = 40
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "input_segment_bytes_max", 200)
+
+
+async def model_with(batches: int, *regions: str) -> TrimModel:
+    model = TrimModel()
+    await model.open()
+    for name in regions:
+        await model.region(name)
+    for _ in range(batches):
+        await model.send()
+    return model
+
+
+async def read_and_commit(model: TrimModel, name: str, pieces: int = 1_000, cuts: int = 1) -> None:
+    region = await model.region(name)
+    await region.read(pieces)
+    for _ in range(cuts):
+        await region.cut()
+
+
+# --- what is deleted, and what is not -----------------------------------------------------------------------
+
+
+@pytest.mark.trio
+async def test_an_input_without_a_consumer_is_not_trimmed() -> None:
+    model = await model_with(20)
+    await model.trim()
+    assert model.segments()[0] == 0
+    assert len(await model.read_from(SplitPosition(0))) == 20
+
+
+# EVIDENCE-OF: P-6
+@pytest.mark.trio
+async def test_the_oldest_retained_checkpoint_of_the_slowest_region_decides() -> None:
+    model = await model_with(20, "fast", "slow")
+    await read_and_commit(model, "fast", cuts=3)
+    await model.trim()
+    assert model.segments()[0] == 0, "the other region has committed nothing: it needs everything"
+    await read_and_commit(model, "slow", 10)
+    await model.trim()
+    await model.trim()
+    assert 0 < model.segments()[0] < model.ends[9]
+    first = model.segments()[0]
+    await read_and_commit(model, "slow")
+    await model.trim()
+    await model.trim()
+    assert model.segments()[0] == first, "the checkpoint at row 10 is retained still"
+    await read_and_commit(model, "slow")
+    await model.trim()
+    await model.trim()
+    assert first < model.segments()[0] < model.ends[-1]
+    await model.check()
+
+
+@pytest.mark.trio
+async def test_a_savepoint_keeps_what_it_needs_and_its_end_frees_it() -> None:
+    model = await model_with(4, "region")
+    await read_and_commit(model, "region")
+    region = await model.region("region")
+    await region.savepoint("before")
+    for _ in range(20):
+        await model.send()
+    await read_and_commit(model, "region", cuts=4)
+    await model.trim()
+    await model.trim()
+    assert model.segments()[0] < model.ends[3]
+    await model.check()
+    await region.drop("before")
+    await region.cut()
+    await model.trim()
+    await model.trim()
+    assert model.segments()[0] > model.ends[3]
+    await model.check()
+
+
+# EVIDENCE-OF: P-6
+@pytest.mark.trio
+async def test_a_size_stays_flat_whatever_is_written() -> None:
+    model = await model_with(0, "region")
+    sizes = []
+    for _ in range(150):
+        await model.send()
+        await read_and_commit(model, "region")
+        await model.trim()
+        sizes.append((model.store.bytes_of(DIRECTORY), len(model.segments())))
+    assert max(sizes[20:75]) == pytest.approx(max(sizes[75:]), rel=0.2)
+    assert max(count for _, count in sizes) < 12
+    await model.check()
+
+
+@pytest.mark.trio
+async def test_restarts_without_batches_leave_the_number_of_the_last_batch_and_few_segments() -> None:
+    model = await model_with(3, "region")
+    await read_and_commit(model, "region", cuts=3)
+    for _ in range(10):
+        await model.open()
+        await model.trim()
+    await model.check()
+    await model.send()
+    await read_and_commit(model, "region", cuts=3)
+    await model.trim()
+    await model.trim()
+    assert len(model.segments()) < 6
+    await model.open()
+    await model.check()
+
+
+@pytest.mark.trio
+async def test_a_region_that_registers_between_release_and_deletion_loses_nothing() -> None:
+    model = await model_with(20, "first")
+    await read_and_commit(model, "first", cuts=3)
+    assert await model.trim_step(), "released, and nothing deleted yet"
+    await model.region("second")
+    assert model.segments()[0] == 0
+    await model.trim()
+    assert model.segments()[0] == 0
+    await model.check()
+    await model.open()  # the next producer finds the release, and reads the register, too
+    await model.trim()
+    assert model.segments()[0] == 0
+    await model.check()
+    for name in ("first", "second"):
+        await read_and_commit(model, name, cuts=3)
+    await model.trim()
+    await model.trim()
+    assert model.segments()[0] > 0
+    await model.check()
+
+
+@pytest.mark.trio
+async def test_a_producer_that_dies_between_release_and_deletion_is_continued_by_the_next() -> None:
+    model = await model_with(20, "region")
+    await read_and_commit(model, "region", cuts=3)
+    assert await model.trim_step()
+    await model.open()
+    assert model.segments()[0] == 0
+    await model.trim_step()
+    assert model.segments()[0] > 0
+    await model.check()
+
+
+@pytest.mark.trio
+async def test_a_member_that_was_unavailable_is_trimmed_when_it_is_back() -> None:
+    model = await model_with(20, "region")
+    away = model.store.servers[2]
+    await read_and_commit(model, "region", cuts=3)
+    away.up = False
+    await model.trim()
+    assert "input.0000000000000001.0000000000000000" in away.objects[DIRECTORY]
+    away.up = True
+    model.log._claim.join(away)
+    assert model.segments()[0] > 0
+    await model.check()
+
+
+# --- limits -------------------------------------------------------------------------------------------------
+
+
+async def rule(model: TrimModel, **limit: Any) -> None:
+    await change_register(
+        PatientHost(model.store),
+        REGISTER,
+        lambda register: Register(
+            consumers=register.consumers, rule=RetentionRule(set_by="ops@host", set_ms=1, **limit)
+        ),
+    )
+
+
+@pytest.mark.trio
+async def test_a_limit_of_size_deletes_without_consumers_and_a_reader_below_it_gets_the_reason() -> None:
+    model = await model_with(20)
+    await rule(model, bytes_max=300)
+    await model.trim()
+    await model.trim()
+    first = model.segments()[0]
+    assert 0 < first <= model.log.end.size - 300
+    with pytest.raises(InputTrimmedError) as raised:
+        await model.read_from(SplitPosition(0))
+    said = str(raised.value)
+    assert f"the bytes from 0 to {first} of producer 'till' of input 'orders' of 'shop' were trimmed" in said
+    assert "the retention rule of the input is at most 300 bytes, set by ops@host" in said
+    assert 'begin="retained"' in said
+    found = await model.read_from(SplitPosition(0), from_retained=True)
+    assert found == model.rows[-len(found) :]
+    assert len(found) >= 2
+
+
+@pytest.mark.trio
+async def test_a_limit_of_age_deletes_old_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = TrimModel()
+    monkeypatch.setattr("checkpoint.chains.input_log.wall_time_ms", lambda: model.now_ms)
+    await model.open()
+    await rule(model, age_max_s=10.0)
+    for _ in range(20):
+        model.now_ms += 1_000
+        await model.send()
+    await model.trim()
+    await model.trim()
+    found = await model.read_from(SplitPosition(0), from_retained=True)
+    assert 10 <= len(found) < 14
+    model.now_ms += 1_000_000
+    await model.trim()
+    await model.trim()
+    assert 0 < len(await model.read_from(SplitPosition(0), from_retained=True)) < 4, "the last segment stays"
+    await model.open()
+
+
+# --- random histories ---------------------------------------------------------------------------------------
+
+
+async def play(rng: random.Random) -> None:
+    """A random history of one input and its regions, checked after each step of trimming."""
+    model = await model_with(1, "a")
+    away = model.store.servers[2]
+
+    async def lost_vote(name: str) -> None:
+        region = await model.region(name)
+        await region.read(1_000)
+        await region.vote()
+        await model.trim()
+        away.up = False
+        await region.open()  # without the member that has the record: it is not committed, and never will be
+        await model.check()
+        away.up = True
+
+    def of(name: str, work: Callable[[Any], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
+        async def run() -> None:
+            await work(await model.region(name, rng.choice([2, 3])))
+
+        return run
+
+    for _ in range(STEPS):
+        name = rng.choice("aaabbc")
+        steps: list[tuple[int, Callable[[], Awaitable[Any]]]] = [
+            (8, model.send),
+            (5, of(name, lambda region: region.read(rng.choice([1, 3, 1_000])))),
+            (6, of(name, lambda region: region.cut())),
+            (2, of(name, lambda region: region.open())),
+            (1, of(name, lambda region: region.savepoint(rng.choice("xy")))),
+            (1, of(name, lambda region: region.drop(rng.choice("xy")))),
+            (1, lambda name=name: lost_vote(name)),  # type: ignore[misc]
+            (6, model.trim_step),
+            (2, model.trim),
+            (2, model.open),
+        ]
+        weights = [weight for weight, _ in steps]
+        await rng.choices([work for _, work in steps], weights)[0]()
+        await model.check()
+
+
+# EVIDENCE-OF: P-6
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_whatever_happens_every_retained_checkpoint_can_be_read_from(seed: int) -> None:
+    trio.run(play, random.Random(seed))
+
+
+def latest_only(patch: pytest.MonkeyPatch) -> None:
+    """Trims to the latest retained checkpoint, not to the oldest."""
+    need = consumers.need_of
+    patch.setattr(consumer_register, "need_of", lambda kept, *args: need(kept[-1:], *args))
+
+
+def before_the_release(patch: pytest.MonkeyPatch) -> None:
+    """Counts the newest record of a manifest that any member has: a release that is not durable."""
+
+    async def newest(store: Any, region: str) -> Any:
+        directory, kept = f"{region}.coord", ()
+        names = {n: server for server in store.servers for n in server.objects.get(directory, {})}
+        order = sorted(names, key=lambda name: parse_segment_name(name).order)  # type: ignore[union-attr]
+        for name in order:
+            copies = [bytes(server.objects.get(directory, {}).get(name, b"")) for server in store.servers]
+            for _, record in decode_all(max(copies, key=len))[0]:
+                if record.op is Op.CUT:
+                    kept = keep(kept, decode_cut(record.flags, record.ints, record.strings[0]))
+        return kept
+
+    patch.setattr(consumer_register, "retained_cuts", newest)
+
+
+def one_consumer(patch: pytest.MonkeyPatch) -> None:
+    """Ignores all consumers but one."""
+    needs = consumer_register.needs_of
+
+    async def fewer(*args: Any) -> Any:
+        found = await needs(*args)
+        return dict(sorted(found.items())[-1:])
+
+    patch.setattr(input_trimming, "needs_of", fewer)
+
+
+def savepoints_do_not_count(patch: pytest.MonkeyPatch) -> None:
+    """Counts the checkpoints that are retained by their number, not those of savepoints."""
+    need = consumers.need_of
+
+    def without(kept: Any, *args: Any) -> int:
+        held = set(kept[-1].savepoints.values()) if kept else set()
+        return need([cut for cut in kept if cut.cut not in held], *args)
+
+    patch.setattr(consumer_register, "need_of", without)
+
+
+def deletes_at_once(patch: pytest.MonkeyPatch) -> None:
+    """Deletes with the release, without reading the register again."""
+    release = ChainWriter.release
+
+    async def at_once(self: ChainWriter, floor: Any, *, collect: bool = True) -> None:
+        del collect
+        await wait_for_newcomers()
+        await release(self, floor)
+
+    patch.setattr(ChainWriter, "release", at_once)
+
+
+newcomers: list[Callable[[], Awaitable[Any]]] = []
+
+
+async def wait_for_newcomers() -> None:
+    while newcomers:
+        await newcomers.pop()()
+
+
+def forgets_the_last_batch(patch: pytest.MonkeyPatch) -> None:
+    """Trims the segment with the last batch, too, if every consumer has read it."""
+    chain = InputLog.chain.fget
+    assert chain is not None
+    patch.setattr(InputLog, "chain", property(lambda self: chain(self)._replace(last_end=1 << 62)))
+    patch.setattr(
+        consumers,
+        "_containing",
+        lambda chain, position: max((one for one in chain.segments if one[1] <= position), default=NOTHING),
+    )
+
+
+def a_position_not_read_counts_as_read(patch: pytest.MonkeyPatch) -> None:
+    """A checkpoint that has not read a producer yet does not count."""
+
+    def lenient(kept: Any, sources: Any, split: str) -> int:
+        found = [part.sources.get(one, {}).get(split) for cut in kept for part in cut.workers.values()
+                 for one in sources]  # fmt: skip
+        return min((at.position for at in found if at is not None), default=0)
+
+    patch.setattr(consumer_register, "need_of", lenient)
+
+
+@pytest.mark.parametrize(
+    "bug",
+    [
+        latest_only,
+        before_the_release,
+        one_consumer,
+        savepoints_do_not_count,
+        forgets_the_last_batch,
+        a_position_not_read_counts_as_read,
+    ],
+)
+def test_the_random_histories_find_planted_bugs(
+    bug: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bug(monkeypatch)
+    for seed in range(SEEDS):
+        try:
+            trio.run(play, random.Random(seed))
+        except (AssertionError, CorruptDataError):
+            return
+    pytest.fail("not found")
+
+
+@pytest.mark.trio
+async def test_deletion_with_the_release_would_lose_what_a_newcomer_needs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A planted bug: between reading the register and deleting, a region registers."""
+    deletes_at_once(monkeypatch)
+    model = await model_with(20, "first")
+    await read_and_commit(model, "first", cuts=3)
+    newcomers.append(lambda: model.region("second"))
+    await model.trim_step()
+    with pytest.raises(AssertionError, match="second needs 0"):
+        await model.check()
+
+
+# --- the pure core ------------------------------------------------------------------------------------------
+
+BASES = st.lists(st.integers(1, 50), min_size=0, max_size=8).map(
+    lambda sizes: [(1 + n // 3, sum(sizes[:n])) for n in range(len(sizes) + 1)]
+)
+
+
+@given(BASES, st.integers(0, 60), st.dictionaries(st.sampled_from("abc"), st.integers(0, 400)), st.data())
+def test_no_byte_that_a_consumer_needs_lies_below_the_floor(
+    segments: list[tuple[int, int]], tail: int, needs: dict[str, int], data: st.DataObject
+) -> None:
+    end = segments[-1][1] + 1 + tail
+    last_end = data.draw(st.integers(0, end))
+    chain = ChainNow(segments, end, last_end, {})
+    reason = trim_floor(chain, needs, RetentionRule(), 0)
+    assert reason.floor == NOTHING or reason.floor in segments
+    assert reason.floor[1] <= min(needs.values(), default=0)
+    assert reason.floor == NOTHING or reason.floor[1] < last_end, "the segment of the last batch stays"
+    if needs:
+        higher = [one for one in segments if one > reason.floor and one[1] < min(*needs.values(), last_end)]
+        assert not higher, "and not more stays than that"
+    if reason.floor > segments[0]:
+        assert may_trim(segments, last_end)
+
+
+@given(BASES, st.integers(0, 8), st.integers(0, 8), st.integers(0, 8), st.integers(1, 4))
+def test_a_step_deletes_only_what_was_released_and_releases_only_what_is_unneeded(
+    segments: list[tuple[int, int]], floor: int, released: int, collected: int, most: int
+) -> None:
+    marks = [NOTHING, *segments]
+    low, mid = sorted((marks[collected % len(marks)], marks[released % len(marks)]))
+    wanted = marks[floor % len(marks)]
+    step = next_step(segments, wanted, mid, low, most)
+    assert low <= step.collect <= max(low, mid)
+    assert step.collect == low or step.collect <= wanted
+    if step.release != NOTHING:
+        assert mid < step.release <= wanted
+        assert sum(mid < one <= step.release for one in segments) <= most + 1
+    else:
+        assert wanted <= max(mid, segments[0])
+
+
+def test_registers_are_read_as_they_were_written_and_refused_if_a_newer_version_wrote_them() -> None:
+    register = with_consumer(Register(), "shop", "taken", 17)
+    register = with_consumer(register, "shop", "again", 18)
+    assert with_consumer(register, "shop", "taken", 19) is register
+    assert register.consumers == {"shop": Consumer(sources=("again", "taken"), since_ms=17)}
+    text = encode_register(register)
+    assert text == b'{"consumers":{"shop":{"sources":["again","taken"],"since_ms":17}},"rule":{},"version":1}'
+    assert decode_register([text], where="d", at=9) == register
+    assert without_consumer(register, "shop") == Register()
+    with pytest.raises(ConsumerRefusedError, match="region 'other' is not registered; registered are: shop"):
+        without_consumer(register, "other")
+    for bad in (b"", b"{", b'{"version":2}', b'{"rule":{"bytes_max":"x"}}'):
+        with pytest.raises(CorruptDataError):
+            decode_register([bad], where="d", at=9)
+
+
+@pytest.mark.trio
+async def test_a_register_can_be_begun_and_changed_without_one_member_and_never_loses_a_change() -> None:
+    model = TrimModel()
+    for number, away in enumerate(model.store.servers):
+        away.up = False
+        await change_register(
+            PatientHost(model.store),
+            REGISTER,
+            lambda register, number=number: with_consumer(register, f"r{number}", "s", 1),  # type: ignore[misc]
+        )
+        away.up = True
+        assert sorted((await read_register(model.store, REGISTER)).consumers) == [
+            f"r{one}" for one in range(number + 1)
+        ]
