@@ -234,6 +234,13 @@ class InputLog(ChainStore):
         while await self._trimmer.step(self.chain, wall_time_ms()):
             pass
 
+    async def trim_completely(self, wait_s: float) -> bool:
+        """Delete what no consumer needs now. Return False if a connected member has not done so within
+        `wait_s` seconds. Raises as `trim`.
+        """
+        await self.trim()
+        return await self._claim.wait_collected(wait_s)
+
     async def trim_until_closed(self) -> None:
         """Trim at intervals, until this producer is closed or fenced."""
         with self._trimming:

@@ -15,6 +15,7 @@ from checkpoint.core.inputs import check_input_name
 from checkpoint.core.manifest import Cut
 from checkpoint.errors import (
     CheckpointReleasedError,
+    ConsumerRefusedError,
     ManifestError,
     NoAnswerError,
     NoInputError,
@@ -33,6 +34,7 @@ NEGATIVE_ANSWERS: Final = (
     NoAnswerError,
     ManifestError,
     CheckpointReleasedError,
+    ConsumerRefusedError,
 )
 _COMPLETION_S: Final = 2.0
 

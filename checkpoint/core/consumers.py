@@ -131,6 +131,11 @@ def without_consumer(register: Register, region: str) -> Register:
     return msgspec.structs.replace(register, consumers=left)
 
 
+def with_rule(register: Register, rule: RetentionRule) -> Register:
+    """Return the register with another rule."""
+    return msgspec.structs.replace(register, rule=rule)
+
+
 def need_of(kept: Sequence[Cut], sources: Sequence[str], split: str) -> int:
     """Return the position from which on a region needs a split: the lowest one of its retained checkpoints.
 

@@ -46,10 +46,10 @@ async def garbage_of(store: StorePort, view: ManifestView) -> list[UnneededObjec
     Raises what `inspect` of a store raises.
     """
     coordinator = coordinator_directory(view.region)
-    found = await _below(store, coordinator, await _manifest_floor(store, coordinator))
+    found = await objects_below(store, coordinator, await _manifest_floor(store, coordinator))
     kept = needed(view)
     for worker in sorted({worker for cut in kept for worker in cut.workers}):
-        found += await _below(store, worker_directory(view.region, worker), floors_of(kept, worker))
+        found += await objects_below(store, worker_directory(view.region, worker), floors_of(kept, worker))
     return found
 
 
@@ -62,7 +62,8 @@ async def _manifest_floor(store: StorePort, directory: str) -> Floors:
     return {}
 
 
-async def _below(store: StorePort, directory: str, floors: Floors) -> list[UnneededObject]:
+async def objects_below(store: StorePort, directory: str, floors: Floors) -> list[UnneededObject]:
+    """Return the segments below the floors in one directory, as F members report them."""
     is_garbage = below(floors)
     copies: dict[str, list[int]] = {}
     for objects in (await store.inspect(directory)).answers.values():

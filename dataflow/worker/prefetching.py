@@ -48,9 +48,9 @@ class Prefetcher:
         consumer: str = "",
         at_present: bool = False,
     ) -> None:
-        """positions: where the checkpoint continues. consumer: the region to register as a consumer; "": none,
-        because no checkpoint says what it needs. at_present: existing splits are read from their current end,
-        because earlier input may have been processed already and must not be processed twice.
+        """positions: where the checkpoint continues. consumer: the region to register as a consumer, "" for
+        none, because no checkpoint says what it needs. at_present: existing splits are read from their
+        current end, because earlier input may have been processed already and must not be processed twice.
         """
         self._name = name
         self._source = source

@@ -1,0 +1,224 @@
+"""Two regions read one input of a real server, which is trimmed to what both need; and the commands."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import trio
+
+from checkpoint import limits as checkpoint_limits
+from checkpoint.coordinator.control import RegionControl
+from checkpoint.core.region import RegionSpec, RegionState
+from dataflow import Graph, InputSource, LogSink, blocking, collect_output
+from dataflow.worker.process import WorkerSpec
+from dos_client import init_store
+from dos_client.blocking import open_store as open_blocking
+from tests.dataflow.producer_process import SCHEMA, rows_of
+from tests.dataflow.test_region_processes import SMALL_STEPS, WAIT_S, Watch
+from tests.dataflow.test_region_snapshots import ThreadLauncher
+from tests.dataflow.test_region_trim import dos
+from tests.support.servers import ServerProcess, one_server
+
+__all__ = ["one_server"]
+pytestmark = pytest.mark.process
+ROWS = 500
+"""Of a batch; a segment of the input has two or three batches."""
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint_limits, "input_segment_bytes_max", 20_000)
+    monkeypatch.setattr(checkpoint_limits, "trim_poll_s", 0.05)
+
+
+@contextmanager
+def region(url: str, name: str, *, begin: str = "first") -> Iterator[RegionControl]:
+    """A region of one worker, a thread, that reads the input `numbers` of the application `shop`."""
+    graph = Graph(name)
+    graph.source("taken", InputSource("numbers", SCHEMA, begin=begin)).sink("shown", LogSink())
+    spec = RegionSpec(
+        name=name,
+        workers=1,
+        store_url=url,
+        job_key=b"k" * 32,
+        operators=graph.plan().operators,
+        checkpoint_interval_s=0.1,
+        retain=2,
+    )
+    control = RegionControl(spec, observer=Watch())
+    address = control.listen()
+
+    def spec_of(worker: int, attempt: int) -> WorkerSpec:
+        return WorkerSpec(
+            region=name,
+            application="shop",
+            worker=worker,
+            workers=1,
+            attempt=attempt,
+            coordinator=address,
+            job_key=spec.job_key,
+            graph=graph,
+            store_url=url,
+            limits=SMALL_STEPS,
+        )
+
+    control.start(ThreadLauncher(spec_of, control))
+    try:
+        yield control
+    finally:
+        control.stop()
+        assert control.wait(WAIT_S)
+
+
+class Input:
+    """The input and its one producer, `p`."""
+
+    def __init__(self, server: ServerProcess, producer: blocking.BlockingProducer) -> None:
+        self.server, self.producer, self.sent = server, producer, 0
+
+    def send(self, batches: int) -> None:
+        for _ in range(batches):
+            self.producer.wait_recorded(self.producer.send(rows_of("p", self.sent, ROWS)))
+            self.sent += ROWS
+
+    def status(self) -> dict[str, Any]:
+        done = dos("input", "consumers", self.server.url, "shop", "numbers", "--json")
+        assert done.exit_code == 0, done.stderr
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    def consumer(self, name: str) -> dict[str, int]:
+        (one,) = [one for one in self.status()["consumers"] if one["region"] == name]
+        found: dict[str, int] = one["positions"]["p"]
+        return found
+
+    @property
+    def stored_from(self) -> int:
+        return int(self.status()["producers"][0]["begin"])
+
+    def on_disk(self) -> int:
+        return sum(
+            path.stat().st_size
+            for path in self.server.data.rglob("*")
+            if "shop.in.numbers.p" in str(path) and path.is_file()
+        )
+
+
+def until(reached: Callable[[], bool], what: str) -> None:
+    """Poll a state that other threads reach."""
+    deadline = time.monotonic() + WAIT_S
+    while not reached():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+def read_all(input_: Input, *names: str) -> None:
+    """Until these regions have committed, in all checkpoints that they retain, that they read everything."""
+    for name in names:
+        until(lambda name=name: input_.consumer(name)["lagBytes"] == 0, f"{name} reads all")  # type: ignore[misc]
+
+
+# EVIDENCE-OF: P-6
+def test_an_input_stays_as_small_as_the_slowest_region_allows(one_server: ServerProcess) -> None:
+    url = one_server.url
+    trio.run(lambda: init_store(url))
+    with (
+        open_blocking(url) as store,
+        blocking.open_producer(store, "shop", "numbers", "p", SCHEMA) as producer,
+    ):
+        input_ = Input(one_server, producer)
+        input_.send(10)
+        assert dos("input", "consumers", url, "shop", "numbers").stdout.count("no region is registered") == 1
+        with region(url, "left"):
+            with region(url, "right"):
+                sizes = []
+                for _ in range(6):
+                    input_.send(10)
+                    read_all(input_, "left", "right")
+                    written = input_.status()["producers"][0]["end"]
+                    until(lambda: input_.stored_from > written - 60_000, "both have read it: it is trimmed")  # noqa: B023
+                    sizes.append(input_.on_disk())
+                assert max(sizes) < 150_000 < written, sizes
+
+            # One of them is stopped: nothing that it needs is deleted, however far the other one is.
+            needs = input_.consumer("right")["needs"]
+            input_.send(40)
+            read_all(input_, "left")
+            assert input_.stored_from <= needs
+            assert input_.on_disk() > 4 * max(sizes)
+            with region(url, "right"):
+                read_all(input_, "left", "right")
+                written = input_.status()["producers"][0]["end"]
+                until(lambda: input_.stored_from > written - 60_000, "trimmed again")
+                until(lambda: input_.on_disk() < 150_000, "and deleted")
+                running = dos("input", "forget", url, "shop", "numbers", "right", "--apply")
+                assert (running.exit_code, "region 'right' is running" in running.stderr) == (1, True)
+            for name in ("left", "right"):
+                table = collect_output(url, name, "shown")
+                assert table is not None
+                assert table["number"].to_pylist() == list(range(len(table)))
+            assert table.num_rows == input_.sent
+
+            # It is gone for ever.
+            input_.send(20)
+            read_all(input_, "left")
+            forget = ("input", "forget", url, "shop", "numbers", "right", "--timeout", 0.5)
+            dry = json.loads(dos(*forget, "--json").stdout)
+            assert (dry["forgotten"], dry["bytes"] > 100_000) == (False, True)
+            assert dos(*forget, "--apply").exit_code == 0
+            assert dos(*forget).exit_code == 1, "it is registered no more"
+            until(lambda: input_.on_disk() < 150_000, "what only that region needed is deleted")
+
+            # A region that comes back after all, and one that is new, are told what is gone.
+            for name in ("right", "new"):
+                with region(url, name) as control:
+                    until(lambda: control.status().state is RegionState.FAILED, "it needs what is gone")
+                    said = str(control.exception())
+                assert "of producer 'p' of input 'numbers' of 'shop' were trimmed and are gone" in said
+                assert "every registered consumer (left, " in said
+            assert dos(*(*forget[:5], "new", *forget[6:]), "--apply").exit_code == 0
+            assert dos(*forget, "--apply").exit_code == 0
+            with region(url, "late", begin="retained"):
+                read_all(input_, "late")
+            late = collect_output(url, "late", "shown")
+            assert late is not None
+            assert late["number"].to_pylist() == list(range(input_.sent - len(late), input_.sent))
+
+
+def test_inputs_without_a_running_producer_are_trimmed_by_command_and_limits_by_rule(
+    one_server: ServerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = one_server.url
+    trio.run(lambda: init_store(url))
+    monkeypatch.setattr(checkpoint_limits, "trim_poll_s", 1_000)  # the producer dies before it deletes
+    with (
+        open_blocking(url) as store,
+        blocking.open_producer(store, "shop", "numbers", "p", SCHEMA) as producer,
+    ):
+        input_ = Input(one_server, producer)
+        input_.send(20)
+        with region(url, "left"):
+            read_all(input_, "left")
+    listed = json.loads(dos("input", "trim", url, "shop", "numbers", "--json").stdout)
+    assert len(listed["garbage"]) >= 5
+    assert listed["deleted"] is False
+    assert json.loads(dos("input", "trim", url, "shop", "numbers", "--json").stdout) == listed
+    half = dos("input", "trim", url, "shop", "numbers", "--apply")
+    assert (half.exit_code, "pass --apply and --stopped" in half.stderr) == (2, True)
+    done = dos("input", "trim", url, "shop", "numbers", "--apply", "--stopped")
+    assert (done.exit_code, f"deleted {len(listed['garbage'])} segments" in done.stdout) == (0, True)
+    assert "nothing to delete" in dos("input", "trim", url, "shop", "numbers").stdout
+    assert dos("input", "trim", url, "shop", "nothing").exit_code == 1
+
+    shown = dos("input", "retain", url, "shop", "numbers")
+    assert (shown.exit_code, shown.stdout.startswith("no limit")) == (0, True)
+    rule = ("input", "retain", url, "shop", "numbers")
+    assert dos(*rule, "--max-bytes", 1, "--no-limit").exit_code == 2
+    done = dos(*rule, "--max-bytes", 1, "--max-age", 3600, "--json")
+    assert (json.loads(done.stdout)["maxBytes"], json.loads(done.stdout)["maxAgeSeconds"]) == (1, 3600.0)
+    assert "older rows are deleted even if a consumer needs them" in dos(*rule).stdout
+    assert dos(*rule, "--no-limit").exit_code == 0
+    assert dos(*rule).stdout.startswith("no limit")
