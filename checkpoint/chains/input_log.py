@@ -21,7 +21,8 @@ import trio
 
 from checkpoint import limits
 from checkpoint.chains.chain_store import ChainStore, TakenChain
-from checkpoint.chains.input_trimming import InputChain, InputTrimmer, TrimPlanner, segments_of
+from checkpoint.chains.trimming import RowsChain, Trimmer, TrimPlanner, segments_of
+from checkpoint.core.consumers import input_register
 from checkpoint.core.inputs import (
     CLOSED_CHAIN,
     INPUT_CHAIN,
@@ -44,9 +45,11 @@ from dos_protocol.errors import ClosedError, DosError, FencedError, LocalProtoco
 from journal import (
     ChainState,
     ChainWriter,
+    Floor,
     Op,
     Position,
     Record,
+    below,
     inspect_chain,
     parse_segment_name,
     read_records,
@@ -74,7 +77,7 @@ class InputLog(ChainStore):
         self._producer = producer
         self._segments = segments_of(restored.state)
         self._appending = trio.Lock()
-        self._trimmer = InputTrimmer(planner, claim, writer, self._appending)
+        self._trimmer = Trimmer(planner, writer, self._collect, self._appending)
         self._trimming = trio.CancelScope()
         self._note_segment()
         self._digest = line.digest
@@ -112,7 +115,7 @@ class InputLog(ChainStore):
     ) -> "InputLog":
         """Do the same as `open`, without the check whether the handle is closed."""
         directory = producer_directory(application, handle, producer)
-        planner = TrimPlanner(store, application, handle)
+        planner = TrimPlanner(store, input_register(application, handle))
         attempt = 0
         while True:
             try:
@@ -215,13 +218,22 @@ class InputLog(ChainStore):
     # --- trimming -----------------------------------------------------------------------------------------
 
     @property
-    def chain(self) -> InputChain:
+    def chain(self) -> RowsChain:
         """The chain now. Its segments begin with the lowest that was not released when it was opened."""
         self._note_segment()
         synced = [end for end in self._ends.values() if end <= self._writer.synced]
         last_end = max(synced, default=self._recorded[1])
-        end = self._writer.end.size
-        return InputChain(self._claim.directory, self._producer, tuple(self._segments), end, last_end)
+        return RowsChain(
+            self._claim.directory,
+            INPUT_CHAIN,
+            self._producer,
+            tuple(self._segments),
+            self._writer.end.size,
+            last_end,
+        )
+
+    def _collect(self, floor: Floor) -> None:
+        self._claim.collect(below({INPUT_CHAIN: floor}))
 
     def _note_segment(self) -> None:
         current = parse_segment_name(self._writer.segment)
@@ -230,8 +242,8 @@ class InputLog(ChainStore):
             self._segments.append(current.order)
 
     async def trim(self) -> None:
-        """Release what no consumer needs now, and begin to delete it. Raises as `InputTrimmer.step`."""
-        while await self._trimmer.step(self.chain, wall_time_ms()):
+        """Release what no consumer needs now, and begin to delete it. Raises as `Trimmer.step`."""
+        while (await self._trimmer.step(self.chain, wall_time_ms()))[1]:
             pass
 
     async def trim_completely(self, wait_s: float) -> bool:

@@ -10,9 +10,8 @@ from contextlib import aclosing, suppress
 import trio
 
 from checkpoint import limits
-from checkpoint.chains.consumer_register import change_register, read_register
-from checkpoint.coordinator.manifest_host import StoreHost
-from checkpoint.core.consumers import input_register_directory, trimmed_because, with_consumer
+from checkpoint.chains.consumer_register import read_register, register_consumer
+from checkpoint.core.consumers import input_register, trimmed_because
 from checkpoint.core.inputs import (
     CLOSED_CHAIN,
     INPUT_CHAIN,
@@ -26,7 +25,6 @@ from checkpoint.core.inputs import (
     producers_among,
 )
 from checkpoint.errors import InputTrimmedError
-from checkpoint.runtime import wall_time_ms
 from dos_client import QuorumUnavailableError, Store
 from dos_protocol.errors import BrokenConnectionError
 from journal import ChainFollower, ChainWatch, Op, TrimmedBytesError, inspect_chain, read_records, size_seen
@@ -104,8 +102,8 @@ class InputFollower:
             )
 
     async def _trimmed(self, error: TrimmedBytesError) -> InputTrimmedError:
-        directory = input_register_directory(self._application, self._handle)
-        because = trimmed_because(await read_register(self._store, directory))
+        register = await read_register(self._store, input_register(self._application, self._handle))
+        because = trimmed_because(register)
         where = f"producer {self._producer!r} of input {self._handle!r} of {self._application!r}"
         return InputTrimmedError(where, error.begin, error.end, because)
 
@@ -172,15 +170,8 @@ class InputHandle:
 
         Waits while too few members answer. Raises QuorumUnavailableError, CorruptDataError.
         """
-        directory = input_register_directory(self._application, self._handle)
-        known = (await read_register(self._store, directory)).consumers.get(region)
-        if known is None or source not in known.sources:
-            now_ms = wall_time_ms()
-            await change_register(
-                StoreHost(self._store),
-                directory,
-                lambda register: with_consumer(register, region, source, now_ms),
-            )
+        place = input_register(self._application, self._handle)
+        await register_consumer(self._store, place, region, source)
 
     async def splits(self) -> list[str]:
         """Return all producers that ever opened it. Raises QuorumUnavailableError."""

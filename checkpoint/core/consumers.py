@@ -31,22 +31,36 @@ import msgspec
 
 from checkpoint.core.inputs import check_input_name
 from checkpoint.core.manifest import Cut
+from checkpoint.core.outputs import output_chain
 from checkpoint.errors import ConsumerRefusedError
 from dos_protocol.errors import CorruptDataError
 from dos_protocol.names import check_name
 from journal import Floor
 
-CONSUMERS_CHAIN: Final = "consumers"
 REGISTER_VERSION: Final = 1
 NOTHING: Final[Floor] = (0, 0)
 """A floor below every segment."""
 
 
-def input_register_directory(application: str, handle: str) -> str:
-    """Return the directory of the register of an input, which no producer's directory is longer than. Raises
-    BadNameError.
+class RegisterPlace(NamedTuple):
+    """Where a register is kept. The directories are never longer than those of the data, so every name of an
+    input or a region that was valid stays so.
     """
-    return check_name(f"{application}.rd.{check_input_name('an input handle', handle)}")
+
+    directory: str
+    chain: str
+
+
+def input_register(application: str, handle: str) -> RegisterPlace:
+    """Return the place of the register of an input. Raises BadNameError."""
+    return RegisterPlace(
+        check_name(f"{application}.rd.{check_input_name('an input handle', handle)}"), "consumers"
+    )
+
+
+def output_register(region: str, sink: str) -> RegisterPlace:
+    """Return the place of the register of an output log. Raises BadNameError."""
+    return RegisterPlace(check_name(f"{region}.ro"), check_name(output_chain(sink)))
 
 
 class Consumer(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,12 +71,14 @@ class Consumer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RetentionRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Limits above which data is deleted even if a consumer needs it. None: no limit.
+    """What is deleted. by_consumers: whether that is what every consumer has read.
 
-    bytes_max: of each chain, the newest bytes that stay, rounded up to whole segments. age_max_s: rows that
-    are older may be deleted, by their writer's clock. set_by, set_ms: who set it and when, for errors.
+    The limits delete more, even if a consumer needs it; None: no limit. bytes_max: of each chain, the newest
+    bytes that stay, rounded up to whole segments. age_max_s: rows that are older may be deleted, by their
+    writer's clock. set_by, set_ms: who set it and when, for errors.
     """
 
+    by_consumers: bool = True
     bytes_max: int | None = None
     age_max_s: float | None = None
     set_by: str = ""
@@ -84,10 +100,13 @@ class RetentionRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 class Register(msgspec.Struct, frozen=True, kw_only=True):
     """The content of a register. Each record of its chain has all of it; the last one counts."""
 
+    version: int = REGISTER_VERSION
     consumers: dict[str, Consumer] = {}
     """Region -> what it reads."""
-    rule: RetentionRule = RetentionRule()
-    version: int = REGISTER_VERSION
+    rule: RetentionRule | None = None
+    """Set by a person. None: the default, which is `RetentionRule()` of an input, and the sink's of an
+    output.
+    """
 
 
 _decoder: "msgspec.json.Decoder[Register]" = msgspec.json.Decoder(Register)
@@ -131,8 +150,8 @@ def without_consumer(register: Register, region: str) -> Register:
     return msgspec.structs.replace(register, consumers=left)
 
 
-def with_rule(register: Register, rule: RetentionRule) -> Register:
-    """Return the register with another rule."""
+def with_rule(register: Register, rule: RetentionRule | None) -> Register:
+    """Return the register with another rule; None: the default."""
     return msgspec.structs.replace(register, rule=rule)
 
 
@@ -177,7 +196,7 @@ def trim_floor(chain: ChainNow, needs: Mapping[str, int], rule: RetentionRule, n
     `last_end` stays.
     """
     found = Reason(NOTHING, "")
-    if needs:
+    if needs and rule.by_consumers:
         found = max(found, Reason(_containing(chain, min(needs.values())), "consumers"))
     if rule.bytes_max is not None:
         found = max(found, Reason(_containing(chain, chain.end - rule.bytes_max), "size"))
@@ -214,9 +233,9 @@ def _as_old(chain: ChainNow, before_ms: int) -> Floor:
 def trimmed_because(register: Register) -> str:
     """Return why rows were trimmed, according to the register, for the error of a reader that needs them."""
     rule, names = register.rule, ", ".join(sorted(register.consumers))
-    if rule.limits_anything:
+    if rule is not None and rule.limits_anything:
         by = f", set by {rule.set_by}" if rule.set_by else ""
-        return f"the retention rule of the input is {rule}{by}, and deletes rows that consumers still need"
+        return f"the retention rule is {rule}{by}, and deletes rows that consumers still need"
     if names:
         return f"every registered consumer ({names}) had read them, and this reader was not registered then"
     return "a retention rule or consumers that are no longer registered allowed it"

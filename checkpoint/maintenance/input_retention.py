@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from checkpoint.chains.consumer_register import change_register, read_register
 from checkpoint.chains.input_log import InputLog, last_recorded
 from checkpoint.chains.input_reading import InputHandle
-from checkpoint.chains.input_trimming import InputChain, TrimPlanner, segments_of
 from checkpoint.chains.manifest_reading import retained_cuts
+from checkpoint.chains.trimming import RowsChain, TrimPlanner, segments_of
 from checkpoint.coordinator.manifest_host import StoreHost
 from checkpoint.core.consumers import (
     NOTHING,
     Register,
     RetentionRule,
-    input_register_directory,
+    input_register,
     need_of,
     with_rule,
     without_consumer,
@@ -72,25 +72,25 @@ class InputRetention:
     def __init__(self, store: Store, application: str, handle: str) -> None:
         self._store = store
         self._application, self._handle = application, handle
-        self._directory = input_register_directory(application, handle)
+        self._place = input_register(application, handle)
 
     async def status(self) -> InputStatus:
         """Return who reads the input, and how far. Claims nothing.
 
         Raises NoInputError, ManifestError, and what reading chains raises.
         """
-        register = await read_register(self._store, self._directory)
+        register = await read_register(self._store, self._place)
         names = await self._producers(register)
         producers = [await self._producer(name) for name in names]
         return InputStatus(
-            register.rule,
+            register.rule or RetentionRule(),
             tuple(producers),
             tuple([await self._consumer(region, register, names) for region in sorted(register.consumers)]),
         )
 
     async def _producers(self, register: Register) -> list[str]:
         names = await InputHandle(self._store, self._application, self._handle).splits()
-        if not names and not register.consumers and not register.rule.limits_anything:
+        if not names and not register.consumers and register.rule is None:
             prefix = f"{self._application}.in."
             directories = await self._store.list_directories(prefix)
             handles = {name.removeprefix(prefix).partition(".")[0] for name in directories}
@@ -120,12 +120,10 @@ class InputRetention:
         return producer_directory(self._application, self._handle, producer)
 
     async def set_rule(self, bytes_max: int | None, age_max_s: float | None) -> RetentionRule:
-        """Set the limits of the input; None: no limit. Returns when the quorum holds the rule."""
+        """Set the limits; None: no limit. Returns when the quorum holds the rule."""
         who = f"{runtime().user_name()}@{runtime().host_name()}"
         rule = RetentionRule(bytes_max=bytes_max, age_max_s=age_max_s, set_by=who, set_ms=wall_time_ms())
-        await change_register(
-            StoreHost(self._store), self._directory, lambda register: with_rule(register, rule)
-        )
+        await change_register(StoreHost(self._store), self._place, lambda register: with_rule(register, rule))
         return rule
 
     async def forget(self, region: str, patience_s: float, *, apply: bool) -> None:
@@ -135,7 +133,7 @@ class InputRetention:
         Raises ConsumerRefusedError if it is not registered, or if a driver of it answers within `patience_s`
         seconds. Nothing was changed then.
         """
-        without_consumer(await read_register(self._store, self._directory), region)
+        without_consumer(await read_register(self._store, self._place), region)
         try:
             reply = await RequestClient(self._store, region).send("status", patience_s=patience_s)
         except NoAnswerError as silence:
@@ -148,22 +146,23 @@ class InputRetention:
             )
         if apply:
             await change_register(
-                StoreHost(self._store), self._directory, lambda register: without_consumer(register, region)
+                StoreHost(self._store), self._place, lambda register: without_consumer(register, region)
             )
 
     async def unneeded(self) -> list[UnneededObject]:
         """Return the segments that nobody needs, as F members report them. Claims nothing. Raises as
         `status`.
         """
-        planner = TrimPlanner(self._store, self._application, self._handle)
+        planner = TrimPlanner(self._store, self._place)
         found = []
-        for name in await self._producers(await read_register(self._store, self._directory)):
+        for name in await self._producers(await read_register(self._store, self._place)):
             directory = self._chain_directory(name)
             chain = await inspect_chain(self._store, directory, INPUT_CHAIN, measured=False)
             if chain.end is None:
                 continue
             last = await last_recorded(self._store, self._application, self._handle, name)
-            now = InputChain(directory, name, tuple(segments_of(chain)), chain.end.size, last.end)
+            segments = tuple(segments_of(chain))
+            now = RowsChain(directory, INPUT_CHAIN, name, segments, chain.end.size, last.end)
             floor = (await planner.plan(now, wall_time_ms())).floor
             if floor != NOTHING:
                 found += await objects_below(self._store, directory, {INPUT_CHAIN: floor})

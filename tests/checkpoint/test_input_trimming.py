@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checkpoint import limits
-from checkpoint.chains import consumer_register, input_trimming
+from checkpoint.chains import consumer_register, trimming
 from checkpoint.chains.consumer_register import change_register, read_register
 from checkpoint.chains.input_log import InputLog
 from checkpoint.core import consumers
@@ -222,7 +222,7 @@ async def test_a_limit_of_size_deletes_without_consumers_and_a_reader_below_it_g
         await model.read_from(SplitPosition(0))
     said = str(raised.value)
     assert f"the bytes from 0 to {first} of producer 'till' of input 'orders' of 'shop' were trimmed" in said
-    assert "the retention rule of the input is at most 300 bytes, set by ops@host" in said
+    assert "the retention rule is at most 300 bytes, set by ops@host" in said
     assert 'begin="retained"' in said
     found = await model.read_from(SplitPosition(0), from_retained=True)
     assert found == model.rows[-len(found) :]
@@ -338,7 +338,7 @@ def one_consumer(patch: pytest.MonkeyPatch) -> None:
         found = await needs(*args)
         return dict(sorted(found.items())[-1:])
 
-    patch.setattr(input_trimming, "needs_of", fewer)
+    patch.setattr(trimming, "needs_of", fewer)
 
 
 def savepoints_do_not_count(patch: pytest.MonkeyPatch) -> None:
@@ -480,7 +480,9 @@ def test_registers_are_read_as_they_were_written_and_refused_if_a_newer_version_
     assert with_consumer(register, "shop", "taken", 19) is register
     assert register.consumers == {"shop": Consumer(sources=("again", "taken"), since_ms=17)}
     text = encode_register(register)
-    assert text == b'{"consumers":{"shop":{"sources":["again","taken"],"since_ms":17}},"rule":{},"version":1}'
+    assert (
+        text == b'{"version":1,"consumers":{"shop":{"sources":["again","taken"],"since_ms":17}},"rule":null}'
+    )
     assert decode_register([text], where="d", at=9) == register
     assert without_consumer(register, "shop") == Register()
     with pytest.raises(ConsumerRefusedError, match="region 'other' is not registered; registered are: shop"):

@@ -14,7 +14,7 @@ from checkpoint.chains.input_log import InputLog, last_recorded
 from checkpoint.chains.input_reading import InputFollower
 from checkpoint.chains.manifest_reading import retained_cuts
 from checkpoint.coordinator.manifest_log import ManifestLog
-from checkpoint.core.consumers import input_register_directory, with_consumer
+from checkpoint.core.consumers import input_register, with_consumer
 from checkpoint.core.coordinator_vocabulary import AppendCut, CutAppended, ManifestOpened, OpenManifest
 from checkpoint.core.inputs import INPUT_CHAIN, producer_directory
 from checkpoint.core.manifest import SAVEPOINTS_VERSION, SplitPosition
@@ -27,7 +27,7 @@ from tests.journal.memory_store import MemoryStore
 
 APPLICATION, HANDLE, PRODUCER, SOURCE = "shop", "orders", "till", "taken"
 DIRECTORY = producer_directory(APPLICATION, HANDLE, PRODUCER)
-REGISTER = input_register_directory(APPLICATION, HANDLE)
+REGISTER = input_register(APPLICATION, HANDLE)
 
 
 class PatientHost(Host):
@@ -185,7 +185,8 @@ class TrimModel:
 
     async def trim_step(self):
         """One step of trimming: delete what was released before, then release more."""
-        return await self.log._trimmer.step(self.log.chain, self.now_ms)
+        _, more = await self.log._trimmer.step(self.log.chain, self.now_ms)
+        return more
 
     async def trim(self):
         while await self.trim_step():
