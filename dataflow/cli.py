@@ -1,7 +1,7 @@
 """`dos input`: receive lines over TCP as an input of an application, close an input, sweep staged rows.
 
 `entry_point.py` describes what an entry point guarantees. `dos input sweep` is in `checkpoint/cli/sweep.py`,
-the commands on retention are in `checkpoint/cli/input_retention.py`.
+the commands on retention are in `checkpoint/cli/retention.py`.
 """
 
 import re
@@ -17,7 +17,7 @@ import typer
 
 from checkpoint.chains.input_log import close_input
 from checkpoint.cli.arguments import Application, Handle, check_input_names
-from checkpoint.cli.input_retention import add_retention_commands
+from checkpoint.cli.retention import KINDS, add_retention_commands
 from checkpoint.cli.sweep import sweep
 from checkpoint.errors import InputClosedError
 from dataflow.entry_point import serve_lines
@@ -192,5 +192,5 @@ def _announce(host: str, application: str, handle: str, producer: str, port: int
 
 
 app.command()(sweep)
-add_retention_commands(app)
+add_retention_commands(app, KINDS["input"])
 fill_help(app)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from journal.core.file_ops import FileTruncate as FileTruncate
     from journal.core.file_ops import FileWrite as FileWrite
     from journal.core.inspection import Located as Located
+    from journal.core.position import NO_FLOOR as NO_FLOOR
     from journal.core.position import ORIGIN as ORIGIN
     from journal.core.position import Position as Position
     from journal.core.record import Record as Record

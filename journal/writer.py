@@ -61,9 +61,8 @@ class ChainWriter:
     the position is synced.
     """
 
-    marks: ClassVar[bool] = True
+    marks: ClassVar[bool] = True  # for a journaled directory: it stores time marks, and can roll
     rolls: ClassVar[bool] = True
-    """For a journaled directory: it stores time marks (`marks`) and can roll (`rolls`)."""
 
     def __init__(
         self, claim: ClaimPort, chain: str, generation: int, scratch: Scratch | None, pipelined: bool
@@ -210,18 +209,16 @@ class ChainWriter:
     async def wait_synced(self, position: Position | None = None) -> None:
         """Wait until everything up to `position` (None: `end`) is synced on the quorum.
 
-        Raises FencedError if the claim is lost first, LocalProtocolError if `position` is beyond `end`.
+        Raises FencedError if the claim is lost first, LocalProtocolError if it is beyond `end`.
         """
         size = self.end.size if position is None else position.size
         if size > self.end.size:
-            raise LocalProtocolError(
-                f"position {position} is beyond the end of chain {self._chain}, {self.end}"
-            )
+            raise LocalProtocolError(f"{position} is beyond the end of chain {self._chain}, {self.end}")
         if size > self._base:
             await self._current.wait_synced(size - self._base)
 
     async def wait_room(self) -> None:
-        """Wait until few enough bytes are unsynced to append more (back-pressure). Raises FencedError."""
+        """Wait until few enough bytes are unsynced to append more. Raises FencedError."""
         await self._current.wait_room()
 
     async def roll(self, snapshot: Iterable[Record] | None = None) -> None:
@@ -241,10 +238,10 @@ class ChainWriter:
 
         It has two phases (R14). First the start record of a new segment names the floor and is synced on the
         quorum. Only then, and if `collect`, are the segments deleted, in the background, on all members.
-        Every later segment repeats the floor, so the next writer completes an interrupted deletion.
+        Every later segment repeats the floor, so the next writer completes the deletion.
 
         The caller guarantees that nothing needs the segments below, that `floor` is on the current line of
-        history, and that a snapshot with which it begins is committed. Raises the errors of `roll`, and
+        history, and that its snapshot, if any, is committed. Raises the errors of `roll`, and
         LocalProtocolError if `floor` is above the current segment.
         """
         if floor > (self._claim.epoch, self._base):
@@ -267,7 +264,7 @@ class ChainWriter:
             self._claim.collect(below({self._chain: self._released}))
 
     async def aclose(self) -> None:
-        """Stop appending. Does not wait: the claim continues to sync the appended records."""
+        """Stop appending. The claim continues to sync the appended records."""
         self._state = WriterState.CLOSED
         if self._object is not None:
             self._object.seal()

@@ -221,6 +221,7 @@ class InputLog(ChainStore):
     def chain(self) -> RowsChain:
         """The chain now. Its segments begin with the lowest that was not released when it was opened."""
         self._note_segment()
+        self._segments = [one for one in self._segments if one >= self._writer.released]
         synced = [end for end in self._ends.values() if end <= self._writer.synced]
         last_end = max(synced, default=self._recorded[1])
         return RowsChain(

@@ -20,7 +20,6 @@ import trio
 from checkpoint import limits
 from checkpoint.chains.consumer_register import needs_of, read_register
 from checkpoint.core.consumers import (
-    NOTHING,
     ChainNow,
     Reason,
     RegisterPlace,
@@ -29,7 +28,16 @@ from checkpoint.core.consumers import (
     next_step,
     trim_floor,
 )
-from journal import ChainState, ChainWriter, Floor, Op, RecordDecoder, SegmentName, parse_segment_name
+from journal import (
+    NO_FLOOR,
+    ChainState,
+    ChainWriter,
+    Floor,
+    Op,
+    RecordDecoder,
+    SegmentName,
+    parse_segment_name,
+)
 from journal.ports import StorePort
 
 _READ_BYTES = 256 * 1024
@@ -67,7 +75,8 @@ class TrimPlanner:
         self._times: dict[tuple[str, Floor], int | None] = {}
 
     async def plan(self, chain: RowsChain, now_ms: int) -> Reason:
-        """Return the lowest segment that anything needs, by what is committed now; NOTHING if all are needed.
+        """Return the lowest segment that anything needs, by what is committed now; NO_FLOOR if everything is
+        needed.
 
         Raises what reading the register and the manifests raises.
         """
@@ -118,7 +127,7 @@ class Trimmer:
         self._writer = writer
         self._collect = collect
         self._appending = appending
-        self._collected = NOTHING
+        self._collected = NO_FLOOR
 
     async def step(
         self, chain: RowsChain, now_ms: int, *, allowed: Floor | None = None
@@ -130,14 +139,14 @@ class Trimmer:
         """
         released = self._writer.released  # acknowledged before the register is read
         if released == self._collected and not may_trim(chain.segments, chain.last_end):
-            return NOTHING, False
+            return NO_FLOOR, False
         floor = (await self._planner.plan(chain, now_ms)).floor
         upto = floor if allowed is None else min(floor, allowed)
         step = next_step(chain.segments, upto, released, self._collected, limits.trim_segments_max)
         if step.collect > self._collected:
             self._collect(step.collect)
             self._collected = step.collect
-        if step.release == NOTHING:
+        if step.release == NO_FLOOR:
             return floor, False
         async with self._appending:
             await self._writer.release(step.release, collect=False)

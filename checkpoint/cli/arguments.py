@@ -20,6 +20,7 @@ from checkpoint.errors import (
     NoAnswerError,
     NoInputError,
     NoRegionError,
+    NoSinkError,
 )
 from dos_client import Store, open_store
 from dos_client.cli import kit
@@ -35,6 +36,7 @@ NEGATIVE_ANSWERS: Final = (
     ManifestError,
     CheckpointReleasedError,
     ConsumerRefusedError,
+    NoSinkError,
 )
 _COMPLETION_S: Final = 2.0
 

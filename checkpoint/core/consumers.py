@@ -35,11 +35,9 @@ from checkpoint.core.outputs import output_chain
 from checkpoint.errors import ConsumerRefusedError
 from dos_protocol.errors import CorruptDataError
 from dos_protocol.names import check_name
-from journal import Floor
+from journal import NO_FLOOR, Floor
 
 REGISTER_VERSION: Final = 1
-NOTHING: Final[Floor] = (0, 0)
-"""A floor below every segment."""
 
 
 class RegisterPlace(NamedTuple):
@@ -195,7 +193,7 @@ def trim_floor(chain: ChainNow, needs: Mapping[str, int], rule: RetentionRule, n
     Invariant: without a limit, every byte from the lowest need on stays; always, the segment that contains
     `last_end` stays.
     """
-    found = Reason(NOTHING, "")
+    found = Reason(NO_FLOOR, "")
     if needs and rule.by_consumers:
         found = max(found, Reason(_containing(chain, min(needs.values())), "consumers"))
     if rule.bytes_max is not None:
@@ -211,16 +209,16 @@ def may_trim(segments: Sequence[Floor], last_end: int) -> bool:
 
 
 def _containing(chain: ChainNow, position: int) -> Floor:
-    """Return the segment that contains the byte before a position; NOTHING if that is below all segments.
+    """Return the segment that contains the byte before a position; NO_FLOOR if that is below all segments.
 
     So the segment in which a reader stopped stays, even if it stopped at its end.
     """
-    return max((one for one in chain.segments if one[1] < position), default=NOTHING)
+    return max((one for one in chain.segments if one[1] < position), default=NO_FLOOR)
 
 
 def _as_old(chain: ChainNow, before_ms: int) -> Floor:
     """Return the highest segment whose first record is as old: all records below it are at least as old."""
-    floor = NOTHING
+    floor = NO_FLOOR
     for one in chain.segments:
         time_ms = chain.times_ms.get(one)
         if time_ms is not None and time_ms > before_ms:
@@ -242,8 +240,8 @@ def trimmed_because(register: Register) -> str:
 
 
 class TrimStep(NamedTuple):
-    """What a writer does next: delete below `collect`, then name `release` in a new segment's start. NOTHING:
-    not now.
+    """What a writer does next: delete below `collect`, then name `release` in a new segment's start.
+    NO_FLOOR: not now.
     """
 
     collect: Floor
@@ -260,4 +258,4 @@ def next_step(
     """
     collect = max(collected, min(floor, released))
     above = [one for one in segments[1:] if released < one <= floor]
-    return TrimStep(collect, above[min(segments_max, len(above)) - 1] if above else NOTHING)
+    return TrimStep(collect, above[min(segments_max, len(above)) - 1] if above else NO_FLOOR)

@@ -8,18 +8,15 @@ is closed and everything recorded before is read.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import ClassVar
 
 import pyarrow as pa
 
 from checkpoint import check_input_name
 from checkpoint.chains.input_reading import InputHandle
-from dataflow.errors import SchemaError
 from dataflow.schema import parse_schema
-from dataflow.sources.prefetched import PrefetchedSource, owner_by_name
+from dataflow.sources.prefetched import PrefetchedSource, check_begin, owner_by_name
 from dos_client import Store
-
-_BEGIN: Final = ("first", "retained")
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -41,9 +38,7 @@ class InputSource(PrefetchedSource):
     begin: str
 
     def __init__(self, name: str, schema: "str | pa.Schema", *, begin: str = "first") -> None:
-        if begin not in _BEGIN:
-            raise SchemaError(f"begin must be {' or '.join(map(repr, _BEGIN))}, not {begin!r}")
-        object.__setattr__(self, "begin", begin)
+        object.__setattr__(self, "begin", check_begin(begin))
         object.__setattr__(self, "name", check_input_name("an input handle", name))
         object.__setattr__(self, "schema", parse_schema(schema))
 

@@ -128,6 +128,11 @@ class ChainOrigin(ABC):
         del split
         return None
 
+    async def retained_from(self, split: str) -> int:
+        """Return the offset below which a chain may be deleted without a start that says so."""
+        del split
+        return 0
+
     @abstractmethod
     def data_of(self, record: Record) -> bytes:
         """Return the Arrow stream in a record; b"" if it has none."""
@@ -241,10 +246,17 @@ class ChainOrigin(ABC):
         directory = self.directory(split)
         if visible_end is None:
             return ChainState(self.chain)
+        floor = await self.retained_from(split)
         if visible_end is ALL:
-            proved = await self.proved(split)
-            return await inspect_chain(self.store, directory, self.chain, measured=measured, proved=proved)
-        return await inspect_chain_at(self.store, directory, self.chain, visible_end)
+            return await inspect_chain(
+                self.store,
+                directory,
+                self.chain,
+                measured=measured,
+                proved=await self.proved(split),
+                floor=floor or None,
+            )
+        return await inspect_chain_at(self.store, directory, self.chain, visible_end, floor=floor)
 
     async def _read_before(self, split: str, start: SplitPoint) -> ChainState:
         """Return the chain up to a point that was read, and therefore committed, before.

@@ -15,7 +15,6 @@ from checkpoint.chains.consumer_register import change_register, read_register
 from checkpoint.chains.input_log import InputLog
 from checkpoint.core import consumers
 from checkpoint.core.consumers import (
-    NOTHING,
     ChainNow,
     Consumer,
     Register,
@@ -32,7 +31,7 @@ from checkpoint.core.manifest import SplitPosition, decode_cut
 from checkpoint.core.retention import keep
 from checkpoint.errors import ConsumerRefusedError, InputTrimmedError
 from dos_protocol.errors import CorruptDataError
-from journal import ChainWriter, Op, parse_segment_name
+from journal import NO_FLOOR, ChainWriter, Op, parse_segment_name
 from journal.core.decoder import decode_all
 from tests.checkpoint.trim_model import DIRECTORY, REGISTER, PatientHost, TrimModel
 
@@ -380,7 +379,7 @@ def forgets_the_last_batch(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         consumers,
         "_containing",
-        lambda chain, position: max((one for one in chain.segments if one[1] <= position), default=NOTHING),
+        lambda chain, position: max((one for one in chain.segments if one[1] <= position), default=NO_FLOOR),
     )
 
 
@@ -447,9 +446,9 @@ def test_no_byte_that_a_consumer_needs_lies_below_the_floor(
     last_end = data.draw(st.integers(0, end))
     chain = ChainNow(segments, end, last_end, {})
     reason = trim_floor(chain, needs, RetentionRule(), 0)
-    assert reason.floor == NOTHING or reason.floor in segments
+    assert reason.floor == NO_FLOOR or reason.floor in segments
     assert reason.floor[1] <= min(needs.values(), default=0)
-    assert reason.floor == NOTHING or reason.floor[1] < last_end, "the segment of the last batch stays"
+    assert reason.floor == NO_FLOOR or reason.floor[1] < last_end, "the segment of the last batch stays"
     if needs:
         higher = [one for one in segments if one > reason.floor and one[1] < min(*needs.values(), last_end)]
         assert not higher, "and not more stays than that"
@@ -461,13 +460,13 @@ def test_no_byte_that_a_consumer_needs_lies_below_the_floor(
 def test_a_step_deletes_only_what_was_released_and_releases_only_what_is_unneeded(
     segments: list[tuple[int, int]], floor: int, released: int, collected: int, most: int
 ) -> None:
-    marks = [NOTHING, *segments]
+    marks = [NO_FLOOR, *segments]
     low, mid = sorted((marks[collected % len(marks)], marks[released % len(marks)]))
     wanted = marks[floor % len(marks)]
     step = next_step(segments, wanted, mid, low, most)
     assert low <= step.collect <= max(low, mid)
     assert step.collect == low or step.collect <= wanted
-    if step.release != NOTHING:
+    if step.release != NO_FLOOR:
         assert mid < step.release <= wanted
         assert sum(mid < one <= step.release for one in segments) <= most + 1
     else:

@@ -12,7 +12,7 @@ import trio
 from checkpoint import limits as checkpoint_limits
 from checkpoint.coordinator.control import RegionControl
 from checkpoint.core.region import RegionSpec, RegionState
-from dataflow import Graph, InputSource, LogSink, blocking, collect_output
+from dataflow import Graph, InputSource, LogSink, LogSource, blocking, collect_output
 from dataflow.worker.process import WorkerSpec
 from dos_client import init_store
 from dos_client.blocking import open_store as open_blocking
@@ -31,14 +31,26 @@ ROWS = 500
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint_limits, "input_segment_bytes_max", 20_000)
+    monkeypatch.setattr(checkpoint_limits, "output_segment_bytes_max", 20_000)
     monkeypatch.setattr(checkpoint_limits, "trim_poll_s", 0.05)
 
 
+def source(begin: str) -> InputSource:
+    return InputSource("numbers", SCHEMA, begin=begin)
+
+
 @contextmanager
-def region(url: str, name: str, *, begin: str = "first") -> Iterator[RegionControl]:
+def region(
+    url: str,
+    name: str,
+    *,
+    begin: str = "first",
+    sink: LogSink | None = None,
+    reads: Callable[[str], InputSource | LogSource] = source,
+) -> Iterator[RegionControl]:
     """A region of one worker, a thread, that reads the input `numbers` of the application `shop`."""
     graph = Graph(name)
-    graph.source("taken", InputSource("numbers", SCHEMA, begin=begin)).sink("shown", LogSink())
+    graph.source("taken", reads(begin)).sink("shown", sink or LogSink())
     spec = RegionSpec(
         name=name,
         workers=1,
@@ -97,7 +109,7 @@ class Input:
 
     @property
     def stored_from(self) -> int:
-        return int(self.status()["producers"][0]["begin"])
+        return int(self.status()["splits"][0]["begin"])
 
     def on_disk(self) -> int:
         return sum(
@@ -138,7 +150,7 @@ def test_an_input_stays_as_small_as_the_slowest_region_allows(one_server: Server
                 for _ in range(6):
                     input_.send(10)
                     read_all(input_, "left", "right")
-                    written = input_.status()["producers"][0]["end"]
+                    written = input_.status()["splits"][0]["end"]
                     until(lambda: input_.stored_from > written - 60_000, "both have read it: it is trimmed")  # noqa: B023
                     sizes.append(input_.on_disk())
                 assert max(sizes) < 150_000 < written, sizes
@@ -151,7 +163,7 @@ def test_an_input_stays_as_small_as_the_slowest_region_allows(one_server: Server
             assert input_.on_disk() > 4 * max(sizes)
             with region(url, "right"):
                 read_all(input_, "left", "right")
-                written = input_.status()["producers"][0]["end"]
+                written = input_.status()["splits"][0]["end"]
                 until(lambda: input_.stored_from > written - 60_000, "trimmed again")
                 until(lambda: input_.on_disk() < 150_000, "and deleted")
                 running = dos("input", "forget", url, "shop", "numbers", "right", "--apply")
@@ -214,11 +226,80 @@ def test_inputs_without_a_running_producer_are_trimmed_by_command_and_limits_by_
     assert dos("input", "trim", url, "shop", "nothing").exit_code == 1
 
     shown = dos("input", "retain", url, "shop", "numbers")
-    assert (shown.exit_code, shown.stdout.startswith("no limit")) == (0, True)
+    assert (shown.exit_code, shown.stdout.startswith("rule: the default: what every")) == (0, True)
     rule = ("input", "retain", url, "shop", "numbers")
-    assert dos(*rule, "--max-bytes", 1, "--no-limit").exit_code == 2
+    assert dos(*rule, "--max-bytes", 1, "--default").exit_code == 2
+    assert dos(*rule, "--keep", "some").exit_code == 2
     done = dos(*rule, "--max-bytes", 1, "--max-age", 3600, "--json")
     assert (json.loads(done.stdout)["maxBytes"], json.loads(done.stdout)["maxAgeSeconds"]) == (1, 3600.0)
-    assert "older rows are deleted even if a consumer needs them" in dos(*rule).stdout
-    assert dos(*rule, "--no-limit").exit_code == 0
-    assert dos(*rule).stdout.startswith("no limit")
+    assert "limit: at most 1 bytes and at most 3600 s, even if a consumer needs more" in dos(*rule).stdout
+    assert dos(*rule, "--default").exit_code == 0
+    assert dos(*rule).stdout.startswith("rule: the default")
+
+
+# EVIDENCE-OF: P-6
+@pytest.mark.parametrize("publish", ["step", "checkpoint"])
+def test_an_output_is_trimmed_to_what_its_readers_need(one_server: ServerProcess, publish: str) -> None:
+    url = one_server.url
+    trio.run(lambda: init_store(url))
+    sink = LogSink(publish=publish, retain="unread")
+
+    def log(begin: str) -> LogSource:
+        return LogSource("shown", SCHEMA, region="above", begin=begin)
+
+    def stored() -> dict[str, int]:
+        done = dos("output", "consumers", url, "above", "shown", "--json")
+        assert done.exit_code == 0, done.stderr
+        found: dict[str, int] = json.loads(done.stdout)["splits"][0]
+        return found
+
+    def numbers(name: str) -> list[int]:
+        table = collect_output(url, name, "shown")
+        return [] if table is None else table["number"].to_pylist()
+
+    with (
+        open_blocking(url) as store,
+        blocking.open_producer(store, "shop", "numbers", "p", SCHEMA) as producer,
+    ):
+        input_ = Input(one_server, producer)
+        with region(url, "above", sink=sink):
+            input_.send(1)
+            until(lambda: dos("output", "consumers", url, "above", "shown").exit_code == 0, "it runs")
+        with region(url, "below", reads=log):
+            for _ in range(3):
+                # The region above is stopped and started again: it restores a log without a beginning.
+                with region(url, "above", sink=sink):
+                    for _ in range(3):
+                        input_.send(10)
+                        until(lambda: len(numbers("below")) == input_.sent, "all is read")
+                    written = stored()["end"]
+                    until(lambda: stored()["begin"] > written - 60_000, "what is read is trimmed")  # noqa: B023
+            assert numbers("below") == list(range(input_.sent))
+        left = numbers("above")
+        assert left == list(range(input_.sent - len(left), input_.sent))
+        assert 0 < len(left) < input_.sent // 2
+
+        # Nobody reads it now: nothing more is deleted.
+        with region(url, "above", sink=sink):
+            input_.send(30)
+            until(lambda: numbers("above")[-1] == input_.sent - 1, "all is there")
+        kept = len(numbers("above"))
+        assert kept >= 30 * ROWS
+        done = dos("output", "trim", url, "above", "shown", "--apply", "--stopped")
+        assert done.exit_code == 0, done.stderr
+        assert len(numbers("above")) >= 30 * ROWS
+        with region(url, "below", reads=log):
+            until(lambda: len(numbers("below")) == input_.sent, "the reader continues where it was")
+        assert numbers("below") == list(range(input_.sent))
+
+        with region(url, "new", reads=log) as control:
+            until(lambda: control.status().state is RegionState.FAILED, "its beginning is gone")
+            said = str(control.exception())
+        assert "of the log w0000 of output 'shown' of region 'above' were trimmed and are gone" in said
+        assert 'LogSource(..., begin="retained")' in said
+        with region(url, "late", reads=log, begin="retained"):
+            until(lambda: numbers("late") == numbers("above"), "it begins with what is retained")
+    assert dos("output", "retain", url, "above", "shown", "--keep", "all").exit_code == 0
+    assert "keeps everything" in dos("output", "retain", url, "above", "shown").stdout
+    assert dos("output", "consumers", url, "above", "nothing").exit_code == 1
+    assert dos("output", "consumers", url, "nobody", "shown").exit_code == 1
