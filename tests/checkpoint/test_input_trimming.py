@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -253,7 +254,6 @@ async def test_a_limit_of_age_deletes_old_segments(monkeypatch: pytest.MonkeyPat
 
 async def play(rng: random.Random) -> None:
     """A random history of one input and its regions, checked after each step of trimming."""
-    limits.input_segment_bytes_max = 1  # a segment for each batch
     model = await model_with(1, "a")
     away = model.store.servers[2]
 
@@ -302,7 +302,10 @@ async def play(rng: random.Random) -> None:
 
 # EVIDENCE-OF: P-6
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_whatever_happens_every_retained_checkpoint_can_be_read_from(seed: int) -> None:
+def test_whatever_happens_every_retained_checkpoint_can_be_read_from(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "input_segment_bytes_max", 1)
     trio.run(play, random.Random(seed))
 
 
@@ -401,13 +404,13 @@ def a_position_not_read_counts_as_read(patch: pytest.MonkeyPatch) -> None:
         before_the_release,
         one_consumer,
         savepoints_do_not_count,
-        forgets_the_last_batch,
         a_position_not_read_counts_as_read,
     ],
 )
 def test_the_random_histories_find_planted_bugs(
     bug: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(limits, "input_segment_bytes_max", 1)
     bug(monkeypatch)
     for seed in range(SEEDS):
         try:
@@ -415,6 +418,15 @@ def test_the_random_histories_find_planted_bugs(
         except (AssertionError, CorruptDataError):
             return
     pytest.fail("not found")
+
+
+def test_trimming_the_last_batch_would_lose_the_place_of_the_producer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A planted bug, found by a producer that is started again and again."""
+    forgets_the_last_batch(monkeypatch)
+    with pytest.raises(AssertionError, match="it continues after the last batch"):
+        trio.run(test_restarts_without_batches_leave_the_number_of_the_last_batch_and_few_segments)
 
 
 @pytest.mark.trio
@@ -489,6 +501,20 @@ def test_registers_are_read_as_they_were_written_and_refused_if_a_newer_version_
     for bad in (b"", b"{", b'{"version":2}', b'{"rule":{"bytes_max":"x"}}'):
         with pytest.raises(CorruptDataError):
             decode_register([bad], where="d", at=9)
+
+
+def test_the_registers_of_the_golden_file_are_read_for_ever() -> None:
+    golden = Path(__file__).parent.parent / "journal" / "golden" / "v1-consumers.journal"
+    records, fault = decode_all(golden.read_bytes())
+    assert fault is None
+    first, second = (decode_register(record.strings, where="golden", at=end) for end, record in records)
+    assert first.consumers == {"shop": Consumer(sources=("orders",), since_ms=1_732_147_200_000)}
+    assert first.rule == RetentionRule(
+        bytes_max=1 << 30, age_max_s=604_800, set_by="ops@h1", set_ms=1_732_147_200_123
+    )
+    assert (second.rule, second.consumers) == (RetentionRule(by_consumers=False), {})
+    for register, (_, record) in zip((first, second), records, strict=True):
+        assert encode_register(register) == record.strings[0]
 
 
 @pytest.mark.trio

@@ -53,6 +53,11 @@ class Store(MemoryStore):
     def start(self, task):
         """Trimming is a step of the history here, not a task."""
 
+    async def list_directories(self, prefix=""):
+        await trio.lowlevel.checkpoint()
+        names = {name for server in self.servers for name in (*server.objects, *server.claims)}
+        return sorted(name for name in names if name.startswith(prefix))
+
     def bytes_of(self, directory):
         """The bytes of a directory on the member that has most."""
         return max(sum(map(len, server.objects.get(directory, {}).values())) for server in self.servers)
@@ -73,11 +78,10 @@ class ConsumerModel:
         now_ms = self.model.now_ms
         await change_register(
             PatientHost(self.model.store),
-            REGISTER,
+            self.model.place,
             lambda register: with_consumer(register, self.name, SOURCE, now_ms),
         )
-        chain = await inspect_chain(self.model.store, DIRECTORY, INPUT_CHAIN)
-        self.begin = chain.segments[0].base
+        self.begin = await self.model.begin()
 
     async def open(self):
         """A driver takes the manifest over, and the region goes back to its last checkpoint."""
@@ -91,9 +95,8 @@ class ConsumerModel:
         last = opened.last_cut
         self.number = max(self.number, last.cut if last else 0)
         self.savepoints = dict(last.savepoints) if last else {}
-        self.at = (
-            last.workers[0].sources[SOURCE].get(PRODUCER, SplitPosition(0)) if last else SplitPosition(0)
-        )
+        read = last.workers[0].sources[SOURCE] if last else {}
+        self.at = read.get(self.model.split, SplitPosition(0))
 
     async def read(self, pieces):
         """Read on, at most so many pieces."""
@@ -107,7 +110,7 @@ class ConsumerModel:
 
     def next_cut(self):
         self.number += 1
-        sources = {SOURCE: {PRODUCER: self.at} if self.at.position else {}}
+        sources = {SOURCE: {self.model.split: self.at} if self.at.position else {}}
         pinned = [one for one in self.savepoints.values() if one != self.number]
         return numbered_cut(
             self.number,
@@ -149,6 +152,8 @@ class ConsumerModel:
 class TrimModel:
     """The input and its regions."""
 
+    place, split = REGISTER, PRODUCER
+
     def __init__(self):
         self.store, self.now_ms, self.sent = Store(), 1_000, 0
         self.rows: list[bytes] = []
@@ -161,6 +166,10 @@ class TrimModel:
         return InputFollower(
             self.store, APPLICATION, HANDLE, PRODUCER, at=at.position, digest=at.digest, **options
         )
+
+    async def begin(self):
+        """Where the input begins for a region that is new."""
+        return (await inspect_chain(self.store, DIRECTORY, INPUT_CHAIN)).segments[0].base
 
     async def open(self):
         """A producer, after the one before has died."""

@@ -4,10 +4,12 @@ It reads the manifest without a claim, with the code that producers use, while s
 input of a simulated region is in no store, so trimming only notes how far: reading below is a violation.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from checkpoint.chains.manifest_reading import retained_cuts
 from checkpoint.core.consumers import need_of
+from checkpoint.core.manifest import Cut
 from dos_protocol.errors import DosError
 from tests.sim.engine.environment import Process
 from tests.sim.store.sim_store import SimStore
@@ -40,5 +42,9 @@ class Trimmer(Process):
             finally:
                 store.close()
             for split in region.given.splits:
-                region.given.trim(split, need_of(kept, SOURCES, split))
+                region.given.trim(split, self.needs(kept, split))
             region.saw("trimmed")
+
+    def needs(self, kept: Sequence[Cut], split: str) -> int:
+        """Return the position from which on the retained checkpoints need a split."""
+        return need_of(kept, SOURCES, split)

@@ -1,4 +1,7 @@
-"""Two regions read one input of a real server, which is trimmed to what both need; and the commands."""
+"""Inputs and outputs on a real server are trimmed to what the regions that read them need; and the commands.
+
+The workers of the regions are threads, so that segments can be short.
+"""
 
 import json
 import time
@@ -12,7 +15,7 @@ import trio
 from checkpoint import limits as checkpoint_limits
 from checkpoint.coordinator.control import RegionControl
 from checkpoint.core.region import RegionSpec, RegionState
-from dataflow import Graph, InputSource, LogSink, LogSource, blocking, collect_output
+from dataflow import Graph, InputSource, LogSink, LogSource, SchemaError, blocking, collect_output
 from dataflow.worker.process import WorkerSpec
 from dos_client import init_store
 from dos_client.blocking import open_store as open_blocking
@@ -20,6 +23,7 @@ from tests.dataflow.producer_process import SCHEMA, rows_of
 from tests.dataflow.test_region_processes import SMALL_STEPS, WAIT_S, Watch
 from tests.dataflow.test_region_snapshots import ThreadLauncher
 from tests.dataflow.test_region_trim import dos
+from tests.support.examples import run_example
 from tests.support.servers import ServerProcess, one_server
 
 __all__ = ["one_server"]
@@ -303,3 +307,17 @@ def test_an_output_is_trimmed_to_what_its_readers_need(one_server: ServerProcess
     assert "keeps everything" in dos("output", "retain", url, "above", "shown").stdout
     assert dos("output", "consumers", url, "above", "nothing").exit_code == 1
     assert dos("output", "consumers", url, "nobody", "shown").exit_code == 1
+
+
+def test_what_the_pages_write_is_accepted() -> None:
+    names = run_example("docs/inputs.md", "retained")
+    graph = names["graph"]
+    assert graph.plan is not None
+    sink = run_example("docs/operating-regions.md", "retain")["sink"]
+    assert (sink.rule.by_consumers, sink.rule.bytes_max, sink.rule.age_max_s) == (True, None, 604_800)
+    assert not LogSink().rule.by_consumers, "outputs are kept unless the sink says otherwise"
+    for wrong in ({"retain": "some"}, {"max_bytes": 0}, {"max_age": -1.0}):
+        with pytest.raises(SchemaError):
+            LogSink(**wrong)  # type: ignore[arg-type]
+    with pytest.raises(SchemaError, match="begin must be 'first' or 'retained', not 'last'"):
+        InputSource("numbers", SCHEMA, begin="last")
