@@ -1,5 +1,6 @@
 """Inputs are trimmed to what retained checkpoints of registered regions need, and not further."""
 
+import os
 import random
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -118,17 +119,40 @@ async def test_a_savepoint_keeps_what_it_needs_and_its_end_frees_it() -> None:
 
 
 # EVIDENCE-OF: P-6
-@pytest.mark.trio
-async def test_a_size_stays_flat_whatever_is_written() -> None:
-    model = await model_with(0, "region")
-    sizes = []
-    for _ in range(150):
+def test_sizes_and_numbers_of_objects_stay_flat_over_many_checkpoints() -> None:
+    """Input, manifest and register: the second half of the run needs no more than the first one."""
+    trio.run(soak, 20_000 if os.environ.get("DOS_TEST_PROFILE") == "long" else 240)
+
+
+async def soak(checkpoints: int) -> None:
+    model = await model_with(0, "region", "other")
+    most: list[dict[str, tuple[int, int]]] = [{}, {}]
+    for number in range(checkpoints):
         await model.send()
-        await read_and_commit(model, "region")
+        for name in ("region", "other"):
+            await read_and_commit(model, name)
+        if number % 20 == 5:  # what a person and a crash do now and then
+            await (await model.region("region")).savepoint("now")
+        elif number % 20 == 12:
+            await (await model.region("region")).drop("now")
+        elif number % 20 == 16:
+            await model.open()
+            await (await model.region("other")).open()
+            await (await model.region("other")).register()
         await model.trim()
-        sizes.append((model.store.bytes_of(DIRECTORY), len(model.segments())))
-    assert max(sizes[20:75]) == pytest.approx(max(sizes[75:]), rel=0.2)
-    assert max(count for _, count in sizes) < 12
+        if number >= checkpoints // 6:
+            half = most[2 * number >= checkpoints]
+            for directory in model.store.servers[0].objects:
+                size, objects = half.get(directory, (0, 0))
+                half[directory] = (
+                    max(size, model.store.bytes_of(directory)),
+                    max(objects, len(model.store.servers[0].objects[directory])),
+                )
+    assert most[0].keys() == most[1].keys()
+    for directory, (size, objects) in most[1].items():
+        assert size <= 1.25 * most[0][directory][0], directory
+        assert objects <= 1.25 * most[0][directory][1] + 1, directory
+    assert most[1][DIRECTORY][0] < 0.5 * model.log.end.size
     await model.check()
 
 
