@@ -235,8 +235,11 @@ def trimmed_because(register: Register) -> str:
         by = f", set by {rule.set_by}" if rule.set_by else ""
         return f"the retention rule is {rule}{by}, and deletes rows that consumers still need"
     if names:
-        return f"every registered consumer ({names}) had read them, and this reader was not registered then"
-    return "a retention rule or consumers that are no longer registered allowed it"
+        return (
+            "all regions that were registered as consumers at that time had read them; registered now are:"
+            f" {names}"
+        )
+    return "consumers that are no longer registered had read them, or a rule that was removed allowed it"
 
 
 class TrimStep(NamedTuple):
