@@ -4,6 +4,7 @@ The workers of the regions are threads, so that segments can be short.
 """
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -112,6 +113,12 @@ class Input:
         found: dict[str, int] = one["positions"]["p"]
         return found
 
+    def lag(self, name: str) -> float:
+        """What the last checkpoint of a region has not read; much if it is not registered yet."""
+        if name not in [one["region"] for one in self.status()["consumers"]]:
+            return math.inf
+        return self.consumer(name)["lagBytes"]
+
     @property
     def stored_from(self) -> int:
         return int(self.status()["splits"][0]["begin"])
@@ -146,9 +153,11 @@ def until_trimmed(reached: Callable[[], bool], *regions: RegionControl) -> None:
 
 
 def read_all(input_: Input, *names: str) -> None:
-    """Until these regions have committed, in all checkpoints that they retain, that they read everything."""
+    """Until the last checkpoints of these regions have all rows. The start of a segment, which is longer than
+    nothing and shorter than a batch, may follow.
+    """
     for name in names:
-        until(lambda name=name: input_.consumer(name)["lagBytes"] == 0, f"{name} reads all")  # type: ignore[misc]
+        until(lambda name=name: input_.lag(name) < 2_000, f"{name} reads all")  # type: ignore[misc]
 
 
 # EVIDENCE-OF: P-6
@@ -165,19 +174,19 @@ def test_an_input_stays_as_small_as_the_slowest_region_allows(one_server: Server
         with region(url, "left") as left:
             with region(url, "right") as right:
                 sizes = []
-                for _ in range(4):
+                for _ in range(3):
                     input_.send(10)
                     until_trimmed(lambda: input_.on_disk() < 60_000, left, right)
                     sizes.append(input_.on_disk())
                 written = input_.status()["splits"][0]["end"]
-                assert max(sizes) < 60_000 < written / 4, sizes
+                assert max(sizes) < 60_000 < written / 3, sizes
 
             # One of them is stopped: nothing that it needs is deleted, however far the other one is.
             needs = input_.consumer("right")["needs"]
-            input_.send(40)
+            input_.send(30)
             read_all(input_, "left")
             assert input_.stored_from <= needs
-            assert input_.on_disk() > 4 * max(sizes)
+            assert input_.on_disk() > 3 * max(sizes)
             with region(url, "right") as right:
                 until_trimmed(lambda: input_.on_disk() < 60_000, left, right)
                 running = dos("input", "forget", url, "shop", "numbers", "right", "--apply")
