@@ -112,8 +112,8 @@ class TrimPlanner:
 class Trimmer:
     """Trims one chain. `step` is called by one task at a time.
 
-    collect: deletes what is below a floor of this chain. appending: held by whoever appends to the chain or
-    moves it to a new segment.
+    collect: deletes what is below a floor of this chain. appending: held by the task that appends to the
+    chain, or moves it to a new segment.
     """
 
     def __init__(

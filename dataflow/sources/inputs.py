@@ -25,9 +25,9 @@ class InputSource(PrefetchedSource):
 
         InputSource("orders", "item string, price bigint")
 
-    schema: the columns of the rows; producers must use the same schema.
-    begin: where a region that has no checkpoint yet begins. "first": at the first row of each producer; it
-        fails if rows were trimmed. "retained": at the oldest row that is retained.
+    schema: the columns of the rows; producers must use the same schema. begin: where a region that has no
+    checkpoint yet begins. "first": at the first row of each producer; it fails if rows were trimmed.
+    "retained": at the oldest row that is retained.
 
     Raises BadNameError, SchemaError.
     """

@@ -11,7 +11,7 @@ from journal import Floor, below
 from journal.ports import ClaimPort
 
 
-class Collecting:
+class FloorCollector:
     """The floors under one claim. `released`: of output logs, as the last checkpoint has released them."""
 
     def __init__(self, claim: ClaimPort) -> None:

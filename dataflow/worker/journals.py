@@ -13,7 +13,7 @@ from checkpoint import Committed, Division, Restore, Rolling, WorkerCut
 from checkpoint.chains.state_reading import STATE_CHAIN
 from checkpoint.chains.state_store import StateStore
 from checkpoint.chains.steps_log import STEPS_CHAIN, StepsLog
-from dataflow.worker.collecting import Collecting
+from dataflow.worker.collecting import FloorCollector
 from dataflow.worker.messages import CutTaken, StageEnded
 from journal import Scratch
 from journal.ports import ClaimPort
@@ -23,7 +23,7 @@ class Journals:
     """The state chain and the steps chain of a worker. Use `open`; call `aclose` before closing the claim."""
 
     def __init__(
-        self, claim: ClaimPort, order: Restore, state: StateStore, steps: StepsLog, collecting: Collecting
+        self, claim: ClaimPort, order: Restore, state: StateStore, steps: StepsLog, collecting: FloorCollector
     ) -> None:
         self._claim = claim
         self._collecting = collecting
@@ -41,7 +41,7 @@ class Journals:
         generation: int,
         scratch: Scratch | None = None,
         rolling: Rolling | None = None,
-        collecting: Collecting | None = None,
+        collecting: FloorCollector | None = None,
     ) -> "Journals":
         """Open both chains for the ordered checkpoint.
 
@@ -64,7 +64,7 @@ class Journals:
         except BaseException:
             await state.aclose()
             raise
-        return cls(claim, order, state, steps, collecting or Collecting(claim))
+        return cls(claim, order, state, steps, collecting or FloorCollector(claim))
 
     @property
     def replayed_bytes(self) -> int:

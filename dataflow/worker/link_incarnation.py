@@ -29,7 +29,7 @@ from checkpoint.runtime import runtime
 from dataflow import limits
 from dataflow.core.phase_timer import PhaseTimer
 from dataflow.sources.prefetched import PrefetchedSource
-from dataflow.worker.collecting import Collecting
+from dataflow.worker.collecting import FloorCollector
 from dataflow.worker.directories import Directories
 from dataflow.worker.exchange import Exchange
 from dataflow.worker.failures import first_error
@@ -228,7 +228,7 @@ class LinkIncarnation:
         scratch = Scratch(spec.scratch_dir) if spec.scratch_dir else None
         generation = self._store.record.generation
         journals: Journals = NoJournals()
-        self._collecting = Collecting(claim)
+        self._collecting = FloorCollector(claim)
         async with trio.open_nursery() as opening:
             opening.start_soon(
                 partial(

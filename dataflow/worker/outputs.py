@@ -33,7 +33,7 @@ from checkpoint.chains.trimming import TrimPlanner
 from dataflow.core.durable_steps import DurableSteps
 from dataflow.graph.builder import GraphPlan
 from dataflow.sinks.log import LogSink
-from dataflow.worker.collecting import Collecting
+from dataflow.worker.collecting import FloorCollector
 from dataflow.worker.exchange import Exchange
 from dataflow.worker.messages import OutputMade
 from dos_protocol.errors import ClosedError, CorruptDataError, DosError, FencedError
@@ -160,7 +160,7 @@ class Outputs:
             self._handled[made.sink] = made.step
             self._wake()
 
-    async def trim_all(self, store: StorePort, region: str, worker: int, collecting: Collecting) -> None:
+    async def trim_all(self, store: StorePort, region: str, worker: int, collecting: FloorCollector) -> None:
         """Trim the logs at intervals: find what their consumers need, for the next votes, and delete what
         checkpoints have released and nobody needs.
         """

@@ -129,7 +129,7 @@ class ChainOrigin(ABC):
         return None
 
     async def retained_from(self, split: str) -> int:
-        """Return the offset below which a chain may be deleted without a start that says so."""
+        """Return the offset below which a checkpoint has released a chain; 0 if none has."""
         del split
         return 0
 

@@ -25,7 +25,7 @@ from checkpoint.core.outputs import OutputDecision, Publish, output_chain
 from checkpoint.core.region import worker_directory
 from checkpoint.core.retention import floors_of, retained_with
 from checkpoint.errors import InputTrimmedError
-from dataflow.worker.collecting import Collecting
+from dataflow.worker.collecting import FloorCollector
 from dos_protocol.errors import DosError
 from journal import NO_FLOOR, Position, inspect_chain_at, parse_segment_name
 from tests.checkpoint.manifest_samples import numbered_cut, worker_cut
@@ -73,7 +73,7 @@ class OutputModel:
         at = last.workers[0].sinks.get(SINK) if last else None
         floors = floors_of(self.kept, 0)
         claim = await self.store.claim(DIRECTORY, self.incarnation)
-        self.collecting = Collecting(claim)
+        self.collecting = FloorCollector(claim)
         self.log = await OutputLog.open(
             claim,
             SINK,
@@ -225,14 +225,14 @@ def own_checkpoints_do_not_count(patch: pytest.MonkeyPatch) -> None:
 
 def readers_do_not_count(patch: pytest.MonkeyPatch) -> None:
     """What a checkpoint has released is deleted without a look at the register."""
-    release = Collecting.release
+    release = FloorCollector.release
 
-    def at_once(self: Collecting, floors: Any) -> None:
+    def at_once(self: FloorCollector, floors: Any) -> None:
         release(self, floors)
         for chain, floor in self.released.items():
             self.permit(chain, floor)
 
-    patch.setattr(Collecting, "release", at_once)
+    patch.setattr(FloorCollector, "release", at_once)
     patch.setattr(OutputLog, "vote_floor", property(lambda self: self._segments[-1]))
 
 

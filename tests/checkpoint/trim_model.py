@@ -31,7 +31,7 @@ REGISTER = input_register(APPLICATION, HANDLE)
 
 
 class PatientHost(Host):
-    """A host on which everybody who waits goes on at once."""
+    """A host on which nobody waits."""
 
     async def sleep(self, seconds):
         del seconds

@@ -140,8 +140,8 @@ def until(reached: Callable[[], bool], what: str) -> None:
 
 
 def until_trimmed(reached: Callable[[], bool], *regions: RegionControl) -> None:
-    """Commit checkpoints until older ones are released, and what they needed is trimmed. A region without
-    input commits none by itself.
+    """Commit checkpoints until older ones are released, and what they needed is trimmed. An idle region
+    commits none automatically.
     """
 
     def committed() -> bool:
@@ -208,7 +208,7 @@ def test_an_input_stays_as_small_as_the_slowest_region_allows(one_server: Server
             assert dos(*forget).exit_code == 1, "it is registered no more"
             until_trimmed(lambda: input_.on_disk() < 60_000, left)
 
-            # A region that comes back after all, and one that is new, are told what is gone.
+            # A region that is started again after all, and a new one, fail and name what is gone.
             for name in ("right", "new"):
                 with region(url, name) as control:
                     until(lambda: control.status().state is RegionState.FAILED, "it needs what is gone")
