@@ -110,12 +110,8 @@ async def _take(claim: ClaimPort, chain: str, generation: int) -> TakenChain:
     history. Here the newest segment has the whole state. A register that was ever acknowledged is on one of
     the members that answered, so a region can start while a member is unavailable.
     """
-    try:
-        return await TakenChain.take(claim, chain, generation=generation)
-    except NotEnoughAnswersError:
-        if any(seen.longest for seen in segments_seen(chain, claim.answers)):
-            raise
-        return await TakenChain.take(claim, chain, at=ORIGIN, generation=generation)
+    begun = any(seen.longest for seen in segments_seen(chain, claim.answers))
+    return await TakenChain.take(claim, chain, at=None if begun else ORIGIN, generation=generation)
 
 
 async def register_consumer(store: Store, place: RegisterPlace, region: str, source: str) -> None:
