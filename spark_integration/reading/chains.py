@@ -187,13 +187,7 @@ class ChainOrigin(ABC):
         if (known := self._known_range(split, start, end)) is not None:
             return [known]
         try:
-            state = await inspect_chain_at(
-                self.store,
-                self.directory(split),
-                self.chain,
-                Position(end.epoch, end.size, 0),
-                floor=max(start.size - 1, 0),  # the segment of the last byte read is the first one needed
-            )
+            state = await self._chain_between(split, start, Position(end.epoch, end.size, 0))
         except LostBytesError as error:
             self._report_loss(split, f"the data up to {end.size} is gone: {error}")
             return []
@@ -264,9 +258,21 @@ class ChainOrigin(ABC):
         A take-over that did not complete prevents the members from proving it again. Nothing is lost then,
         and there is nothing new (decision 0216).
         """
-        at = Position(start.epoch, start.size, 0)
-        floor = max(start.size - 1, 0)
-        return await inspect_chain_at(self.store, self.directory(split), self.chain, at, floor=floor)
+        return await self._chain_between(split, start, Position(start.epoch, start.size, 0))
+
+    async def _chain_between(self, split: str, start: SplitPoint, at: Position) -> ChainState:
+        """Return the chain up to a committed position, from the segment of the last byte read on.
+
+        That segment may be trimmed, if the next one begins at `start`: nothing unread is missing then.
+        """
+        directory = self.directory(split)
+        try:
+            return await inspect_chain_at(self.store, directory, self.chain, at, floor=max(start.size - 1, 0))
+        except LostBytesError:
+            state = await inspect_chain_at(self.store, directory, self.chain, at, floor=start.size)
+            if not state.segments or state.segments[0].base != start.size:
+                raise
+            return state
 
     def _joined(self, split: str, spans: tuple[SegmentSpan, ...], start: SplitPoint) -> SplitPoint:
         """Return the point at which reading continues after `start` on these spans."""
