@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from checkpoint.core.channel_frames import FrameType as FrameType
     from checkpoint.core.checkpoint_views import cut_full as cut_full
     from checkpoint.core.checkpoint_views import cut_row as cut_row
+    from checkpoint.core.consumers import RetentionRule as RetentionRule
+    from checkpoint.core.consumers import output_register as output_register
     from checkpoint.core.divisions import Division as Division
     from checkpoint.core.divisions import Sources as Sources
     from checkpoint.core.dropped import merge_counters as merge_counters
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from checkpoint.core.messages import Restore as Restore
     from checkpoint.core.messages import Start as Start
     from checkpoint.core.messages import job_digest as job_digest
+    from checkpoint.core.outputs import OUTPUT_CHAIN_PREFIX as OUTPUT_CHAIN_PREFIX
     from checkpoint.core.outputs import Output as Output
     from checkpoint.core.outputs import OutputDecision as OutputDecision
     from checkpoint.core.outputs import Publish as Publish

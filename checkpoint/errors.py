@@ -94,6 +94,17 @@ class NoInputError(DosError):
         self.handles = tuple(handles)
 
 
+class NoSinkError(DosError):
+    """The last checkpoint of a region has no sink of that name. `sinks`: those that it has."""
+
+    remedy = "check both names; a sink exists once its region has committed a checkpoint"
+
+    def __init__(self, region: str, sink: str, sinks: list[str]) -> None:
+        known = f"it has {', '.join(sinks)}" if sinks else "it has none"
+        super().__init__(f"the last checkpoint of region {region!r} has no sink {sink!r}: {known}")
+        self.sinks = tuple(sinks)
+
+
 class CheckpointReleasedError(DosError):
     """The checkpoint can no longer be restored: the manifest has released it, and its data may be deleted.
     `retained`: the checkpoints that can be restored.
@@ -172,6 +183,36 @@ class InputClosedError(DosError):
         super().__init__(f"input {handle!r} is closed or being closed")
 
 
+class ConsumerRefusedError(DosError):
+    """A registered consumer cannot be removed; the message has the reason. Nothing was changed."""
+
+    remedy = "`dos input consumers` lists the registered ones"
+
+
+class InputTrimmedError(DosError):
+    """Rows that a reader needs were deleted: the bytes from `begin` to `end` of one producer's input, or of
+    one worker's output log. Nothing else is missing, and nothing was read after the gap.
+    """
+
+    def __init__(
+        self,
+        where: str,
+        begin: int,
+        end: int,
+        because: str,
+        *,
+        source: str = "InputSource",
+        unit: str = "bytes",
+    ) -> None:
+        super().__init__(
+            f"the {unit} from {begin} to {end} of {where} were trimmed and are gone: {because}",
+            remedy=f'start a region under a new name with {source}(..., begin="retained"), which reads from'
+            " the oldest retained row on",
+        )
+        self.begin = begin
+        self.end = end
+
+
 class OutputDiffersError(DosError):
     """A replay produced other output of a step than was visible before: an operator upstream of the sink is
     not deterministic. None of it was written. The region stops and needs a person.
@@ -196,11 +237,13 @@ def errors_in(error: BaseException) -> list[Exception]:
 
 __all__ = [
     "ChannelFrameError",
+    "ConsumerRefusedError",
     "ControlMessageError",
     "ErrorCode",
     "FingerprintMismatchError",
     "HandshakeError",
     "InputClosedError",
+    "InputTrimmedError",
     "LinkClosedError",
     "ManifestError",
     "ManifestSupersededError",

@@ -73,6 +73,19 @@ output_poll_s: Final = 0.05
 inputs_poll_s: Final = 0.5
 """How often a reader checks for new producers and for the end of the input."""
 
+output_segment_bytes_max: Final = 64 * 1024 * 1024
+"""The same for the output log of a worker."""
+trim_poll_s: Final = 10.0
+"""How often the writer of an input or an output log checks what its consumers still need. It reads their
+manifests, if it has more than one segment.
+"""
+trim_segments_max: Final = 16
+"""How many segments one such check releases at most: bounds the deletions per second on each member."""
+consumers_max: Final = 1_000
+"""Regions that are registered for one input; each check reads the manifest of each."""
+register_tidy_s: Final = 1.0
+"""How long a change of the register waits until the records before it are deleted."""
+
 # --- requests to a region through the store -------------------------------------------------------
 request_bytes_max: Final = 4096
 answer_bytes_max: Final = 4 * 1024 * 1024

@@ -1,6 +1,7 @@
 """`dos input`: receive lines over TCP as an input of an application, close an input, sweep staged rows.
 
-`entry_point.py` describes what an entry point guarantees; `dos input sweep` is in `checkpoint/cli/sweep.py`.
+`entry_point.py` describes what an entry point guarantees. `dos input sweep` is in `checkpoint/cli/sweep.py`,
+the commands on retention are in `checkpoint/cli/retention.py`.
 """
 
 import re
@@ -16,6 +17,7 @@ import typer
 
 from checkpoint.chains.input_log import close_input
 from checkpoint.cli.arguments import Application, Handle, check_input_names
+from checkpoint.cli.retention import KINDS, add_retention_commands
 from checkpoint.cli.sweep import sweep
 from checkpoint.errors import InputClosedError
 from dataflow.entry_point import serve_lines
@@ -41,8 +43,8 @@ _PATIENCE_S: Final = 3.0
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Receive lines over TCP as an input of an application, close an input, or delete rows that its"
-    " writers staged and never recorded."
+    help="Receive lines over TCP as an input of an application; close an input; show its consumers, and what"
+    " is deleted; delete rows that its writers staged and never recorded."
     "\n\nExample: dos input serve dos://h1,h2,h3 shop lines --listen 127.0.0.1:7777",
 )
 
@@ -190,4 +192,5 @@ def _announce(host: str, application: str, handle: str, producer: str, port: int
 
 
 app.command()(sweep)
+add_retention_commands(app, KINDS["input"])
 fill_help(app)

@@ -27,6 +27,7 @@ from checkpoint import (
     output_chain,
     worker_directory,
 )
+from checkpoint.chains.output_following import PublishedOutput, begin_in
 from checkpoint.coordinator.manifest_log import CHAIN as MANIFEST_CHAIN
 from checkpoint.coordinator.manifest_log import cuts_in
 from dataflow.errors import NoOutputError
@@ -59,11 +60,11 @@ async def read_output(
     store: Store, region: str, sink: str, *, after_step: int = 0
 ) -> AsyncGenerator[StepRows]:
     """Yield the currently committed steps above `after_step`, in order, up to the last one that every worker
-    has.
+    has. With 0, begin with the oldest step that is retained.
 
-    Raises NoOutputError if the region has no such log, CorruptDataError, and read errors. Steps yielded
-    before an error remain valid: logs are checked segment by segment, so a step counts when the next one was
-    yielded or the iteration has ended.
+    Raises InputTrimmedError if steps above `after_step` were trimmed, NoOutputError if the region has no such
+    log, CorruptDataError, and read errors. Steps yielded before an error remain valid: logs are checked
+    segment by segment, so a step counts when the next one was yielded or the iteration has ended.
     """
     cut = await _last_cut(store, region)
     workers = await _workers(store, region, cut)
@@ -74,12 +75,20 @@ async def read_output(
         for worker in workers:
             log = _log_of_worker(store, region, worker, sink, cut, after_step)
             logs.append(await stack.enter_async_context(aclosing(log)))
+        outputs = [await anext(log, None) for log in logs]
+        first = max((output.step for output in outputs if output is not None), default=0)
+        if 0 < after_step < first - 1:
+            raise await PublishedOutput(store, region, sink).trimmed_steps(after_step + 1, first - 1)
         while True:
-            outputs = [await anext(log, None) for log in logs]
+            # Logs are trimmed in whole segments: they need not begin with the same step.
+            for index, log in enumerate(logs):
+                while (output := outputs[index]) is not None and output.step < first:
+                    outputs[index] = await anext(log, None)
             complete = [output for output in outputs if output is not None]
             if len(complete) < len(workers):
                 return
             yield _step_of(dict(zip(workers, complete, strict=True)))
+            outputs = [await anext(log, None) for log in logs]
 
 
 def collect_output(url: str, region: str, sink: str, *, token: bytes = b"") -> pa.Table | None:
@@ -124,7 +133,8 @@ async def _log_of_worker(
     """Yield the committed output of one worker above a step, in order."""
     directory, chain_name = worker_directory(region, worker), output_chain(sink)
     in_cut = _end_in(cut, worker, sink)
-    chain = await inspect_chain(store, directory, chain_name, proved=in_cut)
+    begin = 0 if cut is None else begin_in(cut, worker, sink)
+    chain = await inspect_chain(store, directory, chain_name, proved=in_cut, floor=begin)
     if not chain.seen:
         raise NoOutputError(region, sink)
     visible = await _visible(store, directory, chain, in_cut)

@@ -35,7 +35,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "checkpoint.cli.checkpoints",
         "Show and compare the committed checkpoints of a region.",
     ),
-    "input": ("dataflow.cli", "Receive lines over TCP as an input of an application; close or sweep it."),
+    "input": ("dataflow.cli", "Receive lines as an input of an application; close, trim or sweep it."),
+    "output": ("checkpoint.cli.retention", "Show who reads the output of a region, and what is deleted."),
     "journal": ("journal.cli", "Dump, search, verify or replay a journal."),
 }
 """Command -> (module that defines it, its line in `dos --help`)."""

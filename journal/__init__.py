@@ -28,11 +28,13 @@ if TYPE_CHECKING:
     from journal.core.errors import NotEnoughAnswersError as NotEnoughAnswersError
     from journal.core.errors import StopNotFoundError as StopNotFoundError
     from journal.core.errors import TornRecordError as TornRecordError
+    from journal.core.errors import TrimmedBytesError as TrimmedBytesError
     from journal.core.errors import UnknownRecordError as UnknownRecordError
     from journal.core.file_ops import FileOp as FileOp
     from journal.core.file_ops import FileTruncate as FileTruncate
     from journal.core.file_ops import FileWrite as FileWrite
     from journal.core.inspection import Located as Located
+    from journal.core.position import NO_FLOOR as NO_FLOOR
     from journal.core.position import ORIGIN as ORIGIN
     from journal.core.position import Position as Position
     from journal.core.record import Record as Record

@@ -12,8 +12,9 @@ from dos_client.errors import MissingDataError, QuorumUnavailableError
 from dos_protocol.errors import CorruptError, NotFoundError, PoisonedError
 from journal.core.chain import ChainState
 from journal.core.errors import LostBytesError, NotEnoughAnswersError
-from journal.core.position import Position
+from journal.core.position import NO_FLOOR, Position
 from journal.core.read_walk import ReadWalk, ReadWalkAt
+from journal.core.trimming import Floor
 from journal.core.walk import TakeOver
 from journal.core.walk_vocabulary import (
     Effect,
@@ -45,6 +46,7 @@ async def take_over(
     generation: int,
     wait_s: float = answers_wait_s,
     scratch: Scratch | None = None,
+    released: Floor = NO_FLOOR,
 ) -> ChainState:
     """Return the chain to continue, after every byte of it is synced on the quorum (rules R5-R7).
 
@@ -54,6 +56,7 @@ async def take_over(
     wait_s: how long to wait for members whose answer is needed and that have not answered the claim, or that
         became unavailable after they answered.
     scratch: a local cache to fill members from; its bytes are used only where their digest matches.
+    released: a floor that an acknowledged record elsewhere has released; segments below it may be missing.
 
     Do not act on anything read before the start of the new segment is acknowledged: `ChainWriter.open` (R8).
     The returned `end` is None if the journal never existed, which requires the answer of every member (R16).
@@ -64,13 +67,13 @@ async def take_over(
     May be called again after a failure or a cancellation.
     """
     try:
-        return await _take_over_once(claim, chain, at, proved, generation, scratch)
+        return await _take_over_once(claim, chain, at, proved, generation, scratch, released)
     except (NotEnoughAnswersError, QuorumUnavailableError):
         if wait_s <= 0:
             raise
     # An answer that arrives late may be the one that was missing: the second try uses all of them.
     await claim.wait_all(wait_s)
-    return await _take_over_once(claim, chain, at, proved, generation, scratch)
+    return await _take_over_once(claim, chain, at, proved, generation, scratch, released)
 
 
 async def inspect_chain(
@@ -80,7 +83,7 @@ async def inspect_chain(
     *,
     measured: bool = True,
     proved: Position | None = None,
-    floor: int = 0,
+    floor: int | None = None,
 ) -> ChainState:
     """Return the committed part of a chain, and nothing else (R10). Takes no claim.
 
@@ -90,8 +93,8 @@ async def inspect_chain(
     proved: a position that a committed checkpoint names. It is committed regardless of the claims, so the
         result reaches at least to it, even while an incomplete take-over prevents the members from proving it
         (decision 0204). Without it, `unproved` counts the bytes left out for that reason.
-    floor: the logical offset whose segment is the lowest one returned; the time does not depend on what
-        precedes it.
+    floor: the logical offset from which the caller reads: nothing below its segment is returned, and the time
+        does not depend on what precedes it. None: the lowest offset that is not released.
 
     The returned `end` is None if nothing is committed or the chain never existed; `seen` distinguishes the
     two. Raises LostBytesError, ChainError, CorruptRecordError, UnknownRecordError, StaleGenerationError, and
@@ -104,11 +107,11 @@ async def inspect_chain(
         state, view = await _inspect_once(store, directory, chain, measured=measured, floor=floor)
     if proved is None or state.holds(proved):
         return state
-    return await _walk(ReadWalkAt(chain, store.record, view.answers, proved, floor), store, directory)
+    return await _walk(ReadWalkAt(chain, store.record, view.answers, proved, floor or 0), store, directory)
 
 
 async def _inspect_once(
-    store: StorePort, directory: str, chain: str, *, measured: bool, floor: int
+    store: StorePort, directory: str, chain: str, *, measured: bool, floor: int | None
 ) -> tuple[ChainState, DirectoryViewPort]:
     """Return the committed part of a chain as the members that answer now can prove it."""
     view = await store.inspect(directory)
@@ -161,9 +164,10 @@ async def _take_over_once(
     proved: Position | None,
     generation: int,
     scratch: Scratch | None,
+    released: Floor,
 ) -> ChainState:
     try:
-        return await _walk_down(claim, chain, at, proved, generation, scratch)
+        return await _walk_down(claim, chain, at, proved, generation, scratch, released)
     except (CorruptError, PoisonedError) as error:
         raise QuorumUnavailableError(
             "a member's copy, sound when it took the claim, is damaged; take over again, with a new claim",
@@ -178,8 +182,10 @@ async def _walk_down(
     proved: Position | None,
     generation: int,
     scratch: Scratch | None,
+    released: Floor,
 ) -> ChainState:
-    walk = TakeOver(chain, claim.store.record, claim.answers, generation=generation, at=at, proved=proved)
+    record, answers = claim.store.record, claim.answers
+    walk = TakeOver(chain, record, answers, generation=generation, at=at, proved=proved, released=released)
     source = ChainSource(claim)
     waiting: deque[Effect] = deque(walk.begin())
     while True:

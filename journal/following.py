@@ -18,7 +18,7 @@ from dos_client import Bookmark, Quorums
 from journal.chain import inspect_chain, inspect_chain_at
 from journal.core.chain import ChainState, SegmentSpan, segments_seen
 from journal.core.decoder import RecordDecoder
-from journal.core.errors import LostBytesError
+from journal.core.errors import LostBytesError, TrimmedBytesError
 from journal.core.position import Position
 from journal.core.read_walk import held_by_quorum
 from journal.core.record import Record
@@ -31,7 +31,7 @@ class ChainFollower:
 
     Not for concurrent use by several tasks.
 
-    skip_lost: if the chain now begins above `at` (with a snapshot), continue at its beginning.
+    skip_lost: if the chain now begins above `at` (with a snapshot, or trimmed), continue at its beginning.
     tap: called with all bytes as they are read: the segment, their offset in it, the bytes.
     """
 
@@ -80,8 +80,9 @@ class ChainFollower:
         proved: a position in a committed checkpoint. The records up to it are yielded even while the members
             cannot prove that they are committed (see `inspect_chain`).
 
-        Raises LostBytesError if the chain no longer holds the record at `at`, and the errors of
-        `inspect_chain` and of the store's `stream`. No record is skipped after an error: call `poll` again.
+        Raises TrimmedBytesError if the record at `at` was released, LostBytesError if the chain no longer
+        holds it for another reason, and the errors of `inspect_chain` and of the store's `stream`. No record
+        is skipped after an error: call `poll` again.
         """
         spans = await (self._spans() if upto is None else self._spans_to(upto))
         if proved is not None and proved.size > max((s.base + s.length for s in spans), default=self.at):
@@ -118,11 +119,16 @@ class ChainFollower:
         if not state.segments or state.segments[0].base <= self.at:
             return
         begin = state.segments[0].base
-        if not self._skip_lost:
-            raise LostBytesError(
-                f"chain {self._chain} in {self._directory} was read to {self.at} and now begins at {begin}"
-            )
-        self.at = begin
+        if self._skip_lost:
+            self.at = begin
+            return
+        first = parse_segment_name(state.segments[0].name)
+        assert first is not None, "spans are of segments"
+        if first.order <= state.released:
+            raise TrimmedBytesError(self._directory, self._chain, self.at, begin)
+        raise LostBytesError(
+            f"chain {self._chain} in {self._directory} was read to {self.at} and now begins at {begin}"
+        )
 
     async def _records(self, span: SegmentSpan) -> AsyncGenerator[tuple[int, Record]]:
         decoder = self._decoder if self._reading == span.name else None

@@ -24,6 +24,7 @@ class Op(IntEnum):
     OUTPUT = 10
     INPUT = 11
     INPUT_CLOSED = 12
+    CONSUMERS = 13
 
 
 OPS_BY_NUMBER: tuple[Op, ...] = tuple(Op)
@@ -50,5 +51,6 @@ ARGUMENTS: dict[Op, str] = {
     Op.OUTPUT: "ints=[step, wall clock ms, rows, digest] strings=[JSON head, Arrow IPC stream]",
     Op.INPUT: "ints=[batch, part, 1 if the last, rows, digest before, wall clock ms] strings=[data, mark]",
     Op.INPUT_CLOSED: "ints=[wall clock ms] strings=[JSON of the producers' ends]",
+    Op.CONSUMERS: "ints=[wall clock ms] strings=[JSON of the consumers and the retention rule]",
 }
 assert set(ARGUMENTS) == set(Op)

@@ -51,21 +51,18 @@ class WriterState(Enum):
 
 
 _opened: "weakref.WeakKeyDictionary[ClaimPort, set[str]]" = weakref.WeakKeyDictionary()
-"""The chains that were opened under each claim. A chain is opened once per claim, because one epoch must be
-one line of history."""
+"""The chains that were opened under each claim: once, because one epoch must be one line of history."""
 
 
 class ChainWriter:
-    """The writer of one chain under one claim. Create it with `open`. Not for concurrent use by several
-    tasks.
+    """The writer of one chain under one claim. Create it with `open`. Not for several tasks at once.
 
     Invariants: `synced <= end.size`; every returned position stays readable unless the claim is lost before
     the position is synced.
     """
 
-    marks: ClassVar[bool] = True
+    marks: ClassVar[bool] = True  # for a journaled directory: it stores time marks, and can roll
     rolls: ClassVar[bool] = True
-    """Read by a journaled directory: this recorder stores time marks (`marks`) and can roll (`rolls`)."""
 
     def __init__(
         self, claim: ClaimPort, chain: str, generation: int, scratch: Scratch | None, pipelined: bool
@@ -173,8 +170,13 @@ class ChainWriter:
         return self._floor
 
     @property
+    def released(self) -> Floor:
+        """The floor that an acknowledged start has released."""
+        return self._released
+
+    @property
     def segments(self) -> int:
-        """The number of segments that a replay to `end` reads."""
+        """How many segments a replay to `end` reads."""
         return self._segments
 
     @property
@@ -185,9 +187,9 @@ class ChainWriter:
     def append(self, record: Record) -> Position:
         """Append a record and return the position just past it. The record is buffered, not yet durable.
 
-        Use `wait_synced` for durability and `wait_room` for back-pressure. Raises LocalProtocolError (the
-        record is invalid, or the chain is not pipelined and an earlier record is not synced yet),
-        ClosedError, FencedError; nothing was appended then.
+        Use `wait_synced` for durability and `wait_room` for back-pressure. Raises LocalProtocolError (an
+        invalid record, or an earlier one is not synced and the chain is not pipelined), ClosedError,
+        FencedError; nothing was appended then.
         """
         if self._state is not WriterState.OPEN:
             self._refuse()
@@ -207,43 +209,40 @@ class ChainWriter:
     async def wait_synced(self, position: Position | None = None) -> None:
         """Wait until everything up to `position` (None: `end`) is synced on the quorum.
 
-        Raises FencedError if the claim is lost first, LocalProtocolError if `position` is beyond `end`.
+        Raises FencedError if the claim is lost first, LocalProtocolError if it is beyond `end`.
         """
         size = self.end.size if position is None else position.size
         if size > self.end.size:
-            raise LocalProtocolError(
-                f"position {position} is beyond the end of chain {self._chain}, {self.end}"
-            )
+            raise LocalProtocolError(f"{position} is beyond the end of chain {self._chain}, {self.end}")
         if size > self._base:
             await self._current.wait_synced(size - self._base)
 
     async def wait_room(self) -> None:
-        """Wait until few enough bytes are unsynced to append more (back-pressure). Raises FencedError."""
+        """Wait until few enough bytes are unsynced to append more. Raises FencedError."""
         await self._current.wait_room()
 
     async def roll(self, snapshot: Iterable[Record] | None = None) -> None:
         """Continue in a new segment of the same epoch, which begins with `snapshot` if one is passed.
 
-        Waits until all appended records are synced on the quorum (R7), then until the new start is synced
-        (R8). Appends the snapshot's records without waiting for them. Nothing else may be appended meanwhile.
-        Raises the errors of `open`. After a failure or a cancellation the writer is closed.
+        Waits until all appended records are synced on the quorum (R7), then until the new start is (R8).
+        Appends the snapshot without waiting for it. Nothing else may be appended meanwhile. Raises the errors
+        of `open`. After a failure or a cancellation the writer is closed.
         """
         if self._state is not WriterState.OPEN:
             self._refuse()
         self._state = WriterState.MOVING
         await self._guarded_move(snapshot)
 
-    async def release(self, floor: Floor) -> None:
+    async def release(self, floor: Floor, *, collect: bool = True) -> None:
         """Release all segments of this chain below `floor`, an (epoch, base). A release cannot be undone.
 
         It has two phases (R14). First the start record of a new segment names the floor and is synced on the
-        quorum. Only then are the segments deleted, in the background, on all members. Every later segment
-        repeats the floor, so that `collect_released` of the next writer completes a deletion that a crash
-        interrupted.
+        quorum. Only then, and if `collect`, are the segments deleted, in the background, on all members.
+        Every later segment repeats the floor, so the next writer completes the deletion.
 
-        The caller guarantees that the segment `floor` begins with a finished snapshot, that the end of this
-        snapshot is committed, and that the chain's current line of history contains that segment. Raises the
-        errors of `roll`, and LocalProtocolError if `floor` is above the current segment.
+        The caller guarantees that nothing needs the segments below, that `floor` is on the current line of
+        history, and that its snapshot, if any, is committed. Raises the errors of `roll`, and
+        LocalProtocolError if `floor` is above the current segment.
         """
         if floor > (self._claim.epoch, self._base):
             raise LocalProtocolError(
@@ -253,7 +252,8 @@ class ChainWriter:
         before, self._released = self._released, max(self._released, floor)
         if self._released != before:
             await self.roll()  # R14: the floor is on the quorum before anything is deleted
-        self.collect_released()
+        if collect:
+            self.collect_released()
 
     def collect_released(self) -> None:
         """Delete, in the background, the segments that an acknowledged start of this chain has released.
@@ -264,7 +264,7 @@ class ChainWriter:
             self._claim.collect(below({self._chain: self._released}))
 
     async def aclose(self) -> None:
-        """Stop appending. Does not wait: the claim continues to sync the appended records."""
+        """Stop appending. The claim continues to sync the appended records."""
         self._state = WriterState.CLOSED
         if self._object is not None:
             self._object.seal()

@@ -19,7 +19,17 @@ import msgspec
 
 from checkpoint import limits
 from checkpoint.core.retention import Rolling
-from journal import ChainState, ChainWriter, Floor, Position, Record, Scratch, read_records, take_over
+from journal import (
+    NO_FLOOR,
+    ChainState,
+    ChainWriter,
+    Floor,
+    Position,
+    Record,
+    Scratch,
+    read_records,
+    take_over,
+)
 from journal.ports import ClaimPort
 
 
@@ -41,9 +51,12 @@ class TakenChain(NamedTuple):
         proved: Position | None = None,
         generation: int,
         scratch: Scratch | None = None,
+        released: Floor = NO_FLOOR,
     ) -> "TakenChain":
         """Take a chain over, as `journal.take_over` does, and raise what that raises."""
-        state = await take_over(claim, chain, at=at, proved=proved, generation=generation, scratch=scratch)
+        state = await take_over(
+            claim, chain, at=at, proved=proved, generation=generation, scratch=scratch, released=released
+        )
         return cls(claim, state, generation, scratch)
 
     def after(self, at: Position | None) -> Self:

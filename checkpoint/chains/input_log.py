@@ -11,6 +11,7 @@ Opening a producer, in this order:
    lists the producers. Therefore either the closer finds this producer, or this producer finds the closer.
 """
 
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from types import TracebackType
@@ -20,6 +21,8 @@ import trio
 
 from checkpoint import limits
 from checkpoint.chains.chain_store import ChainStore, TakenChain
+from checkpoint.chains.trimming import RowsChain, Trimmer, TrimPlanner, segments_of
+from checkpoint.core.consumers import input_register
 from checkpoint.core.inputs import (
     CLOSED_CHAIN,
     INPUT_CHAIN,
@@ -38,8 +41,21 @@ from checkpoint.core.inputs import (
 from checkpoint.errors import InputClosedError
 from checkpoint.runtime import wall_time_ms
 from dos_client import Claim, Store, backoff_s, randomness
-from dos_protocol.errors import FencedError, LocalProtocolError
-from journal import ChainState, ChainWriter, Op, Position, Record, inspect_chain, read_records
+from dos_protocol.errors import ClosedError, DosError, FencedError, LocalProtocolError
+from journal import (
+    ChainState,
+    ChainWriter,
+    Floor,
+    Op,
+    Position,
+    Record,
+    below,
+    inspect_chain,
+    parse_segment_name,
+    read_records,
+)
+
+logger = logging.getLogger("dos.checkpoint")
 
 
 class InputLog(ChainStore):
@@ -47,9 +63,23 @@ class InputLog(ChainStore):
     tasks at once.
     """
 
-    def __init__(self, claim: Claim, restored: TakenChain, writer: ChainWriter, line: InputSequence) -> None:
+    def __init__(
+        self,
+        claim: Claim,
+        restored: TakenChain,
+        writer: ChainWriter,
+        line: InputSequence,
+        planner: TrimPlanner,
+        producer: str,
+    ) -> None:
         super().__init__(restored, writer)
         self._claim = claim
+        self._producer = producer
+        self._segments = segments_of(restored.state)
+        self._appending = trio.Lock()
+        self._trimmer = Trimmer(planner, writer, self._collect, self._appending)
+        self._trimming = trio.CancelScope()
+        self._note_segment()
         self._digest = line.digest
         self.last = line.batch
         """The last batch that was appended; it is recorded when `recorded` returns."""
@@ -62,7 +92,8 @@ class InputLog(ChainStore):
 
     @classmethod
     async def open(cls, store: Store, application: str, handle: str, producer: str) -> "InputLog":
-        """Open this producer. Fences its previous owner; what that one had recorded remains.
+        """Open this producer. Fences its previous owner; what that one had recorded remains. Until it is
+        closed, what no consumer needs is deleted in the background.
 
         Raises InputClosedError, BadNameError, NotEnoughAnswersError (a new producer needs every member of the
         store), and what `journal.take_over` raises. Waits while fewer members than a quorum are available.
@@ -75,6 +106,7 @@ class InputLog(ChainStore):
             with trio.CancelScope(shield=True):
                 await log.aclose()
             raise
+        store.start(log.trim_until_closed)
         return log
 
     @classmethod
@@ -83,22 +115,25 @@ class InputLog(ChainStore):
     ) -> "InputLog":
         """Do the same as `open`, without the check whether the handle is closed."""
         directory = producer_directory(application, handle, producer)
+        planner = TrimPlanner(store, input_register(application, handle))
         attempt = 0
         while True:
             try:
-                return await cls._open_once(store, directory, producer)
+                return await cls._open_once(store, directory, producer, planner)
             except FencedError:  # another process opens it too: the later one wins
                 attempt += 1
                 await trio.sleep(backoff_s(attempt, randomness.jitter()))
 
     @classmethod
-    async def _open_once(cls, store: Store, directory: str, producer: str) -> "InputLog":
+    async def _open_once(
+        cls, store: Store, directory: str, producer: str, planner: TrimPlanner
+    ) -> "InputLog":
         view = await store.inspect(directory)
         claim = await store.claim(directory, view.epoch_seen + 1, randomness.fresh_id())
         try:
             taken = await TakenChain.take(claim, INPUT_CHAIN, generation=store.record.generation)
             line = await _last_batch(claim, taken.state, producer)
-            return cls(claim, taken, await taken.open(), line)
+            return cls(claim, taken, await taken.open(), line, planner, producer)
         except BaseException:
             with trio.CancelScope(shield=True):
                 await claim.aclose()
@@ -135,9 +170,17 @@ class InputLog(ChainStore):
 
         Also raises what iterating over `parts` raises; the batch does not count then and can be sent again.
         """
+        async with self._appending:
+            return await self._append_from(parts, number, mark)
+
+    async def _append_from(
+        self, parts: AsyncIterator[tuple[int, bytes]], number: int, mark: bytes
+    ) -> BatchDecision:
         if judge_batch(number, self.last) is BatchDecision.DISCARD:
             return BatchDecision.DISCARD
+        self._note_segment()  # the trimmer may have begun one
         await self._roll_if_longer(limits.input_segment_bytes_max)
+        self._note_segment()
         made = _Parts(number, self._digest)
         held = await anext(parts)
         async for part in parts:
@@ -172,8 +215,60 @@ class InputLog(ChainStore):
                 self._recorded = first, self._ends.pop(first)
         return self._recorded[1]
 
+    # --- trimming -----------------------------------------------------------------------------------------
+
+    @property
+    def chain(self) -> RowsChain:
+        """The chain now. Its segments begin with the lowest that was not released when it was opened."""
+        self._note_segment()
+        self._segments = [one for one in self._segments if one >= self._writer.released]
+        synced = [end for end in self._ends.values() if end <= self._writer.synced]
+        last_end = max(synced, default=self._recorded[1])
+        return RowsChain(
+            self._claim.directory,
+            INPUT_CHAIN,
+            self._producer,
+            tuple(self._segments),
+            self._writer.end.size,
+            last_end,
+        )
+
+    def _collect(self, floor: Floor) -> None:
+        self._claim.collect(below({INPUT_CHAIN: floor}))
+
+    def _note_segment(self) -> None:
+        current = parse_segment_name(self._writer.segment)
+        assert current is not None, "a writer writes segments"
+        if not self._segments or self._segments[-1] != current.order:
+            self._segments.append(current.order)
+
+    async def trim(self) -> None:
+        """Release what no consumer needs now, and begin to delete it. Raises as `Trimmer.step`."""
+        while (await self._trimmer.step(self.chain, wall_time_ms()))[1]:
+            pass
+
+    async def trim_completely(self, wait_s: float) -> bool:
+        """Delete what no consumer needs now. Return False if a connected member has not done so within
+        `wait_s` seconds. Raises as `trim`.
+        """
+        await self.trim()
+        return await self._claim.wait_collected(wait_s)
+
+    async def trim_until_closed(self) -> None:
+        """Trim at intervals, until this producer is closed or fenced."""
+        with self._trimming:
+            while True:
+                await trio.sleep(limits.trim_poll_s)
+                try:
+                    await self.trim()
+                except (FencedError, ClosedError):
+                    return
+                except DosError as error:  # what is needed is unknown now, so nothing more is deleted
+                    logger.info("%s is not trimmed now: %s", self._claim.directory, error)
+
     async def aclose(self) -> None:
         """Release the directory. Batches that were sent but not recorded may be recorded or not."""
+        self._trimming.cancel()
         await super().aclose()
         await self._claim.aclose()
 

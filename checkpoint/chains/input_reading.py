@@ -10,6 +10,8 @@ from contextlib import aclosing, suppress
 import trio
 
 from checkpoint import limits
+from checkpoint.chains.consumer_register import read_register, register_consumer
+from checkpoint.core.consumers import input_register, trimmed_because
 from checkpoint.core.inputs import (
     CLOSED_CHAIN,
     INPUT_CHAIN,
@@ -22,15 +24,18 @@ from checkpoint.core.inputs import (
     producer_directory,
     producers_among,
 )
+from checkpoint.errors import InputTrimmedError
 from dos_client import QuorumUnavailableError, Store
 from dos_protocol.errors import BrokenConnectionError
-from journal import ChainFollower, ChainWatch, Op, inspect_chain, read_records, size_seen
+from journal import ChainFollower, ChainWatch, Op, TrimmedBytesError, inspect_chain, read_records, size_seen
 
 
 class InputFollower:
     """Reads one producer's input from a position on. Not for several tasks at once.
 
     at, digest: the position; (0, 0) is the beginning. digest None: unknown, start with the next batch.
+    from_retained: if the beginning was trimmed before this reader began, begin with the oldest row that is
+        retained.
     pending_bytes_max: how many bytes of an incomplete batch are kept in memory.
     """
 
@@ -44,9 +49,13 @@ class InputFollower:
         at: int = 0,
         digest: int | None = 0,
         pending_bytes_max: int = limits.input_pending_bytes_max,
+        from_retained: bool = False,
     ) -> None:
         self._store = store
+        self._application, self._handle = application, handle
         self._producer = producer
+        self._pending_bytes_max = pending_bytes_max
+        self._may_move = from_retained and at == 0
         self._directory = producer_directory(application, handle, producer)
         self._chain = ChainFollower(store, self._directory, INPUT_CHAIN, at=at)
         self._watch = ChainWatch(store, self._chain)
@@ -62,9 +71,43 @@ class InputFollower:
         """Yield the committed parts that were not yielded before, then end. The caller must iterate to the
         end.
 
-        Raises CorruptDataError if this input differs from what was read up to the position, and as
-        `ChainFollower.poll` does; after the latter errors it can be called again.
+        Raises CorruptDataError if this input differs from what was read up to the position,
+        InputTrimmedError if the next rows were trimmed, and as `ChainFollower.poll` does; after the latter
+        errors it can be called again.
         """
+        if self._may_move:
+            await self._move_to_retained()
+        try:
+            async with aclosing(self._poll()) as pieces:
+                async for piece in pieces:
+                    yield piece
+        except TrimmedBytesError as error:
+            raise await self._trimmed(error) from error
+
+    async def _move_to_retained(self) -> None:
+        """Begin where the chain begins now, which its starts do not release."""
+        chain = await inspect_chain(self._store, self._directory, INPUT_CHAIN, measured=False)
+        if not chain.segments:
+            return
+        self._may_move = False
+        if base := chain.segments[0].base:
+            self._chain = ChainFollower(self._store, self._directory, INPUT_CHAIN, at=base)
+            self._watch = ChainWatch(self._store, self._chain)
+            self._line = InputSequence(
+                self._producer,
+                at=base,
+                digest=None,
+                where=self._directory,
+                bytes_max=self._pending_bytes_max,
+            )
+
+    async def _trimmed(self, error: TrimmedBytesError) -> InputTrimmedError:
+        register = await read_register(self._store, input_register(self._application, self._handle))
+        because = trimmed_because(register)
+        where = f"producer {self._producer!r} of input {self._handle!r} of {self._application!r}"
+        return InputTrimmedError(where, error.begin, error.end, because)
+
+    async def _poll(self) -> AsyncGenerator[InputPiece]:
         begin = self._chain.at
         async with aclosing(self._chain.poll()) as records:
             async for end, record in records:
@@ -115,10 +158,20 @@ class InputFollower:
 class InputHandle:
     """An input handle as a whole: its producers, and where it ends."""
 
-    def __init__(self, store: Store, application: str, handle: str) -> None:
+    def __init__(self, store: Store, application: str, handle: str, *, from_retained: bool = False) -> None:
         self._store = store
         self._application = application
         self._handle = handle
+        self._from_retained = from_retained
+
+    async def register(self, region: str, source: str) -> None:
+        """Register a source of a region as a consumer, if it is not: from then on, nothing that the region
+        needs is trimmed. Acknowledged by the quorum when this returns.
+
+        Waits while too few members answer. Raises QuorumUnavailableError, CorruptDataError.
+        """
+        place = input_register(self._application, self._handle)
+        await register_consumer(self._store, place, region, source)
 
     async def splits(self) -> list[str]:
         """Return all producers that ever opened it. Raises QuorumUnavailableError."""
@@ -155,4 +208,12 @@ class InputHandle:
 
     def follower(self, split: str, at: int, digest: int) -> InputFollower:
         """Return a follower of one producer that starts at a position; (0, 0) is the beginning."""
-        return InputFollower(self._store, self._application, self._handle, split, at=at, digest=digest)
+        return InputFollower(
+            self._store,
+            self._application,
+            self._handle,
+            split,
+            at=at,
+            digest=digest,
+            from_retained=self._from_retained,
+        )

@@ -18,6 +18,7 @@ from checkpoint.errors import CheckpointReleasedError, ManifestError, NoRegionEr
 from dos_client import Store
 from dos_protocol.errors import NotFoundError
 from journal import ChainState, LostBytesError, inspect_chain, parse_segment_name, read_records
+from journal.ports import StorePort
 
 logger = logging.getLogger("dos.checkpoint")
 _SUFFIX = coordinator_directory("")
@@ -48,10 +49,7 @@ class ManifestView:
         """Numbers of the checkpoints that can be restored, in increasing order. All others are released
         (R14).
         """
-        kept: tuple[Cut, ...] = ()
-        for cut in self.cuts:
-            kept = keep(kept, cut)
-        return tuple(cut.cut for cut in kept)
+        return tuple(cut.cut for cut in _kept(self.cuts))
 
     def restorable(self, number: int) -> Cut:
         """Return the checkpoint of that number. Raises CheckpointReleasedError, or ManifestError if it never
@@ -95,7 +93,29 @@ async def read_manifest(store: Store, region: str) -> ManifestView:
     return await _read(store, region, view.epoch_seen)
 
 
-async def _read(store: Store, region: str, epoch: int) -> ManifestView:
+async def retained_cuts(store: StorePort, region: str) -> tuple[Cut, ...]:
+    """Return the retained checkpoints of a region, in increasing order, as its committed manifest states
+    them; none if it has committed none.
+
+    The manifest may be newer when this returns. Then other checkpoints are retained, and no older ones.
+    Raises ManifestError, and what reading a chain raises.
+    """
+    for _ in range(limits.manifest_reads_max - 1):
+        try:
+            return _kept((await _read(store, region, 0)).cuts)
+        except (LostBytesError, NotFoundError) as error:
+            logger.info("manifest of %s: %s; reading again", region, error)
+    return _kept((await _read(store, region, 0)).cuts)
+
+
+def _kept(cuts: list[Cut]) -> tuple[Cut, ...]:
+    kept: tuple[Cut, ...] = ()
+    for cut in cuts:
+        kept = keep(kept, cut)
+    return kept
+
+
+async def _read(store: StorePort, region: str, epoch: int) -> ManifestView:
     """Read the chain once. Its first segments may be deleted during the read, if its writer restarts it with
     a snapshot.
     """

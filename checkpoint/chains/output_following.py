@@ -18,14 +18,26 @@ import msgspec
 import trio
 
 from checkpoint import limits
+from checkpoint.chains.consumer_register import read_register, register_consumer
 from checkpoint.coordinator.manifest_log import CHAIN as MANIFEST_CHAIN
+from checkpoint.core.consumers import output_register, trimmed_because
 from checkpoint.core.inputs import InputPiece
 from checkpoint.core.manifest import Cut, decode_cut
 from checkpoint.core.outputs import Publish, decode_output, output_chain
 from checkpoint.core.region import coordinator_directory, worker_directory
+from checkpoint.errors import InputTrimmedError
 from dos_client import Store
 from dos_protocol.errors import CorruptDataError
-from journal import ChainFollower, ChainWatch, Op, Position, inspect_chain, size_seen
+from journal import (
+    NO_FLOOR,
+    ChainFollower,
+    ChainWatch,
+    LostBytesError,
+    Op,
+    Position,
+    inspect_chain,
+    size_seen,
+)
 
 
 class PublishedOutput:
@@ -33,7 +45,9 @@ class PublishedOutput:
     end.
     """
 
-    def __init__(self, store: Store, region: str, sink: str) -> None:
+    def __init__(self, store: Store, region: str, sink: str, *, from_retained: bool = False) -> None:
+        """from_retained: a reader without a position begins with the oldest step that is retained."""
+        self._from_retained = from_retained
         self._store = store
         self.region = region
         self.sink = sink
@@ -42,6 +56,10 @@ class PublishedOutput:
         self._cut: Cut | None = None
         self._polled_at = -limits.output_poll_s
         self._lock = trio.Lock()
+
+    async def register(self, region: str, source: str) -> None:
+        """Register a source of a region as a consumer, as `register_consumer` does."""
+        await register_consumer(self._store, output_register(self.region, self.sink), region, source)
 
     async def last_cut(self) -> Cut | None:
         """Return the last committed checkpoint, cached for `output_poll_s`. Raises as reading does."""
@@ -75,6 +93,27 @@ class PublishedOutput:
         cut = await self.last_cut()
         return None if cut is None else self._positions(cut).get(int(split[1:]))
 
+    async def begin(self, split: str) -> int:
+        """Return the offset from which on a worker's log is retained, according to the last checkpoint: 0 if
+        it was never trimmed. What is below may be deleted.
+        """
+        cut = await self.last_cut()
+        return 0 if cut is None else begin_in(cut, int(split[1:]), self.sink)
+
+    async def trimmed(self, split: str, begin: int, end: int) -> InputTrimmedError:
+        """Return the error of a reader that needs what was trimmed."""
+        register = await read_register(self._store, output_register(self.region, self.sink))
+        where = f"the log {split} of output {self.sink!r} of region {self.region!r}"
+        return InputTrimmedError(where, begin, end, trimmed_because(register), source="LogSource")
+
+    async def trimmed_steps(self, first: int, last: int) -> InputTrimmedError:
+        """Return the error of a reader that needs steps that were trimmed."""
+        register = await read_register(self._store, output_register(self.region, self.sink))
+        where = f"output {self.sink!r} of region {self.region!r}"
+        return InputTrimmedError(
+            where, first, last, trimmed_because(register), source="LogSource", unit="steps"
+        )
+
     def _positions(self, cut: Cut) -> dict[int, Position]:
         prepared = {worker: part.sinks.get(self.sink) for worker, part in cut.workers.items()}
         return {worker: msgspec.convert(at, Position) for worker, at in prepared.items() if at is not None}
@@ -90,7 +129,13 @@ class PublishedOutput:
 
     def follower(self, split: str, at: int, digest: int) -> "OutputFollower":
         """Return a follower of one worker's log that starts at a position; (0, 0) is the beginning."""
-        return OutputFollower(self._store, self, split, at=at, step=digest)
+        return OutputFollower(self._store, self, split, at=at, step=digest, from_retained=self._from_retained)
+
+
+def begin_in(cut: Cut, worker: int, sink: str) -> int:
+    """Return the offset from which on a checkpoint retains a worker's log."""
+    floors = cut.workers[worker].floors if worker in cut.workers else {}
+    return floors.get(output_chain(sink), NO_FLOOR)[1]
 
 
 def split_of(worker: int) -> str:
@@ -101,7 +146,17 @@ def split_of(worker: int) -> str:
 class OutputFollower:
     """Reads one worker's log from a position on. Not for several tasks at once."""
 
-    def __init__(self, store: Store, published: PublishedOutput, split: str, *, at: int, step: int) -> None:
+    def __init__(
+        self,
+        store: Store,
+        published: PublishedOutput,
+        split: str,
+        *,
+        at: int,
+        step: int,
+        from_retained: bool = False,
+    ) -> None:
+        self._may_move = from_retained and at == 0
         self._output = published
         self._split = split
         self._directory = f"{published.region}.{split}"
@@ -125,7 +180,11 @@ class OutputFollower:
         if self._publish is Publish.STEP:
             proved = await self._output.position(self._split)
             log = await inspect_chain(
-                self._store, self._directory, output_chain(self._output.sink), proved=proved
+                self._store,
+                self._directory,
+                output_chain(self._output.sink),
+                proved=proved,
+                floor=await self._output.begin(self._split),
             )
             end = log.end
             size = 0 if end is None else end.size
@@ -141,7 +200,8 @@ class OutputFollower:
         """Yield the visible steps that were not yielded before, then end. Steps without rows are skipped. The
         caller must iterate to the end.
 
-        Raises CorruptDataError if the log does not continue what was read.
+        Raises CorruptDataError if the log does not continue what was read, InputTrimmedError if the next
+        steps were trimmed.
         """
         if self._publish is None:
             self._publish = await self._publish_mode()
@@ -151,6 +211,25 @@ class OutputFollower:
         by_cut = self._publish is Publish.CUT
         if by_cut and in_cut is None:
             return
+        if self._may_move:
+            self._may_move = False
+            if (base := await self._output.begin(self._split)) > 0:
+                self._chain = ChainFollower(
+                    self._store, self._directory, output_chain(self._output.sink), at=base
+                )
+                self._watch = ChainWatch(self._store, self._chain)
+        try:
+            async with aclosing(self._poll(in_cut, by_cut=by_cut)) as pieces:
+                async for piece in pieces:
+                    yield piece
+        except LostBytesError as error:
+            # Only what a committed checkpoint has released was trimmed; what else is missing is lost.
+            base = await self._output.begin(self._split)
+            if base <= self._chain.at:
+                raise
+            raise await self._output.trimmed(self._split, self._chain.at, base) from error
+
+    async def _poll(self, in_cut: Position | None, *, by_cut: bool) -> AsyncGenerator[InputPiece]:
         begin = self._chain.at
         polled = self._chain.poll(in_cut) if by_cut else self._chain.poll(proved=in_cut)
         async with aclosing(polled) as records:
@@ -183,7 +262,8 @@ class OutputFollower:
 
     async def _publish_mode(self) -> Publish | None:
         """Return how the log is published, according to its first record; None if it has no record."""
-        first = ChainFollower(self._store, self._directory, output_chain(self._output.sink))
+        begin = await self._output.begin(self._split)
+        first = ChainFollower(self._store, self._directory, output_chain(self._output.sink), at=begin)
         proved = await self._output.position(self._split)
         async with aclosing(first.poll(proved=proved)) as records:
             async for end, record in records:

@@ -5,10 +5,14 @@ never goes back; a log with publish="checkpoint" goes back to its position in th
 state does.
 """
 
+from collections.abc import Callable
 from contextlib import aclosing
-from typing import Final
 
+import trio
+
+from checkpoint import limits
 from checkpoint.chains.chain_store import ChainStore, TakenChain
+from checkpoint.chains.trimming import RowsChain, Trimmer, TrimPlanner, segments_of
 from checkpoint.core.outputs import (
     Output,
     OutputDecision,
@@ -21,11 +25,8 @@ from checkpoint.core.outputs import (
 )
 from checkpoint.runtime import wall_time_ms
 from dos_protocol.errors import LocalProtocolError
-from journal import ORIGIN, ChainWriter, Op, Position, Record, Scratch
+from journal import NO_FLOOR, ORIGIN, ChainWriter, Floor, Op, Position, Record, Scratch, parse_segment_name
 from journal.ports import ClaimPort
-
-segment_bytes_max: Final = 64 * 1024 * 1024
-"""A log continues in a new segment after this many bytes, which bounds what a restore reads."""
 
 
 class OutputLog(ChainStore):
@@ -34,11 +35,25 @@ class OutputLog(ChainStore):
     """
 
     def __init__(
-        self, restored: TakenChain, writer: ChainWriter, line: OutputSequence, publish: Publish
+        self,
+        restored: TakenChain,
+        writer: ChainWriter,
+        line: OutputSequence,
+        publish: Publish,
+        chain: str,
+        segments: list[Floor],
     ) -> None:
         super().__init__(restored, writer)
         self._line = line
         self._publish = publish
+        self._chain = chain
+        self._segments = segments
+        self._needed = NO_FLOOR
+        """The lowest segment that anybody needs, as the trimmer found it last."""
+        self._voted = 0
+        """The position in the last vote."""
+        self._appending = trio.Lock()
+        self._note_segment()
 
     @classmethod
     async def open(
@@ -51,18 +66,26 @@ class OutputLog(ChainStore):
         at: Position | None,
         generation: int,
         scratch: Scratch | None = None,
+        released: Floor = NO_FLOOR,
     ) -> "OutputLog":
         """Open a segment where the log continues. after_step: the step of the restored checkpoint; at: the
-        end of the log in that checkpoint, None if it has no such log.
+        end of the log in that checkpoint, None if it has no such log. released: the floor that the manifest
+        has released; nothing below is read.
 
         Raises what `journal.take_over` and `ChainWriter.open` raise, CorruptDataError.
         """
         back = publish is Publish.CUT
         chain_name = output_chain(sink)
         ordered = (ORIGIN if at is None else at) if back else None
-        # A log has no snapshots: without `proved` the walk would visit every segment since the region began.
+        # A log has no snapshots: without `proved` the walk would visit every segment that is retained.
         taken = await TakenChain.take(
-            claim, chain_name, at=ordered, proved=at, generation=generation, scratch=scratch
+            claim,
+            chain_name,
+            at=ordered,
+            proved=at,
+            generation=generation,
+            scratch=scratch,
+            released=released,
         )
         line = OutputSequence(sink, after_step)
         restored = taken.after(taken.state.end if back else at)
@@ -71,7 +94,7 @@ class OutputLog(ChainStore):
                 if record.op is Op.OUTPUT:
                     output = decode_output(record.ints, record.strings, where=chain_name, at=end.size)
                     line.add(output.step, output.digest, end)
-        return cls(restored, await taken.open(), line, publish)
+        return cls(restored, await taken.open(), line, publish, chain_name, segments_of(taken.state))
 
     @property
     def last_step(self) -> int:
@@ -91,12 +114,15 @@ class OutputLog(ChainStore):
 
         Raises FencedError. If cancelled, the step may be in the log: the next opening finds out.
         """
-        await self._roll_if_longer(segment_bytes_max)
-        digest = digest if self._publish is Publish.STEP else 0
-        head = OutputHead(sink=sink, publish=self._publish, inputs=inputs)
-        ints, strings = encode_output(Output(step, wall_time_ms(), rows, digest, head, data))
-        end = self._writer.append(Record(Op.OUTPUT, ints=ints, strings=strings))
-        self._line.add(step, digest, end)
+        async with self._appending:
+            self._note_segment()  # the trimmer may have begun one
+            await self._roll_if_longer(limits.output_segment_bytes_max)
+            self._note_segment()
+            digest = digest if self._publish is Publish.STEP else 0
+            head = OutputHead(sink=sink, publish=self._publish, inputs=inputs)
+            ints, strings = encode_output(Output(step, wall_time_ms(), rows, digest, head, data))
+            end = self._writer.append(Record(Op.OUTPUT, ints=ints, strings=strings))
+            self._line.add(step, digest, end)
         await self._writer.wait_room()
 
     async def synced(self, step: int) -> Position:
@@ -109,4 +135,37 @@ class OutputLog(ChainStore):
             raise LocalProtocolError(f"the output of step {step} is not known; the last is {self.last_step}")
         await self._writer.wait_synced(end)
         self._line.forget(step)
+        self._voted = end.size
         return end
+
+    # --- trimming -----------------------------------------------------------------------------------------
+
+    def trimmer(self, planner: TrimPlanner, collect: Callable[[Floor], None]) -> Trimmer:
+        """Return the trimmer of this log. collect: deletes the log below a floor."""
+        return Trimmer(planner, self._writer, collect, self._appending)
+
+    async def trim(self, trimmer: Trimmer, directory: str, split: str, allowed: Floor) -> None:
+        """Perform a step of trimming. allowed: the floor that the manifest has released. Raises as
+        `Trimmer.step`.
+        """
+        self._note_segment()
+        self._segments = [one for one in self._segments if one >= self._writer.released]
+        end = self._writer.synced
+        now = RowsChain(directory, self._chain, split, tuple(self._segments), end, end)
+        needed, _ = await trimmer.step(now, wall_time_ms(), allowed=allowed)
+        self._needed = max(self._needed, needed)
+
+    @property
+    def vote_floor(self) -> Floor:
+        """The lowest segment that the checkpoint of the last `synced` keeps, for its vote: the lowest that
+        anybody needs, and not above the segment that contains the position in the checkpoint.
+        """
+        holding = [one for one in self._segments if one[1] < self._voted]
+        lowest = self._segments[0]
+        return max(lowest, min(self._needed, max(holding, default=lowest)))
+
+    def _note_segment(self) -> None:
+        current = parse_segment_name(self._writer.segment)
+        assert current is not None, "a writer writes segments"
+        if not self._segments or self._segments[-1] != current.order:
+            self._segments.append(current.order)

@@ -15,10 +15,12 @@ from checkpoint.core.inputs import check_input_name
 from checkpoint.core.manifest import Cut
 from checkpoint.errors import (
     CheckpointReleasedError,
+    ConsumerRefusedError,
     ManifestError,
     NoAnswerError,
     NoInputError,
     NoRegionError,
+    NoSinkError,
 )
 from dos_client import Store, open_store
 from dos_client.cli import kit
@@ -33,6 +35,8 @@ NEGATIVE_ANSWERS: Final = (
     NoAnswerError,
     ManifestError,
     CheckpointReleasedError,
+    ConsumerRefusedError,
+    NoSinkError,
 )
 _COMPLETION_S: Final = 2.0
 

@@ -17,6 +17,7 @@ from checkpoint.chains.manifest_reading import ManifestView
 from checkpoint.coordinator.manifest_host import ManifestHost
 from checkpoint.coordinator.manifest_log import CHAIN
 from checkpoint.core.manifest import Cut
+from checkpoint.core.outputs import OUTPUT_CHAIN_PREFIX
 from checkpoint.core.region import coordinator_directory, worker_directory
 from checkpoint.core.retention import floors_of
 from checkpoint.maintenance.stopped_region import hold_manifest
@@ -39,6 +40,13 @@ def needed(view: ManifestView) -> tuple[Cut, ...]:
     return tuple(cut for cut in view.cuts if cut.cut in view.retained)
 
 
+def without_outputs(floors: Floors) -> Floors:
+    """Return the floors of the chains that only this region reads. Output logs have consumers: the deletion
+    of what a checkpoint has released of them is decided by `retention.py`.
+    """
+    return {chain: floor for chain, floor in floors.items() if not chain.startswith(OUTPUT_CHAIN_PREFIX)}
+
+
 async def garbage_of(store: StorePort, view: ManifestView) -> list[UnneededObject]:
     """Return the objects below the floors in all directories of the region, as F members report them. Claims
     nothing.
@@ -46,10 +54,11 @@ async def garbage_of(store: StorePort, view: ManifestView) -> list[UnneededObjec
     Raises what `inspect` of a store raises.
     """
     coordinator = coordinator_directory(view.region)
-    found = await _below(store, coordinator, await _manifest_floor(store, coordinator))
+    found = await objects_below(store, coordinator, await _manifest_floor(store, coordinator))
     kept = needed(view)
     for worker in sorted({worker for cut in kept for worker in cut.workers}):
-        found += await _below(store, worker_directory(view.region, worker), floors_of(kept, worker))
+        floors = without_outputs(floors_of(kept, worker))
+        found += await objects_below(store, worker_directory(view.region, worker), floors)
     return found
 
 
@@ -62,7 +71,8 @@ async def _manifest_floor(store: StorePort, directory: str) -> Floors:
     return {}
 
 
-async def _below(store: StorePort, directory: str, floors: Floors) -> list[UnneededObject]:
+async def objects_below(store: StorePort, directory: str, floors: Floors) -> list[UnneededObject]:
+    """Return the segments below the floors in one directory, as F members report them."""
     is_garbage = below(floors)
     copies: dict[str, list[int]] = {}
     for objects in (await store.inspect(directory)).answers.values():
@@ -91,7 +101,7 @@ async def collect_stopped(host: ManifestHost, region: str, *, wait_s: float = li
                 clean = False
                 continue
             try:
-                claim.collect(below(floors_of(opened.kept, worker)))
+                claim.collect(below(without_outputs(floors_of(opened.kept, worker))))
                 clean &= await claim.wait_collected(wait_s)
             finally:
                 await claim.aclose()

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from checkpoint import Publish
+from checkpoint import Publish, RetentionRule
 from checkpoint.errors import UnsupportedKeyTypeError
 from checkpoint.key_hash import hash_keys, kind_of
 from dataflow.core.delivery import Delivery
@@ -22,6 +22,7 @@ from dos_protocol.digests import digest64
 
 _PUBLISH: Final = {"step": Publish.STEP, "checkpoint": Publish.CUT}
 """The values of the parameter `publish`. Stored records keep the name "cut"."""
+_RETAIN: Final = ("all", "unread")
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -34,15 +35,37 @@ class LogSink(SinkSpec):
     "step" makes it visible as soon as the step's input division is durable at every worker, which is sooner,
     but requires all upstream operators to be deterministic. A replay whose rows differ from visible ones
     stops the region.
+
+    retain: "all" deletes nothing unless a limit is set. "unread" deletes what every registered consumer (a
+    region that reads with `LogSource`) has read, once there is one. max_bytes, max_age: of each worker's log,
+    keep the newest bytes, and rows younger than this many seconds; what exceeds a limit is deleted even if a
+    consumer needs it. `dos output retain` replaces all three.
+
+    Raises SchemaError.
     """
 
     publish: Publish
+    rule: RetentionRule
 
-    def __init__(self, *, publish: str = "checkpoint") -> None:
+    def __init__(
+        self,
+        *,
+        publish: str = "checkpoint",
+        retain: str = "all",
+        max_bytes: int | None = None,
+        max_age: float | None = None,
+    ) -> None:
         if publish not in _PUBLISH:
             known = " or ".join(map(repr, _PUBLISH))
             raise SchemaError(f"publish must be {known}, not {publish!r}")
         object.__setattr__(self, "publish", _PUBLISH[publish])
+        if retain not in _RETAIN:
+            raise SchemaError(f"retain must be {' or '.join(map(repr, _RETAIN))}, not {retain!r}")
+        for name, value in (("max_bytes", max_bytes), ("max_age", max_age)):
+            if value is not None and not 0 < value < float("inf"):
+                raise SchemaError(f"{name} must be above 0, got {value}")
+        rule = RetentionRule(by_consumers=retain == "unread", bytes_max=max_bytes, age_max_s=max_age)
+        object.__setattr__(self, "rule", rule)
 
     def check_input(self, schema: pa.Schema) -> None:
         """Require columns of comparable types if publish="step". Raises SchemaError."""

@@ -15,7 +15,7 @@ import pyarrow as pa
 from checkpoint import check_input_name
 from checkpoint.chains.input_reading import InputHandle
 from dataflow.schema import parse_schema
-from dataflow.sources.prefetched import PrefetchedSource, owner_by_name
+from dataflow.sources.prefetched import PrefetchedSource, check_begin, owner_by_name
 from dos_client import Store
 
 
@@ -25,19 +25,25 @@ class InputSource(PrefetchedSource):
 
         InputSource("orders", "item string, price bigint")
 
-    schema: the columns of the rows; producers must use the same schema. Raises BadNameError, SchemaError.
+    schema: the columns of the rows; producers must use the same schema. begin: where a region that has no
+    checkpoint yet begins. "first": at the first row of each producer; it fails if rows were trimmed.
+    "retained": at the oldest row that is retained.
+
+    Raises BadNameError, SchemaError.
     """
 
     what: ClassVar[str] = "input"
     name: str
     schema: pa.Schema
+    begin: str
 
-    def __init__(self, name: str, schema: "str | pa.Schema") -> None:
+    def __init__(self, name: str, schema: "str | pa.Schema", *, begin: str = "first") -> None:
+        object.__setattr__(self, "begin", check_begin(begin))
         object.__setattr__(self, "name", check_input_name("an input handle", name))
         object.__setattr__(self, "schema", parse_schema(schema))
 
     def origin(self, store: Store, application: str) -> InputHandle:
-        return InputHandle(store, application, self.name)
+        return InputHandle(store, application, self.name, from_retained=self.begin == "retained")
 
     def owner(self, split: str, workers: int) -> int:
         return owner_by_name(split, workers)

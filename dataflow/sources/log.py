@@ -17,7 +17,7 @@ from checkpoint import output_chain
 from checkpoint.chains.output_following import PublishedOutput
 from dataflow.errors import SchemaError
 from dataflow.schema import parse_schema
-from dataflow.sources.prefetched import PrefetchedSource
+from dataflow.sources.prefetched import PrefetchedSource, check_begin
 from dos_client import Store
 from dos_protocol.names import check_name
 
@@ -29,15 +29,27 @@ class LogSource(PrefetchedSource):
         LogSource("sold", "item string, count bigint", region="shop.sales")
 
     schema: the columns of its rows. region: the region of the sink, as named in `run`; None: another region
-    of the same graph. Raises BadNameError, SchemaError.
+    of the same graph. begin: where a region that has no checkpoint yet begins. "first": at the first row; it
+    fails if rows were trimmed. "retained": at the oldest row that is retained.
+
+    Raises BadNameError, SchemaError.
     """
 
     what: ClassVar[str] = "log"
     sink: str
     schema: pa.Schema
     region: str | None
+    begin: str
 
-    def __init__(self, sink: str, schema: "str | pa.Schema", *, region: str | None = None) -> None:
+    def __init__(
+        self,
+        sink: str,
+        schema: "str | pa.Schema",
+        *,
+        region: str | None = None,
+        begin: str = "first",
+    ) -> None:
+        object.__setattr__(self, "begin", check_begin(begin))
         check_name(output_chain(sink))
         if region is not None:
             check_name(region)
@@ -47,7 +59,7 @@ class LogSource(PrefetchedSource):
 
     def of_region(self, region: str) -> "LogSource":
         """Return a copy that reads the sink of this region."""
-        return LogSource(self.sink, self.schema, region=region)
+        return LogSource(self.sink, self.schema, region=region, begin=self.begin)
 
     def origin(self, store: Store, application: str) -> PublishedOutput:
         del application
@@ -55,7 +67,7 @@ class LogSource(PrefetchedSource):
             raise SchemaError(
                 f"the region of log {self.sink!r} is not given; write LogSource(..., region=...)"
             )
-        return PublishedOutput(store, self.region, self.sink)
+        return PublishedOutput(store, self.region, self.sink, from_retained=self.begin == "retained")
 
     def owner(self, split: str, workers: int) -> int:
         return int(split[1:]) % workers

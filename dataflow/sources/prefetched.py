@@ -13,13 +13,13 @@ watermark is next (`round_robin.py`).
 
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import ClassVar, Protocol
+from typing import ClassVar, Final, Protocol
 
 import pyarrow as pa
 
 from checkpoint import InputPiece, SplitPosition
 from dataflow.core.event_time import SourceTime
-from dataflow.errors import InputChangedError, InputReadError
+from dataflow.errors import InputChangedError, InputReadError, SchemaError
 from dataflow.operators.base import OperatorContext
 from dataflow.schema import schema_text
 from dataflow.sources import base
@@ -27,6 +27,8 @@ from dataflow.sources.prefetch_buffer import PrefetchBuffer
 from dataflow.sources.round_robin import RoundRobin
 from dos_client import Store
 from dos_protocol.digests import digest64
+
+_BEGIN: Final = ("first", "retained")
 
 
 class Follower(Protocol):
@@ -52,6 +54,10 @@ class Follower(Protocol):
 
 class PrefetchOrigin(Protocol):
     """Something in the store that has splits. All methods may raise QuorumUnavailableError."""
+
+    async def register(self, region: str, source: str) -> None:
+        """Register a source of a region as a consumer, durably. Called before it is read."""
+        ...
 
     async def splits(self) -> list[str]:
         """Return the splits that exist now."""
@@ -94,6 +100,13 @@ class PrefetchedSource(base.SourceSpec):
         """Return the worker that reads a split. Every worker computes the same owner for every split,
         including splits that appear later.
         """
+
+
+def check_begin(begin: str) -> str:
+    """Return `begin`, where a region without a checkpoint begins. Raises SchemaError for any other value."""
+    if begin not in _BEGIN:
+        raise SchemaError(f"begin must be {' or '.join(map(repr, _BEGIN))}, not {begin!r}")
+    return begin
 
 
 def owner_by_name(split: str, workers: int) -> int:

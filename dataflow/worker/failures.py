@@ -3,12 +3,12 @@
 from typing import Final, NamedTuple
 
 from checkpoint import FailureKind
-from checkpoint.errors import ManifestError, errors_in
+from checkpoint.errors import InputTrimmedError, ManifestError, errors_in
 from dataflow.errors import InputChangedError, PeerLostError
 from dos_protocol.errors import DosError, FencedError
 from journal import EpochUsedTwiceError
 
-_FOR_A_PERSON: Final = (ManifestError, InputChangedError, EpochUsedTwiceError)
+_FOR_A_PERSON: Final = (ManifestError, InputChangedError, InputTrimmedError, EpochUsedTwiceError)
 """A retry would find the same, so the region ends."""
 
 

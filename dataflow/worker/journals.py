@@ -13,16 +13,20 @@ from checkpoint import Committed, Division, Restore, Rolling, WorkerCut
 from checkpoint.chains.state_reading import STATE_CHAIN
 from checkpoint.chains.state_store import StateStore
 from checkpoint.chains.steps_log import STEPS_CHAIN, StepsLog
+from dataflow.worker.collecting import FloorCollector
 from dataflow.worker.messages import CutTaken, StageEnded
-from journal import Scratch, below
+from journal import Scratch
 from journal.ports import ClaimPort
 
 
 class Journals:
     """The state chain and the steps chain of a worker. Use `open`; call `aclose` before closing the claim."""
 
-    def __init__(self, claim: ClaimPort, order: Restore, state: StateStore, steps: StepsLog) -> None:
+    def __init__(
+        self, claim: ClaimPort, order: Restore, state: StateStore, steps: StepsLog, collecting: FloorCollector
+    ) -> None:
         self._claim = claim
+        self._collecting = collecting
         self._state = state
         self._steps = steps
         self._after = after_step(order)
@@ -37,6 +41,7 @@ class Journals:
         generation: int,
         scratch: Scratch | None = None,
         rolling: Rolling | None = None,
+        collecting: FloorCollector | None = None,
     ) -> "Journals":
         """Open both chains for the ordered checkpoint.
 
@@ -59,7 +64,7 @@ class Journals:
         except BaseException:
             await state.aclose()
             raise
-        return cls(claim, order, state, steps)
+        return cls(claim, order, state, steps, collecting or FloorCollector(claim))
 
     @property
     def replayed_bytes(self) -> int:
@@ -116,7 +121,7 @@ class Journals:
         Both chains are open in this incarnation and their starts are acknowledged. No retained checkpoint
         needs what lies below the floors, nor does anything that follows one.
         """
-        self._claim.collect(below(order.floors))
+        self._collecting.release(order.floors)
 
     async def aclose(self) -> None:
         """Stop appending."""

@@ -29,6 +29,7 @@ from checkpoint.runtime import runtime
 from dataflow import limits
 from dataflow.core.phase_timer import PhaseTimer
 from dataflow.sources.prefetched import PrefetchedSource
+from dataflow.worker.collecting import FloorCollector
 from dataflow.worker.directories import Directories
 from dataflow.worker.exchange import Exchange
 from dataflow.worker.failures import first_error
@@ -189,7 +190,7 @@ class LinkIncarnation:
 
     async def _work(self, claim: Claim, phases: PhaseTimer) -> None:
         """With the claim held: open the chains, restore the state, then serve steps and votes."""
-        order, after = self._order, after_step(self._order)
+        order, after, spec = self._order, after_step(self._order), self._spec
         async with AsyncExitStack() as stack, trio.open_nursery() as nursery:
             await stack.enter_async_context(aclosing(self._outputs))
             await stack.enter_async_context(aclosing(self._directories))
@@ -213,6 +214,10 @@ class LinkIncarnation:
             nursery.start_soon(self._serve, journals)
             nursery.start_soon(self._vote_all, journals)
             nursery.start_soon(self._outputs.announce, journals.division_synced)
+            if not spec.without_cuts:
+                nursery.start_soon(
+                    self._outputs.trim_all, self._store, spec.region, spec.worker, self._collecting
+                )
             nursery.start_soon(self._publish)
             nursery.start_soon(self._watch, claim)
 
@@ -223,6 +228,7 @@ class LinkIncarnation:
         scratch = Scratch(spec.scratch_dir) if spec.scratch_dir else None
         generation = self._store.record.generation
         journals: Journals = NoJournals()
+        self._collecting = FloorCollector(claim)
         async with trio.open_nursery() as opening:
             opening.start_soon(
                 partial(
@@ -232,6 +238,7 @@ class LinkIncarnation:
                     after_step=after_step(order),
                     generation=generation,
                     scratch=scratch,
+                    floors=order.floors,
                 )
             )
             if not spec.without_cuts:
@@ -241,7 +248,12 @@ class LinkIncarnation:
                     claim, part, generation=generation, scratch=scratch, rolling=rolling
                 )
                 journals = await Journals.open(
-                    claim, order, generation=generation, scratch=scratch, rolling=rolling
+                    claim,
+                    order,
+                    generation=generation,
+                    scratch=scratch,
+                    rolling=rolling,
+                    collecting=self._collecting,
                 )
                 await stack.enter_async_context(aclosing(journals))
         self._journals = journals
@@ -259,6 +271,7 @@ class LinkIncarnation:
                 workers=spec.workers,
                 positions={} if part is None else part.sources.get(name, {}),
                 woken=lambda: self._inbox.put(Woken()),
+                consumer="" if spec.without_cuts else spec.region,
                 at_present=spec.without_cuts and self.number > 1,
             )
             for name, source in self._plan.specs.items()
@@ -329,7 +342,7 @@ class LinkIncarnation:
             positions,
             sinks={**taken.voted(), **outputs},
             directories=files.positions,
-            floors={**positions.floors, **files.floors},
+            floors={**positions.floors, **files.floors, **self._outputs.floors()},
         )
         phases = {**taken.phases_s, "sync": trio.current_time() - begin}
         await self._control.prepared(

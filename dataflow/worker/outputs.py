@@ -7,23 +7,40 @@ that with DURABLE(n): its divisions up to step n are synced on the quorum. In an
 circuit waits for this, and so do all sinks.
 """
 
+import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
 import trio
 
-from checkpoint import FrameType, OutputDecision, Publish, SplitPosition, WorkerCut
+from checkpoint import (
+    FrameType,
+    OutputDecision,
+    Publish,
+    SplitPosition,
+    WorkerCut,
+    limits,
+    output_chain,
+    output_register,
+    worker_directory,
+)
+from checkpoint.chains.output_following import split_of
 from checkpoint.chains.output_log import OutputLog
+from checkpoint.chains.trimming import TrimPlanner
 from dataflow.core.durable_steps import DurableSteps
 from dataflow.graph.builder import GraphPlan
 from dataflow.sinks.log import LogSink
+from dataflow.worker.collecting import FloorCollector
 from dataflow.worker.exchange import Exchange
 from dataflow.worker.messages import OutputMade
-from dos_protocol.errors import CorruptDataError
-from journal import Position, Scratch
-from journal.ports import ClaimPort
+from dos_protocol.errors import ClosedError, CorruptDataError, DosError, FencedError
+from journal import NO_FLOOR, Floor, Position, Scratch
+from journal.ports import ClaimPort, StorePort
+
+logger = logging.getLogger("dos.dataflow")
 
 
 class Outputs:
@@ -58,8 +75,12 @@ class Outputs:
         after_step: int,
         generation: int,
         scratch: Scratch | None,
+        floors: Mapping[str, Floor],
     ) -> None:
-        """Open every log at its position. Raises what `OutputLog.open` raises; call `aclose` then too."""
+        """Open every log at its position. floors: what the manifest has released of each chain.
+
+        Raises what `OutputLog.open` raises; call `aclose` then too.
+        """
         for name, spec in self._sinks.items():
             at = None if part is None else _position(name, part.sinks.get(name))
             log = await OutputLog.open(
@@ -70,6 +91,7 @@ class Outputs:
                 at=at,
                 generation=generation,
                 scratch=scratch,
+                released=floors.get(output_chain(name), NO_FLOOR),
             )
             self._logs[name] = log
             self._handled[name] = after_step
@@ -137,6 +159,33 @@ class Outputs:
                 await log.append(made.sink, made.step, made.rows, made.digest, made.data, _ends(made.inputs))
             self._handled[made.sink] = made.step
             self._wake()
+
+    async def trim_all(self, store: StorePort, region: str, worker: int, collecting: FloorCollector) -> None:
+        """Trim the logs at intervals: find what their consumers need, for the next votes, and delete what
+        checkpoints have released and nobody needs.
+        """
+        directory, split = worker_directory(region, worker), split_of(worker)
+        trimmers = {
+            name: log.trimmer(
+                TrimPlanner(store, output_register(region, name), self._sinks[name].rule),
+                partial(collecting.permit, output_chain(name)),
+            )
+            for name, log in self._logs.items()
+        }
+        while trimmers:
+            await trio.sleep(limits.trim_poll_s)
+            for name, trimmer in trimmers.items():
+                allowed = collecting.released.get(output_chain(name), NO_FLOOR)
+                try:
+                    await self._logs[name].trim(trimmer, directory, split, allowed)
+                except (FencedError, ClosedError):
+                    raise
+                except DosError as error:  # what is needed is unknown now, so nothing more is deleted
+                    logger.info("output %s of %s is not trimmed now: %s", name, directory, error)
+
+    def floors(self) -> dict[str, Floor]:
+        """Return chain -> the lowest segment that the checkpoint of the last `synced` keeps."""
+        return {output_chain(name): log.vote_floor for name, log in self._logs.items()}
 
     async def synced(self, step: int) -> dict[str, Any]:
         """Wait until the output up to a step is synced on the quorum; return sink -> its position."""

@@ -7,16 +7,19 @@ decide what is committed; the circuit decides when rows are taken.
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing, closing, suppress
+from functools import partial
 from typing import TypeVar
 
 import trio
 
 from checkpoint import InputPiece, SplitPosition, limits
+from checkpoint.errors import InputTrimmedError
 from dataflow.errors import InputChangedError
 from dataflow.sources.prefetch_buffer import PrefetchBuffer
 from dataflow.sources.prefetched import Follower, PrefetchedSource
 from dos_client import QuorumUnavailableError, Store
 from dos_protocol.errors import BrokenConnectionError, CorruptDataError
+from journal import LostBytesError
 
 T = TypeVar("T")
 logger = logging.getLogger("dos.dataflow")
@@ -42,10 +45,12 @@ class Prefetcher:
         workers: int,
         positions: Mapping[str, SplitPosition],
         woken: Callable[[], None],
+        consumer: str = "",
         at_present: bool = False,
     ) -> None:
-        """positions: where the checkpoint continues. at_present: existing splits are read from their current
-        end, because earlier input may have been processed already and must not be processed twice.
+        """positions: where the checkpoint continues. consumer: the region to register as a consumer, "" for
+        none, because no checkpoint says what it needs. at_present: existing splits are read from their
+        current end, because earlier input may have been processed already and must not be processed twice.
         """
         self._name = name
         self._source = source
@@ -53,6 +58,7 @@ class Prefetcher:
         self._worker, self._workers = worker, workers
         self._positions = dict(positions)
         self._present = at_present
+        self._consumer = consumer
         self._room = trio.Event()
         token = trio.lowlevel.current_trio_token()
 
@@ -75,6 +81,8 @@ class Prefetcher:
 
         Raises CorruptDataError and other read errors, but waits while too few members are available.
         """
+        if self._consumer:  # before anything is read: from here on nothing that it needs is trimmed
+            await _patiently(partial(self._origin.register, self._consumer, self._name))
         async with trio.open_nursery() as nursery:
             if self._present:
                 self._skip = await _patiently(self._origin.present)
@@ -117,6 +125,10 @@ class Prefetcher:
             except _UNAVAILABLE as error:
                 self.buffer.polled(split, caught_up=False)
                 logger.debug("%s of %s waits: %s", split, self._name, error)
+            except InputTrimmedError as error:
+                if self._consumer:
+                    raise
+                raise LostBytesError(f"{self._name}: {error}") from error  # a reset continues at the present
             except CorruptDataError as error:
                 label = f"{self._name}, {split}"
                 raise InputChangedError(label, self._reached[split], "what was read", str(error)) from error

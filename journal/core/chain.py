@@ -50,9 +50,9 @@ class SegmentSpan(msgspec.Struct, frozen=True):
 class ChainState(msgspec.Struct, frozen=True):
     """A chain as returned by a walk.
 
-    segments: the spans, the oldest first. The first one has no predecessor, begins with a finished snapshot
-        or holds the position at which the walk was to end (`proved` of `take_over`, the floor of a reader);
-        no later one begins with a finished snapshot.
+    segments: the spans, the oldest first. The first one has no predecessor, begins with a finished snapshot,
+        is the lowest that is not released, or holds the position at which the walk was to end (`proved` of
+        `take_over`, the floor of a reader); no later one begins with a finished snapshot.
     end: the end of the chain. None if the journal never existed or, for a reader, if nothing is committed;
         ORIGIN if it was rolled back to nothing.
     seen: the number of segments of this chain on the members, including those that are not part of the chain.

@@ -39,6 +39,19 @@ class LostBytesError(DosError):
     remedy = "if another writer took over meanwhile, retry; otherwise bring the missing members back"
 
 
+class TrimmedBytesError(LostBytesError):
+    """The bytes from `begin` to `end` of the chain were released and deleted: its first byte is now at `end`.
+    Nothing that the chain still holds is affected.
+    """
+
+    remedy = "read from the beginning of what is retained"
+
+    def __init__(self, directory: str, chain: str, begin: int, end: int) -> None:
+        super().__init__(f"the bytes from {begin} to {end} of chain {chain} in {directory} were trimmed")
+        self.begin = begin
+        self.end = end
+
+
 class EpochUsedTwiceError(DosError):
     """Copies of one segment contradict each other, although an epoch has one writer.
 

@@ -86,9 +86,10 @@ class ReadWalk(ChainWalk):
 
     claims: the claim epoch that each member held when it answered.
     filled: the objects of a joining member. They count toward a quorum, but are never read.
+    floor: the logical offset from which the caller reads; the walk ends at its segment. It goes below the
+        released floor as long as members hold the segments: a reader that was there first is waited for.
     measured: False skips the survey of the head. Its span is then the length that a quorum holds, which may
         end within a record, with digest 0. A chain that is not pipelined is always measured.
-    floor: the logical offset whose segment is the lowest one that the walk returns.
 
     Raises LostBytesError, ChainError, StaleGenerationError.
     """
@@ -102,7 +103,7 @@ class ReadWalk(ChainWalk):
         filled: Answers,
         *,
         measured: bool = True,
-        floor: int = 0,
+        floor: int | None = None,
     ) -> None:
         super().__init__(chain, record, answers, record.generation)
         self._floor = floor
@@ -159,7 +160,15 @@ class ReadWalk(ChainWalk):
         return self._snapshot_known(snapshot_end, self._start)
 
     def _below(self, start: SegmentStart) -> list[Effect]:
-        return self._bottom() if start.base <= self._floor else super()._below(start)
+        if self._floor is not None and start.base <= self._floor:
+            return self._bottom()
+        return super()._below(start)
+
+    def _reads_released(self, start: SegmentStart) -> bool:
+        below = start.predecessor
+        if self._floor is None or below is None or below.name not in self._by_name:
+            return False
+        return self._by_name[below.name].longest >= below.length
 
     def _bottom(self) -> list[Effect]:
         return self._found(self._spans[0].end)

@@ -1,8 +1,8 @@
 """Count records, bytes and events of a journal in intervals of time or of offset. Pure: no I/O.
 
-The time comes from records that hold a wall clock (MARK, DIVISION, OUTPUT, INPUT, INPUT_CLOSED). Records
-between two of them are counted at the first one. A journal without any is divided by offset. Memory does not
-grow with the journal: neighboring intervals are merged when there are too many.
+The time comes from records that hold a wall clock (`CLOCKS`). Records between two of them are counted at the
+first one. A journal without any is divided by offset. Memory does not grow with the journal: neighboring
+intervals are merged when there are too many.
 """
 
 from collections import Counter
@@ -14,7 +14,7 @@ from journal.core.segment import parse_segment_name
 from journal.limits import timeline_stretches_max
 from journal.ops import Op
 
-CLOCKS = {Op.MARK: 0, Op.DIVISION: 1, Op.OUTPUT: 1, Op.INPUT: 5, Op.INPUT_CLOSED: 0}
+CLOCKS = {Op.MARK: 0, Op.DIVISION: 1, Op.OUTPUT: 1, Op.INPUT: 5, Op.INPUT_CLOSED: 0, Op.CONSUMERS: 0}
 """Operation -> the index of the int that holds the wall clock, in ms since 1970."""
 EVENTS = {Op.SEGMENT_START: "segments", Op.CUT: "cuts", Op.DIVISION: "steps", Op.SNAPSHOT_END: "snapshots"}
 """Operation -> the name of the event that it counts as."""

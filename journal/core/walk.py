@@ -16,8 +16,8 @@ The phases of a take-over (R4-R7, R13), which requires the claim:
                exist. Otherwise the head is the segment of the highest epoch, then base, that any trusted
                member holds with a whole start
     MEASURING  The end of the chain is the last whole record in the longest copy of the head
-    FOLLOWING  Follow the back pointers down to a finished snapshot, to the segment of a proved position, or
-               to the segment without a predecessor
+    FOLLOWING  Follow the back pointers down to a finished snapshot, to the segment of a proved position, to
+               the segment without a predecessor, or to the lowest one that the starts so far have not released
     SETTLING   Sync every span on the quorum, the lowest first. No segment may be opened before that (R7)
     DONE
 
@@ -40,6 +40,7 @@ from journal.core.errors import ChainError, EpochUsedTwiceError, LostBytesError,
 from journal.core.position import NO_FLOOR, ORIGIN, Position, base_of
 from journal.core.scan import SegmentSurvey
 from journal.core.segment import SegmentName, SegmentStart, check_chain_name, parse_segment_name
+from journal.core.trimming import Floor
 from journal.core.walk_vocabulary import (
     Effect,
     Event,
@@ -148,11 +149,18 @@ class ChainWalk:
             return self._bottom()
         below = parse_segment_name(start.predecessor.name)
         assert below is not None, "checked when the start was parsed"
+        if below.order < self._released and not self._reads_released(start):
+            return self._bottom()
         return self._follow(
             SegmentSpan(
                 start.predecessor.name, below.base, start.predecessor.length, start.predecessor.digest
             )
         )
+
+    def _reads_released(self, start: SegmentStart) -> bool:
+        """Return whether the walk goes below the released floor, from a segment with this start."""
+        del start
+        return False
 
     def _check_generation(self, start: SegmentStart) -> None:
         if start.generation > self.generation:
@@ -185,7 +193,7 @@ class ChainWalk:
         return [WalkDone(ChainState(self.chain, spans, end, seen, self._released))]
 
     _start: SegmentStart
-    _released = NO_FLOOR
+    _released: Floor = NO_FLOOR
 
 
 class TakeOver(ChainWalk):
@@ -194,7 +202,7 @@ class TakeOver(ChainWalk):
     answers: the answers to the claim, of trusted members only. at: the ordered end of the chain, if any.
     proved: a position on this line that a committed checkpoint names. What precedes its segment was settled
         before that segment was opened (R7, R8), so the walk ends there, however old the chain is (decision
-        0224).
+        0224). released: a floor that an acknowledged record elsewhere (a region's manifest) has released.
 
     Raises NotEnoughAnswersError, LostBytesError, ChainError, StaleGenerationError, EpochUsedTwiceError. Some
     spans may be settled by then, which is harmless because they are part of the chain. Nothing else was
@@ -210,10 +218,12 @@ class TakeOver(ChainWalk):
         generation: int,
         at: Position | None = None,
         proved: Position | None = None,
+        released: Floor = NO_FLOOR,
     ) -> None:
         super().__init__(chain, record, answers, generation)
         self._at = at
         self._proved = proved
+        self._released = released
         self._why: dict[bytes, str] = {}
         self._trusted: Answers = answers
         self._rank = 0

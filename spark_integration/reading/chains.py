@@ -128,6 +128,11 @@ class ChainOrigin(ABC):
         del split
         return None
 
+    async def retained_from(self, split: str) -> int:
+        """Return the offset below which a checkpoint has released a chain; 0 if none has."""
+        del split
+        return 0
+
     @abstractmethod
     def data_of(self, record: Record) -> bytes:
         """Return the Arrow stream in a record; b"" if it has none."""
@@ -182,13 +187,7 @@ class ChainOrigin(ABC):
         if (known := self._known_range(split, start, end)) is not None:
             return [known]
         try:
-            state = await inspect_chain_at(
-                self.store,
-                self.directory(split),
-                self.chain,
-                Position(end.epoch, end.size, 0),
-                floor=max(start.size - 1, 0),  # the segment of the last byte read is the first one needed
-            )
+            state = await self._chain_between(split, start, Position(end.epoch, end.size, 0))
         except LostBytesError as error:
             self._report_loss(split, f"the data up to {end.size} is gone: {error}")
             return []
@@ -241,10 +240,17 @@ class ChainOrigin(ABC):
         directory = self.directory(split)
         if visible_end is None:
             return ChainState(self.chain)
+        floor = await self.retained_from(split)
         if visible_end is ALL:
-            proved = await self.proved(split)
-            return await inspect_chain(self.store, directory, self.chain, measured=measured, proved=proved)
-        return await inspect_chain_at(self.store, directory, self.chain, visible_end)
+            return await inspect_chain(
+                self.store,
+                directory,
+                self.chain,
+                measured=measured,
+                proved=await self.proved(split),
+                floor=floor or None,
+            )
+        return await inspect_chain_at(self.store, directory, self.chain, visible_end, floor=floor)
 
     async def _read_before(self, split: str, start: SplitPoint) -> ChainState:
         """Return the chain up to a point that was read, and therefore committed, before.
@@ -252,9 +258,21 @@ class ChainOrigin(ABC):
         A take-over that did not complete prevents the members from proving it again. Nothing is lost then,
         and there is nothing new (decision 0216).
         """
-        at = Position(start.epoch, start.size, 0)
-        floor = max(start.size - 1, 0)
-        return await inspect_chain_at(self.store, self.directory(split), self.chain, at, floor=floor)
+        return await self._chain_between(split, start, Position(start.epoch, start.size, 0))
+
+    async def _chain_between(self, split: str, start: SplitPoint, at: Position) -> ChainState:
+        """Return the chain up to a committed position, from the segment of the last byte read on.
+
+        That segment may be trimmed, if the next one begins at `start`: nothing unread is missing then.
+        """
+        directory = self.directory(split)
+        try:
+            return await inspect_chain_at(self.store, directory, self.chain, at, floor=max(start.size - 1, 0))
+        except LostBytesError:
+            state = await inspect_chain_at(self.store, directory, self.chain, at, floor=start.size)
+            if not state.segments or state.segments[0].base != start.size:
+                raise
+            return state
 
     def _joined(self, split: str, spans: tuple[SegmentSpan, ...], start: SplitPoint) -> SplitPoint:
         """Return the point at which reading continues after `start` on these spans."""

@@ -81,6 +81,9 @@ class OutputOrigin(ChainOrigin):
     async def proved(self, split: str) -> Position | None:
         return await self._output.position(split)
 
+    async def retained_from(self, split: str) -> int:
+        return await self._output.begin(split)
+
     async def cut(self, number: int) -> dict[str, SplitPoint]:
         view = await read_manifest(self.store, self._region)
         for cut in view.cuts:
@@ -106,8 +109,14 @@ class OutputOrigin(ChainOrigin):
     async def _publish(self, split: str) -> Publish | None:
         """Return how the log is published, from its first record; None if there is none yet."""
         proved = await self.proved(split)
+        begin = await self.retained_from(split)
         chain = await inspect_chain(
-            self.store, self.directory(split), self.chain, measured=False, proved=proved
+            self.store,
+            self.directory(split),
+            self.chain,
+            measured=False,
+            proved=proved,
+            floor=begin or None,
         )
         for span in chain.segments[:1]:
             first = ChainFollower(self.store, self.directory(split), self.chain, at=span.base)

@@ -2,7 +2,8 @@
 wrong.
 
 `v0-example.journal` is the original's, entry by entry from its published dump; `v1-every-op.journal` has one
-record of each operation there was then, `v1-inputs.journal` those of input handles. To add a file for a new
+record of each operation there was then, `v1-inputs.journal` those of input handles, `v1-consumers.journal`
+those of their consumers. To add a file for a new
 version: write it once with that version, and keep it for ever.
 """
 
@@ -54,10 +55,28 @@ V1_INPUTS = [
     Record(Op.INPUT_CLOSED, ints=(1_732_147_200_123,), strings=(b'{"producers":{"till-1":4242}}',)),
 ]
 
+_REGISTER = (
+    b'{"version":1,"consumers":{"shop":{"sources":["orders"],"since_ms":1732147200000}},'
+    b'"rule":{"bytes_max":1073741824,"age_max_s":604800.0,"set_by":"ops@h1","set_ms":1732147200123}}'
+)
+V1_CONSUMERS = [
+    Record(
+        Op.CONSUMERS,
+        ints=(1_732_147_200_123,),
+        strings=(_REGISTER,),
+    ),
+    Record(
+        Op.CONSUMERS,
+        ints=(1_732_147_200_456,),
+        strings=(b'{"version":1,"consumers":{},"rule":{"by_consumers":false}}',),
+    ),
+]
+
 FILES = [
     ("v0-example.journal", 0, V0_EXAMPLE),
     ("v1-every-op.journal", 1, V1_EVERY_OP),
     ("v1-inputs.journal", 1, V1_INPUTS),
+    ("v1-consumers.journal", 1, V1_CONSUMERS),
 ]
 
 
@@ -81,6 +100,7 @@ def test_the_golden_files_themselves_have_not_changed() -> None:
         "v0-example.journal": (314, 0xFB24429ADC7734EF),
         "v1-every-op.journal": (1036, 0x191337EE5DCBEB5F),
         "v1-inputs.journal": (285, 0x69726897C341A971),
+        "v1-consumers.journal": (330, 0x143E7C4E8488260D),
     }
 
 

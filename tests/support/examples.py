@@ -15,17 +15,22 @@ MARKED = re.compile(r"<!-- example: (\w+) -->\n```python\n(.*?)```", re.DOTALL)
 
 MANUAL = "tests/dataflow/test_operators_manual.py"
 ON_SPARK = "tests/spark_integration/test_examples_on_spark.py"
+ROWS = "tests/dataflow/test_retained_rows.py"
 RUN_BY: dict[str, dict[str, tuple[str, ...]]] = {
     "README.md": {
         ON_SPARK: ("wordcount",),
         "tests/spark_integration/test_through.py": ("through", "tables"),
     },
-    "docs/inputs.md": {ON_SPARK: ("input", "producer")},
+    "docs/inputs.md": {ON_SPARK: ("input", "producer"), ROWS: ("retained",)},
     "docs/journaled-files.md": {
         "tests/journal/test_journaled_files_manual.py": ("change", "restore", "trim", "mirror", "archive"),
     },
     "docs/metrics.md": {"tests/dos_client/test_metrics.py": ("serve",)},
-    "docs/operating-regions.md": {MANUAL: ("delivery", "failure"), ON_SPARK: ("listener",)},
+    "docs/operating-regions.md": {
+        MANUAL: ("delivery", "failure"),
+        ON_SPARK: ("listener",),
+        ROWS: ("retain",),
+    },
     "docs/operators.md": {MANUAL: ()},
     "docs/sources-and-sinks.md": {
         MANUAL: (

@@ -9,12 +9,14 @@ from collections import Counter
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from checkpoint.core.consumers import need_of
 from checkpoint.core.manifest import Cut
 from tests.sim.history import ViolationError
 from tests.sim.regions.audit import Auditor, retained_of
 from tests.sim.regions.output import counts_of
 from tests.sim.regions.record import same
 from tests.sim.regions.region import Region
+from tests.sim.regions.trimmer import SOURCES
 
 if TYPE_CHECKING:
     from tests.sim.run import Cluster
@@ -92,6 +94,9 @@ def _check_retained(region: Region, audit: Auditor) -> None:
             f"checkpoints {committed[-retain:]} must be kept, {last.cut} retains {list(last.retained)}",
         )
     read = {number for number, _ in audit.counts}
+    for cut in retained_of(audit.cuts):
+        for split in region.given.splits:
+            region.given.check_there(split, need_of([cut], SOURCES, split), f"checkpoint {cut.cut}")
     if read != set(last.retained):
         raise ViolationError(
             "O7", f"of the retained checkpoints {list(last.retained)} only {sorted(read)} exist"

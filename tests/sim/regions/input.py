@@ -17,6 +17,7 @@ from dataflow.errors import InputChangedError, InputReadError
 from dataflow.operators.base import OperatorContext
 from dataflow.sources import base
 from dos_protocol.digests import digest64
+from tests.sim.history import ViolationError
 
 SCHEMA: Final = pa.schema([("word", pa.string()), ("id", pa.int64())])
 _WORDS: Final = 11
@@ -29,6 +30,8 @@ class Input:
 
     def __init__(self, rng: Random, splits: int, rows: int) -> None:
         self.splits: dict[str, list[Row]] = {}
+        self.trimmed: dict[str, int] = {}
+        """Split -> the position below which it was deleted."""
         self._digests: dict[str, list[int]] = {}
         number = 0
         for split in range(splits):
@@ -48,6 +51,17 @@ class Input:
     def digest(self, split: str, position: int) -> int:
         """Return the digest of the first rows of a split."""
         return self._digests[split][position]
+
+    def trim(self, split: str, position: int) -> None:
+        """Delete the rows below a position. Reading them again is a violation."""
+        self.trimmed[split] = max(self.trimmed.get(split, 0), position)
+
+    def check_there(self, split: str, position: int, who: str) -> None:
+        """Raise ViolationError if the row at a position was deleted."""
+        if position < self.trimmed.get(split, 0):
+            raise ViolationError(
+                "O7", f"{who} needs {split} from {position} on, it is trimmed to {self.trimmed[split]}"
+            )
 
     def upto(self, positions: Mapping[str, int]) -> list[Row]:
         """Return all rows below these positions."""
@@ -101,6 +115,7 @@ class Reader(base.SourceReader):
     def reset_to(self, positions: Mapping[str, SplitPosition]) -> None:
         for split in self._at:
             at = positions.get(split, SplitPosition(0))
+            self._given.check_there(split, at.position, "a restore")
             self._check(split, at.position, at.digest)
             self._at[split] = at.position
 

@@ -6,7 +6,7 @@ Cores and tasks are in `driver`, `worker` and `worker_incarnation`.
 from dataclasses import replace
 from functools import cache
 from random import Random
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from checkpoint.core.coordinator_vocabulary import End, PauseWanted
 from checkpoint.core.region import RegionState
@@ -21,6 +21,7 @@ from tests.sim.regions.driver import Driver
 from tests.sim.regions.input import Input, Reader, RegionSource
 from tests.sim.regions.output import Output, Part, RegionSink
 from tests.sim.regions.record import Record
+from tests.sim.regions.trimmer import Trimmer
 from tests.sim.regions.worker import Worker
 
 if TYPE_CHECKING:
@@ -62,6 +63,8 @@ class Region(RegionBase):
     """The region of a run."""
 
     finishing_pace = 0.1
+    trims: ClassVar[bool] = False
+    """Whether a producer trims its input. A test sets it, so that all other runs stay as they are."""
 
     def __init__(self, cluster: "Cluster") -> None:
         super().__init__(cluster.history)
@@ -95,6 +98,7 @@ class Region(RegionBase):
         self.drivers: list[Driver] = []
         self.workers: list[Worker] = []
         self._supervised = rng
+        self.trimmer = Trimmer(self) if self.trims else None
         self.new_driver()
         self._supervise()
 
@@ -177,6 +181,8 @@ class Region(RegionBase):
 
     def kill_all(self) -> None:
         """Kill every process."""
+        if self.trimmer is not None:
+            self.trimmer.kill()
         for process in (*self.drivers, *self.workers):
             if process.alive:
                 self.network.process_died(process, power=False)

@@ -1,0 +1,139 @@
+"""The register of the consumers of an input or an output, in the store beside the data: read by anybody,
+changed under a claim. `core/consumers.py` has the meaning.
+
+A register is a chain of whole states: each change takes the chain over and opens a segment that begins with a
+snapshot, the new state. Changes exclude each other by the claim: of two at one time, the later claimant sees
+the result of the other. A region registers here before it reads, so a change is acknowledged by the quorum
+when it returns, and everyone who reads the register afterwards sees it.
+"""
+
+import logging
+from collections.abc import Callable
+from contextlib import aclosing
+
+from checkpoint import limits
+from checkpoint.chains.chain_store import TakenChain
+from checkpoint.chains.manifest_reading import retained_cuts
+from checkpoint.coordinator.manifest_host import ManifestClaimPort, ManifestHost, StoreHost
+from checkpoint.core.consumers import (
+    Register,
+    RegisterPlace,
+    decode_register,
+    encode_register,
+    need_of,
+    with_consumer,
+)
+from checkpoint.runtime import wall_time_ms
+from dos_client import QuorumUnavailableError, Store, backoff_s
+from dos_protocol.errors import FencedError, StaleGenerationError
+from journal import (
+    ORIGIN,
+    NotEnoughAnswersError,
+    Op,
+    Record,
+    below,
+    inspect_chain,
+    read_records,
+    segments_seen,
+)
+from journal.ports import ClaimPort, StorePort
+
+logger = logging.getLogger("dos.checkpoint")
+
+
+async def read_register(store: StorePort, place: RegisterPlace) -> Register:
+    """Return the committed register; an empty one if there is none. Claims nothing.
+
+    Raises CorruptDataError, QuorumUnavailableError, and what reading a chain raises.
+    """
+    chain = await inspect_chain(store, place.directory, place.chain)
+    found = Register()
+    async with aclosing(read_records(store, chain, directory=place.directory)) as records:
+        async for end, record in records:
+            if record.op is Op.CONSUMERS:
+                found = decode_register(record.strings, where=place.directory, at=end.size)
+    return found
+
+
+async def change_register(
+    host: ManifestHost, place: RegisterPlace, change: Callable[[Register], Register]
+) -> Register:
+    """Replace the register by `change` of it, and return it once the quorum holds it. `change` may be called
+    several times.
+
+    Waits while too few members answer. Raises what `change` raises, with nothing changed, and what taking a
+    chain over raises. If it is cancelled, the change may be made or not.
+    """
+    attempt, directory = 0, place.directory
+    while True:
+        try:
+            view = await host.inspect(directory)
+            claim = await host.claim(directory, view.epoch_seen + 1, limits.claim_patience_s)
+            if claim is not None:
+                try:
+                    return await _change(claim, host, place, change)
+                finally:
+                    await claim.aclose()
+        except FencedError as error:  # another process changes it too, and is done soon
+            logger.debug("%s: %s", directory, error)
+        except (QuorumUnavailableError, NotEnoughAnswersError, StaleGenerationError) as error:
+            logger.info("%s cannot be changed yet: %s", directory, error)
+        attempt += 1
+        await host.sleep(backoff_s(attempt, host.rng()))
+
+
+async def _change(
+    claim: ManifestClaimPort, host: ManifestHost, place: RegisterPlace, change: Callable[[Register], Register]
+) -> Register:
+    taken = await _take(claim, place.chain, host.record.generation)
+    register = Register()
+    async with aclosing(taken.records()) as records:
+        async for end, record in records:
+            if record.op is Op.CONSUMERS:
+                register = decode_register(record.strings, where=place.directory, at=end.size)
+    register = change(register)
+    state = Record(Op.CONSUMERS, ints=(host.wall_time_ms(),), strings=(encode_register(register),))
+    writer = await taken.open([state])
+    try:
+        await writer.wait_synced()
+        claim.collect(below({place.chain: writer.floor}))  # the new state is acknowledged (R14)
+        await claim.wait_collected(limits.register_tidy_s)
+    finally:
+        await writer.aclose()
+    return register
+
+
+async def _take(claim: ClaimPort, chain: str, generation: int) -> TakenChain:
+    """Take the chain over; begin it if no trusted member that answered has a segment of it.
+
+    R16 asks every member before a chain is begun, because a chain that is begun twice would have two lines of
+    history. Here the newest segment has the whole state. A register that was ever acknowledged is on one of
+    the members that answered, so a region can start while a member is unavailable.
+    """
+    begun = any(seen.longest for seen in segments_seen(chain, claim.answers))
+    return await TakenChain.take(claim, chain, at=None if begun else ORIGIN, generation=generation)
+
+
+async def register_consumer(store: Store, place: RegisterPlace, region: str, source: str) -> None:
+    """Register a source of a region, if it is not: acknowledged by the quorum when this returns. From then
+    on, nothing that the region needs is trimmed.
+
+    Raises CorruptDataError, QuorumUnavailableError; waits while too few members answer for a change.
+    """
+    known = (await read_register(store, place)).consumers.get(region)
+    if known is None or source not in known.sources:
+        now_ms = wall_time_ms()
+        await change_register(
+            StoreHost(store), place, lambda register: with_consumer(register, region, source, now_ms)
+        )
+
+
+async def needs_of(store: StorePort, register: Register, split: str) -> dict[str, int]:
+    """Return consumer -> the position from which on it needs a split, by its committed manifest.
+
+    Raises ManifestError and what reading a manifest raises: then nothing may be deleted.
+    """
+    return {
+        region: need_of(await retained_cuts(store, region), consumer.sources, split)
+        for region, consumer in register.consumers.items()
+    }

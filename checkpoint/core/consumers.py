@@ -1,0 +1,264 @@
+"""Who still needs the data of an input or an output: registered consumers, the retention rule, and how far a
+chain may be trimmed. Pure.
+
+`chains/consumer_register.py` keeps the register, `chains/input_trimming.py` trims; docs/decisions/0221 has
+the reasons.
+
+Theory:
+
+1. A region registers durably, under its name, before it reads an input for the first time. It stays
+   registered until a person removes it.
+2. What it needs follows from its manifest alone: a restore begins at the position of a *retained* checkpoint,
+   so everything from the lowest position of all retained checkpoints on is needed. A checkpoint that is
+   released stays released (R14), so this position only rises. Nothing publishes it a second time: the record
+   that releases a checkpoint is the record that lowers the need.
+3. A producer trims its chain in whole segments, in two phases (R14). A segment start names the floor; once it
+   is acknowledged, *the register is read again*, and only what no consumer needs then is deleted. So a
+   consumer that registers in between either sees the floor before it reads, or is seen before the deletion.
+4. The segment with the last complete batch is never trimmed: the producer's next batch continues it.
+
+| chain | rule | what is deleted |
+|---|---|---|
+| no consumer | none | nothing |
+| consumers | none | what every consumer has read, up to its oldest retained checkpoint |
+| any | by size or age | the same; and what exceeds the limit, even if a consumer needs it |
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from checkpoint.core.inputs import check_input_name
+from checkpoint.core.manifest import Cut
+from checkpoint.core.outputs import output_chain
+from checkpoint.errors import ConsumerRefusedError
+from dos_protocol.errors import CorruptDataError
+from dos_protocol.names import check_name
+from journal import NO_FLOOR, Floor
+
+REGISTER_VERSION: Final = 1
+
+
+class RegisterPlace(NamedTuple):
+    """Where a register is kept. The directories are never longer than those of the data, so every name of an
+    input or a region that was valid stays so.
+    """
+
+    directory: str
+    chain: str
+
+
+def input_register(application: str, handle: str) -> RegisterPlace:
+    """Return the place of the register of an input. Raises BadNameError."""
+    return RegisterPlace(
+        check_name(f"{application}.rd.{check_input_name('an input handle', handle)}"), "consumers"
+    )
+
+
+def output_register(region: str, sink: str) -> RegisterPlace:
+    """Return the place of the register of an output log. Raises BadNameError."""
+    return RegisterPlace(check_name(f"{region}.ro"), check_name(output_chain(sink)))
+
+
+class Consumer(msgspec.Struct, frozen=True, kw_only=True):
+    """A region that reads the data. sources: its sources that do. since_ms: wall clock of the first one."""
+
+    sources: tuple[str, ...]
+    since_ms: int
+
+
+class RetentionRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is deleted. by_consumers: whether that is what every consumer has read.
+
+    The limits delete more, even if a consumer needs it; None: no limit. bytes_max: of each chain, the newest
+    bytes that stay, rounded up to whole segments. age_max_s: rows that are older may be deleted, by their
+    writer's clock. set_by, set_ms: who set it and when, for errors.
+    """
+
+    by_consumers: bool = True
+    bytes_max: int | None = None
+    age_max_s: float | None = None
+    set_by: str = ""
+    set_ms: int = 0
+
+    @property
+    def limits_anything(self) -> bool:
+        return self.bytes_max is not None or self.age_max_s is not None
+
+    def __str__(self) -> str:
+        limits = []
+        if self.bytes_max is not None:
+            limits.append(f"at most {self.bytes_max} bytes")
+        if self.age_max_s is not None:
+            limits.append(f"at most {self.age_max_s:g} s")
+        return " and ".join(limits) or "no limit"
+
+
+class Register(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of a register. Each record of its chain has all of it; the last one counts."""
+
+    version: int = REGISTER_VERSION
+    consumers: dict[str, Consumer] = {}
+    """Region -> what it reads."""
+    rule: RetentionRule | None = None
+    """Set by a person. None: the default, which is `RetentionRule()` of an input, and the sink's of an
+    output.
+    """
+
+
+_decoder: "msgspec.json.Decoder[Register]" = msgspec.json.Decoder(Register)
+
+
+def encode_register(register: Register) -> bytes:
+    """Return the JSON of a register."""
+    return msgspec.json.encode(register)
+
+
+def decode_register(strings: Sequence[bytes], *, where: str, at: int) -> Register:
+    """Return the register in the record CONSUMERS that ends at byte `at` of the chain `where`.
+
+    Raises CorruptDataError for an invalid one, and for one of a newer version: it may name consumers that
+    this version does not know of.
+    """
+    try:
+        register = _decoder.decode(strings[0])
+    except (IndexError, msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
+        raise CorruptDataError(where, at, "the JSON of a register of consumers", str(error)) from error
+    if register.version != REGISTER_VERSION:
+        raise CorruptDataError(where, at, f"a register of version {REGISTER_VERSION}", str(register.version))
+    return register
+
+
+def with_consumer(register: Register, region: str, source: str, now_ms: int) -> Register:
+    """Return the register with this source of a region added; the same one if it is there."""
+    known = register.consumers.get(region, Consumer(sources=(), since_ms=now_ms))
+    if source in known.sources:
+        return register
+    added = msgspec.structs.replace(known, sources=tuple(sorted({*known.sources, source})))
+    return msgspec.structs.replace(register, consumers={**register.consumers, region: added})
+
+
+def without_consumer(register: Register, region: str) -> Register:
+    """Return the register without a region. Raises ConsumerRefusedError if it is not registered."""
+    if region not in register.consumers:
+        known = ", ".join(sorted(register.consumers)) or "none"
+        raise ConsumerRefusedError(f"region {region!r} is not registered; registered are: {known}")
+    left = {name: one for name, one in register.consumers.items() if name != region}
+    return msgspec.structs.replace(register, consumers=left)
+
+
+def with_rule(register: Register, rule: RetentionRule | None) -> Register:
+    """Return the register with another rule; None: the default."""
+    return msgspec.structs.replace(register, rule=rule)
+
+
+def need_of(kept: Sequence[Cut], sources: Sequence[str], split: str) -> int:
+    """Return the position from which on a region needs a split: the lowest one of its retained checkpoints.
+
+    0 if there is no checkpoint, or one that has not read the split: a restore of it begins at 0.
+    """
+    return min((_position(cut, source, split) for cut in kept for source in sources), default=0)
+
+
+def _position(cut: Cut, source: str, split: str) -> int:
+    found = [part.sources.get(source, {}).get(split) for part in cut.workers.values()]
+    return min((at.position for at in found if at is not None), default=0)
+
+
+class ChainNow(NamedTuple):
+    """A chain that may be trimmed.
+
+    segments: its segments, the lowest first. end: its end. last_end: the end of the last complete batch, or
+    of the last position that its writer may return to. times_ms: segment -> wall clock of its first record,
+    as far as known.
+    """
+
+    segments: Sequence[Floor]
+    end: int
+    last_end: int
+    times_ms: Mapping[Floor, int]
+
+
+class Reason(NamedTuple):
+    """How far a chain may be trimmed, and because of what: "consumers", "size", "age" or "" (nowhere)."""
+
+    floor: Floor
+    because: str
+
+
+def trim_floor(chain: ChainNow, needs: Mapping[str, int], rule: RetentionRule, now_ms: int) -> Reason:
+    """Return the lowest segment that stays. needs: consumer -> the position from which on it needs the chain.
+
+    Invariant: without a limit, every byte from the lowest need on stays; always, the segment that contains
+    `last_end` stays.
+    """
+    found = Reason(NO_FLOOR, "")
+    if needs and rule.by_consumers:
+        found = max(found, Reason(_containing(chain, min(needs.values())), "consumers"))
+    if rule.bytes_max is not None:
+        found = max(found, Reason(_containing(chain, chain.end - rule.bytes_max), "size"))
+    if rule.age_max_s is not None:
+        found = max(found, Reason(_as_old(chain, now_ms - int(1000 * rule.age_max_s)), "age"))
+    return found._replace(floor=min(found.floor, _containing(chain, chain.last_end)))
+
+
+def may_trim(segments: Sequence[Floor], last_end: int) -> bool:
+    """Return whether anything could be trimmed if no consumer needed it."""
+    return any(one[1] < last_end for one in segments[1:])
+
+
+def _containing(chain: ChainNow, position: int) -> Floor:
+    """Return the segment that contains the byte before a position; NO_FLOOR if that is below all segments.
+
+    So the segment in which a reader stopped stays, even if it stopped at its end.
+    """
+    return max((one for one in chain.segments if one[1] < position), default=NO_FLOOR)
+
+
+def _as_old(chain: ChainNow, before_ms: int) -> Floor:
+    """Return the highest segment whose first record is as old: all records below it are at least as old."""
+    floor = NO_FLOOR
+    for one in chain.segments:
+        time_ms = chain.times_ms.get(one)
+        if time_ms is not None and time_ms > before_ms:
+            break
+        if time_ms is not None:
+            floor = one
+    return floor
+
+
+def trimmed_because(register: Register) -> str:
+    """Return why rows were trimmed, according to the register, for the error of a reader that needs them."""
+    rule, names = register.rule, ", ".join(sorted(register.consumers))
+    if rule is not None and rule.limits_anything:
+        by = f", set by {rule.set_by}" if rule.set_by else ""
+        return f"the retention rule is {rule}{by}, and deletes rows that consumers still need"
+    if names:
+        return (
+            "all regions that were registered as consumers at that time had read them; registered now are:"
+            f" {names}"
+        )
+    return "consumers that are no longer registered had read them, or a rule that was removed allowed it"
+
+
+class TrimStep(NamedTuple):
+    """What a writer does next: delete below `collect`, then name `release` in a new segment's start.
+    NO_FLOOR: not now.
+    """
+
+    collect: Floor
+    release: Floor
+
+
+def next_step(
+    segments: Sequence[Floor], floor: Floor, released: Floor, collected: Floor, segments_max: int
+) -> TrimStep:
+    """Return the next step toward a floor that was computed *after* `released` was acknowledged.
+
+    collected: what is being deleted already; it never goes back. segments_max: how many segments one step
+    releases at most, which bounds the work of the members.
+    """
+    collect = max(collected, min(floor, released))
+    above = [one for one in segments[1:] if released < one <= floor]
+    return TrimStep(collect, above[min(segments_max, len(above)) - 1] if above else NO_FLOOR)

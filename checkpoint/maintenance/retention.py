@@ -1,0 +1,172 @@
+"""The retention of an input or an output, for people: who reads it and how far, what nobody needs, and the
+changes that a person makes. `core/consumers.py` decides; while a writer runs, it deletes automatically.
+"""
+
+import logging
+from dataclasses import dataclass
+
+import msgspec
+
+from checkpoint.chains.consumer_register import change_register, read_register
+from checkpoint.chains.manifest_reading import retained_cuts
+from checkpoint.chains.trimming import RowsChain, TrimPlanner, segments_of
+from checkpoint.coordinator.manifest_host import StoreHost
+from checkpoint.core.consumers import Register, RetentionRule, need_of, with_rule, without_consumer
+from checkpoint.errors import ConsumerRefusedError, NoAnswerError
+from checkpoint.maintenance.retained_rows import RetainedRows
+from checkpoint.maintenance.trimming import UnneededObject, objects_below
+from checkpoint.requests.client import RequestClient
+from checkpoint.runtime import runtime, wall_time_ms
+from dos_client import Store
+from journal import NO_FLOOR
+
+logger = logging.getLogger("dos.checkpoint")
+
+
+@dataclass(frozen=True, slots=True)
+class SplitStatus:
+    """The chain of a split. begin, end: the logical offsets between which it is retained."""
+
+    split: str
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerStatus:
+    """A registered region. oldest, last: its oldest retained and its last checkpoint, 0 for none.
+
+    read: split -> the position in the last checkpoint. needs: split -> the lowest position of all retained
+    ones.
+    """
+
+    region: str
+    sources: tuple[str, ...]
+    since_ms: int
+    oldest: int
+    last: int
+    read: dict[str, int]
+    needs: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionStatus:
+    """The retention of an input or an output. rule: as a person has set it; None: the default."""
+
+    rule: RetentionRule | None
+    splits: tuple[SplitStatus, ...]
+    consumers: tuple[ConsumerStatus, ...]
+
+
+class Retention:
+    """The retention of one input or output."""
+
+    def __init__(self, store: Store, rows: RetainedRows) -> None:
+        self._store = store
+        self._rows = rows
+
+    async def status(self) -> RetentionStatus:
+        """Return who reads it, and how far. Claims nothing.
+
+        Raises NoInputError or NoRegionError if it does not exist, ManifestError, and what reading raises.
+        """
+        register = await self._register()
+        names = await self._splits(register)
+        return RetentionStatus(
+            register.rule,
+            tuple([await self._split(name) for name in names]),
+            tuple([await self._consumer(region, register, names) for region in sorted(register.consumers)]),
+        )
+
+    async def _register(self) -> Register:
+        return await read_register(self._store, self._rows.place)
+
+    async def _splits(self, register: Register) -> list[str]:
+        names = await self._rows.splits()
+        if not names and register == Register():
+            await self._rows.refuse_unknown()
+        return names
+
+    async def _split(self, name: str) -> SplitStatus:
+        chain = await self._rows.inspect(name)
+        if chain.end is None or not chain.segments:
+            return SplitStatus(name, 0, 0)
+        return SplitStatus(name, chain.segments[0].base, chain.end.size)
+
+    async def _consumer(self, region: str, register: Register, splits: list[str]) -> ConsumerStatus:
+        consumer = register.consumers[region]
+        kept = await retained_cuts(self._store, region)
+        return ConsumerStatus(
+            region,
+            consumer.sources,
+            consumer.since_ms,
+            kept[0].cut if kept else 0,
+            kept[-1].cut if kept else 0,
+            {name: need_of(kept[-1:], consumer.sources, name) for name in splits},
+            {name: need_of(kept, consumer.sources, name) for name in splits},
+        )
+
+    async def set_rule(self, rule: RetentionRule | None) -> RetentionRule | None:
+        """Set the rule; None: the default. Returns the rule, signed, when the quorum holds it."""
+        if rule is not None:
+            who = f"{runtime().user_name()}@{runtime().host_name()}"
+            rule = msgspec.structs.replace(rule, set_by=who, set_ms=wall_time_ms())
+        await change_register(
+            StoreHost(self._store), self._rows.place, lambda register: with_rule(register, rule)
+        )
+        return rule
+
+    async def forget(self, region: str, patience_s: float, *, apply: bool) -> None:
+        """Remove a region that is gone for ever from the consumers; without `apply`, only check that it can
+        be removed. What only that region needs is then deleted.
+
+        Raises ConsumerRefusedError if it is not registered, or if a driver of it answers within `patience_s`
+        seconds. Nothing was changed then.
+        """
+        without_consumer(await self._register(), region)
+        try:
+            reply = await RequestClient(self._store, region).send("status", patience_s=patience_s)
+        except NoAnswerError as silence:
+            logger.info("%s", silence)
+        else:
+            raise ConsumerRefusedError(
+                f"region {region!r} is running: {reply.answer.driver} answered, in incarnation"
+                f" {reply.answer.incarnation}",
+                remedy=f"stop it first: dos region stop URL {region}",
+            )
+        if apply:
+            await change_register(
+                StoreHost(self._store), self._rows.place, lambda register: without_consumer(register, region)
+            )
+
+    async def unneeded(self) -> list[UnneededObject]:
+        """Return the segments that nobody needs, as F members report them. Claims nothing. Raises as
+        `status`.
+        """
+        planner = TrimPlanner(self._store, self._rows.place, self._rows.default)
+        found = []
+        for name in await self._splits(await self._register()):
+            directory, chain = self._rows.directory(name), await self._rows.inspect(name)
+            if chain.end is None:
+                continue
+            last_end = await self._rows.last_end(name)
+            segments = tuple(segments_of(chain))
+            now = RowsChain(directory, self._rows.chain, name, segments, chain.end.size, last_end)
+            floor = (await planner.plan(now, wall_time_ms())).floor
+            released = await self._rows.released(name)
+            if released is not None:
+                floor = min(floor, released)
+            if floor != NO_FLOOR:
+                found += await objects_below(self._store, directory, {self._rows.chain: floor})
+        return found
+
+    async def trim_stopped(self, unneeded: list[UnneededObject], wait_s: float) -> bool:
+        """Be the writers of these objects for a moment, and delete what nobody needs. Return False if an
+        available member has not deleted everything within `wait_s` seconds.
+
+        Fences a writer that runs after all; what it had recorded or committed remains. Raises what taking its
+        chain over raises. If cancelled, a part is deleted.
+        """
+        directories = {one.directory for one in unneeded}
+        splits = [name for name in await self._rows.splits() if self._rows.directory(name) in directories]
+        return await self._rows.trim_stopped(splits, wait_s)

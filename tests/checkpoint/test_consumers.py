@@ -1,0 +1,116 @@
+"""The pure core of retention, and the register of consumers."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from checkpoint.chains.consumer_register import change_register, read_register
+from checkpoint.core.consumers import (
+    ChainNow,
+    Consumer,
+    Register,
+    RetentionRule,
+    decode_register,
+    encode_register,
+    may_trim,
+    next_step,
+    trim_floor,
+    with_consumer,
+    without_consumer,
+)
+from checkpoint.errors import ConsumerRefusedError
+from dos_protocol.errors import CorruptDataError
+from journal import NO_FLOOR
+from journal.core.decoder import decode_all
+from tests.checkpoint.trim_model import REGISTER, PatientHost, TrimModel
+
+# --- the pure core ------------------------------------------------------------------------------------------
+
+BASES = st.lists(st.integers(1, 50), min_size=0, max_size=8).map(
+    lambda sizes: [(1 + n // 3, sum(sizes[:n])) for n in range(len(sizes) + 1)]
+)
+
+
+@given(BASES, st.integers(0, 60), st.dictionaries(st.sampled_from("abc"), st.integers(0, 400)), st.data())
+def test_no_byte_that_a_consumer_needs_lies_below_the_floor(
+    segments: list[tuple[int, int]], tail: int, needs: dict[str, int], data: st.DataObject
+) -> None:
+    end = segments[-1][1] + 1 + tail
+    last_end = data.draw(st.integers(0, end))
+    chain = ChainNow(segments, end, last_end, {})
+    reason = trim_floor(chain, needs, RetentionRule(), 0)
+    assert reason.floor == NO_FLOOR or reason.floor in segments
+    assert reason.floor[1] <= min(needs.values(), default=0)
+    assert reason.floor == NO_FLOOR or reason.floor[1] < last_end, "the segment of the last batch stays"
+    if needs:
+        higher = [one for one in segments if one > reason.floor and one[1] < min(*needs.values(), last_end)]
+        assert not higher, "and not more stays than that"
+    if reason.floor > segments[0]:
+        assert may_trim(segments, last_end)
+
+
+@given(BASES, st.integers(0, 8), st.integers(0, 8), st.integers(0, 8), st.integers(1, 4))
+def test_a_step_deletes_only_what_was_released_and_releases_only_what_is_unneeded(
+    segments: list[tuple[int, int]], floor: int, released: int, collected: int, most: int
+) -> None:
+    marks = [NO_FLOOR, *segments]
+    low, mid = sorted((marks[collected % len(marks)], marks[released % len(marks)]))
+    wanted = marks[floor % len(marks)]
+    step = next_step(segments, wanted, mid, low, most)
+    assert low <= step.collect <= max(low, mid)
+    assert step.collect == low or step.collect <= wanted
+    if step.release != NO_FLOOR:
+        assert mid < step.release <= wanted
+        assert sum(mid < one <= step.release for one in segments) <= most + 1
+    else:
+        assert wanted <= max(mid, segments[0])
+
+
+def test_registers_are_read_as_they_were_written_and_refused_if_a_newer_version_wrote_them() -> None:
+    register = with_consumer(Register(), "shop", "taken", 17)
+    register = with_consumer(register, "shop", "again", 18)
+    assert with_consumer(register, "shop", "taken", 19) is register
+    assert register.consumers == {"shop": Consumer(sources=("again", "taken"), since_ms=17)}
+    text = encode_register(register)
+    assert (
+        text == b'{"version":1,"consumers":{"shop":{"sources":["again","taken"],"since_ms":17}},"rule":null}'
+    )
+    assert decode_register([text], where="d", at=9) == register
+    assert without_consumer(register, "shop") == Register()
+    with pytest.raises(ConsumerRefusedError, match="region 'other' is not registered; registered are: shop"):
+        without_consumer(register, "other")
+    for bad in (b"", b"{", b'{"version":2}', b'{"rule":{"bytes_max":"x"}}'):
+        with pytest.raises(CorruptDataError):
+            decode_register([bad], where="d", at=9)
+
+
+def test_the_registers_of_the_golden_file_are_read_for_ever() -> None:
+    golden = Path(__file__).parent.parent / "journal" / "golden" / "v1-consumers.journal"
+    records, fault = decode_all(golden.read_bytes())
+    assert fault is None
+    first, second = (decode_register(record.strings, where="golden", at=end) for end, record in records)
+    assert first.consumers == {"shop": Consumer(sources=("orders",), since_ms=1_732_147_200_000)}
+    assert first.rule == RetentionRule(
+        bytes_max=1 << 30, age_max_s=604_800, set_by="ops@h1", set_ms=1_732_147_200_123
+    )
+    assert (second.rule, second.consumers) == (RetentionRule(by_consumers=False), {})
+    for register, (_, record) in zip((first, second), records, strict=True):
+        assert encode_register(register) == record.strings[0]
+
+
+@pytest.mark.trio
+async def test_a_register_can_be_begun_and_changed_without_one_member_and_never_loses_a_change() -> None:
+    model = TrimModel()
+    for number, away in enumerate(model.store.servers):
+        away.up = False
+        await change_register(
+            PatientHost(model.store),
+            REGISTER,
+            lambda register, number=number: with_consumer(register, f"r{number}", "s", 1),  # type: ignore[misc]
+        )
+        away.up = True
+        assert sorted((await read_register(model.store, REGISTER)).consumers) == [
+            f"r{one}" for one in range(number + 1)
+        ]

@@ -1,0 +1,271 @@
+"""An output log is trimmed to what registered regions need, and never below a retained checkpoint of its own
+region. One worker and its readers, on a store in memory: real chains, manifests and trimming.
+"""
+
+import random
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import msgspec
+import pytest
+import trio
+
+from checkpoint import limits
+from checkpoint.chains.consumer_register import read_register
+from checkpoint.chains.manifest_reading import retained_cuts
+from checkpoint.chains.output_following import PublishedOutput
+from checkpoint.chains.output_log import OutputLog
+from checkpoint.chains.trimming import TrimPlanner
+from checkpoint.coordinator.manifest_log import ManifestLog
+from checkpoint.core.consumers import RetentionRule, output_register
+from checkpoint.core.coordinator_vocabulary import AppendCut, CutAppended, ManifestOpened, OpenManifest
+from checkpoint.core.manifest import SplitPosition
+from checkpoint.core.outputs import OutputDecision, Publish, output_chain
+from checkpoint.core.region import worker_directory
+from checkpoint.core.retention import floors_of, retained_with
+from checkpoint.errors import InputTrimmedError
+from dataflow.worker.collecting import FloorCollector
+from dos_protocol.errors import DosError
+from journal import NO_FLOOR, Position, inspect_chain_at, parse_segment_name
+from tests.checkpoint.manifest_samples import numbered_cut, worker_cut
+from tests.checkpoint.savepoint_model import ROLLING, Host
+from tests.checkpoint.trim_model import SOURCE, ConsumerModel, Store
+
+REGION, SINK, SPLIT = "above", "shown", "w0000"
+CHAIN, DIRECTORY = output_chain(SINK), worker_directory(REGION, 0)
+SEEDS = 3
+STEPS = 40
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "output_segment_bytes_max", 1)
+    monkeypatch.setattr(limits, "output_poll_s", 0.0)
+
+
+def data(step: int) -> bytes:
+    return b"%06d" % step * 8
+
+
+class OutputModel:
+    """The region that writes, with one worker, and the regions that read."""
+
+    place, split = output_register(REGION, SINK), SPLIT
+
+    def __init__(self, publish: Publish) -> None:
+        self.publish, self.store, self.now_ms = publish, Store(), 1_000
+        self.events: list[Any] = []
+        self.regions: dict[str, ConsumerModel] = {}
+        self.manifest: ManifestLog | None = None
+        self.number = 0
+
+    async def open(self) -> None:
+        """A driver and its worker, after those before have died: at the last checkpoint."""
+        if self.manifest is not None:
+            await self.manifest.aclose()
+        self.manifest = ManifestLog(Host(self.store), REGION, self.events.append, rolling=ROLLING)
+        await self.manifest.open(OpenManifest(0, 0))
+        opened = self.events[-1]
+        assert isinstance(opened, ManifestOpened)
+        self.kept, self.incarnation, last = opened.kept, opened.incarnation, opened.last_cut
+        self.step = last.step if last else 0
+        at = last.workers[0].sinks.get(SINK) if last else None
+        floors = floors_of(self.kept, 0)
+        claim = await self.store.claim(DIRECTORY, self.incarnation)
+        self.collecting = FloorCollector(claim)
+        self.log = await OutputLog.open(
+            claim,
+            SINK,
+            self.publish,
+            after_step=self.step,
+            at=None if at is None else msgspec.convert(at, Position),
+            generation=1,
+            released=floors.get(CHAIN, NO_FLOOR),
+        )
+        self.collecting.release(floors)
+        planner = TrimPlanner(self.store, self.place, RetentionRule())
+        self.trimmer = self.log.trimmer(planner, partial(self.collecting.permit, CHAIN))
+
+    async def make(self) -> None:
+        """One step: appended, or discarded because it was published before a reset."""
+        self.step += 1
+        if self.log.judge(self.step, self.step) is OutputDecision.APPEND:
+            await self.log.append(SINK, self.step, 1, self.step, data(self.step), {})
+
+    async def cut(self, *, commits: bool = True) -> None:
+        await self.make()
+        end = await self.log.synced(self.step)
+        self.number = max(self.number, self.kept[-1].cut if self.kept else 0) + 1
+        part = worker_cut(
+            self.incarnation, 100, sinks={SINK: msgspec.to_builtins(end)}, floors={CHAIN: self.log.vote_floor}
+        )
+        record = numbered_cut(
+            self.number,
+            incarnation=self.incarnation,
+            parent=self.kept[-1].cut if self.kept else 0,
+            step=self.step,
+            workers={0: part},
+            retained=retained_with(self.kept, self.number, 2),
+            version=2,
+        )
+        if not commits:
+            return
+        assert self.manifest is not None
+        await self.manifest.append(AppendCut(record))
+        assert isinstance(self.events[-1], CutAppended)
+        self.kept = self.manifest._kept
+        self.collecting.release(floors_of(self.kept, 0))
+
+    async def trim(self) -> None:
+        allowed = self.collecting.released.get(CHAIN, NO_FLOOR)
+        await self.log.trim(self.trimmer, DIRECTORY, SPLIT, allowed)
+
+    async def begin(self) -> int:
+        return await PublishedOutput(self.store, REGION, SINK).begin(SPLIT)  # type: ignore[arg-type]
+
+    def follower(self, at: SplitPosition, **options: Any) -> Any:
+        output = PublishedOutput(self.store, REGION, SINK, **options)  # type: ignore[arg-type]
+        return output.follower(SPLIT, at.position, at.digest)
+
+    async def region(self, name: str) -> ConsumerModel:
+        if name not in self.regions:
+            region = ConsumerModel(self, name, 2)
+            await region.register()
+            await region.open()
+            self.regions[name] = region
+        return self.regions[name]
+
+    def bases(self) -> list[int]:
+        names = {name for server in self.store.servers for name in server.objects.get(DIRECTORY, {})}
+        return sorted(parse_segment_name(name).base for name in names)  # type: ignore[union-attr]
+
+    async def check(self) -> None:
+        """Each retained checkpoint of the region itself, and of each reader, has what it needs."""
+        kept = await retained_cuts(self.store, REGION)
+        floor = floors_of(kept, 0).get(CHAIN, NO_FLOOR)
+        for cut in kept:
+            at = msgspec.convert(cut.workers[0].sinks[SINK], Position)
+            try:
+                chain = await inspect_chain_at(self.store, DIRECTORY, CHAIN, at, floor=floor[1])
+            except DosError as error:
+                raise AssertionError(f"checkpoint {cut.cut} cannot be restored: {error}") from error
+            assert chain.end == at
+        visible = kept[-1].step if kept and self.publish is Publish.CUT else self.log.last_step
+        assert (await read_register(self.store, self.place)).consumers.keys() >= self.regions.keys()
+        for name, region in self.regions.items():
+            for cut in await retained_cuts(self.store, name) or [None]:
+                read = {} if cut is None else cut.workers[0].sources[SOURCE]
+                at_split = read.get(SPLIT, SplitPosition(0))
+                late = at_split.position == 0 and region.begin > 0
+                try:
+                    found = [piece async for piece in self.follower(at_split, from_retained=late).poll()]
+                except InputTrimmedError as error:
+                    raise AssertionError(f"{name} needs {at_split}: {error}") from error
+                steps = [piece.digest for piece in found]
+                first = steps[0] if late and steps else at_split.digest + 1
+                if kept or self.publish is Publish.STEP:
+                    assert steps == list(range(first, visible + 1)), f"{name} at {at_split}"
+                assert [piece.data for piece in found] == [data(step) for step in steps]
+
+
+async def play(publish: Publish, rng: random.Random) -> None:
+    model = OutputModel(publish)
+    await model.open()
+    await model.region("a")
+
+    async def steps() -> None:
+        for _ in range(rng.choice([1, 2, 4])):
+            await model.make()
+
+    async def read(name: str) -> None:
+        region = await model.region(name)
+        await region.read(rng.choice([2, 1_000]))
+        await region.cut()
+
+    async def trims() -> None:
+        for _ in range(rng.choice([1, 3])):
+            await model.trim()
+
+    async def dies_between_vote_and_commit() -> None:
+        await model.trim()
+        await model.cut(commits=False)
+        await model.open()
+
+    for _ in range(STEPS):
+        choices: list[tuple[int, Callable[[], Awaitable[None]]]] = [
+            (5, steps),
+            (6, model.cut),
+            (8, partial(read, rng.choice("aab"))),
+            (6, trims),
+            (2, model.open),
+            (1, dies_between_vote_and_commit),
+        ]
+        await rng.choices([work for _, work in choices], [weight for weight, _ in choices])[0]()
+        await model.check()
+
+
+# EVIDENCE-OF: P-6
+@pytest.mark.parametrize("publish", list(Publish))
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_whatever_happens_regions_restore_and_readers_continue(seed: int, publish: Publish) -> None:
+    trio.run(play, publish, random.Random(seed))
+
+
+def own_checkpoints_do_not_count(patch: pytest.MonkeyPatch) -> None:
+    """A log is trimmed to what readers need, whatever its own region has retained."""
+    trim = OutputLog.trim
+
+    async def all_allowed(self: OutputLog, trimmer: Any, directory: str, split: str, allowed: Any) -> None:
+        del allowed
+        await trim(self, trimmer, directory, split, (1 << 60, 0))
+
+    patch.setattr(OutputLog, "trim", all_allowed)
+
+
+def readers_do_not_count(patch: pytest.MonkeyPatch) -> None:
+    """What a checkpoint has released is deleted without a look at the register."""
+    release = FloorCollector.release
+
+    def at_once(self: FloorCollector, floors: Any) -> None:
+        release(self, floors)
+        for chain, floor in self.released.items():
+            self.permit(chain, floor)
+
+    patch.setattr(FloorCollector, "release", at_once)
+    patch.setattr(OutputLog, "vote_floor", property(lambda self: self._segments[-1]))
+
+
+@pytest.mark.parametrize("bug", [own_checkpoints_do_not_count, readers_do_not_count])
+def test_the_random_histories_find_planted_bugs(
+    bug: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bug(monkeypatch)
+    for seed in range(SEEDS):
+        for publish in Publish:
+            try:
+                trio.run(play, publish, random.Random(seed))
+            except (AssertionError, DosError):
+                return
+    pytest.fail("not found")
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("publish", list(Publish))
+async def test_a_log_stays_short_and_is_not_deleted_without_a_reader(publish: Publish) -> None:
+    model = OutputModel(publish)
+    await model.open()
+    for _ in range(10):
+        await model.cut()
+        await model.trim()
+    assert model.bases()[0] == 0
+    counts = []
+    for _ in range(60):
+        await model.cut()
+        region = await model.region("reader")
+        await region.read(1_000)
+        await region.cut()
+        await model.trim()
+        counts.append(len(model.bases()))
+    assert max(counts[30:]) <= max(counts[10:30]) < 20
+    await model.check()

@@ -1,0 +1,50 @@
+"""A producer that trims the input of a region to what its committed manifest says that it needs.
+
+It reads the manifest without a claim, with the code that producers use, while servers and drivers fail. The
+input of a simulated region is in no store, so trimming only notes how far: reading below is a violation.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from checkpoint.chains.manifest_reading import retained_cuts
+from checkpoint.core.consumers import need_of
+from checkpoint.core.manifest import Cut
+from dos_protocol.errors import DosError
+from tests.sim.engine.environment import Process
+from tests.sim.store.sim_store import SimStore
+
+if TYPE_CHECKING:
+    from tests.sim.regions.region import Region
+
+SOURCES = ("lines",)
+
+
+class Trimmer(Process):
+    """The trimmer of one region's input."""
+
+    def __init__(self, region: "Region") -> None:
+        super().__init__(region.env, "trimmer")
+        self._region = region
+        self._rng = region.rng.stream("trimmer")
+        self.start("trim", self._trim())
+
+    async def _trim(self) -> None:
+        region = self._region
+        store = SimStore(self, region.network, region.store)
+        while True:
+            await self.sleep(0.1 + self._rng.expovariate(2.0))
+            try:
+                kept = await retained_cuts(store, region.spec.name)
+            except DosError as error:  # what is needed is unknown: nothing is trimmed
+                region.saw(f"trimmer: {type(error).__name__}")
+                continue
+            finally:
+                store.close()
+            for split in region.given.splits:
+                region.given.trim(split, self.needs(kept, split))
+            region.saw("trimmed")
+
+    def needs(self, kept: Sequence[Cut], split: str) -> int:
+        """Return the position from which on the retained checkpoints need a split."""
+        return need_of(kept, SOURCES, split)
