@@ -13,13 +13,15 @@ import trio
 from dos_client.core.backoff import backoff_s
 from dos_client.core.membership import ServerAnswer
 from dos_client.core.override_log import OTHER_IS_GONE, Override
-from dos_client.core.quorum import filled_member, replaced_member
+from dos_client.core.quorum import filled_member, replaced_member, tie_breaker
+from dos_client.core.record_log import DIRECTORY
 from dos_client.core.recovery import StoreSurvivors, era, forced
 from dos_client.core.replacement import ReplacementPlan, ReplacementStep, add, finish, plan
 from dos_client.errors import LossError, QuorumUnavailableError, ReplacementError
 from dos_client.limits import inspect_timeout_s, install_timeout_s
 from dos_client.live_store import Store
 from dos_client.membership.filling import Filling, Progress, ReplaceProgress
+from dos_client.membership.history import change_now, named, recorded
 from dos_client.membership.record_log import RecordLog, open_record_log
 from dos_client.membership.surviving import (
     describe_loss,
@@ -154,15 +156,46 @@ async def _replace(
         if override is not None:
             await records.note(override)
         await install_decided(store, records)
-        step, record = _plan(store.record, old, new)
-        if step is ReplacementStep.BEGIN:
-            await require_empty(new.address, store.token, store.client)
-            await decide_and_install(store, records, record)
-        if step is not ReplacementStep.DONE:
-            await fill_and_finish(store, records, reporter)
+        leaving = store.record.find(old)
+        change = change_now(
+            store,
+            "replace",
+            old=named(leaving) or old,
+            new=named(Member(new.server_id, new.address)),
+            why="--other-is-gone" if override is not None else "",
+        )
+        async with recorded(store, records, change):
+            await replace_in(store, records, old, new, reporter)
         forced_before = await unfinished(store)
         if forced_before is not None and forced_before.what == OTHER_IS_GONE:
             await records.note(replace(forced_before, finished=True))
+
+
+async def replace_in(
+    store: Store, records: RecordLog, old: str, new: ServerAnswer, reporter: "ProgressReporter"
+) -> None:
+    """Replace a member, or continue to replace it, under a claim of the record log. Raises as
+    `replace_member`.
+    """
+    leaving = store.record.find(old)
+    absent = (
+        tie_breaker(store.record) is not None and leaving is not None and not await is_there(store, leaving)
+    )
+    step, record = _plan(store.record, old, new, absent=absent)
+    if step is ReplacementStep.BEGIN:
+        await require_empty(new.address, store.token, store.client, store.record)
+        await decide_and_install(store, records, record)
+    if step is not ReplacementStep.DONE:
+        await fill_and_finish(store, records, reporter)
+
+
+async def is_there(store: Store, member: Member) -> bool:
+    """Return whether the member answers as itself at its address."""
+    try:
+        answer = await probe(member.address, token=store.token, client=store.client)
+    except DosError:
+        return False
+    return answer.server_id == member.server_id and not answer.rolled_back
 
 
 async def add_member(
@@ -183,7 +216,9 @@ async def add_member(
         try:
             async with open_record_log(store) as records:
                 await install_decided(store, records)
-                await add_to(store, records, parse_address(new), reporter)
+                change = change_now(store, "add", new=parse_address(new))
+                async with recorded(store, records, change):
+                    await add_to(store, records, parse_address(new), reporter)
         except QuorumUnavailableError as error:
             raise _all_are_needed(store.record, error) from error
         reporter.phase("done")
@@ -210,7 +245,7 @@ async def add_to(store: Store, records: RecordLog, new: str, reporter: "Progress
     if known is not None and known.state == "in":
         return
     if known is None:
-        await require_empty(new, store.token, store.client)
+        await require_empty(new, store.token, store.client, store.record)
         try:
             record = add(store.record, answer.server_id, new)
         except ValueError as error:
@@ -270,19 +305,24 @@ class ProgressReporter:
             self._callback(self._now)
 
 
-def _plan(record: StoreRecord, old: str, new: ServerAnswer) -> ReplacementPlan:
+def _plan(record: StoreRecord, old: str, new: ServerAnswer, *, absent: bool = False) -> ReplacementPlan:
     try:
-        return plan(record, old, new.server_id, new.address)
+        return plan(record, old, new.server_id, new.address, absent=absent)
     except ValueError as error:
         raise ReplacementError(str(error)) from error
 
 
-async def require_empty(address: str, token: bytes, client: str) -> None:
-    """Raise ReplacementError unless the server is empty and in no store."""
+async def require_empty(address: str, token: bytes, client: str, record: StoreRecord | None = None) -> None:
+    """Raise ReplacementError unless the server is empty and in no store, or a spare of this record.
+
+    A spare may hold the directory of the record log, if it was a tie-breaker.
+    """
     async with open_connection(address, token=token, client=client) as connection:
-        if connection.record is not None:
-            raise ReplacementError(f"{address} already belongs to store {connection.record.store_id.hex()}")
-        if (await connection.list_names()).entries:
+        held = connection.record
+        spare = record is not None and any(one.server_id == connection.server_id for one in record.spares)
+        if held is not None and not (spare and record is not None and held.store_id == record.store_id):
+            raise ReplacementError(f"{address} already belongs to store {held.store_id.hex()}")
+        if [one for one in (await connection.list_names()).entries if not spare or one.name != DIRECTORY]:
             raise ReplacementError(
                 f"{address} is not empty",
                 remedy="start it on an empty data directory; if it fills again, a client writes to that"
@@ -312,14 +352,20 @@ async def _install(store: Store, record: StoreRecord) -> None:
     """
     errors: dict[str, str] = {}
     attempt = 0
+
+    async def send(member: Member) -> None:
+        address = store.located.get(member.server_id, member.address)
+        try:
+            await send_record(address, record, token=store.token, client=store.client)
+            errors.pop(member.address, None)
+        except DosError as error:
+            errors[member.address] = str(error.args[0])
+
     with trio.move_on_after(install_timeout_s):
         while store.record.generation < record.generation:
-            for member in record.members:
-                try:
-                    await send_record(member.address, record, token=store.token, client=store.client)
-                    errors.pop(member.address, None)
-                except DosError as error:
-                    errors[member.address] = str(error.args[0])
+            async with trio.open_nursery() as nursery:
+                for member in (*record.members, *record.spares):
+                    nursery.start_soon(send, member)
             attempt += 1
             with trio.move_on_after(backoff_s(attempt, 1.0)):
                 await store.wait_generation(record.generation)

@@ -1,0 +1,346 @@
+"""`dos store watch`: look at a store again and again, and keep it whole.
+
+`core.watching` decides what is done. This module looks, and performs: each action under a claim of the record
+log, so that of several watchers and commands one acts, and after the claim everything that the decision was
+based on is verified again. A watcher that dies leaves a record that any other one, or any command, continues.
+"""
+
+import logging
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Final
+
+import trio
+
+from dos_client.core import watching as core
+from dos_client.core.change_log import Change
+from dos_client.core.membership import ROLLED_BACK, ServerAnswer
+from dos_client.core.quorum import filled_member
+from dos_client.core.record_log import DIRECTORY
+from dos_client.core.watching import Action, MemberSight, Silences, SpareSight, StoreSight, WatchPolicy
+from dos_client.errors import ReplacementError
+from dos_client.limits import (
+    watch_interval_s,
+    watch_replace_after_s,
+    watch_retry_first_s,
+    watch_retry_max_s,
+    watch_stand_by_s,
+)
+from dos_client.live_store import Store
+from dos_client.membership.filling import Progress
+from dos_client.membership.history import change_now, named, recorded
+from dos_client.membership.record_log import RecordLog, open_record_log
+from dos_client.membership.replacing import (
+    ProgressReporter,
+    fill_and_finish,
+    install_decided,
+    is_there,
+    replace_in,
+    require_empty,
+)
+from dos_client.membership.spares import move_in
+from dos_client.repair.repairing import repair_store
+from dos_client.sessions.connection import open_connection
+from dos_client.sessions.discovery import ServerSurvey, find_membership, probe
+from dos_client.store import open_store
+from dos_client.urls import DosUrl, parse_address, parse_url
+from dos_protocol.errors import DosError, FencedError
+from dos_protocol.stamps import DiskStamp, decode_witnessed
+from dos_protocol.store_record import Member, StoreRecord
+
+log: Final = logging.getLogger("dos.client")
+
+
+@dataclass(frozen=True, slots=True)
+class WatchOptions:
+    """How a watcher works. Times in seconds. `look_at`: more addresses where a member may be found.
+    `dry_run`: decide, and do nothing.
+    """
+
+    look_at: Sequence[str] = ()
+    replace_after_s: float = watch_replace_after_s
+    interval_s: float = watch_interval_s
+    stand_by_s: float = watch_stand_by_s
+    dry_run: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The result of one look: what was seen, and what was decided and done.
+
+    `done`: whether an action was completed. `failure`: why an action was not.
+    """
+
+    sight: StoreSight
+    action: Action
+    done: bool = False
+    failure: str = ""
+
+
+class StoreWatcher:
+    """One watcher of one store. It remembers for how long members are silent, and which actions failed."""
+
+    def __init__(
+        self,
+        url: str | DosUrl,
+        options: WatchOptions,
+        *,
+        progress: Progress | None = None,
+        token: bytes = b"",
+        client: str = "dos store watch",
+    ) -> None:
+        self._servers = list(
+            dict.fromkeys([*parse_url(url).servers, *(parse_address(one) for one in options.look_at)])
+        )
+        self._options, self._token, self._client = options, token, client
+        self._policy = WatchPolicy(options.replace_after_s, options.stand_by_s)
+        self._reporter = ProgressReporter(progress)
+        self._silences = Silences(3 * options.interval_s)
+        self._store_id: bytes | None = None
+        self._record: StoreRecord | None = None
+        self._activity: tuple[int, int, int] | None = None
+        self._active_at = -inf
+        self._own_epoch = 0
+        self._returned: dict[bytes, str] = {}
+        self._absent: set[bytes] = set()
+        self._failed: dict[tuple[str, ...], tuple[int, float]] = {}
+
+    async def run(self, on_seen: Callable[[Seen], None]) -> None:
+        """Look and act until cancelled. Errors of a look or an action are reported, and never end it."""
+        while True:
+            on_seen(await self.step())
+            await trio.sleep(self._options.interval_s)
+
+    async def step(self) -> Seen:
+        """Look once, and perform the action that is due. Errors of servers are in the result."""
+        try:
+            sight = await self._look()
+        except DosError as error:
+            sight = StoreSight(None, problems=(str(error.args[0]),))
+        action = core.decide(sight, self._policy)
+        if isinstance(action, core.Wait | core.Report) or self._options.dry_run:
+            return Seen(sight, action)
+        key = core.subject(action)
+        attempts, not_before = self._failed.get(key, (0, -inf))
+        if trio.current_time() < not_before:
+            return Seen(sight, action, failure="it failed before, and is tried again later")
+        assert sight.record is not None
+        try:
+            await self._perform(sight.record, action)
+        except (DosError, ValueError) as error:
+            pause_s = min(watch_retry_first_s * 2**attempts, watch_retry_max_s)
+            self._failed[key] = attempts + 1, trio.current_time() + pause_s
+            return Seen(sight, action, failure=str(error))
+        self._failed.pop(key, None)
+        return Seen(sight, action, done=True)
+
+    # Looking
+
+    async def _look(self) -> StoreSight:
+        known = [one.address for one in self._record.members] if self._record is not None else []
+        membership, seen = await find_membership(
+            dict.fromkeys([*self._servers, *known]),
+            token=self._token,
+            client=self._client,
+            store_id=self._store_id,
+        )
+        record = membership.record
+        if record is None:
+            return StoreSight(None, problems=tuple(seen.problems(membership)))
+        self._store_id, self._record = record.store_id, record
+        ours = [
+            one
+            for one in seen.answers
+            if one.record is not None and one.record.store_id == record.store_id and not one.rolled_back
+        ]
+        present = {one.server_id for one in ours if _is_at(record, one)}
+        absent = {one.server_id for one in record.members} - present
+        stamps = await self._stamps_of(record, absent, present) if absent else {}
+        self._silences.look(trio.current_time(), absent, stamps)
+        for member in record.members:
+            if member.server_id in self._absent and member.server_id in present:
+                self._returned[member.server_id] = member.address
+        self._returned = {
+            one: address for one, address in self._returned.items() if record.member(one) is not None
+        }
+        self._absent = absent
+        sight = StoreSight(
+            record,
+            tuple(self._sight_of(one, ours, seen, one.server_id in present) for one in record.members),
+            await self._sights_of_spares(record),
+            returned=tuple(self._returned.values()),
+        )
+        if not core.sees_quorum(sight):
+            return sight
+        damaged = await self._look_inside(record, _located(record, ours, present))
+        return replace(sight, still_s=trio.current_time() - self._active_at, damaged=damaged)
+
+    async def _sights_of_spares(self, record: StoreRecord) -> tuple[SpareSight, ...]:
+        sights: dict[bytes, SpareSight] = {}
+
+        async def look_at(spare: Member) -> None:
+            sights[spare.server_id] = await self._sight_of_spare(record, spare)
+
+        async with trio.open_nursery() as nursery:
+            for spare in record.spares:
+                nursery.start_soon(look_at, spare)
+        return tuple(sights[one.server_id] for one in record.spares)
+
+    def _sight_of(
+        self, member: Member, ours: Sequence[ServerAnswer], seen: ServerSurvey, present: bool
+    ) -> MemberSight:
+        elsewhere = tuple(
+            one.address for one in ours if one.server_id == member.server_id and one.address != member.address
+        )
+        why = "" if present else _why_absent(member, seen)
+        return MemberSight(
+            member,
+            present,
+            self._silences.silent_s(member.server_id),
+            elsewhere,
+            why,
+            self._silences.heard(member.server_id),
+        )
+
+    async def _sight_of_spare(self, record: StoreRecord, spare: Member) -> SpareSight:
+        try:
+            answer = await probe(spare.address, token=self._token, client=self._client)
+            if answer.server_id != spare.server_id:
+                return SpareSight(spare, "another server answers at its address")
+            await require_empty(spare.address, self._token, self._client, record)
+        except DosError as error:
+            return SpareSight(spare, str(error.args[0]))
+        return SpareSight(spare)
+
+    async def _stamps_of(
+        self, record: StoreRecord, absent: set[bytes], present: set[bytes]
+    ) -> dict[bytes, DiskStamp]:
+        """Return the newest stamps of absent members that present members know."""
+        newest: dict[bytes, DiskStamp] = {}
+        for member in record.members:
+            if member.server_id not in present:
+                continue
+            try:
+                async with open_connection(
+                    member.address,
+                    token=self._token,
+                    store_id=record.store_id,
+                    generation=record.generation,
+                    client=self._client,
+                ) as connection:
+                    witnessed = decode_witnessed(connection.welcome.witnessed)
+            except (DosError, ValueError) as error:
+                log.info("%s does not tell what it knows of others: %s", member.address, error)
+                continue
+            for one, stamp in witnessed.items():
+                if one in absent and stamp.number >= newest.get(one, stamp).number:
+                    newest[one] = stamp
+        return newest
+
+    async def _look_inside(self, record: StoreRecord, located: Mapping[bytes, str]) -> tuple[str, ...]:
+        """Note whether another run changes the store. Return the directories with damaged copies."""
+        async with self._open(located) as store:
+            view = await store.inspect(DIRECTORY)
+            sizes = [info.synced for objects in view.answers.values() for info in objects.values()]
+            activity = view.epoch_seen, sum(sizes), record.generation
+            if self._activity is None:
+                if filled_member(record) is not None:
+                    self._active_at = trio.current_time()
+            elif activity != self._activity and view.epoch_seen != self._own_epoch:
+                self._active_at = trio.current_time()
+            self._activity = activity
+            damaged: set[str] = set()
+            for member in record.voters:
+                connection = store.idle(member.server_id)
+                if connection is not None:
+                    damaged.update(one.name for one in await connection.list_all() if one.corrupt)
+            return tuple(sorted(damaged))
+
+    # Acting
+
+    @asynccontextmanager
+    async def _open(self, located: Mapping[bytes, str]) -> AsyncIterator[Store]:
+        url = DosUrl(tuple(self._servers))
+        async with open_store(url, token=self._token, client=self._client, located=located) as store:
+            yield store
+
+    async def _perform(self, record: StoreRecord, action: Action) -> None:
+        """Perform an action that was decided at this record. Raises ReplacementError if the store changed."""
+        located = action.addresses if isinstance(action, core.Follow) else {}
+        async with self._open(located) as store, open_record_log(store) as records:
+            self._own_epoch = records.epoch
+            try:
+                await install_decided(store, records)
+                if store.record != record:
+                    raise ReplacementError("the store has changed since the look", remedy="look again")
+                async with recorded(store, records, _change_for(store, action)):
+                    await self._act(store, records, action)
+            except FencedError as error:
+                self._active_at = trio.current_time()
+                raise ReplacementError("another run took over", remedy="nothing: it continues") from error
+
+    async def _act(self, store: Store, records: RecordLog, action: Action) -> None:
+        match action:
+            case core.Complete():
+                await fill_and_finish(store, records, self._reporter)
+            case core.Replace(old, new):
+                silent = filled_member(store.record) or old
+                if await is_there(store, silent):
+                    raise ReplacementError(f"{silent.address} answers again: it is not replaced")
+                answer = await probe(new.address, token=self._token, client=self._client)
+                if answer.server_id != new.server_id:
+                    raise ReplacementError(f"another server answers at the address of spare {new.address}")
+                await replace_in(store, records, old.server_id.hex(), answer, self._reporter)
+            case core.Follow(addresses):
+                await move_in(store, records, addresses)
+            case core.Repair(directories):
+                report = await repair_store(store, directories)
+                self._returned.clear()
+                left = [f"{one.directory}/{one.name}" for one in report.repairs if not one.done]
+                if left:
+                    raise ReplacementError(f"{len(left)} copies are not repaired: {', '.join(left[:5])}")
+
+
+def _is_at(record: StoreRecord, answer: ServerAnswer) -> bool:
+    """Return whether the server is a member, at its address."""
+    member = record.member(answer.server_id)
+    return member is not None and member.address == answer.address
+
+
+def _located(
+    record: StoreRecord, ours: Sequence[ServerAnswer], present: Collection[bytes]
+) -> dict[bytes, str]:
+    """Return where members are that are not at their addresses."""
+    return {
+        one.server_id: one.address
+        for one in ours
+        if one.server_id not in present and record.member(one.server_id) is not None
+    }
+
+
+def _why_absent(member: Member, seen: ServerSurvey) -> str:
+    if any(one.server_id == member.server_id and one.rolled_back for one in seen.answers):
+        return ROLLED_BACK
+    at_address = next((one for one in seen.answers if one.address == member.address), None)
+    if at_address is None:
+        return seen.errors.get(member.address, "it does not answer")
+    if at_address.server_id != member.server_id:
+        return f"server {at_address.server_id.hex()} answers at its address: its disk was wiped or exchanged"
+    return "it belongs to another store"
+
+
+def _change_for(store: Store, action: Action) -> Change:
+    """Return the first entry of the history for an action."""
+    match action:
+        case core.Complete(old, new, why) | core.Replace(old, new, why):
+            what = "replace" if old is not None else "add"
+            return change_now(store, what, old=named(old), new=named(new), why=why, automatic=True)
+        case core.Follow(addresses, why):
+            moved = [store.record.member(one) for one in addresses]
+            places = ", ".join(addresses.values())
+            return change_now(store, "move", old=named(*moved), new=places, why=why, automatic=True)
+        case core.Repair(directories, why):
+            return change_now(store, "repair", new=", ".join(directories), why=why, automatic=True)
+    raise AssertionError(f"{action} is not performed")
