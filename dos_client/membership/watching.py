@@ -22,6 +22,7 @@ from dos_client.core.record_log import DIRECTORY
 from dos_client.core.watching import Action, MemberSight, Silences, SpareSight, StoreSight, WatchPolicy
 from dos_client.errors import ReplacementError
 from dos_client.limits import (
+    looks_per_damage,
     watch_interval_s,
     watch_replace_after_s,
     watch_retry_first_s,
@@ -105,6 +106,7 @@ class StoreWatcher:
         self._own_epoch = 0
         self._returned: dict[bytes, str] = {}
         self._absent: set[bytes] = set()
+        self._looks = 0
         self._failed: dict[tuple[str, ...], tuple[int, float]] = {}
 
     async def run(self, on_seen: Callable[[Seen], None]) -> None:
@@ -139,9 +141,8 @@ class StoreWatcher:
     # Looking
 
     async def _look(self) -> StoreSight:
-        known = [one.address for one in self._record.members] if self._record is not None else []
         membership, seen = await find_membership(
-            dict.fromkeys([*self._servers, *known]),
+            self._addresses(),
             token=self._token,
             client=self._client,
             store_id=self._store_id,
@@ -169,24 +170,39 @@ class StoreWatcher:
         sight = StoreSight(
             record,
             tuple(self._sight_of(one, ours, seen, one.server_id in present) for one in record.members),
-            await self._sights_of_spares(record),
+            await self._sights_of_spares(record, seen, needed=bool(absent)),
+            inf,
             returned=tuple(self._returned.values()),
         )
-        if not core.sees_quorum(sight):
+        self._looks += 1
+        due = bool(absent or self._returned or filled_member(record)) or self._looks % looks_per_damage == 1
+        if not due or not core.sees_quorum(sight):
             return sight
         damaged = await self._look_inside(record, _located(record, ours, present))
         return replace(sight, still_s=trio.current_time() - self._active_at, damaged=damaged)
 
-    async def _sights_of_spares(self, record: StoreRecord) -> tuple[SpareSight, ...]:
+    async def _sights_of_spares(
+        self, record: StoreRecord, seen: ServerSurvey, *, needed: bool
+    ) -> tuple[SpareSight, ...]:
+        """Return what is seen of the spares. Whether they are empty is only read if one is `needed`."""
         sights: dict[bytes, SpareSight] = {}
 
         async def look_at(spare: Member) -> None:
-            sights[spare.server_id] = await self._sight_of_spare(record, spare)
+            problem = _why_no_spare(spare, seen)
+            if not problem and needed:
+                problem = await self._why_not_empty(record, spare)
+            sights[spare.server_id] = SpareSight(spare, problem)
 
         async with trio.open_nursery() as nursery:
             for spare in record.spares:
                 nursery.start_soon(look_at, spare)
         return tuple(sights[one.server_id] for one in record.spares)
+
+    def _addresses(self) -> list[str]:
+        """Return where to look: the servers that were named may all have been replaced since."""
+        record = self._record
+        known = [] if record is None else [one.address for one in (*record.members, *record.spares)]
+        return list(dict.fromkeys([*self._servers, *known]))
 
     def _sight_of(
         self, member: Member, ours: Sequence[ServerAnswer], seen: ServerSurvey, present: bool
@@ -204,15 +220,12 @@ class StoreWatcher:
             self._silences.heard(member.server_id),
         )
 
-    async def _sight_of_spare(self, record: StoreRecord, spare: Member) -> SpareSight:
+    async def _why_not_empty(self, record: StoreRecord, spare: Member) -> str:
         try:
-            answer = await probe(spare.address, token=self._token, client=self._client)
-            if answer.server_id != spare.server_id:
-                return SpareSight(spare, "another server answers at its address")
             await require_empty(spare.address, self._token, self._client, record)
         except DosError as error:
-            return SpareSight(spare, str(error.args[0]))
-        return SpareSight(spare)
+            return str(error.args[0])
+        return ""
 
     async def _stamps_of(
         self, record: StoreRecord, absent: set[bytes], present: set[bytes]
@@ -262,7 +275,7 @@ class StoreWatcher:
 
     @asynccontextmanager
     async def _open(self, located: Mapping[bytes, str]) -> AsyncIterator[Store]:
-        url = DosUrl(tuple(self._servers))
+        url = DosUrl(tuple(self._addresses()))
         async with open_store(url, token=self._token, client=self._client, located=located) as store:
             yield store
 
@@ -329,6 +342,13 @@ def _why_absent(member: Member, seen: ServerSurvey) -> str:
     if at_address.server_id != member.server_id:
         return f"server {at_address.server_id.hex()} answers at its address: its disk was wiped or exchanged"
     return "it belongs to another store"
+
+
+def _why_no_spare(spare: Member, seen: ServerSurvey) -> str:
+    at_address = next((one for one in seen.answers if one.address == spare.address), None)
+    if at_address is None:
+        return seen.errors.get(spare.address, "it does not answer")
+    return "" if at_address.server_id == spare.server_id else "another server answers at its address"
 
 
 def _change_for(store: Store, action: Action) -> Change:
