@@ -112,6 +112,8 @@ watch_replace_after_s: Final = 900.0
 is completed; the silence after which a member is replaced. The last is longer than `stamp_renewal_s`: the
 stamps that clients renew show to a watcher that they reach a member.
 """
+watch_look_max_s: Final = 10.0
+"""How long one look may take, because servers do not answer. Longer pauses are not counted as silence."""
 looks_per_damage: Final = 6
 """Damage that servers report is read at every sixth look, and at every look while a member is unavailable."""
 watch_retry_first_s: Final = 10.0

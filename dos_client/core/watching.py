@@ -149,9 +149,13 @@ def decide(sight: StoreSight, policy: WatchPolicy) -> Action:
             f"the member {twice[0].member.address} answers at several addresses: {places}",
             "if its disk was copied, stop the copy; otherwise name one address only",
         )
-    follow = _follow(sight, policy, fenced=Quorums(deciding_record(record)).can_take_over(_present(sight)))
+    fenced = Quorums(deciding_record(record)).can_take_over(_present(sight))
+    follow = _follow(sight, policy, fenced=fenced)
     if follow is not None:
         return follow
+    if not fenced:
+        moved = [one for one in sight.members if not one.present and one.elsewhere]
+        return Wait("; ".join(f"{_absence(one, policy)}; it answers at {one.elsewhere[0]}" for one in moved))
     if filled_member(record) is not None:
         return _complete(sight, record, policy)
     silent = sorted(

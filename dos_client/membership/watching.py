@@ -24,6 +24,7 @@ from dos_client.errors import ReplacementError
 from dos_client.limits import (
     looks_per_damage,
     watch_interval_s,
+    watch_look_max_s,
     watch_replace_after_s,
     watch_retry_first_s,
     watch_retry_max_s,
@@ -98,7 +99,7 @@ class StoreWatcher:
         self._options, self._token, self._client = options, token, client
         self._policy = WatchPolicy(options.replace_after_s, options.stand_by_s)
         self._reporter = ProgressReporter(progress)
-        self._silences = Silences(3 * options.interval_s)
+        self._silences = Silences(3 * options.interval_s + watch_look_max_s)
         self._store_id: bytes | None = None
         self._record: StoreRecord | None = None
         self._activity: tuple[int, int, int] | None = None

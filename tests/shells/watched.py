@@ -39,6 +39,8 @@ from tests.sim.oracles.members import check_records
 from tests.sim.result import Result
 
 WATCHERS = 2
+PARTED_S = 6.0
+"""So much longer than other runs the faults last: longer than the silence after which watchers act."""
 WITHOUT = ("restored_disk",)
 """A disk that goes back while another member is replaced is one loss more than a store of three tolerates."""
 
@@ -65,7 +67,10 @@ class WatchedCluster(Cluster):
             for fault in faults:
                 if fault.kind not in WITHOUT:
                     self.later(fault.at_s, nemesis.strike, self, fault)
-            await trio.sleep(SAFETY_S)
+            parting = self.rng.stream("parting")
+            if parting.random() < 0.6:
+                self.later(0.2 + parting.random() * SAFETY_S / 2, self._part, parting)
+            await trio.sleep(SAFETY_S + PARTED_S)
             await self.heal()
             await check_liveness(self)
             directories = self.directories
@@ -87,19 +92,29 @@ class WatchedCluster(Cluster):
         self.guarded(oracles.check_nothing_left, self)
         self.guarded(self.history.bench.ended, self)
 
+    def _part(self, rng: Random) -> None:
+        """Cut each watcher off from another member, until the heal. All members are alive."""
+        watchers = [one for one in self.clients if isinstance(one, Watcher) and one.alive]
+        record = self.in_force()
+        members = [one.name for one in self.machines if record.member(one.identity) is not None]
+        for watcher, name in zip(watchers, rng.sample(members, len(members)), strict=False):
+            self.history.sometimes["a watcher is cut off from a member"] += 1
+            self.network.block(watcher.name, name)
+            self.network.block(name, watcher.name)
+
     async def _supervise_watchers(self) -> None:
         """Start watchers again, as a supervisor does; check that a generation has one record."""
         rng = self.rng.stream("watchers")
+        # alike, so that both act at the same time; with a short stand-by, one takes over from one that works
+        options = WatchOptions(
+            replace_after_s=rng.choice([0.4, 1.5]),
+            interval_s=rng.choice([0.3, 1.0]),
+            stand_by_s=rng.choice([0.5, 3.0]),
+        )
         while True:
             alive = [one for one in self.clients if isinstance(one, Watcher) and one.alive]
             for _ in range(WATCHERS - len(alive)):
-                # with a short stand-by, a watcher takes over from one that works
-                options = WatchOptions(
-                    replace_after_s=rng.choice([0.4, 1.5]),
-                    interval_s=rng.choice([0.3, 1.0]),
-                    stand_by_s=rng.choice([0.5, 3.0]),
-                )
-                self.begin(lambda name, options=options: Watcher(self, name, options), "v")
+                self.begin(lambda name: Watcher(self, name, options), "v")
             self.guarded(check_records, self.machines)
             await trio.sleep(0.25)
 
@@ -146,11 +161,35 @@ class WatchedCluster(Cluster):
         )
 
 
-def run_watched(seed: int, *, keep: bool = False) -> Result:
+class PartedCluster(WatchedCluster):
+    """A short run: each of two watchers is cut off from another member at the same time, and nothing else
+    happens. All members are alive. Afterwards the store is whole, and a fresh writer finds everything."""
+
+    async def run_phases(self, faults: list[Fault]) -> None:
+        async with trio.open_nursery() as processes:
+            self.processes = processes
+            writer = self.new_writer(self.directories[0])
+            await until(lambda: writer.running)
+            await trio.sleep(0.3)
+            writer.kill()
+            processes.start_soon(self._supervise_watchers)
+            await trio.sleep(0.2)
+            self._part(self.rng.stream("parting"))
+            await trio.sleep(20.0)
+            await self.heal()
+            if not await until(self._whole):
+                self.fail(ViolationError("O11", "the store is not whole after the heal"))
+            await final_take_over(self)
+            processes.cancel_scope.cancel()
+        self.guarded(check_records, self.machines)
+        self.guarded(self.history.bench.ended, self)
+
+
+def run_watched(seed: int, *, keep: bool = False, make: type[WatchedCluster] = WatchedCluster) -> Result:
     """Run one seed of a watched store. The seed must not be one of a run with a region."""
     if has_region(seed):
         raise ValueError(f"seed {seed} has a region")
-    return run_seed(seed, keep=keep, make=WatchedCluster)
+    return run_seed(seed, keep=keep, make=make)
 
 
 def watched_seeds(count: int) -> list[int]:
