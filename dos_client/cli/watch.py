@@ -24,7 +24,7 @@ from dos_client.cli.kit import (
 from dos_client.cli.progress import ProgressDisplay
 from dos_client.cli.store import filling_progress, record_json
 from dos_client.core import watching as core
-from dos_client.limits import watch_interval_s
+from dos_client.limits import watch_interval_s, watch_stand_by_s
 from dos_client.membership.spares import add_spare, move_member, remove_spare
 from dos_client.membership.watching import Seen, StoreWatcher, WatchOptions
 from dos_protocol.names import id_text
@@ -59,6 +59,10 @@ def watch(
         typer.Option(help="Another address where a member may be found, as host:port; may be repeated."),
     ] = None,
     interval: Annotated[str, typer.Option(help="The pause between two looks.")] = f"{watch_interval_s:g}s",
+    stand_by: Annotated[
+        str,
+        typer.Option(help="Complete a change that another run began after it stood still for this long."),
+    ] = f"{watch_stand_by_s:g}s",
     once: Annotated[
         bool, typer.Option("--once", help="Look once, act if an action is due, and end.")
     ] = False,
@@ -84,7 +88,9 @@ def watch(
 
     Example: dos store watch dos://h1,h2,h3 --look-at h1b:9999 --once --dry-run
     """
-    options = WatchOptions(look_at or (), duration_s(replace_after), duration_s(interval), dry_run=dry_run)
+    options = WatchOptions(
+        look_at or (), duration_s(replace_after), duration_s(interval), duration_s(stand_by), dry_run
+    )
     printer = _Printer(as_json=as_json, dry_run=dry_run)
 
     async def work() -> None:

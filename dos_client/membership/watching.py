@@ -14,6 +14,7 @@ from typing import Final
 
 import trio
 
+from dos_client import randomness
 from dos_client.core import watching as core
 from dos_client.core.change_log import Change
 from dos_client.core.membership import ROLLED_BACK, ServerAnswer
@@ -111,10 +112,13 @@ class StoreWatcher:
         self._failed: dict[tuple[str, ...], tuple[int, float]] = {}
 
     async def run(self, on_seen: Callable[[Seen], None]) -> None:
-        """Look and act until cancelled. Errors of a look or an action are reported, and never end it."""
+        """Look and act until cancelled. Errors of a look or an action are reported, and never end it.
+
+        The pauses are random, so that watchers that see the same do not all act at the same moment.
+        """
         while True:
             on_seen(await self.step())
-            await trio.sleep(self._options.interval_s)
+            await trio.sleep(self._options.interval_s * (0.5 + randomness.jitter()))
 
     async def step(self) -> Seen:
         """Look once, and perform the action that is due. Errors of servers are in the result."""
