@@ -110,11 +110,14 @@ async def _is_that_member(store: Store, server_id: bytes, address: str) -> None:
     """Raise ReplacementError unless the member works at the address, its disk did not go back, and it does
     not also answer at its old address.
     """
+    answer = await probe(address, token=store.token, client=store.client)
     with trio.move_on_after(open_timeout_s):
-        while not store.is_connected(server_id) and server_id not in store.witnesses.rolled_back:
+        while not (
+            answer.rolled_back or store.is_connected(server_id) or server_id in store.witnesses.rolled_back
+        ):
             await store.wait_moved(inspect_timeout_s)
     member = store.record.member(server_id)
-    if server_id in store.witnesses.rolled_back:
+    if answer.rolled_back or server_id in store.witnesses.rolled_back:
         raise ReplacementError(
             f"the disk of the server at {address} went back in time: it is an older copy",
             remedy="start the newest disk of this member; if it is lost, replace the member",

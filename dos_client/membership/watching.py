@@ -6,9 +6,8 @@ based on is verified again. A watcher that dies leaves a record that any other o
 """
 
 import logging
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import inf
 from typing import Final
 
@@ -17,13 +16,10 @@ import trio
 from dos_client import randomness
 from dos_client.core import watching as core
 from dos_client.core.change_log import Change
-from dos_client.core.membership import ROLLED_BACK, ServerAnswer
 from dos_client.core.quorum import filled_member
-from dos_client.core.record_log import DIRECTORY
-from dos_client.core.watching import Action, MemberSight, Silences, SpareSight, StoreSight, WatchPolicy
+from dos_client.core.watching import Action, StoreSight, WatchPolicy
 from dos_client.errors import ReplacementError
 from dos_client.limits import (
-    looks_per_damage,
     watch_interval_s,
     watch_look_max_s,
     watch_replace_after_s,
@@ -34,6 +30,7 @@ from dos_client.limits import (
 from dos_client.live_store import Store
 from dos_client.membership.filling import Progress
 from dos_client.membership.history import change_now, named, recorded
+from dos_client.membership.looking import StoreObserver
 from dos_client.membership.record_log import RecordLog, open_record_log
 from dos_client.membership.replacing import (
     ProgressReporter,
@@ -41,16 +38,12 @@ from dos_client.membership.replacing import (
     install_decided,
     is_there,
     replace_in,
-    require_empty,
 )
 from dos_client.membership.spares import move_in
 from dos_client.repair.repairing import repair_store
-from dos_client.sessions.connection import open_connection
-from dos_client.sessions.discovery import ServerSurvey, find_membership, probe
-from dos_client.store import open_store
+from dos_client.sessions.discovery import probe
 from dos_client.urls import DosUrl, parse_address, parse_url
 from dos_protocol.errors import DosError, FencedError
-from dos_protocol.stamps import DiskStamp, decode_witnessed
 from dos_protocol.store_record import Member, StoreRecord
 
 log: Final = logging.getLogger("dos.client")
@@ -94,21 +87,16 @@ class StoreWatcher:
         token: bytes = b"",
         client: str = "dos store watch",
     ) -> None:
-        self._servers = list(
-            dict.fromkeys([*parse_url(url).servers, *(parse_address(one) for one in options.look_at)])
+        servers = [*parse_url(url).servers, *(parse_address(one) for one in options.look_at)]
+        self._observer = StoreObserver(
+            list(dict.fromkeys(servers)),
+            step_max_s=3 * options.interval_s + watch_look_max_s,
+            token=token,
+            client=client,
         )
         self._options, self._token, self._client = options, token, client
         self._policy = WatchPolicy(options.replace_after_s, options.stand_by_s)
         self._reporter = ProgressReporter(progress)
-        self._silences = Silences(3 * options.interval_s + watch_look_max_s)
-        self._store_id: bytes | None = None
-        self._record: StoreRecord | None = None
-        self._activity: tuple[int, int, int] | None = None
-        self._active_at = -inf
-        self._own_epoch = 0
-        self._returned: dict[bytes, str] = {}
-        self._absent: set[bytes] = set()
-        self._looks = 0
         self._failed: dict[tuple[str, ...], tuple[int, float]] = {}
 
     async def run(self, on_seen: Callable[[Seen], None]) -> None:
@@ -123,7 +111,7 @@ class StoreWatcher:
     async def step(self) -> Seen:
         """Look once, and perform the action that is due. Errors of servers are in the result."""
         try:
-            sight = await self._look()
+            sight = await self._observer.look()
         except DosError as error:
             sight = StoreSight(None, problems=(str(error.args[0]),))
         action = core.decide(sight, self._policy)
@@ -143,152 +131,52 @@ class StoreWatcher:
         self._failed.pop(key, None)
         return Seen(sight, action, done=True)
 
-    # Looking
-
-    async def _look(self) -> StoreSight:
-        membership, seen = await find_membership(
-            self._addresses(),
-            token=self._token,
-            client=self._client,
-            store_id=self._store_id,
-        )
-        record = membership.record
-        if record is None:
-            return StoreSight(None, problems=tuple(seen.problems(membership)))
-        self._store_id, self._record = record.store_id, record
-        ours = [
-            one
-            for one in seen.answers
-            if one.record is not None and one.record.store_id == record.store_id and not one.rolled_back
-        ]
-        present = {one.server_id for one in ours if _is_at(record, one)}
-        absent = {one.server_id for one in record.members} - present
-        stamps = await self._stamps_of(record, absent, present) if absent else {}
-        self._silences.look(trio.current_time(), absent, stamps)
-        for member in record.members:
-            if member.server_id in self._absent and member.server_id in present:
-                self._returned[member.server_id] = member.address
-        self._returned = {
-            one: address for one, address in self._returned.items() if record.member(one) is not None
-        }
-        self._absent = absent
-        sight = StoreSight(
-            record,
-            tuple(self._sight_of(one, ours, seen, one.server_id in present) for one in record.members),
-            await self._sights_of_spares(record, seen, needed=bool(absent)),
-            inf,
-            returned=tuple(self._returned.values()),
-        )
-        self._looks += 1
-        due = bool(absent or self._returned or filled_member(record)) or self._looks % looks_per_damage == 1
-        if not due or not core.sees_quorum(sight):
-            return sight
-        damaged = await self._look_inside(record, _located(record, ours, present))
-        return replace(sight, still_s=trio.current_time() - self._active_at, damaged=damaged)
-
-    async def _sights_of_spares(
-        self, record: StoreRecord, seen: ServerSurvey, *, needed: bool
-    ) -> tuple[SpareSight, ...]:
-        """Return what is seen of the spares. Whether they are empty is only read if one is `needed`."""
-        sights: dict[bytes, SpareSight] = {}
-
-        async def look_at(spare: Member) -> None:
-            problem = _why_no_spare(spare, seen)
-            if not problem and needed:
-                problem = await self._why_not_empty(record, spare)
-            sights[spare.server_id] = SpareSight(spare, problem)
-
-        async with trio.open_nursery() as nursery:
-            for spare in record.spares:
-                nursery.start_soon(look_at, spare)
-        return tuple(sights[one.server_id] for one in record.spares)
-
-    def _addresses(self) -> list[str]:
-        """Return where to look: the servers that were named may all have been replaced since."""
-        record = self._record
-        known = [] if record is None else [one.address for one in (*record.members, *record.spares)]
-        return list(dict.fromkeys([*self._servers, *known]))
-
-    def _sight_of(
-        self, member: Member, ours: Sequence[ServerAnswer], seen: ServerSurvey, present: bool
-    ) -> MemberSight:
-        elsewhere = tuple(
-            one.address for one in ours if one.server_id == member.server_id and one.address != member.address
-        )
-        why = "" if present else _why_absent(member, seen)
-        return MemberSight(
-            member,
-            present,
-            self._silences.silent_s(member.server_id),
-            elsewhere,
-            why,
-            self._silences.heard(member.server_id),
-        )
-
-    async def _why_not_empty(self, record: StoreRecord, spare: Member) -> str:
-        try:
-            await require_empty(spare.address, self._token, self._client, record)
-        except DosError as error:
-            return str(error.args[0])
-        return ""
-
-    async def _stamps_of(
-        self, record: StoreRecord, absent: set[bytes], present: set[bytes]
-    ) -> dict[bytes, DiskStamp]:
-        """Return the newest stamps of absent members that present members know."""
-        newest: dict[bytes, DiskStamp] = {}
-        for member in record.members:
-            if member.server_id not in present:
-                continue
-            try:
-                async with open_connection(
-                    member.address,
-                    token=self._token,
-                    store_id=record.store_id,
-                    generation=record.generation,
-                    client=self._client,
-                ) as connection:
-                    witnessed = decode_witnessed(connection.welcome.witnessed)
-            except (DosError, ValueError) as error:
-                log.info("%s does not tell what it knows of others: %s", member.address, error)
-                continue
-            for one, stamp in witnessed.items():
-                if one in absent and stamp.number >= newest.get(one, stamp).number:
-                    newest[one] = stamp
-        return newest
-
-    async def _look_inside(self, record: StoreRecord, located: Mapping[bytes, str]) -> tuple[str, ...]:
-        """Note whether another run changes the store. Return the directories with damaged copies."""
-        async with self._open(located) as store:
-            view = await store.inspect(DIRECTORY)
-            sizes = [info.synced for objects in view.answers.values() for info in objects.values()]
-            activity = view.epoch_seen, sum(sizes), record.generation
-            if self._activity is None:
-                if filled_member(record) is not None:
-                    self._active_at = trio.current_time()
-            elif activity != self._activity and view.epoch_seen != self._own_epoch:
-                self._active_at = trio.current_time()
-            self._activity = activity
-            damaged: set[str] = set()
-            for member in record.voters:
-                connection = store.idle(member.server_id)
-                if connection is not None:
-                    damaged.update(one.name for one in await connection.list_all() if one.corrupt)
-            return tuple(sorted(damaged))
-
     # Acting
 
-    @asynccontextmanager
-    async def _open(self, located: Mapping[bytes, str]) -> AsyncIterator[Store]:
-        url = DosUrl(tuple(self._addresses()))
-        async with open_store(url, token=self._token, client=self._client, located=located) as store:
-            yield store
-
     async def _perform(self, record: StoreRecord, action: Action) -> None:
+        """Perform an action, and look meanwhile: a member that is being filled may be lost, and filling waits
+        for it. Raises ReplacementError then, and as `_perform_claimed`.
+        """
+        failure: Exception | None = None
+        lost: list[str] = []
+
+        async def look() -> None:
+            assert isinstance(action, core.Complete | core.Replace)
+            lost.append(await self._silent(action.new))
+            nursery.cancel_scope.cancel()
+
+        async with trio.open_nursery() as nursery:
+            if isinstance(action, core.Complete | core.Replace):
+                nursery.start_soon(look)
+            try:
+                await self._perform_claimed(record, action)
+            except Exception as error:  # raised below: the nursery would wrap it in an exception group
+                failure = error
+            nursery.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+        if lost:
+            raise ReplacementError(f"{lost[0]} is silent while it is filled", remedy="another spare is used")
+
+    async def _silent(self, new: Member) -> str:
+        """Return the address of a member that is being filled, after it was silent for `replace_after_s`."""
+        while True:
+            await trio.sleep(self._options.interval_s)
+            try:
+                sight = await self._observer.look()
+            except DosError as error:
+                log.info("the store cannot be read while it is changed: %s", error)
+                continue
+            for one in sight.members:
+                same = one.member.server_id == new.server_id
+                if same and one.silent_s >= self._options.replace_after_s:
+                    return one.member.address
+
+    async def _perform_claimed(self, record: StoreRecord, action: Action) -> None:
         """Perform an action that was decided at this record. Raises ReplacementError if the store changed."""
         located = action.addresses if isinstance(action, core.Follow) else {}
-        async with self._open(located) as store, open_record_log(store) as records:
-            self._own_epoch = records.epoch
+        async with self._observer.open(located) as store, open_record_log(store) as records:
+            self._observer.own_epoch = records.epoch
             try:
                 await install_decided(store, records)
                 if store.record != record:
@@ -296,7 +184,7 @@ class StoreWatcher:
                 async with recorded(store, records, _change_for(store, action)):
                     await self._act(store, records, action)
             except FencedError as error:
-                self._active_at = trio.current_time()
+                self._observer.other_run_works()
                 raise ReplacementError("another run took over", remedy="nothing: it continues") from error
 
     async def _act(self, store: Store, records: RecordLog, action: Action) -> None:
@@ -315,45 +203,10 @@ class StoreWatcher:
                 await move_in(store, records, addresses)
             case core.Repair(directories):
                 report = await repair_store(store, directories)
-                self._returned.clear()
+                self._observer.copies_compared()
                 left = [f"{one.directory}/{one.name}" for one in report.repairs if not one.done]
                 if left:
                     raise ReplacementError(f"{len(left)} copies are not repaired: {', '.join(left[:5])}")
-
-
-def _is_at(record: StoreRecord, answer: ServerAnswer) -> bool:
-    """Return whether the server is a member, at its address."""
-    member = record.member(answer.server_id)
-    return member is not None and member.address == answer.address
-
-
-def _located(
-    record: StoreRecord, ours: Sequence[ServerAnswer], present: Collection[bytes]
-) -> dict[bytes, str]:
-    """Return where members are that are not at their addresses."""
-    return {
-        one.server_id: one.address
-        for one in ours
-        if one.server_id not in present and record.member(one.server_id) is not None
-    }
-
-
-def _why_absent(member: Member, seen: ServerSurvey) -> str:
-    if any(one.server_id == member.server_id and one.rolled_back for one in seen.answers):
-        return ROLLED_BACK
-    at_address = next((one for one in seen.answers if one.address == member.address), None)
-    if at_address is None:
-        return seen.errors.get(member.address, "it does not answer")
-    if at_address.server_id != member.server_id:
-        return f"server {at_address.server_id.hex()} answers at its address: its disk was wiped or exchanged"
-    return "it belongs to another store"
-
-
-def _why_no_spare(spare: Member, seen: ServerSurvey) -> str:
-    at_address = next((one for one in seen.answers if one.address == spare.address), None)
-    if at_address is None:
-        return seen.errors.get(spare.address, "it does not answer")
-    return "" if at_address.server_id == spare.server_id else "another server answers at its address"
 
 
 def _change_for(store: Store, action: Action) -> Change:

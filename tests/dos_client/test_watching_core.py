@@ -8,7 +8,6 @@ import pytest
 from msgspec import structs
 
 from dos_client.core import change_log
-from dos_client.core import watching as core
 from dos_client.core.change_log import Change
 from dos_client.core.membership import ServerAnswer
 from dos_client.core.membership import decide as decide_membership

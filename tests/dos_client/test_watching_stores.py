@@ -1,4 +1,4 @@
-"""`dos store watch` on real servers: what it replaces, follows, repairs and reports, and what it leaves alone."""
+"""Watchers on real servers: what they replace, follow, repair and report, and what they leave alone."""
 
 import shutil
 from dataclasses import replace
@@ -8,6 +8,7 @@ import trio
 
 from dos_client import init_store, open_connection, open_store
 from dos_client.core import watching as core
+from dos_client.membership.filling import ReplaceProgress
 from dos_client.membership.history import read_history
 from dos_client.membership.spares import add_spare
 from dos_client.membership.watching import Seen, StoreWatcher, WatchOptions
@@ -235,6 +236,30 @@ async def test_of_two_watchers_one_replaces_and_a_dead_one_is_succeeded(five: Th
         assert [one.address for one in store.record.members] == [five[n].location for n in (0, 1, 3)]
         assert [one.address for one in store.record.spares] == [five[4].location]
     assert await content_of(five[3], "idle", "o0") == CONTENT
+
+
+async def test_a_spare_that_dies_while_it_is_filled_is_replaced_by_the_next(five: Threads) -> None:
+    # EVIDENCE-OF: P-10
+    url = url_of(five[:3])
+    await init_store(url)
+    await add_spare(url, new=five[3].location)
+    await add_spare(url, new=five[4].location)
+    await write_idle(url, "idle", 3, CONTENT)
+    await off(five[2])
+
+    def kill_it(now: ReplaceProgress) -> None:
+        if now.phase == "filling":
+            five[3].kill()
+
+    watcher = StoreWatcher(url, SOON, progress=kill_it)
+    with trio.fail_after(45):
+        while not (seen := await watcher.step()).failure:
+            assert not seen.done
+    assert f"{five[3].location} is silent while it is filled" in seen.failure
+    assert (await watched(StoreWatcher(url, SOON), core.Replace)).done
+    async with open_store(url) as store:
+        assert [one.address for one in store.record.members] == [five[n].location for n in (0, 1, 4)]
+    assert await content_of(five[4], "idle", "o0") == CONTENT
 
 
 async def test_damage_and_what_a_member_missed_are_repaired(five: Threads) -> None:
