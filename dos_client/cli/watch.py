@@ -115,7 +115,7 @@ def watch(
 
 def _exit_after(seen: Seen) -> None:
     """End `--once` with the exit code of what was seen."""
-    if isinstance(seen.action, core.Report):
+    if isinstance(seen.action, core.ReportAction):
         usable = seen.sight.record is not None and core.sees_quorum(seen.sight)
         raise typer.Exit(NEGATIVE if usable else UNREACHABLE)
     if seen.failure:
@@ -146,9 +146,9 @@ class _Printer:
 
 def _text(seen: Seen, *, dry_run: bool) -> str:
     action, record = seen.action, seen.sight.record
-    if isinstance(action, core.Report):
+    if isinstance(action, core.ReportAction):
         return f"a person has to act: {action.why} ({action.remedy})"
-    if isinstance(action, core.Wait):
+    if isinstance(action, core.WaitAction):
         if action.why:
             return f"waiting: {action.why}"
         assert record is not None
@@ -161,22 +161,22 @@ def _text(seen: Seen, *, dry_run: bool) -> str:
 
 def _action_text(action: core.Action) -> str:
     match action:
-        case core.Complete(old, new):
+        case core.CompleteAction(old, new):
             return f"complete: {new.address} {f'replaces {old.address}' if old is not None else 'is added'}"
-        case core.Replace(old, new):
+        case core.ReplaceAction(old, new):
             return f"replace {old.address} by {new.address}"
-        case core.Follow(addresses):
+        case core.FollowAction(addresses):
             return f"follow to {', '.join(addresses.values())}"
-        case core.Repair(directories):
+        case core.RepairAction(directories):
             return f"repair {', '.join(directories) or 'all directories'}"
-    return type(action).__name__.lower()
+    return core.name_of(action)
 
 
 def seen_json(seen: Seen) -> dict[str, Any]:
     """Return what a watcher saw for --json."""
     action, record = seen.action, seen.sight.record
     return {
-        "action": type(action).__name__.lower(),
+        "action": core.name_of(action),
         "why": action.why,
         "remedy": getattr(action, "remedy", ""),
         "subject": list(core.subject(action)[1:]),

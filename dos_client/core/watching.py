@@ -79,14 +79,14 @@ class WatchPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class WaitAction:
     """Do nothing. `why`: empty if all is well."""
 
     why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ReportAction:
     """A person has to act: `why`, and what to do."""
 
     why: str
@@ -94,7 +94,7 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class Complete:
+class CompleteAction:
     """Complete the change in the record: fill `new`, which replaces `old` or is added."""
 
     old: Member | None
@@ -103,7 +103,7 @@ class Complete:
 
 
 @dataclass(frozen=True, slots=True)
-class Replace:
+class ReplaceAction:
     """Replace the member `old` by the spare `new`."""
 
     old: Member
@@ -112,7 +112,7 @@ class Replace:
 
 
 @dataclass(frozen=True, slots=True)
-class Follow:
+class FollowAction:
     """Record that members have new addresses, by server id."""
 
     addresses: Mapping[bytes, str]
@@ -120,32 +120,32 @@ class Follow:
 
 
 @dataclass(frozen=True, slots=True)
-class Repair:
+class RepairAction:
     """Repair the copies in these directories; in all of them if none is named."""
 
     directories: tuple[str, ...]
     why: str
 
 
-Action = Wait | Report | Complete | Replace | Follow | Repair
+Action = WaitAction | ReportAction | CompleteAction | ReplaceAction | FollowAction | RepairAction
 
 
 def decide(sight: StoreSight, policy: WatchPolicy) -> Action:
     """Return the next action."""
     record = sight.record
     if record is None:
-        return Report(
+        return ReportAction(
             f"the store cannot be read: {'; '.join(sight.problems)}",
             "start the missing servers; if they are lost, see `dos store recover`",
         )
     if not sees_quorum(sight):
         return _no_quorum(sight, record)
     if sight.still_s < policy.stand_by_s:
-        return Wait("another run changes the store")
+        return WaitAction("another run changes the store")
     twice = [one for one in sight.members if len(one.elsewhere) + one.present > 1]
     if twice:
         places = ", ".join([*([twice[0].member.address] if twice[0].present else []), *twice[0].elsewhere])
-        return Report(
+        return ReportAction(
             f"the member {twice[0].member.address} answers at several addresses: {places}",
             "if its disk was copied, stop the copy; otherwise name one address only",
         )
@@ -155,7 +155,9 @@ def decide(sight: StoreSight, policy: WatchPolicy) -> Action:
         return follow
     if not fenced:
         moved = [one for one in sight.members if not one.present and one.elsewhere]
-        return Wait("; ".join(f"{_absence(one, policy)}; it answers at {one.elsewhere[0]}" for one in moved))
+        return WaitAction(
+            "; ".join(f"{_absence(one, policy)}; it answers at {one.elsewhere[0]}" for one in moved)
+        )
     if filled_member(record) is not None:
         return _complete(sight, record, policy)
     silent = sorted(
@@ -165,11 +167,11 @@ def decide(sight: StoreSight, policy: WatchPolicy) -> Action:
     if silent:
         return _replace(sight, record, silent[0])
     if sight.damaged:
-        return Repair(sight.damaged, f"{len(sight.damaged)} directories have damaged copies")
+        return RepairAction(sight.damaged, f"{len(sight.damaged)} directories have damaged copies")
     if sight.returned:
-        return Repair((), f"{', '.join(sight.returned)} was unavailable, and is back")
+        return RepairAction((), f"{', '.join(sight.returned)} was unavailable, and is back")
     absent = [one for one in sight.members if not one.present]
-    return Wait("; ".join(_absence(one, policy) for one in absent))
+    return WaitAction("; ".join(_absence(one, policy) for one in absent))
 
 
 def sees_quorum(sight: StoreSight) -> bool:
@@ -179,16 +181,21 @@ def sees_quorum(sight: StoreSight) -> bool:
     return Quorums(deciding_record(sight.record)).can_take_over(_present(sight) | moved)
 
 
+def name_of(action: Action) -> str:
+    """Return the name of an action: wait, report, complete, replace, follow, repair."""
+    return type(action).__name__.removesuffix("Action").lower()
+
+
 def subject(action: Action) -> tuple[str, ...]:
     """Return what an action is about. A repetition of a failed action has the same subject."""
     match action:
-        case Complete(_, new) | Replace(_, new):
-            return type(action).__name__, new.address
-        case Follow(addresses):
-            return "Follow", *sorted(addresses.values())
-        case Repair(directories):
-            return "Repair", *directories
-    return (type(action).__name__,)
+        case CompleteAction(_, new) | ReplaceAction(_, new):
+            return name_of(action), new.address
+        case FollowAction(addresses):
+            return name_of(action), *sorted(addresses.values())
+        case RepairAction(directories):
+            return name_of(action), *directories
+    return (name_of(action),)
 
 
 def _present(sight: StoreSight) -> set[bytes]:
@@ -206,20 +213,20 @@ def _absence(one: MemberSight, policy: WatchPolicy) -> str:
     return f"{one.member.address} is {silent}: {one.why}"
 
 
-def _no_quorum(sight: StoreSight, record: StoreRecord) -> Report:
+def _no_quorum(sight: StoreSight, record: StoreRecord) -> ReportAction:
     absent = [one for one in sight.members if not one.present]
     missing = "; ".join(f"{one.member.address}: {one.why}" for one in absent)
     why = f"{len(sight.members) - len(absent)} of {len(record.voters)} members are seen, too few to act"
     if len(record.voters) == 2 and record.spares:
         why += "; the first spare would decide, and cannot"
-    return Report(
+    return ReportAction(
         f"{why}: {missing}",
         "start them, or check the network of this host; if they are lost, `dos store replace URL OLD NEW"
         " --other-is-gone` (one of two) or `dos store recover`",
     )
 
 
-def _follow(sight: StoreSight, policy: WatchPolicy, *, fenced: bool) -> Follow | None:
+def _follow(sight: StoreSight, policy: WatchPolicy, *, fenced: bool) -> FollowAction | None:
     """Follow members that moved.
 
     `fenced`: the others are a quorum, so a server that still works at the old address cannot acknowledge
@@ -232,7 +239,7 @@ def _follow(sight: StoreSight, policy: WatchPolicy, *, fenced: bool) -> Follow |
     ]
     if not moved:
         return None
-    return Follow(
+    return FollowAction(
         {one.member.server_id: one.elsewhere[0] for one in moved},
         "; ".join(f"{one.member.address} answers at {one.elsewhere[0]}" for one in moved),
     )
@@ -244,11 +251,11 @@ def _complete(sight: StoreSight, record: StoreRecord, policy: WatchPolicy) -> Ac
     (filled,) = [one for one in sight.members if one.member == new]
     change = f"replaces {old.address}" if old is not None else "is being added"
     if filled.present:
-        return Complete(old, new, f"{new.address} {change}, and the run that began this stands still")
+        return CompleteAction(old, new, f"{new.address} {change}, and the run that began this stands still")
     if filled.silent_s < policy.replace_after_s:
-        return Wait(_absence(filled, policy))
+        return WaitAction(_absence(filled, policy))
     if old is None:
-        return Report(
+        return ReportAction(
             f"{new.address} is being added, and is silent: every member is needed",
             "start it; or, if it is gone for good: dos store replace URL OLD NEW --other-is-gone",
         )
@@ -257,16 +264,16 @@ def _complete(sight: StoreSight, record: StoreRecord, policy: WatchPolicy) -> Ac
 
 def _replace(
     sight: StoreSight, record: StoreRecord, silent: MemberSight, instead: Member | None = None
-) -> Replace | Report:
+) -> ReplaceAction | ReportAction:
     """Replace a silent member. `instead`: the member that `silent` was to replace."""
     why = f"{silent.member.address} is silent for {silent.silent_s:.0f} s: {silent.why}"
     usable = [one.member for one in sight.spares if not one.problem]
     if tie_breaker(record) is not None and len(usable) > 1:  # it stays where it decides
         usable = [*usable[1:], usable[0]]
     if usable:
-        return Replace(instead or silent.member, usable[0], why)
+        return ReplaceAction(instead or silent.member, usable[0], why)
     problems = "; ".join(f"{one.member.address}: {one.problem}" for one in sight.spares)
-    return Report(
+    return ReportAction(
         f"{why}; {f'no spare can be used: {problems}' if problems else 'the store has no spare'}",
         "start an empty server, and run: dos store spare add URL HOST:PORT",
     )

@@ -115,7 +115,7 @@ class StoreWatcher:
         except DosError as error:
             sight = StoreSight(None, problems=(str(error.args[0]),))
         action = core.decide(sight, self._policy)
-        if isinstance(action, core.Wait | core.Report) or self._options.dry_run:
+        if isinstance(action, core.WaitAction | core.ReportAction) or self._options.dry_run:
             return Seen(sight, action)
         key = core.subject(action)
         attempts, not_before = self._failed.get(key, (0, -inf))
@@ -141,12 +141,12 @@ class StoreWatcher:
         lost: list[str] = []
 
         async def look() -> None:
-            assert isinstance(action, core.Complete | core.Replace)
+            assert isinstance(action, core.CompleteAction | core.ReplaceAction)
             lost.append(await self._silent(action.new))
             nursery.cancel_scope.cancel()
 
         async with trio.open_nursery() as nursery:
-            if isinstance(action, core.Complete | core.Replace):
+            if isinstance(action, core.CompleteAction | core.ReplaceAction):
                 nursery.start_soon(look)
             try:
                 await self._perform_claimed(record, action)
@@ -174,7 +174,7 @@ class StoreWatcher:
 
     async def _perform_claimed(self, record: StoreRecord, action: Action) -> None:
         """Perform an action that was decided at this record. Raises ReplacementError if the store changed."""
-        located = action.addresses if isinstance(action, core.Follow) else {}
+        located = action.addresses if isinstance(action, core.FollowAction) else {}
         async with self._observer.open(located) as store, open_record_log(store) as records:
             self._observer.own_epoch = records.epoch
             try:
@@ -189,9 +189,9 @@ class StoreWatcher:
 
     async def _act(self, store: Store, records: RecordLog, action: Action) -> None:
         match action:
-            case core.Complete():
+            case core.CompleteAction():
                 await fill_and_finish(store, records, self._reporter)
-            case core.Replace(old, new):
+            case core.ReplaceAction(old, new):
                 silent = filled_member(store.record) or old
                 if await is_there(store, silent):
                     raise ReplacementError(f"{silent.address} answers again: it is not replaced")
@@ -199,9 +199,9 @@ class StoreWatcher:
                 if answer.server_id != new.server_id:
                     raise ReplacementError(f"another server answers at the address of spare {new.address}")
                 await replace_in(store, records, old.server_id.hex(), answer, self._reporter)
-            case core.Follow(addresses):
+            case core.FollowAction(addresses):
                 await move_in(store, records, addresses)
-            case core.Repair(directories):
+            case core.RepairAction(directories):
                 report = await repair_store(store, directories)
                 self._observer.copies_compared()
                 left = [f"{one.directory}/{one.name}" for one in report.repairs if not one.done]
@@ -212,13 +212,13 @@ class StoreWatcher:
 def _change_for(store: Store, action: Action) -> Change:
     """Return the first entry of the history for an action."""
     match action:
-        case core.Complete(old, new, why) | core.Replace(old, new, why):
+        case core.CompleteAction(old, new, why) | core.ReplaceAction(old, new, why):
             what = "replace" if old is not None else "add"
             return change_now(store, what, old=named(old), new=named(new), why=why, automatic=True)
-        case core.Follow(addresses, why):
+        case core.FollowAction(addresses, why):
             moved = [store.record.member(one) for one in addresses]
             places = ", ".join(addresses.values())
             return change_now(store, "move", old=named(*moved), new=places, why=why, automatic=True)
-        case core.Repair(directories, why):
+        case core.RepairAction(directories, why):
             return change_now(store, "repair", new=", ".join(directories), why=why, automatic=True)
     raise AssertionError(f"{action} is not performed")

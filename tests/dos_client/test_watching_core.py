@@ -15,16 +15,16 @@ from dos_client.core.quorum import Quorums
 from dos_client.core.replacement import leave_out, move, plan, with_spare, without_spare
 from dos_client.core.watching import (
     Action,
-    Complete,
-    Follow,
+    CompleteAction,
+    FollowAction,
     MemberSight,
-    Repair,
-    Replace,
-    Report,
+    RepairAction,
+    ReplaceAction,
+    ReportAction,
     Silences,
     SpareSight,
     StoreSight,
-    Wait,
+    WaitAction,
     WatchPolicy,
     decide,
 )
@@ -74,7 +74,7 @@ def broken_rule(sight: StoreSight, action: Action) -> str:
     """Return the rule that an action breaks; '' if it breaks none."""
     record = sight.record
     assert record is not None
-    if isinstance(action, Wait | Report):
+    if isinstance(action, WaitAction | ReportAction):
         return ""
     here = {one.member.server_id for one in sight.members if one.present}
     moved = {one.member.server_id for one in sight.members if not one.present and one.elsewhere}
@@ -90,16 +90,16 @@ def broken_rule(sight: StoreSight, action: Action) -> str:
         return "acts while one identity answers twice"
     by_id = {one.member.server_id: one for one in sight.members}
     match action:
-        case Follow(addresses):
+        case FollowAction(addresses):
             fenced = Quorums(record).can_take_over(here) or (deciding and len(here) == 1)
             encode_store_record(move(record, addresses))
             return "".join(_broken_by_following(by_id[one], at, fenced) for one, at in addresses.items())
-        case Replace(old, new):
+        case ReplaceAction(old, new):
             silent = next(
                 (by_id[one.server_id] for one in record.members if one.state != "in"), by_id[old.server_id]
             )
             return _broken_by_replacing(record, silent, old, new, here, usable)
-        case Complete(_, new) if not by_id[new.server_id].present:
+        case CompleteAction(_, new) if not by_id[new.server_id].present:
             return "completes with a member that is away"
     return ""
 
@@ -141,7 +141,7 @@ def test_no_sight_makes_it_break_a_rule_and_every_action_occurs() -> None:
     assert first_broken(decide) == ""
     rng = Random(5)
     kinds = {type(decide(any_sight(rng), POLICY)) for _ in range(6_000)}
-    assert kinds == {Wait, Report, Complete, Replace, Follow, Repair}
+    assert kinds == {WaitAction, ReportAction, CompleteAction, ReplaceAction, FollowAction, RepairAction}
 
 
 def _seen_as(change: Callable[[StoreSight], StoreSight]) -> Decide:
@@ -149,7 +149,7 @@ def _seen_as(change: Callable[[StoreSight], StoreSight]) -> Decide:
 
 
 def _all_present(sight: StoreSight) -> StoreSight:
-    """The quorum is not counted: whoever is absent is taken for one that moved."""
+    """The quorum is not counted: an absent member is taken for one that moved."""
     return replace(
         sight,
         members=tuple(

@@ -40,7 +40,7 @@ async def watched(watcher: StoreWatcher, *kinds: type) -> Seen:
     with trio.fail_after(45):
         while True:
             seen = await watcher.step()
-            if isinstance(seen.action, kinds) and (seen.done or isinstance(seen.action, core.Report)):
+            if isinstance(seen.action, kinds) and (seen.done or isinstance(seen.action, core.ReportAction)):
                 return seen
             await trio.sleep(0.1)
 
@@ -52,7 +52,7 @@ async def test_a_dead_member_is_replaced_by_the_spare_and_the_next_one_may_die(f
     await add_spare(url, new=five[3].location)
     await write_idle(url, "idle", 3, CONTENT)
     watcher = StoreWatcher(url, SOON)
-    assert (await watcher.step()).action == core.Wait()
+    assert (await watcher.step()).action == core.WaitAction()
     async with claimed(five[:3], "live") as (store, claim):
         writer, written = claim.open_object("x"), 0
         await off(five[2])
@@ -65,7 +65,7 @@ async def test_a_dead_member_is_replaced_by_the_spare_and_the_next_one_may_die(f
                     written += 1
 
             nursery.start_soon(write)
-            await watched(watcher, core.Replace)
+            await watched(watcher, core.ReplaceAction)
             await until(lambda: store.record.generation == 4, "the writer follows")
             await off(five[0])
             size = writer.synced
@@ -95,8 +95,8 @@ async def test_one_of_two_members_is_replaced_when_a_spare_decides(five: Threads
         writer = claim.open_object("x")
         await writer.wait_synced(writer.append(b"before"))
         await off(five[1])
-        seen = await watched(StoreWatcher(url_of(five[:1]), SOON), core.Replace)
-        assert isinstance(seen.action, core.Replace)
+        seen = await watched(StoreWatcher(url_of(five[:1]), SOON), core.ReplaceAction)
+        assert isinstance(seen.action, core.ReplaceAction)
         await writer.wait_synced(writer.append(b"after"))
         record = store.record
     assert [one.address for one in record.members] == [five[0].location, five[2].location]
@@ -114,7 +114,7 @@ async def test_one_of_two_members_without_a_spare_is_only_reported(five: Threads
     url = url_of(five[:2])
     await init_store(url)
     await off(five[1])
-    seen = await watched(StoreWatcher(url_of(five[:1]), SOON), core.Report)
+    seen = await watched(StoreWatcher(url_of(five[:1]), SOON), core.ReportAction)
     assert "cannot be read" in seen.action.why or "too few" in seen.action.why
 
 
@@ -129,7 +129,7 @@ async def test_a_member_is_followed_to_another_address(five: Threads, members: i
     moved = ThreadServer(old.data)
     try:
         watcher = StoreWatcher(url, replace(SOON, look_at=[moved.location]))
-        seen = await watched(watcher, core.Follow)
+        seen = await watched(watcher, core.FollowAction)
         assert seen.done
         others = [one.location for one in five[: members - 1]]
         async with open_store(f"dos://{','.join([*others, moved.location])}") as store:
@@ -160,7 +160,7 @@ async def test_an_older_copy_of_a_disk_is_not_followed(five: Threads) -> None:
     copy = ThreadServer(image)
     try:
         watcher = StoreWatcher(url, replace(SOON, look_at=[copy.location]))
-        why = (await watched(watcher, core.Report, core.Follow)).action.why
+        why = (await watched(watcher, core.ReportAction, core.FollowAction)).action.why
         assert "its disk went back in time" in why
         assert why.endswith("the store has no spare")
     finally:
@@ -176,7 +176,7 @@ async def test_two_servers_with_one_identity_are_reported(five: Threads) -> None
     await on(five[2])
     copy = ThreadServer(image)
     try:
-        seen = await watched(StoreWatcher(url, replace(SOON, look_at=[copy.location])), core.Report)
+        seen = await watched(StoreWatcher(url, replace(SOON, look_at=[copy.location])), core.ReportAction)
         assert "answers at several addresses" in seen.action.why
     finally:
         copy.kill()
@@ -189,12 +189,12 @@ async def test_a_spare_that_is_not_empty_is_not_used(five: Threads) -> None:
     async with open_connection(five[3].location) as connection:
         await connection.claim("files", 1, new_writer())
     await off(five[2])
-    seen = await watched(StoreWatcher(url, SOON), core.Report)
+    seen = await watched(StoreWatcher(url, SOON), core.ReportAction)
     assert f"{five[3].location}: {five[3].location} is not empty" in seen.action.why
     assert seen.sight.record is not None
     assert seen.sight.record.generation == 2
     await add_spare(url, new=five[4].location)
-    assert (await watched(StoreWatcher(url, SOON), core.Replace)).done
+    assert (await watched(StoreWatcher(url, SOON), core.ReplaceAction)).done
 
 
 async def test_a_watcher_that_sees_no_quorum_does_nothing(five: Threads) -> None:
@@ -205,7 +205,7 @@ async def test_a_watcher_that_sees_no_quorum_does_nothing(five: Threads) -> None
     watcher = StoreWatcher(url, SOON)
     await watcher.step()
     await off(five[1], five[2])
-    seen = await watched(watcher, core.Report)
+    seen = await watched(watcher, core.ReportAction)
     assert "dos store recover" in seen.action.remedy
 
 
@@ -219,7 +219,7 @@ async def test_of_two_watchers_one_replaces_and_a_dead_one_is_succeeded(five: Th
     await off(five[2])
     seen: list[Seen] = []
     with cancelled_at("filling") as progress:  # it dies in the middle
-        await watched(StoreWatcher(url, SOON, progress=progress), core.Replace)
+        await watched(StoreWatcher(url, SOON, progress=progress), core.ReplaceAction)
     async with trio.open_nursery() as nursery:
 
         def note(one: Seen) -> None:
@@ -230,7 +230,7 @@ async def test_of_two_watchers_one_replaces_and_a_dead_one_is_succeeded(five: Th
         for _ in range(2):
             nursery.start_soon(StoreWatcher(url, SOON).run, note)
     (done,) = [one for one in seen if one.done]
-    assert isinstance(done.action, core.Complete)
+    assert isinstance(done.action, core.CompleteAction)
     async with open_store(url) as store:
         assert store.record.generation == 5
         assert [one.address for one in store.record.members] == [five[n].location for n in (0, 1, 3)]
@@ -256,7 +256,7 @@ async def test_a_spare_that_dies_while_it_is_filled_is_replaced_by_the_next(five
         while not (seen := await watcher.step()).failure:
             assert not seen.done
     assert f"{five[3].location} is silent while it is filled" in seen.failure
-    assert (await watched(StoreWatcher(url, SOON), core.Replace)).done
+    assert (await watched(StoreWatcher(url, SOON), core.ReplaceAction)).done
     async with open_store(url) as store:
         assert [one.address for one in store.record.members] == [five[n].location for n in (0, 1, 4)]
     assert await content_of(five[4], "idle", "o0") == CONTENT
@@ -269,11 +269,11 @@ async def test_damage_and_what_a_member_missed_are_repaired(five: Threads) -> No
     await write_idle(url, "idle", 3, CONTENT)
     watcher = StoreWatcher(url, SOON)
     await damage(five[1], "idle", "o0")
-    assert isinstance((await watched(watcher, core.Repair)).action, core.Repair)
+    assert isinstance((await watched(watcher, core.RepairAction)).action, core.RepairAction)
     assert await content_of(five[1], "idle", "o0") == CONTENT
     await off(five[2])
     await watcher.step()
     await write_idle(url, "later", 3, CONTENT)
     await on(five[2])
-    await watched(watcher, core.Repair)
+    await watched(watcher, core.RepairAction)
     assert await content_of(five[2], "later", "o0") == CONTENT

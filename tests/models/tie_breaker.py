@@ -2,19 +2,20 @@
 other (docs/decisions/0223).
 
 What is modelled. Members a and b both acknowledge. The first spare is the tie-breaker. Runs that change the
-store each use a record that is confirmed, claim the record log server by server, adopt what they find there
-or propose one change, have it accepted server by server, and send it when a quorum has accepted it. A run may
+store each use a record that is confirmed, claim the record log on a quorum, adopt what they find there or
+propose one change, have it accepted server by server, and send it when a quorum has accepted it. A run may
 stand still from any step on; another one may begin at any time, also with an older record. The changes: a
 member is left out and a spare is added for it; the added member, filled, counts; the first spare is removed.
 A dead member, and one that cannot be reached, is one that takes no more steps.
 
-What is demanded: whoever may work holds all that was ever acknowledged.
+What is demanded: servers that may work hold all that was ever acknowledged.
 
 What is abstracted: a quorum of data works in one step, as in `restored_disks.py`; every quorum of data is all
 of its servers.
 """
 
 from collections.abc import Iterator
+from itertools import combinations
 from typing import NamedTuple, TypeVar
 
 from tests.models.explore import Step
@@ -57,8 +58,6 @@ class Run(NamedTuple):
 
     record: Record
     epoch: int
-    claimed: tuple[int, ...] = ()
-    found: tuple[int, Record] | None = None
     proposal: Record | None = None
     accepted: tuple[int, ...] = ()
 
@@ -184,36 +183,31 @@ class TieBreaker:
             return kept if run is None else (*kept, run)
 
         deciding, needed = self.deciding(run.record), self.needed(run.record)
-        for one in deciding:
-            if not self._admits(state, one, run.record):
-                continue
-            if run.proposal is None and one not in run.claimed and state.epochs[one] < run.epoch:
-                entry = state.entries[one]
-                known = [found for found in (run.found, entry) if found is not None]
-                newest = max(known, key=lambda found: found[0], default=None)
-                claimed = run._replace(claimed=tuple(sorted((*run.claimed, one))), found=newest)
-                yield (
-                    (f"run {run.epoch} claims {NAMES[one]}",),
-                    state._replace(runs=after(claimed), epochs=_put(state.epochs, one, run.epoch)),
-                )
-            if run.proposal is not None and one not in run.accepted and state.epochs[one] == run.epoch:
+        admitting = [one for one in deciding if self._admits(state, one, run.record)]
+        if run.proposal is None:
+            for chosen in combinations([one for one in admitting if state.epochs[one] < run.epoch], needed):
+                entries = [entry for one in chosen if (entry := state.entries[one]) is not None]
+                found = max(entries, key=lambda entry: entry[0], default=None)
+                epochs = tuple(run.epoch if one in chosen else held for one, held in enumerate(state.epochs))
+                for wish in self._wishes(state, run.record) if found is None else [found[1]]:
+                    claimed = run._replace(proposal=wish)
+                    who = " and ".join(NAMES[one] for one in chosen)
+                    yield (
+                        (f"run {run.epoch} claims {who}, and proposes {wish}",),
+                        state._replace(runs=after(claimed), epochs=epochs),
+                    )
+            return
+        for one in admitting:
+            if one not in run.accepted and state.epochs[one] == run.epoch:
                 accepted = run._replace(accepted=tuple(sorted((*run.accepted, one))))
-                entries = _put(state.entries, one, (run.epoch, run.proposal))
                 decided = len(accepted.accepted) >= needed or not self.rules.decided_first
                 yield (
                     (f"{NAMES[one]} accepts {run.proposal} of run {run.epoch}",),
                     state._replace(
-                        entries=entries,
+                        entries=_put(state.entries, one, (run.epoch, run.proposal)),
                         runs=after(None if decided else accepted),
                         sent=state.sent | ({run.proposal} if decided else set()),
                     ),
-                )
-        if run.proposal is None and len(run.claimed) >= needed:
-            wishes = [run.found[1]] if run.found is not None else self._wishes(state, run.record)
-            for wish in wishes:
-                yield (
-                    (f"run {run.epoch} proposes {wish}",),
-                    state._replace(runs=after(run._replace(proposal=wish))),
                 )
 
     def _admits(self, state: TieState, one: int, record: Record) -> bool:

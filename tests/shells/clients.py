@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
+from dos_client.core.watching import name_of
 from dos_client.errors import MissingDataError, QuorumUnavailableError, StoreNotReadyError
 from dos_client.live_store import Store
 from dos_client.membership.replacing import replace_member
@@ -350,7 +351,7 @@ class Watcher(Client):
         await StoreWatcher(self.cluster.url, self._options, client=self.name).run(self._seen)
 
     def _seen(self, seen: Seen) -> None:
-        what = type(seen.action).__name__.lower()
+        what = name_of(seen.action)
         outcome = "done" if seen.done else "failed" if seen.failure else "seen"
         self.history.sometimes[f"watcher: {what} {outcome}"] += 1
         if seen.done or seen.failure:

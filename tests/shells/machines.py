@@ -56,7 +56,7 @@ class Image(NamedTuple):
 
 class Machine:
     """One host. `reported`: the size of each object that its server reported as synced. `gone`: it is lost,
-    and does not start again. `records`: the store records that it was told to store."""
+    and does not start again. `records`: the store records that it received."""
 
     def __init__(
         self,
