@@ -8,7 +8,7 @@ stand still from any step on; another one may begin at any time, also with an ol
 member is left out and a spare is added for it; the added member, filled, counts; the first spare is removed.
 A dead member, and one that cannot be reached, is one that takes no more steps.
 
-What is demanded: servers that may work hold all that was ever acknowledged.
+What is demanded: servers that may work hold all that was ever acknowledged, and if two are "in", each of them.
 
 What is abstracted: a quorum of data works in one step, as in `restored_disks.py`; every quorum of data is all
 of its servers.
@@ -82,7 +82,7 @@ class TieSetup(NamedTuple):
 
     epochs: int = 2
     generations: int = 3
-    records: int = 2
+    records: int = 1
 
 
 def _put(values: tuple[X, ...], index: int, value: X) -> tuple[X, ...]:
@@ -165,8 +165,9 @@ class TieBreaker:
                     )
             longest = max(state.sizes[one] for one in working)
             who = " and ".join(NAMES[one] for one in working)
-            if longest < state.acknowledged:
-                lost = f"{who} hold {longest} of {state.acknowledged} acknowledged records, and go on"
+            least = longest if record.adding else min(state.sizes[one] for one in working)
+            if least < state.acknowledged:
+                lost = f"{who} hold {least} of {state.acknowledged} acknowledged records, and go on"
                 yield (f"a writer takes over on {who}",), state._replace(lost=lost)
             elif state.acknowledged < self.setup.records:
                 sizes = tuple(longest + 1 if one in working else size for one, size in enumerate(state.sizes))
