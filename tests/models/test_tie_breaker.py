@@ -1,4 +1,4 @@
-"""A store of two whose first spare decides: safe with all rules, and what each rule prevents (decision 0223)."""
+"""A store of two whose first spare decides: safe with all rules, not without each one (decision 0223)."""
 
 import pytest
 

@@ -8,7 +8,7 @@ stand still from any step on; another one may begin at any time, also with an ol
 member is left out and a spare is added for it; the added member, filled, counts; the first spare is removed.
 A dead member, and one that cannot be reached, is one that takes no more steps.
 
-What is demanded: servers that may work hold all that was ever acknowledged, and if two are "in", each of them.
+What is demanded: servers that may work hold all that was ever acknowledged; if two are "in", each of them.
 
 What is abstracted: a quorum of data works in one step, as in `restored_disks.py`; every quorum of data is all
 of its servers.
