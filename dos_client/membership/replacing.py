@@ -358,6 +358,7 @@ async def _install(store: Store, record: StoreRecord) -> None:
         try:
             await send_record(address, record, token=store.token, client=store.client)
             errors.pop(member.address, None)
+            log.info("%s now stores generation %d of its store record", address, record.generation)
         except DosError as error:
             errors[member.address] = str(error.args[0])
 
