@@ -19,7 +19,7 @@ from dos_client.core.record_log import DIRECTORY
 from dos_client.core.watching import MemberSight, Silences, SpareSight, StoreSight
 from dos_client.limits import looks_per_damage
 from dos_client.live_store import Store
-from dos_client.membership.replacing import require_empty
+from dos_client.membership.checking import require_empty
 from dos_client.sessions.connection import open_connection
 from dos_client.sessions.discovery import ServerSurvey, find_membership
 from dos_client.store import open_store

@@ -14,12 +14,12 @@ from dos_client.core.backoff import backoff_s
 from dos_client.core.membership import ServerAnswer
 from dos_client.core.override_log import OTHER_IS_GONE, Override
 from dos_client.core.quorum import filled_member, replaced_member, tie_breaker
-from dos_client.core.record_log import DIRECTORY
 from dos_client.core.recovery import StoreSurvivors, era, forced
 from dos_client.core.replacement import ReplacementPlan, ReplacementStep, add, finish, plan
 from dos_client.errors import LossError, QuorumUnavailableError, ReplacementError
 from dos_client.limits import inspect_timeout_s, install_timeout_s
 from dos_client.live_store import Store
+from dos_client.membership.checking import is_there, require_both, require_empty
 from dos_client.membership.filling import Filling, Progress, ReplaceProgress
 from dos_client.membership.history import change_now, named, recorded
 from dos_client.membership.record_log import RecordLog, open_record_log
@@ -31,7 +31,6 @@ from dos_client.membership.surviving import (
     need_store,
     unfinished,
 )
-from dos_client.sessions.connection import open_connection
 from dos_client.sessions.discovery import ServerSurvey, probe, send_record
 from dos_client.store import open_store
 from dos_client.urls import DosUrl, parse_address, parse_url
@@ -177,25 +176,17 @@ async def replace_in(
     """Replace a member, or continue to replace it, under a claim of the record log. Raises as
     `replace_member`.
     """
-    leaving = store.record.find(old)
-    absent = (
-        tie_breaker(store.record) is not None and leaving is not None and not await is_there(store, leaving)
-    )
+    leaving, absent = store.record.find(old), False
+    if leaving is not None and tie_breaker(store.record) is not None:
+        absent = not await is_there(store, leaving)
     step, record = _plan(store.record, old, new, absent=absent)
     if step is ReplacementStep.BEGIN:
         await require_empty(new.address, store.token, store.client, store.record)
+        if not absent:
+            await require_both(store)
         await decide_and_install(store, records, record)
     if step is not ReplacementStep.DONE:
         await fill_and_finish(store, records, reporter)
-
-
-async def is_there(store: Store, member: Member) -> bool:
-    """Return whether the member answers as itself at its address."""
-    try:
-        answer = await probe(member.address, token=store.token, client=store.client)
-    except DosError:
-        return False
-    return answer.server_id == member.server_id and not answer.rolled_back
 
 
 async def add_member(
@@ -246,6 +237,7 @@ async def add_to(store: Store, records: RecordLog, new: str, reporter: "Progress
         return
     if known is None:
         await require_empty(new, store.token, store.client, store.record)
+        await require_both(store)
         try:
             record = add(store.record, answer.server_id, new)
         except ValueError as error:
@@ -310,24 +302,6 @@ def _plan(record: StoreRecord, old: str, new: ServerAnswer, *, absent: bool = Fa
         return plan(record, old, new.server_id, new.address, absent=absent)
     except ValueError as error:
         raise ReplacementError(str(error)) from error
-
-
-async def require_empty(address: str, token: bytes, client: str, record: StoreRecord | None = None) -> None:
-    """Raise ReplacementError unless the server is empty and in no store, or a spare of this record.
-
-    A spare may hold the directory of the record log, if it was a tie-breaker.
-    """
-    async with open_connection(address, token=token, client=client) as connection:
-        held = connection.record
-        spare = record is not None and any(one.server_id == connection.server_id for one in record.spares)
-        if held is not None and not (spare and record is not None and held.store_id == record.store_id):
-            raise ReplacementError(f"{address} already belongs to store {held.store_id.hex()}")
-        if [one for one in (await connection.list_names()).entries if not spare or one.name != DIRECTORY]:
-            raise ReplacementError(
-                f"{address} is not empty",
-                remedy="start it on an empty data directory; if it fills again, a client writes to that"
-                " address directly: stop that client, or use another address until the server is in",
-            )
 
 
 async def decide_and_install(store: Store, records: RecordLog, record: StoreRecord) -> None:

@@ -16,9 +16,10 @@ from dos_client.core.replacement import move, with_spare, without_spare
 from dos_client.errors import ReplacementError
 from dos_client.limits import inspect_timeout_s, open_timeout_s
 from dos_client.live_store import Store
+from dos_client.membership.checking import require_empty
 from dos_client.membership.history import change_now, named, recorded
 from dos_client.membership.record_log import RecordLog, open_record_log
-from dos_client.membership.replacing import decide_and_install, install_decided, require_empty
+from dos_client.membership.replacing import decide_and_install, install_decided
 from dos_client.sessions.discovery import find_membership, probe, send_record
 from dos_client.store import open_store
 from dos_client.urls import DosUrl, parse_address, parse_url

@@ -28,6 +28,7 @@ from dos_client.limits import (
     watch_stand_by_s,
 )
 from dos_client.live_store import Store
+from dos_client.membership.checking import is_there
 from dos_client.membership.filling import Progress
 from dos_client.membership.history import change_now, named, recorded
 from dos_client.membership.looking import StoreObserver
@@ -36,7 +37,6 @@ from dos_client.membership.replacing import (
     ProgressReporter,
     fill_and_finish,
     install_decided,
-    is_there,
     replace_in,
 )
 from dos_client.membership.spares import move_in

@@ -6,7 +6,14 @@ from dataclasses import replace
 import pytest
 import trio
 
-from dos_client import init_store, open_connection, open_store
+from dos_client import (
+    ReplacementError,
+    add_member,
+    init_store,
+    open_connection,
+    open_store,
+    replace_member,
+)
 from dos_client.core import watching as core
 from dos_client.membership.filling import ReplaceProgress
 from dos_client.membership.history import read_history
@@ -108,6 +115,21 @@ async def test_one_of_two_members_is_replaced_when_a_spare_decides(five: Threads
         assert store.record == record
     with pytest.raises((StaleGenerationError, NotAMemberError)):
         await connect_as(five[1], record.store_id, 2)
+
+
+async def test_a_tie_breaker_decides_no_change_that_needs_both_members(five: Threads) -> None:
+    # EVIDENCE-OF: P-10
+    url = url_of(five[:2])
+    await init_store(url)
+    await add_spare(url, new=five[2].location)
+    await off(five[1])
+    with pytest.raises(ReplacementError, match=f"{five[1].location} is unavailable"):
+        await add_member(url, new=five[3].location)
+    with pytest.raises(ReplacementError, match=f"{five[1].location} is unavailable"):
+        await replace_member(url, old=five[0].location, new=five[3].location)
+    done = await replace_member(url, old=five[1].location, new=five[3].location)
+    assert [one.address for one in done.members] == [five[0].location, five[3].location]
+    assert [one.address for one in done.spares] == [five[2].location]
 
 
 async def test_one_of_two_members_without_a_spare_is_only_reported(five: Threads) -> None:
