@@ -231,6 +231,24 @@ async def test_a_watcher_that_sees_no_quorum_does_nothing(five: Threads) -> None
     assert "dos store recover" in seen.action.remedy
 
 
+async def test_a_member_that_other_clients_reach_is_not_silent(five: Threads) -> None:
+    """The watcher never sees the member; the others know newer stamps of it each time."""
+    url = url_of(five[:3])
+    await init_store(url)
+    await add_spare(url, new=five[3].location)
+    await write_idle(url, "first", 1, b"the others know its stamp")
+    await off(five[2])
+    watcher = StoreWatcher(url, replace(SOON, replace_after_s=0.05))
+    for number in range(3):
+        seen = await watcher.step()
+        assert isinstance(seen.action, core.WaitAction)
+        assert ("other clients reach it" in seen.action.why) is (number > 0)
+        await on(five[2])
+        await write_idle(url, f"more{number}", 1, b"it has a new stamp")
+        await off(five[2])
+    await watched(watcher, core.ReplaceAction)
+
+
 async def test_of_two_watchers_one_replaces_and_a_dead_one_is_succeeded(five: Threads) -> None:
     # EVIDENCE-OF: P-4, P-10
     url = url_of(five[:3])
