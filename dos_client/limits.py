@@ -99,6 +99,27 @@ verify_pause_s: Final = 0.3
 meanwhile.
 """
 
+change_beat_s: Final = 5.0
+change_end_s: Final = 10.0
+"""How often a run that changes the store shows that it works, and how long it waits at its end until the
+history has its last entry.
+"""
+
+watch_interval_s: Final = 5.0
+watch_stand_by_s: Final = 30.0
+watch_replace_after_s: Final = 900.0
+"""`dos store watch`: the pause between two looks; how long a change of another run must stand still before it
+is completed; the silence after which a member is replaced. The last is longer than `stamp_renewal_s`: the
+stamps that clients renew show to a watcher that they reach a member.
+"""
+watch_look_max_s: Final = 10.0
+"""How long one look may take, because servers do not answer. Longer pauses are not counted as silence."""
+looks_per_damage: Final = 6
+"""Damage that servers report is read at every sixth look, and at every look while a member is unavailable."""
+watch_retry_first_s: Final = 10.0
+watch_retry_max_s: Final = 600.0
+"""The pause before an action that failed is tried again. It doubles up to the maximum."""
+
 take_over_attempts_max: Final = 8
 install_timeout_s: Final = 30.0
 

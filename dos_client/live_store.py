@@ -5,7 +5,7 @@ This module holds the membership in use and the operations on the store as a who
 """
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 import trio
@@ -16,6 +16,7 @@ from dos_client.core.backoff import backoff_s
 from dos_client.core.hedging import Pace
 from dos_client.core.membership import Membership
 from dos_client.core.quorum import Quorums
+from dos_client.core.record_log import record_in
 from dos_client.errors import QuorumUnavailableError
 from dos_client.limits import answers_grace_s, inspect_timeout_s
 from dos_client.reading.committed import CommittedReads
@@ -45,9 +46,9 @@ class Store:
     """An open store, made by `open_store` or `connect`. Its methods run in the trio thread that made it.
 
     `wrote`: set after the first claim. `record`: the store record in use. `server_record`: for `connect`, the
-    record of the server's store, if any. `counts`: what was done so far. `damage`: copies found to be
-    damaged. `pace`: how fast members answer reads. `readers`: sessions without a claim. `witnesses`: detects
-    disks that went back.
+    record of the server's store, if any. `located`: where members are that moved. `counts`: what was done so
+    far. `damage`: copies found to be damaged. `pace`: how fast members answer reads. `readers`: sessions
+    without a claim. `witnesses`: detects disks that went back.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Store:
     ) -> None:
         self.url = url
         self.record = record
+        self.located: Mapping[bytes, str] = {}
         self.token = token
         self.client = client
         self.rng = randomness.stream()
@@ -124,9 +126,9 @@ class Store:
         """
         check_name(directory)
         while True:
-            record = self.record
-            opened, errors = await self._open_on_members(directory)
-            if self.record == record and not self.witnesses.rolled_back & opened.keys():
+            generation, record = self.record.generation, record_in(self.record, directory)
+            opened, errors = await self._open_on_members(directory, record)
+            if self.record.generation == generation and not self.witnesses.rolled_back & opened.keys():
                 return view_of(directory, record, opened, errors, as_files=as_files)
 
     async def list_directories(self, prefix: str = "") -> list[str]:
@@ -144,7 +146,7 @@ class Store:
             except DosError as error:
                 errors[member.address] = str(error.args[0])
 
-        await self._all_members(list_member, lambda: quorums.can_take_over(answered))
+        await self._all_members(list_member, lambda: quorums.can_take_over(answered), self.record)
         if not quorums.can_take_over(answered.keys() - self.witnesses.rolled_back):
             missing = [one for one in self._watches.values() if one.member.server_id not in answered]
             raise QuorumUnavailableError(
@@ -209,7 +211,7 @@ class Store:
             except DosError as error:
                 last.append(error)
 
-        await self._all_members(stat_member, lambda: False)
+        await self._all_members(stat_member, lambda: False, self.record)
         if not results and last:
             raise last[-1]
         return results
@@ -224,7 +226,7 @@ class Store:
             except DosError as error:
                 results[member.address] = str(error.args[0])
 
-        await self._all_members(ping_member, lambda: False)
+        await self._all_members(ping_member, lambda: False, self.record)
         return results
 
     # For claims, links and readers
@@ -348,10 +350,10 @@ class Store:
             await self.wait_moved(0.05)
 
     async def _open_on_members(
-        self, directory: str
+        self, directory: str, record: StoreRecord
     ) -> tuple[dict[bytes, DirectoryOpened], dict[str, DosError]]:
         """Open a directory on every member. Returns the answers in time, and the last error of the others."""
-        quorums = Quorums(self.record)
+        quorums = Quorums(record)
         opened: dict[bytes, DirectoryOpened] = {}
         errors: dict[str, DosError] = {}
 
@@ -368,16 +370,16 @@ class Store:
                 attempt += 1
                 await trio.sleep(backoff_s(attempt, self.rng.random()))
 
-        await self._all_members(open_on, lambda: quorums.can_take_over(trusted_members(opened)))
+        await self._all_members(open_on, lambda: quorums.can_take_over(trusted_members(opened)), record)
         return opened, errors
 
     async def _all_members(
-        self, query: Callable[[Member], Awaitable[None]], enough: Callable[[], bool]
+        self, query: Callable[[Member], Awaitable[None]], enough: Callable[[], bool], record: StoreRecord
     ) -> None:
         """Query all members at once. After enough have answered, the others get `answers_grace_s` more."""
         check_run(self.run_token)
         done = trio.Event()
-        remaining = len(self.record.members)
+        remaining = len(record.members)
 
         async def query_member(member: Member) -> None:
             nonlocal remaining
@@ -388,7 +390,7 @@ class Store:
 
         with trio.move_on_after(inspect_timeout_s):
             async with trio.open_nursery() as nursery:
-                for member in self.record.members:
+                for member in record.members:
                     nursery.start_soon(query_member, member)
                 await done.wait()
                 if remaining:

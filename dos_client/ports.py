@@ -5,7 +5,7 @@ and tested without the store. `sessions/witnesses.py` and `reading/sessions.py` 
 interface.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from random import Random
 from typing import Protocol
 
@@ -18,9 +18,13 @@ from dos_protocol.store_record import StoreRecord
 
 
 class SharedStore(Protocol):
-    """An open store: its record, its credentials, and what all parts share."""
+    """An open store: its record, its credentials, and what all parts share.
+
+    `located`: addresses, by server id, of members that are not at the address in the record.
+    """
 
     record: StoreRecord
+    located: Mapping[bytes, str]
     token: bytes
     client: str
     rng: Random

@@ -3,7 +3,7 @@
 This module turns a URL into a live `Store`. Which store record counts is decided in `core.membership`.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 import trio
@@ -27,17 +27,20 @@ __all__ = ["Store", "StoreNotReadyError", "connect", "init_store", "open_store"]
 
 
 @asynccontextmanager
-async def open_store(url: str | DosUrl, *, token: bytes = b"", client: str = "") -> AsyncIterator[Store]:
+async def open_store(
+    url: str | DosUrl, *, token: bytes = b"", client: str = "", located: Mapping[bytes, str] | None = None
+) -> AsyncIterator[Store]:
     """Open the store that the servers of the URL belong to.
 
     Members that are unavailable are retried in the background. On exit, all claims and sessions end.
+    `located`: addresses, by server id, of members that are not at the address in the store record.
 
     Raises StoreNotReadyError, which lists the problem of each server, if no store record is confirmed within
     `open_timeout_s` seconds.
     """
     parsed = parse_url(url)
     record = await _find_record(parsed, token, client)
-    async with _run_store(parsed, record, token, client) as store:
+    async with _run_store(parsed, record, token, client, located or {}) as store:
         store.start(store.keep_membership)
         store.start(lambda: auto_repair(store))
         store.start(lambda: watch_for_damage(store))
@@ -58,17 +61,20 @@ async def connect(url: str | DosUrl, *, token: bytes = b"", client: str = "") ->
         )
     answer = await probe(parsed.servers[0], token=token, client=client)
     alone = StoreRecord(NO_ID, 0, 1, (Member(answer.server_id, answer.address),))
-    async with _run_store(parsed, alone, token, client) as store:
+    async with _run_store(parsed, alone, token, client, {}) as store:
         store.server_record = answer.record
         yield store
 
 
 @asynccontextmanager
-async def _run_store(url: DosUrl, record: StoreRecord, token: bytes, client: str) -> AsyncIterator[Store]:
+async def _run_store(
+    url: DosUrl, record: StoreRecord, token: bytes, client: str, located: Mapping[bytes, str]
+) -> AsyncIterator[Store]:
     """Run a store's tasks during the block. An exception of the block is raised as it is, not in a group."""
     failure: Exception | None = None
     async with trio.open_nursery() as nursery:
         store = Store(url, record, nursery, token=token, client=client)
+        store.located = located
         nursery.start_soon(_observe, store)
         try:
             yield store

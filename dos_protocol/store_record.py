@@ -7,7 +7,7 @@ Layout (big-endian), at most 16 KiB:
 
     magic 2 = D0 53 | version u8 = 1 | reserved u8 = 0 | store id 16 | generation u64 | ack quorum u8 |
     members u8 |
-    per member: server id 16 | state u8 (1 in, 2 joining, 3 adding) | address bytes u8 |
+    per member: server id 16 | state u8 (1 in, 2 joining, 3 adding, 4 spare) | address bytes u8 |
                 address (visible ASCII: host:port) |
     xxh3-64 over everything before
 
@@ -39,8 +39,8 @@ _DIGEST: Final = struct.Struct(">Q")
 assert _HEADER.size == 30
 assert _MEMBER.size == 18
 
-MemberState = Literal["in", "joining", "adding"]
-_STATE_NUMBERS: Final[dict[MemberState, int]] = {"in": 1, "joining": 2, "adding": 3}
+MemberState = Literal["in", "joining", "adding", "spare"]
+_STATE_NUMBERS: Final[dict[MemberState, int]] = {"in": 1, "joining": 2, "adding": 3, "spare": 4}
 _STATES_BY_NUMBER: Final[dict[int, MemberState]] = {number: word for word, number in _STATE_NUMBERS.items()}
 
 
@@ -48,7 +48,8 @@ class Member(msgspec.Struct, frozen=True):
     """One server of a store.
 
     Only members in state "in" count. The others are being filled: "joining" will replace the member before
-    it, "adding" will be an additional member.
+    it, "adding" will be an additional member. A "spare" is not a member: it is an empty server that may
+    replace one.
     """
 
     server_id: bytes
@@ -57,12 +58,13 @@ class Member(msgspec.Struct, frozen=True):
 
 
 class StoreRecord(msgspec.Struct, frozen=True):
-    """The members of a store at one generation. `check` lists the invariants."""
+    """The members of a store at one generation, and its spare servers. `check` lists the invariants."""
 
     store_id: bytes
     generation: int
     ack_quorum: int
     members: tuple[Member, ...]
+    spares: tuple[Member, ...] = ()
 
     @property
     def voters(self) -> tuple[Member, ...]:
@@ -73,6 +75,19 @@ class StoreRecord(msgspec.Struct, frozen=True):
         """Return the member with that identity, in any state; None if there is none."""
         return next((member for member in self.members if member.server_id == server_id), None)
 
+    def find(self, named: str) -> Member | None:
+        """Return the member with that address or server id in hex; None if there is none."""
+        return next((one for one in self.members if named in (one.address, one.server_id.hex())), None)
+
+    def names(self, server_id: bytes) -> bool:
+        """Return whether the server with that identity is a member or a spare."""
+        return any(one.server_id == server_id for one in (*self.members, *self.spares))
+
+    def spares_beside(self, members: tuple[Member, ...]) -> tuple[Member, ...]:
+        """Return the spares that have neither the identity nor the address of one of these members."""
+        used = {one for member in members for one in (member.server_id, member.address)}
+        return tuple(one for one in self.spares if not {one.server_id, one.address} & used)
+
     def check(self) -> None:
         """Raise ValueError if the record violates a rule.
 
@@ -82,20 +97,26 @@ class StoreRecord(msgspec.Struct, frozen=True):
             raise ValueError("a store id is 16 bytes, not all zero")
         if not 1 <= self.generation <= u64_max:
             raise ValueError(f"generations begin at 1, got {self.generation}")
-        if not 1 <= len(self.members) <= store_members_max:
-            raise ValueError(f"a store has 1 to {store_members_max} members, got {len(self.members)}")
-        ids = {member.server_id for member in self.members}
-        if len(ids) != len(self.members) or NO_ID in ids or any(len(one) != id_bytes for one in ids):
+        every = (*self.members, *self.spares)
+        if not self.members or len(every) > store_members_max:
+            raise ValueError(
+                f"a store has 1 to {store_members_max} members, got {len(self.members)}"
+                f" and {len(self.spares)} spares"
+            )
+        ids = {member.server_id for member in every}
+        if len(ids) != len(every) or NO_ID in ids or any(len(one) != id_bytes for one in ids):
             raise ValueError("members need distinct identities of 16 bytes, not all zero")
-        if len({member.address for member in self.members}) != len(self.members):
+        if len({member.address for member in every}) != len(every):
             raise ValueError("members need distinct addresses")
-        for member in self.members:
+        for member in every:
             if not 1 <= len(member.address) <= address_bytes_max or not _is_visible(member.address):
                 raise ValueError(
                     f"an address is 1 to {address_bytes_max} visible ASCII characters, got {member.address!a}"
                 )
             if member.state not in _STATE_NUMBERS:
                 raise ValueError(f"a member's state is in, joining or adding, got {member.state!r}")
+            if (member.state == "spare") != (member in self.spares):
+                raise ValueError(f"{member.address} is {member.state}: spares are listed apart from members")
         if not 1 <= self.ack_quorum <= len(self.voters):
             raise ValueError(
                 f"an ack quorum of {self.ack_quorum} needs that many members in, got {len(self.voters)}"
@@ -136,10 +157,16 @@ def encode_store_record(record: StoreRecord) -> bytes:
     record.check()
     parts = [
         _HEADER.pack(
-            MAGIC, VERSION, 0, record.store_id, record.generation, record.ack_quorum, len(record.members)
+            MAGIC,
+            VERSION,
+            0,
+            record.store_id,
+            record.generation,
+            record.ack_quorum,
+            len(record.members) + len(record.spares),
         )
     ]
-    for member in record.members:
+    for member in (*record.members, *record.spares):
         address = member.address.encode("ascii")
         parts += [_MEMBER.pack(member.server_id, _STATE_NUMBERS[member.state], len(address)), address]
     body = b"".join(parts)
@@ -156,10 +183,12 @@ def decode_store_record(data: bytes, where: str = "store record") -> StoreRecord
     magic, version, reserved, store_id, generation, ack_quorum, count = _HEADER.unpack_from(body)
     if magic != MAGIC or version != VERSION or reserved:
         raise CorruptDataError(where, 0, "store record version 1", body[:4].hex(), "use a newer release")
-    members, position = _decode_members(body, count, where)
+    every, position = _decode_members(body, count, where)
     if position != len(body):
         raise CorruptDataError(where, position, "the end", f"{len(body) - position} more bytes")
-    record = StoreRecord(store_id, generation, ack_quorum, members)
+    members = tuple(member for member in every if member.state != "spare")
+    spares = every[len(members) :]
+    record = StoreRecord(store_id, generation, ack_quorum, members, spares)
     try:
         record.check()
     except ValueError as error:

@@ -35,6 +35,7 @@ from dos_client.cli.repair import recover, repair, verify
 from dos_client.cli.rm import rm
 from dos_client.cli.status import status
 from dos_client.cli.store import add, init, replace
+from dos_client.cli.watch import move, spare_app, watch
 from dos_client.live_store import Store
 from dos_client.sessions.connection import open_connection
 from dos_client.urls import DosUrl
@@ -55,9 +56,20 @@ store_app = typer.Typer(
 app.add_typer(store_app, name="store")
 app.command()(get)
 app.command()(rm)
-_OF_STORE: tuple[Callable[..., None], ...] = (add, init, replace, verify, repair, recover, status)
+_OF_STORE: tuple[Callable[..., None], ...] = (
+    add,
+    init,
+    move,
+    replace,
+    verify,
+    repair,
+    recover,
+    status,
+    watch,
+)
 for _command in _OF_STORE:
     store_app.command()(_command)
+store_app.add_typer(spare_app, name="spare")
 
 
 @app.command()

@@ -18,6 +18,7 @@ from dos_client.cli.kit import (
     run,
 )
 from dos_client.cli.store import record_json
+from dos_client.core.change_log import Change
 from dos_client.core.describing import MemberView
 from dos_client.core.override_log import Override
 from dos_client.membership.status import MemberHolding, StoreStatus, store_status
@@ -32,11 +33,19 @@ Log = Annotated[
     typer.Option("--log", help="Show what was forced on the store (--other-is-gone, ...), by whom, when."),
 ]
 
+History = Annotated[
+    bool,
+    typer.Option(
+        "--history", help="Show every change of the store: what, when, by whom or by which watcher, and why."
+    ),
+]
+
 
 def status(
     url: StoreUrl,
     quick: Quick = False,
     log: Log = False,
+    history: History = False,
     as_json: AsJson = False,
     token_file: TokenFile = None,
 ) -> None:
@@ -61,6 +70,8 @@ def status(
             print(f"dos: {line}", file=sys.stderr)
     else:
         _print_status(state, log=log)
+        if history:
+            _print_history(state.history)
     if not state.usable:
         raise typer.Exit(UNREACHABLE)
     if not all(one.there for one in state.members):
@@ -76,13 +87,27 @@ def status_json(state: StoreStatus) -> dict[str, Any]:
         for one, row in zip(state.members, record_json(state.record)["members"], strict=True)
     ]
     return {
-        "store": {**record_json(state.record), "members": members},
+        "store": {**record_json(state.record), "members": members, "spares": _spares_json(state)},
         "usable": state.usable,
         "bytes": state.total_bytes if state.holdings else None,
         "filling": _filling_json(state),
         "problems": state.problems,
         "overrides": None if state.overrides is None else [asdict(one) for one in state.overrides],
+        "history": None if state.history is None else [asdict(one) for one in state.history],
     }
+
+
+def _spares_json(state: StoreStatus) -> list[dict[str, Any]]:
+    assert state.record is not None
+    return [
+        {
+            "address": one.address,
+            "server_id": id_text(one.server_id),
+            "present": not state.spares.get(one.server_id),
+            "detail": state.spares.get(one.server_id, ""),
+        }
+        for one in state.record.spares
+    ]
 
 
 def _filling_json(state: StoreStatus) -> dict[str, Any] | None:
@@ -129,6 +154,9 @@ def _print_status(state: StoreStatus, *, log: bool) -> None:
         )
         if view.detail:
             print(f"    {view.detail}")
+    for spare in record.spares:
+        problem = state.spares.get(spare.server_id, "")
+        print(f"  {spare.address:<24} {'spare':<8} {problem or 'there':<14} {id_text(spare.server_id)}")
     for line in state.problems:
         print(f"  {line}")
     overrides = state.overrides or []
@@ -148,6 +176,21 @@ def _holding_text(holding: MemberHolding | None) -> str:
     behind = f", {count_text(holding.lag_bytes)} behind" if holding.lag_bytes else ""
     damaged = f", {len(holding.damaged)} damaged" if holding.damaged else ""
     return f"  {count_text(holding.bytes)} in {holding.objects} objects{behind}{damaged}"
+
+
+def _print_history(changes: list[Change] | None) -> None:
+    if changes is None:
+        print("  the history cannot be read: too few members are available")
+        return
+    for one in changes:
+        outcome = one.outcome or "not finished"
+        who = f"{'automatic, ' if one.automatic else ''}{one.by}"
+        places = " -> ".join(filter(None, [one.old, one.new]))
+        print(f"  {one.at} {one.what} {places}: {outcome} (generation {one.generation}; {who})")
+        if one.why:
+            print(f"    {one.why}")
+    if not changes:
+        print("  nothing was ever changed on this store")
 
 
 def _print_override(one: Override) -> None:

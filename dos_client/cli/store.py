@@ -24,6 +24,7 @@ def record_json(record: StoreRecord) -> dict[str, Any]:
             {"address": one.address, "server_id": id_text(one.server_id), "state": one.state}
             for one in record.members
         ],
+        "spares": [{"address": one.address, "server_id": id_text(one.server_id)} for one in record.spares],
     }
 
 

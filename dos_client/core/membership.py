@@ -1,7 +1,8 @@
 """Decide which store record counts, from what servers answered. Pure: no I/O.
 
 **Rule.** Of the records that servers reported, the *confirmed* one with the highest generation counts. A
-record is confirmed if `max(majority, N - Qa + 1)` of its own members that are "in" report it. A server is
+record is confirmed if `max(majority, N - Qa + 1)` of its own members that are "in" report it; a tie-breaker
+counts as one of them (`core.quorum`). A server is
 identified by its server id alone: a server with two addresses is one, a wiped server has a new id and is in
 no record. A joining member does not confirm.
 
@@ -18,7 +19,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from dos_client.core.quorum import Quorums
+from dos_client.core.quorum import Quorums, deciding_record
 from dos_protocol.errors import VERDICTS, ErrorCode
 from dos_protocol.store_record import StoreRecord, confirmations_needed
 
@@ -100,12 +101,13 @@ def _intended_store(answers: list[ServerAnswer], addresses: Collection[str]) -> 
 
 def is_confirmed(record: StoreRecord, answers: Iterable[ServerAnswer]) -> bool:
     """Return whether enough of the record's own members report exactly this record."""
+    deciders = deciding_record(record)
     confirming = {
         answer.server_id
         for answer in answers
-        if answer.record == record and _is_in(record, answer.server_id) and not answer.rolled_back
+        if answer.record == record and _is_in(deciders, answer.server_id) and not answer.rolled_back
     }
-    return len(confirming) >= confirmations_needed(len(record.voters), record.ack_quorum)
+    return len(confirming) >= confirmations_needed(len(deciders.voters), record.ack_quorum)
 
 
 def _is_in(record: StoreRecord, server_id: bytes) -> bool:
@@ -166,9 +168,9 @@ def _servers_to_update(
         and (
             answer.record.store_id == newest.store_id
             if answer.record is not None
-            else newest.member(answer.server_id) is not None
+            else newest.names(answer.server_id)
         )
-        and (newest.member(answer.server_id) is not None or newest == counts)
+        and (newest.names(answer.server_id) or newest == counts)
     )
 
 
@@ -176,11 +178,11 @@ def _problems(answers: list[ServerAnswer], record: StoreRecord | None, store_id:
     problems = []
     for answer in answers:
         if answer.record is None:
-            if record is None or record.member(answer.server_id) is None:
+            if record is None or not record.names(answer.server_id):
                 problems.append(f"{answer.address} is in no store (server id {answer.server_id.hex()})")
         elif answer.record.store_id != store_id:
             problems.append(f"{answer.address} belongs to another store, {answer.record.store_id.hex()}")
-        elif record is not None and record.member(answer.server_id) is None:
+        elif record is not None and not record.names(answer.server_id):
             problems.append(f"{answer.address} is no longer a member (server id {answer.server_id.hex()})")
         elif answer.rolled_back:
             problems.append(f"{answer.address}: {ROLLED_BACK}")

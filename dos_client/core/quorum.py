@@ -12,9 +12,15 @@ is acknowledged meanwhile is on every member, so that any quorum of the larger o
 (docs/decisions/0013).
 
 The order of the record tells who is replaced: a joining member directly follows the member that it replaces.
+
+Store records are decided by the same quorums, with one exception. In a store of two members the first spare
+is the *tie-breaker*: it holds no data, but counts as a third member where records are confirmed and decided.
+So one member and the tie-breaker can decide that the other member is replaced (docs/decisions/0223).
 """
 
 from collections.abc import Collection, Mapping, Sequence
+
+from msgspec import structs
 
 from dos_protocol.store_record import Member, StoreRecord, claims_needed
 
@@ -42,6 +48,25 @@ def replaced_member(record: StoreRecord) -> Member | None:
     """Return the member that the joining one replaces, or None."""
     joining = joining_member(record)
     return None if joining is None else record.members[record.members.index(joining) - 1]
+
+
+def tie_breaker(record: StoreRecord) -> Member | None:
+    """Return the spare that counts where records are decided: the first spare of two members that both
+    acknowledge. None if there is no such spare, or a change is in progress.
+    """
+    if len(record.members) == len(record.voters) == record.ack_quorum == 2 and record.spares:
+        return record.spares[0]
+    return None
+
+
+def deciding_record(record: StoreRecord) -> StoreRecord:
+    """Return the record whose quorums confirm this record and decide its successor: the record itself, or
+    with the tie-breaker as a third member.
+    """
+    third = tie_breaker(record)
+    if third is None:
+        return record
+    return structs.replace(record, members=(*record.members, Member(third.server_id, third.address)))
 
 
 class Quorums:

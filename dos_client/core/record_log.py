@@ -13,6 +13,7 @@ not count.
 import struct
 from collections.abc import Iterable, Mapping
 
+from dos_client.core.quorum import deciding_record
 from dos_protocol.errors import CorruptDataError
 from dos_protocol.limits import store_record_bytes_max
 from dos_protocol.store_record import StoreRecord, decode_store_record, encode_store_record
@@ -22,6 +23,13 @@ DIRECTORY = "dos.store"
 _PREFIX = "records."
 _LENGTH = struct.Struct(">I")
 assert _LENGTH.size == 4
+
+
+def record_in(record: StoreRecord, directory: str) -> StoreRecord:
+    """Return the record whose quorums count in that directory: where records are decided, with the
+    tie-breaker.
+    """
+    return deciding_record(record) if directory == DIRECTORY else record
 
 
 def object_name(epoch: int) -> str:

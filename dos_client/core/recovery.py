@@ -3,7 +3,8 @@ Pure: no I/O.
 
 There are three cases, by the members that answer as themselves:
 
-    complete   at least F members: nothing has to be forced, the ordinary commands work
+    complete   at least F members, or one of two and the tie-breaker (`core.quorum`): nothing has to be
+               forced, the ordinary commands work
     covered    fewer, but at least N - Qa + 1: each acknowledged byte is on one of them, so nothing is
                lost. The others are fewer than Qa, so they cannot acknowledge anything alone. A person
                must confirm that nobody continues to work with *them*
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from dos_client.core.membership import Membership, ServerAnswer
-from dos_client.core.quorum import Quorums
+from dos_client.core.quorum import Quorums, deciding_record
 from dos_protocol.store_record import Member, StoreRecord, default_ack_quorum
 
 GENERATIONS_PER_ERA: Final = 1 << 20
@@ -69,11 +70,12 @@ def survivors(membership: Membership, answers: Iterable[ServerAnswer]) -> StoreS
         if one.record is not None and one.record.store_id == record.store_id
     ]
     quorums = Quorums(record)
+    deciders = Quorums(deciding_record(record))
     return StoreSurvivors(
         record,
         present,
         tuple(one for one in record.members if one.server_id not in ours),
-        quorums.can_take_over(ours),
+        deciders.can_take_over(ours),
         quorums.cover(ours),
         max(generations, default=record.generation),
     )
@@ -90,9 +92,11 @@ def forced(now: StoreSurvivors, adding: Member | None = None) -> StoreRecord:
     if adding is not None and adding.address in {one.address for one in now.present}:
         raise ValueError(f"{adding.address} is the address of a member that answers")
     added = () if adding is None else (Member(adding.server_id, adding.address, "adding"),)
+    members = (*now.present, *added)
     return StoreRecord(
         now.record.store_id,
         now.highest + GENERATIONS_PER_ERA,
         default_ack_quorum(len(now.present)),
-        (*now.present, *added),
+        members,
+        now.record.spares_beside(members),
     )

@@ -1,14 +1,15 @@
-"""The records of a replacement and of an addition. Pure: decides which record comes next, or why none does.
+"""The records of a replacement, an addition, a move, and of the list of spares. Pure: decides which record
+comes next, or why none does.
 
 Generation g+1 has the new member joining or adding, generation g+2 has it in. docs/decisions/0010 explains
-why this order is safe.
+why this order is safe. An address and the list of spares change in one generation: no quorum of data changes.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import NamedTuple
 
-from dos_client.core.quorum import filled_member, joining_member, replaced_member
+from dos_client.core.quorum import filled_member, joining_member, replaced_member, tie_breaker
 from dos_client.urls import REACHABLE, loopback_among
 from dos_protocol.names import id_text
 from dos_protocol.store_record import Member, StoreRecord, default_ack_quorum
@@ -34,17 +35,20 @@ class ReplacementPlan(NamedTuple):
     record: StoreRecord
 
 
-def plan(record: StoreRecord, old: str, new_id: bytes, new_address: str) -> ReplacementPlan:
+def plan(
+    record: StoreRecord, old: str, new_id: bytes, new_address: str, *, absent: bool = False
+) -> ReplacementPlan:
     """Return the next step of replacing `old` (an address, or a server id in hex) by the server `new_id`.
 
-    Raises ValueError with the reason if it is not possible.
+    `absent`: the old member does not answer. One of two members with a tie-breaker is then left out at once,
+    because every quorum of both would wait for it. Raises ValueError with the reason if it is not possible.
     """
     known = record.member(new_id)
     if known is not None and known.state == "in":
-        if _find(record, old) in (None, known):
+        if record.find(old) in (None, known):
             return ReplacementPlan(ReplacementStep.DONE, record)
         raise ValueError(f"the server at {new_address} is already a member")
-    leaving = _find(record, old)
+    leaving = record.find(old)
     if known is not None and known.state == "adding" and leaving in (None, known):
         return ReplacementPlan(ReplacementStep.FILL, record)  # the old member left when the record was forced
     filled = filled_member(record)
@@ -63,6 +67,8 @@ def plan(record: StoreRecord, old: str, new_id: bytes, new_address: str) -> Repl
     if known is not None:
         return ReplacementPlan(ReplacementStep.FILL, record)
     target = replaced if replaced is not None else leaving
+    if absent and tie_breaker(record) is not None:
+        return ReplacementPlan(ReplacementStep.BEGIN, leave_out(record, target, new_id, new_address))
     return ReplacementPlan(ReplacementStep.BEGIN, begin(record, target, new_id, new_address))
 
 
@@ -82,7 +88,62 @@ def begin(record: StoreRecord, leaving: Member, new_id: bytes, new_address: str)
         if member == leaving:
             members.append(Member(new_id, new_address, "joining"))
     _check_reachable(new_address, [member for member in members if member != leaving])
-    return StoreRecord(record.store_id, record.generation + 1, record.ack_quorum, tuple(members))
+    return _next(record, tuple(members))
+
+
+def leave_out(record: StoreRecord, leaving: Member, new_id: bytes, new_address: str) -> StoreRecord:
+    """Return the record of a store of two in which the other member continues, and a new one is added.
+
+    Every acknowledged byte is on the other member, because both acknowledge. From this record on, every
+    quorum needs the other member and the new one (docs/decisions/0223).
+    """
+    others = tuple(one for one in record.members if one != leaving)
+    if new_address in {one.address for one in others}:
+        raise ValueError(f"{new_address} is the address of member {id_text(others[0].server_id)}")
+    members = (*others, Member(new_id, new_address, "adding"))
+    _check_reachable(new_address, members)
+    return _next(record, members, default_ack_quorum(len(others)))
+
+
+def move(record: StoreRecord, addresses: Mapping[bytes, str]) -> StoreRecord:
+    """Return the record in which these members have new addresses. Raises ValueError if two would have one
+    address.
+    """
+    members = tuple(
+        Member(one.server_id, addresses.get(one.server_id, one.address), one.state) for one in record.members
+    )
+    if len({one.address for one in members}) != len(members):
+        raise ValueError(f"two members would have one address: {', '.join(one.address for one in members)}")
+    for address in addresses.values():
+        _check_reachable(address, members)
+    return _next(record, members)
+
+
+def with_spare(record: StoreRecord, server_id: bytes, address: str) -> StoreRecord:
+    """Return the record with one more spare, the last one to be used."""
+    if record.names(server_id):
+        raise ValueError(f"the server at {address} already is a member or a spare")
+    if address in {one.address for one in (*record.members, *record.spares)}:
+        raise ValueError(f"{address} is already the address of a member or a spare")
+    spares = (*record.spares, Member(server_id, address, "spare"))
+    _check_reachable(address, (*record.members, *spares))
+    return StoreRecord(record.store_id, record.generation + 1, record.ack_quorum, record.members, spares)
+
+
+def without_spare(record: StoreRecord, named: str) -> StoreRecord:
+    """Return the record without the spare of that address or server id."""
+    spares = tuple(one for one in record.spares if named not in (one.address, id_text(one.server_id)))
+    if spares == record.spares:
+        known = ", ".join(one.address for one in record.spares) or "none"
+        raise ValueError(f"{named} is not a spare; the spares: {known}")
+    return StoreRecord(record.store_id, record.generation + 1, record.ack_quorum, record.members, spares)
+
+
+def _next(record: StoreRecord, members: tuple[Member, ...], ack_quorum: int | None = None) -> StoreRecord:
+    """Return the next record, with these members and the spares that are none of them."""
+    quorum = record.ack_quorum if ack_quorum is None else ack_quorum
+    spares = record.spares_beside(members)
+    return StoreRecord(record.store_id, record.generation + 1, quorum, members, spares)
 
 
 def add(record: StoreRecord, new_id: bytes, new_address: str) -> StoreRecord:
@@ -93,7 +154,7 @@ def add(record: StoreRecord, new_id: bytes, new_address: str) -> StoreRecord:
         raise ValueError(f"{new_address} is already the address of a member")
     members = (*record.members, Member(new_id, new_address, "adding"))
     _check_reachable(new_address, members)
-    return StoreRecord(record.store_id, record.generation + 1, record.ack_quorum, members)
+    return _next(record, members)
 
 
 def _check_reachable(new_address: str, members: Iterable[Member]) -> None:
@@ -117,11 +178,4 @@ def finish(record: StoreRecord) -> StoreRecord:
     quorum = record.ack_quorum
     if filled.state == "adding" and quorum == default_ack_quorum(len(record.voters)):
         quorum = default_ack_quorum(len(members))
-    return StoreRecord(record.store_id, record.generation + 1, quorum, members)
-
-
-def _find(record: StoreRecord, old: str) -> Member | None:
-    for member in record.members:
-        if old in (member.address, id_text(member.server_id)):
-            return member
-    return None
+    return _next(record, members, quorum)

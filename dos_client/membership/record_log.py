@@ -3,15 +3,16 @@
 This module takes the log over, appends, and waits for the quorum. `core.replacement` decides the records.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
 import trio
 
 from dos_client import randomness
-from dos_client.core import override_log, record_log
+from dos_client.core import change_log, override_log, record_log
 from dos_client.core.backoff import backoff_s
+from dos_client.core.change_log import Change
 from dos_client.limits import take_over_attempts_max
 from dos_client.live_store import Store
 from dos_client.reading.sessions import read_one
@@ -20,6 +21,7 @@ from dos_client.writing.object_writer import ObjectWriter
 from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import BrokenConnectionError, DosError, FencedError
 from dos_protocol.store_record import StoreRecord
+from dos_protocol.vocabulary import ObjectInfo
 
 _T = TypeVar("_T")
 
@@ -32,6 +34,12 @@ class RecordLog:
         self._claim = claim
         self._writer = writer
         self._overrides: ObjectWriter | None = None
+        self._history: ObjectWriter | None = None
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the claim."""
+        return self._claim.epoch
 
     def check(self) -> None:
         """Raise FencedError if another run has taken the log over, which ends this one."""
@@ -50,27 +58,56 @@ class RecordLog:
             self._overrides = self._claim.open_object(override_log.object_name(self._claim.epoch))
         await self._overrides.wait_synced(self._overrides.append(override_log.encode(entry)))
 
+    async def record_change(self, change: Change) -> None:
+        """Write an entry of the history on a quorum. Raises as `decide`."""
+        writer = self._history_writer()
+        await writer.wait_synced(writer.append(change_log.encode(change)))
+
+    def beat(self) -> None:
+        """Show that this run works. Raises FencedError if another run has taken the log over."""
+        self._history_writer().append(change_log.BEAT)
+
+    def _history_writer(self) -> ObjectWriter:
+        if self._history is None:
+            self._history = self._claim.open_object(change_log.object_name(self._claim.epoch))
+        return self._history
+
 
 async def read_overrides(store: Store) -> list[override_log.Override]:
     """Return what people forced on the store, oldest first.
 
     Raises QuorumUnavailableError, or BrokenConnectionError if members repeatedly disconnect during the read.
     """
-    return await _retry(_read_overrides_once, store, BrokenConnectionError)
+    return await read_log(store, override_log.names, override_log.decode)
 
 
-async def _read_overrides_once(store: Store) -> list[override_log.Override]:
+async def read_log(
+    store: Store,
+    names_in: Callable[[Mapping[bytes, Mapping[str, ObjectInfo]]], list[str]],
+    decode: Callable[[bytes], list[_T]],
+) -> list[_T]:
+    """Return the entries of a log of this directory. Raises as `read_overrides`."""
+    return await _retry(lambda store: _read_log_once(store, names_in, decode), store, BrokenConnectionError)
+
+
+async def _read_log_once(
+    store: Store,
+    names_in: Callable[[Mapping[bytes, Mapping[str, ObjectInfo]]], list[str]],
+    decode: Callable[[bytes], list[_T]],
+) -> list[_T]:
     view = await store.inspect(record_log.DIRECTORY)
-    entries: list[override_log.Override] = []
-    for name in override_log.names(view.answers):
+    entries: list[_T] = []
+    for name in names_in(view.answers):
         copy = record_log.longest(view.answers, name)
         if copy is None or not copy[1].synced:
             continue
-        member = store.record.member(copy[0])  # only this member is sure to have the entry's bytes
+        member = record_log.record_in(store.record, record_log.DIRECTORY).member(
+            copy[0]
+        )  # only this member is sure to have the entry's bytes
         if member is None:
             raise BrokenConnectionError("a member left the store during the read")
         connection = await store.reader(member, record_log.DIRECTORY)
-        entries += override_log.decode(await read_one(connection, name, 0, copy[1].synced))
+        entries += decode(await read_one(connection, name, 0, copy[1].synced))
     return entries
 
 

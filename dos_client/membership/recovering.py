@@ -19,9 +19,10 @@ from dos_client.core.comparing import CopyState
 from dos_client.core.override_log import ACCEPT_LOSS, Override
 from dos_client.core.recovery import StoreSurvivors, forced
 from dos_client.errors import LossError, ReplacementError
+from dos_client.membership.checking import require_empty
 from dos_client.membership.filling import Progress
 from dos_client.membership.record_log import open_record_log
-from dos_client.membership.replacing import ProgressReporter, add_to, install_decided, require_empty
+from dos_client.membership.replacing import ProgressReporter, add_to, install_decided
 from dos_client.membership.surviving import (
     claim_above,
     describe_loss,

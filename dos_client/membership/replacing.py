@@ -13,13 +13,15 @@ import trio
 from dos_client.core.backoff import backoff_s
 from dos_client.core.membership import ServerAnswer
 from dos_client.core.override_log import OTHER_IS_GONE, Override
-from dos_client.core.quorum import filled_member, replaced_member
+from dos_client.core.quorum import filled_member, replaced_member, tie_breaker
 from dos_client.core.recovery import StoreSurvivors, era, forced
 from dos_client.core.replacement import ReplacementPlan, ReplacementStep, add, finish, plan
 from dos_client.errors import LossError, QuorumUnavailableError, ReplacementError
 from dos_client.limits import inspect_timeout_s, install_timeout_s
 from dos_client.live_store import Store
+from dos_client.membership.checking import is_there, require_both, require_empty
 from dos_client.membership.filling import Filling, Progress, ReplaceProgress
+from dos_client.membership.history import change_now, named, recorded
 from dos_client.membership.record_log import RecordLog, open_record_log
 from dos_client.membership.surviving import (
     describe_loss,
@@ -29,7 +31,6 @@ from dos_client.membership.surviving import (
     need_store,
     unfinished,
 )
-from dos_client.sessions.connection import open_connection
 from dos_client.sessions.discovery import ServerSurvey, probe, send_record
 from dos_client.store import open_store
 from dos_client.urls import DosUrl, parse_address, parse_url
@@ -154,15 +155,38 @@ async def _replace(
         if override is not None:
             await records.note(override)
         await install_decided(store, records)
-        step, record = _plan(store.record, old, new)
-        if step is ReplacementStep.BEGIN:
-            await require_empty(new.address, store.token, store.client)
-            await decide_and_install(store, records, record)
-        if step is not ReplacementStep.DONE:
-            await fill_and_finish(store, records, reporter)
+        leaving = store.record.find(old)
+        change = change_now(
+            store,
+            "replace",
+            old=named(leaving) or old,
+            new=named(Member(new.server_id, new.address)),
+            why="--other-is-gone" if override is not None else "",
+        )
+        async with recorded(store, records, change):
+            await replace_in(store, records, old, new, reporter)
         forced_before = await unfinished(store)
         if forced_before is not None and forced_before.what == OTHER_IS_GONE:
             await records.note(replace(forced_before, finished=True))
+
+
+async def replace_in(
+    store: Store, records: RecordLog, old: str, new: ServerAnswer, reporter: "ProgressReporter"
+) -> None:
+    """Replace a member, or continue to replace it, under a claim of the record log. Raises as
+    `replace_member`.
+    """
+    leaving, absent = store.record.find(old), False
+    if leaving is not None and tie_breaker(store.record) is not None:
+        absent = not await is_there(store, leaving)
+    step, record = _plan(store.record, old, new, absent=absent)
+    if step is ReplacementStep.BEGIN:
+        await require_empty(new.address, store.token, store.client, store.record)
+        if not absent:
+            await require_both(store)
+        await decide_and_install(store, records, record)
+    if step is not ReplacementStep.DONE:
+        await fill_and_finish(store, records, reporter)
 
 
 async def add_member(
@@ -183,7 +207,9 @@ async def add_member(
         try:
             async with open_record_log(store) as records:
                 await install_decided(store, records)
-                await add_to(store, records, parse_address(new), reporter)
+                change = change_now(store, "add", new=parse_address(new))
+                async with recorded(store, records, change):
+                    await add_to(store, records, parse_address(new), reporter)
         except QuorumUnavailableError as error:
             raise _all_are_needed(store.record, error) from error
         reporter.phase("done")
@@ -210,7 +236,8 @@ async def add_to(store: Store, records: RecordLog, new: str, reporter: "Progress
     if known is not None and known.state == "in":
         return
     if known is None:
-        await require_empty(new, store.token, store.client)
+        await require_empty(new, store.token, store.client, store.record)
+        await require_both(store)
         try:
             record = add(store.record, answer.server_id, new)
         except ValueError as error:
@@ -270,24 +297,11 @@ class ProgressReporter:
             self._callback(self._now)
 
 
-def _plan(record: StoreRecord, old: str, new: ServerAnswer) -> ReplacementPlan:
+def _plan(record: StoreRecord, old: str, new: ServerAnswer, *, absent: bool = False) -> ReplacementPlan:
     try:
-        return plan(record, old, new.server_id, new.address)
+        return plan(record, old, new.server_id, new.address, absent=absent)
     except ValueError as error:
         raise ReplacementError(str(error)) from error
-
-
-async def require_empty(address: str, token: bytes, client: str) -> None:
-    """Raise ReplacementError unless the server is empty and in no store."""
-    async with open_connection(address, token=token, client=client) as connection:
-        if connection.record is not None:
-            raise ReplacementError(f"{address} already belongs to store {connection.record.store_id.hex()}")
-        if (await connection.list_names()).entries:
-            raise ReplacementError(
-                f"{address} is not empty",
-                remedy="start it on an empty data directory; if it fills again, a client writes to that"
-                " address directly: stop that client, or use another address until the server is in",
-            )
 
 
 async def decide_and_install(store: Store, records: RecordLog, record: StoreRecord) -> None:
@@ -312,14 +326,21 @@ async def _install(store: Store, record: StoreRecord) -> None:
     """
     errors: dict[str, str] = {}
     attempt = 0
+
+    async def send(member: Member) -> None:
+        address = store.located.get(member.server_id, member.address)
+        try:
+            await send_record(address, record, token=store.token, client=store.client)
+            errors.pop(member.address, None)
+            log.info("%s now stores generation %d of its store record", address, record.generation)
+        except DosError as error:
+            errors[member.address] = str(error.args[0])
+
     with trio.move_on_after(install_timeout_s):
         while store.record.generation < record.generation:
-            for member in record.members:
-                try:
-                    await send_record(member.address, record, token=store.token, client=store.client)
-                    errors.pop(member.address, None)
-                except DosError as error:
-                    errors[member.address] = str(error.args[0])
+            async with trio.open_nursery() as nursery:
+                for member in (*record.members, *record.spares):
+                    nursery.start_soon(send, member)
             attempt += 1
             with trio.move_on_after(backoff_s(attempt, 1.0)):
                 await store.wait_generation(record.generation)

@@ -6,10 +6,12 @@ The names of conditions are defined in `core.describing`.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from dos_client.core.change_log import Change
 from dos_client.core.describing import MemberView, describe, rolled_back, same_server
 from dos_client.core.override_log import Override
 from dos_client.core.quorum import Quorums, filled_member
 from dos_client.live_store import Store
+from dos_client.membership.history import read_history
 from dos_client.membership.record_log import read_overrides
 from dos_client.repair.walking import open_walk
 from dos_client.sessions.discovery import find_membership
@@ -38,7 +40,7 @@ class StoreStatus:
 
     `record`: None if none is confirmed; then only `problems` is filled. `holdings`: by server id, for members
     whose directories were listed; empty if that was not requested. `total_bytes`: of the longest undamaged
-    copies.
+    copies. `history`: the changes. `spares`: by server id, why a spare does not answer; empty if it does.
     """
 
     record: StoreRecord | None
@@ -48,6 +50,8 @@ class StoreStatus:
     holdings: dict[bytes, MemberHolding] = field(default_factory=dict)
     total_bytes: int = 0
     overrides: list[Override] | None = None
+    history: list[Change] | None = None
+    spares: dict[bytes, str] = field(default_factory=dict)
 
     @property
     def filling(self) -> tuple[Member, int] | None:
@@ -70,10 +74,15 @@ async def store_status(
     if record is None:
         return StoreStatus(None, problems=[*problems, *duplicates])
     members = describe(record, seen.answers, seen.errors)
-    described = {member.address for member in record.members}
+    described = {member.address for member in (*record.members, *record.spares)}
     problems = [line for line in problems if line.split(" ")[0].rstrip(":") not in described]
     present = [one.member.server_id for one in members if one.there]
     status = StoreStatus(record, members, Quorums(record).can_take_over(present), [*problems, *duplicates])
+    at = {one.address: one.server_id for one in seen.answers}
+    for spare in record.spares:
+        other = "another server answers there" if spare.address in at else ""
+        problem = seen.errors.get(spare.address, other)
+        status.spares[spare.server_id] = "" if at.get(spare.address) == spare.server_id else problem
     if status.usable:
         try:
             await _complete_status(status, servers, holdings=holdings, token=token, client=client)
@@ -98,6 +107,7 @@ async def _complete_status(
     url = f"dos://{','.join(servers)}"
     async with open_store(url, token=token, client=client) as store:
         status.overrides = await read_overrides(store)
+        status.history = await read_history(store)
         if holdings:
             await _measure_holdings(store, status)
         for index, one in enumerate(status.members):  # known only after the stamps of members were compared

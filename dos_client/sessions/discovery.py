@@ -16,7 +16,7 @@ from dos_client.core.membership import Membership, ServerAnswer, decide
 from dos_client.limits import probe_grace_s, probe_timeout_s
 from dos_client.sessions.connection import open_connection
 from dos_protocol.errors import BrokenConnectionError, DosError, UnauthorisedError
-from dos_protocol.store_record import StoreRecord
+from dos_protocol.store_record import Member, StoreRecord
 
 log: Final = logging.getLogger("dos.client")
 
@@ -111,7 +111,7 @@ async def find_membership(
     undecided_s: float = inf,
 ) -> tuple[Membership, ServerSurvey]:
     """Find the record that counts. Follows the addresses in records, and sends the newest record to members
-    that lack it.
+    that lack it. In a hurry, spares are asked only if the members do not decide.
 
     - `hurry`: do not wait long for servers that are not needed for the decision.
     - `above`: the same, and do not wait at all if the record that counts has a generation above this one.
@@ -141,7 +141,10 @@ async def find_membership(
         seen = replace(seen, errors={**silent, **seen.errors})
         membership = decide(seen.answers, store_id, requested)
         named = {
-            member.address for answer in seen.answers if answer.record for member in answer.record.members
+            member.address
+            for answer in seen.answers
+            if answer.record
+            for member in (answer.record.members if hurry and membership.record else _named(answer.record))
         }
         new = [address for address in sorted(named) if address not in known]
         known.update(dict.fromkeys(new))
@@ -149,6 +152,10 @@ async def find_membership(
             silent = seen.errors  # asked once: every further round would wait for them again
         if not await _update_servers(membership, updated, token=token, client=client) and not new:
             return membership, seen
+
+
+def _named(record: StoreRecord) -> tuple[Member, ...]:
+    return (*record.members, *record.spares)
 
 
 async def _update_servers(

@@ -106,7 +106,8 @@ async def admit_or_act(store: WitnessedStore, member: Member, error: RefusedErro
     Reads the membership again, or sends the record to the server. Returns if a retry makes sense; otherwise
     raises the reason why the server never counts.
     """
-    answer = await probe(member.address, token=store.token, client=store.client)
+    address = store.located.get(member.server_id, member.address)
+    answer = await probe(address, token=store.token, client=store.client)
     verdict = admit(store.record, member.server_id, answer.server_id, answer.record)
     if verdict is MemberAdmission.NEWER_RECORD:
         store.reread_membership()

@@ -37,12 +37,13 @@ async def open_member_session(
     RemoteProtocolError if another server answers at its address.
     """
     by = record or store.record
+    address = store.located.get(member.server_id, member.address)
     async with open_connection(
-        member.address, token=store.token, store_id=by.store_id, generation=by.generation, client=store.client
+        address, token=store.token, store_id=by.store_id, generation=by.generation, client=store.client
     ) as connection:
         if connection.server_id != member.server_id:
             raise RemoteProtocolError(
-                f"{member.address} is now server {id_text(connection.server_id)}, another or a wiped one;"
+                f"{address} is now server {id_text(connection.server_id)}, another or a wiped one;"
                 f" the record names {id_text(member.server_id)}"
             )
         if by.store_id == NO_ID:

@@ -27,6 +27,7 @@ from dos_client.core.claim import (
 )
 from dos_client.core.collecting import Garbage
 from dos_client.core.quorum import Quorums
+from dos_client.core.record_log import record_in
 from dos_client.core.window import SendWindow
 from dos_client.errors import MissingDataError, QuorumUnavailableError
 from dos_client.limits import answer_timeout_s, answers_grace_s, waiting_after_s
@@ -69,7 +70,7 @@ class Claim:
         self.deleting: set[str] = set()
         self.lost: FencedError | None = None
         self.waited = False
-        self._quorums = Quorums(store.record)
+        self._quorums = Quorums(record_in(store.record, directory))
         self._machine = ClaimMachine(self._quorums)
         self._links: dict[bytes, MemberLink] = {}
         self.waits = ClaimWaits(self)
@@ -252,7 +253,7 @@ class Claim:
 
     def record_changed(self) -> None:
         """Reconnect every session, because another store record is in use."""
-        self._quorums = Quorums(self.store.record)
+        self._quorums = Quorums(record_in(self.store.record, self.directory))
         for link in self._links.values():
             link.scope.cancel()
         self._machine.handle(RecordChanged(self._quorums))
@@ -264,7 +265,8 @@ class Claim:
 
     def _make_links(self) -> None:
         assert self._nursery is not None
-        self._links = {member.server_id: MemberLink(self, member) for member in self.store.record.members}
+        record = record_in(self.store.record, self.directory)
+        self._links = {one.server_id: MemberLink(self, one) for one in record.members}
         for link in self._links.values():
             self._nursery.start_soon(link.run)
 

@@ -79,7 +79,7 @@ class Greetings:
         if record.generation != hello.generation:
             text = f"generation {hello.generation} was requested; this server has {record.generation}"
             return ErrorCode.STALE_GENERATION, text
-        if record.member(tables.server_id) is None:
+        if not record.names(tables.server_id):
             return (
                 ErrorCode.NOT_A_MEMBER,
                 f"server {id_text(tables.server_id)} is not a member in the store record",
@@ -96,7 +96,7 @@ class Greetings:
             tables.refuse(session, ErrorCode.BAD_FRAME, str(error), request_id)
             return
         held = tables.record
-        if held is None and record.member(tables.server_id) is None:
+        if held is None and not record.names(tables.server_id):
             text = f"server {id_text(tables.server_id)} is not a member in the offered store record"
             tables.refuse(session, ErrorCode.NOT_A_MEMBER, text, request_id)
         elif held is not None and held.store_id != record.store_id:

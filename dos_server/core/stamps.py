@@ -193,7 +193,7 @@ class Stamps:
     def witness(self, session: Session, request: m.Witness, request_id: int) -> None:
         """Keep another member's newest stamp, if `before` is the one kept until now."""
         tables, record = self._tables, self._tables.record
-        if session.store_id == NO_ID or record is None or record.member(request.server_id) is None:
+        if session.store_id == NO_ID or record is None or not record.names(request.server_id):
             text = f"server {id_text(request.server_id)} is not a member of this session's store"
             tables.refuse(session, ErrorCode.NOT_A_MEMBER, text, request_id)
             return
@@ -211,8 +211,7 @@ class Stamps:
         if held == sent or held != DiskStamp(request.before_number, request.before_id):
             tables.send(session, m.Witnessed(request.server_id, *held), request_id)
             return
-        members = {one.server_id for one in record.members}
-        kept = {one: stamp for one, stamp in self.witnessed.items() if one in members}
+        kept = {one: stamp for one, stamp in self.witnessed.items() if record.names(one)}
         session.pending += 1
         self._member_being_stored = request.server_id
         kept[request.server_id] = sent

@@ -173,7 +173,7 @@ class Check:
         except CorruptDataError as error:
             self._add(f.of_record("store", error.expected, error.found, "the server does not start"))
             return
-        if server_id is not None and record.member(server_id) is None:
+        if server_id is not None and not record.names(server_id):
             means = f"the server was replaced and does not count in store {id_text(record.store_id)}"
             texts = "this server among the members", "other members only"
             self._add(Finding(Severity.NOTE, "store", *texts, means, "nothing"))

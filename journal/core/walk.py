@@ -17,7 +17,7 @@ The phases of a take-over (R4-R7, R13), which requires the claim:
                member holds with a whole start
     MEASURING  The end of the chain is the last whole record in the longest copy of the head
     FOLLOWING  Follow the back pointers down to a finished snapshot, to the segment of a proved position, to
-               the segment without a predecessor, or to the lowest one that the starts so far have not released
+               the segment without a predecessor, or to the lowest one that no start so far has released
     SETTLING   Sync every span on the quorum, the lowest first. No segment may be opened before that (R7)
     DONE
 

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
+from dos_client.core.watching import name_of
 from dos_client.errors import MissingDataError, QuorumUnavailableError, StoreNotReadyError
 from dos_client.live_store import Store
 from dos_client.membership.replacing import replace_member
+from dos_client.membership.watching import Seen, StoreWatcher, WatchOptions
 from dos_client.repair.repairing import repair_store
 from dos_client.store import open_store
 from dos_client.writing.claim import Claim
@@ -334,3 +336,23 @@ class Deaf(Client):
                 while data:
                     data = data[await stream.sendmsg([data]) :]
             self.history.sometimes["deaf: requested"] += 1
+
+
+class Watcher(Client):
+    """Watches the store, as `dos store watch` does."""
+
+    kind = "watcher"
+
+    def __init__(self, cluster: "Cluster", name: str, options: WatchOptions) -> None:
+        super().__init__(cluster, name)
+        self._options = options
+
+    async def perform(self) -> None:
+        await StoreWatcher(self.cluster.url, self._options, client=self.name).run(self._seen)
+
+    def _seen(self, seen: Seen) -> None:
+        what = name_of(seen.action)
+        outcome = "done" if seen.done else "failed" if seen.failure else "seen"
+        self.history.sometimes[f"watcher: {what} {outcome}"] += 1
+        if seen.done or seen.failure:
+            self.note(f"{what} {outcome}: {seen.action.why} {seen.failure}")

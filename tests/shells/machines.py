@@ -14,7 +14,7 @@ import trio
 from dos_protocol import messages as m
 from dos_protocol.errors import CorruptDataError
 from dos_protocol.stamps import NO_STAMP
-from dos_protocol.store_record import decode_store_record
+from dos_protocol.store_record import StoreRecord, decode_store_record
 from dos_server.core import vocabulary as v
 from dos_server.core.records import decode_identity
 from dos_server.core.scrub import ScrubPlan
@@ -55,7 +55,8 @@ class Image(NamedTuple):
 
 
 class Machine:
-    """One host. `reported`: the size of each object that its server reported as synced."""
+    """One host. `reported`: the size of each object that its server reported as synced. `gone`: it is lost,
+    and does not start again. `records`: the store records that it received."""
 
     def __init__(
         self,
@@ -71,6 +72,8 @@ class Machine:
         self.slowness = 1.0
         self.was_full = False
         self.wiped = False
+        self.gone = False
+        self.records: list[StoreRecord] = []
         self.reported = ReportedSizes()
         self.removing: set[tuple[str, str]] = set()
         self.damaged: dict[str, None] = {}
@@ -100,7 +103,7 @@ class Machine:
 
     async def start(self, nursery: trio.Nursery) -> None:
         """Start a server on the content of the disk. If that fails, the caller tries again later."""
-        if self.up:
+        if self.up or self.gone:
             return
         await self.host.wait_ended()
         if self.up:  # another task has started it meanwhile
@@ -121,6 +124,7 @@ class Machine:
 
         server._perform[v.Send] = recording_send
         self._watch_removals(server._perform)
+        self._watch_records(server._perform)
         self._note(self.name, "is up")
 
     def _watch_removals(self, perform: dict[type, Any]) -> None:
@@ -134,6 +138,28 @@ class Machine:
             return remove(effect)
 
         perform[v.RemoveObject] = watched
+
+    def _watch_records(self, perform: dict[type, Any]) -> None:
+        """Note the store records that it stores."""
+        store = perform[v.WriteStoreRecord]
+
+        def watched(effect: v.WriteStoreRecord) -> Any:
+            self.records.append(decode_store_record(effect.record))
+            return store(effect)
+
+        perform[v.WriteStoreRecord] = watched
+
+    @property
+    def identity(self) -> bytes:
+        """The identity on its disk."""
+        kept = self._file("identity")
+        assert kept is not None
+        return decode_identity(kept, "")
+
+    def kept_record(self) -> StoreRecord | None:
+        """Return the store record on its disk."""
+        kept = self._file("store")
+        return decode_store_record(kept) if kept is not None else None
 
     def _record_reported(self, core: Any, effect: v.Send) -> None:
         """Record the sizes that a message reports as synced."""

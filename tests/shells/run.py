@@ -83,20 +83,21 @@ class Cluster:
         self.network = MemoryNetwork(
             self.timers, rng.network, self._latency_s, way_bytes_max=way_bytes_max, trace=self.note
         )
-        members = topology.choice([3, 3, 3, 3, 1])
-        spare = 1 if members == 3 and topology.random() < 0.4 else 0
+        members, spares, outside = self.sizes(topology)
         self.machines = [
             Machine(
                 self.network, f"s{number}", rng.stream(f"machine {number}"), self.note, self.history.bench
             )
-            for number in range(members + spare)
+            for number in range(members + spares + outside)
         ]
-        ids = [topology.randbytes(16) for _ in range(members)]
+        ids = [topology.randbytes(16) for _ in range(members + spares)]
+        named = [(one, machine.address) for one, machine in zip(ids, self.machines, strict=False)]
         self.record = StoreRecord(
             topology.randbytes(16),
             1,
             1 if members == 1 else 2,
-            tuple(Member(one, machine.address) for one, machine in zip(ids, self.machines, strict=False)),
+            tuple(Member(*one) for one in named[:members]),
+            tuple(Member(*one, "spare") for one in named[members:]),
         )
         for one, machine in zip(ids, self.machines, strict=False):
             machine.host.prepare(one, self.record)
@@ -112,6 +113,15 @@ class Cluster:
         self.servers: trio.Nursery
         self.processes: trio.Nursery
         self._made = 0
+
+    def sizes(self, topology: Random) -> tuple[int, int, int]:
+        """Return the numbers of members, of spares, and of servers that are in no store."""
+        members = topology.choice([3, 3, 3, 3, 1])
+        return members, 0, 1 if members == 3 and topology.random() < 0.4 else 0
+
+    async def run_phases(self, faults: list[Fault]) -> None:
+        """Run the phases of the run."""
+        await _phases(self, faults)
 
     def _latency_s(self, source: str, target: str) -> float:
         slow = self.slow_hosts.get(source, 1.0) * self.slow_hosts.get(target, 1.0)
@@ -215,14 +225,20 @@ def plan_of(seed: int) -> list[Fault]:
     return region_plan(rng, REGION_SAFETY_S) if has_region(seed) else nemesis.plan(rng, SAFETY_S)
 
 
-def run_seed(seed: int, *, keep: bool = False, faults: list[Fault] | None = None) -> Result:
-    """Run one seed. `faults`: these instead of the plan's."""
+def run_seed(
+    seed: int,
+    *,
+    keep: bool = False,
+    faults: list[Fault] | None = None,
+    make: Callable[[RandomStreams, Trace, TaskCount], Cluster] = Cluster,
+) -> Result:
+    """Run one seed. `faults`: these instead of the plan's. `make`: the kind of cluster."""
     rng, trace = RandomStreams(seed), Trace(keep=keep)
     chosen = plan_of(seed) if faults is None else faults
     clusters: list[Cluster] = []
 
     async def main(count: TaskCount) -> float:
-        cluster = Cluster(rng, trace, count)
+        cluster = make(rng, trace, count)
         clusters.append(cluster)
         await _run(cluster, chosen)
         return trio.current_time()
@@ -284,7 +300,7 @@ async def _run(cluster: Cluster, faults: list[Fault]) -> None:
             if cluster.region is not None:
                 await run_phases(cluster, cluster.region, faults)
             else:
-                await _phases(cluster, faults)
+                await cluster.run_phases(faults)
             for machine in cluster.machines:
                 machine.host.stop()
                 await machine.host.wait_ended()
@@ -305,8 +321,8 @@ async def _phases(cluster: Cluster, faults: list[Fault]) -> None:
             cluster.later(fault.at_s, nemesis.strike, cluster, fault)
         await trio.sleep(SAFETY_S)
         await cluster.heal()
-        await _check_liveness(cluster)
-        await _final_take_over(cluster)
+        await check_liveness(cluster)
+        await final_take_over(cluster)
         processes.cancel_scope.cancel()
     await trio.sleep(SETTLED_S)
     cluster.guarded(oracles.check_nothing_left, cluster)
@@ -328,7 +344,7 @@ def _start_optional_clients(cluster: Cluster) -> None:
         cluster.begin(lambda name: Deaf(cluster, name), "d")
 
 
-async def _check_liveness(cluster: Cluster) -> None:
+async def check_liveness(cluster: Cluster) -> None:
     """O11: check that each directory acknowledges new records after the heal."""
     before = {one: len(cluster.history.line(one).acknowledged) for one in cluster.directories}
 
@@ -338,24 +354,24 @@ async def _check_liveness(cluster: Cluster) -> None:
             for one in cluster.directories
         )
 
-    if not await _until(moved):
+    if not await until(moved):
         cluster.fail(ViolationError("O11", f"{LIVENESS_S:.0f} s after the heal too little is acknowledged"))
 
 
-async def _until(condition: Callable[[], bool]) -> bool:
+async def until(condition: Callable[[], bool]) -> bool:
     with trio.move_on_after(LIVENESS_S):
         while not condition():  # noqa: ASYNC110 - the condition sets no event
             await trio.sleep(0.1)
     return condition()
 
 
-async def _final_take_over(cluster: Cluster) -> None:
+async def final_take_over(cluster: Cluster) -> None:
     """Kill all clients; fresh writers take over, fresh readers read."""
     for client in cluster.clients:
         client.kill()
     writers = [cluster.new_writer(directory) for directory in cluster.directories]
-    if not await _until(lambda: all(one.running for one in writers)):
+    if not await until(lambda: all(one.running for one in writers)):
         cluster.fail(ViolationError("O11", "a fresh writer cannot take over"))
     readers = [cluster.new_reader(directory) for directory in cluster.directories]
-    if not await _until(lambda: all(one.reads_done for one in readers)):
+    if not await until(lambda: all(one.reads_done for one in readers)):
         cluster.fail(ViolationError("O11", "a fresh reader cannot read"))

@@ -1,0 +1,259 @@
+"""`dos store watch | spare | move`: the commands that keep a store whole."""
+
+import re
+import signal
+from typing import Annotated, Any, Final
+
+import trio
+import typer
+
+from dos_client.cli.kit import (
+    NEGATIVE,
+    REFUSED,
+    UNREACHABLE,
+    AsJson,
+    StoreUrl,
+    TokenFile,
+    fail,
+    fill_help,
+    print_json,
+    print_result,
+    read_token,
+    run,
+)
+from dos_client.cli.progress import ProgressDisplay
+from dos_client.cli.store import filling_progress, record_json
+from dos_client.core import watching as core
+from dos_client.limits import watch_interval_s, watch_stand_by_s
+from dos_client.membership.spares import add_spare, move_member, remove_spare
+from dos_client.membership.watching import Seen, StoreWatcher, WatchOptions
+from dos_protocol.names import id_text
+from dos_protocol.store_record import StoreRecord
+
+_DURATION: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)([smhd]?)", re.ASCII)
+_SECONDS: Final = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
+
+spare_app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="The spare servers of a store: empty servers by which `dos store watch` replaces members.\n\n"
+    "Example: dos store spare add dos://h1,h2,h3 h4:9999",
+)
+
+
+def duration_s(text: str) -> float:
+    """Return the seconds in a text such as `90s`, `10m`, `2h`. End the command if it is none."""
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
+        fail(f"a duration is a number and s, m, h or d, as in 10m; got {text!r}", REFUSED)
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+def watch(
+    url: StoreUrl,
+    replace_after: Annotated[
+        str, typer.Option(help="Replace a member that is silent for this long, such as 90s, 15m, 2h.")
+    ] = "15m",
+    look_at: Annotated[
+        list[str] | None,
+        typer.Option(help="Another address where a member may be found, as host:port; may be repeated."),
+    ] = None,
+    interval: Annotated[str, typer.Option(help="The pause between two looks.")] = f"{watch_interval_s:g}s",
+    stand_by: Annotated[
+        str,
+        typer.Option(help="Complete a change that another run began after it stood still for this long."),
+    ] = f"{watch_stand_by_s:g}s",
+    once: Annotated[
+        bool, typer.Option("--once", help="Look once, act if an action is due, and end.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done; do nothing.")] = False,
+    as_json: AsJson = False,
+    token_file: TokenFile = None,
+) -> None:
+    """Keep a store whole, without end: replace members that are silent by spares, follow members to new
+    addresses, repair copies, and complete changes that were interrupted.
+
+    Any number of watchers may run: each action is performed under a claim, so one of them performs it, and if
+    it dies another one completes it. Nothing is done while this host sees no quorum of the members. A member
+    that only this host cannot reach is replaced as well, unless its stamps show that other clients reach it
+    (they are renewed every 10 minutes). That loses nothing; it costs a spare and one copy of the data.
+
+    Run it under a supervisor, on another host than the servers if possible. It ends at SIGTERM or SIGINT with
+    exit code 0. What it did is shown by `dos store status --history`. With --once, exit code 0 if nothing is
+    to be done or it was done, 1 if a person has to act or the action failed, 3 if too few members are
+    available. Silence is counted by each watcher from its own start, so --once replaces no member; it
+    completes, follows and repairs.
+
+    Example: dos store watch dos://h1,h2,h3 --replace-after 10m
+
+    Example: dos store watch dos://h1,h2,h3 --look-at h1b:9999 --once --dry-run
+    """
+    options = WatchOptions(
+        look_at or (), duration_s(replace_after), duration_s(interval), duration_s(stand_by), dry_run
+    )
+    printer = _Printer(as_json=as_json, dry_run=dry_run)
+
+    async def work() -> None:
+        with ProgressDisplay(quiet=as_json) as display:
+            watcher = StoreWatcher(
+                url, options, progress=filling_progress(display), token=read_token(token_file)
+            )
+            if once:
+                printer.show(await watcher.step())
+                return
+            with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(watcher.run, printer.show)
+                    async for _ in signals:
+                        break
+                    nursery.cancel_scope.cancel()
+
+    run(work)
+    if once and printer.last is not None:
+        _exit_after(printer.last)
+
+
+def _exit_after(seen: Seen) -> None:
+    """End `--once` with the exit code of what was seen."""
+    if isinstance(seen.action, core.ReportAction):
+        usable = seen.sight.record is not None and core.sees_quorum(seen.sight)
+        raise typer.Exit(NEGATIVE if usable else UNREACHABLE)
+    if seen.failure:
+        raise typer.Exit(NEGATIVE)
+
+
+class _Printer:
+    """Prints what a watcher saw, if it is not the same as before."""
+
+    def __init__(self, *, as_json: bool, dry_run: bool) -> None:
+        self._as_json, self._dry_run = as_json, dry_run
+        self._before: Any = None
+        self.last: Seen | None = None
+
+    def show(self, seen: Seen) -> None:
+        self.last = seen
+        # silence grows with every look: a line per minute of it is enough
+        sight = tuple((one.member, one.present, int(one.silent_s / 60)) for one in seen.sight.members)
+        now = type(seen.action), core.subject(seen.action), seen.done, seen.failure, sight
+        if now == self._before:
+            return
+        self._before = now
+        if self._as_json:
+            print_json(seen_json(seen))
+        else:
+            print(_text(seen, dry_run=self._dry_run), flush=True)
+
+
+def _text(seen: Seen, *, dry_run: bool) -> str:
+    action, record = seen.action, seen.sight.record
+    if isinstance(action, core.ReportAction):
+        return f"a person has to act: {action.why} ({action.remedy})"
+    if isinstance(action, core.WaitAction):
+        if action.why:
+            return f"waiting: {action.why}"
+        assert record is not None
+        spares = ", ".join(one.address for one in record.spares) or "none"
+        return f"generation {record.generation}: {len(record.members)} members are present; spares: {spares}"
+    if seen.failure:
+        return f"not done: {_action_text(action)}: {seen.failure}"
+    return f"{'would ' if dry_run else 'done: '}{_action_text(action)}: {action.why}"
+
+
+def _action_text(action: core.Action) -> str:
+    match action:
+        case core.CompleteAction(old, new):
+            return f"complete: {new.address} {f'replaces {old.address}' if old is not None else 'is added'}"
+        case core.ReplaceAction(old, new):
+            return f"replace {old.address} by {new.address}"
+        case core.FollowAction(addresses):
+            return f"follow to {', '.join(addresses.values())}"
+        case core.RepairAction(directories):
+            return f"repair {', '.join(directories) or 'all directories'}"
+    return core.name_of(action)
+
+
+def seen_json(seen: Seen) -> dict[str, Any]:
+    """Return what a watcher saw for --json."""
+    action, record = seen.action, seen.sight.record
+    return {
+        "action": core.name_of(action),
+        "why": action.why,
+        "remedy": getattr(action, "remedy", ""),
+        "subject": list(core.subject(action)[1:]),
+        "done": seen.done,
+        "failure": seen.failure,
+        "generation": record.generation if record is not None else None,
+        "members": [
+            {
+                "address": one.member.address,
+                "server_id": id_text(one.member.server_id),
+                "present": one.present,
+                "silent_s": round(one.silent_s, 3),
+                "elsewhere": list(one.elsewhere),
+                "why": one.why,
+            }
+            for one in seen.sight.members
+        ],
+        "spares": [{"address": one.member.address, "problem": one.problem} for one in seen.sight.spares],
+    }
+
+
+def _spares_text(record: StoreRecord) -> str:
+    spares = ", ".join(one.address for one in record.spares) or "none"
+    return f"generation {record.generation}; spares: {spares}"
+
+
+@spare_app.command("add")
+def spare_add(
+    url: StoreUrl,
+    new: Annotated[str, typer.Argument(help="Spare server, as host:port; empty, and not in a store.")],
+    as_json: AsJson = False,
+    token_file: TokenFile = None,
+) -> None:
+    """Add an empty server to the store's spares. `dos store watch` replaces a member that is lost by it.
+
+    The list is part of the store record, so all watchers see the same list, in the same order. A spare holds
+    no data. In a store of two members, the first spare also decides together with one member that the other
+    one is replaced: such a store continues after one loss.
+
+    Example: dos store spare add dos://h1,h2,h3 h4:9999
+    """
+    record = run(lambda: add_spare(url, new=new, token=read_token(token_file)))
+    print_result({**record_json(record)}, _spares_text(record), as_json=as_json)
+
+
+@spare_app.command("remove")
+def spare_remove(
+    url: StoreUrl,
+    spare: Annotated[str, typer.Argument(help="The spare, as host:port or by its identity in hex.")],
+    as_json: AsJson = False,
+    token_file: TokenFile = None,
+) -> None:
+    """Remove a server from the store's spares. To use it in a store again, empty its data directory.
+
+    Example: dos store spare remove dos://h1,h2,h3 h4:9999
+    """
+    record = run(lambda: remove_spare(url, spare=spare, token=read_token(token_file)))
+    print_result(record_json(record), _spares_text(record), as_json=as_json)
+
+
+def move(
+    url: StoreUrl,
+    new: Annotated[str, typer.Argument(help="The member's new address, as host:port.")],
+    as_json: AsJson = False,
+    token_file: TokenFile = None,
+) -> None:
+    """Record the new address of a member: it was started elsewhere, with its data directory.
+
+    Its identity tells which member it is. Refused if the member also answers at its old address, and if its
+    disk is an older copy of itself. A store of one or two members has no other members that could detect a
+    copy that is used at the old address: make sure that the old server is stopped.
+
+    Example: dos store move dos://h1,h2,h3 h3b:9999
+    """
+    record = run(lambda: move_member(url, new=new, token=read_token(token_file)))
+    text = f"{new} is the address of a member: generation {record.generation}"
+    print_result(record_json(record), text, as_json=as_json)
+
+
+fill_help(spare_app)
