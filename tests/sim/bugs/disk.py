@@ -7,6 +7,7 @@ from dos_server import side_files, small_files
 from dos_server.core import recovery, recovery_scan, scan, scrub_reads, verify
 from dos_server.core import vocabulary as v
 from dos_server.core.extent import HeaderFault, decode_header
+from dos_server.core.layout import OBJECTS
 from dos_server.core.object_state import ObjectState
 from dos_server.core.records import ObjectMark
 from dos_server.core.recovery import RecoveryDecision
@@ -39,7 +40,11 @@ def failed_sync_is_tried_again() -> list[Patch]:
 
     def sync(self: Storage, effect: v.Sync) -> v.DiskFailure:
         trouble = original(self, effect)
-        return original(self, effect) if trouble is v.DiskFailure.FAILED else trouble
+        if trouble is not v.DiskFailure.FAILED:
+            return trouble
+        with self._files.use(f"{OBJECTS}/{effect.directory}/{effect.name}") as file:
+            file.failed = False  # the open file refuses a second sync, too
+        return original(self, effect)
 
     return [(Storage, "sync", sync)]
 
