@@ -15,8 +15,9 @@ from signal import SIGCONT, SIGKILL, SIGSTOP
 
 import trio
 
+from dos_chaos.ack_log import count_acknowledged, read_log
+from dos_chaos.core.records import Entry
 from dos_client import init_store
-from tests.chaos.records import Entry, count_acknowledged, read_log
 from tests.chaos.writer import FENCED
 from tests.support.proxy import Proxy
 from tests.support.servers import ServerProcess

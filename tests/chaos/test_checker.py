@@ -8,17 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from dos_chaos.ack_log import AckLog, count_acknowledged, read_log
+from dos_chaos.core.checker import VIOLATIONS, Verdict, judge_chain, judge_member
+from dos_chaos.core.records import DamagedRecordError, Entry, make_record, read_entry
 from journal import Record
-from tests.chaos.checker import VIOLATIONS, Verdict, judge_chain, judge_member
-from tests.chaos.records import (
-    AckLog,
-    DamagedRecordError,
-    Entry,
-    count_acknowledged,
-    make_record,
-    read_entry,
-    read_log,
-)
 
 Entries = list[Entry]
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Final
 
-from tests.chaos.records import Entry
+from dos_chaos.core.records import Entry
 
 EXAMPLES_MAX: Final = 20
 

@@ -1,28 +1,26 @@
-"""The records of the append-set workload, and the checker's log of which were acknowledged.
+"""The records of the append-set workload. Pure.
 
 Every record is unique and describes itself: the epoch of its writer, its number in that epoch, its sequence
 number (its position in the directory's whole history), a random payload, and a digest over all of that. The
 store does not compute this digest.
-
-The log is a file of entries of 32 bytes, one for each acknowledged record, written after the record's own
-synced watermark was passed, outside of all servers. What a killed writer could not log any more
-counts as not acknowledged.
 """
 
 import hashlib
-import os
 import struct
-from collections.abc import Iterable
-from pathlib import Path
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple
 
 from journal import Op, Record
 
 CHAIN: Final = "J"
-MANIFEST_DIRECTORY: Final = "app.coord"
-"""Its chain is not pipelined, so readers decide differently what is committed (R9, R10)."""
+_MANIFEST: Final = ".coord"
 _FIELDS: Final = struct.Struct(">QQQ")
-_ENTRY: Final = struct.Struct(">QQQQ")
+
+
+def is_manifest(directory: str) -> bool:
+    """Return whether a directory holds a manifest: its chain is not pipelined, so each record proves the one
+    before, and readers decide differently what is committed (R9, R10).
+    """
+    return directory.endswith(_MANIFEST)
 
 
 class DamagedRecordError(Exception):
@@ -68,34 +66,3 @@ def read_entry(directory: str, record: Record) -> Entry:
             f"record {number} of epoch {epoch} in {directory}: its digest does not match"
         )
     return Entry(epoch, number, record.tag, digest)
-
-
-class AckLog:
-    """The writing end. One writer process, one file; a kill leaves whole entries, and at most one part."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-
-    def write(self, entries: Iterable[Entry]) -> None:
-        os.write(self._file, b"".join(_ENTRY.pack(*entry) for entry in entries))
-
-    def close(self) -> None:
-        os.close(self._file)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def count_acknowledged(path: Path) -> int:
-    """How many entries a log has by now."""
-    return path.stat().st_size // _ENTRY.size if path.exists() else 0
-
-
-def read_log(path: Path) -> list[Entry]:
-    """The whole entries of a log."""
-    data = path.read_bytes()
-    whole = len(data) - len(data) % _ENTRY.size
-    return [Entry(*fields) for fields in _ENTRY.iter_unpack(data[:whole])]
