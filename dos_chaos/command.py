@@ -65,7 +65,7 @@ def run_in_directories(paths: Sequence[Path], request: Request) -> ChaosResult:
     """
     places = take_places(paths, space_bytes=request.space_bytes, discard=request.discard)
     result = ChaosResult("directories", request.again)
-    with removed_unless_kept(places):
+    with removed_unless_kept(places, request.seed):
         for place in places:
             place.mark(RUNNING, request.seed)
         before = [place.info() for place in places]
@@ -84,18 +84,18 @@ def run_in_directories(paths: Sequence[Path], request: Request) -> ChaosResult:
             try:
                 try:
                     await ground.start()
-                except ServerStartError as error:
-                    raise RefusedError(f"a server cannot be started: {error}") from error
+                except* ServerStartError as group:
+                    raise RefusedError(f"a server cannot be started: {group.exceptions[0]}") from group
                 await ChaosRun(ground, request.limits, request.seed, result, request.say).run()
             finally:
                 with trio.CancelScope(shield=True):
                     await ground.end()
 
-        trio.run(until_signal, work)
+        trio.run(until_signal, work, request.say)
         if missing := [kind for kind in request.kinds if kind not in {one.kind for one in result.faults}]:
             result.notes.append(f"no time was left for {', '.join(missing)}: pass more --minutes.")
         if result.outcome != GOOD:
-            result.kept = str(ground.evidence)
+            result.kept = ", ".join(str(place.path) for place in places)
             _keep_report(ground, result)
             for place in places:
                 place.mark(KEPT, request.seed)
@@ -103,16 +103,23 @@ def run_in_directories(paths: Sequence[Path], request: Request) -> ChaosResult:
 
 
 @contextmanager
-def removed_unless_kept(places: Sequence[Place]) -> Iterator[None]:
-    """Delete what a run wrote, unless it marked that as evidence."""
+def removed_unless_kept(places: Sequence[Place], seed: int) -> Iterator[None]:
+    """Delete what a run wrote, unless it marked that as evidence, or an unexpected error ended it."""
+    kept = True
     try:
         yield
+        kept = any(place.state == KEPT for place in places)
+    except (KeyboardInterrupt, DosError):
+        kept = False
+        raise
     finally:
         for place in places:
-            if place.state == KEPT:
-                place.close()
-            else:
+            if not kept:
                 place.remove()
+                continue
+            if place.state != KEPT:
+                place.mark(KEPT, seed)
+            place.close()
 
 
 def run_in_store(url: str, token: bytes, request: Request) -> ChaosResult:
@@ -133,6 +140,10 @@ def run_in_store(url: str, token: bytes, request: Request) -> ChaosResult:
             await ChaosRun(ground, request.limits, request.seed, result, request.say).run()
             if result.outcome != GOOD:
                 result.kept = str(evidence)
+                result.notes.append(
+                    f"the objects of this run are still in the store, in {ground.prefix}*; the next run"
+                    " deletes them if --discard is passed."
+                )
                 _keep_report(ground, result)
         finally:
             if not result.kept:
@@ -140,7 +151,7 @@ def run_in_store(url: str, token: bytes, request: Request) -> ChaosResult:
                     await _cleaned(ground, result)
 
     try:
-        trio.run(until_signal, work)
+        trio.run(until_signal, work, request.say)
     finally:
         if not result.kept:
             for path in evidence.iterdir():
@@ -185,9 +196,9 @@ def _described(info: PlaceInfo) -> tuple[str, str]:
     )
 
 
-async def until_signal(work: Callable[[], Awaitable[None]]) -> None:
+async def until_signal(work: Callable[[], Awaitable[None]], say: Callable[[str], None]) -> None:
     """Run `work`. At SIGINT, SIGTERM or SIGHUP cancel it, wait for its end, and raise KeyboardInterrupt."""
-    interrupted = False
+    interrupted, refusal = False, list[DosError]()
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
         async with trio.open_nursery() as nursery:
 
@@ -195,10 +206,16 @@ async def until_signal(work: Callable[[], Awaitable[None]]) -> None:
                 nonlocal interrupted
                 async for _ in signals:
                     interrupted = True
+                    say("interrupted: everything of this run is deleted now")
                     nursery.cancel_scope.cancel()
 
             nursery.start_soon(watch)
-            await work()
+            try:
+                await work()
+            except DosError as error:  # raised below, outside of the nursery, which would put it into a group
+                refusal.append(error)
             nursery.cancel_scope.cancel()
     if interrupted:
         raise KeyboardInterrupt
+    if refusal:
+        raise refusal[0]

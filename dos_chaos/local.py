@@ -79,12 +79,17 @@ class LocalServers:
     async def start(self) -> None:
         """Start the servers, and make them a store."""
         self.evidence.mkdir(exist_ok=True)
-        for number in range(self._count):
-            place = self._places[number % len(self._places)]
-            data = place.path / f"s{number + 1}"
-            server = await trio.to_thread.run_sync(ServerProcess, data)
-            self.members.append(LocalMember(data.name, server, place))
+        async with trio.open_nursery() as nursery:
+            for number in range(self._count):
+                nursery.start_soon(self._start_server, number)
+        self.members.sort(key=lambda member: member.name)
         await init_store(self.url, client="dos chaos")
+
+    async def _start_server(self, number: int) -> None:
+        place = self._places[number % len(self._places)]
+        data = place.path / f"s{number + 1}"
+        server = await trio.to_thread.run_sync(ServerProcess, data)
+        self.members.append(LocalMember(data.name, server, place))
 
     def describe(self) -> str:
         """Return the state of each server, for a progress line."""

@@ -17,7 +17,8 @@ import trio
 from dos_chaos.errors import NotConvergedError, RefusedError
 from dos_chaos.fault_log import FaultLog
 from dos_chaos.harvest import in_sync
-from dos_client import Claim, Store, open_store
+from dos_client import Claim, Store, open_connection, open_store
+from dos_protocol.errors import DosError
 
 PREFIX: Final = "dos-chaos."
 _OWN: Final = re.compile(r"dos-chaos\.([0-9a-f]{12})\.(?:run|w[0-9]{4}|coord)")
@@ -25,6 +26,8 @@ MARKER: Final = "marker"
 OUTAGE: Final = "outage"
 DELETED_S: Final = 60.0
 LOOK_EVERY_S: Final = 0.25
+UNAVAILABLE_S: Final = 1.0
+"""A member that does not answer a ping for so long counts as unavailable."""
 
 
 class VisitedStore:
@@ -38,7 +41,8 @@ class VisitedStore:
         self.description = ""
         self._ack_quorum = 0
         self.run_id = os.urandom(6).hex()
-        self.unavailable: tuple[str, ...] = ()
+        self.unavailable: set[str] = set()
+        self._addresses: list[str] = []
         self._discard = discard
         self._marked = False
 
@@ -57,11 +61,14 @@ class VisitedStore:
     async def start(self) -> None:
         """Check that the store holds nothing, and mark it. Raises RefusedError, with the store unchanged."""
         async with open_store(self.url, token=self.token, client="dos chaos") as store:
-            await in_sync(store)
+            try:
+                await in_sync(store)
+            except NotConvergedError as error:
+                raise RefusedError(f"at the start, every member must be available: {error}") from error
             self.copies, self._ack_quorum = len(store.record.members), store.record.ack_quorum
+            self._addresses = [one.address for one in store.record.members]
             self.description = (
-                f"store of {self.copies}: {', '.join(one.address for one in store.record.members)};"
-                f" {self._ack_quorum} acknowledge"
+                f"store of {self.copies}: {', '.join(self._addresses)}; {self._ack_quorum} acknowledge"
             )
             runs = await earlier_runs(store)
             if runs and not self._discard:
@@ -76,22 +83,44 @@ class VisitedStore:
 
     def describe(self) -> str:
         """Return which members are unavailable, for a progress line."""
-        return f"unavailable: {' '.join(self.unavailable)}" if self.unavailable else "all members available"
+        return (
+            f"unavailable: {' '.join(sorted(self.unavailable))}"
+            if self.unavailable
+            else "all members available"
+        )
 
     async def faults(self, log: FaultLog, seconds: float) -> None:
         """Observe which members are unavailable. An outage lasts until all are available again."""
-        async with open_store(self.url, token=self.token, client="dos chaos watch") as store:
+        async with trio.open_nursery() as nursery:
+            for address in self._addresses:
+                nursery.start_soon(self._ping, address)
             seen: set[str] = set()
             while log.clock() < seconds:
-                self.unavailable = tuple(one.address for one in store.members() if not one.connected)
                 if self.unavailable and not seen:
-                    log.begin(OUTAGE, self.unavailable)
+                    log.begin(OUTAGE, sorted(self.unavailable))
                 if seen and not self.unavailable:
                     self._end(log, seen)
                     seen = set()
-                seen |= set(self.unavailable)
+                seen |= self.unavailable
                 await trio.sleep(LOOK_EVERY_S)
             self._end(log, seen)
+            nursery.cancel_scope.cancel()
+
+    async def _ping(self, address: str) -> None:
+        """Keep `unavailable` up to date for one member, until cancelled."""
+        while True:
+            try:
+                async with open_connection(address, token=self.token, client="dos chaos watch") as connection:
+                    while True:
+                        with trio.move_on_after(UNAVAILABLE_S):
+                            await connection.ping()
+                            self.unavailable.discard(address)
+                            await trio.sleep(LOOK_EVERY_S)
+                            continue
+                        self.unavailable.add(address)
+            except DosError:
+                self.unavailable.add(address)
+                await trio.sleep(LOOK_EVERY_S)
 
     def _end(self, log: FaultLog, seen: set[str]) -> None:
         quorum_left = self.copies - len(seen) >= self._ack_quorum
