@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, Self
 
-from dos_chaos.core.records import Entry
+from dos_chaos.core.records import WrittenRecord
 
 _ENTRY: Final = struct.Struct(">QQQQ")
 
@@ -21,7 +21,7 @@ class AckLog:
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
-    def write(self, entries: Iterable[Entry]) -> None:
+    def write(self, entries: Iterable[WrittenRecord]) -> None:
         os.write(self._file, b"".join(_ENTRY.pack(*entry) for entry in entries))
 
     def close(self) -> None:
@@ -39,8 +39,8 @@ def count_acknowledged(path: Path) -> int:
     return path.stat().st_size // _ENTRY.size if path.exists() else 0
 
 
-def read_log(path: Path) -> list[Entry]:
+def read_log(path: Path) -> list[WrittenRecord]:
     """The whole entries of a log."""
     data = path.read_bytes()
     whole = len(data) - len(data) % _ENTRY.size
-    return [Entry(*fields) for fields in _ENTRY.iter_unpack(data[:whole])]
+    return [WrittenRecord(*fields) for fields in _ENTRY.iter_unpack(data[:whole])]

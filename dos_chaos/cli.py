@@ -17,10 +17,10 @@ from typing import Annotated, Final
 
 import typer
 
-from dos_chaos.command import Request, run_in_directories, run_in_store
+from dos_chaos.command import ChaosRequest, run_in_directories, run_in_store
 from dos_chaos.core.plan import DEFAULT_KINDS, KINDS, problem_of
 from dos_chaos.core.report import GOOD, ChaosResult, as_json, as_markdown
-from dos_chaos.errors import RefusedError
+from dos_chaos.errors import RunRefusedError
 from dos_client.cli.kit import (
     NEGATIVE,
     REFUSED,
@@ -28,6 +28,7 @@ from dos_client.cli.kit import (
     errors_end_command,
     exit_code,
     fail,
+    fill_help,
     parsed_url,
     print_json,
     read_token,
@@ -41,60 +42,71 @@ MINUTES_MIN: Final = 0.1
 MINUTES_MAX: Final = 24 * 60.0
 SCHEME: Final = "dos://"
 
+app = typer.Typer(pretty_exceptions_enable=False)
+
+
+Targets = Annotated[
+    list[str],
+    typer.Argument(
+        help="One to three directories, empty or not there yet, on the disks to test; or the URL of a store"
+        " that holds nothing.",
+        metavar="DIR... | STORE-URL",
+    ),
+]
+Servers = Annotated[
+    int | None,
+    typer.Option(
+        min=1, max=3, help="Servers to start, spread over the directories. Default 3.", show_default=False
+    ),
+]
+Minutes = Annotated[
+    float,
+    typer.Option(
+        min=MINUTES_MIN,
+        max=MINUTES_MAX,
+        help="Time of the faults. Recovery and comparison follow: seconds usually, 5 minutes at most.",
+    ),
+]
+Seed = Annotated[
+    int | None,
+    typer.Option(help="Determines the faults and their order. Default: random.", show_default=False),
+]
+Faults = Annotated[
+    str | None,
+    typer.Option(
+        help=f"Kinds of faults, of {', '.join(KINDS)}. Default {','.join(DEFAULT_KINDS)}.",
+        metavar="KIND,...",
+        show_default=False,
+    ),
+]
+SpaceMib = Annotated[
+    int,
+    typer.Option(
+        min=SPACE_MIB_MIN,
+        max=SPACE_MIB_MAX,
+        help="Disk space in MiB that all servers together may take. The writers are paced to fit.",
+    ),
+]
+ReportFile = Annotated[
+    Path | None, typer.Option(help="Write the report to this file, in Markdown.", metavar="FILE.md")
+]
+Discard = Annotated[
+    bool,
+    typer.Option("--discard", help="Delete what an earlier run left in these directories or this store."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and no progress.")]
+
 
 def chaos(
-    targets: Annotated[
-        list[str],
-        typer.Argument(
-            help="One to three directories, empty or not there yet, on the disks to test; or the URL of a"
-            " store that holds nothing.",
-            metavar="DIR... | STORE-URL",
-        ),
-    ],
-    servers: Annotated[
-        int | None,
-        typer.Option(
-            min=1, max=3, help="Servers to start, spread over the directories. Default 3.", show_default=False
-        ),
-    ] = None,
-    minutes: Annotated[
-        float,
-        typer.Option(
-            min=MINUTES_MIN,
-            max=MINUTES_MAX,
-            help="Time of the faults. Recovery and comparison follow: seconds usually, 5 minutes at most.",
-        ),
-    ] = 2.0,
-    seed: Annotated[
-        int | None,
-        typer.Option(help="Determines the faults and their order. Default: random.", show_default=False),
-    ] = None,
-    faults: Annotated[
-        str | None,
-        typer.Option(
-            help=f"Kinds of faults, of {', '.join(KINDS)}. Default {','.join(DEFAULT_KINDS)}.",
-            metavar="KIND,...",
-            show_default=False,
-        ),
-    ] = None,
-    space_mib: Annotated[
-        int,
-        typer.Option(
-            min=SPACE_MIB_MIN,
-            max=SPACE_MIB_MAX,
-            help="Disk space in MiB that all servers together may take. The writers are paced to fit.",
-        ),
-    ] = 512,
-    report: Annotated[
-        Path | None, typer.Option(help="Write the report to this file, in Markdown.", metavar="FILE.md")
-    ] = None,
-    discard: Annotated[
-        bool,
-        typer.Option("--discard", help="Delete what an earlier run left in these directories or this store."),
-    ] = False,
-    as_json_: Annotated[
-        bool, typer.Option("--json", help="Print the result as JSON, and no progress.")
-    ] = False,
+    targets: Targets,
+    servers: Servers = None,
+    minutes: Minutes = 2.0,
+    seed: Seed = None,
+    faults: Faults = None,
+    space_mib: SpaceMib = 512,
+    report: ReportFile = None,
+    discard: Discard = False,
+    as_json_: Json = False,
     token_file: TokenFile = None,
 ) -> None:
     """Test disks, or a store, with faults: is anything lost that was acknowledged?
@@ -119,7 +131,7 @@ def chaos(
         fail(f"the report cannot be written to {report}: its directory does not exist", REFUSED)
     in_store = any(target.startswith(SCHEME) for target in targets)
     kinds = tuple(DEFAULT_KINDS if faults is None else dict.fromkeys(faults.split(",")))
-    request = Request(
+    request = ChaosRequest(
         seed=secrets.randbelow(1_000_000) if seed is None else seed,
         seconds=60 * minutes,
         space_bytes=space_mib * MIB,
@@ -139,30 +151,38 @@ def chaos(
     _show(result, report, as_json_=as_json_)
 
 
+app.command()(chaos)
+fill_help(app)
+
+
 def _in_store(
-    targets: list[str], request: Request, words: list[str], token_file: Path | None, *, given: bool
+    targets: list[str], request: ChaosRequest, words: list[str], token_file: Path | None, *, given: bool
 ) -> ChaosResult:
     if len(targets) > 1:
-        raise RefusedError("pass either directories or the URL of one store")
+        raise RunRefusedError("pass either directories or the URL of one store")
     if given:
-        raise RefusedError("--servers and --faults are for directories; the faults of your store are yours")
+        raise RunRefusedError(
+            "--servers and --faults are for directories; in your store, you inject the faults"
+        )
     if parsed_url(targets[0]).directory is not None:
-        raise RefusedError(f"{targets[0]} names a directory; pass the servers alone")
+        raise RunRefusedError(f"{targets[0]} names a directory; pass the servers alone")
     return run_in_store(targets[0], read_token(token_file), request.with_again(shlex.join(words)))
 
 
 def _in_directories(
-    targets: list[str], request: Request, words: list[str], report: Path | None, token_file: Path | None
+    targets: list[str], request: ChaosRequest, words: list[str], report: Path | None, token_file: Path | None
 ) -> ChaosResult:
     if token_file is not None:
-        raise RefusedError("--token-file is for the URL of a store; own servers on loopback need none")
+        raise RunRefusedError("--token-file is for the URL of a store; own servers on loopback need none")
     if len(targets) > request.servers:
-        raise RefusedError(f"{len(targets)} directories for {request.servers} servers; at most one for each")
+        raise RunRefusedError(
+            f"{len(targets)} directories for {request.servers} servers; pass at most {request.servers}"
+        )
     if problem := problem_of(request.kinds, request.servers, request.seconds):
-        raise RefusedError(problem)
+        raise RunRefusedError(problem)
     paths = [Path(target) for target in targets]
     if report is not None and any(report.resolve().is_relative_to(path.resolve()) for path in paths):
-        raise RefusedError(f"the report {report} is inside of a tested directory; write it elsewhere")
+        raise RunRefusedError(f"the report {report} is inside of a tested directory; write it elsewhere")
     words += ["--servers", str(request.servers), "--faults", ",".join(request.kinds)]
     words += ["--seed", str(request.seed)]
     return run_in_directories(paths, request.with_again(shlex.join(words)))
@@ -176,8 +196,9 @@ def _show(result: ChaosResult, report: Path | None, *, as_json_: bool) -> None:
         print_json(as_json(result))
     else:
         print(text, end="", flush=True)
-    if result.kept:
-        warn(f"the evidence is kept in {result.kept}")
+    written = f"; report: {report}" if report is not None else ""
+    kept = f"; evidence: {result.kept}" if result.kept else ""
+    warn(f"verdict: {result.outcome}{written}{kept}")
     if result.outcome != GOOD:
         sys.stdout.flush()
         raise typer.Exit(NEGATIVE)

@@ -1,6 +1,7 @@
 """A run of the command: takes the directories or the store, runs, and deletes or keeps what the run wrote."""
 
 import json
+import logging
 import os
 import platform
 import random
@@ -18,7 +19,7 @@ import trio
 
 from dos_chaos.core.plan import make_plan
 from dos_chaos.core.report import GOOD, ChaosResult, as_json, as_markdown
-from dos_chaos.errors import NotConvergedError, RefusedError, ServerStartError
+from dos_chaos.errors import NotConvergedError, RunRefusedError, ServerStartError
 from dos_chaos.local import LocalServers
 from dos_chaos.places import KEPT, RUNNING, Place, PlaceInfo, take_places
 from dos_chaos.story import ChaosRun, Ground, RunLimits
@@ -32,7 +33,7 @@ VOLATILE: Final = ("tmpfs", "ramfs")
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ChaosRequest:
     """The options of a run. `again`: the command line that repeats it. `quiet`: no progress."""
 
     seed: int
@@ -44,7 +45,7 @@ class Request:
     again: str
     quiet: bool
 
-    def with_again(self, command: str) -> "Request":
+    def with_again(self, command: str) -> "ChaosRequest":
         return replace(self, again=command)
 
     @property
@@ -57,11 +58,11 @@ class Request:
             print(line, file=sys.stderr, flush=True)
 
 
-def run_in_directories(paths: Sequence[Path], request: Request) -> ChaosResult:
+def run_in_directories(paths: Sequence[Path], request: ChaosRequest) -> ChaosResult:
     """Test the disks of these directories.
 
     Everything in them is deleted if the result is good, or if the run is interrupted or fails to start.
-    Otherwise it is kept, with the report in it. Raises RefusedError with nothing changed.
+    Otherwise it is kept, with the report in it. Raises RunRefusedError with nothing changed.
     """
     places = take_places(paths, space_bytes=request.space_bytes, discard=request.discard)
     result = ChaosResult("directories", request.again)
@@ -85,8 +86,9 @@ def run_in_directories(paths: Sequence[Path], request: Request) -> ChaosResult:
                 try:
                     await ground.start()
                 except* ServerStartError as group:
-                    raise RefusedError(f"a server cannot be started: {group.exceptions[0]}") from group
-                await ChaosRun(ground, request.limits, request.seed, result, request.say).run()
+                    raise RunRefusedError(f"a server cannot be started: {group.exceptions[0]}") from group
+                with client_log(ground.evidence / "client.log"):
+                    await ChaosRun(ground, request.limits, request.seed, result, request.say).run()
             finally:
                 with trio.CancelScope(shield=True):
                     await ground.end()
@@ -122,7 +124,7 @@ def removed_unless_kept(places: Sequence[Place], seed: int) -> Iterator[None]:
             place.close()
 
 
-def run_in_store(url: str, token: bytes, request: Request) -> ChaosResult:
+def run_in_store(url: str, token: bytes, request: ChaosRequest) -> ChaosResult:
     """Check a store while its user breaks it. What the run wrote is deleted, unless the result is bad."""
     evidence = Path(tempfile.mkdtemp(prefix="dos-chaos-"))
     result = ChaosResult("store", request.again)
@@ -137,7 +139,8 @@ def run_in_store(url: str, token: bytes, request: Request) -> ChaosResult:
                 f"{ground.description}: break it now, for {request.seconds / 60:g} minutes;"
                 " all servers must be back at the end"
             )
-            await ChaosRun(ground, request.limits, request.seed, result, request.say).run()
+            with client_log(evidence / "client.log"):
+                await ChaosRun(ground, request.limits, request.seed, result, request.say).run()
             if result.outcome != GOOD:
                 result.kept = str(evidence)
                 result.notes.append(
@@ -194,6 +197,21 @@ def _described(info: PlaceInfo) -> tuple[str, str]:
         f"{info.file_system} on {info.device} ({info.options}), {info.free_bytes // MIB:,} MiB free before;"
         f" a synced write of 4 KiB takes {median:.2f} ms, at most {longest:.1f} ms"
     )
+
+
+@contextmanager
+def client_log(path: Path) -> Iterator[None]:
+    """Write the log of the client to a file: with faults, it has many lines."""
+    logger, handler = logging.getLogger("dos"), logging.FileHandler(path)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    propagated, logger.propagate = logger.propagate, False
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = propagated
+        handler.close()
 
 
 async def until_signal(work: Callable[[], Awaitable[None]], say: Callable[[str], None]) -> None:

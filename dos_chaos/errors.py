@@ -3,7 +3,7 @@
 from dos_protocol.errors import DosError
 
 
-class RefusedError(DosError):
+class RunRefusedError(DosError):
     """The run was not started, and nothing was changed: the directories, store or options do not fit."""
 
 

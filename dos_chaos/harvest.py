@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import trio
 
 from dos_chaos.core.checker import Verdict, judge_chain, judge_member
-from dos_chaos.core.records import CHAIN, DamagedRecordError, Entry, read_entry
+from dos_chaos.core.records import CHAIN, DamagedRecordError, WrittenRecord, read_entry
 from dos_chaos.errors import NotConvergedError
 from dos_client import Claim, Store, backoff_s, open_store
 from dos_protocol.digests import prefix_digest
@@ -35,7 +35,7 @@ class Found:
     state: ChainState
     chain: dict[str, bytes] = field(default_factory=dict)
     copies: dict[str, dict[str, bytes | None]] = field(default_factory=dict)
-    entries: list[Entry | None] = field(default_factory=list)
+    entries: list[WrittenRecord | None] = field(default_factory=list)
     committed_before: Position | None = None
     committed_after: Position | None = None
 
@@ -150,7 +150,7 @@ async def read_copy(claim: Claim, name: str, content: bytes, member: bytes) -> b
     return content if copy == content else bytes(copy)
 
 
-def entries_of(directory: str, batch: list[tuple[Position, Record]]) -> Iterator[Entry | None]:
+def entries_of(directory: str, batch: list[tuple[Position, Record]]) -> Iterator[WrittenRecord | None]:
     for _, record in batch:
         if record.op is Op.OUTPUT:
             try:
@@ -168,7 +168,11 @@ def is_on(position: Position, found: Found) -> bool:
 
 
 def judge_directory(
-    verdict: Verdict, directory: str, found: Found, acknowledged: list[Entry], returned: list[Position]
+    verdict: Verdict,
+    directory: str,
+    found: Found,
+    acknowledged: list[WrittenRecord],
+    returned: list[Position],
 ) -> None:
     """Judge one directory. `returned`: what committed reads returned during the faults."""
     judge_chain(verdict, directory, acknowledged, found.entries)

@@ -73,8 +73,8 @@ class LocalServers:
     def directories(self) -> list[str]:
         return ["chaos.w0000", "chaos.w0001", "chaos.w0002", "chaos.coord"]
 
-    def used_bytes(self) -> int:
-        return sum(place.used_bytes() for place in self._places)
+    async def used_bytes(self) -> int:
+        return sum([await trio.to_thread.run_sync(place.used_bytes) for place in self._places])
 
     async def start(self) -> None:
         """Start the servers, and make them a store."""

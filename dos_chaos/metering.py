@@ -4,7 +4,7 @@ The space is measured twice a second. A member that is down takes its bytes late
 all members will have in the end, not only what the disks have now.
 """
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 import trio
@@ -34,7 +34,7 @@ class BudgetMeter:
         limit_bytes: int,
         copies: int,
         seconds: float,
-        used: Callable[[], int],
+        used: Callable[[], Awaitable[int]],
     ) -> None:
         self.used_bytes = 0
         self.used_bytes_max = 0
@@ -70,7 +70,7 @@ class BudgetMeter:
 
     async def measure(self) -> None:
         """Measure the space once, and set the rate at which the rest of the budget is spent."""
-        seen = await trio.to_thread.run_sync(self._used)
+        seen = await self._used()
         expected = int(self.payload_bytes * self._copies * self._overhead)
         self.used_bytes = seen or expected
         self.used_bytes_max = max(self.used_bytes_max, self.used_bytes)

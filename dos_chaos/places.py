@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from dos_chaos.errors import RefusedError
+from dos_chaos.errors import RunRefusedError
 from dos_protocol.limits import MIB
 
 MARKER: Final = "dos-chaos.json"
@@ -45,7 +45,7 @@ class PlaceInfo:
 
 
 class Place:
-    """One directory, locked for one run. Raises RefusedError, with nothing changed, if it cannot be used."""
+    """One directory, locked for one run. Raises RunRefusedError, with nothing changed, if it is unfit."""
 
     def __init__(self, path: Path, *, discard: bool) -> None:
         self.path = path.absolute()
@@ -54,11 +54,11 @@ class Place:
         self.state = ""
         found = self._found()
         if found and MARKER not in found:
-            raise RefusedError(
+            raise RunRefusedError(
                 f"{self.path} is not empty: it has {', '.join(sorted(found)[:3])}; pass an empty directory"
             )
         if foreign := sorted(found - OWN):
-            raise RefusedError(
+            raise RunRefusedError(
                 f"{self.path} is a run's, but also has {', '.join(foreign[:3])}; move that away, nothing of"
                 " it is deleted"
             )
@@ -67,7 +67,7 @@ class Place:
                 self.path.mkdir()
             self._take_lock()
         except OSError as error:
-            raise RefusedError(f"{self.path} cannot be used: {error.strerror}") from error
+            raise RunRefusedError(f"{self.path} cannot be used: {error.strerror}") from error
         try:
             if found:
                 self._take_over(discard=discard)
@@ -81,7 +81,7 @@ class Place:
         except FileNotFoundError:
             return set()
         except OSError as error:
-            raise RefusedError(f"{self.path} cannot be used: {error.strerror}") from error
+            raise RunRefusedError(f"{self.path} cannot be used: {error.strerror}") from error
 
     def _take_lock(self) -> None:
         self._lock = os.open(self.path / MARKER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -89,24 +89,23 @@ class Place:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(self._lock)
-            raise RefusedError(f"{self.path} is in use by another run of dos chaos") from None
+            raise RunRefusedError(f"{self.path} is in use by another run of dos chaos") from None
 
     def _take_over(self, *, discard: bool) -> None:
-        """Delete what an earlier run left. Raises RefusedError if that is evidence, or not a run's at all."""
+        """Delete what an earlier run left. Raises RunRefusedError if that is evidence, or not a run's."""
         marker = self._read()
         if marker.get("program") != "dos chaos":
-            raise RefusedError(f"{self.path / MARKER} is not the marker of a run; pass an empty directory")
+            raise RunRefusedError(f"{self.path / MARKER} is not the marker of a run; pass an empty directory")
         if marker.get("state") == KEPT and not discard:
-            raise RefusedError(
+            raise RunRefusedError(
                 f"{self.path} has the evidence of an earlier run (seed {marker.get('seed')}); pass --discard"
                 " to delete it, or another directory"
             )
-        for data in self.path.glob("s[0-9]"):
-            if pid := process_with(data):
-                raise RefusedError(
-                    f"a server of an earlier run still uses {data}: end it with  kill -9 {pid}  and run the"
-                    " command again"
-                )
+        if pids := servers_in(self.path):
+            raise RunRefusedError(
+                f"servers of an earlier run still use {self.path}: end them with"
+                f"  kill -9 {' '.join(map(str, pids))}  and run the command again"
+            )
         self._delete_contents()
 
     def _read(self) -> dict[str, Any]:
@@ -177,24 +176,26 @@ class Place:
 
 
 def take_places(paths: Sequence[Path], *, space_bytes: int, discard: bool) -> list[Place]:
-    """Lock the directories. Raises RefusedError with all of them as they were, except for what earlier runs
-    left in those that were accepted.
+    """Lock the directories. Raises RunRefusedError with all of them as they were, except for what earlier
+    runs left in those that were accepted.
     """
     resolved = [path.resolve() for path in paths]
     for path, other in ((one, two) for one in resolved for two in resolved if one is not two):
         if path.is_relative_to(other):
-            raise RefusedError(f"{path} is named twice, or is inside of {other}; pass separate directories")
+            raise RunRefusedError(
+                f"{path} is named twice, or is inside of {other}; pass separate directories"
+            )
     places: list[Place] = []
     try:
         for path in resolved:
             places.append(Place(path, discard=discard))
             free = places[-1].free_bytes()
             if free < space_bytes + FREE_BYTES_MIN:
-                raise RefusedError(
+                raise RunRefusedError(
                     f"{path} has {free // MIB} MiB free; needed are the {space_bytes // MIB} MiB of"
                     f" --space-mib and {FREE_BYTES_MIN // MIB} MiB that stay free for other programs"
                 )
-    except RefusedError:
+    except RunRefusedError:
         for place in places:
             place.remove()
         raise
@@ -213,16 +214,17 @@ def _used(path: Path) -> Iterator[int]:
         return
 
 
-def process_with(data: Path) -> int:
-    """Return the process id of a server of this user that has the data directory, 0 if none has it."""
+def servers_in(path: Path) -> list[int]:
+    """Return the process ids of servers whose data directory is in `path`."""
+    found, prefix = [], os.fsencode(path) + b"/"
     for command in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             words = command.read_bytes().split(b"\0")
-        except OSError:  # it has ended, or is another user's
+        except OSError:  # it has ended
             continue
-        if b"serve" in words and os.fsencode(data) in words:
-            return int(command.parent.name)
-    return 0
+        if b"serve" in words and any(word.startswith(prefix) for word in words):
+            found.append(int(command.parent.name))
+    return sorted(found)
 
 
 def mount_of(path: Path) -> tuple[str, str, str]:

@@ -48,7 +48,7 @@ class Ground(Protocol):
 
     def directories(self) -> list[str]: ...
 
-    def used_bytes(self) -> int:
+    async def used_bytes(self) -> int:
         """Return the space taken on disks, 0 if that cannot be seen."""
         ...
 

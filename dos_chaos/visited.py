@@ -14,7 +14,7 @@ from typing import Final
 
 import trio
 
-from dos_chaos.errors import NotConvergedError, RefusedError
+from dos_chaos.errors import NotConvergedError, RunRefusedError
 from dos_chaos.fault_log import FaultLog
 from dos_chaos.harvest import in_sync
 from dos_client import Claim, Store, open_connection, open_store
@@ -54,17 +54,17 @@ class VisitedStore:
     def directories(self) -> list[str]:
         return [f"{self.prefix}{name}" for name in ("w0000", "w0001", "w0002", "coord")]
 
-    def used_bytes(self) -> int:
+    async def used_bytes(self) -> int:
         """Not known: the disks are on other hosts."""
         return 0
 
     async def start(self) -> None:
-        """Check that the store holds nothing, and mark it. Raises RefusedError, with the store unchanged."""
+        """Check that the store holds nothing, and mark it. Raises RunRefusedError, with nothing changed."""
         async with open_store(self.url, token=self.token, client="dos chaos") as store:
             try:
                 await in_sync(store)
             except NotConvergedError as error:
-                raise RefusedError(f"at the start, every member must be available: {error}") from error
+                raise RunRefusedError(f"at the start, every member must be available: {error}") from error
             self.copies, self._ack_quorum = len(store.record.members), store.record.ack_quorum
             self._addresses = [one.address for one in store.record.members]
             self.description = (
@@ -72,7 +72,7 @@ class VisitedStore:
             )
             runs = await earlier_runs(store)
             if runs and not self._discard:
-                raise RefusedError(
+                raise RunRefusedError(
                     f"the store holds the data of an earlier run: {'; '.join(runs.values())}. If it has"
                     " ended, pass --discard to delete this data"
                 )
@@ -146,11 +146,11 @@ class VisitedStore:
 async def earlier_runs(store: Store) -> dict[str, str]:
     """Return the runs of which the store holds objects, with a description of each.
 
-    Raises RefusedError if it holds anything that is not a run's.
+    Raises RunRefusedError if it holds anything that is not a run's.
     """
     names = await store.list_directories()
     if foreign := [name for name in names if _OWN.fullmatch(name) is None]:
-        raise RefusedError(
+        raise RunRefusedError(
             f"the store holds directories of others: {', '.join(foreign[:3])}; use a store that holds nothing"
         )
     runs: dict[str, str] = {}
@@ -164,7 +164,7 @@ async def earlier_runs(store: Store) -> dict[str, str]:
         if MARKER in objects and name == run_directory(match[1]):
             runs[match[1]] = await read_marker(store, name)
     if unmarked := sorted(with_objects.keys() - runs.keys()):
-        raise RefusedError(
+        raise RunRefusedError(
             f"directory {with_objects[unmarked[0]]} has objects, and no run has marked it; use a store that"
             " holds nothing"
         )
@@ -189,13 +189,15 @@ async def write_marker(store: Store, run_id: str) -> None:
 
 
 async def read_marker(store: Store, directory: str) -> str:
-    """Return the description of a run. Raises RefusedError if the object is not a run's marker."""
+    """Return the description of a run. Raises RunRefusedError if the object is not a run's marker."""
     try:
         content = json.loads(await store.read(directory, MARKER, 0, 10_000))
     except ValueError:
         content = {}
     if not isinstance(content, dict) or content.get("program") != "dos chaos":
-        raise RefusedError(f"{directory}/{MARKER} is not the marker of a run; use a store that holds nothing")
+        raise RunRefusedError(
+            f"{directory}/{MARKER} is not the marker of a run; use a store that holds nothing"
+        )
     return f"run {content.get('run')} of host {content.get('host')}"
 
 

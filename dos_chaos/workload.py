@@ -14,7 +14,7 @@ import msgspec
 import trio
 
 from dos_chaos.ack_log import AckLog
-from dos_chaos.core.records import CHAIN, Entry, is_manifest, make_record
+from dos_chaos.core.records import CHAIN, WrittenRecord, is_manifest, make_record
 from dos_client import Claim, QuorumUnavailableError, Store, StoreNotReadyError, backoff_s
 from dos_protocol.errors import BrokenConnectionError, DosError, FencedError, StaleGenerationError
 from journal import ChainState, ChainWriter, NotEnoughAnswersError, Op, Scratch, read_batches, take_over
@@ -142,7 +142,7 @@ class Workload:
         self._sequence = sequence
         self._meter = meter or Unmetered()
         self._number = 0
-        self._unacknowledged: deque[tuple[int, Entry, float]] = deque()
+        self._unacknowledged: deque[tuple[int, WrittenRecord, float]] = deque()
 
     async def run(self, rng: random.Random, window: int) -> None:
         """Append until cancelled, at most `window` records beyond what is acknowledged; 1 in a manifest."""

@@ -14,7 +14,7 @@ _STEPS: Final = 8
 """Buckets of latencies for each doubling: a percentile is at most 9 % too high."""
 
 
-class Latencies:
+class LatencyHistogram:
     """A histogram of latencies from 10 microseconds on."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class Phase:
 
     seconds: float = 0.0
     acknowledged: int = 0
-    latencies: Latencies = field(default_factory=Latencies)
+    latencies: LatencyHistogram = field(default_factory=LatencyHistogram)
 
     @property
     def rate(self) -> float:

@@ -27,7 +27,7 @@ class DamagedRecordError(Exception):
     """A record that is not what its writer made."""
 
 
-class Entry(NamedTuple):
+class WrittenRecord(NamedTuple):
     """One record, without its payload. Order is the order of history."""
 
     epoch: int
@@ -48,13 +48,13 @@ def digest_of(directory: str, epoch: int, number: int, sequence: int, payload: b
 
 def make_record(
     directory: str, epoch: int, number: int, sequence: int, payload: bytes
-) -> tuple[Record, Entry]:
+) -> tuple[Record, WrittenRecord]:
     digest = digest_of(directory, epoch, number, sequence, payload)
     record = Record(Op.OUTPUT, tag=sequence, ints=(epoch, number, digest), strings=(payload,))
-    return record, Entry(epoch, number, sequence, digest)
+    return record, WrittenRecord(epoch, number, sequence, digest)
 
 
-def read_entry(directory: str, record: Record) -> Entry:
+def read_entry(directory: str, record: Record) -> WrittenRecord:
     """Decode a record of the workload. Raises DamagedRecordError if it is damaged."""
     try:
         epoch, number, digest = record.ints
@@ -65,4 +65,4 @@ def read_entry(directory: str, record: Record) -> Entry:
         raise DamagedRecordError(
             f"record {number} of epoch {epoch} in {directory}: its digest does not match"
         )
-    return Entry(epoch, number, record.tag, digest)
+    return WrittenRecord(epoch, number, record.tag, digest)

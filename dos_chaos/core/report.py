@@ -114,7 +114,7 @@ def as_markdown(result: ChaosResult) -> str:
         "## Figures",
         _figures(result),
         "## Environment",
-        _table(("", ""), [(name, value) for name, value in result.environment]),
+        _table(("what", "value"), [(name, value) for name, value in result.environment]),
         f"Run again:\n\n    {result.again}",
     ]
     return "\n\n".join(parts) + "\n"

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dos_chaos.core.checker import Verdict
-from dos_chaos.core.records import Entry
+from dos_chaos.core.records import WrittenRecord
 from dos_chaos.harvest import Found, judge_directory
 from journal import Position
 from tests.chaos.disks import read_object
@@ -15,7 +15,7 @@ class Evidence:
     """The evidence of a run, by directory. `returned`: what committed reads returned during the faults;
     `disks`: the data directories of the members, whose servers are dead."""
 
-    acknowledged: dict[str, list[Entry]]
+    acknowledged: dict[str, list[WrittenRecord]]
     found: dict[str, Found]
     returned: dict[str, list[Position]]
     disks: list[Path]

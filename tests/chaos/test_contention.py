@@ -1,5 +1,4 @@
-"""Take-over under contention, on real servers: rivals, a zombie, contenders that die anywhere, servers that
-return during it.
+"""Take-over under contention, on real servers: rivals, a zombie, contenders that die, servers that return.
 
 Servers in threads where no signal is needed, processes where one is. Every history is judged by the checker
 of the long runs. Rules R1 to R18 are in docs/decisions/0003.
@@ -17,7 +16,7 @@ import pytest
 import trio
 
 from dos_chaos.core.checker import Verdict, judge_chain
-from dos_chaos.core.records import CHAIN, Entry, make_record
+from dos_chaos.core.records import CHAIN, WrittenRecord, make_record
 from dos_chaos.harvest import entries_of
 from dos_chaos.workload import keep_taking_over, take_the_chain_over
 from dos_client import Store, init_store, open_store
@@ -47,7 +46,7 @@ class History:
     """What was acknowledged to anybody, and the check that it is what is there."""
 
     def __init__(self) -> None:
-        self.acknowledged: list[Entry] = []
+        self.acknowledged: list[WrittenRecord] = []
 
     async def append(self, writer: ChainWriter, number: int, sequence: int) -> None:
         """One record, waited for."""

@@ -14,12 +14,13 @@ import pytest
 import trio
 
 from dos_chaos import command, story
-from dos_chaos.command import Request, run_in_directories, run_in_store
+from dos_chaos.command import ChaosRequest, run_in_directories, run_in_store
 from dos_chaos.core.plan import KINDS, STOP
 from dos_chaos.core.report import GOOD, NOT_RECOVERED, VIOLATION, ChaosResult
-from dos_chaos.errors import RefusedError
+from dos_chaos.errors import RunRefusedError
 from dos_chaos.harvest import Found
 from dos_chaos.local import LocalServers, restart_all
+from dos_chaos.places import RUNNING, Place, servers_in
 from dos_chaos.visited import VisitedStore
 from dos_client import init_store, open_store
 from dos_protocol.limits import MIB
@@ -29,21 +30,8 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 SPACE_MIB = 48
 
 
-def request(*kinds: str, seconds: float = 3.0, discard: bool = False) -> Request:
-    return Request(1, seconds, SPACE_MIB * MIB, discard, 3, kinds, "dos chaos again", quiet=True)
-
-
-def servers_in(folder: Path) -> list[int]:
-    """Process ids of servers with data below a folder."""
-    found = []
-    for line in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = line.read_bytes()
-        except OSError:
-            continue
-        if b"serve" in words and os.fsencode(folder) in words:
-            found.append(int(line.parent.name))
-    return found
+def request(*kinds: str, seconds: float = 3.0, discard: bool = False) -> ChaosRequest:
+    return ChaosRequest(1, seconds, SPACE_MIB * MIB, discard, 3, kinds, "dos chaos again", quiet=True)
 
 
 def dos_chaos(folder: Path, *arguments: str) -> subprocess.Popen[str]:
@@ -88,6 +76,18 @@ def test_an_interrupted_run_ends_its_servers_and_deletes_its_data(tmp_path: Path
     assert err.splitlines()[-1] == "dos: interrupted"
     assert not list(tmp_path.iterdir())
     assert not servers_in(tmp_path)
+
+
+def test_servers_that_a_killed_run_left_are_named_and_not_robbed_of_their_data(tmp_path: Path) -> None:
+    place = Place(tmp_path, discard=False)
+    place.mark(RUNNING, 1)
+    place.close()
+    with ServerProcess(tmp_path / "s1") as server:
+        with pytest.raises(RunRefusedError, match=f"kill -9 {server.pid} "):
+            Place(tmp_path, discard=True)
+        assert (server.data / "identity").exists()
+    Place(tmp_path, discard=False).remove()
+    assert not list(tmp_path.iterdir())
 
 
 def lose_a_chain(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +140,7 @@ def test_a_violation_is_reported_and_its_evidence_kept(
     assert (folder / "evidence" / "chaos.w0002.acknowledged").stat().st_size > 0
     assert {"s1", "s2", "s3"} <= {path.name for path in folder.iterdir()}
     assert not servers_in(folder)
-    with pytest.raises(RefusedError, match="pass --discard"):
+    with pytest.raises(RunRefusedError, match="pass --discard"):
         run_in_directories([folder], request(STOP))
 
 
@@ -210,7 +210,7 @@ def what_is_left_of_a_killed_run_is_deleted_on_request(url: str, monkeypatch: py
     assert left.outcome == GOOD
     before = contents(url)
     assert any(before.values())
-    with pytest.raises(RefusedError, match="data of an earlier run"):
+    with pytest.raises(RunRefusedError, match="data of an earlier run"):
         run_in_store(url, b"", request(seconds=1.0))
     assert contents(url) == before
     assert run_in_store(url, b"", request(seconds=1.0, discard=True)).outcome == GOOD
@@ -232,7 +232,7 @@ def a_store_that_holds_anything_else_is_refused(url: str) -> None:
 
     trio.run(write)
     before = contents(url)
-    with pytest.raises(RefusedError, match="no run has marked it"):
+    with pytest.raises(RunRefusedError, match="no run has marked it"):
         run_in_store(url, b"", request(seconds=1.0, discard=True))
     assert contents(url) == before
 
@@ -243,6 +243,6 @@ def a_store_that_holds_anything_else_is_refused(url: str) -> None:
 
     trio.run(write_elsewhere)
     before = contents(url)
-    with pytest.raises(RefusedError, match="directories of others: mine"):
+    with pytest.raises(RunRefusedError, match="directories of others: mine"):
         run_in_store(url, b"", request(seconds=1.0, discard=True))
     assert contents(url) == before

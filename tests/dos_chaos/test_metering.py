@@ -14,15 +14,24 @@ RECORD = 10_000
 
 
 class Disks:
-    """Disks that take `factor` bytes for each byte of payload, at most `visible` copies of it by now."""
+    """Disks that take `factor` bytes for each byte of payload. Of 3 copies, `visible` are there by now, and
+    after the first 4 MiB of payload `later`.
+    """
 
-    def __init__(self, factor: float, visible: int = 3) -> None:
+    def __init__(self, factor: float, visible: int = 3, later: int | None = None) -> None:
         self.factor = factor
         self.visible = visible
+        self.later = visible if later is None else later
         self.meter: BudgetMeter | None = None
 
-    def used(self) -> int:
-        return 0 if self.meter is None else int(self.meter.payload_bytes * self.visible * self.factor)
+    async def used(self) -> int:
+        assert self.meter is not None
+        visible = self.visible if self.meter.payload_bytes < 4 * MIB else self.later
+        return int(self.meter.payload_bytes * visible * self.factor)
+
+
+async def full() -> int:
+    return LIMIT
 
 
 async def written(disks: Disks, seconds: float, window: float) -> list[int]:
@@ -43,7 +52,9 @@ async def written(disks: Disks, seconds: float, window: float) -> list[int]:
     return seen
 
 
-@pytest.mark.parametrize("disks", [Disks(1.1), Disks(2.0), Disks(1.1, visible=2), Disks(0.0)])
+@pytest.mark.parametrize(
+    "disks", [Disks(1.1), Disks(2.0), Disks(1.1, visible=2), Disks(2.0, later=2), Disks(0.0)]
+)
 async def test_the_budget_is_not_exceeded_and_lasts_to_the_end(
     disks: Disks, autojump_clock: MockClock
 ) -> None:
@@ -56,14 +67,14 @@ async def test_the_budget_is_not_exceeded_and_lasts_to_the_end(
 
 
 async def test_nothing_is_appended_before_the_run_begins(autojump_clock: MockClock) -> None:
-    meter = BudgetMeter(Measures(), limit_bytes=LIMIT, copies=3, seconds=10.0, used=lambda: 0)
+    meter = BudgetMeter(Measures(), limit_bytes=LIMIT, copies=3, seconds=10.0, used=full)
     assert not meter.ready()
     meter.begin()
     assert meter.ready()
 
 
 async def test_a_full_budget_stops_the_writers_and_the_rest_serves_the_end(autojump_clock: MockClock) -> None:
-    meter = BudgetMeter(Measures(), limit_bytes=LIMIT, copies=3, seconds=10.0, used=lambda: LIMIT)
+    meter = BudgetMeter(Measures(), limit_bytes=LIMIT, copies=3, seconds=10.0, used=full)
     meter.begin()
     meter.appended(MIB)
     await meter.measure()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dos_chaos.errors import RefusedError
+from dos_chaos.errors import RunRefusedError
 from dos_chaos.places import FREE_BYTES_MIN, KEPT, MARKER, RUNNING, Place, mount_of, take_places
 from dos_protocol.limits import MIB
 
@@ -29,7 +29,7 @@ def earlier_run(path: Path, state: str) -> None:
 
 def refused(path: Path, words: str, *, discard: bool = False) -> None:
     before = tree(path)
-    with pytest.raises(RefusedError, match=words):
+    with pytest.raises(RunRefusedError, match=words):
         take_places([path], space_bytes=MIB, discard=discard)
     assert tree(path) == before
 
@@ -86,14 +86,14 @@ def test_two_runs_do_not_use_one_directory(tmp_path: Path) -> None:
 def test_too_little_space_is_refused_and_what_was_created_is_removed(tmp_path: Path) -> None:
     space = os.statvfs(tmp_path)
     too_much = space.f_bavail * space.f_frsize - FREE_BYTES_MIN + 100 * MIB
-    with pytest.raises(RefusedError, match="MiB free; needed are"):
+    with pytest.raises(RunRefusedError, match="MiB free; needed are"):
         take_places([tmp_path / "new"], space_bytes=too_much, discard=False)
     assert tree(tmp_path) == {}
 
 
 def test_directories_inside_of_one_another_are_refused(tmp_path: Path) -> None:
     for second in (tmp_path / "a", tmp_path / "a" / "b"):
-        with pytest.raises(RefusedError, match="separate directories"):
+        with pytest.raises(RunRefusedError, match="separate directories"):
             take_places([tmp_path / "a", second], space_bytes=MIB, discard=False)
     assert tree(tmp_path) == {}
 

@@ -3,7 +3,7 @@
 import pytest
 
 from dos_chaos.core.checker import Verdict
-from dos_chaos.core.measures import FaultWindow, Gap, Latencies, Measures, gap_of, timeline
+from dos_chaos.core.measures import FaultWindow, Gap, LatencyHistogram, Measures, gap_of, timeline
 from dos_chaos.core.report import GOOD, NOT_RECOVERED, VIOLATION, ChaosResult, as_json, as_markdown
 
 KILL = FaultWindow("kill", ("s1",), 2.0, 4.0, quorum_left=True)
@@ -56,7 +56,7 @@ def test_a_record_that_waited_through_a_fault_counts_as_during_it() -> None:
 
 
 def test_percentiles_are_at_most_a_tenth_too_high() -> None:
-    latencies = Latencies()
+    latencies = LatencyHistogram()
     assert latencies.percentile_ms(0.5) is None
     for number in range(1, 1_001):
         latencies.add(number / 1_000)
