@@ -130,7 +130,7 @@ def chaos(
     if report is not None and (report.is_dir() or not report.absolute().parent.is_dir()):
         fail(f"the report cannot be written to {report}: its directory does not exist", REFUSED)
     in_store = any(target.startswith(SCHEME) for target in targets)
-    kinds = tuple(DEFAULT_KINDS if faults is None else dict.fromkeys(faults.split(",")))
+    kinds = tuple(DEFAULT_KINDS if faults is None else dict.fromkeys(filter(None, faults.split(","))))
     request = ChaosRequest(
         seed=secrets.randbelow(1_000_000) if seed is None else seed,
         seconds=60 * minutes,

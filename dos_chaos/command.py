@@ -65,7 +65,7 @@ def run_in_directories(paths: Sequence[Path], request: ChaosRequest) -> ChaosRes
     Otherwise it is kept, with the report in it. Raises RunRefusedError with nothing changed.
     """
     places = take_places(paths, space_bytes=request.space_bytes, discard=request.discard)
-    result = ChaosResult("directories", request.again)
+    result = ChaosResult(request.again)
     with removed_unless_kept(places, request.seed):
         for place in places:
             place.mark(RUNNING, request.seed)
@@ -77,7 +77,8 @@ def run_in_directories(paths: Sequence[Path], request: ChaosRequest) -> ChaosRes
         ground = LocalServers(places, request.servers, plan)
         request.say(
             f"{request.servers} servers in {', '.join(str(place.path) for place in places)};"
-            f" {len(plan)} faults in {request.seconds / 60:g} minutes, seed {request.seed};"
+            f" {len(plan)} {'fault' if len(plan) == 1 else 'faults'} in {request.seconds / 60:g} minutes,"
+            f" seed {request.seed};"
             f" at most {request.space_bytes // MIB} MiB"
         )
 
@@ -127,7 +128,7 @@ def removed_unless_kept(places: Sequence[Place], seed: int) -> Iterator[None]:
 def run_in_store(url: str, token: bytes, request: ChaosRequest) -> ChaosResult:
     """Check a store while its user breaks it. What the run wrote is deleted, unless the result is bad."""
     evidence = Path(tempfile.mkdtemp(prefix="dos-chaos-"))
-    result = ChaosResult("store", request.again)
+    result = ChaosResult(request.again)
     result.environment = versions()
     ground = VisitedStore(url, token, evidence, discard=request.discard)
 

@@ -25,6 +25,7 @@ class BudgetMeter:
 
     Disks hold at most `limit_bytes`. `used`: measures what they hold now. It returns 0 if that cannot be
     seen; then the sum of what was appended decides. Nothing may be appended before `begin`.
+    `stopped_by_budget`: the budget was used up before the end.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class BudgetMeter:
         if self.payload_bytes > MIB:
             self._overhead = max(self._overhead, seen / (self.payload_bytes * self._copies))
         left = self._limit - self._held_back - max(seen, expected)
-        self.stopped_by_budget = left <= 0
+        self.stopped_by_budget |= left <= 0 and self.now < self._seconds
         left_s = max(2.0, self._seconds - self.now)
         self._rate = max(0.0, left / (self._copies * self._overhead * left_s))
         self._fill()

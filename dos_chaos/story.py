@@ -113,6 +113,10 @@ class ChaosRun:
         except* DosError as group:
             result.violations += [f"{type(error).__name__}: {error}" for error in _leaves(group)]
         result.used_bytes_max = self._meter.used_bytes_max
+        if self._meter.stopped_by_budget:
+            result.notes.append(
+                "the space was used up before the end, and the writers waited: pass more --space-mib."
+            )
 
     def _say(self, text: str) -> None:
         line = f"{self._meter.now:7.1f} s  {text}"

@@ -30,7 +30,6 @@ class ChaosResult:
     `environment`: name and value, as shown. `kept`: the directory of the evidence, empty if it was deleted.
     """
 
-    title: str
     again: str
     seconds: float = 0.0
     verdict: Verdict = field(default_factory=Verdict)

@@ -74,17 +74,17 @@ def test_the_timeline_shows_faults_below_the_acknowledgements() -> None:
 
 
 def test_the_verdict_is_first_and_the_outcome_follows_from_what_was_found() -> None:
-    good = ChaosResult("x", "dos chaos x --seed 1", 10.0, measures=measured(), faults=[KILL, STOP])
+    good = ChaosResult("dos chaos x --seed 1", 10.0, measures=measured(), faults=[KILL, STOP])
     assert good.outcome == GOOD
     text = as_markdown(good)
     assert text.startswith("# dos chaos: GOOD\n")
     assert "| 2.0 s | kill | s1 | 2.0 s | yes | 2.5 s | 0.5 s |  |" in text
     assert "| 6.0 s | stop | s1 s2 | 1.0 s | no | 1.0 s | 0.0 s | observed |" in text
     assert "dos chaos x --seed 1" in text
-    late = ChaosResult("x", "again", problems=["h1:1 is unavailable"], kept="/evidence")
+    late = ChaosResult("again", problems=["h1:1 is unavailable"], kept="/evidence")
     assert late.outcome == NOT_RECOVERED
     assert as_markdown(late).splitlines()[4] == "- h1:1 is unavailable"
-    lost = ChaosResult("x", "again", verdict=Verdict(lost=1, examples=["lost 7"]), problems=["late"])
+    lost = ChaosResult("again", verdict=Verdict(lost=1, examples=["lost 7"]), problems=["late"])
     assert lost.outcome == as_json(lost)["outcome"] == VIOLATION
     assert "- lost 7\n- late" in as_markdown(lost)
-    assert ChaosResult("x", "again", violations=["LossError"]).outcome == VIOLATION
+    assert ChaosResult("again", violations=["LossError"]).outcome == VIOLATION
