@@ -19,7 +19,7 @@ import trio
 
 from dos_chaos.core.plan import make_plan
 from dos_chaos.core.report import GOOD, ChaosResult, as_json, as_markdown
-from dos_chaos.errors import NotConvergedError, RunRefusedError, ServerStartError
+from dos_chaos.errors import NotConvergedError
 from dos_chaos.local import LocalServers
 from dos_chaos.places import KEPT, RUNNING, Place, PlaceInfo, take_places
 from dos_chaos.story import ChaosRun, Ground, RunLimits
@@ -84,10 +84,7 @@ def run_in_directories(paths: Sequence[Path], request: ChaosRequest) -> ChaosRes
 
         async def work() -> None:
             try:
-                try:
-                    await ground.start()
-                except* ServerStartError as group:
-                    raise RunRefusedError(f"a server cannot be started: {group.exceptions[0]}") from group
+                await ground.start()
                 with client_log(ground.evidence / "client.log"):
                     await ChaosRun(ground, request.limits, request.seed, result, request.say).run()
             finally:

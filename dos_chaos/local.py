@@ -15,6 +15,7 @@ from typing import Final
 import trio
 
 from dos_chaos.core.plan import DISK_FULL, KILL, SLOW_DISK, STOP, WIPE, PlannedFault
+from dos_chaos.errors import RunRefusedError, ServerStartError
 from dos_chaos.fault_log import FaultLog
 from dos_chaos.places import EVIDENCE, LOAD, Place
 from dos_chaos.servers import ServerProcess
@@ -77,19 +78,26 @@ class LocalServers:
         return sum([await trio.to_thread.run_sync(place.used_bytes) for place in self._places])
 
     async def start(self) -> None:
-        """Start the servers, and make them a store."""
+        """Start the servers, and make them a store. Raises RunRefusedError if one does not start."""
         self.evidence.mkdir(exist_ok=True)
+        ended: list[ServerStartError] = []
         async with trio.open_nursery() as nursery:
             for number in range(self._count):
-                nursery.start_soon(self._start_server, number)
+                nursery.start_soon(self._start_server, number, ended)
+        if ended:
+            raise RunRefusedError(f"a server cannot be started: {ended[0]}")
         self.members.sort(key=lambda member: member.name)
         await init_store(self.url, client="dos chaos")
 
-    async def _start_server(self, number: int) -> None:
+    async def _start_server(self, number: int, ended: list[ServerStartError]) -> None:
         place = self._places[number % len(self._places)]
         data = place.path / f"s{number + 1}"
-        server = await trio.to_thread.run_sync(ServerProcess, data)
-        self.members.append(LocalMember(data.name, server, place))
+        try:
+            server = await trio.to_thread.run_sync(ServerProcess, data)
+        except ServerStartError as error:
+            ended.append(error)
+        else:
+            self.members.append(LocalMember(data.name, server, place))
 
     def describe(self) -> str:
         """Return the state of each server, for a progress line."""

@@ -90,6 +90,15 @@ def test_servers_that_a_killed_run_left_are_named_and_not_robbed_of_their_data(t
     assert not list(tmp_path.iterdir())
 
 
+def test_servers_that_cannot_start_are_refused_and_nothing_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(RunRefusedError, match="a server cannot be started"):
+        run_in_directories([tmp_path / "d"], request(STOP))
+    assert not list(tmp_path.iterdir())
+
+
 def lose_a_chain(monkeypatch: pytest.MonkeyPatch) -> None:
     """Disks that lose what they had synced: the segments of a chain are gone when the servers start again."""
 
