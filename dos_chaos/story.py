@@ -106,10 +106,8 @@ class ChaosRun:
                 await self._compare()
         except* trio.TooSlowError:
             result.problems.append("recovery or comparison took too long, and was given up")
-        except* (NotConvergedError, *NOT_NOW) as group:
+        except* (NotConvergedError, ServerStartError, *NOT_NOW) as group:
             result.problems += [str(error) for error in _leaves(group)]
-        except* ServerStartError as group:
-            result.violations += [f"a server did not start again: {error}" for error in _leaves(group)]
         except* DosError as group:
             result.violations += [f"{type(error).__name__}: {error}" for error in _leaves(group)]
         result.used_bytes_max = self._meter.used_bytes_max

@@ -121,7 +121,7 @@ def as_markdown(result: ChaosResult) -> str:
 
 def _wrong(result: ChaosResult) -> list[str]:
     lines = [*result.violations, *result.verdict.examples, *result.problems]
-    parts = ["\n".join(f"- {line}" for line in lines)] if lines else []
+    parts = ["\n".join(f"- {' '.join(line.split())}" for line in lines)] if lines else []
     if result.kept:
         parts.append(f"Evidence (data, logs, acknowledgements): `{result.kept}`")
     return parts + [f"Note: {note}" for note in result.notes]
