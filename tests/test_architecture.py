@@ -19,6 +19,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "dos_server": {"dos_protocol"},
     "dos_client": {"dos_protocol"},
     "journal": {"dos_client", "dos_protocol"},
+    "dos_chaos": {"journal", "dos_client", "dos_protocol"},
     "checkpoint": {"journal", "dos_client", "dos_protocol"},
     "dataflow": {"checkpoint", "journal", "dos_client", "dos_protocol"},
     "spark_integration": {"dataflow", "checkpoint", "journal", "dos_client", "dos_protocol"},
@@ -54,7 +55,7 @@ CLIENT_PARTS: dict[str, set[str]] = {
 """sub-package of `dos_client` -> the sub-packages that it may import, in addition to itself and the files
 above."""
 
-CORE_DEPENDENCIES_ONLY = ("dos_protocol", "dos_server", "dos_client", "journal", "dos_cli")
+CORE_DEPENDENCIES_ONLY = ("dos_protocol", "dos_server", "dos_client", "journal", "dos_chaos", "dos_cli")
 """`./run dos` installs no Spark: these packages work without the extras below."""
 EXTRAS = {"pyspark", "py4j", "pyarrow", "pandas", "numpy", "psutil", "datasketches", "lmdb", "sqlalchemy"}
 SPARK = {"pyspark", "py4j"}

@@ -15,8 +15,9 @@ from signal import SIGCONT, SIGKILL, SIGSTOP
 
 import trio
 
+from dos_chaos.ack_log import count_acknowledged, read_log
+from dos_chaos.core.records import WrittenRecord
 from dos_client import init_store
-from tests.chaos.records import Entry, count_acknowledged, read_log
 from tests.chaos.writer import FENCED
 from tests.support.proxy import Proxy
 from tests.support.servers import ServerProcess
@@ -186,7 +187,7 @@ class Cluster:
     def acknowledged(self) -> int:
         return sum(map(self.acknowledged_in, self.writers))
 
-    def logged(self, directory: str) -> list[Entry]:
+    def logged(self, directory: str) -> list[WrittenRecord]:
         """Return everything acknowledged in a directory, by any writer."""
         return [
             entry

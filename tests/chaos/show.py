@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from tests.chaos.checker import VIOLATIONS
+from dos_chaos.core.checker import VIOLATIONS
 from tests.chaos.cluster import Cluster
 from tests.chaos.nemesis import Nemesis
 from tests.chaos.story import Options, Report, Watcher

@@ -7,15 +7,17 @@ from typing import Any
 
 import trio
 
+from dos_chaos.core.checker import Verdict
+from dos_chaos.errors import NotConvergedError
+from dos_chaos.harvest import CommittedReader, Found, harvest
 from dos_protocol.errors import DosError
-from tests.chaos.checker import Verdict
 from tests.chaos.cluster import Cluster, running
+from tests.chaos.evidence import Evidence, judge
 from tests.chaos.faults import LANES
-from tests.chaos.harvest import CommittedReader, Evidence, Found, NotConvergedError, harvest, judge
 from tests.chaos.nemesis import Nemesis, Pauses, keep_writers
-from tests.chaos.records import MANIFEST_DIRECTORY
 
 CREATED_S = 60.0
+MANIFEST_DIRECTORY = "app.coord"
 GOING_ON_S = 60.0
 """After healing every directory has something acknowledged again within this (P-10)."""
 

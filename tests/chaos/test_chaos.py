@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import trio
 
-from tests.chaos.checker import VIOLATIONS
+from dos_chaos.core.checker import VIOLATIONS
 from tests.chaos.disks import object_path, read_object
+from tests.chaos.evidence import Evidence, judge
 from tests.chaos.faults import LANES
-from tests.chaos.harvest import Evidence, judge
 from tests.chaos.show import command_line
 from tests.chaos.story import Options, run
 from tests.support.second_chance import SLOW

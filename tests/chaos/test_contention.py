@@ -1,5 +1,4 @@
-"""Take-over under contention, on real servers: rivals, a zombie, contenders that die anywhere, servers that
-return during it.
+"""Take-over under contention, on real servers: rivals, a zombie, contenders that die, servers that return.
 
 Servers in threads where no signal is needed, processes where one is. Every history is judged by the checker
 of the long runs. Rules R1 to R18 are in docs/decisions/0003.
@@ -16,16 +15,17 @@ from signal import SIGKILL
 import pytest
 import trio
 
+from dos_chaos.core.checker import Verdict, judge_chain
+from dos_chaos.core.records import CHAIN, WrittenRecord, make_record
+from dos_chaos.harvest import entries_of
+from dos_chaos.workload import keep_taking_over, take_the_chain_over
 from dos_client import Store, init_store, open_store
 from dos_protocol.errors import FencedError
 from journal import ChainWriter, Record, inspect_chain, read_records
 from journal.core.segment import parse_segment_name
-from tests.chaos.checker import Verdict, judge_chain
 from tests.chaos.cluster import Writer, running
 from tests.chaos.disks import read_object
-from tests.chaos.harvest import entries_of
-from tests.chaos.records import CHAIN, Entry, make_record
-from tests.chaos.writer import FENCED, keep_taking_over, take_the_chain_over
+from tests.chaos.writer import FENCED
 from tests.dos_client.support import ThreadServer, content_of, thread_servers, until, url_of
 from tests.support.proxy import Proxy, proxies
 from tests.support.servers import ServerProcess, three_servers  # noqa: F401
@@ -46,7 +46,7 @@ class History:
     """What was acknowledged to anybody, and the check that it is what is there."""
 
     def __init__(self) -> None:
-        self.acknowledged: list[Entry] = []
+        self.acknowledged: list[WrittenRecord] = []
 
     async def append(self, writer: ChainWriter, number: int, sequence: int) -> None:
         """One record, waited for."""

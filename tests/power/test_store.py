@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 import trio
 
+from dos_chaos.ack_log import AckLog, count_acknowledged, read_log
+from dos_chaos.core.checker import Verdict, judge_chain
+from dos_chaos.core.records import CHAIN
+from dos_chaos.harvest import entries_of
+from dos_chaos.workload import Workload, keep_taking_over
 from dos_client import init_store, open_store
 from journal import inspect_chain, read_records
-from tests.chaos.checker import Verdict, judge_chain
-from tests.chaos.harvest import entries_of
-from tests.chaos.records import CHAIN, AckLog, count_acknowledged, read_log
-from tests.chaos.writer import Workload, keep_taking_over
 from tests.dos_client.support import url_of
 from tests.power.mount import LossyDisk
 from tests.support.servers import ServerProcess

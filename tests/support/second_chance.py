@@ -13,6 +13,7 @@ import pytest
 NEVER_AGAIN: Final = (
     "tests/chaos/",
     "tests/contract/",
+    "tests/dos_chaos/",
     "tests/fuzz/",
     "tests/models/",
     "tests/power/",

@@ -1,135 +1,18 @@
-"""Real servers as processes: started with `dos serve` on a free port of loopback, ended by their own process
-id.
+"""Fixtures with real servers as processes, and `ServerProcess`, which they are made of.
 
 Import the fixtures where you need them (`from tests.support.servers import three_servers`), or use
-`ServerProcess` as a context manager. A server that a test kills and starts again keeps its port and its data
-directory: meanwhile the port is held, so that no test beside this one is given it.
+`ServerProcess` as a context manager.
 """
 
 import contextlib
-import re
-import signal
-import socket
-import subprocess
-import sys
-import threading
-import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 
 import pytest
 
-START_SECONDS_MAX = 30.0
+from dos_chaos.servers import ServerProcess, hold_port
 
-
-def hold_port(port: int) -> socket.socket:
-    """A socket bound to a port, a free one for 0, that does not listen: a server with SO_REUSEADDR still can,
-    and the kernel gives the port to nobody who does not ask for it by number."""
-    held = socket.socket()
-    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    held.bind(("127.0.0.1", port))
-    return held
-
-
-class ServerProcess:
-    """One `dos serve`. Listens when the constructor returns. Attributes: data, address, server_id.
-
-    `under`: a program that runs another one, and ends as that one.
-    """
-
-    def __init__(
-        self,
-        data: Path,
-        *,
-        port: int = 0,
-        options: tuple[str, ...] = (),
-        log_path: Path | None = None,
-        under: tuple[str, ...] = (),
-    ) -> None:
-        self.data = data
-        self.under = under
-        self.options = options
-        self.log_path = log_path or data.with_name(data.name + ".log")
-        held = hold_port(port)
-        weakref.finalize(self, held.close)
-        self.address: tuple[str, int] = held.getsockname()
-        self.server_id = ""
-        self._start()
-
-    def _start(self) -> None:
-        command = [*self.under, sys.executable, "-m", "dos_cli", "serve", "--data", str(self.data)]
-        command += ["--listen", f"127.0.0.1:{self.address[1]}", "--verbose", *self.options]
-        with self.log_path.open("ab") as log:
-            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
-        watchdog = threading.Timer(START_SECONDS_MAX, self.process.kill)
-        watchdog.start()
-        try:
-            line = self.process.stdout.readline() if self.process.stdout else ""
-        finally:
-            watchdog.cancel()
-        match = re.search(rf"at 127\.0\.0\.1:{self.address[1]}, server id ([0-9a-f]{{32}})", line)
-        if match is None:
-            self.kill()
-            raise RuntimeError(f"server did not start: {line!r}\n{self.log_path.read_text()}")
-        self.server_id = match[1]
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
-
-    @property
-    def url(self) -> str:
-        return f"dos://{self.address[0]}:{self.address[1]}"
-
-    @property
-    def location(self) -> str:
-        """host:port, as a URL of several servers wants it."""
-        return f"{self.address[0]}:{self.address[1]}"
-
-    @property
-    def running(self) -> bool:
-        return self.process.poll() is None
-
-    def kill(self) -> None:
-        """SIGKILL, and wait until it has ended."""
-        self._end(signal.SIGKILL)
-
-    def stop(self) -> int:
-        """SIGTERM, and wait: the clean end. Returns the exit code."""
-        return self._end(signal.SIGTERM)
-
-    def pause(self) -> None:
-        """SIGSTOP: it keeps its connections and answers nothing."""
-        self.process.send_signal(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        self.process.send_signal(signal.SIGCONT)
-
-    def _end(self, number: signal.Signals) -> int:
-        if self.running:
-            self.process.send_signal(number)
-        try:
-            code = self.process.wait(timeout=20)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            code = self.process.wait()
-        if self.process.stdout is not None:
-            self.process.stdout.close()
-        return code
-
-    def restart(self) -> None:
-        """Start again on the same port and data, after `kill` or `stop`; kills it first if it still runs."""
-        self.kill()
-        self._start()
-
-    def __enter__(self) -> "ServerProcess":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.kill()
+__all__ = ["ServerProcess", "hold_port", "one_server", "three_servers", "url_of"]
 
 
 @pytest.fixture

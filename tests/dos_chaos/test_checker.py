@@ -8,19 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from dos_chaos.ack_log import AckLog, count_acknowledged, read_log
+from dos_chaos.core.checker import VIOLATIONS, Verdict, judge_chain, judge_member
+from dos_chaos.core.records import DamagedRecordError, WrittenRecord, make_record, read_entry
 from journal import Record
-from tests.chaos.checker import VIOLATIONS, Verdict, judge_chain, judge_member
-from tests.chaos.records import (
-    AckLog,
-    DamagedRecordError,
-    Entry,
-    count_acknowledged,
-    make_record,
-    read_entry,
-    read_log,
-)
 
-Entries = list[Entry]
+Entries = list[WrittenRecord]
 
 
 def history() -> Entries:
@@ -31,7 +24,7 @@ def history() -> Entries:
     ]
 
 
-def judged(acknowledged: Entries, chain: list[Entry | None]) -> Verdict:
+def judged(acknowledged: Entries, chain: list[WrittenRecord | None]) -> Verdict:
     verdict = Verdict()
     judge_chain(verdict, "d", acknowledged, chain)
     return verdict
@@ -72,7 +65,7 @@ def replace_content(chain: Entries) -> None:
     chain[7] = make_record("d", 1, 8, 8, b"another's bytes")[1]
 
 
-def damage(chain: list[Entry | None]) -> None:
+def damage(chain: list[WrittenRecord | None]) -> None:
     chain[7] = None
 
 
@@ -88,7 +81,9 @@ def damage(chain: list[Entry | None]) -> None:
         (damage, {"damaged": 1, "lost": 1, "holes": 2}),
     ],
 )
-def test_a_planted_violation_is_found(plant: Callable[[list[Entry]], None], expected: dict[str, int]) -> None:
+def test_a_planted_violation_is_found(
+    plant: Callable[[list[WrittenRecord]], None], expected: dict[str, int]
+) -> None:
     chain = history()
     plant(chain)
     verdict = judged(history(), chain)

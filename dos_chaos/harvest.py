@@ -1,43 +1,41 @@
 """After the faults, read everything in every way that a user or an operator could.
 
 It reads and takes over; the checker judges. For each chain, in this order: a committed read while its last
-writer is dead, a new take-over and its records, a committed read after it, all members in sync, and, when the
-servers are dead, each member's disk.
+writer is dead, a new take-over and its records, all members in sync, each member's copy on request, and a
+committed read after that.
 """
 
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import trio
 
-from dos_client import Store, open_store
-from dos_client.core.backoff import backoff_s
+from dos_chaos.core.checker import Verdict, judge_chain, judge_member
+from dos_chaos.core.records import CHAIN, DamagedRecordError, WrittenRecord, read_entry
+from dos_chaos.errors import NotConvergedError
+from dos_client import Claim, Store, backoff_s, open_store
 from dos_protocol.digests import prefix_digest
-from dos_protocol.errors import DosError, FencedError
+from dos_protocol.errors import CorruptError, DosError, FencedError, NotFoundError, PastEndError
 from journal import ChainState, ChainWriter, Op, Position, Record, inspect_chain, read_batches, take_over
 from journal.reading import ChainSource
-from tests.chaos.checker import Verdict, judge_chain, judge_member
-from tests.chaos.disks import read_object
-from tests.chaos.records import CHAIN, DamagedRecordError, Entry, read_entry
 
 IN_SYNC_S = 60.0
 TAKE_OVER_S = 90.0
 
 
-class NotConvergedError(Exception):
-    """After the heal, something did not recover in time."""
-
-
 @dataclass(slots=True)
 class Found:
-    """One directory. `chain`: segment -> its bytes, the oldest first. `entries`: None for a damaged one."""
+    """One directory. `chain`: segment -> its bytes, the oldest first. `entries`: None for a damaged one.
+
+    `copies`: member -> segment -> the bytes that this member returned, None for a copy that is damaged.
+    """
 
     state: ChainState
     chain: dict[str, bytes] = field(default_factory=dict)
-    entries: list[Entry | None] = field(default_factory=list)
+    copies: dict[str, dict[str, bytes | None]] = field(default_factory=dict)
+    entries: list[WrittenRecord | None] = field(default_factory=list)
     committed_before: Position | None = None
     committed_after: Position | None = None
 
@@ -45,15 +43,16 @@ class Found:
 class CommittedReader:
     """Reads chains during the faults, as any reader may, and records what it received (R10)."""
 
-    def __init__(self, url: str, directories: list[str]) -> None:
+    def __init__(self, url: str, directories: list[str], token: bytes = b"") -> None:
         self.returned: dict[str, list[Position]] = {directory: [] for directory in directories}
         self._url = url
+        self._token = token
 
     async def run(self, pause_s: float = 0.5) -> None:
         """Run until canceled. A read fails if too few members are available, or during a take-over."""
         while True:
             try:
-                async with open_store(self._url, client="reader") as store:
+                async with open_store(self._url, token=self._token, client="reader") as store:
                     while True:
                         for directory, returned in self.returned.items():
                             await self._read_once(store, directory, returned)
@@ -71,7 +70,7 @@ class CommittedReader:
 
 
 @asynccontextmanager
-async def taken_over(store: Store, directory: str) -> AsyncIterator[tuple[ChainSource, ChainState]]:
+async def taken_over(store: Store, directory: str) -> AsyncIterator[tuple[Claim, ChainState]]:
     """A fresh take-over of a chain, to its own start acknowledged (R8)."""
     attempt = 0
     while True:
@@ -85,9 +84,8 @@ async def taken_over(store: Store, directory: str) -> AsyncIterator[tuple[ChainS
         break
     async with claim:
         state = await take_over(claim, CHAIN, generation=store.record.generation)
-        source = ChainSource(claim)
         writer = await ChainWriter.open(claim, CHAIN, state, store.record.generation)
-        yield source, state
+        yield claim, state
         await in_sync(store)
         await writer.aclose()
 
@@ -102,23 +100,57 @@ async def in_sync(store: Store) -> None:
     raise NotConvergedError(f"members are not in sync after {IN_SYNC_S:g} s: {states}")
 
 
-async def harvest(url: str, directory: str) -> Found:
-    """Read one directory from the servers. Its writers are dead."""
+async def harvest(url: str, directory: str, *, token: bytes = b"", copies: bool = False) -> Found:
+    """Read one directory from the servers. Its writers are dead. `copies`: from each member alone, too."""
     with trio.fail_after(TAKE_OVER_S + IN_SYNC_S):
-        async with open_store(url, client="checker") as store:
+        async with open_store(url, token=token, client="checker") as store:
             before = (await inspect_chain(store, directory, CHAIN)).end
-            async with taken_over(store, directory) as (source, state):
+            async with taken_over(store, directory) as (claim, state):
                 found = Found(state, committed_before=before)
                 for span in state.segments:
-                    parts = [part async for part in source.chunks(span.name, span.length)]
+                    parts = [part async for part in ChainSource(claim).chunks(span.name, span.length)]
                     found.chain[span.name] = b"".join(parts)
                 async for batch in read_batches(store, state, directory=directory):
                     found.entries += entries_of(directory, batch)
+                if copies:
+                    await in_sync(store)
+                    found.copies = await copies_of(store, claim, found.chain)
             found.committed_after = (await inspect_chain(store, directory, CHAIN)).end
             return found
 
 
-def entries_of(directory: str, batch: list[tuple[Position, Record]]) -> Iterator[Entry | None]:
+async def copies_of(
+    store: Store, claim: Claim, chain: Mapping[str, bytes]
+) -> dict[str, dict[str, bytes | None]]:
+    """Return each member's copies of the segments of a chain, read from that member alone."""
+    return {
+        member.address: {
+            name: await read_copy(claim, name, content, member.server_id) for name, content in chain.items()
+        }
+        for member in store.members()
+    }
+
+
+async def read_copy(claim: Claim, name: str, content: bytes, member: bytes) -> bytes | None:
+    """Return one member's copy, up to the length of `content`; None if the member finds it damaged.
+
+    A copy that is equal to `content` is returned as `content` itself, so that equal copies take no memory.
+    """
+    copy = bytearray()
+    while len(copy) < len(content):
+        try:
+            part = await claim.read(name, len(copy), len(content) - len(copy), member=member)
+        except CorruptError:
+            return None
+        except (NotFoundError, PastEndError):
+            break
+        if not part:
+            break
+        copy += part
+    return content if copy == content else bytes(copy)
+
+
+def entries_of(directory: str, batch: list[tuple[Position, Record]]) -> Iterator[WrittenRecord | None]:
     for _, record in batch:
         if record.op is Op.OUTPUT:
             try:
@@ -135,27 +167,18 @@ def is_on(position: Position, found: Found) -> bool:
     return False
 
 
-@dataclass(slots=True)
-class Evidence:
-    """The evidence of a run, by directory. `returned`: what committed reads returned during the faults;
-    `disks`: the data directories of the members, whose servers are dead."""
-
-    acknowledged: dict[str, list[Entry]]
-    found: dict[str, Found]
-    returned: dict[str, list[Position]]
-    disks: list[Path]
-
-
-def judge(evidence: Evidence) -> Verdict:
-    """Everything, against everything."""
-    verdict = Verdict()
-    for directory, found in evidence.found.items():
-        judge_chain(verdict, directory, evidence.acknowledged[directory], found.entries)
-        _judge_reads(verdict, directory, found, evidence.returned[directory])
-        for data in evidence.disks:
-            held = {name: read_object(data, directory, name) for name in found.chain}
-            judge_member(verdict, f"{data.name} {directory}", found.chain, held)
-    return verdict
+def judge_directory(
+    verdict: Verdict,
+    directory: str,
+    found: Found,
+    acknowledged: list[WrittenRecord],
+    returned: list[Position],
+) -> None:
+    """Judge one directory. `returned`: what committed reads returned during the faults."""
+    judge_chain(verdict, directory, acknowledged, found.entries)
+    _judge_reads(verdict, directory, found, returned)
+    for member, held in found.copies.items():
+        judge_member(verdict, f"{member} {directory}", found.chain, held)
 
 
 def _judge_reads(verdict: Verdict, directory: str, found: Found, returned: list[Position]) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Final
 
-from tests.chaos.records import Entry
+from dos_chaos.core.records import WrittenRecord
 
 EXAMPLES_MAX: Final = 20
 
@@ -65,7 +65,10 @@ assert set(VIOLATIONS) <= {one.name for one in fields(Verdict)}
 
 
 def judge_chain(
-    verdict: Verdict, directory: str, acknowledged: Iterable[Entry], chain: Sequence[Entry | None]
+    verdict: Verdict,
+    directory: str,
+    acknowledged: Iterable[WrittenRecord],
+    chain: Sequence[WrittenRecord | None],
 ) -> None:
     """One directory. `chain`: its records in order, None for a damaged one."""
     found = [entry for entry in chain if entry is not None]
@@ -80,10 +83,10 @@ def judge_chain(
 
 
 def _judge_acknowledged(
-    verdict: Verdict, directory: str, acknowledged: Iterable[Entry], found: Sequence[Entry]
+    verdict: Verdict, directory: str, acknowledged: Iterable[WrittenRecord], found: Sequence[WrittenRecord]
 ) -> None:
     there = set(found)
-    known: set[Entry] = set()
+    known: set[WrittenRecord] = set()
     for entry in acknowledged:
         verdict.acknowledged += 1
         if entry in known:
@@ -95,7 +98,7 @@ def _judge_acknowledged(
             verdict.note(f"{directory}: lost {entry}")
 
 
-def _judge_order(verdict: Verdict, directory: str, found: Sequence[Entry]) -> None:
+def _judge_order(verdict: Verdict, directory: str, found: Sequence[WrittenRecord]) -> None:
     seen: set[tuple[int, int]] = set()
     highest = (0, 0)
     for entry in found:
@@ -109,7 +112,7 @@ def _judge_order(verdict: Verdict, directory: str, found: Sequence[Entry]) -> No
         highest = max(highest, entry.name)
 
 
-def _judge_holes(verdict: Verdict, directory: str, found: Sequence[Entry]) -> None:
+def _judge_holes(verdict: Verdict, directory: str, found: Sequence[WrittenRecord]) -> None:
     numbers: dict[int, set[int]] = {}
     for entry in found:
         numbers.setdefault(entry.epoch, set()).add(entry.number)
