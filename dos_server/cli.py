@@ -135,10 +135,11 @@ def serve(
 
 def _refuse_hidden_loopback(opened: OpenServer, host: str) -> None:
     """Exit if the name of a host means loopback here, as Debian writes it into /etc/hosts."""
-    if is_loopback(opened.address[0]) and not is_loopback(host):
+    address, _ = opened.address
+    if is_loopback(address) and not is_loopback(host):
         opened.shut()
         _refuse(
-            f"{host} is {opened.address[0]} on this machine, which no other machine can reach: pass the"
+            f"{host} is {address} on this machine, which no other machine can reach: pass the"
             " address of a network interface, or [::] for all of them"
         )
 

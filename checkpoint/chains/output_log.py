@@ -7,6 +7,7 @@ state does.
 
 from collections.abc import Callable
 from contextlib import aclosing
+from typing import Final
 
 import trio
 
@@ -28,6 +29,9 @@ from dos_protocol.errors import LocalProtocolError
 from journal import NO_FLOOR, ORIGIN, ChainWriter, Floor, Op, Position, Record, Scratch, parse_segment_name
 from journal.ports import ClaimPort
 
+_FIRST_SEGMENT: Final[Floor] = (1, 0)
+"""A floor of which nothing is below: epochs begin at 1, and a checkpoint names a floor of each chain."""
+
 
 class OutputLog(ChainStore):
     """An output log. Create it with `open`, on the trio loop that holds the claim. Not for several tasks at
@@ -42,12 +46,17 @@ class OutputLog(ChainStore):
         publish: Publish,
         chain: str,
         segments: list[Floor],
+        below: Position | None,
     ) -> None:
         super().__init__(restored, writer)
         self._line = line
         self._publish = publish
         self._chain = chain
         self._segments = segments
+        self._below = below
+        """The position below whose segment the take-over did not go: `trim` reads what is there. None: all of
+        it is in `_segments`.
+        """
         self._needed = NO_FLOOR
         """The lowest segment that anybody needs, as the trimmer found it last."""
         self._voted = 0
@@ -94,7 +103,8 @@ class OutputLog(ChainStore):
                 if record.op is Op.OUTPUT:
                     output = decode_output(record.ints, record.strings, where=chain_name, at=end.size)
                     line.add(output.step, output.digest, end)
-        return cls(restored, await taken.open(), line, publish, chain_name, segments_of(taken.state))
+        segments = segments_of(taken.state)
+        return cls(restored, await taken.open(), line, publish, chain_name, segments, at)
 
     @property
     def last_step(self) -> int:
@@ -149,6 +159,9 @@ class OutputLog(ChainStore):
         `Trimmer.step`.
         """
         self._note_segment()
+        if self._below is not None:
+            lower = await trimmer.segments_to(directory, self._chain, self._below)
+            self._segments, self._below = sorted({*lower, *self._segments}), None
         self._segments = [one for one in self._segments if one >= self._writer.released]
         end = self._writer.synced
         now = RowsChain(directory, self._chain, split, tuple(self._segments), end, end)
@@ -161,7 +174,7 @@ class OutputLog(ChainStore):
         anybody needs, and not above the segment that contains the position in the checkpoint.
         """
         holding = [one for one in self._segments if one[1] < self._voted]
-        lowest = self._segments[0]
+        lowest = max(self._writer.released, _FIRST_SEGMENT)
         return max(lowest, min(self._needed, max(holding, default=lowest)))
 
     def _note_segment(self) -> None:

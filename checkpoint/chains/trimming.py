@@ -34,8 +34,10 @@ from journal import (
     ChainWriter,
     Floor,
     Op,
+    Position,
     RecordDecoder,
     SegmentName,
+    inspect_chain_at,
     parse_segment_name,
 )
 from journal.ports import StorePort
@@ -87,6 +89,14 @@ class TrimPlanner:
         now = ChainNow(chain.segments, chain.end, chain.last_end, times)
         return trim_floor(now, needs, rule, now_ms)
 
+    async def segments_to(self, directory: str, chain: str, at: Position, released: Floor) -> list[Floor]:
+        """Return the segments of a chain from the released floor to a committed position.
+
+        Raises what `inspect_chain_at` raises.
+        """
+        state = await inspect_chain_at(self._store, directory, chain, at, floor=released[1])
+        return segments_of(state)
+
     async def _first_times(self, chain: RowsChain) -> dict[Floor, int]:
         found = {}
         for segment in chain.segments[:-1]:
@@ -128,6 +138,10 @@ class Trimmer:
         self._collect = collect
         self._appending = appending
         self._collected = NO_FLOOR
+
+    async def segments_to(self, directory: str, chain: str, at: Position) -> list[Floor]:
+        """Return the segments of the chain up to a committed position; see `TrimPlanner.segments_to`."""
+        return await self._planner.segments_to(directory, chain, at, self._writer.released)
 
     async def step(
         self, chain: RowsChain, now_ms: int, *, allowed: Floor | None = None
