@@ -16,7 +16,7 @@ from tests.shells.run import plan_of, run_seed
 from tests.shells.trio_run import TaskCount, run_deterministic
 
 ROOT = Path(__file__).parent.parent.parent
-SEEDS = 200
+SEEDS = 150
 CHUNK = 10
 
 
