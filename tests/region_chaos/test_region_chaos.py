@@ -11,19 +11,19 @@ from tests.region_chaos.campaign import Campaign, Options, make_input
 from tests.region_chaos.output import WrongOutputError, digest, true_digest
 from tests.region_chaos.plan import DEFAULT, Kind, draw
 
-SEED = 21
-"""With the faults of a run each: of the five, one kills the driver, for a session takes seconds to start."""
+SEED = 23
+"""With the faults of a run each: of the three, one kills the driver, for a session takes seconds to start."""
 
 
 # EVIDENCE-OF: P-7, P-10
 @pytest.mark.spark
-@pytest.mark.timeout(1_200)  # two Spark sessions and six regions, on a busy machine
+@pytest.mark.timeout(1_200)  # two Spark sessions and four regions, on a busy machine
 def test_whatever_is_killed_the_output_is_that_of_a_run_without_faults() -> None:
     event: list[str] = []
-    campaign = Campaign(Options(seed=SEED, runs=5, minutes=None), event.append)
+    campaign = Campaign(Options(seed=SEED, runs=3, minutes=None), event.append)
     assert campaign.go(), "\n".join(event)
     done = campaign.summary()
-    assert (done["runs"], done["identical"]) == (5, 5)
+    assert (done["runs"], done["identical"]) == (3, 3)
     assert done["faults"]["worker"] > 0, event
     assert done["faults"]["server"] > 0, event
     assert done["faults"]["driver"] == 1, event
