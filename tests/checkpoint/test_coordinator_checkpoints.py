@@ -91,6 +91,8 @@ def test_where_operators_trigger_checkpoints_time_does_not_and_each_place_gets_o
 
 def test_where_time_triggers_checkpoints_operators_may_request_more() -> None:
     region = CoordinatorHarness(checkpoint_interval_s=100.0).run()
+    region.progress(0, step=1)
+    assert region.sent(RequestCut) == []
     region.receive(0, WantsCut, step=3)
     region.tick(5)
     assert [order.cut for _, order in region.sent(RequestCut)] == [1, 1]
