@@ -8,7 +8,7 @@ when it returns, and everyone who reads the register afterwards sees it.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 from checkpoint import limits
@@ -30,6 +30,7 @@ from journal import (
     ORIGIN,
     NotEnoughAnswersError,
     Op,
+    Position,
     Record,
     below,
     inspect_chain,
@@ -47,8 +48,12 @@ async def read_register(store: StorePort, place: RegisterPlace) -> Register:
     Raises CorruptDataError, QuorumUnavailableError, and what reading a chain raises.
     """
     chain = await inspect_chain(store, place.directory, place.chain)
+    return await _last_state(read_records(store, chain, directory=place.directory), place)
+
+
+async def _last_state(steps: AsyncGenerator[tuple[Position, Record]], place: RegisterPlace) -> Register:
     found = Register()
-    async with aclosing(read_records(store, chain, directory=place.directory)) as records:
+    async with aclosing(steps) as records:
         async for end, record in records:
             if record.op is Op.CONSUMERS:
                 found = decode_register(record.strings, where=place.directory, at=end.size)
@@ -86,12 +91,7 @@ async def _change(
     claim: ManifestClaimPort, host: ManifestHost, place: RegisterPlace, change: Callable[[Register], Register]
 ) -> Register:
     taken = await _take(claim, place.chain, host.record.generation)
-    register = Register()
-    async with aclosing(taken.records()) as records:
-        async for end, record in records:
-            if record.op is Op.CONSUMERS:
-                register = decode_register(record.strings, where=place.directory, at=end.size)
-    register = change(register)
+    register = change(await _last_state(taken.records(), place))
     state = Record(Op.CONSUMERS, ints=(host.wall_time_ms(),), strings=(encode_register(register),))
     writer = await taken.open([state])
     try:

@@ -21,7 +21,7 @@ import trio
 
 from checkpoint import limits
 from checkpoint.chains.chain_store import ChainStore, TakenChain
-from checkpoint.chains.trimming import RowsChain, Trimmer, TrimPlanner, segments_of
+from checkpoint.chains.trimming import KeptSegments, RowsChain, Trimmer, TrimPlanner
 from checkpoint.core.consumers import input_register
 from checkpoint.core.inputs import (
     CLOSED_CHAIN,
@@ -51,7 +51,6 @@ from journal import (
     Record,
     below,
     inspect_chain,
-    parse_segment_name,
     read_records,
 )
 
@@ -75,11 +74,10 @@ class InputLog(ChainStore):
         super().__init__(restored, writer)
         self._claim = claim
         self._producer = producer
-        self._segments = segments_of(restored.state)
+        self._segments = KeptSegments(restored.state, writer)
         self._appending = trio.Lock()
         self._trimmer = Trimmer(planner, writer, self._collect, self._appending)
         self._trimming = trio.CancelScope()
-        self._note_segment()
         self._digest = line.digest
         self.last = line.batch
         """The last batch that was appended; it is recorded when `recorded` returns."""
@@ -178,9 +176,9 @@ class InputLog(ChainStore):
     ) -> BatchDecision:
         if judge_batch(number, self.last) is BatchDecision.DISCARD:
             return BatchDecision.DISCARD
-        self._note_segment()  # the trimmer may have begun one
+        self._segments.note()  # the trimmer may have begun one
         await self._roll_if_longer(limits.input_segment_bytes_max)
-        self._note_segment()
+        self._segments.note()
         made = _Parts(number, self._digest)
         held = await anext(parts)
         async for part in parts:
@@ -220,27 +218,19 @@ class InputLog(ChainStore):
     @property
     def chain(self) -> RowsChain:
         """The chain now. Its segments begin with the lowest that was not released when it was opened."""
-        self._note_segment()
-        self._segments = [one for one in self._segments if one >= self._writer.released]
         synced = [end for end in self._ends.values() if end <= self._writer.synced]
         last_end = max(synced, default=self._recorded[1])
         return RowsChain(
             self._claim.directory,
             INPUT_CHAIN,
             self._producer,
-            tuple(self._segments),
+            self._segments.now(),
             self._writer.end.size,
             last_end,
         )
 
     def _collect(self, floor: Floor) -> None:
         self._claim.collect(below({INPUT_CHAIN: floor}))
-
-    def _note_segment(self) -> None:
-        current = parse_segment_name(self._writer.segment)
-        assert current is not None, "a writer writes segments"
-        if not self._segments or self._segments[-1] != current.order:
-            self._segments.append(current.order)
 
     async def trim(self) -> None:
         """Release what no consumer needs now, and begin to delete it. Raises as `Trimmer.step`."""

@@ -85,11 +85,6 @@ async def read_manifest(store: Store, region: str) -> ManifestView:
     names = {name for objects in view.answers.values() for name in objects}
     if not view.epoch_seen and not any(_is_manifest(name) for name in names):
         raise NoRegionError(region, await regions_of(store))
-    for _ in range(limits.manifest_reads_max - 1):
-        try:
-            return await _read(store, region, view.epoch_seen)
-        except (LostBytesError, NotFoundError) as error:
-            logger.info("%s: %s; reading again, its writer may have restarted the chain", directory, error)
     return await _read(store, region, view.epoch_seen)
 
 
@@ -100,11 +95,6 @@ async def retained_cuts(store: StorePort, region: str) -> tuple[Cut, ...]:
     The manifest may be newer when this returns. Then other checkpoints are retained, and no older ones.
     Raises ManifestError, and what reading a chain raises.
     """
-    for _ in range(limits.manifest_reads_max - 1):
-        try:
-            return _kept((await _read(store, region, 0)).cuts)
-        except (LostBytesError, NotFoundError) as error:
-            logger.info("manifest of %s: %s; reading again", region, error)
     return _kept((await _read(store, region, 0)).cuts)
 
 
@@ -116,6 +106,18 @@ def _kept(cuts: list[Cut]) -> tuple[Cut, ...]:
 
 
 async def _read(store: StorePort, region: str, epoch: int) -> ManifestView:
+    """Read the chain, again if its writer restarts it meanwhile."""
+    for _ in range(limits.manifest_reads_max - 1):
+        try:
+            return await _read_once(store, region, epoch)
+        except (LostBytesError, NotFoundError) as error:
+            logger.info(
+                "manifest of %s: %s; reading again, its writer may have restarted the chain", region, error
+            )
+    return await _read_once(store, region, epoch)
+
+
+async def _read_once(store: StorePort, region: str, epoch: int) -> ManifestView:
     """Read the chain once. Its first segments may be deleted during the read, if its writer restarts it with
     a snapshot.
     """

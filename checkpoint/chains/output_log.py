@@ -13,7 +13,7 @@ import trio
 
 from checkpoint import limits
 from checkpoint.chains.chain_store import ChainStore, TakenChain
-from checkpoint.chains.trimming import RowsChain, Trimmer, TrimPlanner, segments_of
+from checkpoint.chains.trimming import KeptSegments, RowsChain, Trimmer, TrimPlanner
 from checkpoint.core.outputs import (
     Output,
     OutputDecision,
@@ -26,7 +26,7 @@ from checkpoint.core.outputs import (
 )
 from checkpoint.runtime import wall_time_ms
 from dos_protocol.errors import LocalProtocolError
-from journal import NO_FLOOR, ORIGIN, ChainWriter, Floor, Op, Position, Record, Scratch, parse_segment_name
+from journal import NO_FLOOR, ORIGIN, ChainWriter, Floor, Op, Position, Record, Scratch
 from journal.ports import ClaimPort
 
 _FIRST_SEGMENT: Final[Floor] = (1, 0)
@@ -45,7 +45,7 @@ class OutputLog(ChainStore):
         line: OutputSequence,
         publish: Publish,
         chain: str,
-        segments: list[Floor],
+        segments: KeptSegments,
         below: Position | None,
     ) -> None:
         super().__init__(restored, writer)
@@ -62,7 +62,6 @@ class OutputLog(ChainStore):
         self._voted = 0
         """The position in the last vote."""
         self._appending = trio.Lock()
-        self._note_segment()
 
     @classmethod
     async def open(
@@ -103,8 +102,9 @@ class OutputLog(ChainStore):
                 if record.op is Op.OUTPUT:
                     output = decode_output(record.ints, record.strings, where=chain_name, at=end.size)
                     line.add(output.step, output.digest, end)
-        segments = segments_of(taken.state)
-        return cls(restored, await taken.open(), line, publish, chain_name, segments, at)
+        writer = await taken.open()
+        segments = KeptSegments(taken.state, writer)
+        return cls(restored, writer, line, publish, chain_name, segments, at)
 
     @property
     def last_step(self) -> int:
@@ -125,9 +125,9 @@ class OutputLog(ChainStore):
         Raises FencedError. If cancelled, the step may be in the log: the next opening finds out.
         """
         async with self._appending:
-            self._note_segment()  # the trimmer may have begun one
+            self._segments.note()  # the trimmer may have begun one
             await self._roll_if_longer(limits.output_segment_bytes_max)
-            self._note_segment()
+            self._segments.note()
             digest = digest if self._publish is Publish.STEP else 0
             head = OutputHead(sink=sink, publish=self._publish, inputs=inputs)
             ints, strings = encode_output(Output(step, wall_time_ms(), rows, digest, head, data))
@@ -158,13 +158,12 @@ class OutputLog(ChainStore):
         """Perform a step of trimming. allowed: the floor that the manifest has released. Raises as
         `Trimmer.step`.
         """
-        self._note_segment()
         if self._below is not None:
-            lower = await trimmer.segments_to(directory, self._chain, self._below)
-            self._segments, self._below = sorted({*lower, *self._segments}), None
-        self._segments = [one for one in self._segments if one >= self._writer.released]
+            if not await trimmer.visit_below(self._segments, directory, self._chain, self._below):
+                return
+            self._below = None
         end = self._writer.synced
-        now = RowsChain(directory, self._chain, split, tuple(self._segments), end, end)
+        now = RowsChain(directory, self._chain, split, self._segments.now(), end, end)
         needed, _ = await trimmer.step(now, wall_time_ms(), allowed=allowed)
         self._needed = max(self._needed, needed)
 
@@ -173,12 +172,5 @@ class OutputLog(ChainStore):
         """The lowest segment that the checkpoint of the last `synced` keeps, for its vote: the lowest that
         anybody needs, and not above the segment that contains the position in the checkpoint.
         """
-        holding = [one for one in self._segments if one[1] < self._voted]
         lowest = max(self._writer.released, _FIRST_SEGMENT)
-        return max(lowest, min(self._needed, max(holding, default=lowest)))
-
-    def _note_segment(self) -> None:
-        current = parse_segment_name(self._writer.segment)
-        assert current is not None, "a writer writes segments"
-        if not self._segments or self._segments[-1] != current.order:
-            self._segments.append(current.order)
+        return max(lowest, min(self._needed, self._segments.holding(self._voted) or lowest))

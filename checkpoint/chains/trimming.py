@@ -12,7 +12,7 @@ If it is stopped at any point, nothing is lost: the next writer of the chain con
 members that were unavailable, too, because the claim, or the next one, finds it there (R14).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import trio
@@ -67,6 +67,36 @@ def segments_of(state: ChainState) -> list[Floor]:
     return [name.order for name in names if name is not None]
 
 
+class KeptSegments:
+    """The segments of a chain of rows that its writer has not released, the lowest first."""
+
+    def __init__(self, state: ChainState, writer: ChainWriter) -> None:
+        self._orders = segments_of(state)
+        self._writer = writer
+        self.note()
+
+    def note(self) -> None:
+        """Note the segment that the writer is in, which it or the trimmer may have begun."""
+        current = parse_segment_name(self._writer.segment)
+        assert current is not None, "a writer writes segments"
+        if not self._orders or self._orders[-1] != current.order:
+            self._orders.append(current.order)
+
+    def add_lower(self, orders: Iterable[Floor]) -> None:
+        """Add segments that the take-over did not visit."""
+        self._orders = sorted({*orders, *self._orders})
+
+    def now(self) -> tuple[Floor, ...]:
+        """Return them all, without those that were released meanwhile."""
+        self.note()
+        self._orders = [one for one in self._orders if one >= self._writer.released]
+        return tuple(self._orders)
+
+    def holding(self, position: int) -> Floor | None:
+        """Return the segment that contains the byte before a position; None if that is below all."""
+        return max((one for one in self._orders if one[1] < position), default=None)
+
+
 class TrimPlanner:
     """Finds how far chains may be trimmed. Claims nothing. default: the rule unless a person has set one."""
 
@@ -88,6 +118,11 @@ class TrimPlanner:
         times = await self._first_times(chain) if rule.age_max_s is not None else {}
         now = ChainNow(chain.segments, chain.end, chain.last_end, times)
         return trim_floor(now, needs, rule, now_ms)
+
+    async def deletes_anything(self) -> bool:
+        """Return whether the rule may delete rows now. Raises what reading the register raises."""
+        rule = (await read_register(self._store, self._place)).rule or self._default
+        return rule.by_consumers or rule.limits_anything
 
     async def segments_to(self, directory: str, chain: str, at: Position, released: Floor) -> list[Floor]:
         """Return the segments of a chain from the released floor to a committed position.
@@ -139,9 +174,14 @@ class Trimmer:
         self._appending = appending
         self._collected = NO_FLOOR
 
-    async def segments_to(self, directory: str, chain: str, at: Position) -> list[Floor]:
-        """Return the segments of the chain up to a committed position; see `TrimPlanner.segments_to`."""
-        return await self._planner.segments_to(directory, chain, at, self._writer.released)
+    async def visit_below(self, kept: KeptSegments, directory: str, chain: str, at: Position) -> bool:
+        """Add the segments below a committed position, unless the rule deletes nothing. Return whether it
+        does: a long chain is not read in vain. Raises as `TrimPlanner.segments_to`.
+        """
+        if not await self._planner.deletes_anything():
+            return False
+        kept.add_lower(await self._planner.segments_to(directory, chain, at, self._writer.released))
+        return True
 
     async def step(
         self, chain: RowsChain, now_ms: int, *, allowed: Floor | None = None

@@ -1,7 +1,7 @@
 """Who still needs the data of an input or an output: registered consumers, the retention rule, and how far a
 chain may be trimmed. Pure.
 
-`chains/consumer_register.py` keeps the register, `chains/input_trimming.py` trims; docs/decisions/0221 has
+`chains/consumer_register.py` keeps the register, `chains/trimming.py` trims; docs/decisions/0221 has
 the reasons.
 
 Theory:

@@ -233,7 +233,7 @@ def readers_do_not_count(patch: pytest.MonkeyPatch) -> None:
             self.permit(chain, floor)
 
     patch.setattr(FloorCollector, "release", at_once)
-    patch.setattr(OutputLog, "vote_floor", property(lambda self: self._segments[-1]))
+    patch.setattr(OutputLog, "vote_floor", property(lambda self: self._segments.now()[-1]))
 
 
 @pytest.mark.parametrize("bug", [own_checkpoints_do_not_count, readers_do_not_count])
