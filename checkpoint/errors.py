@@ -228,13 +228,6 @@ class OutputDiffersError(DosError):
         self.step = step
 
 
-def errors_in(error: BaseException) -> list[Exception]:
-    """Return the exceptions in nested groups, in order, without the groups."""
-    if isinstance(error, BaseExceptionGroup):
-        return [one for inner in error.exceptions for one in errors_in(inner)]
-    return [error] if isinstance(error, Exception) else []
-
-
 __all__ = [
     "ChannelFrameError",
     "ConsumerRefusedError",
@@ -258,5 +251,4 @@ __all__ = [
     "StepOrderError",
     "StoppedError",
     "UnsupportedKeyTypeError",
-    "errors_in",
 ]

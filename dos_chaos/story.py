@@ -16,7 +16,7 @@ from dos_chaos.harvest import CommittedReader, harvest, judge_directory
 from dos_chaos.metering import BudgetMeter
 from dos_chaos.workload import NOT_NOW, Workload, keep_taking_over
 from dos_client import StoreNotReadyError, open_store
-from dos_protocol.errors import DosError
+from dos_protocol.errors import DosError, errors_in
 from dos_protocol.limits import MIB
 
 CREATED_S: Final = 60.0
@@ -107,9 +107,9 @@ class ChaosRun:
         except* trio.TooSlowError:
             result.problems.append("recovery or comparison took too long, and was given up")
         except* (NotConvergedError, ServerStartError, *NOT_NOW) as group:
-            result.problems += [str(error) for error in _leaves(group)]
+            result.problems += [str(error) for error in errors_in(group)]
         except* DosError as group:
-            result.violations += [f"{type(error).__name__}: {error}" for error in _leaves(group)]
+            result.violations += [f"{type(error).__name__}: {error}" for error in errors_in(group)]
         result.used_bytes_max = self._meter.used_bytes_max
         if self._meter.stopped_by_budget:
             result.notes.append(
@@ -201,11 +201,3 @@ class ChaosRun:
             acknowledged = read_log(self._acknowledgements(directory))
             judge_directory(verdict, directory, found, acknowledged, self._reader.returned[directory])
         await self._meter.measure()
-
-
-def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
-    """Return the errors of a group and of the groups in it."""
-    leaves: list[BaseException] = []
-    for error in group.exceptions:
-        leaves += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
-    return leaves

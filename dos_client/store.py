@@ -18,6 +18,7 @@ from dos_client.membership.founding import init_store, token_refused
 from dos_client.repair.auto_repair import auto_repair
 from dos_client.repair.watching import watch_for_damage
 from dos_client.sessions.discovery import ServerSurvey, find_membership, probe
+from dos_client.tasks import background_tasks
 from dos_client.urls import DosUrl, parse_url
 from dos_protocol.errors import LocalProtocolError
 from dos_protocol.names import NO_ID
@@ -70,19 +71,12 @@ async def connect(url: str | DosUrl, *, token: bytes = b"", client: str = "") ->
 async def _run_store(
     url: DosUrl, record: StoreRecord, token: bytes, client: str, located: Mapping[bytes, str]
 ) -> AsyncIterator[Store]:
-    """Run a store's tasks during the block. An exception of the block is raised as it is, not in a group."""
-    failure: Exception | None = None
-    async with trio.open_nursery() as nursery:
+    """Run a store's tasks during the block."""
+    async with background_tasks() as nursery:
         store = Store(url, record, nursery, token=token, client=client)
         store.located = located
         nursery.start_soon(_observe, store)
-        try:
-            yield store
-        except Exception as error:  # raised below: the nursery would wrap it in an exception group
-            failure = error
-        nursery.cancel_scope.cancel()
-    if failure is not None:
-        raise failure
+        yield store
 
 
 async def _observe(store: Store) -> None:

@@ -11,7 +11,7 @@ from typing import Final
 
 from dos_client.errors import BadUrlError
 from dos_client.limits import default_port
-from dos_protocol.addresses import is_loopback, is_wildcard
+from dos_protocol.addresses import bare_host, is_loopback, is_wildcard
 from dos_protocol.limits import address_bytes_max, store_members_max
 from dos_protocol.names import check_name
 
@@ -73,7 +73,7 @@ def parse_address(text: str) -> str:
         raise BadUrlError(f"not a host name or IP address: {text[:60]!a}", remedy=_REMEDY)
     if _PORT.fullmatch(port) is None or not 1 <= int(port) <= 65535:
         raise BadUrlError(f"the port must be a number from 1 to 65535: {text[:60]!a}", remedy=_REMEDY)
-    if is_wildcard(host.strip("[]")):
+    if is_wildcard(bare_host(host)):
         raise BadUrlError(
             f"{host} means every address of a server's own machine, nobody can connect to it: {text[:60]!a}",
             remedy=REACHABLE,
@@ -84,7 +84,7 @@ def parse_address(text: str) -> str:
 def split_address(address: str) -> tuple[str, int]:
     """Return the host, without brackets, and the port."""
     host, _, port = address.rpartition(":")
-    return host.strip("[]"), int(port)
+    return bare_host(host), int(port)
 
 
 def loopback_among(addresses: Iterable[str]) -> str:

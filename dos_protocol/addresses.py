@@ -14,10 +14,15 @@ def parse_listen(text: str) -> tuple[str, int]:
     Raises ValueError with a message for the user.
     """
     host, colon, port = text.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
+    host = bare_host(host)
     if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > PORT_MAX:
         raise ValueError(f"--listen takes HOST:PORT with a port from 0 to {PORT_MAX}, got {text!r}")
     return host, int(port)
+
+
+def bare_host(host: str) -> str:
+    """Return a host without the brackets that are written around IPv6."""
+    return host.removeprefix("[").removesuffix("]")
 
 
 def is_loopback(host: str) -> bool:

@@ -379,3 +379,10 @@ class TooLargeError(RefusedError):
 ERRORS_BY_CODE: Final[dict[ErrorCode, type[RefusedError]]] = {
     cls.code_of_class: cls for cls in RefusedError.__subclasses__() if cls.code_of_class is not None
 }
+
+
+def errors_in(error: BaseException) -> list[Exception]:
+    """Return the exceptions in nested groups, in order, without the groups."""
+    if isinstance(error, BaseExceptionGroup):
+        return [one for inner in error.exceptions for one in errors_in(inner)]
+    return [error] if isinstance(error, Exception) else []

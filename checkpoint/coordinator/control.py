@@ -39,11 +39,11 @@ from checkpoint.core.region import (
     StateChanged,
 )
 from checkpoint.core.request_handling import NO_CUTS
-from checkpoint.errors import RegionFailedError, errors_in
+from checkpoint.errors import RegionFailedError
 from checkpoint.limits import listeners_end_s
 from checkpoint.runtime import this_driver, timestamp
 from dos_client import MemberStatus, Store
-from dos_protocol.errors import LocalProtocolError
+from dos_protocol.errors import LocalProtocolError, errors_in
 
 logger: Final = logging.getLogger("dos.checkpoint")
 

@@ -38,7 +38,12 @@ class TransactionName(NamedTuple):
     number: int
 
     def __str__(self) -> str:
-        return f"{self.owner:016x}-w{self.worker:04d}-i{self.incarnation:010d}-t{self.number:010d}"
+        return f"{writer_name(self.owner, self.worker)}-i{self.incarnation:010d}-t{self.number:010d}"
+
+
+def writer_name(owner: int, worker: int) -> str:
+    """Return the beginning of the names of a worker's transactions."""
+    return f"{owner:016x}-w{worker:04d}"
 
 
 def parse_name(text: str) -> TransactionName | None:

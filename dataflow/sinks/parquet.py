@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dataflow import limits
-from dataflow.core.transactions import parse_name
+from dataflow.core.transactions import parse_name, writer_name
 from dataflow.errors import SchemaError, SinkWriteError
 from dataflow.operators.base import OperatorContext
 from dataflow.sinks.base import OutputOwner, owner_of
@@ -89,7 +89,7 @@ class ParquetSink(TwoPhaseSink):
         owner = owner_of(context)
         self.check_place(owner)
         marked_as = None if self.shared else owner
-        writer = f"{owner.digest:016x}-w{context.worker:04d}"
+        writer = writer_name(owner.digest, context.worker)
         return ParquetOutput(Path(self.directory), context.inputs[0], self.compression, marked_as, writer)
 
     def check_place(self, owner: OutputOwner) -> None:

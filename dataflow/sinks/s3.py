@@ -24,6 +24,7 @@ import msgspec
 import pyarrow as pa
 
 from dataflow import limits
+from dataflow.core.transactions import writer_name
 from dataflow.errors import SchemaError, SinkOwnedError, SinkWriteError
 from dataflow.operators.base import OperatorContext
 from dataflow.sinks import parquet, tsv
@@ -101,7 +102,7 @@ class S3Sink(TwoPhaseSink):
         with _requests_to(place):
             bucket = Bucket(place)
             _own(bucket, owner, shared=self.shared)
-            return S3Output(bucket, self, context.inputs[0], f"{owner.digest:016x}-w{context.worker:04d}")
+            return S3Output(bucket, self, context.inputs[0], writer_name(owner.digest, context.worker))
 
 
 class S3Output(TwoPhaseOutput):

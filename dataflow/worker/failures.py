@@ -3,9 +3,9 @@
 from typing import Final, NamedTuple
 
 from checkpoint import FailureKind
-from checkpoint.errors import InputTrimmedError, ManifestError, errors_in
+from checkpoint.errors import InputTrimmedError, ManifestError
 from dataflow.errors import InputChangedError, PeerLostError
-from dos_protocol.errors import DosError, FencedError
+from dos_protocol.errors import DosError, FencedError, errors_in
 from journal import EpochUsedTwiceError
 
 _FOR_A_PERSON: Final = (ManifestError, InputChangedError, InputTrimmedError, EpochUsedTwiceError)

@@ -1,21 +1,18 @@
 """The history of a store: what was changed, by whom, when and why. Pure: no I/O.
 
-An entry is one line of JSON. Each run that changes the store writes its own object, `history.<epoch, 16
-hex>`, in the directory of the record log, under its claim of that directory: one entry before the change, and
-one after it. A run that does not end has no second entry.
+Each run that changes the store writes an object of its own (`core.json_log`): one entry before the change,
+and one after it. A run that does not end has no second entry.
 
 While a run works, it also appends *beats*. They have no content. Other runs see that the object grows, and do
 not take over.
 """
 
-import json
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Final
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Final
 
-from dos_protocol.vocabulary import ObjectInfo
+from dos_client.core.json_log import JsonLog
 
-PREFIX: Final = "history."
 BEAT: Final = b"\n"
 
 
@@ -48,32 +45,7 @@ class Change:
         )
 
 
-def object_name(epoch: int) -> str:
-    """Return the name of the object that the run with that epoch writes."""
-    return f"{PREFIX}{epoch:016x}"
-
-
-def names(answers: Mapping[bytes, Mapping[str, ObjectInfo]]) -> list[str]:
-    """Return the log's objects that any member has, oldest first."""
-    return sorted({name for objects in answers.values() for name in objects if name.startswith(PREFIX)})
-
-
-def encode(change: Change) -> bytes:
-    """Encode an entry as a line."""
-    return json.dumps({"version": 1, **asdict(change)}, sort_keys=True).encode() + b"\n"
-
-
-def decode(data: bytes) -> list[Change]:
-    """Return the complete entries in the bytes. Lines that cannot be parsed are skipped."""
-    entries = []
-    for line in data.split(b"\n"):
-        try:
-            fields: dict[str, Any] = json.loads(line)
-            del fields["version"]
-            entries.append(Change(**fields))
-        except (ValueError, TypeError, KeyError):
-            continue
-    return entries
+CHANGES: Final = JsonLog("history.", Change)
 
 
 def merge(entries: Iterable[Change]) -> list[Change]:

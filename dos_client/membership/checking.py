@@ -1,5 +1,8 @@
 """Verify what a change of a store requires of single servers, before it is decided."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from dos_client.core.quorum import tie_breaker
 from dos_client.core.record_log import DIRECTORY
 from dos_client.errors import ReplacementError
@@ -8,6 +11,15 @@ from dos_client.sessions.connection import open_connection
 from dos_client.sessions.discovery import probe
 from dos_protocol.errors import DosError
 from dos_protocol.store_record import Member, StoreRecord
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Raise ReplacementError for the ValueError with which the rules of records refuse a change."""
+    try:
+        yield
+    except ValueError as error:
+        raise ReplacementError(str(error)) from error
 
 
 async def require_empty(address: str, token: bytes, client: str, record: StoreRecord | None = None) -> None:

@@ -11,11 +11,11 @@ from typing import Final
 
 import trio
 
-from dos_client.core import change_log
-from dos_client.core.change_log import Change
+from dos_client.core.change_log import CHANGES, Change, merge
 from dos_client.limits import change_beat_s, change_end_s
 from dos_client.live_store import Store
 from dos_client.membership.record_log import RecordLog, read_log
+from dos_client.tasks import background_tasks
 from dos_protocol.errors import DosError
 from dos_protocol.names import id_text
 from dos_protocol.store_record import Member
@@ -25,15 +25,30 @@ log: Final = logging.getLogger("dos.client")
 
 def named(*members: Member | None) -> str:
     """Return the members for the history, as addresses with server ids."""
-    return ", ".join(f"{one.address} ({id_text(one.server_id)})" for one in members if one is not None)
+    return ", ".join(names_of(one for one in members if one is not None))
+
+
+def names_of(members: Iterable[Member]) -> list[str]:
+    """Format members for people and for the logs."""
+    return [f"{one.address} ({id_text(one.server_id)})" for one in members]
+
+
+def this_user() -> str:
+    """Return who runs this program, and on which host."""
+    return f"{getpass.getuser()}@{socket.gethostname()}"
+
+
+def now_text() -> str:
+    """Return the current time for the logs."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def change_now(
     store: Store, what: str, *, old: str = "", new: str = "", why: str = "", automatic: bool = False
 ) -> Change:
     """Return the first entry of a change that begins now."""
-    by = f"{getpass.getuser()}@{socket.gethostname()}, {store.client or 'dos'}"
-    return Change(what, _now(), by, store.record.generation, old, new, why, automatic)
+    by = f"{this_user()}, {store.client or 'dos'}"
+    return Change(what, now_text(), by, store.record.generation, old, new, why, automatic)
 
 
 @asynccontextmanager
@@ -44,15 +59,14 @@ async def recorded(store: Store, records: RecordLog, change: Change) -> AsyncIte
     """
     await records.record_change(change)
     failure: Exception | None = None
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(_beat, records)
-        try:
+    try:
+        async with background_tasks() as nursery:
+            nursery.start_soon(_beat, records)
             yield
-        except Exception as error:  # raised below: the nursery would wrap it in an exception group
-            failure = error
-        nursery.cancel_scope.cancel()
+    except Exception as error:  # raised below, after it is in the history
+        failure = error
     outcome = "done" if failure is None else f"failed: {failure.args[0] if failure.args else failure!r}"
-    end = replace(change, at=_now(), generation=store.record.generation, outcome=outcome)
+    end = replace(change, at=now_text(), generation=store.record.generation, outcome=outcome)
     try:
         with trio.move_on_after(change_end_s):
             await records.record_change(end)
@@ -72,14 +86,9 @@ async def _beat(records: RecordLog) -> None:
             return
 
 
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
 async def read_history(store: Store) -> list[Change]:
     """Return the changes of the store, oldest first.
 
     Raises QuorumUnavailableError, or BrokenConnectionError if members repeatedly disconnect during the read.
     """
-    entries: Iterable[Change] = await read_log(store, change_log.names, change_log.decode)
-    return change_log.merge(entries)
+    return merge(await read_log(store, CHANGES))

@@ -3,16 +3,18 @@
 This module takes the log over, appends, and waits for the quorum. `core.replacement` decides the records.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
 import trio
 
 from dos_client import randomness
-from dos_client.core import change_log, override_log, record_log
+from dos_client.core import record_log
 from dos_client.core.backoff import backoff_s
-from dos_client.core.change_log import Change
+from dos_client.core.change_log import BEAT, CHANGES, Change
+from dos_client.core.json_log import Entry, JsonLog
+from dos_client.core.override_log import OVERRIDES, Override
 from dos_client.limits import take_over_attempts_max
 from dos_client.live_store import Store
 from dos_client.reading.sessions import read_one
@@ -21,7 +23,6 @@ from dos_client.writing.object_writer import ObjectWriter
 from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import BrokenConnectionError, DosError, FencedError
 from dos_protocol.store_record import StoreRecord
-from dos_protocol.vocabulary import ObjectInfo
 
 _T = TypeVar("_T")
 
@@ -52,62 +53,53 @@ class RecordLog:
         await self._writer.wait_synced(self._writer.append(record_log.encode_entry(record)))
         self.last = record
 
-    async def note(self, entry: override_log.Override) -> None:
+    async def note(self, entry: Override) -> None:
         """Write an override entry on a quorum. Raises as `decide`."""
         if self._overrides is None:
-            self._overrides = self._claim.open_object(override_log.object_name(self._claim.epoch))
-        await self._overrides.wait_synced(self._overrides.append(override_log.encode(entry)))
+            self._overrides = self._claim.open_object(OVERRIDES.object_name(self._claim.epoch))
+        await self._overrides.wait_synced(self._overrides.append(OVERRIDES.encode(entry)))
 
     async def record_change(self, change: Change) -> None:
         """Write an entry of the history on a quorum. Raises as `decide`."""
         writer = self._history_writer()
-        await writer.wait_synced(writer.append(change_log.encode(change)))
+        await writer.wait_synced(writer.append(CHANGES.encode(change)))
 
     def beat(self) -> None:
         """Show that this run works. Raises FencedError if another run has taken the log over."""
-        self._history_writer().append(change_log.BEAT)
+        self._history_writer().append(BEAT)
 
     def _history_writer(self) -> ObjectWriter:
         if self._history is None:
-            self._history = self._claim.open_object(change_log.object_name(self._claim.epoch))
+            self._history = self._claim.open_object(CHANGES.object_name(self._claim.epoch))
         return self._history
 
 
-async def read_overrides(store: Store) -> list[override_log.Override]:
+async def read_overrides(store: Store) -> list[Override]:
     """Return what people forced on the store, oldest first.
 
     Raises QuorumUnavailableError, or BrokenConnectionError if members repeatedly disconnect during the read.
     """
-    return await read_log(store, override_log.names, override_log.decode)
+    return await read_log(store, OVERRIDES)
 
 
-async def read_log(
-    store: Store,
-    names_in: Callable[[Mapping[bytes, Mapping[str, ObjectInfo]]], list[str]],
-    decode: Callable[[bytes], list[_T]],
-) -> list[_T]:
+async def read_log(store: Store, log: JsonLog[Entry]) -> list[Entry]:
     """Return the entries of a log of this directory. Raises as `read_overrides`."""
-    return await _retry(lambda store: _read_log_once(store, names_in, decode), store, BrokenConnectionError)
+    return await _retry(lambda store: _read_log_once(store, log), store, BrokenConnectionError)
 
 
-async def _read_log_once(
-    store: Store,
-    names_in: Callable[[Mapping[bytes, Mapping[str, ObjectInfo]]], list[str]],
-    decode: Callable[[bytes], list[_T]],
-) -> list[_T]:
+async def _read_log_once(store: Store, log: JsonLog[Entry]) -> list[Entry]:
     view = await store.inspect(record_log.DIRECTORY)
-    entries: list[_T] = []
-    for name in names_in(view.answers):
+    holders = record_log.record_in(store.record, record_log.DIRECTORY)
+    entries: list[Entry] = []
+    for name in log.names(view.answers):
         copy = record_log.longest(view.answers, name)
         if copy is None or not copy[1].synced:
             continue
-        member = record_log.record_in(store.record, record_log.DIRECTORY).member(
-            copy[0]
-        )  # only this member is sure to have the entry's bytes
+        member = holders.member(copy[0])  # only this member is sure to have the entry's bytes
         if member is None:
             raise BrokenConnectionError("a member left the store during the read")
         connection = await store.reader(member, record_log.DIRECTORY)
-        entries += decode(await read_one(connection, name, 0, copy[1].synced))
+        entries += log.decode(await read_one(connection, name, 0, copy[1].synced))
     return entries
 
 

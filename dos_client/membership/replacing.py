@@ -19,7 +19,7 @@ from dos_client.core.replacement import ReplacementPlan, ReplacementStep, add, f
 from dos_client.errors import LossError, QuorumUnavailableError, ReplacementError
 from dos_client.limits import inspect_timeout_s, install_timeout_s
 from dos_client.live_store import Store
-from dos_client.membership.checking import is_there, require_both, require_empty
+from dos_client.membership.checking import is_there, refusals, require_both, require_empty
 from dos_client.membership.filling import Filling, Progress, ReplaceProgress
 from dos_client.membership.history import change_now, named, recorded
 from dos_client.membership.record_log import RecordLog, open_record_log
@@ -138,10 +138,8 @@ async def _force_without(
         )
     answer = await probe(new, token=token, client=client)
     await require_empty(new, token, client)
-    try:
+    with refusals():
         record = forced(now, Member(answer.server_id, new) if restarted is None else None)
-    except ValueError as error:
-        raise ReplacementError(str(error)) from error
     await force(record, seen, token=token, client=client)
     return entry(OTHER_IS_GONE, record, now), old if restarted is None else id_text(restarted.server_id)
 
@@ -238,10 +236,8 @@ async def add_to(store: Store, records: RecordLog, new: str, reporter: "Progress
     if known is None:
         await require_empty(new, store.token, store.client, store.record)
         await require_both(store)
-        try:
+        with refusals():
             record = add(store.record, answer.server_id, new)
-        except ValueError as error:
-            raise ReplacementError(str(error)) from error
         await decide_and_install(store, records, record)
     await fill_and_finish(store, records, reporter)
 
@@ -298,10 +294,8 @@ class ProgressReporter:
 
 
 def _plan(record: StoreRecord, old: str, new: ServerAnswer, *, absent: bool = False) -> ReplacementPlan:
-    try:
+    with refusals():
         return plan(record, old, new.server_id, new.address, absent=absent)
-    except ValueError as error:
-        raise ReplacementError(str(error)) from error
 
 
 async def decide_and_install(store: Store, records: RecordLog, record: StoreRecord) -> None:

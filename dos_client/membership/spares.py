@@ -3,7 +3,7 @@ data. docs/decisions/0223 explains why they are safe.
 """
 
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Final
@@ -16,7 +16,7 @@ from dos_client.core.replacement import move, with_spare, without_spare
 from dos_client.errors import ReplacementError
 from dos_client.limits import inspect_timeout_s, open_timeout_s
 from dos_client.live_store import Store
-from dos_client.membership.checking import require_empty
+from dos_client.membership.checking import refusals, require_empty
 from dos_client.membership.history import change_now, named, recorded
 from dos_client.membership.record_log import RecordLog, open_record_log
 from dos_client.membership.replacing import decide_and_install, install_decided
@@ -46,7 +46,8 @@ async def add_spare(
         spare = Member(answer.server_id, address, "spare")
         async with _changing(store, change_now(store, "spare-add", new=named(spare))) as records:
             await require_empty(address, token, client)
-            record = _allowed(lambda: with_spare(store.record, spare.server_id, address))
+            with refusals():
+                record = with_spare(store.record, spare.server_id, address)
             await decide_and_install(store, records, record)
         return store.record
 
@@ -59,7 +60,9 @@ async def remove_spare(
         known = [one for one in store.record.spares if spare in (one.address, id_text(one.server_id))]
         change = change_now(store, "spare-remove", old=named(*known) or spare)
         async with _changing(store, change) as records:
-            await decide_and_install(store, records, _allowed(lambda: without_spare(store.record, spare)))
+            with refusals():
+                record = without_spare(store.record, spare)
+            await decide_and_install(store, records, record)
         for one in known:
             try:
                 await send_record(one.address, store.record, token=token, client=client)
@@ -104,7 +107,9 @@ async def move_in(store: Store, records: RecordLog, addresses: Mapping[bytes, st
     """
     for server_id, address in addresses.items():
         await _is_that_member(store, server_id, address)
-    await decide_and_install(store, records, _allowed(lambda: move(store.record, addresses)))
+    with refusals():
+        record = move(store.record, addresses)
+    await decide_and_install(store, records, record)
 
 
 async def _is_that_member(store: Store, server_id: bytes, address: str) -> None:
@@ -154,10 +159,3 @@ def _no_change_in_progress(record: StoreRecord) -> None:
             f"{filled.address} is {filled.state}: only one change at a time",
             remedy="wait until it is in; see `dos store status`",
         )
-
-
-def _allowed(make: Callable[[], StoreRecord]) -> StoreRecord:
-    try:
-        return make()
-    except ValueError as error:
-        raise ReplacementError(str(error)) from error

@@ -4,12 +4,9 @@ This module queries the survivors and changes them. The order of the steps is in
 the choice of the forced record in `core.recovery`. docs/decisions/0013 explains the risks.
 """
 
-import getpass
 import logging
-import socket
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Final
 
 import trio
@@ -26,6 +23,7 @@ from dos_client.core.repair import RepairPlan, plan
 from dos_client.errors import LossError, QuorumUnavailableError, ReplacementError, StoreNotReadyError
 from dos_client.limits import fill_directories_max, install_timeout_s
 from dos_client.live_store import Store
+from dos_client.membership.history import names_of, now_text, this_user
 from dos_client.membership.record_log import read_overrides
 from dos_client.repair.repairing import send_copy
 from dos_client.repair.walking import StoreWalk, open_walk
@@ -117,11 +115,6 @@ def need_store(now: StoreSurvivors | None, seen: ServerSurvey) -> StoreSurvivors
     return now
 
 
-def named(members: Iterable[Member]) -> list[str]:
-    """Format members for people and for the log."""
-    return [f"{one.address} ({id_text(one.server_id)})" for one in members]
-
-
 async def describe_loss(now: StoreSurvivors, seen: ServerSurvey, *, token: bytes, client: str) -> StoreLoss:
     """Return what the survivors have. Each is queried alone, because they are too few for a quorum."""
     copies_of: dict[str, list[tuple[int, tuple[ObjectInfo, ...]]]] = {}
@@ -145,7 +138,7 @@ async def describe_loss(now: StoreSurvivors, seen: ServerSurvey, *, token: bytes
         if name != DIRECTORY
     ]
     why = {member.address: _why(member, seen) for member in now.lost}
-    return StoreLoss(now.record, named(now.present), named(now.lost), why, known)
+    return StoreLoss(now.record, names_of(now.present), names_of(now.lost), why, known)
 
 
 def _why(member: Member, seen: ServerSurvey) -> str:
@@ -213,12 +206,12 @@ def entry(
     """Return the log entry for a forced change made now."""
     return Override(
         what,
-        datetime.now(UTC).isoformat(timespec="seconds"),
-        f"{getpass.getuser()}@{socket.gethostname()}",
+        now_text(),
+        this_user(),
         record.generation,
         now.record.generation,
-        named(now.present),
-        named(now.lost),
+        names_of(now.present),
+        names_of(now.lost),
         finished,
         list(details),
     )

@@ -42,6 +42,7 @@ from dos_client.membership.replacing import (
 from dos_client.membership.spares import move_in
 from dos_client.repair.repairing import repair_store
 from dos_client.sessions.discovery import probe
+from dos_client.tasks import background_tasks
 from dos_client.urls import DosUrl, parse_address, parse_url
 from dos_protocol.errors import DosError, FencedError
 from dos_protocol.store_record import Member, StoreRecord
@@ -137,7 +138,6 @@ class StoreWatcher:
         """Perform an action, and look meanwhile: a member that is being filled may be lost, and filling waits
         for it. Raises ReplacementError then, and as `_perform_claimed`.
         """
-        failure: Exception | None = None
         lost: list[str] = []
 
         async def look() -> None:
@@ -145,16 +145,10 @@ class StoreWatcher:
             lost.append(await self._silent(action.new))
             nursery.cancel_scope.cancel()
 
-        async with trio.open_nursery() as nursery:
+        async with background_tasks() as nursery:
             if isinstance(action, core.CompleteAction | core.ReplaceAction):
                 nursery.start_soon(look)
-            try:
-                await self._perform_claimed(record, action)
-            except Exception as error:  # raised below: the nursery would wrap it in an exception group
-                failure = error
-            nursery.cancel_scope.cancel()
-        if failure is not None:
-            raise failure
+            await self._perform_claimed(record, action)
         if lost:
             raise ReplacementError(f"{lost[0]} is silent while it is filled", remedy="another spare is used")
 

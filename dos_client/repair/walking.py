@@ -22,6 +22,7 @@ from dos_client.live_store import Store
 from dos_client.reading.sessions import read_one
 from dos_client.sessions.connection import Connection
 from dos_client.sessions.witnesses import open_member_session
+from dos_client.tasks import background_tasks
 from dos_protocol.digests import PrefixDigest
 from dos_protocol.errors import (
     BrokenConnectionError,
@@ -196,19 +197,12 @@ class StoreWalk:
 @asynccontextmanager
 async def open_walk(store: Store) -> AsyncIterator[StoreWalk]:
     """Open sessions with all members that can be reached now."""
-    failure: Exception | None = None
-    async with trio.open_nursery() as nursery:
+    async with background_tasks() as nursery:
         walk = StoreWalk(store)
         async with trio.open_nursery() as dialling:
             for member in walk.record.members:
                 dialling.start_soon(nursery.start, walk.keep_session, member)
-        try:
-            yield walk
-        except Exception as error:  # raised below: the nursery would wrap it in an exception group
-            failure = error
-        nursery.cancel_scope.cancel()
-    if failure is not None:
-        raise failure
+        yield walk
 
 
 async def list_twice(walk: StoreWalk, directory: str) -> dict[str, Infos]:

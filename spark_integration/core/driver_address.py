@@ -2,7 +2,7 @@
 
 from urllib.parse import urlsplit
 
-from dos_protocol.addresses import is_loopback, is_wildcard
+from dos_protocol.addresses import bare_host, is_loopback, is_wildcard
 from spark_integration.core.slots import SparkMaster
 from spark_integration.errors import InsecureNetworkError, WrongAddressError
 
@@ -22,7 +22,7 @@ def choose_addresses(
     InsecureNetworkError, and WrongAddressError for an address that executors elsewhere cannot reach.
     """
     if master.one_machine:
-        host = _bare(requested or LOOPBACK)
+        host = bare_host(requested or LOOPBACK)
         return host, host
     if not insecure:
         raise InsecureNetworkError(
@@ -30,7 +30,7 @@ def choose_addresses(
             " ends prove that they have the job's key, but the data can be read): pass insecure=True on"
             " a network that you trust"
         )
-    host = _bare(requested or driver_host or LOOPBACK)
+    host = bare_host(requested or driver_host or LOOPBACK)
     if is_wildcard(host):
         raise WrongAddressError(
             f"{host} means every address of the driver's own machine, so no worker can connect to it",
@@ -43,8 +43,3 @@ def choose_addresses(
             remedy=REMEDY,
         )
     return host, "0.0.0.0"  # noqa: S104  # confirmed by insecure=True
-
-
-def _bare(host: str) -> str:
-    """Return a host without the brackets that URLs and Spark write around IPv6."""
-    return host.removeprefix("[").removesuffix("]")

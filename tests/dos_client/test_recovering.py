@@ -154,8 +154,8 @@ async def test_what_was_forced_is_read_whole_though_a_member_has_less_of_it(five
     begun = Override(ACCEPT_LOSS, "2026-11-22T12:00:00+00:00", "me", 1, 0)
     async with open_store(url) as store, open_record_log(store) as records:
         await records.note(begun)
-        log = override_log.object_name((await store.inspect(DIRECTORY)).epoch_seen)
-        await has(five[2], DIRECTORY, log, override_log.encode(begun))
+        log = override_log.OVERRIDES.object_name((await store.inspect(DIRECTORY)).epoch_seen)
+        await has(five[2], DIRECTORY, log, override_log.OVERRIDES.encode(begun))
         await off(five[2])
         await records.note(replace(begun, finished=True))
     await on(five[2])

@@ -8,7 +8,6 @@ from dos_client import (
     init_store,
     open_store,
 )
-from dos_client.core.override_log import PREFIX
 from dos_client.core.record_log import DIRECTORY
 from dos_client.membership.record_log import read_overrides
 from dos_client.membership.recovering import recover_store
@@ -49,7 +48,7 @@ async def test_a_recovery_whose_own_log_is_damaged_continues_by_word(five: Threa
             new=[new.location],
             progress=progress,
         )
-    (log,) = (last.data / "d" / DIRECTORY).glob(f"{PREFIX}*")
+    (log,) = (last.data / "d" / DIRECTORY).glob("overrides.*")
     await damage(last, DIRECTORY, log.name, at=100)
     with pytest.raises(LossError, match="the log of forced changes of this store cannot be read"):
         await recover_store(last.url, new=[new.location])

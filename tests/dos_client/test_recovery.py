@@ -3,7 +3,7 @@
 import pytest
 
 from dos_client.core.membership import ServerAnswer, decide
-from dos_client.core.override_log import Override, decode, encode, is_finished
+from dos_client.core.override_log import OVERRIDES, Override, is_finished
 from dos_client.core.recovery import GENERATIONS_PER_ERA, StoreSurvivors, era, forced, survivors
 from dos_protocol.store_record import Member, StoreRecord, encode_store_record
 from tests.dos_client.records import member, record, server_id
@@ -72,7 +72,8 @@ def test_the_forced_record_is_of_the_survivors_and_lies_an_era_above_all_that_wa
 
 def test_the_log_of_overrides_is_read_whatever_is_in_it() -> None:
     one = Override("accept-loss", "now", "me", 5, 1, ["a"], ["b"])
-    data = encode(one) + b"{not json\n" + b'{"version": 1, "other": 2}\n' + encode(one)[:-9]
-    assert decode(data) == [one]
+    line = OVERRIDES.encode(one)
+    data = line + b"{not json\n" + b'{"version": 1, "other": 2}\n' + line[:-9]
+    assert OVERRIDES.decode(data) == [one]
     assert not is_finished([one], 5)
     assert is_finished([Override("accept-loss", "", "", 5, 1, finished=True)], 5)

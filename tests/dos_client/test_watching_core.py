@@ -258,6 +258,7 @@ def test_of_two_members_one_and_the_first_spare_confirm_a_record() -> None:
 def test_the_history_has_one_entry_per_change() -> None:
     begun = Change("replace", "1", "me", 1, "a", "b", "silent", True)
     done = replace(begun, at="2", generation=3, outcome="done")
-    data = change_log.encode(begun) + change_log.BEAT + b"{torn" + change_log.BEAT + change_log.encode(done)
-    assert change_log.decode(data) == [begun, done]
+    log, beat = change_log.CHANGES, change_log.BEAT
+    data = log.encode(begun) + beat + b"{torn" + beat + log.encode(done)
+    assert log.decode(data) == [begun, done]
     assert change_log.merge([begun, done, begun]) == [replace(done, at="1"), begun]
