@@ -196,7 +196,8 @@ def reset_json(reset: ResetReport) -> dict[str, Any]:
 def reset_line(region: str, reset: ResetReport) -> str:
     """Return one line about a reset for the log. Of a reason with several lines it has the last."""
     who = "reset by hand" if reset.worker < 0 else f"worker {reset.worker} was lost"
-    reason = reset.reason.strip().splitlines()[-1] if reset.reason.strip() else "unknown reason"
+    reason = reset.reason.strip().removeprefix(f"{who}: ")  # the coordinator's reason begins with it
+    reason = reason.splitlines()[-1] if reason else "unknown reason"
     where = f"checkpoint {reset.cut}" if reset.cut else "the beginning"
     return f"{region}: {who}: {reason}; all workers went back to {where} in {reset.seconds:.1f} s"
 

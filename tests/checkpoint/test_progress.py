@@ -126,6 +126,9 @@ def test_a_reset_is_one_line_of_the_log_whatever_its_reason() -> None:
     line = reset_line("shop", replace(RESET, worker=2, reason=trace, cut=7))
     went = "all workers went back to checkpoint 7 in 0.5 s"
     assert line == f"shop: worker 2 was lost: OSError: gone; {went}"
+    lost = "worker 2 was lost: its control link is gone"  # as `Losses.lose` gives it
+    line = reset_line("shop", replace(RESET, worker=2, reason=lost, cut=7))
+    assert line == f"shop: {lost}; {went}"
     by_hand = reset_line("shop", replace(RESET, worker=-1, reason="asked for", cut=0))
     assert by_hand.startswith("shop: reset by hand: asked for; all workers went back to the beginning")
     assert "unknown reason" in reset_line("shop", replace(RESET, reason=""))
