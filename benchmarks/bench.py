@@ -88,7 +88,7 @@ def measure_wordcount(effort: Effort) -> list[Row]:
             say(f"word count: {ours[-1]:,} words/s, applyInPandasWithState {theirs[-1]:,} words/s")
     rate, other = statistics.median(ours), statistics.median(theirs)
     ratio = f", ratio {rate / other:,.0f}" if other else ""
-    checkpoint_s = statistics.median(report["cut_s_median"] for report in reports)
+    checkpoint_s = statistics.median(report["checkpoint_s_median"] for report in reports)
     return [
         Row(
             "word count on Spark, 2 workers, 3 servers, a checkpoint every second",

@@ -34,7 +34,7 @@ sys.path.insert(0, str(ROOT))
 from dataflow_meter import Meter  # noqa: E402
 from dataflow_program import FILE_ROWS, input_files, run  # noqa: E402
 
-from checkpoint.core.region import CutCommitted, RegionEvent, RegionState, RegionStatus  # noqa: E402
+from checkpoint.core.region import CheckpointCommitted, RegionEvent, RegionState, RegionStatus  # noqa: E402
 from dataflow import CallSink, Count, FileSource, Graph, Max, Sum, UserOperator  # noqa: E402
 from dataflow.graph.stream import Stream  # noqa: E402
 from dataflow.handle import RegionHandle  # noqa: E402
@@ -144,7 +144,7 @@ class Checkpoints:
         self.seconds: list[float] = []
 
     def __call__(self, event: RegionEvent) -> None:
-        if isinstance(event, CutCommitted):
+        if isinstance(event, CheckpointCommitted):
             self.seconds.append(event.seconds)
 
 

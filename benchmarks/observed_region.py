@@ -19,7 +19,7 @@ import trio
 
 from checkpoint.core.outputs import decode_output, output_chain
 from checkpoint.core.region import (
-    CutCommitted,
+    CheckpointCommitted,
     RegionEvent,
     RegionState,
     ResetReport,
@@ -128,24 +128,24 @@ class ObservedRegion:
     async def all_seen(self) -> None:
         await self.until(lambda: not self.output.unseen)
 
-    async def checkpoint(self) -> CutCommitted:
+    async def checkpoint(self) -> CheckpointCommitted:
         """Request a checkpoint, wait for it, and return the event of its commit."""
         number = await trio.to_thread.run_sync(self.control.checkpoint, WAIT_S_MAX)
-        await self.until(lambda: self.events.checkpoints[-1][1].cut >= number)
-        return next(one for _, one in self.events.checkpoints if one.cut == number)
+        await self.until(lambda: self.events.checkpoints[-1][1].checkpoint >= number)
+        return next(one for _, one in self.events.checkpoints if one.checkpoint == number)
 
 
 class RegionEvents:
     """The events of a region, with their times."""
 
     def __init__(self) -> None:
-        self.checkpoints: list[tuple[float, CutCommitted]] = []
+        self.checkpoints: list[tuple[float, CheckpointCommitted]] = []
         self.resets: list[tuple[float, ResetReport]] = []
         self.lost: list[float] = []
         self.changed = threading.Event()
 
     def __call__(self, event: RegionEvent) -> None:
-        if isinstance(event, CutCommitted):
+        if isinstance(event, CheckpointCommitted):
             self.checkpoints.append((time.perf_counter(), event))
         elif isinstance(event, ResetReport):
             self.resets.append((time.perf_counter(), event))

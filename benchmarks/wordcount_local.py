@@ -23,7 +23,7 @@ import trio
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from checkpoint.core.region import CutCommitted, RegionEvent, RegionState, StateChanged  # noqa: E402
+from checkpoint.core.region import CheckpointCommitted, RegionEvent, RegionState, StateChanged  # noqa: E402
 from dataflow import FileSink, FileSource, Graph  # noqa: E402
 from dataflow.limits import MIB, WorkerLimits, step_bytes_max  # noqa: E402
 from dataflow.local import run_local  # noqa: E402
@@ -50,12 +50,12 @@ class Clock:
 
     def __init__(self) -> None:
         self.began = self.ended = 0.0
-        self.checkpoints: list[CutCommitted] = []
+        self.checkpoints: list[CheckpointCommitted] = []
 
     def __call__(self, event: RegionEvent) -> None:
         if isinstance(event, StateChanged) and event.state is RegionState.RUNNING:
             self.began = time.perf_counter()
-        elif isinstance(event, CutCommitted):
+        elif isinstance(event, CheckpointCommitted):
             self.checkpoints.append(event)
             self.ended = time.perf_counter()
 

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from checkpoint.core.channel_frames import ChannelFrame as ChannelFrame
     from checkpoint.core.channel_frames import FrameFlag as FrameFlag
     from checkpoint.core.channel_frames import FrameType as FrameType
-    from checkpoint.core.checkpoint_views import cut_full as cut_full
-    from checkpoint.core.checkpoint_views import cut_row as cut_row
+    from checkpoint.core.checkpoint_views import checkpoint_full as checkpoint_full
+    from checkpoint.core.checkpoint_views import checkpoint_row as checkpoint_row
     from checkpoint.core.consumers import RetentionRule as RetentionRule
     from checkpoint.core.consumers import output_register as output_register
     from checkpoint.core.divisions import Division as Division

@@ -245,7 +245,7 @@ class Participant:
             )
         )
 
-    async def wants_cut(self, step: int) -> None:
+    async def wants_checkpoint(self, step: int) -> None:
         """Report that a source waits for a checkpoint at the end of that step."""
         await self._report(WantsCut(job=self._spec.job, worker=self._spec.worker, step=step))
 

@@ -26,11 +26,15 @@ class Application:
     """
 
     def __init__(
-        self, name: str, parts: Mapping[str, RegionHandle], *, without_cuts: frozenset[str] = frozenset()
+        self,
+        name: str,
+        parts: Mapping[str, RegionHandle],
+        *,
+        without_checkpoints: frozenset[str] = frozenset(),
     ) -> None:
         self.name = name
         self.parts = dict(parts)
-        self._without_cuts = without_cuts
+        self._without_checkpoints = without_checkpoints
 
     def __repr__(self) -> str:
         states = ", ".join(f"{name}: {status.state.value}" for name, status in self.status.items())
@@ -103,7 +107,7 @@ class Application:
         return {
             name: part.checkpoint(timeout)
             for name, part in self.parts.items()
-            if name not in self._without_cuts and not part.status.state.is_end
+            if name not in self._without_checkpoints and not part.status.state.is_end
         }
 
     def addListener(self, listener: RegionListener) -> None:  # noqa: N802  # Spark's name
@@ -145,4 +149,4 @@ def start_application(
     if len(parts) == 1:
         return handles[parts[0].name]
     outside = frozenset(part.name for part in parts if part.settings is None)
-    return Application(name, handles, without_cuts=outside)
+    return Application(name, handles, without_checkpoints=outside)

@@ -110,7 +110,7 @@ def _launch(
         return WorkerSpec(
             region=part.name,
             application=application,
-            without_cuts=part.settings is None,
+            without_checkpoints=part.settings is None,
             worker=worker,
             workers=spec.workers,
             attempt=attempt,

@@ -124,8 +124,8 @@ def grep(
     history: History = False,
     token_file: TokenFile = None,
 ) -> None:
-    """Print the records whose strings match a pattern: paths, data, the JSON of cuts and divisions. The empty
-    pattern matches every record.
+    """Print the records whose strings match a pattern: paths, data, the JSON of checkpoints and input
+    divisions. The empty pattern matches every record.
 
     Examples:
 
@@ -234,8 +234,8 @@ def timeline(
     history: History = False,
     token_file: TokenFile = None,
 ) -> None:
-    """Show a chart of what was appended over time: bytes and records, with segments, resets, cuts, steps and
-    snapshots. A reset is a segment of another epoch: a writer took over the chain there.
+    """Show a chart of what was appended over time: bytes and records, with segments, resets, checkpoints,
+    steps and snapshots. A reset is a segment of another epoch: a writer took over the chain there.
 
     A chain is read from its newest finished snapshot on, with --history also below it. Times are those in the
     records (marks, steps, outputs, inputs); a journal without times is divided by offset. --plot writes SVG

@@ -20,7 +20,7 @@ _PANELS: Final = {"bytes": ("#2f6fb3", 170), "records": ("#2f7a3b", 110)}
 """Panel -> its color and height."""
 _EVENTS: Final = {
     "steps": "#8c959f",
-    "cuts": "#9a6700",
+    "checkpoints": "#9a6700",
     "snapshots": "#6639ba",
     "segments": "#0f7b8a",
     "resets": "#c62f2f",

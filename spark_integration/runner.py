@@ -183,7 +183,7 @@ def _task_maker(
         fields: dict[str, Any] = {
             "region": spec.name,
             "application": application,
-            "without_cuts": spec.without_cuts,
+            "without_checkpoints": spec.without_checkpoints,
             "worker": worker,
             "workers": spec.workers,
             "attempt": attempt,

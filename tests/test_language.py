@@ -7,10 +7,14 @@ the test says what to write instead.
 
 import ast
 import builtins
+import inspect
 import re
 from collections import defaultdict
 from collections.abc import Iterator
 
+from checkpoint.core.region import CheckpointCommitted, RegionStatus, ResetReport, SavepointSettled
+from dataflow.handle import RegionHandle
+from dataflow.sinks.base import SinkWriter
 from tests.test_architecture import ROOT, name_of, source_files, tree_of
 
 BANNED: dict[str, str] = {
@@ -42,6 +46,10 @@ OLD_WORDS = ("CHANGELOG.md", "docs/GLOSSARY.md", "tests/test_language.py", "test
 """Files that name old terms to say what replaced them."""
 
 
+CUT = re.compile(r"(?<![A-Za-z])cuts?(?![A-Za-z])|Cut(?=[A-Z])|(?<=[a-z])Cut")
+"""The theory's word for a checkpoint; protocol.md, checkpoint/core and stored names keep it."""
+
+
 def prose() -> Iterator[tuple[str, int, str]]:
     """(file, line number, text) of everything people read: documents, docstrings, comments and messages."""
     paths = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *source_files()]
@@ -57,13 +65,36 @@ def prose() -> Iterator[tuple[str, int, str]]:
 
 def test_no_text_has_a_banned_phrase() -> None:
     patterns = {re.compile(phrase): instead for phrase, instead in BANNED.items()}
+    any_of_them = re.compile("|".join(BANNED))  # one search of each line
     found = [
         f"{name}:{number}: {line.strip()[:100]!r}: write {instead!r}"
         for name, number, line in prose()
+        if any_of_them.search(line)
         for pattern, instead in patterns.items()
         if pattern.search(line)
     ]
     assert not found, f"{len(found)} lines\n" + "\n".join(found)
+
+
+def test_users_read_of_checkpoints_and_not_of_cuts() -> None:
+    """In what a user copies, prints or calls: the examples, and the API of the page that lists it."""
+    paths = [
+        ROOT / "docs" / "api.md",
+        *(ROOT / "examples").rglob("*.py"),
+        *(ROOT / "examples").rglob("*.ipynb"),
+    ]
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()[:100]}"
+        for path in sorted(paths)
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if CUT.search(line)
+    ]
+    for shown in (RegionStatus, CheckpointCommitted, ResetReport, SavepointSettled, RegionHandle, SinkWriter):
+        found += [f"{shown.__name__}.{name}" for name in dir(shown) if name[0] != "_" and CUT.search(name)]
+        found += [
+            f"{shown.__name__}: {name}" for name in inspect.signature(shown).parameters if CUT.search(name)
+        ]
+    assert not found, "write checkpoint:\n" + "\n".join(found)
 
 
 def public_classes() -> Iterator[tuple[str, str]]:

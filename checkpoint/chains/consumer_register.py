@@ -13,7 +13,7 @@ from contextlib import aclosing
 
 from checkpoint import limits
 from checkpoint.chains.chain_store import TakenChain
-from checkpoint.chains.manifest_reading import retained_cuts
+from checkpoint.chains.manifest_reading import retained_checkpoints
 from checkpoint.coordinator.manifest_host import ManifestClaimPort, ManifestHost, StoreHost
 from checkpoint.core.consumers import (
     Register,
@@ -134,6 +134,6 @@ async def needs_of(store: StorePort, register: Register, split: str) -> dict[str
     Raises ManifestError and what reading a manifest raises: then nothing may be deleted.
     """
     return {
-        region: need_of(await retained_cuts(store, region), consumer.sources, split)
+        region: need_of(await retained_checkpoints(store, region), consumer.sources, split)
         for region, consumer in register.consumers.items()
     }

@@ -88,7 +88,7 @@ async def read_manifest(store: Store, region: str) -> ManifestView:
     return await _read(store, region, view.epoch_seen)
 
 
-async def retained_cuts(store: StorePort, region: str) -> tuple[Cut, ...]:
+async def retained_checkpoints(store: StorePort, region: str) -> tuple[Cut, ...]:
     """Return the retained checkpoints of a region, in increasing order, as its committed manifest states
     them; none if it has committed none.
 

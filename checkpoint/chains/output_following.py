@@ -61,7 +61,7 @@ class PublishedOutput:
         """Register a source of a region as a consumer, as `register_consumer` does."""
         await register_consumer(self._store, output_register(self.region, self.sink), region, source)
 
-    async def last_cut(self) -> Cut | None:
+    async def last_checkpoint(self) -> Cut | None:
         """Return the last committed checkpoint, cached for `output_poll_s`. Raises as reading does."""
         async with self._lock:
             if trio.current_time() >= self._polled_at + limits.output_poll_s:
@@ -83,21 +83,21 @@ class PublishedOutput:
 
     async def ends(self) -> dict[str, int] | None:
         """Return the end of each log if the region has processed all of its input, otherwise None."""
-        cut = await self.last_cut()
+        cut = await self.last_checkpoint()
         if cut is None or not cut.final:
             return None
         return {split_of(worker): at.size for worker, at in self._positions(cut).items()}
 
     async def position(self, split: str) -> Position | None:
         """Return the position of a worker's log in the last checkpoint."""
-        cut = await self.last_cut()
+        cut = await self.last_checkpoint()
         return None if cut is None else self._positions(cut).get(int(split[1:]))
 
     async def begin(self, split: str) -> int:
         """Return the offset from which on a worker's log is retained, according to the last checkpoint: 0 if
         it was never trimmed. What is below may be deleted.
         """
-        cut = await self.last_cut()
+        cut = await self.last_checkpoint()
         return 0 if cut is None else begin_in(cut, int(split[1:]), self.sink)
 
     async def trimmed(self, split: str, begin: int, end: int) -> InputTrimmedError:

@@ -11,7 +11,7 @@ import typer
 from checkpoint.chains.manifest_reading import read_manifest
 from checkpoint.cli.arguments import RegionName, checkpoint_of, complete_checkpoint, in_store
 from checkpoint.cli.verify_output import verify
-from checkpoint.core.checkpoint_views import cut_diff, cut_full, cut_row
+from checkpoint.core.checkpoint_views import checkpoint_diff, checkpoint_full, checkpoint_row
 from checkpoint.core.manifest import Cut
 from dos_client import Store
 from dos_client.cli.kit import (
@@ -67,7 +67,7 @@ def ls(url: StoreUrl, name: RegionName, as_json: AsJson = False, token_file: Tok
         view = await read_manifest(store, name)
         retained = view.retained
         savepoints = view.last.savepoints if view.last is not None else {}
-        rows = [cut_row(cut, retained, savepoints) for cut in view.cuts]
+        rows = [checkpoint_row(cut, retained, savepoints) for cut in view.cuts]
         return {
             "name": name,
             "epoch": view.epoch,
@@ -138,7 +138,7 @@ def show(
     async def work(store: Store) -> Cut:
         return checkpoint_of(await read_manifest(store, name), cut)
 
-    found = cut_full(in_store(url, token_file, work))
+    found = checkpoint_full(in_store(url, token_file, work))
     if as_json:
         print_json(found)
         return
@@ -241,7 +241,7 @@ def diff(
         view = await read_manifest(store, name)
         before = checkpoint_of(view, first, back=1 if first is None else 0)
         after = checkpoint_of(view, second)
-        found = cut_diff(before, after)
+        found = checkpoint_diff(before, after)
         changed = _state_reader() if keys else None
         if changed is not None:  # the blocks of a released checkpoint may be deleted
             for cut in (before, after):

@@ -14,7 +14,7 @@ from checkpoint.chains.manifest_reading import ManifestView, read_manifest
 from checkpoint.cli import savepoints, trim
 from checkpoint.cli.arguments import RegionName, Timeout, in_store
 from checkpoint.cli.requests import add_request_commands
-from checkpoint.core.checkpoint_views import cut_row
+from checkpoint.core.checkpoint_views import checkpoint_row
 from checkpoint.core.dropped import dropped_text
 from checkpoint.core.progress import recovery_text
 from checkpoint.core.request_records import Answer
@@ -103,19 +103,19 @@ def _status_json(view: ManifestView, reply: Reply | None, silence: str) -> dict[
         "manifest": {
             "epoch": view.epoch,
             "checkpoints": len(view.cuts),
-            "lastCheckpoint": cut_row(view.last) if view.last is not None else None,
+            "lastCheckpoint": checkpoint_row(view.last) if view.last is not None else None,
             "unproved": view.unproved,
         },
     }
 
 
 def _print_manifest(view: ManifestView) -> None:
-    _print_last_cut(view)
+    _print_last_checkpoint(view)
     if view.unproved:
         print(view.unproved)
 
 
-def _print_last_cut(view: ManifestView) -> None:
+def _print_last_checkpoint(view: ManifestView) -> None:
     last = view.last
     if last is None:
         none = "no checkpoint is proved committed" if view.unproved else "no checkpoint committed yet"

@@ -18,7 +18,7 @@ from checkpoint.coordinator.listeners import Listeners, RegionListener
 from checkpoint.coordinator.shell import Observer, RegionShell, listening, run_region
 from checkpoint.core.coordinator import Coordinator
 from checkpoint.core.coordinator_vocabulary import (
-    CutWanted,
+    CheckpointWanted,
     Event,
     PauseWanted,
     ResetWanted,
@@ -28,7 +28,7 @@ from checkpoint.core.coordinator_vocabulary import (
 )
 from checkpoint.core.progress import reset_json, reset_line
 from checkpoint.core.region import (
-    CutCommitted,
+    CheckpointCommitted,
     Launcher,
     RegionEvent,
     RegionSpec,
@@ -38,7 +38,7 @@ from checkpoint.core.region import (
     SavepointSettled,
     StateChanged,
 )
-from checkpoint.core.request_handling import NO_CUTS
+from checkpoint.core.request_handling import NO_CHECKPOINTS
 from checkpoint.errors import RegionFailedError
 from checkpoint.limits import listeners_end_s
 from checkpoint.runtime import this_driver, timestamp
@@ -130,14 +130,14 @@ class RegionControl:
         store = self._store
         return store.members() if store is not None else []
 
-    def request_cut(self) -> int:
-        """Request a checkpoint. Return the lowest number that it can have, for `wait_cut`."""
+    def request_checkpoint(self) -> int:
+        """Request a checkpoint. Return the lowest number that it can have, for `wait_checkpoint`."""
         with self._lock:
-            number = self._status.last_cut + 1
-        self._post(CutWanted())
+            number = self._status.last_checkpoint + 1
+        self._post(CheckpointWanted())
         return number
 
-    def wait_cut(self, cut: int, timeout: float | None = None) -> bool:
+    def wait_checkpoint(self, cut: int, timeout: float | None = None) -> bool:
         """Wait until a checkpoint of at least that number is committed. False on timeout or at the end."""
         with self._lock:
             self._lock.wait_for(lambda: self._cut >= cut or self._over, timeout)
@@ -154,7 +154,7 @@ class RegionControl:
         Workers, state and connections are kept; a reset leaves the region paused. Raises RegionFailedError if
         that took longer than `timeout` seconds or the region ended; the request to pause remains in effect.
         """
-        self._need_cuts()
+        self._need_checkpoints()
         self._post(PauseWanted(on=True))
         with self._lock:
             self._lock.wait_for(lambda: self._status.state is RegionState.PAUSED or self._over, timeout)
@@ -163,7 +163,7 @@ class RegionControl:
             raise RegionFailedError(
                 f"region {self.spec.name} is not paused: it is {status.state.value} ({status.reason})"
             )
-        return status.last_cut
+        return status.last_checkpoint
 
     def resume(self) -> None:
         """Continue after `pause`. Returns immediately."""
@@ -223,10 +223,12 @@ class RegionControl:
 
     def checkpoint(self, timeout: float | None = None) -> int:
         """Commit a checkpoint now; return its number. Raises RegionFailedError after `timeout` seconds."""
-        self._need_cuts()
+        self._need_checkpoints()
         begun = time.monotonic()
         deadline = math.inf if timeout is None else begun + timeout
-        while not self.wait_cut(self.request_cut(), min(_CUT_RETRY_S, deadline - time.monotonic())):
+        while not self.wait_checkpoint(
+            self.request_checkpoint(), min(_CUT_RETRY_S, deadline - time.monotonic())
+        ):
             # Request again: a request is lost if the region was not running yet or was reset.
             status, now = self.status(), time.monotonic()
             if status.state.is_end or now >= deadline:
@@ -252,7 +254,7 @@ class RegionControl:
         return self._wait_settled(SavepointWanted(name, on=False), timeout)
 
     def _wait_settled(self, wanted: SavepointWanted, timeout: float | None) -> int:
-        self._need_cuts()
+        self._need_checkpoints()
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         with self._lock:
             self._settled.pop(wanted.name, None)
@@ -265,12 +267,12 @@ class RegionControl:
             if outcome is not None and outcome.error:
                 raise LocalProtocolError(f"region {self.spec.name}: {outcome.error}")
             if outcome is not None:
-                return outcome.cut
+                return outcome.checkpoint
             if over or time.monotonic() >= deadline:
                 raise RegionFailedError(
                     f"region {self.spec.name} committed no checkpoint that records savepoint {wanted.name!r}"
                 )
-            self._post(CutWanted())  # a request is lost if the region was not running or was reset
+            self._post(CheckpointWanted())  # a request is lost if the region was not running or was reset
 
     def addListener(self, listener: RegionListener) -> None:  # noqa: N802  # Spark's name
         """Notify this listener, on a separate thread, of all later events."""
@@ -280,9 +282,9 @@ class RegionControl:
         """Stop notifying this listener."""
         self._listeners.remove(listener)
 
-    def _need_cuts(self) -> None:
-        if self.spec.without_cuts:
-            raise LocalProtocolError(NO_CUTS.format(self.spec.name))
+    def _need_checkpoints(self) -> None:
+        if self.spec.without_checkpoints:
+            raise LocalProtocolError(NO_CHECKPOINTS.format(self.spec.name))
 
     # --- The thread -----------------------------------------------------------------------------------
 
@@ -303,7 +305,7 @@ class RegionControl:
                 **self._stamp(status),
                 "state": status.state.value,
                 "reason": status.reason,
-                "lastCheckpoint": status.last_cut,
+                "lastCheckpoint": status.last_checkpoint,
                 "exception": None if failure is None else str(failure),
             }
         )
@@ -341,9 +343,9 @@ class RegionControl:
             self._lock.notify_all()
 
     def _observe(self, event: RegionEvent) -> None:
-        if isinstance(event, CutCommitted):
+        if isinstance(event, CheckpointCommitted):
             with self._lock:
-                self._cut = max(self._cut, event.cut)
+                self._cut = max(self._cut, event.checkpoint)
                 self._lock.notify_all()
         elif isinstance(event, SavepointSettled):
             with self._lock:
@@ -361,9 +363,9 @@ class RegionControl:
             return
         status = shell.status()
         if isinstance(event, StateChanged) and event.state is RegionState.RUNNING:
-            last_cut = {"checkpoint": status.last_cut, "step": status.last_cut_step}
-            self._listeners.started({**self._stamp(status), **last_cut, "driver": this_driver()})
-        elif isinstance(event, CutCommitted) and shell.meter.last is not None:
+            last_checkpoint = {"checkpoint": status.last_checkpoint, "step": status.last_checkpoint_step}
+            self._listeners.started({**self._stamp(status), **last_checkpoint, "driver": this_driver()})
+        elif isinstance(event, CheckpointCommitted) and shell.meter.last is not None:
             self._listeners.notify("onProgress", shell.meter.last)
         elif isinstance(event, ResetReport):
             self._listeners.notify("onReset", {**self._stamp(status), **reset_json(event)})

@@ -40,7 +40,7 @@ from checkpoint.core.coordinator_vocabulary import (
 from checkpoint.core.messages import ToWorker, control_frame, decode_from_worker
 from checkpoint.core.progress import ProgressMeter
 from checkpoint.core.region import (
-    CutCommitted,
+    CheckpointCommitted,
     Launcher,
     RegionEvent,
     RegionSpec,
@@ -148,7 +148,7 @@ class RegionShell:
 
     def _notify(self, event: RegionEvent) -> None:
         logger.info("region %s: %s", self.spec.name, event)
-        if isinstance(event, CutCommitted):
+        if isinstance(event, CheckpointCommitted):
             self.meter.report(event, self.core.status(), now=trio.current_time(), timestamp=timestamp())
         if self._observer is not None:
             self._observer(event)

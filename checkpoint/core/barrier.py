@@ -61,13 +61,13 @@ class Alignment(Generic[T]):
         senders: int,
         *,
         first_step: int,
-        last_cut: int,
+        last_checkpoint: int,
         steps_ahead_max: int = limits.steps_ahead_max,
     ) -> None:
         if not 0 < senders <= limits.workers_max:
             raise ValueError(f"a channel has 1 to {limits.workers_max} senders, got {senders}")
         self.step = first_step
-        self.last_cut = last_cut
+        self.last_checkpoint = last_checkpoint
         self._senders = senders
         self._ahead_max = steps_ahead_max
         self._steps: dict[int, list[_SenderStep[T]]] = {}
@@ -104,14 +104,14 @@ class Alignment(Generic[T]):
         if self.missing():
             return None
         entries = self._steps.pop(self.step)
-        cut = cut_of_step((entry.cut for entry in entries), self.last_cut)
+        cut = cut_of_step((entry.cut for entry in entries), self.last_checkpoint)
         done = CompleteStep(
             self.step,
             cut,
             bool(cut) and any(entry.final for entry in entries if entry.cut == cut),
             tuple(item for entry in entries for item in entry.items),
         )
-        self.last_cut = max(self.last_cut, cut)
+        self.last_checkpoint = max(self.last_checkpoint, cut)
         self.step += 1
         return done
 
@@ -145,10 +145,10 @@ class Alignment(Generic[T]):
         return self._steps[step][sender]
 
 
-def cut_of_step(requested: Iterable[int], last_cut: int) -> int:
+def cut_of_step(requested: Iterable[int], last_checkpoint: int) -> int:
     """Return the cut at the end of a step: the highest of `requested` if above the last cut, otherwise 0.
 
     Use it to merge the requests of the senders on one channel, and the cuts of the channels of one step.
     """
     highest = max(requested, default=0)
-    return highest if highest > last_cut else 0
+    return highest if highest > last_checkpoint else 0

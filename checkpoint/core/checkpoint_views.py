@@ -11,7 +11,7 @@ from checkpoint.core.manifest import Cut, SplitPosition, WorkerCut
 from journal import Position
 
 
-def cut_row(
+def checkpoint_row(
     cut: Cut, retained: Container[int] | None = None, savepoints: Mapping[str, int] | None = None
 ) -> dict[str, Any]:
     """Return one row of a list of checkpoints.
@@ -37,9 +37,9 @@ def cut_row(
     }
 
 
-def cut_full(cut: Cut) -> dict[str, Any]:
+def checkpoint_full(cut: Cut) -> dict[str, Any]:
     """Return everything that the manifest stores of a checkpoint."""
-    return cut_row(cut) | {
+    return checkpoint_row(cut) | {
         "parent": cut.parent,
         "version": cut.version,
         "fingerprint": cut.fingerprint,
@@ -73,7 +73,7 @@ def slowest(phases_s: dict[int, dict[str, float]]) -> dict[str, float]:
     return longest
 
 
-def cut_diff(before: Cut, after: Cut) -> dict[str, Any]:
+def checkpoint_diff(before: Cut, after: Cut) -> dict[str, Any]:
     """Return by how much `after` is ahead of `before`. Negative if the region went back between."""
     workers = sorted(before.workers.keys() & after.workers.keys())
     return {

@@ -8,7 +8,7 @@ Invariants kept here:
 """
 
 from checkpoint.core.coordinator_state import CoordinatorState
-from checkpoint.core.coordinator_vocabulary import AppendCut, CutAppended, CutWanted
+from checkpoint.core.coordinator_vocabulary import AppendCut, CheckpointWanted, CutAppended
 from checkpoint.core.dropped import end_text
 from checkpoint.core.ending import Ending
 from checkpoint.core.manifest import check_cut
@@ -21,7 +21,7 @@ from checkpoint.core.messages import (
     RequestCut,
     WantsCut,
 )
-from checkpoint.core.region import CutCommitted, RegionState
+from checkpoint.core.region import CheckpointCommitted, RegionState
 from checkpoint.core.region_states import CoordinatorPhase, WorkerEvent, WorkerState
 from checkpoint.core.retention import floors_of, keep, retained_with, steps_kept_after
 from checkpoint.core.roster import Worker
@@ -42,7 +42,7 @@ class Checkpointing:
     def can_cut(self) -> bool:
         """Whether a checkpoint can be requested now."""
         state = self._state
-        may = not state.spec.without_cuts and not state.final_committed
+        may = not state.spec.without_checkpoints and not state.final_committed
         return may and state.phase is CoordinatorPhase.RUNNING and state.pending is None
 
     @property
@@ -54,9 +54,9 @@ class Checkpointing:
     def operator_waits(self) -> bool:
         """Whether an operator waits for a checkpoint that is not committed yet."""
         state = self._state
-        return any(worker.wants_cut > state.last_step for worker in state.roster)
+        return any(worker.wants_checkpoint > state.last_step for worker in state.roster)
 
-    def request_cut(self, now: float, *, final: bool = False) -> None:
+    def request_checkpoint(self, now: float, *, final: bool = False) -> None:
         """Request the next checkpoint from all workers, if one can be requested now.
 
         Numbers rise from the last committed one, so a checkpoint that failed leaves its number to the next.
@@ -82,21 +82,21 @@ class Checkpointing:
     def set_cut_time(self, now: float) -> None:
         """Set the timer of the next periodic checkpoint, if the region has periodic ones."""
         spec = self._state.spec
-        if spec.trigger == "periodic" and not spec.without_cuts:
+        if spec.trigger == "periodic" and not spec.without_checkpoints:
             self._state.timers.set("cut", now + spec.checkpoint_interval_s)
 
     def cut_if_overdue(self, now: float) -> None:
         if self.cut_is_due and self.can_cut and self._state.has_new_steps:
-            self.request_cut(now)
+            self.request_checkpoint(now)
 
     def cut_timer_expired(self, now: float) -> None:
         """Handle the periodic timer. If no checkpoint can be requested now, one follows when it can."""
         self._state.cut_overdue = True
         self.cut_if_overdue(now)
 
-    def on_cut_wanted(self, event: CutWanted, now: float) -> None:
+    def on_checkpoint_wanted(self, event: CheckpointWanted, now: float) -> None:
         del event
-        self.request_cut(now)
+        self.request_checkpoint(now)
 
     def on_wants_cut(self, worker: Worker, message: WantsCut, now: float) -> Refusal | None:
         """Note that an operator waits for a checkpoint that contains a step.
@@ -105,7 +105,7 @@ class Checkpointing:
         """
         if worker.state is not WorkerState.RUNNING:
             return Refusal("UNEXPECTED", f"worker {message.worker} requested a checkpoint before it runs")
-        worker.wants_cut = max(worker.wants_cut, message.step)
+        worker.wants_checkpoint = max(worker.wants_checkpoint, message.step)
         worker.step = max(worker.step, message.step)
         self.cut_if_overdue(now)
         return None
@@ -140,7 +140,7 @@ class Checkpointing:
         savepoints = state.savepoints
         retained = retained_with(state.kept, pending.number, state.spec.retain, set(savepoints.values()))
         cut = pending.build(
-            state.last_cut,
+            state.last_checkpoint,
             state.layout,
             state.spec.graph_fingerprint,
             state.spec.operators,
@@ -148,7 +148,7 @@ class Checkpointing:
             savepoints,
         )
         try:
-            check_cut(cut, workers=len(state.roster), before=state.last_cut)
+            check_cut(cut, workers=len(state.roster), before=state.last_checkpoint)
         except ManifestError as error:
             self._fail(error, now)
             return None
@@ -173,7 +173,7 @@ class Checkpointing:
             return
         assert event.cut.cut == pending.number, "one append at a time"
         state.timers.clear("drain")
-        state.pending, state.appending, state.last_cut = None, None, event.cut
+        state.pending, state.appending, state.last_checkpoint = None, None, event.cut
         for worker in state.roster:
             worker.step = max(worker.step, event.cut.step)
         state.kept = keep(state.kept, event.cut)
@@ -203,17 +203,17 @@ class Checkpointing:
     def note_commit(self, pending: PendingCut, now: float) -> None:
         """Count the commit, forgive the failures before it, and report it to observers."""
         state = self._state
-        state.cuts_committed += 1
+        state.checkpoints_committed += 1
         state.attempts = 0
         state.roster.forgive()
         state.placement.forgive()
-        cut = state.last_cut
+        cut = state.last_checkpoint
         assert cut is not None
         seconds = now - pending.requested_at
         prepared = max(pending.phases_s().values(), default=0.0)
         phases = {**pending.phases_s(), "commit": max(seconds - prepared, 0.0)}
         by_worker = {worker: vote.phases_s for worker, vote in sorted(pending.votes.items())}
-        state.report(CutCommitted(cut.cut, cut.step, pending.final, seconds, phases, by_worker))
+        state.report(CheckpointCommitted(cut.cut, cut.step, pending.final, seconds, phases, by_worker))
 
     # --- the end of input -----------------------------------------------------------------------------
 
@@ -222,10 +222,10 @@ class Checkpointing:
         state = self._state
         if not all(worker.state is WorkerState.RUNNING and worker.exhausted for worker in state.roster):
             return
-        if state.spec.without_cuts:
+        if state.spec.without_checkpoints:
             self._ending.decide(RegionState.FINISHED, end_text(state.dropped), now, kind="finished")
         elif self.can_cut:
-            self.request_cut(now, final=True)
+            self.request_checkpoint(now, final=True)
 
     def on_finished(self, worker: Worker, message: Finished, now: float) -> Refusal | None:
         """Note that a worker has published the final checkpoint. When all have, the region is finished."""

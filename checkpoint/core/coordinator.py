@@ -96,7 +96,7 @@ class Coordinator:
             v.LinkDown: losses.on_link_down,
             v.WorkerEnded: losses.on_worker_ended,
             v.CoordinatorTick: self._on_tick,
-            v.CutWanted: checkpointing.on_cut_wanted,
+            v.CheckpointWanted: checkpointing.on_checkpoint_wanted,
             v.ResetWanted: self._on_reset_wanted,
             v.PauseWanted: pausing.on_pause_wanted,
             v.SavepointWanted: savepoints.on_savepoint_wanted,

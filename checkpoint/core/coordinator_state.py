@@ -56,7 +56,7 @@ class CoordinatorState:
 
     - `incarnation` only rises, and only ManifestOpened sets it.
     - `pending` belongs to the current incarnation.
-    - `last_cut` is acknowledged on the quorum, and `kept` are the checkpoints that it retains.
+    - `last_checkpoint` is acknowledged on the quorum, and `kept` are the checkpoints that it retains.
     """
 
     def __init__(self, spec: RegionSpec) -> None:
@@ -72,9 +72,9 @@ class CoordinatorState:
         self.store_waiting = ""
         """What the manifest waits for at the store, empty if it does not wait."""
 
-        self.last_cut: Cut | None = None
+        self.last_checkpoint: Cut | None = None
         self.kept: tuple[Cut, ...] = ()
-        """The checkpoints that `last_cut` retains, oldest first."""
+        """The checkpoints that `last_checkpoint` retains, oldest first."""
         self.pending: PendingCut | None = None
         """The checkpoint that is requested and not committed."""
         self.appending: Cut | None = None
@@ -83,7 +83,7 @@ class CoordinatorState:
         """A checkpoint that was appended in an earlier incarnation and not acknowledged there."""
         self.cut_overdue = False
         """The timer of the periodic checkpoint has expired, and no checkpoint could be requested yet."""
-        self.cuts_committed = 0
+        self.checkpoints_committed = 0
         self.final_committed = False
 
         self.savepoint_changes: dict[str, int] = {}
@@ -141,17 +141,17 @@ class CoordinatorState:
     @property
     def last_number(self) -> int:
         """The number of the last committed checkpoint, 0 for none."""
-        return self.last_cut.cut if self.last_cut else 0
+        return self.last_checkpoint.cut if self.last_checkpoint else 0
 
     @property
     def last_step(self) -> int:
         """The step of the last committed checkpoint, 0 for none."""
-        return self.last_cut.step if self.last_cut else 0
+        return self.last_checkpoint.step if self.last_checkpoint else 0
 
     @property
     def held_savepoints(self) -> dict[str, int]:
         """The savepoints that the last committed checkpoint holds: name -> checkpoint."""
-        return dict(self.last_cut.savepoints) if self.last_cut else {}
+        return dict(self.last_checkpoint.savepoints) if self.last_checkpoint else {}
 
     @property
     def savepoints(self) -> dict[str, int]:

@@ -21,10 +21,10 @@ class ManifestOpened:
     """The start of a new manifest segment of epoch `incarnation` is acknowledged on the quorum."""
 
     incarnation: int
-    last_cut: Cut | None
+    last_checkpoint: Cut | None
     """The last checkpoint of the chain: the one to restore."""
     kept: tuple[Cut, ...] = ()
-    """The retained checkpoints, oldest first; `last_cut` is the last one."""
+    """The retained checkpoints, oldest first; `last_checkpoint` is the last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class CoordinatorTick:
 
 
 @dataclass(frozen=True, slots=True)
-class CutWanted:
+class CheckpointWanted:
     """A user requests a checkpoint now."""
 
 
@@ -151,7 +151,7 @@ Event: TypeAlias = (
     | LinkDown
     | WorkerEnded
     | CoordinatorTick
-    | CutWanted
+    | CheckpointWanted
     | ResetWanted
     | PauseWanted
     | SavepointWanted

@@ -102,7 +102,7 @@ class Gathering:
                     epoch=state.incarnation,
                     cut=state.last_number,
                     worker=worker.index,
-                    restore=state.last_cut,
+                    restore=state.last_checkpoint,
                     peers=state.roster.peers(),
                     layout=state.layout,
                     floors=floors_of(state.kept, worker.index),
@@ -148,7 +148,7 @@ class Gathering:
         replay_until = max(step, min(worker.last_step for worker in state.roster))
         for worker in state.roster:
             worker.move(WorkerEvent.START)
-            worker.step, worker.wants_cut = step, 0
+            worker.step, worker.wants_checkpoint = step, 0
         state.timers.clear("restore")
         self._checkpointing.set_cut_time(now)
         state.send_all(

@@ -91,7 +91,7 @@ class Losses:
             return
         peer = state.roster[message.peer]
         seconds = state.placement.report(worker, peer, now)
-        limit_s = state.spec.reset_timeout_s if state.last_cut else limits.unreachable_at_start_s
+        limit_s = state.spec.reset_timeout_s if state.last_checkpoint else limits.unreachable_at_start_s
         if seconds > limit_s:
             text = (
                 f"in {seconds:.0f} s no placement was found in which all workers reach each other: {reason}"

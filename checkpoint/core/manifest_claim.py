@@ -54,16 +54,22 @@ class ManifestClaim:
             return  # the outcome was decided meanwhile; the shell closes the manifest that it opened
         assert event.incarnation > max(state.incarnation, state.epoch_floor), "epochs only rise"
         try:
-            self._check_restorable(event.last_cut)
+            self._check_restorable(event.last_checkpoint)
         except (ManifestError, FingerprintMismatchError) as error:
             self._ending.decide(RegionState.FAILED, str(error), now, kind="failed", error=error)
             return
         state.move(PhaseEvent.OPENED)
         state.round.opened_at = now
         state.timers.clear("open")
-        state.incarnation, state.last_cut, self._superseded = event.incarnation, event.last_cut, 0
+        state.incarnation, state.last_checkpoint, self._superseded = (
+            event.incarnation,
+            event.last_checkpoint,
+            0,
+        )
         state.kept = event.kept
-        state.layout = event.last_cut.layout if event.last_cut else even_layout(len(state.roster))
+        state.layout = (
+            event.last_checkpoint.layout if event.last_checkpoint else even_layout(len(state.roster))
+        )
         self._settle_doubt(now)
         self._savepoints.settle_after_opening()
         # Not earlier: only now that the manifest is held above it can the old attempt commit nothing more.
@@ -77,9 +83,9 @@ class ManifestClaim:
         state = self._state
         if cut is None:
             return
-        if state.last_cut is not None and cut.cut < state.last_cut.cut:
+        if state.last_checkpoint is not None and cut.cut < state.last_checkpoint.cut:
             raise ManifestError(
-                f"it is the last in the manifest, but checkpoint {state.last_cut.cut} was committed",
+                f"it is the last in the manifest, but checkpoint {state.last_checkpoint.cut} was committed",
                 cut=cut.cut,
             )
         check_cut(cut, workers=len(state.roster))
@@ -90,7 +96,7 @@ class ManifestClaim:
         """Count the checkpoint in doubt if it is the last of the chain; otherwise it can never be in it."""
         state = self._state
         doubt, state.in_doubt = state.in_doubt, None
-        last = state.last_cut
+        last = state.last_checkpoint
         if doubt and last and (doubt.number, doubt.incarnation) == (last.cut, last.incarnation):
             self._checkpointing.note_commit(doubt, now)
 

@@ -40,7 +40,7 @@ class Pausing:
             state.over
             or state.phase is CoordinatorPhase.STOPPING
             or event.on == bool(state.pause)
-            or state.spec.without_cuts
+            or state.spec.without_checkpoints
         ):
             return
         self._orders += event.on

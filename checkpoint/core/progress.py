@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from checkpoint.core.dropped import merge_counters
 from checkpoint.core.recovery_estimate import RecoveryEstimate
-from checkpoint.core.region import CutCommitted, RegionStatus, ResetReport, WorkerStatus
+from checkpoint.core.region import CheckpointCommitted, RegionStatus, ResetReport, WorkerStatus
 
 RECENT_PROGRESS_MAX: Final = 100
 _DIGITS: Final = 6
@@ -36,7 +36,7 @@ class ProgressMeter:
         return self.recent[-1] if self.recent else None
 
     def report(
-        self, event: CutCommitted, status: RegionStatus, *, now: float, timestamp: str
+        self, event: CheckpointCommitted, status: RegionStatus, *, now: float, timestamp: str
     ) -> dict[str, Any]:
         """Return the report of one checkpoint, and keep it.
 
@@ -53,7 +53,7 @@ class ProgressMeter:
             "timestamp": timestamp,
             "state": status.state.value,
             "incarnation": status.incarnation,
-            "checkpoint": event.cut,
+            "checkpoint": event.checkpoint,
             "step": event.step,
             "final": event.final,
             "numInputRows": rows_in,
@@ -112,9 +112,9 @@ def status_json(status: RegionStatus) -> dict[str, Any]:
         "state": status.state.value,
         "reason": status.reason,
         "incarnation": status.incarnation,
-        "lastCheckpoint": status.last_cut,
-        "lastCheckpointStep": status.last_cut_step,
-        "checkpointsCommitted": status.cuts_committed,
+        "lastCheckpoint": status.last_checkpoint,
+        "lastCheckpointStep": status.last_checkpoint_step,
+        "checkpointsCommitted": status.checkpoints_committed,
         "resetAttempts": status.reset_attempts,
         "storeWaiting": status.store_waiting,
         "waitingSeconds": round(status.waiting_s, 3),
@@ -188,7 +188,7 @@ def reset_json(reset: ResetReport) -> dict[str, Any]:
         "seconds": round(reset.seconds, _DIGITS),
         "bytes": reset.bytes,
         "incarnation": reset.incarnation,
-        "checkpoint": reset.cut,
+        "checkpoint": reset.checkpoint,
         "phases": _rounded(reset.phases_s),
     }
 
@@ -198,7 +198,7 @@ def reset_line(region: str, reset: ResetReport) -> str:
     who = "reset by hand" if reset.worker < 0 else f"worker {reset.worker} was lost"
     reason = reset.reason.strip().removeprefix(f"{who}: ")  # the coordinator's reason begins with it
     reason = reason.splitlines()[-1] if reason else "unknown reason"
-    where = f"checkpoint {reset.cut}" if reset.cut else "the beginning"
+    where = f"checkpoint {reset.checkpoint}" if reset.checkpoint else "the beginning"
     return f"{region}: {who}: {reason}; all workers went back to {where} in {reset.seconds:.1f} s"
 
 

@@ -80,7 +80,7 @@ class Recovery:
         """
         state = self._state
         # Without checkpoints no commit forgives attempts; time in RUNNING does.
-        if state.spec.without_cuts and now > state.running_since + limits.reset_forgiven_s:
+        if state.spec.without_checkpoints and now > state.running_since + limits.reset_forgiven_s:
             state.attempts = 0
             state.placement.forgive()
         state.running_since = inf
@@ -120,7 +120,7 @@ class Recovery:
             seconds=now - ended.began,
             bytes=sum(worker.replayed_bytes for worker in state.roster),
             incarnation=state.incarnation,
-            cut=state.last_number,
+            checkpoint=state.last_number,
             phases_s=phases_s,
         )
         state.resets.append(report)

@@ -75,7 +75,7 @@ class RegionSpec:
     """Operator name -> earlier descriptions whose state it takes over through its migrations."""
     trigger: Literal["periodic", "operator"] = "periodic"
     """What triggers a checkpoint: time, or start operators that request one."""
-    without_cuts: bool = False
+    without_checkpoints: bool = False
     """Operators outside of any consistent region: no checkpoints, no state is kept over a reset, and reset
     attempts are forgiven after `reset_forgiven_s` of running.
     """
@@ -187,7 +187,7 @@ class ResetReport:
     bytes: int
     """Bytes replayed by all workers."""
     incarnation: int
-    cut: int
+    checkpoint: int
     """The restored checkpoint, 0 for the beginning."""
     phases_s: Mapping[str, float] = field(default_factory=dict)
     """Seconds of each phase, in order: `manifest` (until it is held again), `gather` (until all workers have
@@ -202,9 +202,9 @@ class RegionStatus:
     state: RegionState
     reason: str
     incarnation: int
-    last_cut: int
-    last_cut_step: int
-    cuts_committed: int
+    last_checkpoint: int
+    last_checkpoint_step: int
+    checkpoints_committed: int
     """Checkpoints committed by this driver."""
     reset_attempts: int
     """Consecutive attempts since the last committed checkpoint."""
@@ -242,10 +242,10 @@ class StateChanged:
 
 
 @dataclass(frozen=True, slots=True)
-class CutCommitted:
+class CheckpointCommitted:
     """A checkpoint is in the manifest on the quorum. `seconds`: from the request to the acknowledgement."""
 
-    cut: int
+    checkpoint: int
     step: int
     final: bool
     seconds: float
@@ -279,12 +279,12 @@ class SavepointSettled:
     """A request to make or drop a savepoint is settled: a committed checkpoint carries it, or it failed."""
 
     name: str
-    cut: int
+    checkpoint: int
     """The checkpoint that the savepoint holds, or held; 0 after an error."""
     error: str = ""
     """Why it failed, empty on success. After an error nothing has changed."""
 
 
 RegionEvent: TypeAlias = (
-    StateChanged | CutCommitted | WorkerLost | WorkerJoined | ResetReport | SavepointSettled
+    StateChanged | CheckpointCommitted | WorkerLost | WorkerJoined | ResetReport | SavepointSettled
 )

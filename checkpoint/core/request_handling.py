@@ -26,7 +26,7 @@ from typing import Any, Final, TypeAlias
 
 from checkpoint import limits
 from checkpoint.core.coordinator_vocabulary import (
-    CutWanted,
+    CheckpointWanted,
     PauseWanted,
     ResetWanted,
     SavepointWanted,
@@ -34,7 +34,7 @@ from checkpoint.core.coordinator_vocabulary import (
 )
 from checkpoint.core.progress import reset_json
 from checkpoint.core.region import (
-    CutCommitted,
+    CheckpointCommitted,
     RegionEvent,
     RegionState,
     RegionStatus,
@@ -80,7 +80,7 @@ RequestEvent: TypeAlias = RequestArrived | RegionNotified | QueueRead | RegionEn
 class CommandRegion:
     """Pass an event to the coordinator, as if the driver's own user had requested it."""
 
-    event: CutWanted | ResetWanted | PauseWanted | SavepointWanted | StopWanted
+    event: CheckpointWanted | ResetWanted | PauseWanted | SavepointWanted | StopWanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class _OpenRequest:
     name: str = ""
 
 
-NO_CUTS: Final = "{} is outside of any consistent region and has no checkpoints"
+NO_CHECKPOINTS: Final = "{} is outside of any consistent region and has no checkpoints"
 
 
 class RequestHandler:
@@ -138,9 +138,9 @@ class RequestHandler:
     `accepted` and one final answer.
     """
 
-    def __init__(self, region: str, *, without_cuts: bool = False) -> None:
+    def __init__(self, region: str, *, without_checkpoints: bool = False) -> None:
         self._region = region
-        self._without_cuts = without_cuts
+        self._without_checkpoints = without_checkpoints
         self._seen: deque[str] = deque(maxlen=limits.request_ids_kept_max)
         self._known: set[str] = set()
         self._open: list[_OpenRequest] = []
@@ -205,8 +205,8 @@ class RequestHandler:
             return (
                 f"the request is dated {-old_ms / 1000:.0f} s in the future: set the clocks of both machines"
             )
-        if self._without_cuts and request.what in _REFUSED_WITHOUT_CUTS:
-            return NO_CUTS.format(self._region)
+        if self._without_checkpoints and request.what in _REFUSED_WITHOUT_CUTS:
+            return NO_CHECKPOINTS.format(self._region)
         if status.state.is_end:
             return f"{_ENDED_TEXT}: {status.state.value}"
         if len(self._open) + len(self._status_requests) >= limits.requests_open_max:
@@ -224,13 +224,13 @@ class RequestHandler:
         elif what in ("pin", "unpin"):
             self._out.append(CommandRegion(SavepointWanted(request.name, request.cut, on=what == "pin")))
         elif status.state in _CUT_STATES:
-            self._out.append(CommandRegion(CutWanted()))
+            self._out.append(CommandRegion(CheckpointWanted()))
 
     # --- completion ---------------------------------------------------------------------------------------
 
     def _region_notified(self, event: RegionEvent, now: float) -> None:
-        if isinstance(event, CutCommitted):
-            result = {"checkpoint": event.cut, "step": event.step, "seconds": round(event.seconds, 6)}
+        if isinstance(event, CheckpointCommitted):
+            result = {"checkpoint": event.checkpoint, "step": event.step, "seconds": round(event.seconds, 6)}
             # A checkpoint that was under way when the request arrived may lack rows written before it.
             self._done("checkpoint", now - event.seconds, result)
         elif isinstance(event, ResetReport):
@@ -244,7 +244,7 @@ class RequestHandler:
         if done:
             self._open = [one for one in self._open if one not in done]
             verdict: Verdict = "failed" if event.error else "done"
-            result = {} if event.error else {"name": event.name, "checkpoint": event.cut}
+            result = {} if event.error else {"name": event.name, "checkpoint": event.checkpoint}
             self._out.append(WriteAnswer(tuple(one.id for one in done), verdict, event.error, result))
 
     def _done(self, what: str, requested_until: float, result: dict[str, Any]) -> None:
@@ -259,10 +259,14 @@ class RequestHandler:
         The coordinator ignores the request while no checkpoint can be taken.
         """
         paused = status.state is RegionState.PAUSED
-        result = {"state": status.state.value, "checkpoint": status.last_cut, "step": status.last_cut_step}
+        result = {
+            "state": status.state.value,
+            "checkpoint": status.last_checkpoint,
+            "step": status.last_checkpoint_step,
+        }
         self._done("pause" if paused else "resume", now, result)
         if status.state in _CUT_STATES and any(one.what in _CUT_REQUESTS for one in self._open):
-            self._out.append(CommandRegion(CutWanted()))
+            self._out.append(CommandRegion(CheckpointWanted()))
         answered_at = self._status_answered_at
         if self._status_requests and (answered_at is None or now - answered_at >= limits.status_answers_s):
             self._status_answered_at = now
@@ -286,7 +290,7 @@ class RequestHandler:
                 result = {
                     "state": status.state.value,
                     "reason": status.reason,
-                    "lastCheckpoint": status.last_cut,
+                    "lastCheckpoint": status.last_checkpoint,
                 }
                 self._out.append(WriteAnswer((one.id,), "done", "", result))
             else:

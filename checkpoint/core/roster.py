@@ -43,7 +43,7 @@ class Worker:
     step: int = 0
     """The last step that it ended in this incarnation."""
     exhausted: bool = False
-    wants_cut: int = 0
+    wants_checkpoint: int = 0
     """The step at whose end a start operator waits for a checkpoint, 0 for none."""
     paused: int = 0
     """The pause order that it carried out in this incarnation, 0 for none."""

@@ -48,7 +48,7 @@ class Savepoints:
         """Answer the requests that are carried out. If any remain, request a checkpoint that carries them."""
         self._settle()
         if self._state.savepoint_changes:
-            self._checkpointing.request_cut(now)
+            self._checkpointing.request_checkpoint(now)
 
     def settle_after_opening(self) -> None:
         """Answer requests by the reopened manifest.
@@ -65,7 +65,7 @@ class Savepoints:
 
     def _problem(self, event: SavepointWanted, cut: int) -> str:
         """Return why the request cannot be carried out, empty if it can."""
-        if self._state.spec.without_cuts or self._state.over:
+        if self._state.spec.without_checkpoints or self._state.over:
             return "the region commits no more checkpoints"
         return savepoint_problem(
             event.name, cut if event.on else None, self._state.savepoints, self._retained()

@@ -73,9 +73,9 @@ class StatusReporter:
             state=self.visible_state,
             reason=self.waiting_for or state.reason,
             incarnation=state.incarnation,
-            last_cut=state.last_number,
-            last_cut_step=state.last_step,
-            cuts_committed=state.cuts_committed,
+            last_checkpoint=state.last_number,
+            last_checkpoint_step=state.last_step,
+            checkpoints_committed=state.checkpoints_committed,
             reset_attempts=state.attempts,
             workers=tuple(worker.status() for worker in state.roster),
             resets=tuple(state.resets),
@@ -93,7 +93,9 @@ class StatusReporter:
         if state.over:
             return None
         step = max((worker.step for worker in state.roster), default=0)
-        return estimate(state.history.inputs(state.last_cut, step, (one.meter for one in state.roster)))
+        return estimate(
+            state.history.inputs(state.last_checkpoint, step, (one.meter for one in state.roster))
+        )
 
     def report_change(self) -> None:
         """Report the state and its reason to observers if either differs from the last report."""

@@ -27,7 +27,7 @@ class Stopping:
         if state.over or state.phase is CoordinatorPhase.STOPPING:
             return
         if state.phase is CoordinatorPhase.RUNNING and (state.has_new_steps or state.pending is not None):
-            self._checkpointing.request_cut(now)
+            self._checkpointing.request_checkpoint(now)
             if state.pending is not None:
                 state.move(PhaseEvent.STOP)
                 state.timers.set("stop", now + min(limits.stop_cut_timeout_s, state.spec.drain_timeout_s))

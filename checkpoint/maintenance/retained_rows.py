@@ -8,7 +8,7 @@ from typing import Protocol
 from checkpoint import limits
 from checkpoint.chains.input_log import InputLog, last_recorded
 from checkpoint.chains.input_reading import InputHandle
-from checkpoint.chains.manifest_reading import read_manifest, retained_cuts
+from checkpoint.chains.manifest_reading import read_manifest, retained_checkpoints
 from checkpoint.chains.output_following import PublishedOutput, split_of
 from checkpoint.chains.trimming import RowsChain, TrimPlanner, segments_of
 from checkpoint.coordinator.manifest_host import StoreHost
@@ -120,7 +120,7 @@ class OutputRows:
         self.chain = output_chain(sink)
 
     async def splits(self) -> list[str]:
-        last = (await retained_cuts(self._store, self._region))[-1:]
+        last = (await retained_checkpoints(self._store, self._region))[-1:]
         return [
             split_of(one) for cut in last for one, part in cut.workers.items() if self._sink in part.sinks
         ]
@@ -143,7 +143,7 @@ class OutputRows:
         return 0 if at is None else at.size
 
     async def released(self, split: str) -> Floor | None:
-        kept = await retained_cuts(self._store, self._region)
+        kept = await retained_checkpoints(self._store, self._region)
         return floors_of(kept, int(split[1:])).get(self.chain, NO_FLOOR)
 
     async def trim_stopped(self, splits: list[str], wait_s: float) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from checkpoint.chains.consumer_register import change_register, read_register
-from checkpoint.chains.manifest_reading import retained_cuts
+from checkpoint.chains.manifest_reading import retained_checkpoints
 from checkpoint.chains.trimming import RowsChain, TrimPlanner, segments_of
 from checkpoint.coordinator.manifest_host import StoreHost
 from checkpoint.core.consumers import Register, RetentionRule, need_of, with_rule, without_consumer
@@ -95,7 +95,7 @@ class Retention:
 
     async def _consumer(self, region: str, register: Register, splits: list[str]) -> ConsumerStatus:
         consumer = register.consumers[region]
-        kept = await retained_cuts(self._store, region)
+        kept = await retained_checkpoints(self._store, region)
         return ConsumerStatus(
             region,
             consumer.sources,

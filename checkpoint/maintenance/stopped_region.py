@@ -72,7 +72,7 @@ async def savepoint_stopped(host: ManifestHost, region: str, name: str, cut: int
     raises.
     """
     async with hold_manifest(host, region) as held:
-        kept, last = held.opened.kept, held.opened.last_cut
+        kept, last = held.opened.kept, held.opened.last_checkpoint
         if last is None:
             raise SavepointRefusedError(f"region {region!r} has committed no checkpoint")
         savepoints = dict(last.savepoints)

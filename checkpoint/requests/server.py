@@ -74,7 +74,7 @@ class RequestServer:
         self._store = store
         self._spec = spec
         self._region = region
-        self._handler = RequestHandler(spec.name, without_cuts=spec.without_cuts)
+        self._handler = RequestHandler(spec.name, without_checkpoints=spec.without_checkpoints)
         self._queue = QueueReader(store, requests_directory(spec.name))
         self._copies = [
             QueueRepair(store, directory)

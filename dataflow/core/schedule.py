@@ -66,7 +66,7 @@ class Schedule:
 
     plan: CircuitPlan
     first_step: int
-    last_cut: int
+    last_checkpoint: int
     replay_until: int
     steps_ahead: int
     produced: int = field(init=False)
@@ -93,9 +93,9 @@ class Schedule:
         """
         return self.done[-1]
 
-    def request_cut(self, cut: int, *, final: bool) -> None:
+    def request_checkpoint(self, cut: int, *, final: bool) -> None:
         """Take a request of the coordinator. A number not above the last checkpoint is obsolete."""
-        if cut > self.last_cut and cut > self.wanted.cut:
+        if cut > self.last_checkpoint and cut > self.wanted.cut:
             self.wanted = Barrier(cut, final)
 
     def next_action(
@@ -143,7 +143,7 @@ class Schedule:
         """Note that stage 1 is about to run the step, with the checkpoint request of its channels."""
         if barrier.cut:
             self.cuts[step] = barrier
-            self.last_cut = max(self.last_cut, barrier.cut)
+            self.last_checkpoint = max(self.last_checkpoint, barrier.cut)
             if self.wanted.cut <= barrier.cut:
                 self.wanted = NO_CUT  # a peer's request came first: the checkpoint is here
             self.ended = self.ended or barrier.final

@@ -128,10 +128,10 @@ class Transactions:
             self._next = self._next._replace(number=self._next.number + 1)
         return str(self._open)
 
-    def prepare(self, cut: int) -> list[str]:
+    def prepare(self, checkpoint: int) -> list[str]:
         """Close the open transaction; return all names for this checkpoint, oldest first."""
         if self._open is not None:
-            self._pending[self._open] = cut
+            self._pending[self._open] = checkpoint
             self._unprepared.append(self._open)
             self._newest, self._open = str(self._open), None
         return [str(name) for name in self._pending]
@@ -144,10 +144,10 @@ class Transactions:
         """Note that the transaction will survive a crash."""
         self._unprepared = [name for name in self._unprepared if str(name) != text]
 
-    def to_publish(self, cut: int) -> list[str]:
+    def to_publish(self, checkpoint: int) -> list[str]:
         """Return the transactions that this committed checkpoint covers, oldest first."""
-        return [str(name) for name, prepared in self._pending.items() if prepared <= cut]
+        return [str(name) for name, prepared in self._pending.items() if prepared <= checkpoint]
 
     def published(self, text: str) -> None:
         """Forget a transaction: it is published, so later checkpoints need not name it."""
-        self._pending = {name: cut for name, cut in self._pending.items() if str(name) != text}
+        self._pending = {name: number for name, number in self._pending.items() if str(name) != text}

@@ -64,7 +64,11 @@ class GraphPart(Generic[G]):
 
 def part_options(part: GraphPart[Any]) -> dict[str, Any]:
     """Return the options of a part as fields of `checkpoint.core.region.RegionSpec`."""
-    return {"without_cuts": True} if part.settings is None else region_options(part.graph.plan().the_region())
+    return (
+        {"without_checkpoints": True}
+        if part.settings is None
+        else region_options(part.graph.plan().the_region())
+    )
 
 
 def check_sinks(part: GraphPart[Any], store_id: bytes) -> None:

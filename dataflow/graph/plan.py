@@ -64,7 +64,7 @@ class GraphPlan:
                 " divide it with `dataflow.graph.parts.parts_of`"
             )
             raise GraphError(self.name, (problem,))
-        if self.triggers_cuts and not any(spec.can_trigger for spec in self.specs.values()):
+        if self.triggers_checkpoints and not any(spec.can_trigger for spec in self.specs.values()):
             sources = [name for name, spec in self.specs.items() if isinstance(spec, SourceSpec)]
             problem = (
                 "trigger='operator' needs an operator that requests checkpoints, as FileSource and"
@@ -92,7 +92,7 @@ class GraphPlan:
         return self.choice.regions[0].settings.delivery if len(self.choice.regions) == 1 else None
 
     @property
-    def triggers_cuts(self) -> bool:
+    def triggers_checkpoints(self) -> bool:
         """Whether start operators trigger checkpoints, instead of a period."""
         return any(region.settings.trigger == "operator" for region in self.choice.regions)
 

@@ -60,7 +60,7 @@ class OperatorContext:
     """Incarnation of the region. A sink must fence earlier incarnations off its external output. 0: the
     operator runs outside a region.
     """
-    triggers_cuts: bool = False
+    triggers_checkpoints: bool = False
     """Whether a source requests checkpoints at positions that it chooses."""
     broadcast: Mapping[Any, Any] | None = None
     """The broadcast table that the operator reads, or None."""

@@ -54,11 +54,11 @@ class SinkWriter(Operator):
     """A running sink on one worker."""
 
     @abstractmethod
-    def prepare(self, cut: int) -> Any:
+    def prepare(self, checkpoint: int) -> Any:
         """Pass everything of this step to the operating system. Return JSON that `voted` accepts.
 
-        cut: the number that `publish` will receive. The same number may come again after a reset, for another
-        attempt.
+        checkpoint: the number that `publish` will receive. The same number may come again after a reset, for
+        another attempt.
         """
 
     @abstractmethod
@@ -71,7 +71,7 @@ class SinkWriter(Operator):
         """
         return prepared
 
-    def publish(self, cut: int) -> None:
+    def publish(self, checkpoint: int) -> None:
         """Make visible what was prepared for this checkpoint, which is committed, and for earlier ones. May
         be called twice, and after the next checkpoint was prepared.
         """

@@ -70,8 +70,8 @@ class CallWriter(SinkWriter):
                 raise UserFault(text, row=index if self._by_row else None) from error
         return ()
 
-    def prepare(self, cut: int) -> None:
-        del cut
+    def prepare(self, checkpoint: int) -> None:
+        del checkpoint
 
     def sync(self) -> None:
         """Do nothing: no output is pending."""

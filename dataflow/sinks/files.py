@@ -160,8 +160,8 @@ class FileWriter(SinkWriter):
             text = f"output {self._part.full_path!r} cannot be synced: {error.strerror}"
             raise SinkWriteError(text) from error
 
-    def prepare(self, cut: int) -> Any:
-        del cut
+    def prepare(self, checkpoint: int) -> Any:
+        del checkpoint
         digest = self._digest
         prepared = _Prepared(self._part.name, digest.size, digest.value, digest.resume)
         return msgspec.json.decode(msgspec.json.encode(prepared))  # lists, as it returns from the manifest

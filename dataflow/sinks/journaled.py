@@ -97,8 +97,8 @@ class JournaledFileWriter(SinkWriter):
         finally:
             directory.method_over()
 
-    def prepare(self, cut: int) -> Any:
-        del cut
+    def prepare(self, checkpoint: int) -> Any:
+        del checkpoint
         return {"file": self._name, "bytes": self._size}
 
     def sync(self) -> None:

@@ -134,9 +134,9 @@ class LogWriter(SinkWriter):
             writer.write_table(table.combine_chunks())
         return StepOutput(table.num_rows, digest, sink.getvalue().to_pybytes())
 
-    def prepare(self, cut: int) -> Any:
+    def prepare(self, checkpoint: int) -> Any:
         """Return nothing: the link thread records the end of the log."""
-        del cut
+        del checkpoint
 
     def sync(self) -> None:
         """Do nothing: the link thread waits for the log."""

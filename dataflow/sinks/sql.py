@@ -346,8 +346,8 @@ class KeyedWriter(SinkWriter):
         self._rows += table.num_rows
         return ()
 
-    def prepare(self, cut: int) -> Any:
-        del cut
+    def prepare(self, checkpoint: int) -> Any:
+        del checkpoint
 
     def sync(self) -> None:
         """Do nothing: the transaction of each step was durable when it ended."""

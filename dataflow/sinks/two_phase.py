@@ -164,9 +164,9 @@ class TwoPhaseWriter(SinkWriter):
             self._call(f"stage rows of {name}", methodcaller("stage", name, batch))
         return ()
 
-    def prepare(self, cut: int) -> Any:
+    def prepare(self, checkpoint: int) -> Any:
         with self._names:
-            pending = self._transactions.prepare(cut)
+            pending = self._transactions.prepare(checkpoint)
             newest = self._transactions.newest
             return msgspec.to_builtins(_Vote({name: self._receipts.get(name) for name in pending}, newest))
 
@@ -189,9 +189,9 @@ class TwoPhaseWriter(SinkWriter):
             pending = {name: self._receipts.get(name, known) for name, known in vote.pending.items()}
         return msgspec.to_builtins(_Vote(pending, vote.newest))
 
-    def publish(self, cut: int) -> None:
+    def publish(self, checkpoint: int) -> None:
         with self._names:
-            names = self._transactions.to_publish(cut)
+            names = self._transactions.to_publish(checkpoint)
         for name in names:
             self._call(f"show {name}", methodcaller("commit", name))
             with self._names:  # after the commit: if it fails, later checkpoints must still name it

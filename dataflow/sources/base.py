@@ -124,7 +124,7 @@ class SourceReader(Operator):
         """Whether there may be something to read now. False while a source waits for external writers, so
         that an idle region makes no steps.
         """
-        return not self.exhausted and not self.wants_cut
+        return not self.exhausted and not self.wants_checkpoint
 
     @property
     def wakes_in(self) -> float | None:
@@ -141,13 +141,14 @@ class SourceReader(Operator):
         return True
 
     @property
-    def wants_cut(self) -> bool:
-        """Whether it requests a checkpoint at its current position and returns no rows until `cut_taken`.
+    def wants_checkpoint(self) -> bool:
+        """Whether it requests a checkpoint here, and returns no rows until `checkpoint_taken`.
+
         Only for trigger="operator"; a replay stops at the same positions.
         """
         return False
 
-    def cut_taken(self) -> None:
+    def checkpoint_taken(self) -> None:
         """Continue: a checkpoint contains all that was read."""
 
     @abstractmethod

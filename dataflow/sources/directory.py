@@ -116,7 +116,9 @@ class DirectorySource(base.SourceSpec):
         return True
 
     def open(self, context: OperatorContext) -> "DirectoryReader":
-        return DirectoryReader(self, context.worker, context.workers, cut_after_file=context.triggers_cuts)
+        return DirectoryReader(
+            self, context.worker, context.workers, cut_after_file=context.triggers_checkpoints
+        )
 
 
 class DirectoryReader(base.SourceReader):
@@ -186,11 +188,11 @@ class DirectoryReader(base.SourceReader):
         return not self._wants_cut and (self._more or bool(self._ready))
 
     @property
-    def wants_cut(self) -> bool:
+    def wants_checkpoint(self) -> bool:
         """Whether a file was read to its present end, in a region whose operators trigger checkpoints."""
         return self._wants_cut
 
-    def cut_taken(self) -> None:
+    def checkpoint_taken(self) -> None:
         self._wants_cut = False
 
     @property

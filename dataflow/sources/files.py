@@ -112,7 +112,7 @@ class FileSource(base.SourceSpec):
         return LINE_SCHEMA
 
     def open(self, context: OperatorContext) -> "FileReader":
-        return FileReader(self, context.worker, context.workers, cut_after_file=context.triggers_cuts)
+        return FileReader(self, context.worker, context.workers, cut_after_file=context.triggers_checkpoints)
 
     def splits_of(self, worker: int, workers: int) -> Iterator[tuple[str, str]]:
         """Yield (split, path) of one worker, in the order in which it reads them."""
@@ -362,11 +362,11 @@ class FileReader(base.SourceReader):
             self._at[split.name] = SplitPosition(digest.size, digest.value, resume=digest.resume)
 
     @property
-    def wants_cut(self) -> bool:
+    def wants_checkpoint(self) -> bool:
         """Whether a file was just finished, in a region whose operators trigger checkpoints."""
         return self._wants_cut
 
-    def cut_taken(self) -> None:
+    def checkpoint_taken(self) -> None:
         self._wants_cut = False
 
     def _finish(self, split: _OpenSplit) -> None:

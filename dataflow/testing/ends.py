@@ -83,8 +83,8 @@ class TrialWriter(SinkWriter):
         batches, self.batches = self.batches, []
         return batches
 
-    def prepare(self, cut: int) -> None:
-        del cut
+    def prepare(self, checkpoint: int) -> None:
+        del checkpoint
 
     def sync(self) -> None:
         """Nothing is written."""

@@ -119,7 +119,7 @@ class Circuit:
                     graph.inputs_of(node.name),
                     graph.schemas[node.name],
                     incarnation,
-                    graph.triggers_cuts,
+                    graph.triggers_checkpoints,
                     next(tables, None),
                     scratch,
                     graph.delivery,

@@ -93,7 +93,7 @@ class CircuitIncarnation:
         self._waits_since: dict[int, float] = {}
         """Step -> when its last stage ended here. From then on it waits for the frames of its peers."""
         self._aligned = {
-            channel: Alignment[Item](identity.workers, first_step=first, last_cut=order.cut)
+            channel: Alignment[Item](identity.workers, first_step=first, last_checkpoint=order.cut)
             for channel in range(graph.plan.channels)
         }
         self._circuit = Circuit(
@@ -166,8 +166,8 @@ class CircuitIncarnation:
 
     # --- messages -----------------------------------------------------------------------------------------
 
-    def request_cut(self, order: CutRequested) -> None:
-        self._schedule.request_cut(order.cut, final=order.final)
+    def request_checkpoint(self, order: CutRequested) -> None:
+        self._schedule.request_checkpoint(order.cut, final=order.final)
 
     def pause(self, order: PauseRequested) -> None:
         """Stop taking input from the next step on, or resume if `order.pause` is 0."""
@@ -271,7 +271,7 @@ class CircuitIncarnation:
         self._report_paused()
 
     def _request_cuts(self, step: int) -> None:
-        waits = [name for name, reader in self._circuit.sources.items() if reader.wants_cut]
+        waits = [name for name, reader in self._circuit.sources.items() if reader.wants_checkpoint]
         if self._circuit.take_checkpoint_request() or any(name not in self._waiting for name in waits):
             self._post(SourceWaits(self.number, step))
         for name in waits:
@@ -281,7 +281,7 @@ class CircuitIncarnation:
         """Resume the sources that waited for a checkpoint at the end of this step or of an earlier one."""
         for name in [name for name, waits in self._waiting.items() if waits <= step]:
             del self._waiting[name]
-            self._circuit.sources[name].cut_taken()
+            self._circuit.sources[name].checkpoint_taken()
 
     def _note_exhausted(self) -> None:
         """Report exhaustion when all input is read and every step of this worker has passed all stages here.

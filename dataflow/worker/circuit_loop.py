@@ -178,7 +178,7 @@ class CircuitLoop:
         elif isinstance(message, DivisionsDurable):
             run.divisions_durable(message)
         elif isinstance(message, CutRequested):
-            run.request_cut(message)
+            run.request_checkpoint(message)
         elif isinstance(message, PauseRequested):
             run.pause(message)
         elif isinstance(message, PublishCut):

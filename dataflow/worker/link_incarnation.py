@@ -214,7 +214,7 @@ class LinkIncarnation:
             nursery.start_soon(self._serve, journals)
             nursery.start_soon(self._vote_all, journals)
             nursery.start_soon(self._outputs.announce, journals.division_synced)
-            if not spec.without_cuts:
+            if not spec.without_checkpoints:
                 nursery.start_soon(
                     self._outputs.trim_all, self._store, spec.region, spec.worker, self._collecting
                 )
@@ -241,7 +241,7 @@ class LinkIncarnation:
                     floors=order.floors,
                 )
             )
-            if not spec.without_cuts:
+            if not spec.without_checkpoints:
                 rolling = Rolling(snapshot_bytes_min=spec.limits.snapshot_bytes_min)
                 # Before the journals: opening them deletes what lies below the floor of any chain.
                 await self._directories.open(
@@ -271,8 +271,8 @@ class LinkIncarnation:
                 workers=spec.workers,
                 positions={} if part is None else part.sources.get(name, {}),
                 woken=lambda: self._inbox.put(Woken()),
-                consumer="" if spec.without_cuts else spec.region,
-                at_present=spec.without_cuts and self.number > 1,
+                consumer="" if spec.without_checkpoints else spec.region,
+                at_present=spec.without_checkpoints and self.number > 1,
             )
             for name, source in self._plan.specs.items()
             if isinstance(source, PrefetchedSource)
@@ -295,7 +295,7 @@ class LinkIncarnation:
                 await journals.released(message)
                 continue
             if isinstance(message, SourceWaits):
-                await self._control.wants_cut(message.step)
+                await self._control.wants_checkpoint(message.step)
                 continue
             if isinstance(message, PausedAt):
                 await self._control.paused(message.pause, message.step)

@@ -39,7 +39,7 @@ class WorkerSpec:
     Also for state on disk and for the files of operators while they run; for '' these are in the directory
     for temporary files.
     """
-    without_cuts: bool = False
+    without_checkpoints: bool = False
     """It runs operators outside of any consistent region: nothing is recorded or restored."""
     application: str = ""
     """The application whose input handles it reads; '': the region's own name."""

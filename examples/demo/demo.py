@@ -13,7 +13,7 @@ from typing import Any
 
 import dos
 from checkpoint.core.region import (
-    CutCommitted,
+    CheckpointCommitted,
     RegionEvent,
     RegionState,
     RegionStatus,
@@ -32,7 +32,7 @@ from examples.demo.verdict import Verdict, judge
 
 REGION = "wordcount"
 AIM_S = 60.0
-"""How long the counting should last by the default number of passes: at least 40 s and 15 cuts."""
+"""How long the counting should last by the default number of passes: at least 40 s and 15 checkpoints."""
 SPEED_OF_COUNTER = 0.7
 """A region's words/s as a part of what `Counter` does on one core: what the default number of passes rests
 on.
@@ -70,8 +70,8 @@ class Demo:
         self.display = display
         self._resets: list[ResetReport] = []
         self._memory_mb: dict[str, float] = {}
-        self._cuts = 0
-        self._cut_s: list[float] = []
+        self._checkpoints = 0
+        self._checkpoint_s: list[float] = []
         self._listening = threading.Event()
         self._listening.set()
         """Cleared at the end: events of a region that is being stopped are not displayed."""
@@ -161,16 +161,16 @@ class Demo:
                 self._began = time.monotonic()
             case StateChanged(state=RegionState.FINISHED):
                 self._ended = time.monotonic()
-            case CutCommitted(seconds=seconds):
-                self._cuts += 1
-                self._cut_s.append(seconds)
+            case CheckpointCommitted(seconds=seconds):
+                self._checkpoints += 1
+                self._checkpoint_s.append(seconds)
             case WorkerLost(worker=worker, reason=reason):
                 first = reason.strip().splitlines()[-1] if reason.strip() else "no reason given"
                 self.display.happened(f"worker {worker} is lost: {first[:100]}", "yellow")
             case ResetReport() as reset:
                 self._resets.append(reset)
                 self.display.happened(
-                    f"back at cut {reset.cut} after {reset.seconds:.1f} s,"
+                    f"back at checkpoint {reset.checkpoint} after {reset.seconds:.1f} s,"
                     f" {reset.bytes / 1e6:.1f} MB replayed (incarnation {reset.incarnation})",
                     "green",
                 )
@@ -191,7 +191,7 @@ class Demo:
         words = corpus.words * passes
         self.display.happened(
             f"counted {words:,} words in {seconds:.1f} s: {words / seconds / 1e6:.2f} M words/s,"
-            f" {self._cuts} cuts, {len(self._resets)} resets"
+            f" {self._checkpoints} checkpoints, {len(self._resets)} resets"
         )
         verdict = judge(out.glob("part-w*.tsv"), corpus.counts, passes)
         self._report_verdict(verdict)
@@ -216,14 +216,14 @@ class Demo:
             self.display.happened(f"  {example}", "red")
 
     def _report(self, verdict: Verdict, words: int, seconds: float) -> dict[str, Any]:
-        cuts = sorted(self._cut_s)
+        durations = sorted(self._checkpoint_s)
         return {
             "right": verdict.right,
             "words": words,
             "seconds": round(seconds, 3),
             "words_per_s": round(words / seconds),
-            "cuts": self._cuts,
-            "cut_s_median": round(cuts[len(cuts) // 2], 4) if cuts else None,
+            "checkpoints": self._checkpoints,
+            "checkpoint_s_median": round(durations[len(durations) // 2], 4) if durations else None,
             "resets": [{"seconds": reset.seconds, "bytes": reset.bytes} for reset in self._resets],
             "output_lines": verdict.lines,
             "peak_memory_mb": self._memory_mb,
@@ -252,7 +252,7 @@ def picture_of(
         words=round(speed.position_bytes * words_per_byte),
         words_per_s=speed.bytes_per_s * words_per_byte,
         step=status.step,
-        cuts=status.last_cut,
+        checkpoint=status.last_checkpoint,
         incarnation=status.incarnation,
         workers=tuple(
             WorkerPicture(w.index, w.state, w.pid, w.attempt, w.step, w.lag_bytes) for w in status.workers

@@ -37,7 +37,7 @@ class Picture:
     words: int = 0
     words_per_s: float = 0.0
     step: int = 0
-    cuts: int = 0
+    checkpoint: int = 0
     incarnation: int = 0
     workers: tuple[WorkerPicture, ...] = ()
     servers: tuple[tuple[str, str], ...] = field(default=())
@@ -86,7 +86,7 @@ class Display:
 def _line(picture: Picture) -> str:
     return (
         f"{picture.state.lower()}: {picture.words_per_s / 1e6:.2f} M words/s,"
-        f" {picture.words / 1e6:.1f} M words, step {picture.step}, cut {picture.cuts}"
+        f" {picture.words / 1e6:.1f} M words, step {picture.step}, checkpoint {picture.checkpoint}"
     )
 
 
@@ -109,7 +109,7 @@ def _table(picture: Picture) -> Group:
     head = Text.assemble(
         (f"{picture.state}  ", "bold green" if picture.state == "RUNNING" else "bold yellow"),
         (f"{picture.words_per_s / 1e6:.2f} M words/s  ", "bold"),
-        f"{picture.words / 1e6:.1f} M words  step {picture.step}  cut {picture.cuts}"
+        f"{picture.words / 1e6:.1f} M words  step {picture.step}  checkpoint {picture.checkpoint}"
         f"  incarnation {picture.incarnation}",
     )
     return Group(Text(), head, Text(), columns)

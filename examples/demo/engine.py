@@ -83,15 +83,15 @@ def errors_to(path: Path) -> Iterator[None]:
 class Speedometer:
     """How fast the workers read, and how far the input is counted, from their own reports.
 
-    A worker's counter begins again at 0 when it is started again. What is read again after a reset counts for
-    the speed and not for the position, which goes back to where it was at the last cut. Workers report once a
+    A worker's counter begins at 0 when the worker is restarted. Input that is read again after a reset counts
+    for the speed and not for the position, which returns to the last checkpoint. Workers report once a
     second, so the position may be that late.
     """
 
     def __init__(self) -> None:
         self.position_bytes = 0
-        self._at_cut = 0
-        self._cut = 0
+        self._at_checkpoint = 0
+        self._checkpoint = 0
         self._incarnation = 0
         self._read_bytes = 0
         self._bytes_of_worker: dict[int, int] = {}
@@ -99,15 +99,15 @@ class Speedometer:
 
     def sample(self, status: RegionStatus, now: float) -> None:
         if status.incarnation != self._incarnation:
-            self._incarnation, self.position_bytes = status.incarnation, self._at_cut
+            self._incarnation, self.position_bytes = status.incarnation, self._at_checkpoint
         for worker in status.workers:
             size, before = worker.counters.bytes_in, self._bytes_of_worker.get(worker.index, 0)
             read = size - before if size >= before else size
             self._read_bytes += read
             self.position_bytes += read
             self._bytes_of_worker[worker.index] = size
-        if status.last_cut != self._cut:
-            self._cut, self._at_cut = status.last_cut, self.position_bytes
+        if status.last_checkpoint != self._checkpoint:
+            self._checkpoint, self._at_checkpoint = status.last_checkpoint, self.position_bytes
         self._samples = [s for s in self._samples if now - s[0] < WINDOW_S] + [(now, self._read_bytes)]
 
     @property

@@ -12,7 +12,7 @@ from checkpoint.core.region import RegionState, RegionStatus
 from examples.demo.cluster import Cluster, Server
 from examples.demo.faults import Fault
 
-CUTS_BETWEEN = 2
+CHECKPOINTS_BETWEEN = 2
 """Checkpoints to commit before the first fault and between two; otherwise one moment would be tried twice."""
 REPLACED_S = 120.0
 
@@ -25,7 +25,7 @@ class Injector:
         self.injected: list[Fault] = []
         self._cluster = cluster
         self._report = report
-        self._cuts = 0
+        self._checkpoints = 0
         self._replacing: threading.Thread | None = None
         self.failure: BaseException | None = None
         self.filling = ""
@@ -36,14 +36,14 @@ class Injector:
         if not self.waiting or status.state is not RegionState.RUNNING:
             return
         fault = self.waiting[0]
-        if progress < fault.moment or status.cuts_committed < self._cuts + CUTS_BETWEEN:
+        if progress < fault.moment or status.checkpoints_committed < self._checkpoints + CHECKPOINTS_BETWEEN:
             return
         if fault.kind == "worker":
             if not self._lose_worker(fault.victim, status):
                 return
         else:
             self._lose_server(self._cluster.members[fault.victim])
-        self._cuts = status.cuts_committed
+        self._checkpoints = status.checkpoints_committed
         self.injected.append(self.waiting.pop(0))
 
     def finish(self) -> None:

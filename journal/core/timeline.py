@@ -16,7 +16,12 @@ from journal.ops import Op
 
 CLOCKS = {Op.MARK: 0, Op.DIVISION: 1, Op.OUTPUT: 1, Op.INPUT: 5, Op.INPUT_CLOSED: 0, Op.CONSUMERS: 0}
 """Operation -> the index of the int that holds the wall clock, in ms since 1970."""
-EVENTS = {Op.SEGMENT_START: "segments", Op.CUT: "cuts", Op.DIVISION: "steps", Op.SNAPSHOT_END: "snapshots"}
+EVENTS = {
+    Op.SEGMENT_START: "segments",
+    Op.CUT: "checkpoints",
+    Op.DIVISION: "steps",
+    Op.SNAPSHOT_END: "snapshots",
+}
 """Operation -> the name of the event that it counts as."""
 
 

@@ -109,7 +109,7 @@ class Directory:
         self._recovery_bytes = recovery_bytes
         self._segment_bytes = segment_bytes
         self._segment_base = writer.end.size
-        self._cut = (0, 0)
+        self._checkpoint = (0, 0)
         """The number and the step of the last recorded checkpoint; (0, 0) if there is none."""
 
     @classmethod
@@ -148,7 +148,7 @@ class Directory:
         opened = cls(
             path, writer, recovery_bytes=recovery_bytes, segment_bytes=segment_bytes, clock_ms=clock_ms
         )
-        opened._cut = rebuilding.replay.cut or 0, rebuilding.replay.step
+        opened._checkpoint = rebuilding.replay.cut or 0, rebuilding.replay.step
         return opened
 
     @classmethod
@@ -218,7 +218,7 @@ class Directory:
         """
         await self.writer.wait_synced(position)
 
-    async def cut(self, number: int, step: int = 0) -> Position:
+    async def checkpoint(self, number: int, step: int = 0) -> Position:
         """Record the current state as checkpoint `number`, to restore it with `restore(..,
         at=AtCheckpoint(number))`.
 
@@ -231,13 +231,13 @@ class Directory:
         if not self.writer.marks:
             raise LocalProtocolError("a journal of version 0 has no checkpoints", remedy="write version 1")
         async with self._lock:
-            if number <= self._cut[0] or step < self._cut[1]:
+            last, at = self._checkpoint
+            if number <= last or step < at:
                 raise LocalProtocolError(
-                    f"checkpoint {number} at step {step} must come after checkpoint {self._cut[0]} at step"
-                    f" {self._cut[1]}"
+                    f"checkpoint {number} at step {step} must come after checkpoint {last} at step {at}"
                 )
             await self.writer.wait_room()
-            self._cut = number, step
+            self._checkpoint = number, step
             return self.writer.append(Record(Op.CUT, ints=(number, step)))
 
     async def trim(self, store: StorePort, name: str, before: Moment) -> TrimPlan:

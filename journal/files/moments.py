@@ -3,7 +3,7 @@
 4096                        a logical offset
 time:2026-11-22T03:00:00    a local time; with +00:00 or Z, a time in that zone
 -90s  -10m  -1h  -2d        an age
-checkpoint:7                the end of a checkpoint, as `Directory.cut` recorded it
+checkpoint:7                the end of a checkpoint, as `Directory.checkpoint` recorded it
 step:41                     the end of the checkpoint at the end of a step
 """
 

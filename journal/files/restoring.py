@@ -55,8 +55,8 @@ async def restore(
     """Restore the files of a chain to `into`, which must not exist or be an empty directory.
 
     at: a position; a logical offset on the chain's current line of history, at or below which the last
-        restored record ends; a time; `AtCheckpoint(7)` or `AtStep(41)`, recorded by `Directory.cut`; None for
-        the end.
+        restored record ends; a time; `AtCheckpoint(7)` or `AtStep(41)`, recorded by `Directory.checkpoint`;
+        None for the end.
     only: restore this file only.
     progress: called with the bytes read and the total bytes.
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
-from checkpoint import Cut, cut_full, cut_row
+from checkpoint import Cut, checkpoint_full, checkpoint_row
 from checkpoint.chains.manifest_reading import read_manifest
 from dos_client import Store
 from dos_client.blocking import BlockingStore
@@ -97,13 +97,13 @@ class CheckpointsTable:
     def read(self, store: BlockingStore, part: int, names: frozenset[str]) -> Iterator[pa.RecordBatch]:
         view = store.portal.call(read_manifest, store.store, self.options.region)
         retained, savepoints = view.retained, view.last.savepoints if view.last is not None else {}
-        rows = [_row(cut, cut_row(cut, retained, savepoints)) for cut in view.cuts if cut.cut <= part]
+        rows = [_row(cut, checkpoint_row(cut, retained, savepoints)) for cut in view.cuts if cut.cut <= part]
         columns = pa.schema([field for field in (*_DEFAULT, *_EXTRA) if field.name in names] or [_DEFAULT[0]])
         yield from pa.Table.from_pylist(rows, columns).combine_chunks().to_batches()
 
 
 def _row(cut: Cut, listed: dict[str, Any]) -> dict[str, Any]:
-    row = cut_full(cut) | listed
+    row = checkpoint_full(cut) | listed
     row["time"] = row["timeMs"] * 1000
     row["shards"] = row["layout"]["ranges"]
     row["workers"] = [_worker(one) for one in row["workers"]]

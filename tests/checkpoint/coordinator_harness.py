@@ -4,10 +4,10 @@ from checkpoint.core.coordinator import Coordinator
 from checkpoint.core.coordinator_vocabulary import (
     AppendCut,
     Begin,
+    CheckpointWanted,
     ControlReceived,
     CoordinatorTick,
     CutAppended,
-    CutWanted,
     LinkDown,
     ManifestOpened,
     SendControl,
@@ -112,7 +112,7 @@ class CoordinatorHarness:
 
     def commit(self, cut=1, step=5):
         """A whole cut, acknowledged. Returns it."""
-        self.play(CutWanted())
+        self.play(CheckpointWanted())
         for worker in range(self.spec.workers):
             self.vote(worker, cut, step)
         (append,) = self.take(AppendCut)

@@ -308,10 +308,11 @@ class RegionModel:
             self.cut_steps[key] = max(steps) + 1
 
     def work(self, process: Process) -> None:
-        """One step; at its end the vote, if it carries a cut and this worker still owns its directory."""
+        """Execute one step. Vote at its end if it has a checkpoint and the worker owns its directory."""
         incarnation = process.incarnation
         requested = {cut: step for (i, cut), step in self.cut_steps.items() if i == incarnation}
-        if process.step < max(self.input_steps, *requested.values(), 0):  # also an empty step may carry a cut
+        # an empty step may have a checkpoint, too
+        if process.step < max(self.input_steps, *requested.values(), 0):
             process.step += 1
         cuts = [cut for cut, step in requested.items() if step <= process.step]
         for cut in sorted(c for c in cuts if c > process.core.voted):

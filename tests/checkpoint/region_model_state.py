@@ -44,7 +44,7 @@ class Driver:
     claim: int = 0
     """Claimed for the opening under way; its start is not acknowledged yet."""
     restored: dict[int, Cut | None] = field(default_factory=dict)
-    """incarnation -> the last cut when it was opened."""
+    """incarnation -> the last checkpoint when it was opened."""
     attempts: dict[int, int] = field(default_factory=dict)
     acknowledged: set[tuple[int, int]] = field(default_factory=set)
     end: End | None = None

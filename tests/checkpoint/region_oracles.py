@@ -3,7 +3,8 @@
 - No order is sent before the manifest start of its incarnation is acknowledged, and none of another one.
 - A cut enters the manifest only with every worker's vote of that incarnation, and with their positions.
 - No two cuts have one number; one append at a time; Committed only after the acknowledgement.
-- A Restore names the last cut of the chain as it was taken over; at most one for a worker and incarnation.
+- A Restore names the last checkpoint of the chain as it was taken over; at most one for each worker and
+  incarnation.
 """
 
 from typing import TYPE_CHECKING
@@ -27,7 +28,7 @@ def check_sent(model: "RegionModel", driver: Driver, effect: SendControl) -> Non
     assert message.incarnation in driver.restored, "an order before its manifest start was acknowledged"
     assert message.incarnation == max(driver.restored), "an order of an incarnation that is over"
     if isinstance(message, Restore):
-        assert message.restore == driver.restored[message.incarnation], "not the last cut of the chain"
+        assert message.restore == driver.restored[message.incarnation], "not the last checkpoint of the chain"
         key = (message.incarnation, message.worker)
         assert key not in model.restores, "two attempts of one worker in one incarnation"
         model.restores.add(key)
@@ -50,7 +51,7 @@ def check_manifest(manifest: Manifest) -> None:
     steps = [cut.step for cut in manifest.cuts]
     assert steps == sorted(steps)
     for before, cut in zip(manifest.cuts, manifest.cuts[1:], strict=False):
-        assert cut.parent == before.cut, "a cut that does not continue the last committed one"
+        assert cut.parent == before.cut, "a checkpoint that does not continue the last committed one"
 
 
 def check_status(driver: Driver) -> None:

@@ -13,8 +13,8 @@ from checkpoint.core.coordinator import Coordinator
 from checkpoint.core.coordinator_vocabulary import (
     AppendCut,
     Begin,
+    CheckpointWanted,
     ControlReceived,
-    CutWanted,
     NotifyObservers,
     OpenManifest,
     SavepointWanted,
@@ -86,7 +86,7 @@ class Host:
 
 
 class Driver:
-    """A driver with its one worker: from the last cut, until it is dropped."""
+    """A driver with its one worker: from the last checkpoint, until it is dropped."""
 
     def __init__(self, model):
         self.model, self.core, self.events = model, Coordinator(spec(1, retain=model.retain)), []
@@ -105,7 +105,7 @@ class Driver:
         )
 
     async def start(self):
-        """To RUNNING, at the last cut; what it holds there is what the model recorded."""
+        """To RUNNING, at the last checkpoint; what it holds there is what the model recorded."""
         self.play(Begin())
         await self.log.open(OpenManifest(0, 0))
         self.play(self.events[-1])
@@ -123,7 +123,7 @@ class Driver:
 
     async def cut(self, change, *, ordered=None, crash=""):
         """A cut; crash: where this driver and its worker are dropped, '' nowhere."""
-        effects = self.play(CutWanted()) if ordered is None else ordered
+        effects = self.play(CheckpointWanted()) if ordered is None else ordered
         (order,) = [e for e in effects if isinstance(e, RequestCut)]
         self.rows.update(change)
         encoded = [("one", data) for data in block(change)]
@@ -154,20 +154,22 @@ class Driver:
         if any(isinstance(e, RequestCut) for e in effects):
             await self.cut(change, ordered=effects, crash=crash)
             if not crash:
-                assert self.reports[-1] == SavepointSettled(name, self.reports[-1].cut), self.reports[-1]
+                assert self.reports[-1] == SavepointSettled(name, self.reports[-1].checkpoint), self.reports[
+                    -1
+                ]
 
     async def snapshot(self):
         await self.state.snapshot([("one", data) for data in block(self.rows)])
 
 
 class SavepointModel:
-    """The store, and what each cut that was ever committed holds."""
+    """The store, and what each checkpoint that was ever committed holds."""
 
     def __init__(self, retain, *, eager=False):
         self.retain, self.store, self.rows, self.driver = retain, MemoryStore(), {}, None
         self.eager = eager
         self.records_without_driver = 0
-        """Records since a driver's last cut that were made in its place: they release nothing."""
+        """Records since a driver's last checkpoint that were made in its place: they release nothing."""
 
     async def crash(self):
         """The driver and its worker are gone; another one begins."""

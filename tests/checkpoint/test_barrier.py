@@ -1,4 +1,4 @@
-"""Alignment: whatever the order of arrival, a step is the same; a cut is where any sender put it."""
+"""Alignment: whatever the order of arrival, a step is the same; a checkpoint is where any sender put it."""
 
 import pytest
 from hypothesis import given
@@ -27,7 +27,7 @@ def play(history, order):
     """Feed frames sender by sender as `order` says; the steps that come out, and when each sender may go
     on.
     """
-    alignment = Alignment(len(history), first_step=1, last_cut=0)
+    alignment = Alignment(len(history), first_step=1, last_checkpoint=0)
     left = [list(frames) for frames in history]
     done = []
     for choice in order:
@@ -71,7 +71,7 @@ def test_a_checkpoint_is_at_the_first_step_where_any_sender_asks_for_a_higher_nu
 
 
 def test_a_step_waits_for_every_sender_and_says_for_whom() -> None:
-    alignment = Alignment(3, first_step=5, last_cut=2)
+    alignment = Alignment(3, first_step=5, last_checkpoint=2)
     alignment.step_end(1, 5, 0, cut=3)
     assert alignment.take() is None
     assert alignment.missing() == [0, 2]
@@ -88,7 +88,7 @@ def test_a_step_waits_for_every_sender_and_says_for_whom() -> None:
 
 
 def test_asking_again_for_a_checkpoint_that_was_made_changes_nothing() -> None:
-    alignment = Alignment(2, first_step=1, last_cut=0)
+    alignment = Alignment(2, first_step=1, last_checkpoint=0)
     alignment.step_end(0, 1, 0, cut=1)
     alignment.step_end(1, 1, 0)
     assert alignment.take().cut == 1
@@ -101,7 +101,7 @@ def test_asking_again_for_a_checkpoint_that_was_made_changes_nothing() -> None:
 
 
 def test_a_final_checkpoint_is_known_by_its_flag() -> None:
-    alignment = Alignment(2, first_step=1, last_cut=3)
+    alignment = Alignment(2, first_step=1, last_checkpoint=3)
     alignment.step_end(0, 1, 0, cut=4, final=True)
     alignment.step_end(1, 1, 0)
     assert alignment.take() == (1, 4, True, ())
@@ -122,7 +122,7 @@ def test_a_final_checkpoint_is_known_by_its_flag() -> None:
     ],
 )
 def test_a_sender_that_breaks_the_order_is_told_so(frames, text) -> None:
-    alignment = Alignment(2, first_step=1, last_cut=0)
+    alignment = Alignment(2, first_step=1, last_checkpoint=0)
     *good, last = frames
     for sender, step, seq, *end in good:
         (alignment.step_end if end else alignment.data)(sender, step, seq, *([] if end else ["x"]))
@@ -133,7 +133,7 @@ def test_a_sender_that_breaks_the_order_is_told_so(frames, text) -> None:
 
 def test_what_runs_ahead_is_bounded() -> None:
     # EVIDENCE-OF: P-9
-    alignment = Alignment(2, first_step=1, last_cut=0, steps_ahead_max=2)
+    alignment = Alignment(2, first_step=1, last_checkpoint=0, steps_ahead_max=2)
     alignment.step_end(0, 1, 0)
     alignment.step_end(0, 2, 0)
     with pytest.raises(StepOrderError, match="at least 2 ahead"):
@@ -142,11 +142,11 @@ def test_what_runs_ahead_is_bounded() -> None:
 
 def test_a_region_has_senders() -> None:
     with pytest.raises(ValueError, match="has 1 to"):
-        Alignment(0, first_step=1, last_cut=0)
+        Alignment(0, first_step=1, last_checkpoint=0)
 
 
 def test_data_alone_ends_no_step() -> None:
-    alignment: Alignment[str] = Alignment(2, first_step=1, last_cut=0)
+    alignment: Alignment[str] = Alignment(2, first_step=1, last_checkpoint=0)
     assert alignment.first_sight() is None
     alignment.data(0, 1, 0, "a")
     assert alignment.first_sight() is None

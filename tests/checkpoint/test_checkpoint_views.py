@@ -1,6 +1,6 @@
 """Checkpoints as JSON values: one row, one in full, the difference of two."""
 
-from checkpoint.core.checkpoint_views import cut_diff, cut_full, cut_row, slowest
+from checkpoint.core.checkpoint_views import checkpoint_diff, checkpoint_full, checkpoint_row, slowest
 from checkpoint.core.manifest import SplitPosition
 from tests.checkpoint.manifest_samples import numbered_cut, part
 
@@ -10,7 +10,7 @@ def test_a_cut_in_a_row_and_in_full() -> None:
     phases = {0: {"write": 0.25, "sync": 1.0}, 1: {"write": 0.5}}
     workers = {0: part(), 1: part(200, sources=at, sinks={"out": {"size": 3}})}
     cut = numbered_cut(workers=workers, phases_s=phases)
-    row = cut_row(cut)
+    row = checkpoint_row(cut)
     assert "retained" not in row
     assert "savepoints" not in row
     assert (row["checkpoint"], row["step"], row["incarnation"], row["timeMs"], row["final"]) == (
@@ -22,10 +22,10 @@ def test_a_cut_in_a_row_and_in_full() -> None:
     )
     assert (row["stateBytes"], row["workerStateBytes"], row["splits"]) == (300, [100, 200], 2)
     assert row["phaseSeconds"] == slowest(phases) == {"write": 0.5, "sync": 1.0}
-    named = cut_row(cut, (4, 5), {"b": 5, "a": 5, "c": 4})
+    named = checkpoint_row(cut, (4, 5), {"b": 5, "a": 5, "c": 4})
     assert (named["retained"], named["savepoints"]) == (True, ["a", "b"])
-    assert not cut_row(cut, (4,))["retained"]
-    full = cut_full(cut)
+    assert not checkpoint_row(cut, (4,))["retained"]
+    full = checkpoint_full(cut)
     assert full["workers"][1]["sources"]["lines"]["a"] == {
         "position": 7, "digest": f"{255:016x}", "done": True,
     }  # fmt: skip
@@ -45,7 +45,7 @@ def test_what_lies_between_two_checkpoints() -> None:
         workers={0: part(160, sources=new, sinks={"out": {"size": 5}, "x": {"size": 1}}), 1: part(10)},
         operators={"count": "other"},
     )
-    found = cut_diff(before, after)
+    found = checkpoint_diff(before, after)
     assert (found["from"], found["to"], found["steps"], found["seconds"]) == (5, 7, 16, 2.0)
     assert found["stateBytes"] == 60
     assert found["workers"] == [{"worker": 0, "stateBytes": 60, "stepsBytes": 60}]
@@ -55,7 +55,7 @@ def test_what_lies_between_two_checkpoints() -> None:
     assert [tuple(row[name] for name in columns) for row in found["splits"]] == [
         ("a", 7, 9, 2, False), ("b", 1, None, None, True), ("c", None, 4, 4, True),
     ]  # fmt: skip
-    back = cut_diff(after, before)
+    back = checkpoint_diff(after, before)
     assert (back["steps"], back["seconds"], back["stateBytes"]) == (-16, -2.0, -60)
-    same = cut_diff(before, before)
+    same = checkpoint_diff(before, before)
     assert (same["splits"], same["sinks"], same["changed"]) == ([], [], [])

@@ -4,8 +4,8 @@ import pytest
 
 from checkpoint.core.coordinator_vocabulary import (
     AppendCut,
+    CheckpointWanted,
     CutAppended,
-    CutWanted,
     NotifyObservers,
     SendControl,
 )
@@ -18,7 +18,7 @@ from checkpoint.core.messages import (
     Restored,
     WantsCut,
 )
-from checkpoint.core.region import CutCommitted
+from checkpoint.core.region import CheckpointCommitted
 from journal.core.position import Position
 from tests.checkpoint.coordinator_harness import CoordinatorHarness
 
@@ -36,10 +36,10 @@ def test_a_checkpoint_commits_only_by_the_acknowledged_append_after_every_vote()
     assert isinstance(append, AppendCut)
     cut = append.cut
     assert (cut.cut, cut.step, cut.incarnation, cut.parent, sorted(cut.workers)) == (1, 5, 1, 0, [0, 1])
-    assert region.core.status().last_cut == 0
+    assert region.core.status().last_checkpoint == 0
     region.play(CutAppended(cut))
     assert [(order.cut, order.step) for _, order in region.sent(Committed)] == [(1, 5), (1, 5)]
-    assert region.core.status().last_cut == 1
+    assert region.core.status().last_checkpoint == 1
 
 
 def test_checkpoints_follow_one_another_never_two_at_a_time() -> None:
@@ -53,7 +53,7 @@ def test_checkpoints_follow_one_another_never_two_at_a_time() -> None:
         region.vote(worker, 1, step=5)
     (append,) = region.take(AppendCut)
     region.tick(2)
-    region.play(CutWanted())
+    region.play(CheckpointWanted())
     assert region.sent(RequestCut) == []
     region.play(CutAppended(append.cut))
     assert [order.cut for _, order in region.sent(RequestCut)] == [2, 2]  # the time had come meanwhile
@@ -63,7 +63,7 @@ def test_an_idle_region_makes_no_checkpoints_but_a_user_can_have_one() -> None:
     region = CoordinatorHarness().run()
     region.tick(10)
     assert region.sent(RequestCut) == []
-    region.play(CutWanted())
+    region.play(CheckpointWanted())
     assert [order.cut for _, order in region.sent(RequestCut)] == [1, 1]
 
 
@@ -126,7 +126,7 @@ def test_a_vote_of_another_life_or_number_is_refused_by_name(fields, name) -> No
     region.epoch = 3
     region.run()
     assert region.epoch == 4
-    region.play(CutWanted())
+    region.play(CheckpointWanted())
     region.take()
     region.vote(0, **fields)
     region.vote(1, 1)
@@ -138,7 +138,7 @@ def test_a_vote_of_another_life_or_number_is_refused_by_name(fields, name) -> No
 
 def test_a_vote_whose_positions_are_of_another_epoch_is_refused() -> None:
     region = CoordinatorHarness().run()
-    region.play(CutWanted())
+    region.play(CheckpointWanted())
     region.take()
     positions = WorkerCut(state=Position(9, 1, 1), steps=Position(1, 1, 1))
     region.receive(0, Prepared, cut=1, step=5, positions=positions)
@@ -150,13 +150,13 @@ def test_a_vote_of_an_earlier_incarnation_does_not_complete_the_same_number_in_t
     # EVIDENCE-OF: P-6
     # worker 0 voted for cut 1 in incarnation 1, worker 1 died before it did; cut 1 is asked for again
     region = CoordinatorHarness().run()
-    region.play(CutWanted())
+    region.play(CheckpointWanted())
     region.vote(0, 1, epoch=1)
     region.die(1)
     region.opened()
     region.join(1, attempt=2)
     region.receive_from_all(Restored, last_step=0)
-    region.play(CutWanted())
+    region.play(CheckpointWanted())
     region.take()
     region.vote(1, 1)
     region.vote(0, 1, epoch=1)  # once more, late
@@ -168,7 +168,7 @@ def test_a_vote_of_an_earlier_incarnation_does_not_complete_the_same_number_in_t
 
 def test_a_worker_votes_once() -> None:
     region = CoordinatorHarness().run()
-    region.play(CutWanted())
+    region.play(CheckpointWanted())
     region.take()
     region.vote(0, 1, step=5)
     region.vote(0, 1, step=6)
@@ -177,7 +177,7 @@ def test_a_worker_votes_once() -> None:
 
 def test_votes_for_different_steps_make_no_checkpoint_and_stop_the_region() -> None:
     region = CoordinatorHarness().run()
-    region.play(CutWanted())
+    region.play(CheckpointWanted())
     region.vote(0, 1, step=5)
     region.vote(1, 1, step=6)
     assert region.take(AppendCut) == []
@@ -187,7 +187,7 @@ def test_votes_for_different_steps_make_no_checkpoint_and_stop_the_region() -> N
 def died_during_append():
     """A region whose worker 1 died while cut 1 was appended to the manifest, and that append."""
     region = CoordinatorHarness().run()
-    region.play(CutWanted())
+    region.play(CheckpointWanted())
     for worker in (0, 1):
         region.vote(worker, 1)
     (append,) = region.take(AppendCut)
@@ -202,12 +202,12 @@ def test_an_acknowledgement_of_an_earlier_incarnation_commits_nothing() -> None:
     region.opened()
     region.join(1, attempt=2)
     region.receive_from_all(Restored, last_step=0)
-    region.play(CutWanted())
+    region.play(CheckpointWanted())
     for worker in (0, 1):
         region.vote(worker, 1)
     region.play(CutAppended(append.cut))  # of incarnation 1, while the same number is out in 2
     assert region.sent(Committed) == []
-    assert region.core.status().last_cut == 0
+    assert region.core.status().last_checkpoint == 0
 
 
 def test_a_cut_in_doubt_that_is_in_the_manifest_is_restored_and_forgives() -> None:
@@ -215,10 +215,10 @@ def test_a_cut_in_doubt_that_is_in_the_manifest_is_restored_and_forgives() -> No
     region, append = died_during_append()
     region.take()
     region.opened(append.cut)
-    assert [e.event for e in region.take(NotifyObservers) if isinstance(e.event, CutCommitted)] != []
+    assert [e.event for e in region.take(NotifyObservers) if isinstance(e.event, CheckpointCommitted)] != []
     assert region.core.status().reset_attempts == 0
     region.join(1, attempt=2)
     assert [order.restore for _, order in region.sent(Restore)] == [append.cut, append.cut]
     region.receive_from_all(Restored, last_step=5)
-    region.play(CutWanted())
+    region.play(CheckpointWanted())
     assert [order.cut for _, order in region.sent(RequestCut)] == [2, 2]

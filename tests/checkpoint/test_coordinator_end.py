@@ -3,9 +3,9 @@
 from checkpoint.core.coordinator_vocabulary import (
     AppendCut,
     CancelWorker,
+    CheckpointWanted,
     CoordinatorTick,
     CutAppended,
-    CutWanted,
     End,
     LaunchWorker,
     OpenManifest,
@@ -111,5 +111,5 @@ def test_stop_does_not_wait_for_ever_neither_for_a_checkpoint_nor_for_workers() 
     assert region.take(CancelWorker) == [CancelWorker(0), CancelWorker(1)]
     region.tick(11)
     assert [end.state for end in region.take(End)] == [RegionState.STOPPED]
-    region.play(StopWanted(), CutWanted(), CoordinatorTick(region.now))
+    region.play(StopWanted(), CheckpointWanted(), CoordinatorTick(region.now))
     assert region.take() == []

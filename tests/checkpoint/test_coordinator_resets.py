@@ -2,8 +2,8 @@
 
 from checkpoint.core.coordinator_vocabulary import (
     CancelWorker,
+    CheckpointWanted,
     CoordinatorTick,
-    CutWanted,
     End,
     LaunchWorker,
     LinkDown,
@@ -110,7 +110,7 @@ def test_a_reset_names_the_place_its_time_went() -> None:
 def reset_after_death(region, attempt):
     """Worker 1 dies in this attempt, and all are restored with its next one."""
     region.die(1, attempt)
-    region.opened(region.core.state.last_cut)
+    region.opened(region.core.state.last_checkpoint)
     region.tick(1)
     region.join(1, attempt + 1)
     region.receive_from_all(Restored, last_step=0)
@@ -245,7 +245,7 @@ def test_user_code_that_reports_a_failure_resets_the_region_and_spends_an_attemp
 
 def test_a_worker_that_does_not_vote_in_time_is_lost_and_cancelled() -> None:
     region = CoordinatorHarness(drain_timeout_s=30.0).run()
-    region.play(CutWanted())
+    region.play(CheckpointWanted())
     region.vote(0, 1)
     region.tick(31)
     assert "worker 1 was lost: no vote for checkpoint 1 within drain_timeout 30 s" in region.core.state.reason

@@ -3,8 +3,8 @@
 from checkpoint.core.coordinator_vocabulary import (
     AppendCut,
     CancelWorker,
+    CheckpointWanted,
     CoordinatorTick,
-    CutWanted,
     End,
     LaunchWorker,
     ManifestLost,
@@ -30,7 +30,7 @@ from tests.checkpoint.coordinator_harness import CoordinatorHarness
 def test_without_a_quorum_the_region_waits_kills_nobody_and_spends_nothing() -> None:
     # EVIDENCE-OF: P-10
     region = CoordinatorHarness(drain_timeout_s=30.0).run()
-    region.play(CutWanted())
+    region.play(CheckpointWanted())
     region.take()
     region.progress(0, waiting_for_store=True)
     region.play(StoreWaiting("2 of 3 members cannot be reached"))
@@ -79,7 +79,7 @@ def test_a_worker_that_cannot_restore_for_want_of_the_store_spends_no_attempt() 
 
 def test_stop_ends_a_region_that_waits_for_its_store() -> None:
     region = CoordinatorHarness().run()
-    region.play(CutWanted(), StoreWaiting("2 of 3 members cannot be reached"))
+    region.play(CheckpointWanted(), StoreWaiting("2 of 3 members cannot be reached"))
     assert region.state is RegionState.WAITING_FOR_STORE
     region.play(StopWanted())
     assert region.state is RegionState.STOPPING
@@ -107,7 +107,7 @@ def test_attempts_in_a_row_are_spread_so_that_they_outlast_a_short_trouble() -> 
 def test_a_newer_driver_fences_this_one() -> None:
     # EVIDENCE-OF: P-4
     region = CoordinatorHarness().run()
-    region.play(CutWanted())
+    region.play(CheckpointWanted())
     for worker in (0, 1):
         region.vote(worker, 1)
     region.take()

@@ -191,7 +191,7 @@ async def test_a_long_manifest_is_opened_and_rolled_with_a_snapshot(keepers, mon
         for number in range(1, 21):
             await keeper.append(a_cut(number, 1))
         opened = await keeper.open(held=1)
-        assert opened.last_cut.cut == 20
+        assert opened.last_checkpoint.cut == 20
         assert isinstance(await keeper.append(a_cut(21, 2)), CutAppended)
         chain = await inspect_chain(keeper.log._host._store, keeper.log._directory, "manifest")
         records = [

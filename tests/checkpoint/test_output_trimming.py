@@ -13,7 +13,7 @@ import trio
 
 from checkpoint import limits
 from checkpoint.chains.consumer_register import read_register
-from checkpoint.chains.manifest_reading import retained_cuts
+from checkpoint.chains.manifest_reading import retained_checkpoints
 from checkpoint.chains.output_following import PublishedOutput
 from checkpoint.chains.output_log import OutputLog
 from checkpoint.chains.trimming import TrimPlanner
@@ -68,7 +68,7 @@ class OutputModel:
         await self.manifest.open(OpenManifest(0, 0))
         opened = self.events[-1]
         assert isinstance(opened, ManifestOpened)
-        self.kept, self.incarnation, last = opened.kept, opened.incarnation, opened.last_cut
+        self.kept, self.incarnation, last = opened.kept, opened.incarnation, opened.last_checkpoint
         self.step = last.step if last else 0
         at = last.workers[0].sinks.get(SINK) if last else None
         floors = floors_of(self.kept, 0)
@@ -142,7 +142,7 @@ class OutputModel:
 
     async def check(self) -> None:
         """Each retained checkpoint of the region itself, and of each reader, has what it needs."""
-        kept = await retained_cuts(self.store, REGION)
+        kept = await retained_checkpoints(self.store, REGION)
         floor = floors_of(kept, 0).get(CHAIN, NO_FLOOR)
         for cut in kept:
             at = msgspec.convert(cut.workers[0].sinks[SINK], Position)
@@ -154,7 +154,7 @@ class OutputModel:
         visible = kept[-1].step if kept and self.publish is Publish.CUT else self.log.last_step
         assert (await read_register(self.store, self.place)).consumers.keys() >= self.regions.keys()
         for name, region in self.regions.items():
-            for cut in await retained_cuts(self.store, name) or [None]:
+            for cut in await retained_checkpoints(self.store, name) or [None]:
                 read = {} if cut is None else cut.workers[0].sources[SOURCE]
                 at_split = read.get(SPLIT, SplitPosition(0))
                 late = at_split.position == 0 and region.begin > 0

@@ -30,7 +30,9 @@ def at(step: int) -> Position:
 
 def test_an_older_step_is_discarded_a_known_one_compared_the_next_appended_a_later_one_refused() -> None:
     line = OutputSequence("out", after=3)
-    assert line.judge(2, 77) is OutputDecision.DISCARD, "below the cut: nobody knows any more what it was"
+    assert line.judge(2, 77) is OutputDecision.DISCARD, (
+        "below the checkpoint: nobody knows any more what it was"
+    )
     assert line.judge(4, 44) is OutputDecision.APPEND
     line.add(4, 44, at(4))
     line.add(5, 55, at(5))

@@ -4,8 +4,8 @@ import pytest
 
 from checkpoint.core.coordinator_vocabulary import (
     AppendCut,
+    CheckpointWanted,
     CutAppended,
-    CutWanted,
     MessageRefused,
     PauseWanted,
     ResetWanted,
@@ -84,7 +84,7 @@ def test_where_a_worker_flagged_one_step_more_than_the_checkpoint_is_of_another_
     region.vote(0, 1, step=4)
     region.vote(1, 1, step=4, produced=5)
     append_first_cut(region)
-    assert region.state is RegionState.RUNNING, "not all stand at the cut's step"
+    assert region.state is RegionState.RUNNING, "not all stand at the checkpoint's step"
     assert_second_cut_pauses(region, step=6)
 
 
@@ -100,7 +100,7 @@ def test_time_makes_no_checkpoints_while_it_is_paused_and_one_that_is_asked_for_
     region = paused(CoordinatorHarness().run())
     region.tick(30)
     assert region.sent(RequestCut) == []
-    region.play(CutWanted())
+    region.play(CheckpointWanted())
     assert region.state is RegionState.PAUSED
     committed(region, 2, step=6)
     assert region.state is RegionState.PAUSED
@@ -131,7 +131,7 @@ def test_after_a_reset_workers_are_notified_again_behind_their_start() -> None:
     region = paused(CoordinatorHarness().run())
     region.play(ResetWanted())
     assert region.state is RegionState.RESTORING
-    region.opened(cut=region.core.state.last_cut)
+    region.opened(cut=region.core.state.last_checkpoint)
     region.receive_from_all(Restored, last_step=5)
     commands = [type(message).__name__ for link, message in region.sent(object) if link == region.links[0]]
     assert commands[-2:] == ["Start", "Pause"]
@@ -180,4 +180,4 @@ def test_a_checkpoint_can_be_asked_for_while_it_is_paused() -> None:
     handler = HandlerHarness()
     handler.status = in_state(RegionState.PAUSED)
     handler.request(1, "checkpoint")
-    assert handler.effects[-1] == CommandRegion(CutWanted())
+    assert handler.effects[-1] == CommandRegion(CheckpointWanted())

@@ -17,17 +17,17 @@ from checkpoint.core.progress import (
     status_json,
 )
 from checkpoint.core.recovery_estimate import RecoveryEstimate
-from checkpoint.core.region import CutCommitted, RegionState, RegionStatus, ResetReport, WorkerStatus
+from checkpoint.core.region import CheckpointCommitted, RegionState, RegionStatus, ResetReport, WorkerStatus
 
-CUT = CutCommitted(
-    cut=5,
+CUT = CheckpointCommitted(
+    checkpoint=5,
     step=7,
     final=False,
     seconds=0.25,
     phases_s={"sync": 0.125, "commit": 0.05},
     worker_phases_s={0: {"sync": 0.125}, 1: {"sync": 0.01}},
 )
-RESET = ResetReport(time=1.0, worker=1, reason="killed", seconds=0.5, bytes=10, incarnation=4, cut=5)
+RESET = ResetReport(time=1.0, worker=1, reason="killed", seconds=0.5, bytes=10, incarnation=4, checkpoint=5)
 DOCS = Path(__file__).parent.parent.parent / "docs" / "operating-regions.md"
 
 
@@ -123,12 +123,12 @@ def test_the_docs_explain_every_name_of_a_report_and_no_other() -> None:
 
 def test_a_reset_is_one_line_of_the_log_whatever_its_reason() -> None:
     trace = "Traceback (most recent call last):\n  File x\nOSError: gone\n"
-    line = reset_line("shop", replace(RESET, worker=2, reason=trace, cut=7))
+    line = reset_line("shop", replace(RESET, worker=2, reason=trace, checkpoint=7))
     went = "all workers went back to checkpoint 7 in 0.5 s"
     assert line == f"shop: worker 2 was lost: OSError: gone; {went}"
     lost = "worker 2 was lost: its control link is gone"  # as `Losses.lose` gives it
-    line = reset_line("shop", replace(RESET, worker=2, reason=lost, cut=7))
+    line = reset_line("shop", replace(RESET, worker=2, reason=lost, checkpoint=7))
     assert line == f"shop: {lost}; {went}"
-    by_hand = reset_line("shop", replace(RESET, worker=-1, reason="asked for", cut=0))
+    by_hand = reset_line("shop", replace(RESET, worker=-1, reason="asked for", checkpoint=0))
     assert by_hand.startswith("shop: reset by hand: asked for; all workers went back to the beginning")
     assert "unknown reason" in reset_line("shop", replace(RESET, reason=""))

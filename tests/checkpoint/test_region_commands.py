@@ -28,7 +28,7 @@ def test_the_command_shows_the_region_has_it_cut_reset_and_stopped(region) -> No
     assert found["manifest"]["lastCheckpoint"]["driver"] == found["driver"]
     assert [one["worker"] for one in found["status"]["workers"]] == [0, 1]
 
-    before = region.control.status().last_cut
+    before = region.control.status().last_checkpoint
     result = dos("region", "checkpoint", url, name, "--json")
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout)["result"]["checkpoint"] > before
@@ -48,11 +48,11 @@ def test_the_command_shows_the_region_has_it_cut_reset_and_stopped(region) -> No
     assert json.loads(result.stdout)["result"]["state"] == "STOPPED"
     assert region.control.wait(20)
     assert region.control.status().state is RegionState.STOPPED
-    assert json.loads(result.stdout)["result"]["lastCheckpoint"] == region.control.status().last_cut
+    assert json.loads(result.stdout)["result"]["lastCheckpoint"] == region.control.status().last_checkpoint
 
     gone = dos("region", "status", url, name, "--timeout", 1)
     assert gone.returncode == 1
-    assert f"last checkpoint {region.control.status().last_cut} at step" in gone.stdout
+    assert f"last checkpoint {region.control.status().last_checkpoint} at step" in gone.stdout
     assert f"by {found['driver']}" in gone.stdout
     assert "no driver of region" in gone.stderr
     assert dos("region", "status", url, name, "--no-ask", "--json").returncode == 0

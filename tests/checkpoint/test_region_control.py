@@ -74,7 +74,7 @@ def test_a_store_that_is_missing_fails_the_region_with_the_reason(monkeypatch, c
     assert control.status().state is RegionState.FAILED
     assert isinstance(control.exception(), StoreNotReadyError)
     assert launcher.started == []
-    assert not control.wait_cut(1, 0.1)
+    assert not control.wait_checkpoint(1, 0.1)
     control.stop()
     control.reset()
     control.worker_ended(0, 1, None)

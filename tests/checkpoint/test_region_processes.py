@@ -15,7 +15,7 @@ import msgspec
 import pytest
 import trio
 
-from checkpoint.core.region import CutCommitted, RegionState, StateChanged, WorkerLost
+from checkpoint.core.region import CheckpointCommitted, RegionState, StateChanged, WorkerLost
 from checkpoint.errors import FingerprintMismatchError, RegionFailedError, RegionFencedError
 from dos_client import init_store
 from tests.checkpoint.toy_region import DriverSpec, ToyRegion
@@ -48,7 +48,7 @@ def check_finished(region: ToyRegion) -> None:
 def test_a_region_without_faults_counts_right_and_finishes(new_region) -> None:
     with new_region(workers=3, numbers=5_000) as run:
         check_finished(run)
-    cuts = [event.cut for event in run.events if isinstance(event, CutCommitted)]
+    cuts = [event.checkpoint for event in run.events if isinstance(event, CheckpointCommitted)]
     assert cuts == list(range(1, len(cuts) + 1))
     states = [event.state for event in run.events if isinstance(event, StateChanged)]
     assert states[-1] is RegionState.FINISHED
@@ -131,16 +131,16 @@ def test_user_code_that_raises_stops_the_region(new_region) -> None:
 def test_stop_takes_a_last_checkpoint_and_the_next_run_continues_there(new_region) -> None:
     with new_region(numbers=30_000) as run:
         run.wait_cuts(2)
-        number = run.control.request_cut()
-        assert run.control.wait_cut(number, 20)
+        number = run.control.request_checkpoint()
+        assert run.control.wait_checkpoint(number, 20)
         run.control.stop()
         assert run.control.wait(20)
         stopped = run.control.status()
     assert stopped.state is RegionState.STOPPED
-    assert stopped.last_cut >= number
+    assert stopped.last_checkpoint >= number
     with new_region(numbers=30_000) as run:
         run.wait_cuts(1)
-        assert run.control.status().last_cut > stopped.last_cut
+        assert run.control.status().last_checkpoint > stopped.last_checkpoint
         run.control.reset()
         run.wait_for(lambda _: len(run.resets) > 0)
         assert run.control.status().reset_attempts == 0

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checkpoint import limits
-from checkpoint.core.coordinator_vocabulary import CutWanted, ResetWanted, StopWanted
-from checkpoint.core.region import CutCommitted, RegionState, ResetReport
+from checkpoint.core.coordinator_vocabulary import CheckpointWanted, ResetWanted, StopWanted
+from checkpoint.core.region import CheckpointCommitted, RegionState, ResetReport
 from checkpoint.core.request_handling import (
     CommandRegion,
     QueueRead,
@@ -21,10 +21,10 @@ from tests.checkpoint.request_harness import RUNNING, WALL, HandlerHarness, a_re
 
 
 def cut(number, seconds):
-    return CutCommitted(cut=number, step=9, final=False, seconds=seconds, phases_s={})
+    return CheckpointCommitted(checkpoint=number, step=9, final=False, seconds=seconds, phases_s={})
 
 
-RESET = ResetReport(time=1.0, worker=-1, reason="asked", seconds=0.5, bytes=10, incarnation=4, cut=5)
+RESET = ResetReport(time=1.0, worker=-1, reason="asked", seconds=0.5, bytes=10, incarnation=4, checkpoint=5)
 
 
 def test_a_status_is_reported_when_looked_and_serves_all_who_asked() -> None:
@@ -48,10 +48,10 @@ def test_two_status_answers_are_a_second_apart() -> None:
 def test_a_checkpoint_is_done_with_one_that_began_after_the_request() -> None:
     handler = HandlerHarness()
     handler.request(1, "checkpoint")
-    assert handler.commands() == [CutWanted()]
+    assert handler.commands() == [CheckpointWanted()]
     handler.handle(RegionNotified(cut(6, seconds=2.0)), at=101.0)  # was under way when the request arrived
     assert handler.answers(1) == [("accepted", "the region is RUNNING")]
-    assert handler.handle(QueueRead()) == [CommandRegion(CutWanted())]
+    assert handler.handle(QueueRead()) == [CommandRegion(CheckpointWanted())]
     (answer,) = handler.handle(RegionNotified(cut(7, seconds=0.5)), at=102.0)
     assert (answer.verdict, answer.result["checkpoint"]) == ("done", 7)
     assert handler.handle(RegionNotified(cut(8, seconds=0.1)), at=103.0) == []
@@ -65,7 +65,7 @@ def test_a_checkpoint_wished_while_the_region_restores_is_ordered_when_it_runs()
     assert handler.commands() == []
     handler.status = RUNNING
     handler.handle(QueueRead())
-    assert handler.commands() == [CutWanted()]
+    assert handler.commands() == [CheckpointWanted()]
 
 
 def test_a_reset_is_ordered_once_and_done_with_its_report() -> None:

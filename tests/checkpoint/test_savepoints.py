@@ -9,8 +9,8 @@ from checkpoint import limits
 from checkpoint.coordinator.manifest_log import cut_record, cuts_in
 from checkpoint.core.coordinator_vocabulary import (
     AppendCut,
+    CheckpointWanted,
     CutAppended,
-    CutWanted,
     ManifestLost,
     ManifestOpened,
     NotifyObservers,
@@ -55,7 +55,7 @@ def test_a_savepoint_is_retained_by_all_that_follow_until_it_is_let_go() -> None
     region = with_cuts(3)
     region.play(SavepointWanted("good", 2))
     (one, *_) = region.sent(RequestCut)
-    assert one[1].cut == 4, "a pin is the record of a cut"
+    assert one[1].cut == 4, "a pin is the record of a checkpoint"
     assert carried(region, 4, 4).savepoints == {"good": 2}
     assert settled(region) == [SavepointSettled("good", 2)]
     for number in (5, 6, 7):
@@ -69,13 +69,13 @@ def test_a_savepoint_is_retained_by_all_that_follow_until_it_is_let_go() -> None
 
 def test_a_wish_that_comes_while_votes_are_collected_is_in_that_checkpoint() -> None:
     region = with_cuts(2)
-    region.play(CutWanted(), SavepointWanted("good"))
+    region.play(CheckpointWanted(), SavepointWanted("good"))
     assert carried(region, 3, 3).savepoints == {"good": 2}
 
 
 def test_a_wish_that_comes_while_a_checkpoint_is_appended_waits_for_the_next_one() -> None:
     region = with_cuts(2)
-    region.play(CutWanted())
+    region.play(CheckpointWanted())
     for worker in range(2):
         region.vote(worker, 3, 3)
     (out,) = region.take(AppendCut)
@@ -118,7 +118,7 @@ def test_a_cut_in_doubt_that_carried_a_wish_is_looked_for_in_the_manifest(found)
     elif found == "without it":
         region.play(ManifestOpened(3, kept[-1], kept))
         assert settled(region) == []
-        assert region.core.state.savepoints == {"good": 2}, "the next cut carries it"
+        assert region.core.state.savepoints == {"good": 2}, "the next checkpoint carries it"
     else:
         region.play(ManifestOpened(3, kept[-1], kept[-1:]))
         assert settled(region) == [SavepointSettled("good", 0, "checkpoint 2 was released meanwhile")]
@@ -211,8 +211,8 @@ def test_a_request_for_a_savepoint_is_done_with_the_checkpoint_that_carries_it_a
     ]
     handler.handle(RegionNotified(SavepointSettled("bad", 0, "checkpoint 1 is not retained; retained: 4, 5")))
     assert handler.answers(2)[-1] == ("failed", "checkpoint 1 is not retained; retained: 4, 5")
-    assert CommandRegion(CutWanted()) in handler.handle(QueueRead()), (
-        "until it is carried, a cut is requested"
+    assert CommandRegion(CheckpointWanted()) in handler.handle(QueueRead()), (
+        "until it is carried, a checkpoint is requested"
     )
     (answer,) = handler.handle(RegionNotified(SavepointSettled("good", 4)))
     assert (answer.verdict, answer.result) == ("done", {"name": "good", "checkpoint": 4})

@@ -6,7 +6,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from checkpoint.core.coordinator_vocabulary import (
     AppendCut,
-    CutWanted,
+    CheckpointWanted,
     ManifestLost,
     ManifestTaken,
     OpenManifest,
@@ -88,7 +88,7 @@ async def test_a_driver_that_is_alive_after_all_commits_nothing_more_and_ends() 
     model = await with_cuts(2)
     driver = model.driver
     await savepoint_stopped(Host(model.store), REGION, "end", 0, on=True)
-    (order,) = [e for e in driver.play(CutWanted()) if isinstance(e, RequestCut)]
+    (order,) = [e for e in driver.play(CheckpointWanted()) if isinstance(e, RequestCut)]
     kept = await model.kept()
     late = recorded_again(kept[:-1], driver.core.state.incarnation, {})
     assert late.cut == order.cut == kept[-1].cut, "two records of one number"

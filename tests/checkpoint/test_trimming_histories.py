@@ -113,7 +113,7 @@ def before_the_release(patch: pytest.MonkeyPatch) -> None:
                     kept = keep(kept, decode_cut(record.flags, record.ints, record.strings[0]))
         return kept
 
-    patch.setattr(consumer_register, "retained_cuts", newest)
+    patch.setattr(consumer_register, "retained_checkpoints", newest)
 
 
 def one_consumer(patch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from checkpoint.coordinator.control import RegionControl
-from checkpoint.core.coordinator_vocabulary import CutWanted, StopWanted
+from checkpoint.core.coordinator_vocabulary import CheckpointWanted, StopWanted
 from checkpoint.core.messages import RequestCut, Restored
 from checkpoint.core.region import RegionState
 from checkpoint.limits import reset_forgiven_s
@@ -13,7 +13,7 @@ from tests.checkpoint.region_model_state import spec
 
 
 def region_without_checkpoints(**fields: object) -> CoordinatorHarness:
-    return CoordinatorHarness(without_cuts=True, **fields).run()
+    return CoordinatorHarness(without_checkpoints=True, **fields).run()
 
 
 def test_no_checkpoint_is_asked_for_by_time_by_hand_or_at_the_end() -> None:
@@ -21,7 +21,7 @@ def test_no_checkpoint_is_asked_for_by_time_by_hand_or_at_the_end() -> None:
     for worker in (0, 1):
         region.progress(worker, step=7)
     region.tick(5)
-    region.play(CutWanted())
+    region.play(CheckpointWanted())
     assert region.sent(RequestCut) == []
     region.play(StopWanted())
     assert region.core.state.reason == "stopped"
@@ -58,7 +58,7 @@ def test_running_for_a_while_forgives_resets_as_a_checkpoint_does_elsewhere(ran_
 
 
 def test_who_asks_for_a_checkpoint_is_told_that_there_are_none() -> None:
-    control = RegionControl(spec(2, without_cuts=True))
+    control = RegionControl(spec(2, without_checkpoints=True))
     for request in (control.checkpoint, control.pause):
         with pytest.raises(LocalProtocolError, match="any consistent region and has no checkpoints"):
             request()

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from checkpoint.coordinator.control import RegionControl
-from checkpoint.core.region import CutCommitted, RegionSpec, ResetReport, StateChanged
+from checkpoint.core.region import CheckpointCommitted, RegionSpec, ResetReport, StateChanged
 from tests.checkpoint.toy_worker import ToySpec, run_toy
 
 KEY = "ab" * 32
@@ -134,7 +134,7 @@ class ToyRegion:
 
     @property
     def cuts(self):
-        return sum(isinstance(event, CutCommitted) for event in self.events)
+        return sum(isinstance(event, CheckpointCommitted) for event in self.events)
 
     @property
     def resets(self):
@@ -158,8 +158,8 @@ class DriverSpec(msgspec.Struct):
 
 
 def describe(event):
-    if isinstance(event, CutCommitted):
-        return {"cut": event.cut, "step": event.step, "final": event.final}
+    if isinstance(event, CheckpointCommitted):
+        return {"cut": event.checkpoint, "step": event.step, "final": event.final}
     if isinstance(event, StateChanged):
         return {"state": event.state.value, "reason": event.reason}
     return {"event": type(event).__name__, "text": str(event)}

@@ -67,7 +67,7 @@ class Incarnation:
         cut = order.restore
         self.after = cut.step if cut else 0
         self.position = cut.workers[toy.spec.worker].sources["n"]["n"].position if cut else 0
-        self.alignment = Alignment(toy.spec.workers, first_step=self.after + 1, last_cut=order.cut)
+        self.alignment = Alignment(toy.spec.workers, first_step=self.after + 1, last_checkpoint=order.cut)
         self.step = self.after
         self.counts: dict[int, int] = {}
         self.changed: set[int] = set()
@@ -186,7 +186,7 @@ class Incarnation:
         )
 
     async def finish_step(self):
-        """Wait for everybody's end, count, and vote if a cut is here."""
+        """Wait for everybody's end, count, and vote if a checkpoint is here."""
         while (done := self.alignment.take()) is None:
             await self.moved.wait()
         for payload in done.items:

@@ -12,7 +12,7 @@ from trio.testing import wait_all_tasks_blocked
 from checkpoint.chains.consumer_register import change_register, read_register
 from checkpoint.chains.input_log import InputLog, last_recorded
 from checkpoint.chains.input_reading import InputFollower
-from checkpoint.chains.manifest_reading import retained_cuts
+from checkpoint.chains.manifest_reading import retained_checkpoints
 from checkpoint.coordinator.manifest_log import ManifestLog
 from checkpoint.core.consumers import input_register, with_consumer
 from checkpoint.core.coordinator_vocabulary import AppendCut, CutAppended, ManifestOpened, OpenManifest
@@ -92,7 +92,7 @@ class ConsumerModel:
         opened = self.events[-1]
         assert isinstance(opened, ManifestOpened)
         self.kept, self.incarnation = opened.kept, opened.incarnation
-        last = opened.last_cut
+        last = opened.last_checkpoint
         self.number = max(self.number, last.cut if last else 0)
         self.savepoints = dict(last.savepoints) if last else {}
         read = last.workers[0].sources[SOURCE] if last else {}
@@ -215,7 +215,7 @@ class TrimModel:
         register = await read_register(self.store, REGISTER)
         for name, region in self.regions.items():
             assert name in register.consumers
-            kept = await retained_cuts(self.store, name)
+            kept = await retained_checkpoints(self.store, name)
             starts = [cut.workers[0].sources[SOURCE].get(PRODUCER, SplitPosition(0)) for cut in kept]
             for at in starts or [SplitPosition(0)]:
                 try:

@@ -1,9 +1,9 @@
 """A whole region in one thread: the real circuits and schedules of N workers, with links, store and
 coordinator replaced by plain lists, and every interleaving chosen by the test.
 
-What it keeps of the real thing: frames of one sender arrive in order on one link; a cut counts once every
-worker has handed it over; a reset takes all workers back to the last cut that counted, with the state blocks
-up to it, the files of operators as of it, and the divisions that all have.
+As in a real region, frames of one sender arrive in order on one link. A checkpoint counts after every worker
+has voted for it. A reset restores the last checkpoint that counted in all workers, with its state blocks, the
+files of operators as of it, and the input divisions that all workers have.
 """
 
 from collections import deque
@@ -109,9 +109,9 @@ class OneThreadRegion:
         self.asked = 0
         self.steps_replayed = 0
         self.cut_requested = False
-        """An operator waits for a cut: `request_cut` is to be called."""
+        """An operator waits for a checkpoint: `request_checkpoint` is to be called."""
         self._cut_wanted_at = 0
-        """The last step that such a cut must contain."""
+        """The last step that such a checkpoint must contain."""
 
     # --- the coordinator's part ---------------------------------------------------------------------------
 
@@ -157,7 +157,7 @@ class OneThreadRegion:
         self._tell_durable()
 
     def _directories(self, index: int, cut: int) -> dict[str, Handover]:
-        """The files as of the cut, in a place of this incarnation's own."""
+        """The files as of the checkpoint, in a place of this incarnation's own."""
         side = self.sides[index]
         found = {}
         for name, spec in self.plan.specs.items():
@@ -183,14 +183,14 @@ class OneThreadRegion:
             step += 1
         return step
 
-    def request_cut(self, *, final: bool = False, all_workers: bool = False) -> None:
-        """Ask some workers now; those left out are asked when the next cut is."""
+    def request_checkpoint(self, *, final: bool = False, all_workers: bool = False) -> None:
+        """Ask some workers now; those left out are asked when the next checkpoint is."""
         self.last_number += 1
         self.asked = self.last_number
         for side in self.sides:
             if final or all_workers or self.choose(3):
                 assert side.run is not None
-                side.run.request_cut(CutRequested(self.incarnation, self.last_number, final))
+                side.run.request_checkpoint(CutRequested(self.incarnation, self.last_number, final))
 
     def _post_of(self, index: int) -> Callable[[ToLinks], None]:
         def post(message: ToLinks) -> None:
@@ -273,7 +273,7 @@ class OneThreadRegion:
                 self._commit(number, votes)
 
     def _commit(self, number: int, votes: dict[int, CutTaken]) -> None:
-        assert len({vote.step for vote in votes.values()}) == 1, "a cut is at one step"
+        assert len({vote.step for vote in votes.values()}) == 1, "a checkpoint is at one step"
         at = Position(self.incarnation, number, 0)
         parts = {
             worker: WorkerCut(state=at, steps=at, sources=vote.sources, sinks=vote.voted())
@@ -319,12 +319,12 @@ class OneThreadRegion:
         return True
 
     def run_with_trouble(self, rng: Random, rounds: int, turns: int, cuts: float = 0.5) -> None:
-        """Fewer than `turns` turns, then a cut or a reset, `rounds` times as `rng` draws; then to the end."""
+        """Make less than `turns` turns, then a checkpoint or a reset, `rounds` times; then run to the end."""
         self.restore()
         for _ in range(rounds):
             for _ in range(rng.randrange(turns)):
                 self.turn()
-            self.request_cut() if rng.random() < cuts else self.restore()
+            self.request_checkpoint() if rng.random() < cuts else self.restore()
         self.finish()
 
     def exhausted(self) -> bool:
@@ -337,7 +337,7 @@ class OneThreadRegion:
             assert going, "the region is stuck before its sources are exhausted"
         dies_last = not self.choose(3)
         while self.cut is None or not self.cut.final:
-            self.request_cut(final=True)
+            self.request_checkpoint(final=True)
             while self.turn():
                 if dies_last and self.cut is not None and self.cut.final:
                     dies_last = False

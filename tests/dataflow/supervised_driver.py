@@ -14,7 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 
 import dos
-from checkpoint.core.region import CutCommitted, RegionEvent
+from checkpoint.core.region import CheckpointCommitted, RegionEvent
 from dataflow.limits import WorkerLimits
 from tests.dataflow.support import split_words
 
@@ -30,8 +30,8 @@ def slow_words(hurry: Path, batch: pa.RecordBatch) -> pa.Array:
 
 
 def print_checkpoint(event: RegionEvent) -> None:
-    if isinstance(event, CutCommitted):
-        print(f"checkpoint {event.cut}", flush=True)
+    if isinstance(event, CheckpointCommitted):
+        print(f"checkpoint {event.checkpoint}", flush=True)
 
 
 def main() -> None:

@@ -144,7 +144,7 @@ def test_operators_outside_of_any_region_see_a_row_at_most_once_and_reset_nobody
                 sent += 10
         close_input(client, name, "numbers")
         assert app.awaitTermination(WAIT_S), app
-        assert app.status[board].cuts_committed == 0
+        assert app.status[board].checkpoints_committed == 0
         assert app.status[board].state is RegionState.FINISHED
     counted = seen(tmp_path)
     assert set(counted.values()) == {1}, "at most once"

@@ -138,7 +138,7 @@ def test_an_operator_is_notified_in_the_order_of_the_paper() -> None:
     one.apply("lower", Tells("lower")).sink("out", CallSink(print))
     trial = Trial(graph)
     assert calls == ["open upper", "open lower"]
-    trial.crash()  # before the first cut: there is nothing to reset to
+    trial.crash()  # before the first checkpoint: there is nothing to reset to
     assert calls[2:] == ["close upper", "close lower", "open upper", "open lower"]
     calls.clear()
     trial.step({"rows": [row(5)]}, checkpoint=True)

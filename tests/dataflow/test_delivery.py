@@ -59,7 +59,7 @@ def run(sink: SinkSpec, delivery: Delivery | None, seed: int, *, resets: bool = 
         for _ in range(rng.randrange(50)):
             region.turn()
         if rng.random() < 0.4:
-            region.request_cut()
+            region.request_checkpoint()
         elif resets:
             region.restore()
     region.finish()
@@ -137,7 +137,7 @@ def test_at_most_once_nothing_is_visible_before_it_is_durable_that_it_was_read()
 def test_a_half_row_that_a_dying_worker_wrote_is_taken_away(tmp_path: Path) -> None:
     region = OneThreadRegion(graph_to(FileSink(tmp_path), "at-least-once"), 1, lambda _: 0)
     region.restore()
-    region.request_cut(all_workers=True)
+    region.request_checkpoint(all_workers=True)
     while region.cut is None:
         region.turn()
     part = tmp_path / "part-w0000.tsv"

@@ -286,7 +286,7 @@ def test_a_region_on_a_growing_directory_is_exact_however_often_it_is_reset(tmp_
             for _ in range(rng.randrange(8)):
                 region.turn()
             if rng.random() < 0.1:
-                region.request_cut()
+                region.request_checkpoint()
             elif rng.random() < 0.1:
                 region.restore()
         (folder / "END").touch()

@@ -1,4 +1,4 @@
-"""Rows as tab-separated text, and a file that goes back to a cut."""
+"""Rows as tab-separated text, and a file that goes back to a checkpoint."""
 
 import fcntl
 from pathlib import Path

@@ -183,18 +183,18 @@ def test_where_operators_trigger_checkpoints_a_file_is_the_end_until_a_checkpoin
     assert batch is not None
     assert lines_of([batch]) == ["a", "b"]
     division = reader.take_division()
-    assert reader.wants_cut
+    assert reader.wants_checkpoint
     assert reader.read(1000) is None
     again = FileReader(FileSource(paths), 0, 1, cut_after_file=True)
     again.replay(division)
-    assert again.wants_cut, "a replay comes to the same places"
+    assert again.wants_checkpoint, "a replay comes to the same places"
     for one in (reader, again):
-        one.cut_taken()
+        one.checkpoint_taken()
         batch = one.read(1000)
         assert batch is not None
         assert lines_of([batch]) == ["c"]
     reader.reset_to({})
-    assert not reader.wants_cut
+    assert not reader.wants_checkpoint
 
 
 def test_files_may_be_added_at_the_end_of_the_list_and_not_exchanged(tmp_path: Path) -> None:

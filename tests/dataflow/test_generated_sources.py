@@ -140,7 +140,7 @@ def test_a_region_on_an_iterator_is_exact_however_often_it_is_reset(tmp_path: Pa
             for _ in range(rng.randrange(40)):
                 region.turn()
             if rng.random() < 0.5:
-                region.request_cut()
+                region.request_checkpoint()
             else:
                 region.restore()
         region.finish()

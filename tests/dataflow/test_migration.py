@@ -184,7 +184,7 @@ def test_the_first_checkpoint_after_a_migration_writes_all_of_the_state_anew(tmp
         region.restore()
         for _ in range(2):
             before = region.cut
-            region.request_cut(all_workers=True)
+            region.request_checkpoint(all_workers=True)
             for _ in range(1_000):
                 if region.cut is before:
                     region.turn()

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from checkpoint import SplitPosition
-from checkpoint.core.region import CutCommitted, ResetReport
+from checkpoint.core.region import CheckpointCommitted, ResetReport
 from dataflow import (
     CallSink,
     DirectorySource,
@@ -94,7 +94,7 @@ def test_a_checkpoint_holds_whole_files_in_any_order_and_the_resets(
             if region.cut_requested and (not moved or rng.random() < 0.3):
                 region.cut_requested, moved = False, True
                 requested += 1
-                region.request_cut(all_workers=True)
+                region.request_checkpoint(all_workers=True)
             # That all was read may be noticed in doing nothing, by each worker.
             idle = 0 if moved or region.cut_requested else idle + 1
             assert idle <= workers, "it waits for a checkpoint that was not requested"
@@ -109,7 +109,7 @@ def test_a_checkpoint_holds_whole_files_in_any_order_and_the_resets(
 
 
 @pytest.mark.process
-def test_a_region_of_processes_is_cut_after_each_file(
+def test_a_region_of_processes_is_checkpoint_after_each_file(
     shared_store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local, "ProcessLauncher", ForkLauncher)
@@ -124,8 +124,8 @@ def test_a_region_of_processes_is_cut_after_each_file(
         os.kill(control.status.workers[0].pid, signal.SIGKILL)
         watch.wait(lambda event: isinstance(event, ResetReport))
         assert finished(control), control.status
-        cuts = [event for event in watch.events if isinstance(event, CutCommitted)]
-    assert 3 <= len(cuts) <= 9, "three files a worker, each with a cut; not one each 10 ms"
+        cuts = [event for event in watch.events if isinstance(event, CheckpointCommitted)]
+    assert 3 <= len(cuts) <= 9, "three files a worker, each with a checkpoint; not one each 10 ms"
     assert last_counts(tmp_path / "out") == dict(true_counts(paths))
 
 
@@ -137,7 +137,7 @@ def run_to_end(region: OneThreadRegion) -> int:
         if region.cut_requested:
             region.cut_requested, moved = False, True
             requested += 1
-            region.request_cut(all_workers=True)
+            region.request_checkpoint(all_workers=True)
         assert moved
     region.finish()
     return requested

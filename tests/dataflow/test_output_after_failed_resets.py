@@ -69,7 +69,7 @@ def cut_at(in_cut: Position, cut: int = 1) -> Cut:
 
 
 async def region_whose_resets_failed(publish: Publish) -> RegionStore:
-    """Incarnation 1 commits a cut; 2 and 3 open their logs and fail; 4 and 5 only claim."""
+    """Incarnation 1 commits a checkpoint; 2 and 3 open their logs and fail; 4 and 5 only claim."""
     store = RegionStore()
     log = await log_of(store, 1, publish, None)
     for step in STEPS_IN_CUT:

@@ -125,7 +125,7 @@ def test_the_shop_of_the_examples_is_two_regions_and_a_board() -> None:
     assert (by_log.reads, board.reads) == (("shop.sales",), ("shop.sales",))
     names = [node.name for node in sales.graph.plan().plan.nodes]
     assert sorted(names) == ["sales", "sales.leaves", "sold"]
-    assert part_options(board) == {"without_cuts": True}
+    assert part_options(board) == {"without_checkpoints": True}
 
 
 def own_region(**settings: float) -> Graph:

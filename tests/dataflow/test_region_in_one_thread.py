@@ -41,7 +41,7 @@ def run_with_trouble(graph: Graph, workers: int, draw: Any, troubles: int) -> No
         for _ in range(draw(st.integers(0, 40))):
             region.turn()
         if draw(st.booleans()):
-            region.request_cut()
+            region.request_checkpoint()
         else:
             region.restore()
     region.finish()
@@ -128,7 +128,7 @@ def test_output_published_by_step_is_made_again_as_it_was(first: int, tmp_path: 
             for _ in range(rng.randrange(60)):
                 region.turn()
             if rng.random() < 0.4:
-                region.request_cut()
+                region.request_checkpoint()
             else:
                 region.restore()
         region.finish()  # OutputDiffersError, on the way here, says what was made otherwise
@@ -174,7 +174,7 @@ def test_a_graph_without_an_exchange_is_cut_and_reset_like_any_other(tmp_path: P
     for round_ in range(6):
         for _ in range(5):
             region.turn()
-        region.request_cut() if round_ % 2 else region.restore()
+        region.request_checkpoint() if round_ % 2 else region.restore()
     region.finish()
     found = Counter(row[0] for _, row in rows_of(tmp_path / "out"))
     assert found == Counter({"one": 30, "two": 30, "three": 30, "four": 30, "five": 30})

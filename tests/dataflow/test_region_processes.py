@@ -16,7 +16,7 @@ from unittest import mock
 import pyarrow as pa
 import pytest
 
-from checkpoint.core.region import CutCommitted, RegionEvent, RegionSpec, RegionState, ResetReport
+from checkpoint.core.region import CheckpointCommitted, RegionEvent, RegionSpec, RegionState, ResetReport
 from dataflow import FileSink, FileSource, Graph, GraphError
 from dataflow.handle import RegionHandle
 from dataflow.limits import WorkerLimits
@@ -55,7 +55,7 @@ class Watch:
             assert self._changed.wait_for(lambda: sum(map(wanted, self.events)) >= count, WAIT_S), self.events
 
     def cuts(self, count: int) -> None:
-        self.wait(lambda event: isinstance(event, CutCommitted), count)
+        self.wait(lambda event: isinstance(event, CheckpointCommitted), count)
 
 
 @contextmanager

@@ -268,8 +268,8 @@ class HeldWriter(FileWriter):
 
 # EVIDENCE-OF: P-7, P-10
 def test_a_worker_killed_during_a_checkpoint_leaves_nothing_of_it(scenario: Scenario) -> None:
-    """One worker has voted, and its sink has prepared the cut, when the other dies: that cut never was. The
-    region goes back to the one before, not to what the sink had prepared, and then commits the number anew.
+    """One worker has voted, and its sink has prepared the checkpoint, when the other dies. The region
+    restores the checkpoint before, not what the sink had prepared, and then commits the number again.
     """
     graph = scenario.graph(sink=HeldSink(scenario.out, scenario.gate))
     with scenario.running(graph, checkpoint_interval=0.3) as (control, watch):
@@ -279,14 +279,14 @@ def test_a_worker_killed_during_a_checkpoint_leaves_nothing_of_it(scenario: Scen
         begun, incarnation = wait_for_a_vote(control), control.status.incarnation
         os.kill(pids(control)[1], signal.SIGKILL)
         watch.wait(is_reset)
-        assert resets(watch)[0].cut == begun - 1
-        assert control._control.wait_cut(begun, WAIT_S)
+        assert resets(watch)[0].checkpoint == begun - 1
+        assert control._control.wait_checkpoint(begun, WAIT_S)
         assert control.status.incarnation == incarnation + 1
         scenario.ends_right(control)
 
 
 def wait_for_a_vote(control: RegionHandle) -> int:
-    """Until worker 0, and it alone, has voted for the cut that is under way; its number."""
+    """Wait until only worker 0 has voted for the pending checkpoint. Return its number."""
     deadline = time.monotonic() + WAIT_S
     assert control._control._shell is not None
     state = control._control._shell.core.state
@@ -298,7 +298,7 @@ def wait_for_a_vote(control: RegionHandle) -> int:
 
 # EVIDENCE-OF: P-7
 def test_a_sink_that_cannot_write_its_part_of_a_checkpoint_is_rolled_back(scenario: Scenario) -> None:
-    """A part may grow no further: the kernel refuses, the cut is given up, the next process writes it."""
+    """The kernel refuses to extend a part: the checkpoint is abandoned, and the next process writes it."""
     with scenario.running(scenario.graph()) as (control, watch):
         watch.cuts(2)
         size = (scenario.out / "part-w0000.tsv").stat().st_size
@@ -333,8 +333,8 @@ def test_a_worker_that_wakes_up_after_its_successor_came_changes_nothing(
         watch.wait(lambda event: isinstance(event, WorkerJoined) and (event.worker, event.attempt) == (1, 2))
         os.kill(zombie, signal.SIGCONT)
         watch.wait(is_reset)
-        committed = control.status.last_cut
-        assert control._control.wait_cut(committed + 1, WAIT_S)
+        committed = control.status.last_checkpoint
+        assert control._control.wait_checkpoint(committed + 1, WAIT_S)
         scenario.ends_right(control)
         assert control.status.incarnation == 2, "the one that woke up disturbed nobody"
 
@@ -356,8 +356,8 @@ def test_a_barrier_passes_where_one_worker_is_slow_and_all_others_wait(scenario:
         for _ in range(3):
             before = control.status.step
             control.checkpoint(WAIT_S)
-            assert control.status.last_cut_step <= before + 8
-        assert control.status.last_cut == 3
+            assert control.status.last_checkpoint_step <= before + 8
+        assert control.status.last_checkpoint == 3
         assert not any(worker.counters.exhausted for worker in control.status.workers)
         scenario.ends_right(control)
 
@@ -388,4 +388,4 @@ def test_a_second_worker_is_refused_clearly_and_the_first_alone_continues(scenar
         assert "run the region with as many workers as made the checkpoint" in said
     with scenario.running(scenario.graph(), workers=1) as (control, _):
         scenario.ends_right(control)
-        assert control.status.last_cut > stopped.last_cut
+        assert control.status.last_checkpoint > stopped.last_checkpoint

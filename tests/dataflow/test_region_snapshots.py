@@ -134,7 +134,7 @@ def test_a_restore_begins_at_the_newest_snapshot(
 def test_a_store_stays_as_small_as_the_checkpoints_that_are_retained(
     one_server: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The workers write several times what the store has at any time, and the last cuts are restorable."""
+    """Workers write several times what the store has at any time; the last checkpoints can be restored."""
     monkeypatch.setattr(checkpoint_limits, "snapshot_growth", 1)
     monkeypatch.setattr(checkpoint_limits, "manifest_segment_bytes_max", 20_000)
     limits = replace(SMALL_STEPS, snapshot_bytes_min=20_000)
@@ -173,7 +173,7 @@ def bytes_of(server: ServerProcess) -> int:
 
 
 async def written_by(store_url: str) -> tuple[ManifestView, int]:
-    """The manifest, and all that was ever appended to the state and steps chains, up to the last cut."""
+    """Return the manifest, and the bytes appended to all state and steps chains up to the last checkpoint."""
     async with open_store(store_url) as store:
         view = await read_manifest(store, "words")
     assert view.last is not None

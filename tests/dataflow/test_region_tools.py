@@ -117,17 +117,21 @@ def test_a_paused_region_takes_nothing_until_it_is_told_to_continue_even_if_it_i
         control.checkpoint(WAIT_S)
         said = json.loads(dos("region", "pause", store, "paused", "--json"))
         cut, status = said["result"]["checkpoint"], control.status
-        assert (said["result"]["state"], status.state, status.last_cut) == ("PAUSED", RegionState.PAUSED, cut)
-        assert len({worker.step for worker in status.workers} - {status.last_cut_step}) == 0
+        assert (said["result"]["state"], status.state, status.last_checkpoint) == (
+            "PAUSED",
+            RegionState.PAUSED,
+            cut,
+        )
+        assert len({worker.step for worker in status.workers} - {status.last_checkpoint_step}) == 0
         taken = sum(worker.rows_in for worker in status.workers)
-        assert control.checkpoint(WAIT_S) == cut + 1, "a cut can be had meanwhile"
+        assert control.checkpoint(WAIT_S) == cut + 1, "a checkpoint can be had meanwhile"
         control.reset()
-        # a cut that was due may be taken once more, of the same rows
+        # a checkpoint that was due may be taken once more, of the same rows
         assert control.pause(WAIT_S) >= cut + 1, "the wish outlives the reset"
         assert sum(worker.rows_in for worker in control.status.workers) == taken
         assert "resumed from checkpoint" in dos("region", "resume", store, "paused")
         later = control.checkpoint(WAIT_S)
-        assert control._control.wait_cut(later + 1, WAIT_S)
+        assert control._control.wait_checkpoint(later + 1, WAIT_S)
         assert sum(worker.rows_in for worker in control.status.workers) > taken
 
 
@@ -156,7 +160,7 @@ def test_a_region_tells_listeners_of_its_start_its_checkpoints_its_resets_and_it
     assert len(late.calls) == before
     end = heard.calls[-1][1]
     assert (end["state"], end["exception"], end["name"]) == ("STOPPED", None, "heard")
-    assert end["lastCheckpoint"] == control.status.last_cut
+    assert end["lastCheckpoint"] == control.status.last_checkpoint
     after = Heard()
     control.addListener(after)
     after.wait(lambda calls: calls == ["onStart", "onTerminated"])
@@ -209,7 +213,7 @@ def test_checkpoints_are_listed_shown_and_compared_with_the_keys_that_changed(
         store, tmp_path, "cuts", passes=4, retain=1_000
     ) as control:  # the inputs have grown by a pass
         assert control.awaitTermination(WAIT_S)
-    last = control.status.last_cut
+    last = control.status.last_checkpoint
     listed = json.loads(dos("checkpoint", "ls", store, "cuts", "--json"))
     numbers = [one["checkpoint"] for one in listed["checkpoints"]]
     assert numbers == list(range(1, last + 1))
@@ -308,7 +312,9 @@ def test_a_region_with_real_workers_is_reset_and_stopped_from_outside(
     with running(store, tmp_path, "outside") as control:
         operators: list[dict[str, Any]] = []
         until = time.monotonic() + WAIT_S
-        while not operators and time.monotonic() < until:  # the first cuts may come before what workers tell
+        while (
+            not operators and time.monotonic() < until
+        ):  # the first checkpoints may come before what workers tell
             assert control.checkpoint(WAIT_S)
             status = json.loads(dos("region", "status", store, "outside", "--json"))["status"]
             assert [one["state"] for one in status["workers"]] == ["RUNNING", "RUNNING"]

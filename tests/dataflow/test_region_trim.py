@@ -51,7 +51,7 @@ class Region:
         return run_in_threads(graph, self.url, watch, limits, retain=2), watch
 
     def pinned(self, cut: int) -> dict[str, Any]:
-        """What the state of that cut has more than nothing has: read from the store, block by block."""
+        """Return the state of a checkpoint, compared with no state, as read from the store."""
         shown = dos("checkpoint", "diff", self.url, "words", cut, cut, "--json")
         assert shown.exit_code == 0, shown.stderr
         found: dict[str, Any] = json.loads(shown.stdout)

@@ -69,11 +69,11 @@ _prepare, _finish = s3.S3Output.prepare, s3_upload._Parts.finish
 @pytest.mark.parametrize(
     ("kind", "method", "fault", "story", "said"),
     [
-        (s3.S3Output, "prepare", completes_at_once, "nothing goes wrong", "visible too early: "),
-        (s3_upload._Parts, "finish", without_the_remainder, "nothing goes wrong", "lost: "),
+        (s3.S3Output, "prepare", completes_at_once, "no failure", "visible too early: "),
+        (s3_upload._Parts, "finish", without_the_remainder, "no failure", "lost: "),
         (s3, "RowUpload", keys_by_number, "a zombie", "neither the object"),
-        (TwoPhaseWriter, "voted", without_receipts, "a crash between commit and its news", "cannot show"),
-        (Transactions, "left_over", of_everybody, "one that is left over begins late", "was aborted"),
+        (TwoPhaseWriter, "voted", without_receipts, "a crash between commit and publish", "cannot show"),
+        (Transactions, "left_over", of_everybody, "a superseded worker opens late", "was aborted"),
     ],
 )
 def test_each_rule_of_the_sink_is_needed(

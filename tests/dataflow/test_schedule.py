@@ -58,7 +58,7 @@ def test_an_idle_worker_makes_a_step_only_for_a_peer_or_a_checkpoint() -> None:
     one = schedule()
     assert following(one, input_waits=False) == Wait("there is no input")
     assert following(one, input_waits=False, peers_at=1) == Produce(1, replay=False)
-    one.request_cut(1, final=False)
+    one.request_checkpoint(1, final=False)
     assert following(one, input_waits=False) == Produce(1, replay=False)
     assert one.step_produced() == Barrier(1, final=False)
     assert following(one, input_waits=False) == Wait("there is no input")
@@ -80,17 +80,17 @@ def test_recorded_steps_are_replayed_even_without_room() -> None:
 def test_a_checkpoint_that_a_peer_asked_for_first_is_not_asked_for_again() -> None:
     one = schedule()
     one.step_produced()
-    one.request_cut(1, final=False)
+    one.request_checkpoint(1, final=False)
     one.step_aligned(1, Barrier(1))
     assert one.cut_at(1) == Barrier(1)
     assert one.step_produced() == Barrier()
-    one.request_cut(1, final=False)
-    assert one.step_produced() == Barrier(), "a request for a cut that has happened"
+    one.request_checkpoint(1, final=False)
+    assert one.step_produced() == Barrier(), "a request for a checkpoint that has happened"
 
 
 def test_after_the_final_checkpoint_nothing_is_produced() -> None:
     one = schedule()
-    one.request_cut(3, final=True)
+    one.request_checkpoint(3, final=True)
     assert one.step_produced() == Barrier(3, final=True)
     one.step_aligned(1, Barrier(3, final=True))
     one.stage_done(1, 1)

@@ -92,7 +92,7 @@ def test_a_region_continues_on_hosts_that_have_nothing(shared_store: str, tmp_pa
         assert finished(control), control.status
     truth = dict(true_counts(paths, 4))
     in_objects = parquet_rows(objects("counts"))
-    files = [journaled(shared_store, worker, control.status.last_cut) for worker in range(2)]
+    files = [journaled(shared_store, worker, control.status.last_checkpoint) for worker in range(2)]
     in_store = [parse_row(line) for file in files for line in file.splitlines()]
     assert 0 < before < len(objects("counts"))
     assert max(Counter(in_objects).values()) == 1, "no count of a word comes twice"

@@ -80,7 +80,7 @@ def run_through(region: OneThreadRegion, rng: random.Random, resets: int) -> Non
         for _ in range(rng.randrange(40)):
             region.turn()
         if rng.random() < 0.5:
-            region.request_cut()
+            region.request_checkpoint()
         else:
             assert not late_rows(region)
             region.restore()

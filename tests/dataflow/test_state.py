@@ -96,7 +96,7 @@ _steps = st.lists(
 def test_a_count_is_a_counter_that_reports_what_changed(
     steps: list[list[list[tuple[str, int]]]], cuts: set[int]
 ) -> None:
-    """Weighted batches, several a step; at some steps a cut, from which a twin is restored and must agree."""
+    """Weighted batches, several a step. A twin restored from the checkpoints of some steps must agree."""
     model: Counter[str] = Counter()
     changed: set[str] = set()
     operator = CountOperator(["word"], OUTPUT)

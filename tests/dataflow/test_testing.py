@@ -145,7 +145,7 @@ def test_what_a_crash_changes_is_told_with_crash_sink_and_rows() -> None:
     graph = total(forgets=True)
     assert_crash_safe(
         graph, {"orders": [*ORDERS[:3], CRASH, *ORDERS[3:]]}
-    )  # before the first cut nothing is lost
+    )  # before the first checkpoint nothing is lost
     words = (
         "with a crash before row 6 of source 'orders', sink 'out' got other rows than without;"
         " missing: {'total': 15}, {'total': 21}, {'total': 28}; too many: {'total': 11}, {'total': 18},"

@@ -102,7 +102,7 @@ def test_what_a_checkpoint_covers_is_visible_though_nobody_lived_to_receive_of_i
     for _ in range(rng.randrange(4)):
         for _ in range(rng.randrange(40)):
             region.turn()
-        region.request_cut() if rng.randrange(2) else region.restore()
+        region.request_checkpoint() if rng.randrange(2) else region.restore()
     region.finish()
     assert sorted(place.visible()) == [*range(60)]
     assert not place.prepared
@@ -150,7 +150,7 @@ class ForgetsUntilCommit(Output):
 
 
 class Overwrites(Output):
-    """Shows by the last digits of the name, as one does who names files by the cut."""
+    """Shows by the last digits of the name, as one does who names files by the checkpoint."""
 
     def commit(self, transaction: str) -> None:
         key = transaction.rpartition("-i")[0] + transaction[-4:]
@@ -169,9 +169,9 @@ class LosesTheSecondBatch(Output):
         (ShowsAgain, "doubled: "),
         (ShowsAtPrepare, "visible too early: "),
         (ShowsAtClose, "visible too early: "),
-        (ForgetsUntilCommit, "'a crash between commit and its news': lost: "),
+        (ForgetsUntilCommit, "'a crash between commit and publish': lost: "),
         (Overwrites, "lost: "),
-        (LosesTheSecondBatch, "'nothing goes wrong': lost: "),
+        (LosesTheSecondBatch, "'no failure': lost: "),
     ],
 )
 def test_the_kit_finds_what_is_wrong_with_a_sink(made: Callable[[Place], Output], said: str) -> None:
@@ -199,9 +199,13 @@ _prepare = Transactions.prepare
 @pytest.mark.parametrize(
     ("method", "fault", "said"),
     [
-        ("prepare", only_the_newest, "'two cuts are committed, and no news came': lost: "),
-        ("to_publish", all_that_is_pending, "'the next cut is prepared before the news': visible too early"),
-        ("left_over", everybodys, "'one that is left over begins late': "),
+        ("prepare", only_the_newest, "'a crash after two checkpoints that were not published': lost: "),
+        (
+            "to_publish",
+            all_that_is_pending,
+            "'the next checkpoint is prepared before publish': visible too early",
+        ),
+        ("left_over", everybodys, "'a superseded worker opens late': "),
     ],
 )
 def test_each_rule_of_transactions_is_needed(

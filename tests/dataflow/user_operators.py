@@ -49,7 +49,7 @@ def graph_of(operator: UserOperator, schema: str = "word string", *, side_output
 
 
 class Flushes(UserOperator):
-    """Gives what it has gathered when a cut comes, or three rows are there."""
+    """Gives what it has gathered when a checkpoint comes, or three rows are there."""
 
     deterministic = False
     state = "word string"

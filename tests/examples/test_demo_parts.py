@@ -125,21 +125,23 @@ def test_seeds_differ_in_order_and_moment() -> None:
     assert len({faults[0].moment for faults in drawn}) == 20
 
 
-def region(incarnation: int, last_cut: int, *bytes_in: int) -> RegionStatus:
+def region(incarnation: int, last_checkpoint: int, *bytes_in: int) -> RegionStatus:
     workers = tuple(
         WorkerStatus(index, "RUNNING", counters=Counters(bytes_in=size))
         for index, size in enumerate(bytes_in)
     )
-    return RegionStatus(RegionState.RUNNING, "", incarnation, last_cut, 1, last_cut, 0, workers, ())
+    return RegionStatus(
+        RegionState.RUNNING, "", incarnation, last_checkpoint, 1, last_checkpoint, 0, workers, ()
+    )
 
 
 def test_what_is_read_again_after_a_loss_counts_for_the_speed_and_not_for_the_position() -> None:
     speed = Speedometer()
     speed.sample(region(1, 0, 100, 100), now=0.0)
-    speed.sample(region(1, 1, 200, 200), now=1.0)  # a cut, at 400
+    speed.sample(region(1, 1, 200, 200), now=1.0)  # a checkpoint, at 400
     speed.sample(region(1, 1, 300, 250), now=2.0)
     assert speed.position_bytes == 550
-    speed.sample(region(2, 1, 300, 250), now=2.5)  # worker 1 is lost: back to the cut
+    speed.sample(region(2, 1, 300, 250), now=2.5)  # worker 1 is lost: back to the checkpoint
     assert speed.position_bytes == 400
     speed.sample(region(2, 1, 350, 40), now=2.9)  # worker 1 counts from 0 again
     assert speed.position_bytes == 490

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
 from checkpoint import RegionEvent
-from checkpoint.core.region import CutCommitted, ResetReport, StateChanged, WorkerJoined, WorkerLost
+from checkpoint.core.region import CheckpointCommitted, ResetReport, StateChanged, WorkerJoined, WorkerLost
 from dataflow import FileSource, Graph, LogSink
 from spark_integration import run
 
@@ -66,8 +66,8 @@ def report(**event: Any) -> None:
 
 def report_event(region: str, event: RegionEvent) -> None:
     """Write one line for each event that the test waits for."""
-    if isinstance(event, CutCommitted):
-        report(region=region, event="checkpoint", cut=event.cut)
+    if isinstance(event, CheckpointCommitted):
+        report(region=region, event="checkpoint", checkpoint=event.checkpoint)
     elif isinstance(event, WorkerJoined):
         report(region=region, event="joined", worker=event.worker, host=event.host, pid=event.pid)
     elif isinstance(event, WorkerLost):

@@ -44,7 +44,7 @@ def data(one_server: ServerProcess, tmp_path: Path) -> Path:
             async with await Directory.open(tmp_path / "live", claim, **options) as directory:
                 for number in range(1, 31):
                     await directory.append("log", b"%02d\n" % number)
-                    await directory.cut(number, number)
+                    await directory.checkpoint(number, number)
                 await directory.append("large", bytes(range(256)) * 4096)
                 await directory.wait_synced()
 

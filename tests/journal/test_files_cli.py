@@ -276,7 +276,7 @@ def test_the_history_of_a_chain_is_read_below_its_newest_snapshot_as_far_as_it_i
             for number in range(1, 81):
                 await directory.append("log", b"%02d" % number * 20)
                 await directory.truncate("log", number)
-                await directory.cut(number)
+                await directory.checkpoint(number)
             await directory.wait_synced()
             return directory.end.size
 
@@ -290,7 +290,7 @@ def test_the_history_of_a_chain_is_read_below_its_newest_snapshot_as_far_as_it_i
     cuts = journal("grep", "--op", "CUT", "", "--json", "--history", url).stdout.splitlines()
     assert [json.loads(line)["ints"][0] for line in cuts] == list(range(1, 81))
     drawn = json.loads(journal("timeline", "--json", "--history", url).stdout)["stretches"]
-    assert sum(one.get("cuts", 0) for one in drawn) == 80
+    assert sum(one.get("checkpoints", 0) for one in drawn) == 80
 
     trimmed = journal("trim", "--before", "checkpoint:40", "--apply", "--stopped", url)
     assert trimmed.returncode == 0, trimmed.stderr

@@ -211,14 +211,14 @@ async def test_files_are_restored_as_of_a_cut_or_its_step_also_below_snapshots(t
         for number in range(1, 31):
             await directory.append("log", bytes([number]) * 40)
             await directory.truncate("log", 40 - number)
-            await directory.cut(number, 10 * number)
+            await directory.checkpoint(number, 10 * number)
             held[number] = files(tmp_path / "live")
         await directory.append("log", b"behind the last cut")
         await directory.wait_synced()
         with pytest.raises(
             LocalProtocolError, match="checkpoint 30 at step 300 must come after checkpoint 30"
         ):
-            await directory.cut(30, 300)
+            await directory.checkpoint(30, 300)
     for number in (1, 7, 16, 29, 30):
         for at in (AtCheckpoint(number), AtStep(10 * number)):
             into = tmp_path / f"at-{at}"
@@ -234,7 +234,7 @@ async def test_files_are_restored_as_of_a_cut_or_its_step_also_below_snapshots(t
     assert not (tmp_path / "into").exists()
     async with opened(store, tmp_path / "live", 2, **SMALL) as directory:
         with pytest.raises(LocalProtocolError, match="after checkpoint 30"):
-            await directory.cut(30)
+            await directory.checkpoint(30)
 
 
 @pytest.mark.trio
@@ -266,7 +266,7 @@ def test_the_command_shows_and_deletes_and_reports_what_it_refuses(
                 for number in range(1, 41):
                     await directory.append("log", bytes([number]) * 40)
                     await directory.truncate("log", 40)
-                    await directory.cut(number, number)
+                    await directory.checkpoint(number, number)
                 await directory.wait_synced()
             await claim.aclose()
 
@@ -304,12 +304,12 @@ def test_a_local_journal_has_its_cuts_by_the_same_names(tmp_path: Path) -> None:
             tmp_path / "live", LocalJournal(tmp_path / "a.journal", version=1)
         ) as one:
             await one.append("log", b"first")
-            await one.cut(1, 5)
+            await one.checkpoint(1, 5)
             await one.append("log", b"second")
         old = Directory.open_local(tmp_path / "old", LocalJournal(tmp_path / "old.journal", version=0))
         async with old:
             with pytest.raises(LocalProtocolError, match="version 0 has no checkpoints"):
-                await old.cut(1)
+                await old.checkpoint(1)
 
     trio.run(write)
     for at in ("checkpoint:1", "step:5"):
@@ -327,7 +327,7 @@ async def test_nothing_is_let_go_before_a_cut_that_is_none(tmp_path: Path) -> No
         for number in range(1, 31):
             await directory.append("log", bytes([number]) * 40)
             await directory.truncate("log", 40 - number)
-            await directory.cut(number, 10 * number)
+            await directory.checkpoint(number, 10 * number)
         for none in (AtCheckpoint(31), AtCheckpoint(99), AtStep(45)):
             with pytest.raises(StopNotFoundError, match="nothing was trimmed"):
                 await directory.trim(store, DIRECTORY, before=none)

@@ -52,11 +52,11 @@ def texts(picture: ElementTree.Element) -> list[str]:
 
 def test_each_stretch_has_its_bars_and_each_event_its_tick(tmp_path: Path) -> None:
     picture = drawing(life(), tmp_path, "dos://h/ledger/files")
-    kinds = ("bytes", "records", "cuts", "segments", "resets", "snapshots", "steps")
+    kinds = ("bytes", "records", "checkpoints", "segments", "resets", "snapshots", "steps")
     assert {kind: len(bars(picture, kind)) for kind in kinds} == {
         "bytes": 10,
         "records": 10,
-        "cuts": 2,
+        "checkpoints": 2,
         "segments": 2,
         "resets": 1,
         "snapshots": 1,

@@ -42,7 +42,7 @@ def test_every_record_is_counted_once(records: list[Record], lines: int) -> None
     assert 0 < len(found) <= lines
     assert sum(one.records for one in found) == len(records)
     assert sum(one.bytes for one in found) == 100 * len(records)
-    assert sum(one.events["cuts"] for one in found) == sum(record.op is Op.CUT for record in records)
+    assert sum(one.events["checkpoints"] for one in found) == sum(record.op is Op.CUT for record in records)
     begins = [one.begin for one in found]
     assert len({later - earlier for earlier, later in pairwise(begins)}) <= 1, "equally long"
 
@@ -69,7 +69,7 @@ def test_the_chart_has_a_bar_for_the_bytes_and_names_what_stands_out() -> None:
     assert second.endswith("200 bytes  2 records  1 cuts")
     report = json.loads(as_json(timeline, lines=5))
     assert report["by"] == "time"
-    assert report["stretches"][1] == {"begin": BEGIN_MS + 1000, "records": 2, "bytes": 200, "cuts": 1}
+    assert report["stretches"][1] == {"begin": BEGIN_MS + 1000, "records": 2, "bytes": 200, "checkpoints": 1}
 
 
 def test_a_journal_without_clocks_is_divided_by_offset() -> None:

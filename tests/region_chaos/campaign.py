@@ -84,7 +84,10 @@ class Campaign:
         self.results.append(result)
         number = f"run {len(self.results)}" + (f" of {self.options.runs}" if self.options.runs else "")
         what = ", ".join(result.faults) or "nothing was met"
-        pause = f"{result.cuts} cuts, {result.resets} resets, longest pause {result.longest_pause_s:.1f} s"
+        pause = (
+            f"{result.checkpoints} checkpoints, {result.resets} resets,"
+            f" longest pause {result.longest_pause_s:.1f} s"
+        )
         verdict = f"WRONG: {result.wrong}" if result.wrong else "same output"
         self.say(f"{number}, seed {seed}: {what}: {verdict}; {pause}; {result.seconds:.1f} s")
         if result.wrong:
@@ -108,7 +111,7 @@ class Campaign:
             "identical": len(self.results) - len(self.failed),
             "faults": dict(Counter(kind for result in self.results for kind in result.kinds)),
             "resets": sum(result.resets for result in self.results),
-            "cuts": sum(result.cuts for result in self.results),
+            "checkpoints": sum(result.checkpoints for result in self.results),
             "median_pause_s": round(statistics.median(pauses), 2) if pauses else None,
             "longest_pause_s": round(max(pauses, default=0.0), 2),
             "seconds": round(sum(result.seconds for result in self.results), 1),

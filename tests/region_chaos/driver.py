@@ -18,7 +18,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from checkpoint.core.region import CutCommitted, RegionEvent, ResetReport, StateChanged, WorkerJoined
+from checkpoint.core.region import CheckpointCommitted, RegionEvent, ResetReport, StateChanged, WorkerJoined
 from dataflow import FileSink, FileSource, Graph
 from examples.demo.engine import start_spark
 from spark_integration import RegionHandle, run
@@ -66,8 +66,8 @@ def say(**what: Any) -> None:
 
 def print_event(region: str, event: RegionEvent) -> None:
     """One line for each event that another process waits for."""
-    if isinstance(event, CutCommitted):
-        say(region=region, event="cut", cut=event.cut)
+    if isinstance(event, CheckpointCommitted):
+        say(region=region, event="checkpoint", checkpoint=event.checkpoint)
     elif isinstance(event, WorkerJoined):
         say(region=region, event="joined", worker=event.worker, pid=event.pid)
     elif isinstance(event, ResetReport):

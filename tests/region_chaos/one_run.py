@@ -28,7 +28,7 @@ class Result:
     faults: list[str] = field(default_factory=list)
     kinds: list[str] = field(default_factory=list)
     seconds: float = 0.0
-    cuts: int = 0
+    checkpoints: int = 0
     resets: int = 0
     reset_s: list[float] = field(default_factory=list)
     longest_pause_s: float = 0.0
@@ -48,7 +48,7 @@ class EventLog:
         with self.changed:
             self.region = region
             self.pids: dict[int, int] = {}
-            self.cuts: list[tuple[float, int]] = []
+            self.checkpoints: list[tuple[float, int]] = []
             self.resets: list[dict[str, Any]] = []
             self.state, self.reason = "", ""
             self.end: dict[str, Any] | None = None
@@ -61,8 +61,8 @@ class EventLog:
 
     def _take(self, event: dict[str, Any]) -> None:
         match event["event"]:
-            case "cut":
-                self.cuts.append((time.monotonic(), event["cut"]))
+            case "checkpoint":
+                self.checkpoints.append((time.monotonic(), event["checkpoint"]))
             case "joined":
                 self.pids[event["worker"]] = event["pid"]
             case "reset":
@@ -107,9 +107,9 @@ class Run:
             self._cast.tick(all_of_them=True)
         log = self._log
         result.seconds = time.monotonic() - begun
-        result.cuts, result.resets = len(log.cuts), len(log.resets)
+        result.checkpoints, result.resets = len(log.checkpoints), len(log.resets)
         result.reset_s = [round(reset["seconds"], 2) for reset in log.resets]
-        times = [when for when, _ in log.cuts]
+        times = [when for when, _ in log.checkpoints]
         result.longest_pause_s = max((b - a for a, b in itertools.pairwise(times)), default=0.0)
         return result
 
@@ -119,8 +119,8 @@ class Run:
         """Wait until the fault is due: some checkpoints from now, and a moment. Servers are restarted
         meanwhile."""
         log = self._log
-        wanted = len(log.cuts) + fault.cuts
-        self._wait(lambda: log.end is not None or (len(log.cuts) >= max(wanted, 1)))
+        wanted = len(log.checkpoints) + fault.checkpoints
+        self._wait(lambda: log.end is not None or (len(log.checkpoints) >= max(wanted, 1)))
         until = time.monotonic() + fault.delay_s
         self._wait(lambda: log.end is not None or time.monotonic() >= until)
 
@@ -142,8 +142,8 @@ class Run:
                     self._cast.tick()
                 finally:
                     log.changed.acquire()
-                if len(log.cuts) != seen:
-                    quiet_since, seen = time.monotonic(), len(log.cuts)
+                if len(log.checkpoints) != seen:
+                    quiet_since, seen = time.monotonic(), len(log.checkpoints)
                 if time.monotonic() - quiet_since > STUCK_S:
                     self._cast.lose_driver()
                     raise StuckError(f"no checkpoint for {STUCK_S:.0f} s; it is {log.state}: {log.reason}")

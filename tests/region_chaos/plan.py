@@ -12,7 +12,7 @@ from typing import Final
 
 FAULTS_MIN: Final = 2
 FAULTS_MAX: Final = 4
-CUTS_BETWEEN_MAX: Final = 2
+CHECKPOINTS_BETWEEN_MAX: Final = 2
 DELAY_S_MAX: Final = 0.4
 """A checkpoint every 0.2 s, so that faults happen at any moment of one."""
 DOWN_S: Final = (0.5, 4.0)
@@ -38,11 +38,11 @@ DEFAULT: Final = (Kind.worker, Kind.server, Kind.driver)
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault: after so many more cuts and seconds."""
+    """One fault: after so many more checkpoints and seconds."""
 
     kind: Kind
     victim: int
-    cuts: int
+    checkpoints: int
     delay_s: float
     down_s: float = 0.0
 
@@ -61,6 +61,6 @@ def draw(seed: int, kinds: Sequence[Kind], *, workers: int, servers: int) -> lis
         left = [kind for kind in kinds if kind is not Kind.driver or all(f.kind is not kind for f in faults)]
         kind = rng.choice(left or list(kinds))
         victim = rng.randrange(servers if kind is Kind.server else workers)
-        cuts, delay_s = rng.randint(0, CUTS_BETWEEN_MAX), rng.uniform(0, DELAY_S_MAX)
-        faults.append(Fault(kind, victim, cuts, delay_s, rng.uniform(*DOWN_S)))
+        checkpoints, delay_s = rng.randint(0, CHECKPOINTS_BETWEEN_MAX), rng.uniform(0, DELAY_S_MAX)
+        faults.append(Fault(kind, victim, checkpoints, delay_s, rng.uniform(*DOWN_S)))
     return faults

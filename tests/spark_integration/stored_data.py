@@ -98,8 +98,8 @@ def write_cuts(
     retain: int = 0,
     files: Mapping[str, Sequence[Position]] | None = None,
 ) -> None:
-    """The region's manifest: of each cut where the sink of each worker stood, and its state. `retain`: how
-    many cuts are kept. `files`: operator -> where each cut has its directory, of all workers.
+    """Write the region's manifest: the positions of each worker's sink and state in each checkpoint.
+    `retain`: how many checkpoints are retained. `files`: operator -> positions of its directory.
     """
     kept = files or {}
 
@@ -168,8 +168,8 @@ def write_state(
     snapshots: Mapping[int, Changes] | None = None,
     schema: pa.Schema = STATE,
 ) -> list[Position]:
-    """A worker's state: what each cut changed, beginning with cut 1, or behind the cut and position `at`.
-    Behind a cut in `snapshots` all of it is written anew. Where each cut ended.
+    """Write a worker's state: the changes of each checkpoint, from number 1 or from the checkpoint and
+    position `at` on, and a snapshot after each checkpoint in `snapshots`. Return the end of each checkpoint.
     """
     first = 1 if at is None else at[0] + 1
 
@@ -198,7 +198,7 @@ def write_state(
 def write_directory(
     store: BlockingStore, region: str, worker: int, operator: str, cuts: int
 ) -> list[Position]:
-    """The files of an operator: a line more in each cut, and one behind them. Where each cut lies."""
+    """Write an operator's files: a line more in each checkpoint, and one after all. Return the positions."""
 
     async def write() -> list[Position]:
         async with await store.store.claim(worker_directory(region, worker), 1, b"d" * 16) as claim:
@@ -208,7 +208,7 @@ def write_directory(
             ends = []
             for cut in range(1, cuts + 1):
                 await directory.append([Record(Op.WRITE, ints=(cut - 1,), strings=(b"log", b"x"))])
-                ends.append((await directory.synced(directory.cut(cut, 10 * cut, cut))).position)
+                ends.append((await directory.synced(directory.checkpoint(cut, 10 * cut, cut))).position)
             await directory.aclose()
             return ends
 

@@ -77,8 +77,8 @@ def until(condition):
         time.sleep(0.02)
 
 def cut_once_more():
-    before = region.status.cuts_committed
-    until(lambda: region.status.state is RegionState.RUNNING and region.status.cuts_committed > before)
+    before = region.status.checkpoints_committed
+    until(lambda: region.status.state is RegionState.RUNNING and region.status.checkpoints_committed > before)
 
 def parent(pid):
     return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])

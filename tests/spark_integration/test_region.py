@@ -72,7 +72,7 @@ def wait_until(condition: Callable[[], bool], region: RegionHandle) -> None:
 
 
 def cuts(region: RegionHandle, count: int) -> Callable[[], bool]:
-    return lambda: region.status.state is RegionState.RUNNING and region.status.cuts_committed >= count
+    return lambda: region.status.state is RegionState.RUNNING and region.status.checkpoints_committed >= count
 
 
 Start = Callable[..., RegionHandle]
@@ -151,7 +151,7 @@ def test_a_region_on_spark_is_asked_cut_and_stopped_from_outside(
     assert dos("region", "checkpoint")["result"]["checkpoint"] > shown["lastCheckpoint"]
     assert dos("region", "stop")["result"]["state"] == "STOPPED"
     assert region.awaitTermination(PATIENCE_S)
-    assert region.status.last_cut == dos("checkpoint", "ls")["checkpoints"][-1]["checkpoint"]
+    assert region.status.last_checkpoint == dos("checkpoint", "ls")["checkpoints"][-1]["checkpoint"]
 
 
 def told_of_resets(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -209,10 +209,10 @@ def test_a_region_that_was_stopped_continues_from_its_last_checkpoint(
     wait_until(cuts(first, 1), first)
     first.stop()
     assert first.status.state is RegionState.STOPPED
-    last_cut = first.status.last_cut
+    last_checkpoint = first.status.last_checkpoint
     second = start(graph, store=store, checkpoint_interval=0.2)
     assert second.awaitTermination(PATIENCE_S)
-    assert second.status.last_cut > last_cut
+    assert second.status.last_checkpoint > last_checkpoint
     assert_right(tmp_path, passes=150)
 
 

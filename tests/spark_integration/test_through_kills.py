@@ -187,7 +187,9 @@ def test_killed_anywhere_and_called_again_through_gives_what_an_undisturbed_run_
         moment = ["stream.reading0", "stream.graph1", "stream.feeding2", "batch.feeding0"]
         holds.hold(*moment, "stream.feeding1")
         program = start()
-        program.until(lambda: bool(program.heard("stream", "cut")))  # so that there is something to give back
+        program.until(
+            lambda: bool(program.heard("stream", "checkpoint"))
+        )  # so that there is something to give back
         holds.release("stream.feeding1")
         program.until(lambda: all(map(holds.reached, moment)))
         assert len(under_way(folder / "read")[1]) == 1
@@ -199,7 +201,7 @@ def test_killed_anywhere_and_called_again_through_gives_what_an_undisturbed_run_
         moment = ["stream.restoring", "batch.graph6"]
         holds.hold(*moment)
         program = start()
-        program.until(lambda: all(map(holds.reached, moment)) and bool(program.heard("batch", "cut")))
+        program.until(lambda: all(map(holds.reached, moment)) and bool(program.heard("batch", "checkpoint")))
         assert program.heard("stream", "state")[-1]["state"] == "RESTORING"
         program.kill()
         holds.release(*moment)

@@ -25,7 +25,7 @@ from pyspark import InheritableThread
 from pyspark.sql import DataFrame, SparkSession
 
 import spark_integration as dos
-from checkpoint.core.region import CutCommitted, RegionEvent, ResetReport, StateChanged, WorkerJoined
+from checkpoint.core.region import CheckpointCommitted, RegionEvent, ResetReport, StateChanged, WorkerJoined
 from dataflow import Graph, InputSource, LogSink, UserOperator
 from dataflow.blocking import close_input
 from dos_client.blocking import open_store
@@ -236,8 +236,8 @@ def say(**what: Any) -> None:
 
 def tell(run: str, event: RegionEvent) -> None:
     """One line for each event that another process waits for."""
-    if isinstance(event, CutCommitted):
-        say(run=run, event="cut", cut=event.cut, step=event.step)
+    if isinstance(event, CheckpointCommitted):
+        say(run=run, event="checkpoint", checkpoint=event.checkpoint, step=event.step)
     elif isinstance(event, WorkerJoined):
         say(run=run, event="joined", worker=event.worker, pid=event.pid)
     elif isinstance(event, ResetReport):

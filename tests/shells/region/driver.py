@@ -38,9 +38,9 @@ class RecordedShell(RegionShell):
     def _handle(self, event: Event) -> None:
         region = self._driver.region
         if isinstance(event, ManifestOpened):
-            region.guarded(region.record.started, event.incarnation, event.last_cut)
+            region.guarded(region.record.started, event.incarnation, event.last_checkpoint)
         elif isinstance(event, CutAppended):
-            region.guarded(region.record.acknowledged, event.cut)
+            region.guarded(region.record.acknowledged, event.checkpoint)
         region.saw(f"event: {type(event).__name__}")
         super()._handle(event)
 
@@ -51,7 +51,7 @@ class RecordedShell(RegionShell):
             region.saw(f"sent: {type(effect.message).__name__}")
         elif isinstance(effect, AppendCut):
             region.guarded(region.record.appended, effect.cut, self.spec.workers)
-            region.saw("appends a cut")
+            region.saw("appends a checkpoint")
         elif isinstance(effect, OpenManifest):
             region.saw("manifest opens")
         super()._perform(effect)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING, Final
 
-from checkpoint.core.coordinator_vocabulary import CutWanted, ResetWanted, StopWanted
+from checkpoint.core.coordinator_vocabulary import CheckpointWanted, ResetWanted, StopWanted
 from tests.shells import nemesis as store
 from tests.shells.region.process import RegionProcess
 from tests.sim.engine.random_streams import RandomStreams
@@ -130,7 +130,7 @@ def user_request(cluster: "Cluster", fault: Fault, rng: Random) -> None:
     """A user requests a checkpoint, a reset or the end; after the end it is started again."""
     driver = _driver(cluster, rng)
     if driver is not None:
-        driver.post(rng.choice([CutWanted(), CutWanted(), ResetWanted(), StopWanted()]))
+        driver.post(rng.choice([CheckpointWanted(), CheckpointWanted(), ResetWanted(), StopWanted()]))
 
 
 def _cut_off(cluster: "Cluster", process: RegionProcess, seconds: float) -> None:

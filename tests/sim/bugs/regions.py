@@ -163,7 +163,7 @@ def votes_of_any_incarnation() -> list[Patch]:
     """A checkpoint is requested again with the number that the reset left free, and the earlier votes
     count."""
     votes: dict[tuple[int, int], dict[int, Prepared]] = {}
-    original, reset = Checkpointing.request_cut, Recovery.reset
+    original, reset = Checkpointing.request_checkpoint, Recovery.reset
 
     def remember(self: Recovery, *args: Any, **others: Any) -> None:
         pending = self._state.pending
@@ -178,13 +178,13 @@ def votes_of_any_incarnation() -> list[Patch]:
         if pending is not None and pending is not before:
             pending.votes.update(votes.get((id(self._state), pending.number), {}))
 
-    return [(Recovery, "reset", remember), (Checkpointing, "request_cut", request)]
+    return [(Recovery, "reset", remember), (Checkpointing, "request_checkpoint", request)]
 
 
 @of_regions("row 35: a marker of an earlier checkpoint starts a checkpoint again")
 def old_markers_count() -> list[Patch]:
     return [
-        (barrier, "cut_of_step", lambda requested, last_cut: max(requested, default=0)),
+        (barrier, "cut_of_step", lambda requested, last_checkpoint: max(requested, default=0)),
         (Schedule, "step_aligned", _always_aligned),
     ]
 
@@ -290,7 +290,7 @@ def own_memory_beats_the_manifest() -> list[Patch]:
     original = ManifestClaim.on_manifest_opened
 
     def opened(self: ManifestClaim, event: ManifestOpened, now: float) -> None:
-        known = event.last_cut if self._state.last_cut is None else self._state.last_cut
+        known = event.last_checkpoint if self._state.last_checkpoint is None else self._state.last_checkpoint
         original(self, ManifestOpened(event.incarnation, known, event.kept), now)
 
     return [(ManifestClaim, "on_manifest_opened", opened)]

@@ -30,7 +30,13 @@ if TYPE_CHECKING:
 
 SHARE: Final = 0.5
 """The share of the runs with a region that has plays."""
-MOMENTS: Final = ("appends a cut", "appends a cut", "event: CutAppended", "sent: RequestCut", "sent: Start")
+MOMENTS: Final = (
+    "appends a checkpoint",
+    "appends a checkpoint",
+    "event: CutAppended",
+    "sent: RequestCut",
+    "sent: Start",
+)
 _POLL_S: Final = 0.02
 _PATIENCE_S: Final = 6.0
 
@@ -87,7 +93,10 @@ async def reset_at_a_step(play: Play) -> None:
 async def claimed_at_a_cut(play: Play) -> None:
     """The second driver has the manifest claimed for a while, or dies during it."""
     cluster, region, rng = play.cluster, play.region, play.rng
-    moment, delay_s = rng.choice(["sent: RequestCut", "voted", "appends a cut"]), rng.choice([0.0, 0.1, 0.3])
+    moment, delay_s = (
+        rng.choice(["sent: RequestCut", "voted", "appends a checkpoint"]),
+        rng.choice([0.0, 0.1, 0.3]),
+    )
     survives_s = rng.choice([0.3, 0.6, 30.0])
 
     def die(driver: Driver) -> None:

@@ -6,7 +6,7 @@ As in `clients`. A kind has no effect in a run without a region, or without a li
 from random import Random
 from typing import TYPE_CHECKING, Final
 
-from checkpoint.core.coordinator_vocabulary import CutWanted, PauseWanted, ResetWanted, StopWanted
+from checkpoint.core.coordinator_vocabulary import CheckpointWanted, PauseWanted, ResetWanted, StopWanted
 from tests.sim.engine.environment import Process
 from tests.sim.history import ViolationError
 from tests.sim.nemesis.fault import Fault, by_name
@@ -29,7 +29,7 @@ MOMENTS: Final = (
     "sent: RequestCut",
     "sent: Committed",
     "voted",
-    "appends a cut",
+    "appends a checkpoint",
     "manifest opens",
 )
 """Steps of a coordinator and its workers, at or after which one of them dies."""
@@ -151,7 +151,7 @@ def user_request(cluster: "Cluster", fault: Fault, rng: Random) -> None:
     """A user requests a checkpoint, a reset or the end; after the end it is started again."""
     driver = _driver(cluster, rng)
     if driver is not None:
-        wanted = rng.choice([CutWanted(), CutWanted(), ResetWanted(), StopWanted()])
+        wanted = rng.choice([CheckpointWanted(), CheckpointWanted(), ResetWanted(), StopWanted()])
         cluster.history.sometimes[f"user request: {type(wanted).__name__}"] += 1
         driver.post(wanted)
 
@@ -173,16 +173,21 @@ def pause_region(cluster: "Cluster", fault: Fault, rng: Random) -> None:
 
 def _check_paused(cluster: "Cluster", driver: Driver) -> None:
     state = driver.core.state
-    if cluster.region is None or not state.is_paused or state.pending is not None or state.last_cut is None:
+    if (
+        cluster.region is None
+        or not state.is_paused
+        or state.pending is not None
+        or state.last_checkpoint is None
+    ):
         return
     cluster.history.sometimes["region: paused"] += 1
     for worker in cluster.region.living_workers():
         shared = worker.shared
-        if shared.incarnation == state.incarnation and shared.step > state.last_cut.step:
+        if shared.incarnation == state.incarnation and shared.step > state.last_checkpoint.step:
             raise ViolationError(
                 "O7",
-                f"region paused at checkpoint {state.last_cut.cut} of step {state.last_cut.step},"
-                f" and worker {worker.index} has ended step {shared.step}",
+                f"region paused at checkpoint {state.last_checkpoint.cut} of step"
+                f" {state.last_checkpoint.step}, and worker {worker.index} has ended step {shared.step}",
             )
 
 

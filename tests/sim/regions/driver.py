@@ -88,9 +88,9 @@ class Driver(Process):
             return
         record = self.region.record
         if isinstance(event, ManifestOpened):
-            record.started(event.incarnation, event.last_cut)
+            record.started(event.incarnation, event.last_checkpoint)
         elif isinstance(event, CutAppended):
-            record.acknowledged(event.cut)
+            record.acknowledged(event.checkpoint)
         self.region.saw(f"event: {type(event).__name__}")
         for effect in self.core.handle(event, self.now):
             self._perform(effect)
@@ -138,7 +138,7 @@ class Driver(Process):
     def _order(self, order: OpenManifest | AppendCut) -> None:
         if isinstance(order, AppendCut):
             self.region.record.appended(order.cut, self.region.spec.workers)
-            self.region.saw("appends a cut")
+            self.region.saw("appends a checkpoint")
         else:
             self.region.saw("manifest opens")
         if isinstance(order, OpenManifest) and self._working is not None:

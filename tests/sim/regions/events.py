@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from checkpoint.core.region import CutCommitted, StateChanged, WorkerLost
+from checkpoint.core.region import CheckpointCommitted, StateChanged, WorkerLost
 
 if TYPE_CHECKING:
     from tests.sim.regions.base import RegionBase
@@ -13,8 +13,8 @@ def record_event(region: "RegionBase", event: object) -> str:
     if isinstance(event, StateChanged):
         region.saw(f"region: {event.state.name}")
         return f"{event.state.name} {event.reason}"
-    if isinstance(event, CutCommitted):
-        return f"checkpoint {event.cut} at step {event.step} is committed"
+    if isinstance(event, CheckpointCommitted):
+        return f"checkpoint {event.checkpoint} at step {event.step} is committed"
     if isinstance(event, WorkerLost):
         return f"worker {event.worker} is lost: {event.reason}"
     return ""

@@ -7,7 +7,7 @@ input of a simulated region is in no store, so trimming only notes how far: read
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from checkpoint.chains.manifest_reading import retained_cuts
+from checkpoint.chains.manifest_reading import retained_checkpoints
 from checkpoint.core.consumers import need_of
 from checkpoint.core.manifest import Cut
 from dos_protocol.errors import DosError
@@ -35,7 +35,7 @@ class Trimmer(Process):
         while True:
             await self.sleep(0.1 + self._rng.expovariate(2.0))
             try:
-                kept = await retained_cuts(store, region.spec.name)
+                kept = await retained_checkpoints(store, region.spec.name)
             except DosError as error:  # what is needed is unknown: nothing is trimmed
                 region.saw(f"trimmer: {type(error).__name__}")
                 continue

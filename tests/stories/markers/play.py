@@ -141,7 +141,7 @@ class Play:
         for number in numbers:
             run = self.side(number).run
             assert run is not None
-            run.request_cut(CutRequested(self.workers.incarnation, cut, final=False))
+            run.request_checkpoint(CutRequested(self.workers.incarnation, cut, final=False))
 
     def pause(self, order: int) -> None:
         for side in self.workers.sides:

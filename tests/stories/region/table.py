@@ -3,7 +3,7 @@
 One function for each form, named as its effect, with the blanks as arguments.
 """
 
-from checkpoint.core.coordinator_vocabulary import CutWanted
+from checkpoint.core.coordinator_vocabulary import CheckpointWanted
 from tests.stories.region.play import Play
 from tests.stories.words import Vocabulary, WrongStepError
 
@@ -40,7 +40,7 @@ def worker_steps(play: Play, number: int, count: int) -> None:
 
 @WORDS.form("driver {number} wants a checkpoint", "it requests one from its workers")
 def wants_a_cut(play: Play, number: int) -> None:
-    play.world.feed(play.driver(number), CutWanted())
+    play.world.feed(play.driver(number), CheckpointWanted())
     play.settle()
 
 

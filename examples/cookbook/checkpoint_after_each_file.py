@@ -1,4 +1,4 @@
-"""A cut after each file: a cut holds whole files, so going back never cuts a file in two."""
+"""A checkpoint after each file: a checkpoint contains whole files, so no reset divides a file."""
 
 from pathlib import Path
 
@@ -6,11 +6,11 @@ import dos
 from examples.cookbook.crashing_word_count import split
 
 LAST_OF_KEY = True
-"""A count comes out each time that it changed: what counts is the last line of each word."""
+"""A count is emitted each time it changes: the last line of each word is the result."""
 
 
 def make_graph(data: Path, out: Path) -> dos.Graph:
-    graph = dos.Graph("cut_after_each_file")
+    graph = dos.Graph("checkpoint_after_each_file")
     lines = graph.source("lines", dos.FileSource(data / "poems" / "*.txt"))
     lines = lines.annotate(dos.consistent(trigger="operator"))
     words = lines.flat_map("words", split, schema="word string", takes="batch")
