@@ -24,7 +24,7 @@ from dos_chaos.local import LocalServers
 from dos_chaos.places import KEPT, RUNNING, Place, PlaceInfo, take_places
 from dos_chaos.story import ChaosRun, Ground, RunLimits
 from dos_chaos.visited import VisitedStore
-from dos_client.cli.kit import warn
+from dos_client.cli.kit import until_interrupted, warn
 from dos_protocol.errors import DosError
 from dos_protocol.limits import MIB
 
@@ -91,7 +91,7 @@ def run_in_directories(paths: Sequence[Path], request: ChaosRequest) -> ChaosRes
                 with trio.CancelScope(shield=True):
                     await ground.end()
 
-        trio.run(until_signal, work, request.say)
+        _run(work, request.say)
         if missing := [kind for kind in request.kinds if kind not in {one.kind for one in result.faults}]:
             result.notes.append(f"no time was left for {', '.join(missing)}: pass more --minutes.")
         if result.outcome != GOOD:
@@ -152,7 +152,7 @@ def run_in_store(url: str, token: bytes, request: ChaosRequest) -> ChaosResult:
                     await _cleaned(ground, result)
 
     try:
-        trio.run(until_signal, work, request.say)
+        _run(work, request.say)
     finally:
         if not result.kept:
             for path in evidence.iterdir():
@@ -212,26 +212,8 @@ def client_log(path: Path) -> Iterator[None]:
         handler.close()
 
 
-async def until_signal(work: Callable[[], Awaitable[None]], say: Callable[[str], None]) -> None:
-    """Run `work`. At SIGINT, SIGTERM or SIGHUP cancel it, wait for its end, and raise KeyboardInterrupt."""
-    interrupted, refusal = False, list[DosError]()
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
-        async with trio.open_nursery() as nursery:
+def _run(work: Callable[[], Awaitable[None]], say: Callable[[str], None]) -> None:
+    def report() -> None:
+        say("interrupted: everything of this run is deleted now")
 
-            async def watch() -> None:
-                nonlocal interrupted
-                async for _ in signals:
-                    interrupted = True
-                    say("interrupted: everything of this run is deleted now")
-                    nursery.cancel_scope.cancel()
-
-            nursery.start_soon(watch)
-            try:
-                await work()
-            except DosError as error:  # raised below, outside of the nursery, which would put it into a group
-                refusal.append(error)
-            nursery.cancel_scope.cancel()
-    if interrupted:
-        raise KeyboardInterrupt
-    if refusal:
-        raise refusal[0]
+    trio.run(until_interrupted, work, report, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))

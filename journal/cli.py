@@ -11,10 +11,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
-import trio
 import typer
 
-from dos_client.cli.kit import NEGATIVE, NOTHING_FOUND, REFUSED, AsJson, TokenFile, fail, read_token, warn
+from dos_client.cli.kit import (
+    NEGATIVE,
+    NOTHING_FOUND,
+    REFUSED,
+    AsJson,
+    TokenFile,
+    fail,
+    read_token,
+    run_interruptible,
+    warn,
+)
 from dos_client.cli.progress import bar_of
 from journal.archive.cli import archive
 from journal.cli_arguments import Target, journal_errors, journal_file
@@ -210,9 +219,10 @@ def follow(
 
     with journal_errors():
         if is_url(target):
-            trio.run(follow_chain, target, read_token(token_file), begin, show)
+            follow = functools.partial(follow_chain, target, read_token(token_file), begin, show)
         else:
-            trio.run(follow_file, journal_file(target), begin, show)
+            follow = functools.partial(follow_file, journal_file(target), begin, show)
+        run_interruptible(follow)
 
 
 @app.command()
@@ -302,7 +312,7 @@ def status(
     if not is_url(url):
         fail(f"{url} is not a chain; `dos journal verify` reads a journal file", REFUSED)
     with journal_errors(), bar_of(url) as progress:
-        found = trio.run(chain_status, url, read_token(token_file), progress)
+        found = run_interruptible(functools.partial(chain_status, url, read_token(token_file), progress))
     print(status_json(found) if as_json else found.as_text(), flush=True)
 
 
@@ -347,7 +357,7 @@ def _inspect(
         read = functools.partial(
             inspect_url, target, read_token(token_file), consume, progress, history=history
         )
-        outcome = trio.run(read)
+        outcome = run_interruptible(read)
     if outcome.gone:
         warn(outcome.gone)
     return outcome

@@ -17,7 +17,9 @@ import inspect
 import json
 import os
 import secrets
+import signal
 import sys
+import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from datetime import UTC, datetime
@@ -149,7 +151,53 @@ def run(function: Callable[[], Awaitable[T]], *, negative: tuple[type[Exception]
     Errors end the command with their text and exit code; those of `negative` are answers, with exit code 1.
     """
     with errors_end_command(lambda error: NEGATIVE if isinstance(error, negative) else exit_code(error)):
-        return trio.run(function)
+        return run_interruptible(function)
+
+
+def run_interruptible(function: Callable[[], Awaitable[T]]) -> T:
+    """Run an async function and return its result. SIGINT cancels it, a second one raises at once."""
+
+    def restore_handler() -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    return trio.run(until_interrupted, function, restore_handler, (signal.SIGINT,))
+
+
+async def until_interrupted(
+    work: Callable[[], Awaitable[T]], on_signal: Callable[[], object], signals: Sequence[signal.Signals]
+) -> T:
+    """Run `work` and return its result. At a signal call `on_signal`, cancel `work`, wait for its end, and
+    raise KeyboardInterrupt.
+
+    `work` is cancelled where it waits, so that it closes what it has open. Python's own handler would raise
+    KeyboardInterrupt between any two instructions of any task. Errors of `work` are raised unchanged. Signals
+    that this process ignores, like SIGINT in background jobs of a shell, stay ignored.
+    """
+    wanted = [one for one in signals if signal.getsignal(one) is not signal.SIG_IGN]
+    if not wanted or threading.current_thread() is not threading.main_thread():
+        return await work()
+    interrupted, results, errors = False, list[T](), list[Exception]()
+    with trio.open_signal_receiver(*wanted) as received:
+        async with trio.open_nursery() as nursery:
+
+            async def watch() -> None:
+                nonlocal interrupted
+                async for _ in received:
+                    interrupted = True
+                    on_signal()
+                    nursery.cancel_scope.cancel()
+
+            nursery.start_soon(watch)
+            try:
+                results.append(await work())
+            except Exception as error:  # raised below: the nursery would put it into a group
+                errors.append(error)
+            nursery.cancel_scope.cancel()
+    if interrupted:
+        raise KeyboardInterrupt
+    if errors:
+        raise errors[0]
+    return results[0]
 
 
 @contextmanager

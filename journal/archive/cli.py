@@ -1,12 +1,12 @@
 """`dos journal archive`: copy the sealed segments of a chain to a bucket. The work is in `archiving.py`."""
 
+import functools
 from dataclasses import asdict
 from typing import Annotated
 
-import trio
 import typer
 
-from dos_client.cli.kit import AsJson, TokenFile, print_result, read_token
+from dos_client.cli.kit import AsJson, TokenFile, print_result, read_token, run_interruptible
 from dos_client.cli.progress import bar_of
 from journal.archive.archiving import Archived, Progress, archive_chain
 from journal.archive.bucket import SCHEME, Bucket, parse_s3_url
@@ -52,7 +52,9 @@ def archive(
     or no permission, 3 the store or the bucket's service cannot be reached.
     """
     with journal_errors(), bar_of(url) as progress:
-        done = trio.run(_archive, url, bucket, endpoint, read_token(token_file), dry_run, progress)
+        token = read_token(token_file)
+        work = functools.partial(_archive, url, bucket, endpoint, token, dry_run, progress)
+        done = run_interruptible(work)
     print_result({**asdict(done), "dry_run": dry_run}, _text(done, dry_run=dry_run), as_json=as_json)
 
 

@@ -3,10 +3,10 @@
 A fault of a file or an object is returned in the outcome. A fault of a chain is raised.
 """
 
+import functools
 from collections.abc import Callable
 
-import trio
-
+from dos_client.cli.kit import run_interruptible
 from journal.cli_arguments import journal_file
 from journal.core.inspection import Located
 from journal.files.replaying import FilesReplay
@@ -31,7 +31,7 @@ def replay_target(
     """
     if not is_url(target):
         return _finished(replay_file(journal_file(target), replay.take, progress), replay)
-    return trio.run(_replay_url, target, replay, token, progress)
+    return run_interruptible(functools.partial(_replay_url, target, replay, token, progress))
 
 
 async def _replay_url(

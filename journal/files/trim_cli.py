@@ -6,11 +6,19 @@
 import functools
 from typing import Annotated, Any
 
-import trio
 import typer
 
 from dos_client import randomness
-from dos_client.cli.kit import REFUSED, UNREACHABLE, AsJson, TokenFile, fail, print_result, read_token
+from dos_client.cli.kit import (
+    REFUSED,
+    UNREACHABLE,
+    AsJson,
+    TokenFile,
+    fail,
+    print_result,
+    read_token,
+    run_interruptible,
+)
 from dos_client.live_store import Store
 from dos_protocol.errors import LocalProtocolError
 from journal.archive.bucket import SCHEME as S3_SCHEME
@@ -72,7 +80,7 @@ def trim(
             _work, url, stop_at(moment_here(before)), read_token(token_file), apply=apply
         )
         try:
-            plan, clean = trio.run(work)
+            plan, clean = run_interruptible(work)
         except HistoryTrimmedError as error:
             fail(str(error), REFUSED)
     print_result(_json(plan, apply), _text(plan, apply), as_json=as_json)

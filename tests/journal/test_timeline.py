@@ -66,7 +66,7 @@ def test_the_chart_has_a_bar_for_the_bytes_and_names_what_stands_out() -> None:
     first, second = as_text(timeline, lines=5, columns=100).splitlines()
     assert first.count("#") * 2 == second.count("#") * 3 or first.count("#") > second.count("#") > 0
     assert "300 bytes" in first
-    assert second.endswith("200 bytes  2 records  1 cuts")
+    assert second.endswith("200 bytes  2 records  1 checkpoints")
     report = json.loads(as_json(timeline, lines=5))
     assert report["by"] == "time"
     assert report["stretches"][1] == {"begin": BEGIN_MS + 1000, "records": 2, "bytes": 200, "checkpoints": 1}
