@@ -167,6 +167,7 @@ class Witnesses:
                     raise
 
     def _went_back(self, member: bytes, error: RolledBackError) -> None:
+        self._core.went_back(member)
         if member not in self.rolled_back:
             self.rolled_back.add(member)
             log.error("%s", error)
