@@ -7,7 +7,7 @@ the original traceback as text, because the driver may not have the user's class
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-from dos_protocol.errors import DosError
+from dos_protocol.errors import CorruptDataError, DosError
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -179,6 +179,10 @@ class SinkWriteError(DosError):
     """The operating system failed to write, sync or truncate an output file; `__cause__` has its error."""
 
     remedy = "check space and permissions of the output directory, then run the region again: it resumes"
+
+
+class OutputLostError(CorruptDataError):
+    """Output that a checkpoint covers is not in the directory of a sink, on the host of this worker."""
 
 
 class NoOutputError(DosError):

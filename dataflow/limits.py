@@ -118,6 +118,8 @@ broadcast_rows_max: Final = 1_000_000
 # --- sinks --------------------------------------------------------------------------------------------------
 sink_lock_wait_s: Final = 60.0
 """How long a new writer of an output file waits for the process that holds it (a worker being killed)."""
+sink_lock_log_s: Final = 1.0
+"""A longer wait is logged. A process that was killed has released its files within milliseconds."""
 
 journaled_append_bytes: Final = 4 * MIB
 """Longer text of a step becomes several changes of a journaled file; one change has at most 16 MiB."""

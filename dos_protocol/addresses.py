@@ -8,7 +8,7 @@ from ipaddress import ip_address
 PORT_MAX = 65_535
 
 
-def parse_listen(text: str) -> tuple[str, int]:
+def parse_listen(text: str, option: str = "--listen") -> tuple[str, int]:
     """Return the host, without brackets, and the port of `--listen HOST:PORT`. Port 0 selects a free port.
 
     Raises ValueError with a message for the user.
@@ -16,7 +16,7 @@ def parse_listen(text: str) -> tuple[str, int]:
     host, colon, port = text.rpartition(":")
     host = bare_host(host)
     if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > PORT_MAX:
-        raise ValueError(f"--listen takes HOST:PORT with a port from 0 to {PORT_MAX}, got {text!r}")
+        raise ValueError(f"{option} takes HOST:PORT with a port from 0 to {PORT_MAX}, got {text!r}")
     return host, int(port)
 
 

@@ -140,7 +140,10 @@ def _hint(view: ManifestView) -> str:
             "Its last checkpoint is recent, so a driver may be running that accepts no requests"
             " (answer_requests=False), is delayed, or has just ended"
         )
-    return "Start it again with `run`: it continues from its last checkpoint; or check the driver's log"
+    return (
+        "Start it again with `run`: it continues from its last checkpoint. If it ended as FAILED, the log of"
+        " the driver has the reason and the remedy, without which it may fail again"
+    )
 
 
 def _print_status(answer: Answer) -> None:

@@ -70,6 +70,8 @@ class OperatorContext:
     """
     delivery: Delivery | None = None
     """The delivery guarantee of the region's sinks; None: the strongest that each sink supports."""
+    checkpoint: int = 0
+    """The number of the checkpoint from which this incarnation of the region continues; 0: the beginning."""
 
 
 class StateTable(Protocol):

@@ -8,7 +8,8 @@ which are durable before the worker votes. A reset truncates the file to that si
 the last committed checkpoint is therefore what a run without failures would have written; what follows may
 disappear and be written again. Bytes that are *missing* below the checkpoint's size are an error, because
 this sink cannot write them again. So are bytes that differ, as far as a reset reads them: the last 64 KiB or
-more before that size, or with `verify="whole"` all of them (`core/file_digest.py`).
+more before that size, or with `verify="whole"` all of them (`core/file_digest.py`). Either error ends the
+region, unless a person has accepted the loss (`AcceptedLoss`): then the part begins anew, as an empty file.
 
 In a region with another delivery guarantee, rows after the checkpoint remain, because they were visible.
 
@@ -29,10 +30,18 @@ import pyarrow as pa
 from dataflow import limits
 from dataflow.core.delivery import Delivery
 from dataflow.core.file_digest import FileDigest, Verify, check_verify, resumed
-from dataflow.errors import DeliveryError, SinkFencedError, SinkWriteError
+from dataflow.errors import DeliveryError, OutputLostError, SinkFencedError, SinkWriteError
 from dataflow.operators.base import OperatorContext
 from dataflow.sinks.base import OutputOwner, SinkSpec, SinkWriter, owner_of
-from dataflow.sinks.part_file import PartFile, PartPort, check_owner, part_files, refuse_url
+from dataflow.sinks.part_file import (
+    AcceptedLoss,
+    PartFile,
+    PartPort,
+    check_accepted,
+    check_owner,
+    part_files,
+    refuse_url,
+)
 from dataflow.sinks.tsv import check_columns, tsv_of
 from dos_protocol.digests import ResumePoint
 from dos_protocol.errors import CorruptDataError
@@ -55,7 +64,9 @@ class FileSink(SinkSpec):
         FileSink("/data/counts")
 
     local: True confirms that a run on a cluster may use this path: either all hosts share the directory, or
-    the files may be lost with their host. truncate_on_reset: False is for tests only: a reset then leaves
+    the files may be lost with their host. accept_lost_output: the number of a checkpoint. If the output up to
+    it is missing on the host of a worker, the region continues without it; 0 refuses that. truncate_on_reset:
+    False is for tests only: a reset then leaves
     the rows after the checkpoint, so rows appear twice. Regions with another delivery guarantee than
     exactly-once also leave them. verify: how much of the files a reset verifies, "tail" (the last 64 KiB
     before the checkpoint, in the same time for any size) or "whole" (everything).
@@ -65,6 +76,7 @@ class FileSink(SinkSpec):
     local: bool
     truncate_on_reset: bool
     verify: Verify
+    accept_lost_output: int
 
     def __init__(
         self,
@@ -73,13 +85,16 @@ class FileSink(SinkSpec):
         local: bool = False,
         truncate_on_reset: bool = True,
         verify: Verify = "tail",
+        accept_lost_output: int = 0,
     ) -> None:
         refuse_url("FileSink", directory)
         check_verify(verify)
+        check_accepted(accept_lost_output)
         object.__setattr__(self, "directory", os.path.abspath(directory))  # noqa: PTH100 - created on workers
         object.__setattr__(self, "local", local)
         object.__setattr__(self, "truncate_on_reset", truncate_on_reset)
         object.__setattr__(self, "verify", verify)
+        object.__setattr__(self, "accept_lost_output", accept_lost_output)
 
     def host_path(self) -> str:
         return "" if self.local else self.directory
@@ -106,7 +121,8 @@ class FileSink(SinkSpec):
     def open(self, context: OperatorContext) -> "FileWriter":
         part = PartFile(self.directory, part_name(context.worker))
         truncate = self.delivers(context.delivery) == "exactly-once"
-        return FileWriter(context, part, truncate=truncate, verify=self.verify)
+        accepted = AcceptedLoss(self.accept_lost_output, context.checkpoint)
+        return FileWriter(context, part, truncate=truncate, verify=self.verify, accepted=accepted)
 
 
 def part_name(worker: int) -> str:
@@ -120,8 +136,15 @@ class FileWriter(SinkWriter):
     """
 
     def __init__(
-        self, context: OperatorContext, part: PartPort, *, truncate: bool = True, verify: Verify = "tail"
+        self,
+        context: OperatorContext,
+        part: PartPort,
+        *,
+        truncate: bool = True,
+        verify: Verify = "tail",
+        accepted: AcceptedLoss | None = None,
     ) -> None:
+        self._accepted = accepted or AcceptedLoss(0, context.checkpoint)
         self._truncate = truncate
         self._verify = verify
         self._part = part
@@ -179,7 +202,12 @@ class FileWriter(SinkWriter):
         try:
             part.open(msgspec.json.encode(self._owner))
             self._fence()  # before truncation: a left-over worker must not cut off newer rows
-            self._truncate_to(to)
+            try:
+                self._truncate_to(to)
+            except OutputLostError as error:
+                self._accepted.take(error)
+                part.set_aside(self._accepted.checkpoint)
+                self._digest = FileDigest()
         except OSError as error:
             raise SinkWriteError(
                 f"output {part.full_path!r} cannot be opened or truncated: {error.strerror}"
@@ -203,7 +231,7 @@ class FileWriter(SinkWriter):
         part = self._part
         size = part.size()
         if size < to.size:
-            raise CorruptDataError(
+            raise OutputLostError(
                 part.full_path, size, f"at least {to.size} bytes, as in the checkpoint", f"{size}"
             )
         keep = to.size if self._truncate else self._end_of_rows(to.size, size)
@@ -212,14 +240,14 @@ class FileWriter(SinkWriter):
         part.cut(keep)
 
     def _verified(self, to: _Prepared) -> FileDigest:
-        """Return the digest of the part at the size in the checkpoint. Raises CorruptDataError if the bytes
+        """Return the digest of the part at the size in the checkpoint. Raises OutputLostError if the bytes
         that it reads for that differ.
         """
         digest = resumed(to.resume, whole=self._verify == "whole")
         verified_from = digest.size
         digest.read_to(to.size, self._part.read)
         if digest.value != to.digest:
-            raise CorruptDataError(
+            raise OutputLostError(
                 self._part.full_path,
                 to.size,
                 f"content with digest {to.digest:016x} up to there, as in the checkpoint",

@@ -26,10 +26,12 @@ import pyarrow.parquet as pq
 
 from dataflow import limits
 from dataflow.core.transactions import parse_name, writer_name
-from dataflow.errors import SchemaError, SinkWriteError
+from dataflow.errors import OutputLostError, SchemaError, SinkWriteError
 from dataflow.operators.base import OperatorContext
 from dataflow.sinks.base import OutputOwner, owner_of
 from dataflow.sinks.part_file import (
+    AcceptedLoss,
+    check_accepted,
     check_owner,
     own_directory,
     refuse_url,
@@ -55,14 +57,15 @@ class ParquetSink(TwoPhaseSink):
     Every worker must reach the directory, also after a restart on another machine. The directory belongs to
     one sink of one region: a directory with files of another run or program is rejected before any worker
     starts. shared: True adds files to a directory with other files, including those of other regions that
-    share it. local: as of `FileSink`. Raises SchemaError for an unknown compression and for columns that
-    have no Parquet type.
+    share it. local, accept_lost_output: as of `FileSink`. Raises SchemaError for an unknown compression and
+    for columns that have no Parquet type.
     """
 
     directory: str
     compression: Compression
     shared: bool
     local: bool
+    accept_lost_output: int
 
     def __init__(
         self,
@@ -71,13 +74,16 @@ class ParquetSink(TwoPhaseSink):
         compression: Compression = "zstd",
         shared: bool = False,
         local: bool = False,
+        accept_lost_output: int = 0,
     ) -> None:
+        check_accepted(accept_lost_output)
         check_compression(compression)
         refuse_url("ParquetSink", directory)
         object.__setattr__(self, "directory", os.path.abspath(directory))  # noqa: PTH100 - created on workers
         object.__setattr__(self, "compression", compression)
         object.__setattr__(self, "shared", shared)
         object.__setattr__(self, "local", local)
+        object.__setattr__(self, "accept_lost_output", accept_lost_output)
 
     def host_path(self) -> str:
         return "" if self.local else self.directory
@@ -90,7 +96,15 @@ class ParquetSink(TwoPhaseSink):
         self.check_place(owner)
         marked_as = None if self.shared else owner
         writer = writer_name(owner.digest, context.worker)
-        return ParquetOutput(Path(self.directory), context.inputs[0], self.compression, marked_as, writer)
+        return ParquetOutput(
+            Path(self.directory),
+            context.inputs[0],
+            self.compression,
+            marked_as,
+            writer,
+            AcceptedLoss(self.accept_lost_output, context.checkpoint),
+            context.incarnation,
+        )
 
     def check_place(self, owner: OutputOwner) -> None:
         """Raise SinkOwnedError if another owner has files there, because they would be read together with
@@ -120,11 +134,20 @@ class ParquetOutput(TwoPhaseOutput):
     """Writes one worker's files."""
 
     def __init__(
-        self, directory: Path, schema: pa.Schema, compression: str, owner: OutputOwner | None, writer: str
+        self,
+        directory: Path,
+        schema: pa.Schema,
+        compression: str,
+        owner: OutputOwner | None,
+        writer: str,
+        accepted: AcceptedLoss,
+        incarnation: int,
     ) -> None:
         """`owner`: recorded as the owner of the directory before the first rows are written; None: no
         owner. `writer`: the beginning of the names of this worker's transactions.
         """
+        self._accepted = accepted
+        self._incarnation = incarnation
         self._directory = directory
         self._owner = owner
         self._writer = writer
@@ -175,16 +198,27 @@ class ParquetOutput(TwoPhaseOutput):
         if existing is None and not published.exists():
             if transaction <= self._last():
                 return  # it was published, and readers have moved it
-            raise SinkWriteError(
-                f"{str(staged[0])!r} does not exist, but the checkpoint that covers its rows is committed",
-                remedy="restore the file; leave its files alone whose names begin with '_'",
-            )
+            self._lost(transaction)
+            return
         # Recorded before the rename: then `published` has to list nothing unless something newer is recorded.
         if self._last() < transaction:
             replace_durably(self._last_path, transaction.encode())
         if existing is not None:
             existing.rename(published)
         sync_directory(self._directory)
+
+    def _lost(self, transaction: str) -> None:
+        """Raise an error for a transaction of a committed checkpoint that has no file, unless its loss is
+        accepted. A file that this incarnation has written is not lost with a host.
+        """
+        path, name = str(self._staged_path(transaction)), parse_name(transaction)
+        if name is None or name.incarnation >= self._incarnation:
+            raise SinkWriteError(
+                f"{path!r} does not exist, but the checkpoint that covers its rows is committed",
+                remedy="restore the file; leave its files alone whose names begin with '_'",
+            )
+        error = OutputLostError(path, 0, "the file with rows of a committed checkpoint", "no file")
+        self._accepted.take(error)
 
     def _last(self) -> str:
         """Return the newest transaction that was published or is about to be, "" for none."""
@@ -198,6 +232,9 @@ class ParquetOutput(TwoPhaseOutput):
             return [path.stem for path in self._staging.glob("*.parquet")]
         return [path.stem[1:] for path in self._directory.glob("_*.parquet")]
 
+    def _is_staged(self, transaction: str) -> bool:
+        return self._staged_path(transaction).exists() or self._older_path(transaction).exists()
+
     def abort(self, transaction: str) -> None:
         if file := self._files.pop(transaction, None):
             file.close()
@@ -205,6 +242,8 @@ class ParquetOutput(TwoPhaseOutput):
         self._older_path(transaction).unlink(missing_ok=True)
 
     def published(self, newest: str) -> Iterable[str]:
+        if newest and self._last() < newest and not self._is_staged(newest):
+            self._lost(newest)
         if newest and self._last() <= newest:
             return []  # so a reset need not list the published files, of which there are ever more
         visible = self._directory.glob(f"part-{self._writer}-*.parquet")

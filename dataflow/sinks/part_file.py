@@ -6,21 +6,26 @@ only by `PartPort`, which the simulator implements too.
 The directory belongs to one region of one store (file `_region.json` holds the owner), because truncating
 another region's output would destroy it. Each part is locked by its writer, so that a worker that is being
 killed cannot write after its successor has truncated the file. `_part-w0000.incarnation` holds the
-incarnation that wrote the part last. Names that begin with `_` are not data, as in Spark.
+incarnation that wrote the part last, `_part-w0000.before-41` a part that was set aside when the loss of
+output up to checkpoint 41 was accepted. Names that begin with `_` are not data, as in Spark.
 """
 
 import fcntl
+import logging
 import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
 from dataflow import limits
-from dataflow.errors import SchemaError, SinkOwnedError, SinkWriteError
+from dataflow.errors import OutputLostError, SchemaError, SinkOwnedError, SinkWriteError
 from dos_protocol.errors import CorruptDataError
+
+logger = logging.getLogger("dos.dataflow")
 
 OWNER_FILE: Final = "_region.json"
 _lock_poll_s: Final = 0.02
@@ -63,6 +68,12 @@ class PartPort(Protocol):
         """Truncate the file to `size`, durably."""
         ...
 
+    def set_aside(self, checkpoint: int) -> None:
+        """Keep the content of the file under another name, and begin it anew. The second time for a
+        checkpoint, remove the content: it was written after the first time.
+        """
+        ...
+
     def sync(self) -> None:
         """Make all bytes durable. Called from another thread. Also raises SinkWriteError if the file was
         closed.
@@ -95,6 +106,10 @@ class PartFile:
             return
         self._directory.mkdir(parents=True, exist_ok=True)
         own_directory(self._directory, owner, partial(part_files, self._directory), self._path.stem)
+        self._fd = self._locked()
+
+    def _locked(self) -> int:
+        """Create the file if it does not exist, and return a descriptor that holds its lock."""
         fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             _lock(fd, self._path)
@@ -102,7 +117,7 @@ class PartFile:
         except BaseException:
             os.close(fd)
             raise
-        self._fd = fd
+        return fd
 
     def incarnation(self) -> int:
         try:
@@ -129,6 +144,17 @@ class PartFile:
         os.ftruncate(self._fd, size)
         os.fsync(self._fd)
 
+    def set_aside(self, checkpoint: int) -> None:
+        aside = self._directory / f"_{self._path.stem}.before-{checkpoint}"
+        if aside.exists():
+            self.cut(0)
+            return
+        self._path.rename(aside)
+        fresh = self._locked()
+        with self._syncing:
+            os.close(self._fd)
+            self._fd = fresh
+
     def sync(self) -> None:
         with self._syncing:
             if self._fd < 0:
@@ -144,22 +170,80 @@ class PartFile:
 
 def _lock(fd: int, path: Path) -> None:
     """Take the writer's lock, which ends with the process. Waits for a previous writer that is
-    terminating.
+    terminating, and logs that it waits.
     """
-    deadline = time.monotonic() + limits.sink_lock_wait_s
+    begun = time.monotonic()
+    logged = False
     while True:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            if time.monotonic() > deadline:
+            waited_s = time.monotonic() - begun
+            if waited_s > limits.sink_lock_wait_s:
                 raise SinkWriteError(
-                    f"output {str(path)!r} is still locked by another process after "
-                    f"{limits.sink_lock_wait_s:g} s",
+                    f"output {str(path)!r} is still locked by {_holder(fd)} after"
+                    f" {limits.sink_lock_wait_s:g} s",
                     remedy="end the process that writes it",
                 ) from None
+            if waited_s >= limits.sink_lock_log_s and not logged:
+                logged = True
+                logger.warning(
+                    "waiting up to %g s for the lock of output %s, held by %s: a previous worker that is"
+                    " ending, or one of another driver",
+                    limits.sink_lock_wait_s, path, _holder(fd),
+                )  # fmt: skip
             time.sleep(_lock_poll_s)
         else:
+            if logged:
+                logger.warning("output %s is locked after %.1f s", path, time.monotonic() - begun)
             return
+
+
+def _holder(fd: int) -> str:
+    """Return who holds the lock of a file, as far as this host's kernel shows it."""
+    status = os.fstat(fd)
+    file = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    try:
+        locks = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+    except OSError:
+        locks = []
+    # a line is: number, FLOCK, ADVISORY, WRITE, pid, device and inode, start, end
+    pids = [fields[4] for fields in locks if len(fields) == 8 and fields[1] == "FLOCK" and fields[5] == file]
+    known = [pid for pid in pids if pid.isdigit() and pid != "0"]  # 0 or -1: of another pid namespace
+    return f"process {known[0]} of this host" if known else "another process"
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptedLoss:
+    """Whether a person has accepted that output is lost with its host.
+
+    `up_to`: the argument `accept_lost_output` of the sink, 0 if there is none. It applies only while a region
+    continues from that checkpoint or an earlier one, so a later loss is refused again. `checkpoint`: the one
+    that the region continues from.
+    """
+
+    up_to: int
+    checkpoint: int
+
+    def take(self, error: OutputLostError) -> None:
+        """Log the loss if it is accepted. Otherwise raise the error, with the ways to continue."""
+        if not 0 < self.checkpoint <= self.up_to:
+            raise OutputLostError(
+                error.where,
+                error.offset,
+                error.expected,
+                error.found,
+                "if the directory is on another host, or its disk can be attached, make it available here and"
+                f" run the region again; if it is lost, pass accept_lost_output={self.checkpoint} to the sink"
+                " to continue without the rows that were in it (docs/sources-and-sinks.md)",
+            ) from error
+        logger.warning("continuing without lost output, as accept_lost_output=%d says: %s", self.up_to, error)
+
+
+def check_accepted(checkpoint: int) -> None:
+    """Raise SchemaError unless this can be the number of a checkpoint, or 0."""
+    if not isinstance(checkpoint, int) or isinstance(checkpoint, bool) or checkpoint < 0:
+        raise SchemaError(f"accept_lost_output is the number of a checkpoint, not {checkpoint!r}")
 
 
 def refuse_url(sink: str, directory: "str | os.PathLike[str]") -> None:

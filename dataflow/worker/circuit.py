@@ -75,6 +75,7 @@ class Circuit:
         layout: Layout,
         incarnation: int = 0,
         scratch: str = "",
+        checkpoint: int = 0,
     ) -> None:
         self.graph = graph
         self._workers = workers
@@ -123,6 +124,7 @@ class Circuit:
                     next(tables, None),
                     scratch,
                     graph.delivery,
+                    checkpoint,
                 )
                 self._open(node, context)
         self.time = CircuitTime(graph, self._operators)

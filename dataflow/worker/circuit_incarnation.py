@@ -105,6 +105,7 @@ class CircuitIncarnation:
             layout=order.layout,
             incarnation=order.incarnation,
             scratch=identity.scratch,
+            checkpoint=order.cut,
         )
         self._sending = StageOutput(self._circuit, identity, self.number, self._stages, self._aligned)
         self._reading = StepInput(self._circuit, worker_limits, shared, self._clock, order.incarnation)

@@ -2,11 +2,15 @@
 
 import re
 import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any, Final
 
 import trio
 import typer
 
+from dos_client import metrics
 from dos_client.cli.kit import (
     NEGATIVE,
     REFUSED,
@@ -27,6 +31,7 @@ from dos_client.core import watching as core
 from dos_client.limits import watch_interval_s, watch_stand_by_s
 from dos_client.membership.spares import add_spare, move_member, remove_spare
 from dos_client.membership.watching import Seen, StoreWatcher, WatchOptions
+from dos_protocol.addresses import address_text, parse_listen
 from dos_protocol.names import id_text
 from dos_protocol.store_record import StoreRecord
 
@@ -67,6 +72,12 @@ def watch(
         bool, typer.Option("--once", help="Look once, act if an action is due, and end.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done; do nothing.")] = False,
+    serve_metrics: Annotated[
+        str | None,
+        typer.Option(
+            "--metrics", metavar="HOST:PORT", help="Serve Prometheus metrics at http://HOST:PORT/metrics."
+        ),
+    ] = None,
     as_json: AsJson = False,
     token_file: TokenFile = None,
 ) -> None:
@@ -87,6 +98,8 @@ def watch(
     Example: dos store watch dos://h1,h2,h3 --replace-after 10m
 
     Example: dos store watch dos://h1,h2,h3 --look-at h1b:9999 --once --dry-run
+
+    Example: dos store watch dos://h1,h2,h3 --metrics 127.0.0.1:9400
     """
     options = WatchOptions(
         look_at or (), duration_s(replace_after), duration_s(interval), duration_s(stand_by), dry_run
@@ -94,7 +107,7 @@ def watch(
     printer = _Printer(as_json=as_json, dry_run=dry_run)
 
     async def work() -> None:
-        with ProgressDisplay(quiet=as_json) as display:
+        with _metrics_served(serve_metrics), ProgressDisplay(quiet=as_json) as display:
             watcher = StoreWatcher(
                 url, options, progress=filling_progress(display), token=read_token(token_file)
             )
@@ -111,6 +124,24 @@ def watch(
     run(work)
     if once and printer.last is not None:
         _exit_after(printer.last)
+
+
+@contextmanager
+def _metrics_served(address: str | None) -> Iterator[None]:
+    """Serve the metrics of this process, if an address is given."""
+    if address is None:
+        yield
+        return
+    try:
+        host, port = parse_listen(address, "--metrics")
+        server = metrics.serve(port, host)
+    except (ValueError, OSError) as error:
+        fail(f"cannot serve metrics at {address}: {error}", REFUSED)
+    try:
+        print(f"metrics: http://{address_text(host, server.port)}/metrics", file=sys.stderr, flush=True)
+        yield
+    finally:
+        server.close()
 
 
 def _exit_after(seen: Seen) -> None:

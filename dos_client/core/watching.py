@@ -19,6 +19,7 @@ docs/decisions/0223 has the reasons.
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 
 from dos_client.core.quorum import Quorums, deciding_record, filled_member, replaced_member, tie_breaker
 from dos_protocol.stamps import DiskStamp
@@ -85,12 +86,23 @@ class WaitAction:
     why: str = ""
 
 
+class Problem(Enum):
+    """The kinds of problems that need a person."""
+
+    UNREADABLE = "the store cannot be read"
+    NO_QUORUM = "no quorum"
+    SEVERAL_ADDRESSES = "a member at several addresses"
+    NO_SPARE = "no usable spare"
+    ADDED_IS_SILENT = "the added member is silent"
+
+
 @dataclass(frozen=True, slots=True)
 class ReportAction:
-    """A person has to act: `why`, and what to do."""
+    """A person has to act: `why`, what to do, and the kind of the problem."""
 
     why: str
     remedy: str
+    problem: Problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +149,7 @@ def decide(sight: StoreSight, policy: WatchPolicy) -> Action:
         return ReportAction(
             f"the store cannot be read: {'; '.join(sight.problems)}",
             "start the missing servers; if they are lost, see `dos store recover`",
+            Problem.UNREADABLE,
         )
     if not sees_quorum(sight):
         return _no_quorum(sight, record)
@@ -148,6 +161,7 @@ def decide(sight: StoreSight, policy: WatchPolicy) -> Action:
         return ReportAction(
             f"the member {twice[0].member.address} answers at several addresses: {places}",
             "if its disk was copied, stop the copy; otherwise name one address only",
+            Problem.SEVERAL_ADDRESSES,
         )
     fenced = Quorums(deciding_record(record)).can_take_over(_present(sight))
     follow = _follow(sight, policy, fenced=fenced)
@@ -223,6 +237,7 @@ def _no_quorum(sight: StoreSight, record: StoreRecord) -> ReportAction:
         f"{why}: {missing}",
         "start them, or check the network of this host; if they are lost, `dos store replace URL OLD NEW"
         " --other-is-gone` (one of two) or `dos store recover`",
+        Problem.NO_QUORUM,
     )
 
 
@@ -258,6 +273,7 @@ def _complete(sight: StoreSight, record: StoreRecord, policy: WatchPolicy) -> Ac
         return ReportAction(
             f"{new.address} is being added, and is silent: every member is needed",
             "start it; or, if it is gone for good: dos store replace URL OLD NEW --other-is-gone",
+            Problem.ADDED_IS_SILENT,
         )
     return _replace(sight, record, filled, instead=old)
 
@@ -276,6 +292,7 @@ def _replace(
     return ReportAction(
         f"{why}; {f'no spare can be used: {problems}' if problems else 'the store has no spare'}",
         "start an empty server, and run: dos store spare add URL HOST:PORT",
+        Problem.NO_SPARE,
     )
 
 

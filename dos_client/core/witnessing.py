@@ -67,6 +67,14 @@ class Witnessing:
             self._proved.add((member, stamp))
         self._remember(member)
 
+    def went_back(self, member: bytes) -> None:
+        """Record that the member's disk is an older copy. Forget its newest stamp if this client has taken it
+        as the first one that it saw of this member: the disk that is no copy does not have that stamp.
+        """
+        ours = self._stored[OURSELVES]
+        if member in ours and ours[member] == self._newest.get(member):
+            del ours[member]
+
     def stored(self, witness: bytes, member: bytes, held: DiskStamp) -> None:
         """Record that the witness stores that stamp of the member."""
         self._stored.setdefault(witness, {})[member] = held

@@ -114,7 +114,8 @@ async def move_in(store: Store, records: RecordLog, addresses: Mapping[bytes, st
 
 async def _is_that_member(store: Store, server_id: bytes, address: str) -> None:
     """Raise ReplacementError unless the member works at the address, its disk did not go back, and it does
-    not also answer at its old address.
+    not also answer at its old address. A disk there that went back does not matter: its server serves no
+    session of the store.
     """
     answer = await probe(address, token=store.token, client=store.client)
     with trio.move_on_after(open_timeout_s):
@@ -134,7 +135,7 @@ async def _is_that_member(store: Store, server_id: bytes, address: str) -> None:
         old = await probe(member.address, token=store.token, client=store.client)
     except DosError:
         return
-    if member.address != address and old.server_id == server_id:
+    if member.address != address and old.server_id == server_id and not old.rolled_back:
         raise ReplacementError(
             f"server {id_text(server_id)} answers at {member.address} and at {address}",
             remedy="stop the copy of its disk",

@@ -6,6 +6,7 @@ based on is verified again. A watcher that dies leaves a record that any other o
 """
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -28,6 +29,7 @@ from dos_client.limits import (
     watch_stand_by_s,
 )
 from dos_client.live_store import Store
+from dos_client.membership import watch_metrics
 from dos_client.membership.checking import is_there
 from dos_client.membership.filling import Progress
 from dos_client.membership.history import change_now, named, recorded
@@ -45,7 +47,7 @@ from dos_client.sessions.discovery import probe
 from dos_client.tasks import background_tasks
 from dos_client.urls import DosUrl, parse_address, parse_url
 from dos_protocol.errors import DosError, FencedError
-from dos_protocol.store_record import Member, StoreRecord
+from dos_protocol.store_record import StoreRecord
 
 log: Final = logging.getLogger("dos.client")
 
@@ -116,6 +118,7 @@ class StoreWatcher:
         except DosError as error:
             sight = StoreSight(None, problems=(str(error.args[0]),))
         action = core.decide(sight, self._policy)
+        watch_metrics.saw(sight, action, time.time())
         if isinstance(action, core.WaitAction | core.ReportAction) or self._options.dry_run:
             return Seen(sight, action)
         key = core.subject(action)
@@ -123,13 +126,16 @@ class StoreWatcher:
         if trio.current_time() < not_before:
             return Seen(sight, action, failure="it failed before, and is tried again later")
         assert sight.record is not None
+        watch_metrics.begins(action)
         try:
             await self._perform(sight.record, action)
         except (DosError, ValueError) as error:
+            watch_metrics.ended(action, error)
             pause_s = min(watch_retry_first_s * 2**attempts, watch_retry_max_s)
             self._failed[key] = attempts + 1, trio.current_time() + pause_s
             return Seen(sight, action, failure=str(error))
         self._failed.pop(key, None)
+        watch_metrics.ended(action, None)
         return Seen(sight, action, done=True)
 
     # Acting
@@ -142,7 +148,7 @@ class StoreWatcher:
 
         async def look() -> None:
             assert isinstance(action, core.CompleteAction | core.ReplaceAction)
-            lost.append(await self._silent(action.new))
+            lost.append(await self._silent(action))
             nursery.cancel_scope.cancel()
 
         async with background_tasks() as nursery:
@@ -152,7 +158,7 @@ class StoreWatcher:
         if lost:
             raise ReplacementError(f"{lost[0]} is silent while it is filled", remedy="another spare is used")
 
-    async def _silent(self, new: Member) -> str:
+    async def _silent(self, action: core.CompleteAction | core.ReplaceAction) -> str:
         """Return the address of a member that is being filled, after it was silent for `replace_after_s`."""
         while True:
             await trio.sleep(self._options.interval_s)
@@ -161,8 +167,9 @@ class StoreWatcher:
             except DosError as error:
                 log.info("the store cannot be read while it is changed: %s", error)
                 continue
+            watch_metrics.saw(sight, action, time.time())
             for one in sight.members:
-                same = one.member.server_id == new.server_id
+                same = one.member.server_id == action.new.server_id
                 if same and one.silent_s >= self._options.replace_after_s:
                     return one.member.address
 
@@ -172,6 +179,7 @@ class StoreWatcher:
         async with self._observer.open(located) as store, open_record_log(store) as records:
             self._observer.own_epoch = records.epoch
             try:
+                watch_metrics.holds_claim.set(1)
                 await install_decided(store, records)
                 if store.record != record:
                     raise ReplacementError("the store has changed since the look", remedy="look again")
@@ -180,6 +188,8 @@ class StoreWatcher:
             except FencedError as error:
                 self._observer.other_run_works()
                 raise ReplacementError("another run took over", remedy="nothing: it continues") from error
+            finally:
+                watch_metrics.holds_claim.set(0)
 
     async def _act(self, store: Store, records: RecordLog, action: Action) -> None:
         match action:

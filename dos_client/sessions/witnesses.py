@@ -65,7 +65,8 @@ class Witnesses:
         self._core = Witnessing()
         self._sessions: dict[bytes, list[Connection]] = {}
         self._running: set[Step] = set()
-        self._failed_steps: set[Step] = set()
+        self._failed_steps: dict[Step, trio.CancelScope] = {}
+        """Failed step -> the pause before it is repeated."""
         self._changed = trio.Event()
         self._changed_steps = trio.Event()
         self.rolled_back: set[bytes] = set()
@@ -77,6 +78,8 @@ class Witnesses:
         self._core.joined(one, *_of(welcome, connection.address))
         self.rolled_back.discard(one)
         self._sessions.setdefault(one, []).append(connection)
+        for step in [step for step in self._failed_steps if _proves(step, one)]:
+            self._failed_steps.pop(step).cancel()  # this session is to prove it
         self._wake()
         try:
             yield
@@ -92,11 +95,19 @@ class Witnesses:
         """Wait until the member's stamps are compared with those of all connected members, in both
         directions.
 
-        Raises the reason if the session ends first.
+        Raises the reason if the session ends first, and BrokenConnectionError if the member does not prove
+        the stamps that others know of it.
         """
-        while set(self._core.steps(connection.server_id)) - self._failed_steps:
+        while steps := self._core.steps(connection.server_id):
             if connection.failure is not None:
                 raise fresh_failure(connection.failure)
+            failed = [step for step in steps if step in self._failed_steps]
+            if any(_proves(step, connection.server_id) for step in failed):
+                raise BrokenConnectionError(
+                    f"{connection.address} does not prove that its disk did not go back in time"
+                )
+            if len(failed) == len(steps):
+                return
             await self._changed.wait()
 
     async def run(self) -> None:
@@ -129,10 +140,11 @@ class Witnesses:
             self._went_back(step.member, error)
         except DosError as error:
             log.debug("members cannot be compared: %s", error)
-            self._failed_steps.add(step)
-            self._wake()
-            await trio.sleep(witness_again_s)
-            self._failed_steps.discard(step)
+            with trio.move_on_after(witness_again_s) as pause:
+                self._failed_steps[step] = pause
+                self._wake()
+                await trio.sleep_forever()
+            self._failed_steps.pop(step, None)
         self._running.discard(step)
         self._wake()
 
@@ -141,12 +153,21 @@ class Witnesses:
         self._core.proved(member, stamp, DiskStamp(newest.number, newest.stamp_id))
 
     async def _request(self, member: bytes, message: Stamp | Witness, expected: type[Answer]) -> Answer:
-        live = [one for one in self._sessions.get(member, []) if one.failure is None]
-        if not live:
-            raise BrokenConnectionError(f"no session with {id_text(member)}")
-        return await live[0].call(message, expected, witness_timeout_s)
+        """Send a request over the newest session. An older one may have ended without notice, with a
+        previous start of the server.
+        """
+        while True:
+            live = [one for one in self._sessions.get(member, []) if one.failure is None]
+            if not live:
+                raise BrokenConnectionError(f"no session with {id_text(member)}")
+            try:
+                return await live[-1].call(message, expected, witness_timeout_s)
+            except BrokenConnectionError:
+                if live[-1].failure is None:
+                    raise
 
     def _went_back(self, member: bytes, error: RolledBackError) -> None:
+        self._core.went_back(member)
         if member not in self.rolled_back:
             self.rolled_back.add(member)
             log.error("%s", error)
@@ -163,6 +184,10 @@ class Witnesses:
                 except DosError as error:
                     log.debug("no new stamp: %s", error)
             self._wake()
+
+
+def _proves(step: Step, member: bytes) -> bool:
+    return isinstance(step, ProveStamp) and step.member == member
 
 
 def _of(welcome: Welcome, address: str) -> tuple[DiskStamp, dict[bytes, DiskStamp]]:

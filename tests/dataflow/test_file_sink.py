@@ -1,16 +1,18 @@
 """Rows as tab-separated text, and a file that goes back to a checkpoint."""
 
 import fcntl
+import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataflow import FileSink, limits
-from dataflow.errors import SinkFencedError, SinkOwnedError, SinkWriteError
+from dataflow import FileSink, SchemaError, limits
+from dataflow.errors import OutputLostError, SinkFencedError, SinkOwnedError, SinkWriteError
 from dataflow.operators.base import OperatorContext
 from dataflow.sinks.files import FileWriter
 from dataflow.sinks.tsv import parse_row, tsv_of
@@ -159,6 +161,77 @@ def test_a_part_that_another_process_writes_is_waited_for_and_then_refused(
     second = opened(tmp_path)
     second.reset_to(None)
     second.close()
+
+
+def test_a_worker_that_waits_for_a_lock_logs_what_it_waits_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(limits, "sink_lock_wait_s", 0.3)
+    monkeypatch.setattr(limits, "sink_lock_log_s", 0.1)
+    first = opened(tmp_path)
+    first.reset_to(None)
+    with pytest.raises(SinkWriteError, match="still locked"):
+        opened(tmp_path).reset_to(None)
+    first.close()
+    (line,) = [one.getMessage() for one in caplog.records if "waiting up to" in one.getMessage()]
+    assert f"waiting up to 0.3 s for the lock of output {tmp_path}/part-w0000.tsv, held by " in line
+    shown = any(str(os.getpid()) in one.split() for one in Path("/proc/locks").read_text().splitlines())
+    assert (f"process {os.getpid()} of this host" in line) or not shown
+
+
+def lost(tmp_path: Path) -> Any:
+    """The state of a part in a checkpoint whose file is lost afterwards."""
+    writer = opened(tmp_path, incarnation=1)
+    writer.reset_to(None)
+    write_step(writer, ("a", 1), ("b", 2))
+    prepared = writer.prepare(4)
+    writer.close()
+    (tmp_path / "part-w0000.tsv").unlink()
+    return prepared
+
+
+def accepting(tmp_path: Path, accepted: int, checkpoint: int, incarnation: int) -> FileWriter:
+    context = OperatorContext(
+        "r", "out", 0, 2, b"s" * 16, (SCHEMA,), None, incarnation, checkpoint=checkpoint
+    )
+    return FileSink(tmp_path, accept_lost_output=accepted).open(context)
+
+
+# EVIDENCE-OF: P-7
+def test_an_accepted_loss_begins_the_part_anew_and_a_later_loss_is_refused(tmp_path: Path) -> None:
+    prepared, path = lost(tmp_path), tmp_path / "part-w0000.tsv"
+    refused = accepting(tmp_path, 3, 4, 2)
+    with pytest.raises(OutputLostError, match="pass accept_lost_output=4"):
+        refused.reset_to(prepared)
+    refused.close()
+    path.write_bytes(b"a\t1\n")  # what an earlier placement had left here
+    writer = accepting(tmp_path, 4, 4, 3)
+    writer.reset_to(prepared)
+    assert path.read_bytes() == b""
+    assert (tmp_path / "_part-w0000.before-4").read_bytes() == b"a\t1\n"
+    write_step(writer, ("c", 3))
+    writer.reset_to(prepared)  # a reset before the next checkpoint
+    assert path.read_bytes() == b""
+    assert (tmp_path / "_part-w0000.before-4").read_bytes() == b"a\t1\n"
+    write_step(writer, ("c", 3))
+    later = writer.prepare(5)
+    write_step(writer, ("d", 4))
+    writer.close()
+    writer = accepting(tmp_path, 4, 5, 4)
+    writer.reset_to(later)
+    assert path.read_bytes() == b"c\t3\n"
+    writer.close()
+    path.unlink()
+    refused = accepting(tmp_path, 4, 5, 5)
+    with pytest.raises(OutputLostError, match="pass accept_lost_output=5"):
+        refused.reset_to(later)
+    refused.close()
+
+
+@pytest.mark.parametrize("wrong", [-1, True, "7"])
+def test_only_the_number_of_a_checkpoint_accepts_a_loss(wrong: Any) -> None:
+    with pytest.raises(SchemaError, match="accept_lost_output is the number of a checkpoint"):
+        FileSink("x", accept_lost_output=wrong)
 
 
 # EVIDENCE-OF: P-7

@@ -8,10 +8,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from dataflow import ParquetSink, SchemaError, limits
-from dataflow.errors import SinkOwnedError, SinkWriteError
+from dataflow.errors import OutputLostError, SinkOwnedError, SinkWriteError
 from dataflow.operators.base import OperatorContext
 from dataflow.sinks.base import SinkSpec, SinkWriter
 from dataflow.sinks.parquet import ParquetOutput
+from dataflow.sinks.part_file import AcceptedLoss
 from dataflow.testing.sink_check import check_sink
 
 SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.string())])
@@ -136,6 +137,38 @@ def test_a_staged_file_that_was_removed_is_an_error(tmp_path: Path) -> None:
     writer.close()
 
 
+@pytest.mark.parametrize("committed", [True, False])
+def test_files_that_are_lost_with_their_host_are_refused_unless_the_loss_is_accepted(
+    tmp_path: Path, committed: bool
+) -> None:
+    writer = opened(tmp_path / "first")
+    writer.reset_to(None)
+    writer.process(rows(1))
+    prepared = writer.prepare(1)
+    writer.sync()
+    if committed:  # then the next checkpoint names no pending transaction
+        writer.publish(1)
+        prepared = writer.prepare(2)
+    writer.close()
+
+    def continued(accepted: int) -> SinkWriter:
+        context = OperatorContext("r", "out", 0, 1, bytes(16), (SCHEMA,), None, 2, checkpoint=2)
+        sink = ParquetSink(tmp_path / "second", accept_lost_output=accepted).open(context)
+        sink.reset_to(prepared)
+        sink.publish(2)
+        return sink
+
+    with pytest.raises(OutputLostError, match=r"\.parquet at byte 0.*pass accept_lost_output=2"):
+        continued(1)
+    later = continued(2)
+    later.process(rows(2))
+    later.prepare(3)
+    later.sync()
+    later.publish(3)
+    later.close()
+    assert ids_in(tmp_path / "second") == [2]
+
+
 def test_what_was_left_over_is_removed(tmp_path: Path) -> None:
     writer = opened(tmp_path)
     writer.reset_to(None)
@@ -217,7 +250,7 @@ def test_rows_of_a_transaction_that_was_given_up_do_not_count_for_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "parquet_group_bytes", 3 * rows(1).nbytes)
-    output = ParquetOutput(tmp_path, SCHEMA, "zstd", None, "w")
+    output = ParquetOutput(tmp_path, SCHEMA, "zstd", None, "w", AcceptedLoss(0, 0), 1)
     for transaction in ("given-up", "next"):
         output.stage(transaction, rows(1))
         output.stage(transaction, rows(2))

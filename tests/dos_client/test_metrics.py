@@ -7,14 +7,17 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 
 from dos_client import MemberStatus, metrics
+from dos_client.core.watching import MemberSight, Problem, ReportAction, SpareSight, StoreSight, WaitAction
+from dos_client.membership import watch_metrics
 from dos_client.status.counters import StoreCounters
+from dos_protocol.store_record import Member, StoreRecord
 from tests.support.examples import run_example
 
 PAGE = Path(__file__).parent.parent.parent / "docs/metrics.md"
 
 
 def test_the_page_has_every_figure_and_no_other() -> None:
-    documented = set(re.findall(r"\| `(dos_client_\w+)", PAGE.read_text(encoding="utf-8")))
+    documented = set(re.findall(r"\| `(dos_(?:client|watch)_\w+?)[`{]", PAGE.read_text(encoding="utf-8")))
     defined = {
         family.name + ("_total" if family.type == "counter" else "") for family in metrics.registry.collect()
     }
@@ -79,3 +82,31 @@ def test_an_applications_own_registry_can_show_them_beside_its_own(own: bool) ->
     text = generate_latest(registry).decode()
     assert "dos_client_appended_bytes_total" in text
     assert ("application_things_total 1.0" in text) == own
+
+
+def test_a_watcher_shows_members_by_state_and_why_a_person_has_to_act() -> None:
+    here, moved, lost = (Member(bytes([number]) * 16, f"m:{number}") for number in (1, 2, 3))
+    spares = (Member(b"s" * 16, "s:1", "spare"), Member(b"t" * 16, "s:2", "spare"))
+    record = StoreRecord(b"x" * 16, 7, 2, (here, moved, lost), spares)
+    members = (
+        MemberSight(here, True),
+        MemberSight(moved, False, 2.0, ("n:2",)),
+        MemberSight(lost, False, 9.0),
+    )
+    sight = StoreSight(record, members, (SpareSight(spares[0]), SpareSight(spares[1], "it is not empty")))
+    watch_metrics.saw(sight, ReportAction("why", "remedy", Problem.NO_SPARE), 1_000.0)
+    assert {one: value("dos_watch_members", state=one) for one in ("present", "moved", "unavailable")} == {
+        "present": 1,
+        "moved": 1,
+        "unavailable": 1,
+    }
+    assert value("dos_watch_member_silent_seconds", member="m:3") == 9
+    assert value("dos_watch_spares", state="usable") == value("dos_watch_spares", state="unusable") == 1
+    assert value("dos_watch_problem", dos_watch_problem="no usable spare") == 1
+    assert value("dos_watch_generation") == 7
+    whole = StoreRecord(b"x" * 16, 8, 1, (here,))
+    watch_metrics.saw(StoreSight(whole, members[:1]), WaitAction(), 1_001.0)
+    assert value("dos_watch_members", state="unavailable") == 0
+    assert value("dos_watch_member_silent_seconds", member="m:3") is None, "it is no member any more"
+    assert value("dos_watch_problem", dos_watch_problem="none") == 1
+    assert value("dos_watch_last_look_timestamp_seconds") == 1_001

@@ -41,13 +41,15 @@ def test_once_tells_by_its_exit_code_what_was_seen(five: Threads, url: str) -> N
     done = json.loads(answered("store", "watch", url, "--once", "--json"))
     assert (done["action"], done["done"], done["subject"]) == ("repair", True, ["d"])
     five[2].kill()
-    waiting = dos("store", "watch", url, "--once")
+    waiting = dos("store", "watch", url, "--once", "--metrics", "127.0.0.1:0")
     assert (waiting.code, waiting.stdout.startswith(b"waiting: ")) == (0, True)
+    assert "metrics: http://127.0.0.1:" in waiting.stderr
     five[1].kill()
     alone = dos("store", "watch", url, "--once")
     assert alone.code == 3
     assert b"a person has to act: " in alone.stdout
     assert "a duration is a number" in refused(2, "store", "watch", url, "--replace-after", "soon")
+    assert "--metrics takes HOST:PORT" in refused(2, "store", "watch", url, "--metrics", "9400")
 
 
 def test_a_member_is_moved_by_hand_and_the_history_shows_it(five: Threads, url: str) -> None:

@@ -10,6 +10,7 @@ from dos_client import (
     ReplacementError,
     add_member,
     init_store,
+    metrics,
     open_connection,
     open_store,
     replace_member,
@@ -52,6 +53,17 @@ async def watched(watcher: StoreWatcher, *kinds: type) -> Seen:
             await trio.sleep(0.1)
 
 
+def counted(outcome: str) -> float:
+    labels = {"action": "replace", "outcome": outcome}
+    return metrics.registry.get_sample_value("dos_watch_actions_total", labels) or 0.0
+
+
+async def see_claim(held: trio.Event) -> None:
+    """Wait until the metrics show that a watcher of this process holds the claim of the record log."""
+    await until(lambda: metrics.registry.get_sample_value("dos_watch_holds_claim") == 1, "it acts")
+    held.set()
+
+
 async def test_a_dead_member_is_replaced_by_the_spare_and_the_next_one_may_die(five: Threads) -> None:
     # EVIDENCE-OF: P-5, P-10
     url = url_of(five[:3])
@@ -60,6 +72,7 @@ async def test_a_dead_member_is_replaced_by_the_spare_and_the_next_one_may_die(f
     await write_idle(url, "idle", 3, CONTENT)
     watcher = StoreWatcher(url, SOON)
     assert (await watcher.step()).action == core.WaitAction()
+    before = [counted(outcome) for outcome in ("begun", "done")]
     async with claimed(five[:3], "live") as (store, claim):
         writer, written = claim.open_object("x"), 0
         await off(five[2])
@@ -72,7 +85,12 @@ async def test_a_dead_member_is_replaced_by_the_spare_and_the_next_one_may_die(f
                     written += 1
 
             nursery.start_soon(write)
+            held = trio.Event()
+            nursery.start_soon(see_claim, held)
             await watched(watcher, core.ReplaceAction)
+            assert held.is_set()
+            assert metrics.registry.get_sample_value("dos_watch_holds_claim") == 0
+            assert [counted(one) for one in ("begun", "done")] == [one + 1 for one in before]
             await until(lambda: store.record.generation == 4, "the writer follows")
             await off(five[0])
             size = writer.synced

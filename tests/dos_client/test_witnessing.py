@@ -146,6 +146,30 @@ def test_another_stamp_is_proved_before_the_newest_is_told_in_its_place(other: D
     assert core.steps() == []
 
 
+def test_the_stamps_of_a_copy_are_no_evidence_against_the_disk_that_it_is_a_copy_of() -> None:
+    """Found by the simulator: a client saw the older copy first, at the old address of a moved member."""
+    core = Witnessing()
+    core.joined(A, stamp(2, "copy"), {})
+    core.joined(B, stamp(1, "b"), {A: stamp(3, "disk")})
+    assert ProveStamp(A, stamp(3, "disk")) in core.steps(A), "the copy does not have it"
+    core.went_back(A)
+    core.left(A)
+    core.joined(A, stamp(3, "disk"), {B: stamp(1, "b")})
+    assert core.steps(A) == []
+
+
+def test_a_client_that_knows_the_disk_still_knows_it_after_it_has_seen_a_copy() -> None:
+    core = Witnessing()
+    core.joined(A, stamp(3, "disk"), {})
+    core.left(A)
+    core.joined(A, stamp(2, "copy"), {})
+    assert core.steps(A) == [ProveStamp(A, stamp(3, "disk"))]
+    core.went_back(A)
+    core.left(A)
+    core.joined(A, stamp(9, "another copy"), {})
+    assert core.steps(A) == [ProveStamp(A, stamp(3, "disk"))]
+
+
 def test_what_was_proved_before_a_start_is_proved_again() -> None:
     """It may have started on another disk."""
     core = Witnessing()

@@ -11,8 +11,10 @@ from typing import Any, NamedTuple
 
 import trio
 
+from dos_client.core.record_log import DIRECTORY
 from dos_protocol import messages as m
 from dos_protocol.errors import CorruptDataError
+from dos_protocol.names import NO_ID
 from dos_protocol.stamps import NO_STAMP
 from dos_protocol.store_record import StoreRecord, decode_store_record
 from dos_server.core import vocabulary as v
@@ -56,7 +58,8 @@ class Image(NamedTuple):
 
 class Machine:
     """One host. `reported`: the size of each object that its server reported as synced. `gone`: it is lost,
-    and does not start again. `records`: the store records that it received."""
+    and does not start again. `records`: the store records that it received. `acknowledged`: how many appends
+    to directories of users it acknowledged."""
 
     def __init__(
         self,
@@ -74,6 +77,7 @@ class Machine:
         self.wiped = False
         self.gone = False
         self.records: list[StoreRecord] = []
+        self.acknowledged = 0
         self.reported = ReportedSizes()
         self.removing: set[tuple[str, str]] = set()
         self.damaged: dict[str, None] = {}
@@ -151,10 +155,9 @@ class Machine:
 
     @property
     def identity(self) -> bytes:
-        """The identity on its disk."""
+        """The identity on its disk; NO_ID if no server has used it."""
         kept = self._file("identity")
-        assert kept is not None
-        return decode_identity(kept, "")
+        return decode_identity(kept, "") if kept is not None else NO_ID
 
     def kept_record(self) -> StoreRecord | None:
         """Return the store record on its disk."""
@@ -173,6 +176,7 @@ class Machine:
         directory = core._tables.sessions[effect.session].directory
         if directory is None:  # its connection has ended, so the message is dropped
             return
+        self.acknowledged += isinstance(message, m.DurabilityAck) and directory != DIRECTORY
         for name, synced in infos:
             if (directory, name) in self.removing:
                 continue
@@ -195,6 +199,14 @@ class Machine:
         """Restore the disk from the copy, with the sizes reported then."""
         self.disk.root, self.reported = image.root, image.reported
         self._note(self.name, f"has its disk restored from stamp {image.newest_stamp}")
+
+    def exchange_disks(self, other: "Machine") -> None:
+        """Attach the disk of each of two stopped machines to the other one."""
+        self.disk, other.disk = other.disk, self.disk
+        self.reported, other.reported = other.reported, self.reported
+        for one in (self, other):
+            one.disk.on_cut, one.host.disk = one.power_cut, one.disk
+        self._note(self.name, f"exchanges disks with {other.name}")
 
     def is_member_with(self, other: "Machine") -> bool:
         """Return whether the store record on its disk contains both machines."""

@@ -104,19 +104,25 @@ class WatchedCluster(Cluster):
 
     async def _supervise_watchers(self) -> None:
         """Start watchers again, as a supervisor does; check that a generation has one record."""
-        rng = self.rng.stream("watchers")
-        # alike, so that both act at the same time; with a short stand-by, one takes over from one that works
-        options = WatchOptions(
-            replace_after_s=rng.choice([0.4, 1.5]),
-            interval_s=rng.choice([0.3, 1.0]),
-            stand_by_s=rng.choice([0.5, 3.0]),
-        )
+        options = self._watch_options(self.rng.stream("watchers"))
         while True:
             alive = [one for one in self.clients if isinstance(one, Watcher) and one.alive]
             for _ in range(WATCHERS - len(alive)):
                 self.begin(lambda name: Watcher(self, name, options), "v")
-            self.guarded(check_records, self.machines)
+            self.guarded(self.check_now)
             await trio.sleep(0.25)
+
+    def check_now(self) -> None:
+        """Check what must be true at every moment. Raises ViolationError."""
+        check_records(self.machines)
+
+    def _watch_options(self, rng: Random) -> WatchOptions:
+        # alike, so that both act at the same time; with a short stand-by, one takes over from one that works
+        return WatchOptions(
+            replace_after_s=rng.choice([0.4, 1.5]),
+            interval_s=rng.choice([0.3, 1.0]),
+            stand_by_s=rng.choice([0.5, 3.0]),
+        )
 
     def in_force(self) -> StoreRecord:
         """Return the store record in force, by the records on the disks."""
@@ -153,11 +159,12 @@ class WatchedCluster(Cluster):
         return lost
 
     def _whole(self) -> bool:
-        """Return whether no change is in progress and every member is up and has the record."""
+        """Return whether no change is in progress and every member is up, at its address, and has the
+        record."""
         record = self.in_force()
-        members = [one for one in self.machines if record.member(one.identity) is not None]
+        at = {one.address: one for one in self.machines if one.up and one.kept_record() == record}
         return filled_member(record) is None and all(
-            one.up and one.kept_record() == record for one in members
+            one.address in at and at[one.address].identity == one.server_id for one in record.members
         )
 
 

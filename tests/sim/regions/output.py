@@ -118,6 +118,9 @@ class Part:
         self._disk.cut(self._handle, size)
         self._disk.sync(self._handle)
 
+    def set_aside(self, checkpoint: int) -> None:
+        raise NotImplementedError(f"no run accepts that output is lost, as of checkpoint {checkpoint}")
+
     def sync(self) -> None:
         if self._handle < 0:
             raise SinkWriteError(f"output {self.full_path!r} was closed before it was synced")
