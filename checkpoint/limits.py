@@ -95,7 +95,7 @@ the machine with the engine's checkpoint loses power.
 """
 register_poll_s: Final = 0.1
 register_reads_max: Final = 20
-"""How often the register is read again while somebody changes it, and the pause between: a change takes some
+"""How often the register is read while another process changes it, and the pause between: a change takes some
 ms.
 """
 register_tidy_s: Final = 1.0

@@ -103,11 +103,11 @@ def _positions_json(one: ConsumerStatus | QueryStatus, status: RetentionStatus) 
 def print_status(status: RetentionStatus, word: str, default: str) -> None:
     """Print the tables. word: what a split is. default: the text of the default rule."""
     now_ms = wall_time_ms()
-    regions = [
+    consumers: list[tuple[str, str, ConsumerStatus | QueryStatus]] = [
         (one.region, f"checkpoints {one.oldest} to {one.last}" if one.last else "no checkpoint yet", one)
         for one in status.consumers
     ]
-    queries = [
+    consumers += [
         (QUERY_PREFIX + one.name, f"published {ago_text(one.published_ms, now_ms)}", one)
         for one in status.queries
     ]
@@ -122,7 +122,7 @@ def print_status(status: RetentionStatus, word: str, default: str) -> None:
                 one.read[of.split],
                 count_text(of.end - one.read[of.split]),
             )
-            for name, as_of, one in (*regions, *queries)
+            for name, as_of, one in consumers
             for of in status.splits
         ],
     )

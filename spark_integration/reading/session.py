@@ -12,9 +12,9 @@ from typing import TypeVar
 
 import msgspec
 
+from checkpoint import input_register, output_register
 from checkpoint.chains.query_registration import QueryRegistration
 from checkpoint.coordinator.manifest_host import StoreHost
-from checkpoint.core.consumers import input_register, output_register
 from dos_client import blocking, randomness
 from dos_client.blocking import BlockingStore
 from dos_protocol.errors import LocalProtocolError

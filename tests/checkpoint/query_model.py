@@ -107,7 +107,7 @@ class QueryModel:
         return True
 
     async def _told(self, planner, number, start, rows):
-        """The source is told that the micro-batch before is committed; not in a replay."""
+        """The source learns that the micro-batch before is committed; not in a replay."""
         if number and not self.replays:
             await planner.committed(start)
         return True
