@@ -30,7 +30,7 @@ from checkpoint.core.consumers import (
 from checkpoint.errors import RegisterUnsettledError
 from checkpoint.runtime import wall_time_ms
 from dos_client import QuorumUnavailableError, Store, backoff_s
-from dos_protocol.errors import FencedError, StaleGenerationError
+from dos_protocol.errors import FencedError, NotFoundError, StaleGenerationError
 from journal import (
     ORIGIN,
     LostBytesError,
@@ -63,7 +63,7 @@ async def read_register(store: StorePort, place: RegisterPlace) -> Register:
             if not chain.unproved:
                 return await _last_state(read_records(store, chain, directory=place.directory), place)
             reason = chain.unproved_text
-        except LostBytesError as error:  # the older segment is deleted already
+        except (LostBytesError, NotFoundError) as error:  # a change has deleted what was found a moment ago
             reason = str(error)
         await trio.sleep(limits.register_poll_s)
     raise RegisterUnsettledError(place.directory, reason)

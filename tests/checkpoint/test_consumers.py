@@ -1,12 +1,14 @@
 """The pure core of retention, and the register of consumers."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from checkpoint import limits
+from checkpoint.chains import consumer_register
 from checkpoint.chains.consumer_register import change_register, read_register
 from checkpoint.core.consumers import (
     ChainNow,
@@ -150,3 +152,25 @@ async def test_a_change_that_is_refused_leaves_the_register_as_it_was() -> None:
     with pytest.raises(ConsumerRefusedError):
         await change_register(host, REGISTER, lambda old: without_consumer(old, "other"))
     assert sorted((await read_register(model.store, REGISTER)).consumers) == ["shop"]
+
+
+@pytest.mark.trio
+async def test_a_register_that_is_replaced_while_it_is_read_is_read_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Between the listing of the directory and the read, a change deletes the segment that was listed."""
+    monkeypatch.setattr(limits, "register_poll_s", 0.0)
+    model = TrimModel()
+    host, inspect = PatientHost(model.store), consumer_register.inspect_chain
+    await change_register(host, REGISTER, lambda old: with_consumer(old, "early", "s", 1))
+    changes = ["late"]
+
+    async def inspect_and_change(*args: Any) -> Any:
+        found = await inspect(*args)
+        if changes:
+            name = changes.pop()
+            await change_register(host, REGISTER, lambda old: with_consumer(old, name, "s", 1))
+        return found
+
+    monkeypatch.setattr(consumer_register, "inspect_chain", inspect_and_change)
+    assert sorted((await read_register(model.store, REGISTER)).consumers) == ["early", "late"]
