@@ -189,6 +189,17 @@ class ConsumerRefusedError(DosError):
     remedy = "`dos input consumers` lists the registered ones"
 
 
+class RegisterUnsettledError(DosError):
+    """The register of consumers cannot be read: a process that was changing it has died, or needs longer than
+    usual. Nothing is trimmed meanwhile.
+    """
+
+    remedy = "wait for the process that changes it; `dos input|output consumers` settles it"
+
+    def __init__(self, directory: str, reason: str) -> None:
+        super().__init__(f"the register of consumers in {directory} cannot be read now: {reason}")
+
+
 class InputTrimmedError(DosError):
     """Rows that a reader needs were deleted: the bytes from `begin` to `end` of one producer's input, or of
     one worker's output log. Nothing else is missing, and nothing was read after the gap.
@@ -246,6 +257,7 @@ __all__ = [
     "OutputDiffersError",
     "RegionFailedError",
     "RegionFencedError",
+    "RegisterUnsettledError",
     "StaleIncarnationError",
     "StateNotRecordedError",
     "StepOrderError",

@@ -83,6 +83,21 @@ trim_segments_max: Final = 16
 """How many segments one such check releases at most: bounds the deletions per second on each member."""
 consumers_max: Final = 1_000
 """Regions that are registered for one input; each check reads the manifest of each."""
+query_publish_s: Final = 10.0
+"""How often a streaming query of another engine publishes its position at most: each time is a claim, and a
+new segment of the register.
+"""
+query_running_s: Final = 60.0
+"""A query that published within this time is assumed to run: it is not removed from the consumers."""
+query_retain_s: Final = 60.0
+"""How long a query retains a position by default: longer than a system keeps written files in memory, in case
+the machine with the engine's checkpoint loses power.
+"""
+register_poll_s: Final = 0.1
+register_reads_max: Final = 20
+"""How often the register is read while another process changes it, and the pause between: a change takes some
+ms.
+"""
 register_tidy_s: Final = 1.0
 """How long a change of the register waits until the records before it are deleted."""
 

@@ -104,7 +104,8 @@ class DataLossError(DosError):
 
     remedy = (
         'to continue without the lost data, set .option("failOnDataLoss", "false"); otherwise'
-        " start a new query with another checkpointLocation"
+        " start a new query with another checkpointLocation. The option 'consumer' keeps what a query has not"
+        " read from being trimmed while it is stopped"
     )
 
 

@@ -10,8 +10,8 @@ from contextlib import aclosing, suppress
 import trio
 
 from checkpoint import limits
-from checkpoint.chains.consumer_register import read_register, register_consumer
-from checkpoint.core.consumers import input_register, trimmed_because
+from checkpoint.chains.consumer_register import register_consumer, why_trimmed
+from checkpoint.core.consumers import input_register
 from checkpoint.core.inputs import (
     CLOSED_CHAIN,
     INPUT_CHAIN,
@@ -102,8 +102,7 @@ class InputFollower:
             )
 
     async def _trimmed(self, error: TrimmedBytesError) -> InputTrimmedError:
-        register = await read_register(self._store, input_register(self._application, self._handle))
-        because = trimmed_because(register)
+        because = await why_trimmed(self._store, input_register(self._application, self._handle))
         where = f"producer {self._producer!r} of input {self._handle!r} of {self._application!r}"
         return InputTrimmedError(where, error.begin, error.end, because)
 

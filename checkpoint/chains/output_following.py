@@ -18,9 +18,9 @@ import msgspec
 import trio
 
 from checkpoint import limits
-from checkpoint.chains.consumer_register import read_register, register_consumer
+from checkpoint.chains.consumer_register import register_consumer, why_trimmed
 from checkpoint.coordinator.manifest_log import CHAIN as MANIFEST_CHAIN
-from checkpoint.core.consumers import output_register, trimmed_because
+from checkpoint.core.consumers import output_register
 from checkpoint.core.inputs import InputPiece
 from checkpoint.core.manifest import Cut, decode_cut
 from checkpoint.core.outputs import Publish, decode_output, output_chain
@@ -102,17 +102,15 @@ class PublishedOutput:
 
     async def trimmed(self, split: str, begin: int, end: int) -> InputTrimmedError:
         """Return the error of a reader that needs what was trimmed."""
-        register = await read_register(self._store, output_register(self.region, self.sink))
+        because = await why_trimmed(self._store, output_register(self.region, self.sink))
         where = f"the log {split} of output {self.sink!r} of region {self.region!r}"
-        return InputTrimmedError(where, begin, end, trimmed_because(register), source="LogSource")
+        return InputTrimmedError(where, begin, end, because, source="LogSource")
 
     async def trimmed_steps(self, first: int, last: int) -> InputTrimmedError:
         """Return the error of a reader that needs steps that were trimmed."""
-        register = await read_register(self._store, output_register(self.region, self.sink))
+        because = await why_trimmed(self._store, output_register(self.region, self.sink))
         where = f"output {self.sink!r} of region {self.region!r}"
-        return InputTrimmedError(
-            where, first, last, trimmed_because(register), source="LogSource", unit="steps"
-        )
+        return InputTrimmedError(where, first, last, because, source="LogSource", unit="steps")
 
     def _positions(self, cut: Cut) -> dict[int, Position]:
         prepared = {worker: part.sinks.get(self.sink) for worker, part in cut.workers.items()}

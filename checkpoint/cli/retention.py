@@ -2,22 +2,29 @@
 deleted.
 
 The commands exist once, and `KINDS` has a row for inputs and a row for outputs. `maintenance/retention.py`
-reads and changes; this file has arguments and text.
+reads and changes, `retention_text.py` prints; this file has the arguments.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 
 from checkpoint import limits
 from checkpoint.cli.arguments import Timeout, in_store
-from checkpoint.core.consumers import RetentionRule
+from checkpoint.cli.retention_text import (
+    needed_only_by,
+    print_garbage,
+    print_status,
+    rule_json,
+    rule_text,
+    status_json,
+)
+from checkpoint.core.consumers import QUERY_PREFIX, RetentionRule
 from checkpoint.maintenance.retained_rows import InputRows, OutputRows, RetainedRows
 from checkpoint.maintenance.retention import Retention, RetentionStatus
 from checkpoint.maintenance.trimming import UnneededObject
-from checkpoint.runtime import wall_time_ms
 from dos_client import Store
 from dos_client.cli.kit import (
     NEGATIVE,
@@ -25,13 +32,11 @@ from dos_client.cli.kit import (
     AsJson,
     StoreUrl,
     TokenFile,
-    ago_text,
     count_text,
     fail,
     fill_help,
     print_json,
     print_result,
-    print_table,
 )
 from dos_protocol.errors import BadNameError
 
@@ -99,12 +104,13 @@ def _consumers(kind: Kind) -> Callable[..., None]:
     def command(
         url: StoreUrl, owner: _Owner, name: _Name, as_json: AsJson = False, token_file: TokenFile = None
     ) -> None:
-        """List the regions that are registered as consumers, how far each has read, and what it still needs;
-        and the retention rule.
+        """List the regions and the streaming queries that are registered as consumers, how far each has read,
+        and what it still needs; and the retention rule.
 
-        A region registers when it reads for the first time, and stays registered when it is stopped. `needs
-        from` is the position of its oldest retained checkpoint or savepoint: everything from there on is kept
-        for it. `lag` is what its last checkpoint has not read.
+        A consumer registers when it reads for the first time, and stays registered when it is stopped. `needs
+        from`: everything from there on is kept for it. For a region, it is the position of its oldest
+        retained checkpoint or savepoint, and `lag` is what its last checkpoint has not read. For a query
+        (`query:NAME`), both follow from the positions that it published.
 
         Example: EXAMPLE
 
@@ -112,9 +118,9 @@ def _consumers(kind: Kind) -> Callable[..., None]:
         """
         status = in_store(url, token_file, lambda store: _open(kind, store, owner, name).status())
         if as_json:
-            print_json({"owner": owner, "name": name, **_status_json(status)})
+            print_json({"owner": owner, "name": name, **status_json(status)})
         else:
-            _print_status(status, kind)
+            print_status(status, kind.rows.split_word, kind.default)  # type: ignore[attr-defined]
 
     return command
 
@@ -176,7 +182,7 @@ def _retain(kind: Kind) -> Callable[..., None]:
             return await retention.set_rule(wanted if given else None) if given or default else rule
 
         rule = in_store(url, token_file, work)
-        print_result(_rule_json(rule), _rule_text(rule, kind), as_json=as_json)
+        print_result(rule_json(rule), rule_text(rule, kind.default), as_json=as_json)
 
     return command
 
@@ -186,17 +192,23 @@ def _forget(kind: Kind) -> Callable[..., None]:
         url: StoreUrl,
         owner: _Owner,
         name: _Name,
-        region: Annotated[str, typer.Argument(help="The region that is gone for ever.", metavar="CONSUMER")],
+        region: Annotated[
+            str,
+            typer.Argument(
+                help="The region that is gone for ever, or query:NAME for a query.", metavar="CONSUMER"
+            ),
+        ],
         apply: _Apply = False,
         timeout: Timeout = limits.request_patience_s,
         as_json: AsJson = False,
         token_file: TokenFile = None,
     ) -> None:
-        """Remove a region that will never run again from the consumers. What only that region needs is then
+        """Remove a region or a query that will never run again from the consumers. What only it needs is then
         deleted.
 
-        Refused while a driver of the region answers. A region that is started again registers again; if rows
-        that its checkpoint needs were deleted, it fails and names them.
+        Refused while a driver of the region answers, or if the query published a position within the last
+        minute. A consumer that is started again registers again; if rows that its checkpoint needs were
+        deleted, it fails and names them.
 
         Example: EXAMPLE old-report --apply
 
@@ -209,10 +221,11 @@ def _forget(kind: Kind) -> Callable[..., None]:
             await retention.forget(region, timeout, apply=apply)
             return status
 
-        freed = _needed_only_by(in_store(url, token_file, work), region)
+        freed = needed_only_by(in_store(url, token_file, work), region)
         held = f"{count_text(freed)} that only it needs"
-        done = f"region {region} is no longer a consumer; it held {held}"
-        dry = f"region {region} does not answer; it holds {held}; --apply removes it"
+        what = region if region.startswith(QUERY_PREFIX) else f"region {region}"
+        done = f"{what} is no longer a consumer; it held {held}"
+        dry = f"{what} does not seem to run; it holds {held}; --apply removes it"
         value = {"region": region, "bytes": freed, "forgotten": apply}
         print_result(value, done if apply else dry, as_json=as_json)
 
@@ -264,111 +277,11 @@ def _trim(kind: Kind) -> Callable[..., None]:
             return found, not apply or await retention.trim_stopped(found, wait)
 
         found, clean = in_store(url, token_file, work)
-        _print_garbage(found, apply=apply, as_json=as_json)
+        print_garbage(found, apply=apply, as_json=as_json)
         if not clean:
             fail("some segments are not deleted yet: a member is slow", NEGATIVE)
 
     return command
-
-
-def _print_garbage(found: list[UnneededObject], *, apply: bool, as_json: bool) -> None:
-    size = sum(one.bytes * one.copies for one in found)
-    if as_json:
-        garbage = [
-            {"directory": one.directory, "object": one.name, "bytes": one.bytes, "copies": one.copies}
-            for one in found
-        ]
-        print_json({"garbage": garbage, "bytes": size, "deleted": apply})
-        return
-    print_table(
-        ("directory", "object", "#bytes", "#copies"),
-        [(one.directory, one.name, count_text(one.bytes), one.copies) for one in found],
-    )
-    what = f"{len(found)} segments, {count_text(size)} on all members"
-    hint = f"{what}; --apply --stopped deletes them, if their writers do not run"
-    print(f"deleted {what}" if apply else (hint if found else "nothing to delete"))
-
-
-def _needed_only_by(status: RetentionStatus, region: str) -> int:
-    """Return the bytes that this region keeps, and no other one does."""
-    freed = 0
-    for one in status.splits:
-        needs = {consumer.region: consumer.needs[one.split] for consumer in status.consumers}
-        others = [need for name, need in needs.items() if name != region]
-        upto = min(others) if others else one.begin
-        freed += max(0, upto - max(needs.get(region, 0), one.begin))
-    return freed
-
-
-def _rule_json(rule: RetentionRule | None) -> dict[str, Any]:
-    if rule is None:
-        return {"keep": None, "maxBytes": None, "maxAgeSeconds": None, "setBy": None, "setMs": None}
-    return {
-        "keep": "unread" if rule.by_consumers else "all",
-        "maxBytes": rule.bytes_max,
-        "maxAgeSeconds": rule.age_max_s,
-        "setBy": rule.set_by,
-        "setMs": rule.set_ms,
-    }
-
-
-def _rule_text(rule: RetentionRule | None, kind: Kind) -> str:
-    if rule is None:
-        return f"rule: the default: {kind.default}"
-    kept = "keeps what a consumer has not read" if rule.by_consumers else "keeps everything"
-    limit = f"; limit: {rule}, even if a consumer needs more" if rule.limits_anything else ""
-    return f"rule: {kept}{limit}; set by {rule.set_by} {ago_text(rule.set_ms, wall_time_ms())}"
-
-
-def _status_json(status: RetentionStatus) -> dict[str, Any]:
-    return {
-        "rule": _rule_json(status.rule),
-        "splits": [{"split": one.split, "begin": one.begin, "end": one.end} for one in status.splits],
-        "consumers": [
-            {
-                "region": one.region,
-                "sources": list(one.sources),
-                "sinceMs": one.since_ms,
-                "oldestCheckpoint": one.oldest,
-                "lastCheckpoint": one.last,
-                "positions": {
-                    of.split: {
-                        "read": one.read[of.split],
-                        "needs": one.needs[of.split],
-                        "lagBytes": of.end - one.read[of.split],
-                    }
-                    for of in status.splits
-                },
-            }
-            for one in status.consumers
-        ],
-    }
-
-
-def _print_status(status: RetentionStatus, kind: Kind) -> None:
-    word = kind.rows.split_word  # type: ignore[attr-defined]
-    print_table(
-        ("consumer", "checkpoints", word, "#needs from", "#read to", "#lag"),
-        [
-            (
-                one.region,
-                f"{one.oldest} to {one.last}" if one.last else "none yet",
-                of.split,
-                one.needs[of.split],
-                one.read[of.split],
-                count_text(of.end - one.read[of.split]),
-            )
-            for one in status.consumers
-            for of in status.splits
-        ],
-    )
-    print_table(
-        (word, "#stored from", "#to", "#bytes"),
-        [(one.split, one.begin, one.end, count_text(one.end - one.begin)) for one in status.splits],
-    )
-    if not status.consumers:
-        print("no region is registered as a consumer")
-    print(_rule_text(status.rule, kind))
 
 
 app = typer.Typer(

@@ -11,7 +11,8 @@ Theory:
 2. What it needs follows from its manifest alone: a restore begins at the position of a *retained* checkpoint,
    so everything from the lowest position of all retained checkpoints on is needed. A checkpoint that is
    released stays released (R14), so this position only rises. Nothing publishes it a second time: the record
-   that releases a checkpoint is the record that lowers the need.
+   that releases a checkpoint is the record that lowers the need. Streaming queries of other engines, which
+   have no manifest, publish positions (`core/registered_queries.py`).
 3. A producer trims its chain in whole segments, in two phases (R14). A segment start names the floor; once it
    is acknowledged, *the register is read again*, and only what no consumer needs then is deleted. So a
    consumer that registers in between either sees the floor before it reads, or is seen before the deletion.
@@ -32,12 +33,17 @@ import msgspec
 from checkpoint.core.inputs import check_input_name
 from checkpoint.core.manifest import Cut
 from checkpoint.core.outputs import output_chain
+from checkpoint.core.registered_queries import RegisteredQuery
 from checkpoint.errors import ConsumerRefusedError
 from dos_protocol.errors import CorruptDataError
 from dos_protocol.names import check_name
 from journal import NO_FLOOR, Floor
 
 REGISTER_VERSION: Final = 1
+QUERIES_VERSION: Final = 2
+"""Of a register with queries. A program of an older version refuses it, and trims nothing."""
+QUERY_PREFIX: Final = "query:"
+"""Distinguishes queries from regions where a person names one. No name of a region contains a colon."""
 
 
 class RegisterPlace(NamedTuple):
@@ -96,7 +102,11 @@ class RetentionRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class Register(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of a register. Each record of its chain has all of it; the last one counts."""
+    """The content of a register. Each record of its chain has all of it; the last one counts.
+
+    version: QUERIES_VERSION if there are queries, otherwise REGISTER_VERSION, with the same bytes as before
+    there were any.
+    """
 
     version: int = REGISTER_VERSION
     consumers: dict[str, Consumer] = {}
@@ -105,6 +115,8 @@ class Register(msgspec.Struct, frozen=True, kw_only=True):
     """Set by a person. None: the default, which is `RetentionRule()` of an input, and the sink's of an
     output.
     """
+    queries: dict[str, RegisteredQuery] = {}
+    """Name -> the streaming query of another engine."""
 
 
 _decoder: "msgspec.json.Decoder[Register]" = msgspec.json.Decoder(Register)
@@ -112,7 +124,10 @@ _decoder: "msgspec.json.Decoder[Register]" = msgspec.json.Decoder(Register)
 
 def encode_register(register: Register) -> bytes:
     """Return the JSON of a register."""
-    return msgspec.json.encode(register)
+    content = msgspec.to_builtins(register)
+    if not register.queries:
+        del content["queries"]
+    return msgspec.json.encode(content)
 
 
 def decode_register(strings: Sequence[bytes], *, where: str, at: int) -> Register:
@@ -125,8 +140,9 @@ def decode_register(strings: Sequence[bytes], *, where: str, at: int) -> Registe
         register = _decoder.decode(strings[0])
     except (IndexError, msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
         raise CorruptDataError(where, at, "the JSON of a register of consumers", str(error)) from error
-    if register.version != REGISTER_VERSION:
-        raise CorruptDataError(where, at, f"a register of version {REGISTER_VERSION}", str(register.version))
+    if register.version not in (REGISTER_VERSION, QUERIES_VERSION):
+        expected = f"a register of version {REGISTER_VERSION} or {QUERIES_VERSION}"
+        raise CorruptDataError(where, at, expected, str(register.version))
     return register
 
 
@@ -140,12 +156,34 @@ def with_consumer(register: Register, region: str, source: str, now_ms: int) -> 
 
 
 def without_consumer(register: Register, region: str) -> Register:
-    """Return the register without a region. Raises ConsumerRefusedError if it is not registered."""
+    """Return the register without a region, or without the query that `query:NAME` names.
+
+    Raises ConsumerRefusedError if it is not registered.
+    """
+    if region.startswith(QUERY_PREFIX) and region.removeprefix(QUERY_PREFIX) in register.queries:
+        return with_query(register, region.removeprefix(QUERY_PREFIX), None)
     if region not in register.consumers:
-        known = ", ".join(sorted(register.consumers)) or "none"
-        raise ConsumerRefusedError(f"region {region!r} is not registered; registered are: {known}")
+        kind = "query" if region.startswith(QUERY_PREFIX) else "region"
+        known = ", ".join(names_of(register)) or "none"
+        raise ConsumerRefusedError(
+            f"{kind} {region.removeprefix(QUERY_PREFIX)!r} is not registered; registered are: {known}"
+        )
     left = {name: one for name, one in register.consumers.items() if name != region}
     return msgspec.structs.replace(register, consumers=left)
+
+
+def with_query(register: Register, name: str, query: RegisteredQuery | None) -> Register:
+    """Return the register with a query added or replaced; None: without it."""
+    queries = {known: one for known, one in register.queries.items() if known != name}
+    if query is not None:
+        queries[name] = query
+    version = QUERIES_VERSION if queries else REGISTER_VERSION
+    return msgspec.structs.replace(register, queries=queries, version=version)
+
+
+def names_of(register: Register) -> list[str]:
+    """Return the names of all consumers, as people write them."""
+    return [*sorted(register.consumers), *(QUERY_PREFIX + name for name in sorted(register.queries))]
 
 
 def with_rule(register: Register, rule: RetentionRule | None) -> Register:
@@ -230,15 +268,12 @@ def _as_old(chain: ChainNow, before_ms: int) -> Floor:
 
 def trimmed_because(register: Register) -> str:
     """Return why rows were trimmed, according to the register, for the error of a reader that needs them."""
-    rule, names = register.rule, ", ".join(sorted(register.consumers))
+    rule, names = register.rule, ", ".join(names_of(register))
     if rule is not None and rule.limits_anything:
         by = f", set by {rule.set_by}" if rule.set_by else ""
         return f"the retention rule is {rule}{by}, and deletes rows that consumers still need"
     if names:
-        return (
-            "all regions that were registered as consumers at that time had read them; registered now are:"
-            f" {names}"
-        )
+        return f"all consumers that were registered at that time had read them; registered now are: {names}"
     return "consumers that are no longer registered had read them, or a rule that was removed allowed it"
 
 

@@ -7,11 +7,20 @@ from dataclasses import dataclass
 
 import msgspec
 
-from checkpoint.chains.consumer_register import change_register, read_register
+from checkpoint import limits
+from checkpoint.chains.consumer_register import change_register, settled_register
 from checkpoint.chains.manifest_reading import retained_checkpoints
 from checkpoint.chains.trimming import RowsChain, TrimPlanner, segments_of
 from checkpoint.coordinator.manifest_host import StoreHost
-from checkpoint.core.consumers import Register, RetentionRule, need_of, with_rule, without_consumer
+from checkpoint.core.consumers import (
+    QUERY_PREFIX,
+    Register,
+    RetentionRule,
+    need_of,
+    with_rule,
+    without_consumer,
+)
+from checkpoint.core.registered_queries import RegisteredQuery
 from checkpoint.errors import ConsumerRefusedError, NoAnswerError
 from checkpoint.maintenance.retained_rows import RetainedRows
 from checkpoint.maintenance.trimming import UnneededObject, objects_below
@@ -50,12 +59,32 @@ class ConsumerStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class QueryStatus:
+    """A registered streaming query. published_ms: when it last published a position.
+
+    read: split -> the position that it published last. needs: split -> the lowest retained one.
+    """
+
+    name: str
+    since_ms: int
+    published_ms: int
+    read: dict[str, int]
+    needs: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
 class RetentionStatus:
     """The retention of an input or an output. rule: as a person has set it; None: the default."""
 
     rule: RetentionRule | None
     splits: tuple[SplitStatus, ...]
     consumers: tuple[ConsumerStatus, ...]
+    queries: tuple[QueryStatus, ...] = ()
+
+    def needs(self, split: str) -> dict[str, int]:
+        """Return consumer -> the position from which on it needs a split."""
+        queries = {QUERY_PREFIX + one.name: one.needs[split] for one in self.queries}
+        return {**{one.region: one.needs[split] for one in self.consumers}, **queries}
 
 
 class Retention:
@@ -66,7 +95,7 @@ class Retention:
         self._rows = rows
 
     async def status(self) -> RetentionStatus:
-        """Return who reads it, and how far. Claims nothing.
+        """Return who reads it, and how far. Claims nothing, unless a process died while it registered.
 
         Raises NoInputError or NoRegionError if it does not exist, ManifestError, and what reading raises.
         """
@@ -76,10 +105,11 @@ class Retention:
             register.rule,
             tuple([await self._split(name) for name in names]),
             tuple([await self._consumer(region, register, names) for region in sorted(register.consumers)]),
+            tuple(_query(name, register.queries[name], names) for name in sorted(register.queries)),
         )
 
     async def _register(self) -> Register:
-        return await read_register(self._store, self._rows.place)
+        return await settled_register(self._store, self._rows.place)
 
     async def _splits(self, register: Register) -> list[str]:
         names = await self._rows.splits()
@@ -117,13 +147,24 @@ class Retention:
         return rule
 
     async def forget(self, region: str, patience_s: float, *, apply: bool) -> None:
-        """Remove a region that is gone for ever from the consumers; without `apply`, only check that it can
-        be removed. What only that region needs is then deleted.
+        """Remove a region, or the query that `query:NAME` names, that is gone for ever from the consumers;
+        without `apply`, only check that it can be removed. What only it needs is then deleted.
 
-        Raises ConsumerRefusedError if it is not registered, or if a driver of it answers within `patience_s`
-        seconds. Nothing was changed then.
+        Raises ConsumerRefusedError if it is not registered, if a driver of the region answers within
+        `patience_s` seconds, or if the query published a position recently. Nothing was changed then.
         """
-        without_consumer(await self._register(), region)
+        register = await self._register()
+        without_consumer(register, region)
+        if region.startswith(QUERY_PREFIX):
+            _refuse_running(region, register.queries[region.removeprefix(QUERY_PREFIX)])
+        else:
+            await self._refuse_running_region(region, patience_s)
+        if apply:
+            await change_register(
+                StoreHost(self._store), self._rows.place, lambda register: without_consumer(register, region)
+            )
+
+    async def _refuse_running_region(self, region: str, patience_s: float) -> None:
         try:
             reply = await RequestClient(self._store, region).send("status", patience_s=patience_s)
         except NoAnswerError as silence:
@@ -133,10 +174,6 @@ class Retention:
                 f"region {region!r} is running: {reply.answer.driver} answered, in incarnation"
                 f" {reply.answer.incarnation}",
                 remedy=f"stop it first: dos region stop URL {region}",
-            )
-        if apply:
-            await change_register(
-                StoreHost(self._store), self._rows.place, lambda register: without_consumer(register, region)
             )
 
     async def unneeded(self) -> list[UnneededObject]:
@@ -170,3 +207,25 @@ class Retention:
         directories = {one.directory for one in unneeded}
         splits = [name for name in await self._rows.splits() if self._rows.directory(name) in directories]
         return await self._rows.trim_stopped(splits, wait_s)
+
+
+def _query(name: str, query: RegisteredQuery, splits: list[str]) -> QueryStatus:
+    return QueryStatus(
+        name,
+        query.since_ms,
+        query.published_ms,
+        {split: query.read(split) for split in splits},
+        {split: query.need(split) for split in splits},
+    )
+
+
+def _refuse_running(name: str, query: RegisteredQuery) -> None:
+    """Raise ConsumerRefusedError if the query published a position recently. Nothing can ask it: a query that
+    has had no input for a while looks like one that is stopped.
+    """
+    ago_s = (wall_time_ms() - query.published_ms) / 1000
+    if 0 <= ago_s < limits.query_running_s:
+        raise ConsumerRefusedError(
+            f"{name!r} published a position {ago_s:.0f} s ago: it seems to run",
+            remedy=f"stop the query, and wait until {limits.query_running_s:.0f} s have passed",
+        )

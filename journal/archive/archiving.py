@@ -100,7 +100,7 @@ async def archive_chain(
     dry_run: bool = False,
     progress: Progress = lambda _done, _total: None,
 ) -> Archived:
-    """Copy the sealed segments of a chain that its archive lacks, the oldest first.
+    """Copy the sealed segments of a chain that its archive lacks and has not trimmed, the oldest first.
 
     After a failure or an interruption, the listed segments stay listed, and the next call continues. dry_run:
     write nothing and return what would be copied. Uses disk space for one segment, in the directory for
@@ -113,7 +113,7 @@ async def archive_chain(
     archive = _Archive(bucket, directory, chain, identity_of(store.record), sealed)
     await archive.load()
     found = archive.manifest
-    missing = [span for span in sealed.spans if not found.holds(span)]
+    missing = [span for span in sealed.spans if not found.has_trimmed(span.name) and not found.holds(span)]
     total, done = sum(span.length for span in missing), 0
     if not dry_run:
         for span in missing:
@@ -200,6 +200,8 @@ class _Archive:
         """
         end = self.manifest.end
         for span in self._sealed.spans:
+            if self.manifest.has_trimmed(span.name):
+                continue
             if not self.manifest.holds(span):
                 break
             end = span.end

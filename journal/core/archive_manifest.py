@@ -14,6 +14,8 @@ A manifest is valid if and only if
 
 A segment is listed only after its object was read back with the right length and SHA-256. It stays listed if
 a rollback leaves its line of history; `line` returns the segments of the line that ends at `end`.
+
+A trim sets `floor` and drops the segments below it, for good: no later run lists them again.
 """
 
 import hashlib
@@ -27,6 +29,7 @@ from journal.core.chain import SegmentSpan
 from journal.core.errors import ArchiveDiffersError
 from journal.core.position import Position, base_of
 from journal.core.segment import SegmentName, parse_segment_name
+from journal.core.trimming import Floor
 from journal.limits import archive_block_bytes, archive_manifest_bytes_max
 
 MAGIC: Final = b"DOSA"
@@ -66,7 +69,8 @@ class ArchiveManifest(msgspec.Struct, frozen=True):
     """The content of the manifest of a chain.
 
     store_id: the store that the chain is from, 32 hex digits. end: the end of the newest sealed segment when
-    the chain was last archived.
+    the chain was last archived. floor: what was trimmed, segments below this (epoch, base); not set in an
+    archive that was never trimmed.
     """
 
     directory: str
@@ -74,6 +78,27 @@ class ArchiveManifest(msgspec.Struct, frozen=True):
     store_id: str
     end: Position
     segments: tuple[ArchivedSegment, ...] = ()
+    floor: Floor | msgspec.UnsetType = msgspec.UNSET
+
+    def has_trimmed(self, name: str) -> bool:
+        """Return whether a segment of this chain is below the floor."""
+        parsed = parse_segment_name(name)
+        return (
+            self.floor is not msgspec.UNSET
+            and parsed is not None
+            and parsed.chain == self.chain
+            and parsed.order < self.floor
+        )
+
+    def trimmed_to(self, floor: Floor) -> "ArchiveManifest":
+        """Return this manifest without what is below a floor. A floor that is lower than its own one has no
+        effect.
+        """
+        if self.floor is not msgspec.UNSET:
+            floor = max(floor, self.floor)
+        raised = msgspec.structs.replace(self, floor=floor)
+        kept = tuple(one for one in self.segments if not raised.has_trimmed(one.name))
+        return msgspec.structs.replace(raised, segments=kept)
 
     @property
     def bytes(self) -> int:
@@ -97,7 +122,7 @@ class ArchiveManifest(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, segments=tuple(known[key] for key in sorted(known)))
 
     def merged(self, other: "ArchiveManifest") -> "ArchiveManifest":
-        """Return the segments of both manifests, with the end of this one.
+        """Return the segments of both manifests that neither has trimmed, with the end of this one.
 
         Raises ArchiveDiffersError if the other one is of another chain or store.
         """
@@ -109,6 +134,9 @@ class ArchiveManifest(msgspec.Struct, frozen=True):
         merged = self
         for segment in other.segments:
             merged = merged.with_segment(segment)
+        for floor in (self.floor, other.floor):
+            if floor is not msgspec.UNSET:
+                merged = merged.trimmed_to(floor)
         return merged
 
     def line(self) -> dict[str, ArchivedSegment]:

@@ -47,6 +47,17 @@ async def has_cut(store: StorePort, directory: str, stretch: ChainState, stop: R
     return False
 
 
+async def has_locating_record(
+    store: StorePort, directory: str, stretch: ChainState, stop: ReplayStop
+) -> bool:
+    """Return whether `stretch` holds a record by which the stop is found, or the stop is an offset. Raises
+    the errors of reading a chain.
+    """
+    if stop.locating_op is None:
+        return True
+    return await _first_locating_record(store, directory, stretch, stop) is not None
+
+
 async def stretch_below(
     store: StorePort, directory: str, chain: str, state: ChainState, released: Floor = NO_FLOOR
 ) -> ChainState | None:
@@ -68,7 +79,8 @@ async def stretch_below(
             raise HistoryTrimmedError(f"{chain_text} was trimmed: it begins at {first.base} now") from error
         raise HistoryMissingError(
             f"{chain_text} begins at {first.base}: the history below is missing, and no segment start says"
-            f" that it was trimmed (a region's manifest may have released it): {error}"
+            f" that it was trimmed (a region's manifest may have released it, or an archive was trimmed):"
+            f" {error}"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""`dos journal trim`: delete the oldest history of journaled files.
+"""`dos journal trim`: delete the oldest history of journaled files, on servers or in an archive.
 
 `trimming.py` decides which segments can be deleted.
 """
@@ -22,6 +22,9 @@ from dos_client.cli.kit import (
 from dos_client.live_store import Store
 from dos_protocol.errors import LocalProtocolError
 from journal.archive.bucket import SCHEME as S3_SCHEME
+from journal.archive.bucket import Bucket, parse_s3_url
+from journal.archive.reading import in_thread
+from journal.archive.trimming import trim_archive
 from journal.cli_arguments import journal_errors
 from journal.core.errors import HistoryTrimmedError
 from journal.core.file_ops import ReplayStop
@@ -33,17 +36,33 @@ from journal.limits import trim_wait_s
 
 
 def trim(
-    url: Annotated[str, typer.Argument(metavar="URL", help="dos://HOST[,HOST2..]/DIRECTORY/CHAIN")],
-    before: Annotated[
+    url: Annotated[
         str,
+        typer.Argument(
+            metavar="URL",
+            help="dos://HOST[,HOST2..]/DIRECTORY/CHAIN, or an archive: s3://BUCKET/PREFIX/DIRECTORY/CHAIN",
+        ),
+    ],
+    before: Annotated[
+        str | None,
         typer.Option(
             metavar="X",
             autocompletion=complete_moment,
             help="The earliest moment that stays restorable: an offset (4096), a time"
             " (time:2026-11-22T03:00),"
             " how long ago (-30d), checkpoint:N or step:N.",
+            show_default=False,
         ),
-    ],
+    ] = None,
+    max_bytes: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="BYTES",
+            help="Of an archive, instead of --before: keep the newest BYTES, rounded up.",
+            show_default=False,
+        ),
+    ] = None,
     apply: Annotated[
         bool, typer.Option("--apply", help="Delete the segments; otherwise only list them.")
     ] = False,
@@ -57,7 +76,8 @@ def trim(
     as_json: AsJson = False,
     token_file: TokenFile = None,
 ) -> None:
-    """List the segments that hold only history before a moment; with --apply --stopped, delete them.
+    """List the segments that hold only history before a moment; with --apply --stopped, delete them. Of an
+    archive, --apply deletes them.
 
     The state at that moment and at every later one stays restorable. The segment with the snapshot that this
     needs is kept, so some earlier history stays too. To keep the deleted history, run `dos journal archive`
@@ -70,20 +90,30 @@ def trim(
 
         dos journal trim --before time:2026-11-01T00:00 --apply --stopped dos://h1,h2,h3/ledger/files
 
+        dos journal trim --before -365d --apply s3://backups/dos/ledger/files
+
     Exit codes: 0 listed, or deleted on all available members, 1 a fault was found, 2 usage, refused, or no
     such chain, 3 the store cannot be reached, or some members did not delete within a minute.
     """
-    if apply != stopped:
+    archived = url.startswith(S3_SCHEME)
+    if (before is None) == (max_bytes is None) or (max_bytes is not None and not archived):
+        fail("pass --before, or --max-bytes for an archive", REFUSED)
+    if archived and stopped:
+        fail("--stopped has no meaning for an archive: it has no writer", REFUSED)
+    if apply != stopped and not archived:
         fail("pass --apply and --stopped together: only the writer of a directory can delete in it", REFUSED)
     with journal_errors():
-        work = functools.partial(
-            _work, url, stop_at(moment_here(before)), read_token(token_file), apply=apply
-        )
+        stop = stop_at(moment_here(before)) if before is not None else max_bytes or 0
+        if archived:
+            work = functools.partial(_in_bucket, url, stop, apply=apply)
+        else:
+            assert isinstance(stop, ReplayStop), "--max-bytes is for archives"
+            work = functools.partial(_work, url, stop, read_token(token_file), apply=apply)
         try:
             plan, clean = run_interruptible(work)
         except HistoryTrimmedError as error:
             fail(str(error), REFUSED)
-    print_result(_json(plan, apply), _text(plan, apply), as_json=as_json)
+    print_result(_json(plan, apply), _text(plan, apply, archived=archived), as_json=as_json)
     if not clean:
         fail(
             "released; some members have not deleted everything yet and will when they are reached",
@@ -111,6 +141,12 @@ async def _work(url: str, before: ReplayStop, token: bytes, *, apply: bool) -> t
                 await writer.aclose()
 
 
+async def _in_bucket(url: str, before: ReplayStop | int, *, apply: bool) -> tuple[TrimPlan, bool]:
+    root, directory, chain = parse_s3_url(url).chain()
+    bucket = await in_thread(Bucket, root)
+    return await trim_archive(bucket, directory, chain, before, apply=apply), True
+
+
 def _json(plan: TrimPlan, applied: bool) -> dict[str, Any]:
     return {
         "chain": plan.chain,
@@ -121,11 +157,12 @@ def _json(plan: TrimPlan, applied: bool) -> dict[str, Any]:
     }
 
 
-def _text(plan: TrimPlan, applied: bool) -> str:
+def _text(plan: TrimPlan, applied: bool, *, archived: bool) -> str:
     lines = [f"{size:>14,} {name}" for name, size in plan.segments]
     what = f"{len(plan.segments)} segments, {plan.bytes:,} bytes"
     kept = f"everything from offset {plan.keeps_from:,} on stays restorable"
     if applied:
         return "\n".join([*lines, f"deleted {what}; {kept}"])
-    tail = "; --apply --stopped deletes them" if plan.segments else ""
+    flags = "--apply" if archived else "--apply --stopped"
+    tail = f"; {flags} deletes them" if plan.segments else ""
     return "\n".join([*lines, f"{what} can be deleted; {kept}{tail}"])

@@ -15,6 +15,8 @@ from spark_integration.core.row_filter import ColumnCondition, parse_filter
 from spark_integration.core.wording import nearest
 from spark_integration.errors import BadOptionError, UnknownOptionError
 
+SECONDS_MAX: Final = 366 * 86_400
+
 
 class ReaderOption(NamedTuple):
     """`field`: in the struct of the options; `parse` takes the option's name, for errors, and its text."""
@@ -65,6 +67,16 @@ def positive_integer(name: str, value: str) -> int:
     if number < 1:
         raise BadOptionError(f"option {name!r} must be a whole number from 1, not {value!r}")
     return number
+
+
+def seconds(name: str, value: str) -> float:
+    try:
+        found = float(value)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found <= SECONDS_MAX:
+        raise BadOptionError(f"option {name!r} must be seconds from 0 to {SECONDS_MAX}, not {value!r}")
+    return found
 
 
 def truth(name: str, value: str) -> bool:

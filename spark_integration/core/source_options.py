@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final
 
-from checkpoint import check_input_name, output_chain
+from checkpoint import check_input_name, limits, output_chain
 from dos_protocol.names import check_name
 from spark_integration.core.option_texts import (
     READ,
@@ -17,6 +17,7 @@ from spark_integration.core.option_texts import (
     one_of,
     parsed,
     positive_integer,
+    seconds,
     servers_of,
     text,
     truth,
@@ -63,6 +64,8 @@ class SourceOptions(ReadOptions, frozen=True, kw_only=True):
     rows_max: int | None = None
     bytes_max: int | None = None
     partition_bytes: int = PARTITION_BYTES
+    consumer: str | None = None
+    consumer_retain_s: float = limits.query_retain_s
 
     @property
     def what(self) -> str:
@@ -88,10 +91,19 @@ OPTIONS: Final[dict[str, ReaderOption]] = {
     "maxRowsPerTrigger": ReaderOption("rows_max", positive_integer),
     "maxBytesPerTrigger": ReaderOption("bytes_max", positive_integer),
     "partitionBytes": ReaderOption("partition_bytes", positive_integer),
+    "consumer": ReaderOption("consumer", lambda name, value: check_name(text(name, value))),
+    "consumerRetainSeconds": ReaderOption("consumer_retain_s", seconds),
 }
 """Every option, as users write it."""
 
-STREAMING_ONLY: Final = ("startingOffset", "failOnDataLoss", "maxRowsPerTrigger", "maxBytesPerTrigger")
+STREAMING_ONLY: Final = (
+    "startingOffset",
+    "failOnDataLoss",
+    "maxRowsPerTrigger",
+    "maxBytesPerTrigger",
+    "consumer",
+    "consumerRetainSeconds",
+)
 _KINDS: Final = ("output", "input", "content")
 _REMEDY: Final = (
     'for example .option("output", "counts").load("dos://h1,h2,h3/wordcount"): a sink of a region; with'
@@ -138,6 +150,11 @@ def check_streaming(options: SourceOptions) -> None:
 
 
 def _check_combination(options: SourceOptions) -> None:
+    if options.content is not None and options.consumer is not None:
+        raise BadOptionError(
+            "the option 'consumer' requires 'input' or 'output': nothing else is trimmed to what consumers"
+            " need"
+        )
     if options.content is None:
         kind = "output" if options.output is not None else "input"
         if options.object is not None:

@@ -12,7 +12,10 @@ from typing import TypeVar
 
 import msgspec
 
-from dos_client import blocking
+from checkpoint import input_register, output_register
+from checkpoint.chains.query_registration import QueryRegistration
+from checkpoint.coordinator.manifest_host import StoreHost
+from dos_client import blocking, randomness
 from dos_client.blocking import BlockingStore
 from dos_protocol.errors import LocalProtocolError
 from dos_protocol.tokens import token_in
@@ -42,6 +45,24 @@ def origin_of(store: BlockingStore, options: SourceOptions) -> Origin:
     if options.input is not None:
         return InputOrigin(store.store, options)
     return ObjectOrigin(store.store, options)
+
+
+def registration_of(store: BlockingStore, options: SourceOptions) -> QueryRegistration | None:
+    """Return the registration of a stream, not made yet; None without the option `consumer`."""
+    if options.consumer is None:
+        return None
+    if options.output is not None:
+        place = output_register(options.directory, options.output)
+    else:
+        assert options.input is not None, "the options guarantee it"
+        place = input_register(options.directory, options.input)
+    return QueryRegistration(
+        StoreHost(store.store),
+        place,
+        options.consumer,
+        session=randomness.fresh_id().hex(),
+        retain_s=options.consumer_retain_s,
+    )
 
 
 def check_executor(expected: on_executor.Expected) -> None:

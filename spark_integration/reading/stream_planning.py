@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 import trio
 
+from checkpoint.chains.query_registration import QueryRegistration
 from spark_integration.core.admission import BatchAdmission, BatchLimits, StreamPiece
 from spark_integration.core.source_offsets import BEGINNING, SplitPoint, Starting, StartingKind, points_of
 from spark_integration.core.source_options import SourceOptions
@@ -25,10 +26,21 @@ Points = dict[str, SplitPoint]
 
 
 class StreamPlanner:
-    """The planner of one query. All methods run in the store's trio thread, one at a time."""
+    """The planner of one query. All methods run in the store's trio thread, one at a time.
 
-    def __init__(self, origin: Origin, options: SourceOptions, wanted: pa.Schema, store_id: str) -> None:
+    registration: of a query with the option `consumer`. It is made before the first row is read.
+    """
+
+    def __init__(
+        self,
+        origin: Origin,
+        options: SourceOptions,
+        wanted: pa.Schema,
+        store_id: str,
+        registration: QueryRegistration | None = None,
+    ) -> None:
         self._origin = origin
+        self._registration = registration
         self._options = options
         self._wanted = wanted
         self._store_id = store_id
@@ -40,7 +52,11 @@ class StreamPlanner:
         self._data_end_at_s = -math.inf
 
     async def initial(self) -> Points:
-        """Return where a new query begins. Raises MalformedOffsetError, OtherSourceError."""
+        """Return where a new query begins.
+
+        Raises MalformedOffsetError, OtherSourceError, ConsumerRefusedError.
+        """
+        await self._register(None)
         await self._check()
         starting = self._options.starting or Starting(StartingKind.EARLIEST)
         if starting.kind is StartingKind.OFFSET:
@@ -56,7 +72,11 @@ class StreamPlanner:
         self._target = {split: await self._origin.end(split) for split in await self._origin.splits()}
 
     async def latest(self, start: Points, limits: BatchLimits) -> Points:
-        """Return the end of the micro-batch that begins at `start`. Raises DataLossError."""
+        """Return the end of the micro-batch that begins at `start`.
+
+        Raises DataLossError, ConsumerRefusedError.
+        """
+        await self._register(start)
         await self._check()
         splits = list(self._target) if self._target is not None else await self._origin.splits()
         self._refuse_missing(start, splits)
@@ -84,11 +104,17 @@ class StreamPlanner:
         return found
 
     async def partitions(self, start: Points, end: Points) -> list[DosPartition]:
-        """Return the partitions between two offsets. Raises DataLossError."""
+        """Return the partitions between two offsets. Raises DataLossError, ConsumerRefusedError."""
+        await self._register(start)
         await self._check()
         between = await self._ranges(start, end)
         size = self._options.partition_bytes
         return [one for split in sorted(between) for one in partitions_of(split, between[split], size)]
+
+    async def committed(self, end: Points) -> None:
+        """Note that Spark has committed the micro-batches up to `end`. Raises ConsumerRefusedError."""
+        if self._registration is not None:
+            await self._registration.committed(_sizes(end))
 
     async def _ranges(self, start: Points, end: Points) -> dict[str, list[ByteRange]]:
         """Return the ranges of all splits. The splits run concurrently, because each needs several requests.
@@ -116,6 +142,12 @@ class StreamPlanner:
         for split_scan in self._scans.values():
             await split_scan.scan.aclose()
         self._scans.clear()
+
+    async def _register(self, start: Points | None) -> None:
+        """Register the query, if it is to be and is not yet. start: None for a new query."""
+        if self._registration is not None and not self._registration.begun:
+            await self._origin.splits()  # data that does not exist gets no register
+            await self._registration.begin(None if start is None else _sizes(start))
 
     async def _check(self) -> None:
         if not self._checked:
@@ -191,6 +223,10 @@ class StreamPlanner:
         if split_scan is None:
             split_scan = self._scans[split] = _SplitScan(await self._origin.scan(split, start), start)
         return split_scan
+
+
+def _sizes(points: Points) -> dict[str, int]:
+    return {split: at.size for split, at in points.items()}
 
 
 class _SplitScan:

@@ -25,7 +25,7 @@ from spark_integration.core.source_offsets import SplitPoint, offset_of, points_
 from spark_integration.core.source_options import SourceOptions
 from spark_integration.on_executor import Expected, expected_of_driver
 from spark_integration.reading.ranges import DosPartition
-from spark_integration.reading.session import check_executor, opened, origin_of
+from spark_integration.reading.session import check_executor, opened, origin_of, registration_of
 from spark_integration.reading.stream_planning import StreamPlanner
 from spark_integration.reading.tasks import rows_of
 
@@ -76,6 +76,15 @@ class DosStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
         )
         return found
 
+    def commit(self, end: dict[str, Any]) -> None:
+        """Note that Spark has committed the micro-batches up to `end`.
+
+        Spark calls this after it has recorded the offsets of the *next* micro-batch, when the commit of the
+        one that ends here is in its checkpoint: after a restart it replays nothing below `end`.
+        """
+        if self._options.consumer is not None:
+            self._call(self._planned.committed, self._points(end))
+
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, DosPartition):
             return iter(())
@@ -94,7 +103,11 @@ class DosStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
         if self._planner is None:
             store = self._opened()
             self._planner = StreamPlanner(
-                origin_of(store, self._options), self._options, self._wanted, self._store_id
+                origin_of(store, self._options),
+                self._options,
+                self._wanted,
+                self._store_id,
+                registration_of(store, self._options),
             )
         return self._planner
 

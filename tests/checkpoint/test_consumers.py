@@ -1,11 +1,14 @@
 """The pure core of retention, and the register of consumers."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from checkpoint import limits
+from checkpoint.chains import consumer_register
 from checkpoint.chains.consumer_register import change_register, read_register
 from checkpoint.core.consumers import (
     ChainNow,
@@ -20,7 +23,7 @@ from checkpoint.core.consumers import (
     with_consumer,
     without_consumer,
 )
-from checkpoint.errors import ConsumerRefusedError
+from checkpoint.errors import ConsumerRefusedError, RegisterUnsettledError
 from dos_protocol.errors import CorruptDataError
 from journal import NO_FLOOR
 from journal.core.decoder import decode_all
@@ -81,7 +84,7 @@ def test_registers_are_read_as_they_were_written_and_refused_if_a_newer_version_
     assert without_consumer(register, "shop") == Register()
     with pytest.raises(ConsumerRefusedError, match="region 'other' is not registered; registered are: shop"):
         without_consumer(register, "other")
-    for bad in (b"", b"{", b'{"version":2}', b'{"rule":{"bytes_max":"x"}}'):
+    for bad in (b"", b"{", b'{"version":3}', b'{"rule":{"bytes_max":"x"}}'):
         with pytest.raises(CorruptDataError):
             decode_register([bad], where="d", at=9)
 
@@ -114,3 +117,60 @@ async def test_a_register_can_be_begun_and_changed_without_one_member_and_never_
         assert sorted((await read_register(model.store, REGISTER)).consumers) == [
             f"r{one}" for one in range(number + 1)
         ]
+
+
+# EVIDENCE-OF: P-6
+@pytest.mark.trio
+async def test_a_register_whose_change_was_interrupted_is_not_read_as_it_was_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A trimmer that saw the older state would delete what the consumer `late` needs."""
+    monkeypatch.setattr(limits, "register_poll_s", 0.0)
+    model = TrimModel()
+    host, away = PatientHost(model.store), model.store.servers[2]
+
+    async def register(name: str) -> None:
+        await change_register(host, REGISTER, lambda old: with_consumer(old, name, "s", 1))
+
+    await register("early")
+    away.up = False
+    await register("late")
+    away.up = True  # with the segment in which `late` is not registered yet
+    epoch = (await host.inspect(REGISTER.directory)).epoch_seen
+    await host.claim(REGISTER.directory, epoch + 1)  # by a process that is killed now
+    with pytest.raises(RegisterUnsettledError, match=r"shop.rd.orders .* epoch 3 did not complete"):
+        await read_register(model.store, REGISTER)
+    await register("next")
+    assert sorted((await read_register(model.store, REGISTER)).consumers) == ["early", "late", "next"]
+
+
+@pytest.mark.trio
+async def test_a_change_that_is_refused_leaves_the_register_as_it_was() -> None:
+    model = TrimModel()
+    host = PatientHost(model.store)
+    await change_register(host, REGISTER, lambda old: with_consumer(old, "shop", "s", 1))
+    with pytest.raises(ConsumerRefusedError):
+        await change_register(host, REGISTER, lambda old: without_consumer(old, "other"))
+    assert sorted((await read_register(model.store, REGISTER)).consumers) == ["shop"]
+
+
+@pytest.mark.trio
+async def test_a_register_that_is_replaced_while_it_is_read_is_read_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Between the listing of the directory and the read, a change deletes the segment that was listed."""
+    monkeypatch.setattr(limits, "register_poll_s", 0.0)
+    model = TrimModel()
+    host, inspect = PatientHost(model.store), consumer_register.inspect_chain
+    await change_register(host, REGISTER, lambda old: with_consumer(old, "early", "s", 1))
+    changes = ["late"]
+
+    async def inspect_and_change(*args: Any) -> Any:
+        found = await inspect(*args)
+        if changes:
+            name = changes.pop()
+            await change_register(host, REGISTER, lambda old: with_consumer(old, name, "s", 1))
+        return found
+
+    monkeypatch.setattr(consumer_register, "inspect_chain", inspect_and_change)
+    assert sorted((await read_register(model.store, REGISTER)).consumers) == ["early", "late"]

@@ -62,7 +62,7 @@ def test_a_lost_directory_stops_the_region_until_the_loss_is_accepted(
     ):
         watch.cuts(3)
         control.stop()
-        last = control.status.last_cut
+        last = control.status.last_checkpoint
     shutil.copytree(out, copy)
     shutil.rmtree(out)
     hurry(out)

@@ -330,3 +330,26 @@ async def _any_changes(folder: Path, changes: list[tuple[Any, ...]], rng: Any) -
 def is_possible(change: tuple[Any, ...], model: dict[str, bytes]) -> bool:
     kind, *rest = change
     return kind in ("append", "write_at", "truncate") or (kind in ("remove", "rename") and rest[0] in model)
+
+
+# EVIDENCE-OF: P-6
+@pytest.mark.trio
+async def test_the_history_of_files_is_bounded_by_retained_checkpoints(tmp_path: Path) -> None:
+    """The files stay of one size; the oldest of two retained checkpoints decides what is released. The second
+    half of the run needs no more than the first one.
+    """
+    store, retained, most = MemoryStore(), [], [0, 0]
+    checkpoints = 120
+    async with standing(store, 1, tmp_path / "here", rolling=SMALL) as worker:
+        for cut in range(checkpoints):
+            worker.files.append(f"part-{cut:03d}", b"%03d" % cut * 20)
+            if cut >= 5:
+                worker.files.remove(f"part-{cut - 5:03d}")
+            retained = [*retained[-1:], await worker.vote(cut)]
+            worker.claim.collect(below(retained[0].floors))
+            await wait_all_tasks_blocked()
+            half = 2 * cut // checkpoints
+            most[half] = max(most[half], sum(map(len, store.servers[0].objects[DIRECTORY].values())))
+    assert most[1] <= 1.25 * most[0], most
+    await restore(tmp_path / "there", store, DIRECTORY, CHAIN, at=retained[0].positions["own"])
+    assert sorted(files(tmp_path / "there")) == [f"part-{cut:03d}" for cut in range(114, 119)]

@@ -11,11 +11,15 @@ import trio
 from journal import Directory, restore
 from journal.archive.archiving import archive_chain, sealed_spans
 from journal.archive.reading import ServersAndArchive, manifest_key, read_manifest
+from journal.archive.trimming import trim_archive
 from journal.core.errors import (
     ArchiveDamagedError,
     ArchiveDiffersError,
+    ArchiveRefusedError,
+    HistoryMissingError,
     HistoryTrimmedError,
 )
+from journal.core.file_ops import ReplayStop
 from journal.files.trimming import TrimPlan
 from journal.limits import archive_block_bytes, archive_read_bytes
 from journal.ports import StorePort
@@ -34,7 +38,7 @@ from tests.journal.archives import (
 )
 from tests.journal.journaled_files import files
 from tests.journal.memory_store import DIRECTORY, MemoryStore
-from tests.support.s3 import BUCKET, FakeS3
+from tests.support.s3 import BUCKET, FakeS3, Rule, status
 
 
 def test_the_bucket_alone_gives_back_every_moment_up_to_its_end(s3: FakeS3, tmp_path: Path) -> None:
@@ -271,3 +275,101 @@ def test_a_segment_of_many_blocks_is_read_in_parts_and_a_flipped_bit_is_found_in
     with pytest.raises(ArchiveDamagedError) as refused:
         restored(tmp_path / "bad")
     assert refused.value.offset == 5 * archive_block_bytes
+
+
+# --- trimming -----------------------------------------------------------------------------------------------
+
+
+def trimmed(before: ReplayStop | int, *, apply: bool = True) -> TrimPlan:
+    async def run() -> TrimPlan:
+        return await trim_archive(bucket(), DIRECTORY, "files", before, apply=apply)
+
+    return trio.run(run)
+
+
+def objects() -> list[str]:
+    return [key.rpartition("/")[2] for key in keys() if not key.endswith(".archive")]
+
+
+def test_a_trimmed_archive_restores_every_moment_that_it_keeps_and_is_not_filled_again(
+    s3: FakeS3, tmp_path: Path
+) -> None:
+    store = MemoryStore()
+    offsets = write_lines(store, tmp_path / "live")
+    done = archived(store)
+    count = sum(offset <= done.end for offset in offsets)
+    middle = 3 * count // 4
+    before = objects()
+    planned = trimmed(ReplayStop(size=offsets[middle]), apply=False)
+    assert (objects(), len(planned.segments) > 1) == (before, True), planned
+    assert trimmed(ReplayStop(size=offsets[middle])) == planned
+    assert set(before) - set(objects()) == {name for name, _ in planned.segments}
+    for kept in (middle, count - 1):
+        assert restored(tmp_path / str(kept), offsets[kept])["log"] == lines(kept + 1)
+    with pytest.raises(HistoryMissingError, match="or an archive was trimmed"):
+        restored(tmp_path / "gone", offsets[0])
+
+    # The servers still have all of it: what was trimmed is not copied again, and what is new is.
+    assert archived(store).copied_segments == 0
+    offsets += write_lines(store, tmp_path / "live", epoch=2, count=10)
+    more = archived(store)
+    assert 0 < more.copied_segments < done.copied_segments
+    assert more.begins_at == planned.keeps_from
+    assert not set(objects()) & {name for name, _ in planned.segments}
+    assert more.end == sealed_end(store) > done.end
+
+    # A moment that is older than the archive, as a rule by age finds it in a young one: nothing to do.
+    assert trimmed(ReplayStop(size=offsets[0])).segments == ()
+    assert trimmed(ReplayStop(wall_ms=1_000)).segments == ()
+    by_size = trimmed(1)
+    assert by_size.segments
+    assert restored(tmp_path / "end")["log"].startswith(lines(count))
+
+
+# EVIDENCE-OF: P-6
+def test_a_trim_that_dies_before_it_deletes_is_completed_by_the_next_one(s3: FakeS3, tmp_path: Path) -> None:
+    store = MemoryStore()
+    offsets = write_lines(store, tmp_path / "live")
+    done = archived(store)
+    last = max(offset for offset in offsets if offset <= done.end)
+    before = objects()
+    s3.rules.append(Rule("DELETE", "files.0", status(403, "AccessDenied")))
+    with pytest.raises(ArchiveRefusedError):
+        trimmed(ReplayStop(size=last))
+    assert len(objects()) == len(before) - 1, "the first deletion, whose answer was an error"
+    manifest = trio.run(read_manifest, bucket(), DIRECTORY, "files")
+    assert len(manifest.segments) < len(objects()), "the manifest is first"
+    assert restored(tmp_path / "end")["log"]
+    s3.rules.clear()
+    assert archived(store).copied_segments == 0
+    plan = trimmed(ReplayStop(size=last))
+    assert (len(plan.segments) > 0, plan.released) == (True, True)
+    assert set(objects()) == {one.key for one in manifest.segments}
+    assert restored(tmp_path / "again")["log"]
+
+
+def test_an_archive_run_beside_a_trim_does_not_list_again_what_was_trimmed(
+    s3: FakeS3, tmp_path: Path
+) -> None:
+    store = MemoryStore()
+    offsets = write_lines(store, tmp_path / "live")
+    done = archived(store)
+    last = max(offset for offset in offsets if offset <= done.end)
+    write_lines(store, tmp_path / "live", epoch=2, count=12)
+    plans: list[threading.Thread] = []
+
+    def in_between(copied: int, total: int | None) -> None:
+        if not plans:
+            plans.append(threading.Thread(target=trim_now))
+            plans[0].start()
+            plans[0].join()
+
+    def trim_now() -> None:
+        trimmed(ReplayStop(size=last))
+
+    archived(store, progress=in_between)
+    manifest = trio.run(read_manifest, bucket(), DIRECTORY, "files")
+    listed = {one.key for one in manifest.segments}
+    assert listed == set(objects()), "all that is listed exists, and all that exists is listed"
+    assert not any(manifest.has_trimmed(one.name) for one in manifest.segments)
+    assert restored(tmp_path / "end")["log"]

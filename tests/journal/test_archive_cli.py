@@ -75,6 +75,12 @@ def test_a_chain_is_archived_and_read_by_every_command_with_no_server_alive(
     client().download_file(BUCKET, keys[0], str(tmp_path / Path(keys[0]).name))
     assert journal("verify", tmp_path / Path(keys[0]).name).returncode == 0
 
+    done = json.loads(journal("trim", archived, "--max-bytes", 1, "--apply", "--json").stdout)
+    assert (done["applied"], len(done["segments"]) > 0) == (True, True)
+    assert journal("cat", archived, "log").stdout == text[: 3 * covered]
+    wrong = journal("trim", archived, "--before", "-1d", "--stopped")
+    assert (wrong.returncode, "no meaning for an archive" in wrong.stderr) == (2, True)
+
     service.rules.append(Rule("GET", "files.0", status(403, "AccessDenied")))
     denied = journal("verify", archived)
     assert (denied.returncode, "credentials" in denied.stderr) == (2, True)

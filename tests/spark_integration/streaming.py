@@ -28,11 +28,15 @@ class Query:
     ) -> None:
         self.reader = reader
         self.wanted = wanted
+        self.planned = start is not None
         self.at = through_json(reader.initialOffset() if start is None else start)
 
     def batch(self, limit: Any = None) -> list[Any]:
         """The values of the rows of the next micro-batch."""
         end = through_json(self.reader.latestOffset(self.at, limit or self.reader.getDefaultReadLimit()))
+        if end != self.at and self.planned:
+            self.reader.commit(self.at)  # after the offsets of this micro-batch were recorded
+        self.planned = True
         rows = self.between(self.at, end)
         self.at = end
         return rows

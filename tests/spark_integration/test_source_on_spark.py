@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,12 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
+from checkpoint import limits
+from dataflow.blocking import open_producer
 from dos_client.blocking import BlockingStore, open_store
 from dos_server.testing import Servers, ThreadedServer
 from spark_integration import register
+from tests.dataflow.test_region_trim import dos
 from tests.spark_integration.stored_data import arrow, lines, write_batches, write_objects, write_steps
 from tests.support.examples import run_example
 
@@ -130,6 +134,45 @@ def test_a_stream_of_arrow_objects_says_in_its_progress_how_far_there_is_more(
     assert [json.loads(source["latestOffset"])["splits"]["a"]["size"] for source in sources] == [ends[1]] * 2
 
 
+# EVIDENCE-OF: P-6
+def test_a_stopped_query_continues_without_losing_a_row_after_its_input_was_trimmed(
+    spark: SparkSession,
+    servers: Servers[ThreadedServer],
+    store: BlockingStore,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "input_segment_bytes_max", 1)
+    monkeypatch.setattr(limits, "trim_poll_s", 0.05)
+    numbers = pa.schema([("n", pa.int64())])
+
+    def run() -> None:
+        options = {"input": "numbers", "consumer": "report", "consumerRetainSeconds": "0"}
+        stream = spark.readStream.format("dos").options(**options).load(f"{servers.url}/trimmed")
+        sink = stream.writeStream.format("parquet").option("path", str(tmp_path / "t"))
+        sink = sink.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True)
+        sink.start().awaitTermination()
+
+    def status() -> dict[str, Any]:
+        done = dos("input", "consumers", servers.url, "trimmed", "numbers", "--json")
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    with open_producer(store, "trimmed", "numbers", "p", numbers) as producer:
+        for first in (0, 4, 8):
+            for number in range(first, first + 4):
+                producer.wait_recorded(producer.send([{"n": number}]))
+            run()
+            (query,) = status()["queries"]
+            # A micro-batch counts when the next one begins: the last one of each run is needed still.
+            before = query["positions"]["p"]
+            assert before["needs"] < before["read"] + before["lagBytes"]
+            deadline = time.monotonic() + 20
+            while first == 4 and not status()["splits"][0]["begin"]:
+                assert time.monotonic() < deadline, "the input is trimmed while the query is stopped"
+    assert sorted(pq.read_table(tmp_path / "t")["n"].to_pylist()) == list(range(12))
+
+
 def test_the_examples_of_the_page_run(
     spark: SparkSession,
     servers: Servers[ThreadedServer],
@@ -140,7 +183,7 @@ def test_the_examples_of_the_page_run(
     for worker in (0, 1):
         steps = {step: [{"word": f"w{worker}", "count": 10 * step}] for step in (1, 2)}
         write_steps(store, "wordcount", "counts", worker, steps, COUNTS)
-    for name in ("five_minutes", "columns", "stream"):
+    for name in ("five_minutes", "columns", "stream", "consumer"):
         run_example("docs/spark.md", name, {"spark": spark}, store=servers.url, data=f"{tmp_path}/")
     shown = [
         re.findall(r"\w+", line) for line in capsys.readouterr().out.splitlines() if line.startswith("|")

@@ -44,7 +44,7 @@ RUN_BY: dict[str, dict[str, tuple[str, ...]]] = {
             "supervised",
             "write",
         ),
-        "tests/spark_integration/test_source_on_spark.py": ("five_minutes", "columns", "stream"),
+        "tests/spark_integration/test_source_on_spark.py": ("five_minutes", "columns", "stream", "consumer"),
         "tests/spark_integration/test_inside_on_spark.py": ("inside",),
     },
     "docs/state.md": {MANUAL: ()},
