@@ -13,7 +13,7 @@ from dos_client import randomness
 from dos_client.cli.kit import REFUSED, UNREACHABLE, AsJson, TokenFile, fail, print_result, read_token
 from dos_client.live_store import Store
 from dos_protocol.errors import LocalProtocolError
-from journal.archive.bucket import SCHEME as S3_SCHEME
+from journal.archive.url import SCHEME as S3_SCHEME
 from journal.cli_arguments import journal_errors
 from journal.core.errors import HistoryTrimmedError
 from journal.core.file_ops import ReplayStop
