@@ -61,15 +61,14 @@ class DirectorySource(base.SourceSpec):
     worker must see the same paths. The source ends when the path `until` exists and all files are read.
 
         DirectorySource("logs", until="logs/END")
-        DirectorySource("s3://bucket/logs")
 
-    paths: a directory, a path or pattern (`logs/**/*.log`), or a list of them; for a bucket, a URL of a
-    prefix or a pattern. Names that begin with . or _ are skipped: write a file as _name and rename it when
-    complete. Files that end with .gz are read once they are whole. poll_s: seconds between two listings, by
-    default 1, and 10 for a bucket. gone: what to do if a file no longer exists, "stop" the region, or
-    "forget" the file; with "forget", a file may be removed once a checkpoint covers it. errors, local,
-    endpoint: as of `FileSource`. With trigger="operator" it requests a checkpoint after it has read a file to
-    its end. Raises SchemaError, also for a directory that does not exist; BadUrlError.
+    paths: a directory, a path or pattern (`logs/**/*.log`), or a list of them; for a bucket, the URL of a
+    prefix (`s3://bucket/logs`) or a pattern. Names that begin with . or _ are skipped: write a file as _name
+    and rename it when complete. Files that end with .gz are read once they are whole. poll_s: seconds between
+    two listings, by default 1, and 10 for a bucket. gone: what to do if a file no longer exists, "stop" the
+    region, or "forget" the file; with "forget", a file may be removed once a checkpoint covers it. errors,
+    local, endpoint: as of `FileSource`. With trigger="operator" it requests a checkpoint after it has read a
+    file to its end. Raises SchemaError, also for a directory that does not exist; BadUrlError.
     """
 
     patterns: tuple[WatchedFiles, ...]

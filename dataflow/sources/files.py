@@ -34,7 +34,7 @@ from dataflow.errors import InputChangedError, InputListChangedError, SchemaErro
 from dataflow.operators.base import OperatorContext
 from dataflow.sources import base
 from dataflow.sources.file_bytes import GZIP_SUFFIX, FileBytes
-from dataflow.sources.input_files import OpenFiles
+from dataflow.sources.input_files import OpenInputs
 from dataflow.sources.line_batches import LineChunks, position_text, replay_lines, whole_lines
 from dataflow.sources.objects import input_files
 from dataflow.sources.paths import Paths, check_errors, input_paths, is_url, set_fields
@@ -59,15 +59,14 @@ class FileSource(base.SourceSpec):
     """Reads text files, each `repeat` times. Every worker must see them under the same paths.
 
         FileSource(["a.txt", "b.txt.gz"], repeat=2)
-        FileSource("s3://bucket/logs/*.txt")
 
-    paths: one path, pattern (`logs/*.txt`) or URL of objects in a bucket, or a list of them. Patterns are
-    resolved when the source is created, in sorted order. Files whose names end with .gz are decompressed, and
-    positions refer to the decompressed content. local: True confirms that a run on a cluster may use these
-    paths, because all hosts have the same files. errors: how to treat bytes that are not UTF-8, "strict"
-    (stop) or "replace" (by U+FFFD). verify: how much of a file that is being read a reset verifies, "tail"
-    (the last 64 KiB before the position, in the same time for any size) or "whole" (everything before it).
-    endpoint: the URL of a bucket's service other than AWS.
+    paths: one path, pattern (`logs/*.txt`) or URL of objects in a bucket (`s3://bucket/logs/*.txt`), or a
+    list of them. Patterns are resolved when the source is created, in sorted order. Files whose names end
+    with .gz are decompressed, and positions refer to the decompressed content. local: True confirms that a
+    run on a cluster may use these paths, because all hosts have the same files. errors: how to treat bytes
+    that are not UTF-8, "strict" (stop) or "replace" (by U+FFFD). verify: how much of a file that is being
+    read a reset verifies, "tail" (the last 64 KiB before the position, in the same time for any size) or
+    "whole" (everything before it). endpoint: the URL of a bucket's service other than AWS.
 
     Raises SchemaError, BadUrlError; for a pattern of objects InputReadError, InputUnavailableError.
     """
@@ -155,7 +154,7 @@ class FileReader(base.SourceReader):
         self._spec = spec
         self._cut_after_file = cut_after_file
         self._worker, self._workers = worker, workers
-        self._files = OpenFiles(input_files(spec.paths[0], spec.endpoint), _files_open_max)
+        self._files = OpenInputs(input_files(spec.paths[0], spec.endpoint), _files_open_max)
         """By split."""
         self._reading: dict[str, _OpenSplit] = {}
         self._clear()

@@ -75,7 +75,7 @@ class InputFiles(Protocol):
         ...
 
 
-class OpenFiles:
+class OpenInputs:
     """The open files of one reader by name, least recently used first. At most `most` stay open."""
 
     def __init__(self, files: InputFiles, most: int) -> None:

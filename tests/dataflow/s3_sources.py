@@ -3,9 +3,11 @@
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 from moto.s3.models import s3_backends
 
+from checkpoint import SplitPosition
 from dataflow import DirectorySource, FileSource, limits
 from dataflow.sources import objects
 from dataflow.sources.base import Positions, SourceBatch, SourceReader
@@ -15,6 +17,7 @@ from tests.dataflow.s3_sinks import prefix, quick, service
 from tests.support.s3 import BUCKET, FakeS3
 
 __all__ = ["prefix", "service"]
+LONG = "line\n" * 20
 
 
 @pytest.fixture
@@ -82,3 +85,14 @@ class Reading:
         while more := self.lines(bytes_max):
             found += more
         return found
+
+
+def stored(positions: Positions) -> Positions:
+    """What another host gets: the positions as a checkpoint stores them."""
+    return msgspec.json.decode(msgspec.json.encode(positions), type=dict[str, SplitPosition])
+
+
+def half_read(source: "FileSource | DirectorySource", bytes_max: int = 10) -> Reading:
+    reading = Reading(source)
+    assert reading.lines(bytes_max)
+    return reading

@@ -15,8 +15,9 @@ from dataflow.sources.input_files import FileSeen
 from journal.archive.bucket import Bucket, ObjectPart
 from journal.archive.url import S3Url
 from tests.dataflow import test_s3_source as tests
+from tests.dataflow import test_s3_source_service as service_tests
 from tests.dataflow.s3_sources import bucket, prefix, service
-from tests.support.s3 import FakeS3
+from tests.support.s3 import BUCKET, FakeS3
 
 __all__ = ["bucket", "prefix", "service"]
 Test = Callable[[FakeS3, str, pytest.MonkeyPatch], None]
@@ -108,7 +109,12 @@ def with_the_old_part(self: objects.ObjectBytes, position: int) -> None:
             unchecked,
             without(tests.test_a_replay_of_other_bytes_is_refused_and_so_is_one_of_more_bytes),
         ),
-        (Bucket, "_checked_part", whatever_arrives, without(tests.test_a_service_without_ranges_is_refused)),
+        (
+            Bucket,
+            "_checked_part",
+            whatever_arrives,
+            without(service_tests.test_a_service_without_ranges_is_refused),
+        ),
         (
             objects.ObjectBytes,
             "_restart",
@@ -135,7 +141,7 @@ def test_a_service_that_ignores_if_match_is_noticed(
     bucket: FakeS3, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second line of defense: the version of each reply is compared, too."""
-    shared_client = objects.Bucket(S3Url(tests.BUCKET, ()))._client
+    shared_client = objects.Bucket(S3Url(BUCKET, ()))._client
     get = shared_client.get_object
 
     def unconditional(**request: Any) -> Any:
