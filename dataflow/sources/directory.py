@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 import pyarrow as pa
+from msgspec import UNSET
 
 from checkpoint import SplitPosition
 from dataflow import limits
@@ -241,7 +242,8 @@ class DirectoryReader(base.SourceReader):
     def _handle_missing(self, path: str) -> None:
         last = self._listed_files.get(path)
         unread = path in self._ready or (self._more and path == self._last)
-        if self._spec.gone == "stop" or (last is not None and unread):
+        unread = (last is not None and unread) or (self._input.versioned and not self._at[path].done)
+        if self._spec.gone == "stop" or unread:
             raise InputGoneError(path, self._at[path].position)
         self._forget(path)
 
@@ -374,10 +376,10 @@ class DirectoryReader(base.SourceReader):
         if self._cut_after_file:
             at_end = part.done if self._is_whole(path) else part.end == file.size()
             self._wants_cut |= bool(at_end)
-        if path in self._listed_files:
-            self._replayed_since_listing = True
-        else:
+        seen = self._listed_files.get(path)
+        if seen is None or self._at[path].version not in (UNSET, seen.identity):
             self._list_at_s = 0.0
+        self._replayed_since_listing = True
         return chunk
 
     def take_division(self) -> base.SourceDivision:

@@ -304,6 +304,11 @@ def test_objects_that_were_deleted_are_reported(
     assert Reading(forgetting, stored(before)).all_lines() == []
     with pytest.raises(InputGoneError):
         Reading(forgetting).reader.replay(division)
+    put(f"{prefix}/a", LONG)
+    part = half_read(forgetting).reader.positions()
+    remove(f"{prefix}/a")
+    with pytest.raises(InputGoneError):
+        Reading(forgetting, stored(part)).lines()  # it was not read to its end
     with pytest.raises(InputReadError, match=r"no such bucket or object.*correct the URL"):
         Reading(FileSource(url(prefix, "/nowhere"))).lines()
 
@@ -316,3 +321,11 @@ def test_a_replay_of_other_bytes_is_refused_and_so_is_one_of_more_bytes(bucket: 
         put(f"{prefix}/a", other)
         with pytest.raises(InputChangedError, match="100 bytes with digest"):
             Reading(source).reader.replay(reading.division)
+    put(f"{prefix}/a", LONG)
+    reading = half_read(source)
+    again = Reading(source)
+    assert again.reader.has_input
+    put(f"{prefix}/a", LONG + "more\n")  # after it was listed, and with the bytes of the recorded step
+    again.reader.replay(reading.division)
+    again.reader.take_division()
+    assert again.all_lines()[-1] == "more"

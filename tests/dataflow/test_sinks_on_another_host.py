@@ -2,6 +2,7 @@
 files.
 """
 
+import os
 import re
 import shutil
 from collections import Counter
@@ -12,12 +13,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from checkpoint.core.region import RegionState
-from dataflow import DirectorySource, FileSource, Graph, JournaledFileSink, RateSource, S3Sink
+from checkpoint.core.region import RegionState, ResetReport
+from dataflow import DirectorySource, FileSink, FileSource, Graph, JournaledFileSink, RateSource, S3Sink
 from dataflow.limits import WorkerLimits
 from dataflow.sinks.tsv import parse_row
 from dos_cli.main import app
 from tests.dataflow.s3_sinks import client
+from tests.dataflow.support import rows_of
 from tests.dataflow.test_region_processes import (
     WAIT_S,
     finished,
@@ -27,7 +29,7 @@ from tests.dataflow.test_region_processes import (
     unhurried,
 )
 from tests.support.examples import run_example
-from tests.support.s3 import BUCKET, serving
+from tests.support.s3 import BUCKET, FakeS3, Rule, serving, status
 from tests.support.s3_rows import objects, parquet_rows, uploads
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("forks")]
@@ -35,10 +37,10 @@ NAME = "outlived"
 
 
 @pytest.fixture(scope="module", autouse=True)
-def bucket() -> Iterator[None]:
-    with serving():
+def bucket() -> Iterator[FakeS3]:
+    with serving() as service:
         client().create_bucket(Bucket=BUCKET)
-        yield
+        yield service
 
 
 def test_the_example_of_the_docs(shared_store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,3 +127,28 @@ def test_a_region_continues_on_hosts_that_have_nothing(
     assert sorted(in_objects) == sorted((str(word), int(str(count))) for word, count in in_store)
     assert dict(sorted(in_objects)) == dict(truth)
     assert uploads("counts") == [], "nothing waits at the end"
+
+
+@pytest.mark.skipif(
+    os.environ.get("DOS_TEST_PROFILE") != "long", reason="waits for repeated requests: DOS_TEST_PROFILE=long"
+)
+def test_a_region_resumes_when_the_service_of_its_input_is_available_again(
+    shared_store: str, tmp_path: Path, bucket: FakeS3
+) -> None:
+    """Its worker fails when all attempts of a request have failed, is started again, and loses nothing."""
+    prefix = f"s3://{BUCKET}/waited"
+    put("waited/1.txt", "one\n")
+    graph = Graph("waits")
+    source = DirectorySource(prefix, until=f"{prefix}/END", poll_s=0.2)
+    graph.source("lines", source).sink("out", FileSink(tmp_path / "out"))
+    with running(graph, shared_store, tmp_path) as (control, watch):
+        watch.cuts(1)
+        bucket.rules.append(Rule("GET", "prefix=waited", status(503, "SlowDown")))
+        put("waited/2.txt", "two\n")
+        put("waited/END", "")
+        watch.wait(lambda event: isinstance(event, ResetReport))
+        bucket.rules.clear()
+        assert finished(control), control.status
+        report = control.status.resets[0]
+    assert re.search(r"InputUnavailableError.*cannot be reached.*SlowDown.*check the endpoint", report.reason)
+    assert sorted(row[0] or "" for _, row in rows_of(tmp_path / "out")) == ["one", "two"]
