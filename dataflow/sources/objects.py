@@ -252,7 +252,7 @@ def _requests_to(url: S3Url) -> Iterator[None]:
         at = url.endpoint or "AWS_ENDPOINT_URL_S3 or AWS"
         raise InputUnavailableError(
             f"the bucket's service cannot be reached: {error.args[0]}",
-            remedy=f"check the endpoint ({at}) and the network; if the region has stopped, run it again, and it"
+            remedy=f"check the endpoint ({at}) and the network; if the region has stopped, run it again: it"
             " resumes",
         ) from error
 
