@@ -111,8 +111,9 @@ class InputChangedError(DosError):
 
     remedy = "put the file back as it was, or start the region under a new name"
 
-    def __init__(self, path: str, position: int, expected: str, found: str) -> None:
-        super().__init__(f"input {path!r} changed below byte {position}: expected {expected}, found {found}")
+    def __init__(self, path: str, position: int, expected: str, found: str, *, remedy: str = "") -> None:
+        text = f"input {path!r} changed below byte {position}: expected {expected}, found {found}"
+        super().__init__(text, remedy=remedy)
         self.path = path
         self.position = position
         self.expected = expected
@@ -120,7 +121,9 @@ class InputChangedError(DosError):
 
 
 class InputGoneError(InputChangedError):
-    """A file in a watched directory is missing, and it is not known whether all of it was read."""
+    """A file in a watched directory, or an object that is being read, is missing, and it is not known whether
+    all of it was read.
+    """
 
     remedy = (
         "restore it under its name; if files are removed after a checkpoint covers them, write"
@@ -158,6 +161,12 @@ class InputReadError(DosError):
     """The operating system failed to read an input; `__cause__` has its error."""
 
     remedy = "every worker must be able to read every input file under this path"
+
+
+class InputUnavailableError(DosError):
+    """The service of a bucket did not answer, or refused a request. The worker fails and is started again,
+    up to `max_consecutive_reset_attempts` times; the region resumes from its last checkpoint.
+    """
 
 
 class SinkOwnedError(DosError):
@@ -224,6 +233,7 @@ __all__ = [
     "InputGoneError",
     "InputListChangedError",
     "InputReadError",
+    "InputUnavailableError",
     "LineTooLongError",
     "NoOutputError",
     "OperatorError",

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from checkpoint import Launcher, RegionEvent, RegionSpec, RegionStatus, StateChanged
 from checkpoint.coordinator.control import RegionControl, RegionListener
 from dataflow.graph.builder import Graph
-from dataflow.graph.parts import GraphPart, check_sinks, part_options
+from dataflow.graph.parts import GraphPart, check_places, part_options
 from dataflow.limits import handle_poll_s, stop_timeout_s, workers_end_timeout_s
 
 logger = logging.getLogger("dos.dataflow")
@@ -231,7 +231,7 @@ def start_part(
         **fields,
     )
     events = RegionEvents()
-    control = RegionControl(spec, observer=events, check=partial(check_sinks, part))
+    control = RegionControl(spec, observer=events, check=partial(check_places, part))
     for listener in listeners:
         control.addListener(listener)
     control.listen()

@@ -57,6 +57,20 @@ directory_files_max: Final = 50_000
 A checkpoint holds the position of each, about 100 bytes and its path, and is one record of at most 16 MiB.
 """
 
+object_read_bytes_min: Final = 256 * KIB
+"""The first request for bytes of an object. The size doubles with each further request in sequence: a request
+takes some 30 ms, during which S3 sends 1 to 3 MB.
+"""
+object_read_bytes_max: Final = 8 * MIB
+object_buffer_bytes_max: Final = 64 * MIB
+"""Bytes of objects that one source of one worker holds. They are divided among the objects that are open, in
+parts of at least `object_read_bytes_min`.
+"""
+object_reads_ahead: Final = 2
+"""Requests of one source that are made while rows are processed."""
+object_poll_s: Final = 10.0
+"""Default interval between two lists of a bucket. A list of up to 1,000 objects is one paid request."""
+
 feed_split_bytes_max: Final = 4 * MIB
 feed_bytes_max: Final = 64 * MIB
 """Prefetched bytes of one split, and of one source, whose input is in the store."""

@@ -28,9 +28,10 @@ from dos_protocol.errors import (
     NotFoundError,
     PoisonedError,
 )
-from journal.archive.bucket import SCHEME as S3_SCHEME
-from journal.archive.bucket import Bucket, parse_s3_url
+from journal.archive.bucket import Bucket
 from journal.archive.reading import ArchivedChain, ServersAndArchive, in_thread, read_manifest
+from journal.archive.url import SCHEME as S3_SCHEME
+from journal.archive.url import parse_s3_url
 from journal.chain import inspect_chain, inspect_committed
 from journal.core.chain import ChainState, SegmentSpan
 from journal.core.decoder import Decoded

@@ -152,9 +152,9 @@ def _refuse_host_paths(graph: Graph) -> None:
             raise HostPathError(
                 f"{node.name!r} uses {path} on the hosts of executors: files there are lost with their host,"
                 " and a worker that continues on another host does not find them",
-                remedy="use an InputSource as the source, and an S3Sink, a JournaledFileSink, a LogSink or a"
-                " database as the sink; if all hosts share that directory, or its loss is acceptable, pass"
-                " local=True",
+                remedy="use an InputSource or objects of a bucket (s3://BUCKET/..) as the source, and an"
+                " S3Sink, a JournaledFileSink, a LogSink or a database as the sink; if all hosts share that"
+                " directory, or its loss is acceptable, pass local=True",
             )
 
 

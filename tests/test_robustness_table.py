@@ -41,7 +41,9 @@ SCENARIOS = (
     "a stale token meets a newer barrier",
     "back-pressure against barriers",
     "a sink that is not up at the start and comes later",
-    "all local files are lost, with sinks that outlive their host",
+    "all local files are lost, with sources and sinks that outlive their host",
+    "an object of a bucket is replaced or deleted while it is read",
+    "the service of a bucket fails for a while, truncates replies or ignores conditions",
     "adding a second worker",
 )
 """What a region must survive, or refuse with a reason."""

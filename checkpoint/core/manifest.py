@@ -68,6 +68,8 @@ class SplitPosition(msgspec.Struct, frozen=True):
     """For a file: a point below `position` from which its digest can be computed, so that a restore reads
     only what follows it (decision 0224). Older programs ignore it, and their records have none.
     """
+    version: str | msgspec.UnsetType = msgspec.UNSET
+    """For an object of a bucket: its version (ETag), which every later read must find (decision 0226)."""
 
 
 class WorkerCut(msgspec.Struct, frozen=True, kw_only=True):

@@ -71,19 +71,22 @@ def part_options(part: GraphPart[Any]) -> dict[str, Any]:
     )
 
 
-def check_sinks(part: GraphPart[Any], store_id: bytes) -> None:
-    """Raise SinkOwnedError, before any worker starts, if the target of a sink holds output of another run.
+def check_places(part: GraphPart[Any], store_id: bytes) -> None:
+    """Raise an error, before any worker starts, if a source cannot be read, or if the target of a sink holds
+    output of another run (SinkOwnedError) or cannot be written.
 
-    Targets that the driver cannot read are left to the workers, which check them too.
+    Places that the driver cannot read are left to the workers, which check them too.
     """
     for node in part.graph.nodes()[0]:
-        if isinstance(node.spec, SinkSpec):
-            try:
+        try:
+            if isinstance(node.spec, SinkSpec):
                 node.spec.check_place(OutputOwner(part.name, store_id.hex(), node.name))
-            except DosError:
-                raise
-            except Exception as error:
-                logger.info("sink %r: the driver cannot read its target: %s", node.name, error)
+            elif isinstance(node.spec, SourceSpec):
+                node.spec.check_access()
+        except DosError:
+            raise
+        except Exception as error:
+            logger.info("%r: the driver cannot read its place: %s", node.name, error)
 
 
 def parts_of(graph: G, application: str) -> list[GraphPart[G]]:

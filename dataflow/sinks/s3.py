@@ -34,7 +34,8 @@ from dataflow.sinks.part_file import OWNER_FILE
 from dataflow.sinks.s3_upload import Receipt, RowUpload
 from dataflow.sinks.two_phase import TwoPhaseOutput, TwoPhaseSink
 from journal import ArchiveNotFoundError, ArchiveRefusedError, ArchiveUnavailableError
-from journal.archive.bucket import Bucket, S3Url, parse_s3_url
+from journal.archive.bucket import Bucket
+from journal.archive.url import S3Url, parse_s3_url
 
 Format: TypeAlias = Literal["parquet", "tsv"]
 _METADATA: Final = "dos-transaction"

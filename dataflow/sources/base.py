@@ -163,6 +163,13 @@ class SourceSpec(OperatorSpec):
     runs_outside: ClassVar[bool] = False
     """Whether it can start at the present position of its input, outside of a consistent region."""
 
+    def check_access(self) -> None:
+        """Raise an error if the input cannot be read from anywhere, such as a bucket that does not exist.
+
+        The driver calls it before any worker starts. The default does nothing. Raises OSError if that cannot
+        be determined from this machine.
+        """
+
     @abstractmethod
     def open(self, context: OperatorContext) -> SourceReader:
         """Return a reader of this worker's splits, at the beginning."""

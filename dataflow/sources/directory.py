@@ -11,6 +11,8 @@ This file decides which bytes a step reads and verifies that a replay reads the 
    file that is shorter, or differs before the position, is rejected by name.
 5. Of a growing file only whole lines are read.
 6. A gzip file is read once it is whole, and is then finished; its digest is that of the file.
+7. An object of a bucket is whole when it appears. It is read to its end before the next one, and is then
+   finished. A position contains its version; an object of another version is rejected by name.
 """
 
 import os
@@ -21,33 +23,32 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 import pyarrow as pa
+from msgspec import UNSET
 
 from checkpoint import SplitPosition
 from dataflow import limits
 from dataflow.core.event_time import SourceTime
-from dataflow.errors import InputChangedError, InputGoneError, InputReadError, SchemaError
+from dataflow.errors import InputChangedError, InputGoneError, SchemaError
 from dataflow.operators.base import OperatorContext
 from dataflow.sources import base
 from dataflow.sources.file_bytes import GZIP_SUFFIX
+from dataflow.sources.input_files import FileSeen, WatchedFiles
 from dataflow.sources.line_batches import LineChunks, position_text, replay_lines, whole_lines
-from dataflow.sources.paths import Paths, check_errors, paths_of
+from dataflow.sources.objects import input_files
+from dataflow.sources.paths import Paths, check_errors, end_path, input_paths, is_url, set_fields
 from dataflow.sources.prefetched import owner_by_name
 from dataflow.sources.round_robin import RoundRobin, begin_bytes
 from dataflow.sources.text import LINE_SCHEMA, Errors
 from dataflow.sources.watched_files import (
     CompleteGzips,
     FilePart,
-    FileSeen,
     FollowedFile,
     FollowedFiles,
-    WatchedFiles,
-    check_gzip_unchanged,
-    list_files,
-    mark_of,
-    tail_bytes,
-    watched,
+    check_count,
+    check_part,
+    object_is_ready,
 )
-from dos_protocol.digests import PrefixDigest, digest64
+from dos_protocol.digests import PrefixDigest
 
 Gone: TypeAlias = Literal["stop", "forget"]
 
@@ -62,13 +63,13 @@ class DirectorySource(base.SourceSpec):
 
         DirectorySource("logs", until="logs/END")
 
-    paths: a directory, a path or pattern (`logs/**/*.log`), or a list of them. Names that begin with . or _
-    are skipped: write a file as _name and rename it when complete. Files that end with .gz are read once
-    they are whole. poll_s: seconds between two listings of the directories. gone: what to do if a file no
-    longer exists, "stop" the region, or "forget" the file; with "forget", a file may be removed once a
-    checkpoint covers it. errors, local: as of `FileSource`. With trigger="operator" it requests a checkpoint
-    after it has read a file to its end. Raises SchemaError, also for a directory that
-    does not exist.
+    paths: a directory, a path or pattern (`logs/**/*.log`), or a list of them; for a bucket, the URL of a
+    prefix (`s3://bucket/logs`) or a pattern. Names that begin with . or _ are skipped: write a file as _name
+    and rename it when complete. Files that end with .gz are read once they are whole. poll_s: seconds between
+    two listings, by default 1, and 10 for a bucket. gone: what to do if a file no longer exists, "stop" the
+    region, or "forget" the file; with "forget", a file may be removed once a checkpoint covers it. errors,
+    local, endpoint: as of `FileSource`. With trigger="operator" it requests a checkpoint after it has read a
+    file to its end. Raises SchemaError, also for a directory that does not exist; BadUrlError.
     """
 
     patterns: tuple[WatchedFiles, ...]
@@ -77,35 +78,40 @@ class DirectorySource(base.SourceSpec):
     gone: Gone
     errors: Errors
     local: bool
+    endpoint: str | None
 
     def __init__(
         self,
         paths: Paths,
         *,
         until: "str | os.PathLike[str] | None" = None,
-        poll_s: float = 1.0,
+        poll_s: float | None = None,
         gone: Gone = "stop",
         errors: Errors = "strict",
         local: bool = False,
+        endpoint: str | None = None,
     ) -> None:
-        given = paths_of(paths)
+        given, endpoint = input_paths(paths, endpoint)
         if not given:
             raise SchemaError("a DirectorySource needs at least one directory or pattern")
+        end = None if until is None else end_path(until, given[0])
+        files = input_files(given[0], endpoint)
+        if poll_s is None:
+            poll_s = limits.object_poll_s if files.versioned else 1.0
         if not poll_s > 0:
             raise SchemaError(f"poll_s must be a number of seconds above 0, not {poll_s!r}")
         if gone not in ("stop", "forget"):
             raise SchemaError(f"gone must be 'stop' or 'forget', not {gone!r}")
         check_errors(errors)
-        object.__setattr__(self, "patterns", tuple(watched(entry) for entry in given))
-        end = None if until is None else os.path.abspath(until)  # noqa: PTH100 - the path need not exist here
-        object.__setattr__(self, "until", end)
-        object.__setattr__(self, "poll_s", poll_s)
-        object.__setattr__(self, "gone", gone)
-        object.__setattr__(self, "errors", errors)
-        object.__setattr__(self, "local", local)
+        patterns = tuple(map(files.watched, given))
+        set_fields(self, patterns=patterns, until=end, poll_s=poll_s, gone=gone)
+        set_fields(self, errors=errors, local=local, endpoint=endpoint)
 
     def host_path(self) -> str:
-        return "" if self.local else self.patterns[0].root
+        return "" if self.local or is_url(self.patterns[0].root) else self.patterns[0].root
+
+    def check_access(self) -> None:
+        input_files(self.patterns[0].root, self.endpoint).check_access(self.patterns[0].root)
 
     def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema:
         del inputs
@@ -136,7 +142,8 @@ class DirectoryReader(base.SourceReader):
         self._spec, self._cut_after_file = spec, cut_after_file
         self._worker, self._workers = worker, workers
         self._clock = clock
-        self._files = FollowedFiles()
+        self._input = input_files(spec.patterns[0].root, spec.endpoint)
+        self._files = FollowedFiles(self._input)
         self._clear()
 
     # --- Position -------------------------------------------------------------------------------------
@@ -156,11 +163,13 @@ class DirectoryReader(base.SourceReader):
         self._more = False
         self._list_at_s = 0.0
         self._listed = False  # whether the directories were listed in this incarnation
+        self._replayed_since_listing = False
         self._turns = RoundRobin()
         self._ending = self._at_end = self._wants_cut = False
 
     def close(self) -> None:
         self._files.close_all()
+        self._input.close()
 
     def reset_to(self, positions: Mapping[str, SplitPosition]) -> None:
         self._clear()
@@ -203,19 +212,10 @@ class DirectoryReader(base.SourceReader):
 
     def _list_if_due(self) -> None:
         """List the directories if it is time. Raises InputChangedError, InputGoneError, InputReadError."""
-        if self._at_end or self._clock() < self._list_at_s:
+        due = self._clock() >= self._list_at_s
+        if self._at_end or not (due or self._replayed_since_listing):
             return
-        until = self._spec.until
-        ending = until is not None and os.path.exists(until)  # noqa: PTH110 - before listing: misses no file
-        found = {path: seen for path, seen in list_files(self._spec.patterns).items() if self._owns(path)}
-        if len(found) > limits.directory_files_max:
-            raise InputReadError(
-                f"{len(found)} input files exist for one worker, and a checkpoint holds the position of"
-                f" each: the maximum is {limits.directory_files_max}",
-                remedy='remove files that were read, with gone="forget"; or use more workers',
-            )
-        for path in [path for path in self._at if path not in found]:
-            self._handle_missing(path)
+        found, ending = self._list() if due else (self._listed_files, self._ending)
         ready = [path for path, seen in found.items() if self._is_ready(path, seen, ending=ending)]
         self._listed_files, self._ending = found, ending
         self._more = self._more and self._last in ready
@@ -224,8 +224,19 @@ class DirectoryReader(base.SourceReader):
         if self._last in ready and not self._more:
             self._put_back(self._last)
         self._at_end = ending and not ready
-        self._listed = True
+        self._listed, self._replayed_since_listing = True, False
+
+    def _list(self) -> tuple[dict[str, FileSeen], bool]:
+        """Return this worker's files, and whether no more will follow."""
+        until = self._spec.until
+        ending = until is not None and self._input.exists(until)  # before listing: misses no file
+        listed = self._input.listing(self._spec.patterns)
+        found = {path: seen for path, seen in listed.items() if self._owns(path)}
+        check_count(found)
+        for path in [path for path in self._at if path not in found]:
+            self._handle_missing(path)
         self._list_at_s = self._clock() + self._spec.poll_s
+        return found, ending
 
     def _owns(self, path: str) -> bool:
         return path != self._spec.until and owner_by_name(path, self._workers) == self._worker
@@ -233,7 +244,8 @@ class DirectoryReader(base.SourceReader):
     def _handle_missing(self, path: str) -> None:
         last = self._listed_files.get(path)
         unread = path in self._ready or (self._more and path == self._last)
-        if self._spec.gone == "stop" or (last is not None and unread):
+        unread = (last is not None and unread) or (self._input.versioned and not self._at[path].done)
+        if self._spec.gone == "stop" or unread:
             raise InputGoneError(path, self._at[path].position)
         self._forget(path)
 
@@ -248,15 +260,18 @@ class DirectoryReader(base.SourceReader):
         """Return whether the file has more to read. Raises InputChangedError if it is a different file."""
         at = self._at.get(path, _BEGINNING)
         last = self._listed_files.get(path)
+        if isinstance(seen.identity, str):
+            if at.done and at.version != seen.identity and self._spec.gone == "forget":
+                self._forget(path)
+                at = _BEGINNING
+            return object_is_ready(path, seen, at)
         if last is not None and last.identity != seen.identity:
             self._files.close(path)
             if at.position and not at.done and seen.size >= at.position:
                 # verifies the digest: a file of this name with the same content counts as the same file
                 self._opened(path)
         if path.endswith(GZIP_SUFFIX):
-            if at.done and last != seen:
-                check_gzip_unchanged(path, seen, at)
-            return not at.done and (ending or self._gzips.is_complete(path, seen, last))
+            return self._gzips.is_ready(path, seen, last, at, ending=ending)
         if seen.size < at.position:
             raise InputChangedError(path, at.position, f"at least {at.position} bytes", f"{seen.size}")
         return seen.size > (at.position if ending else max(at.position, self._incomplete_sizes.get(path, 0)))
@@ -266,9 +281,13 @@ class DirectoryReader(base.SourceReader):
     def _opened(self, path: str) -> FollowedFile:
         return self._files.opened(path, self._at.get(path, _BEGINNING))
 
+    def _is_whole(self, path: str) -> bool:
+        """Return whether a file is read once it is whole, and is finished then."""
+        return self._input.versioned or path.endswith(GZIP_SUFFIX)
+
     def _checked(self, path: str) -> FollowedFile:
         """Return the open file. Verifies it in each step, because it may have been rewritten in place."""
-        if path not in self._parts and not path.endswith(GZIP_SUFFIX):
+        if path not in self._parts and not self._is_whole(path):
             self._files.close(path)
         return self._opened(path)
 
@@ -286,11 +305,11 @@ class DirectoryReader(base.SourceReader):
             if by_time and not begin and self._ready:
                 want = min(want, begin_bytes)
             lines, rest, at_end = whole_lines(self._checked(path).held, path, begin, want)
-            packed = path.endswith(GZIP_SUFFIX)
-            chunk = lines + rest if self._ending or packed else lines
+            whole = self._is_whole(path)
+            chunk = lines + rest if self._ending or whole else lines
             taken.add(path, begin, chunk)
-            if chunk or (at_end and packed):
-                self._note(path, chunk, done=at_end and packed)
+            if chunk or (at_end and whole):
+                self._note(path, chunk, done=at_end and whole)
             if at_end and rest and not chunk.endswith(rest):
                 self._incomplete_sizes[path] = begin + len(lines) + len(rest)
             self._more = not at_end
@@ -298,10 +317,10 @@ class DirectoryReader(base.SourceReader):
         return taken.take()
 
     def _put_back(self, path: str) -> None:
-        """Let the next step begin with the next file, or continue this one, if checkpoints are to be between
-        files.
+        """Let the next step begin with the next file; or continue this one, if it does not grow, or if
+        checkpoints are to be between files.
         """
-        if self._cut_after_file:
+        if self._cut_after_file or self._input.versioned:
             self._ready.appendleft(path)
         else:
             self._ready.append(path)
@@ -334,43 +353,35 @@ class DirectoryReader(base.SourceReader):
         """Record that the step read `chunk` of a file."""
         file, at = self._opened(path), self._at.get(path, _BEGINNING)
         part = self._parts.setdefault(path, FilePart(at.position, PrefixDigest()))
-        part.digest.update(chunk)
-        part.done = done
-        file.tail = (file.tail + chunk)[-tail_bytes:]
-        position = at.position + len(chunk)
+        part.add(chunk, done=done)
+        self._at[path] = file.position_after(path, at, chunk, done=done)
         if done:
-            self._at[path] = SplitPosition(position, mark_of(path), done=True)
             self._files.close(path)
-        else:
-            self._at[path] = SplitPosition(position, digest64(file.tail))
 
     def replay(self, division: base.SourceDivision) -> list[base.SourceBatch]:
         by_time = self.reached is not None
         return replay_lines(self._chunks(), division, self._replayed, split_by_split=by_time)
 
     def _replayed(self, path: str, part: base.SplitDivision) -> bytes:
-        if not os.path.exists(path):  # noqa: PTH110
+        if path not in self._listed_files and not self._input.exists(path):
             raise InputGoneError(path, part.end)
         at = self._at.get(path, _BEGINNING)
         if part.begin == 0 and at.position and self._spec.gone == "forget":
             self._forget(path)
         elif at.position != part.begin or at.done:
             raise InputChangedError(path, part.begin, f"a step from {part.begin}", f"{at.position}")
-        chunk = self._checked(path).held.read(part.begin, part.end - part.begin)
-        digest = PrefixDigest()
-        digest.update(chunk)
-        if digest.value != part.digest:
-            raise InputChangedError(
-                path,
-                part.end,
-                f"{part.end - part.begin} bytes with digest {part.digest:016x}",
-                f"{len(chunk)} with {digest.value:016x}",
-            )
+        file = self._checked(path).held
+        chunk = file.read(part.begin, part.end - part.begin)
+        check_part(path, part, chunk, more=bool(part.done and file.read(part.end, 1)))
         self._note(path, chunk, done=bool(part.done))
         self._last, self._more = path, False
-        if self._cut_after_file and part.end == os.path.getsize(path):  # noqa: PTH202
-            self._wants_cut = True
-        self._list_at_s = 0.0
+        if self._cut_after_file:
+            at_end = part.done if self._is_whole(path) else part.end == file.size()
+            self._wants_cut |= bool(at_end)
+        seen = self._listed_files.get(path)
+        if seen is None or self._at[path].version not in (UNSET, seen.identity):
+            self._list_at_s = 0.0
+        self._replayed_since_listing = True
         return chunk
 
     def take_division(self) -> base.SourceDivision:
@@ -379,12 +390,7 @@ class DirectoryReader(base.SourceReader):
         if self._more:
             self._put_back(self._last)
             self._more = False
-        return {
-            path: base.SplitDivision(
-                part.begin, part.begin + part.digest.size, part.digest.value, int(part.done)
-            )
-            for path, part in parts.items()
-        }
+        return {path: part.division() for path, part in parts.items()}
 
     # --- For display ----------------------------------------------------------------------------------
 

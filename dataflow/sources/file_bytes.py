@@ -1,8 +1,9 @@
 """The bytes of an input file by position, plain or decompressed from gzip.
 
-This file calls the operating system and zlib. `files.py` decides which bytes are read and verifies that they
-have not changed. A position in a gzip file refers to the decompressed content: reading from it decompresses
-everything before it again. Several concatenated gzip streams are one file, as in gzip.
+This file calls the operating system and zlib; `objects.py` reads objects of a bucket. `files.py` decides
+which bytes are read and verifies that they have not changed. A position in a gzip file refers to the
+decompressed content: reading from it decompresses everything before it again. Several concatenated gzip
+streams are one file, as in gzip.
 """
 
 import os
@@ -18,7 +19,17 @@ _block_bytes: Final = 256 * 1024
 
 
 class FileBytes(Protocol):
-    """Reads an open file. `read` raises InputReadError."""
+    """Reads an open file. `read` raises InputReadError; of an object also what `ObjectBytes.read` raises."""
+
+    @property
+    def identity(self) -> tuple[int, int] | None:
+        """Device and inode of the file; None for an object, whose version each read verifies."""
+        ...
+
+    @property
+    def version(self) -> str:
+        """The version of an object, "" before the first read, and for a file on a host."""
+        ...
 
     def read(self, position: int, count: int) -> bytes:
         """Return `count` bytes from `position` on, fewer at the end of the file. A position below the
@@ -39,12 +50,9 @@ class GzipCutShortError(InputReadError):
     remedy = "wait until the file is completely written, or repair it"
 
 
-def open_bytes(path: str) -> FileBytes:
-    """Open a file; a name that ends with .gz is decompressed. Raises InputReadError, also if it is not a
-    regular file.
-    """
-    fd = open_regular(path)
-    return GzipBytes(path, fd) if path.endswith(GZIP_SUFFIX) else PlainBytes(path, fd)
+def decompressed(path: str, file: FileBytes) -> FileBytes:
+    """Return the content of a file: decompressed if its name ends with .gz."""
+    return GzipBytes(path, file) if path.endswith(GZIP_SUFFIX) else file
 
 
 def open_regular(path: str) -> int:
@@ -65,8 +73,15 @@ def open_regular(path: str) -> int:
 class PlainBytes:
     """The bytes as they are on disk."""
 
+    version: Final = ""
+
     def __init__(self, path: str, fd: int) -> None:
         self._path, self._fd = path, fd
+
+    @property
+    def identity(self) -> tuple[int, int]:
+        status = os.fstat(self._fd)
+        return status.st_dev, status.st_ino
 
     def read(self, position: int, count: int) -> bytes:
         try:
@@ -91,10 +106,18 @@ class PlainBytes:
 class GzipBytes:
     """Decompresses while reading. Invariant: `_decompressed` is the known content from position `_at` on."""
 
-    def __init__(self, path: str, fd: int) -> None:
+    def __init__(self, path: str, file: FileBytes) -> None:
         self._path = path
-        self._file = PlainBytes(path, fd)
+        self._file = file
         self._rewind()
+
+    @property
+    def identity(self) -> tuple[int, int] | None:
+        return self._file.identity
+
+    @property
+    def version(self) -> str:
+        return self._file.version
 
     def _rewind(self) -> None:
         self._consumed = 0

@@ -19,13 +19,12 @@ if it is a gzip file, which has to be decompressed from its beginning in any cas
 its end is done: what is appended to the file later is read in the next pass.
 """
 
-import glob
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
+from msgspec import UNSET
 
 from checkpoint import SplitPosition
 from dataflow import limits
@@ -34,9 +33,11 @@ from dataflow.core.file_digest import FileDigest, Verify, check_verify, resumed
 from dataflow.errors import InputChangedError, InputListChangedError, SchemaError
 from dataflow.operators.base import OperatorContext
 from dataflow.sources import base
-from dataflow.sources.file_bytes import GZIP_SUFFIX, FileBytes, open_bytes
+from dataflow.sources.file_bytes import GZIP_SUFFIX, FileBytes
+from dataflow.sources.input_files import OpenInputs
 from dataflow.sources.line_batches import LineChunks, position_text, replay_lines, whole_lines
-from dataflow.sources.paths import Paths, check_errors, paths_of
+from dataflow.sources.objects import input_files
+from dataflow.sources.paths import Paths, check_errors, input_paths, is_url, set_fields
 from dataflow.sources.ranges import ranges_of_text, text_of_ranges
 from dataflow.sources.round_robin import RoundRobin, begin_bytes
 from dataflow.sources.text import LINE_SCHEMA, Errors
@@ -59,12 +60,15 @@ class FileSource(base.SourceSpec):
 
         FileSource(["a.txt", "b.txt.gz"], repeat=2)
 
-    paths: one path or pattern (`logs/*.txt`), or a list of them. Patterns are resolved when the source is
-    created, in sorted order. Files whose names end with .gz are decompressed, and positions refer to the
-    decompressed content. local: True confirms that a run on a cluster may use these paths, because all hosts
-    have the same files. errors: how to treat bytes that are not UTF-8, "strict" (stop) or "replace" (by
-    U+FFFD). verify: how much of a file that is being read a reset verifies, "tail" (the last 64 KiB before
-    the position, in the same time for any size) or "whole" (everything before it).
+    paths: one path, pattern (`logs/*.txt`) or URL of objects in a bucket (`s3://bucket/logs/*.txt`), or a
+    list of them. Patterns are resolved when the source is created, in sorted order. Files whose names end
+    with .gz are decompressed, and positions refer to the decompressed content. local: True confirms that a
+    run on a cluster may use these paths, because all hosts have the same files. errors: how to treat bytes
+    that are not UTF-8, "strict" (stop) or "replace" (by U+FFFD). verify: how much of a file that is being
+    read a reset verifies, "tail" (the last 64 KiB before the position, in the same time for any size) or
+    "whole" (everything before it). endpoint: the URL of a bucket's service other than AWS.
+
+    Raises SchemaError, BadUrlError; for a pattern of objects InputReadError, InputUnavailableError.
     """
 
     paths: tuple[str, ...]
@@ -72,6 +76,7 @@ class FileSource(base.SourceSpec):
     errors: Errors
     local: bool
     verify: Verify
+    endpoint: str | None
 
     def __init__(
         self,
@@ -81,8 +86,10 @@ class FileSource(base.SourceSpec):
         errors: Errors = "strict",
         local: bool = False,
         verify: Verify = "tail",
+        endpoint: str | None = None,
     ) -> None:
-        expanded = tuple(path for entry in paths_of(paths) for path in _expanded(entry))
+        given, endpoint = input_paths(paths, endpoint)
+        expanded = tuple(input_files(given[0], endpoint).expand(given)) if given else ()
         if not expanded:
             raise SchemaError(
                 "a FileSource needs at least one file; none was given, or no file matches the pattern"
@@ -94,18 +101,18 @@ class FileSource(base.SourceSpec):
             raise SchemaError(f"repeat must be an integer of 1 or more, not {repeat!r}")
         check_errors(errors)
         check_verify(verify)
-        object.__setattr__(self, "paths", expanded)
-        object.__setattr__(self, "repeat", repeat)
-        object.__setattr__(self, "errors", errors)
-        object.__setattr__(self, "local", local)
-        object.__setattr__(self, "verify", verify)
+        set_fields(self, paths=expanded, repeat=repeat, errors=errors)
+        set_fields(self, local=local, verify=verify, endpoint=endpoint)
 
     @property
     def can_trigger(self) -> bool:
         return True
 
     def host_path(self) -> str:
-        return "" if self.local else self.paths[0]
+        return "" if self.local or is_url(self.paths[0]) else self.paths[0]
+
+    def check_access(self) -> None:
+        input_files(self.paths[0], self.endpoint).check_access(self.paths[0])
 
     def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema:
         del inputs
@@ -122,11 +129,6 @@ class FileSource(base.SourceSpec):
                 yield f"{index}:{path}", path
 
 
-def _expanded(entry: str) -> list[str]:
-    path = os.path.abspath(entry)  # noqa: PTH100 - a string in and out; the file need not exist here
-    return sorted(glob.glob(path, recursive=True)) if glob.has_magic(entry) else [path]  # noqa: PTH207
-
-
 @dataclass(slots=True)
 class _OpenSplit:
     """A split that was started and is not done. Invariant: `digest.size` is the position."""
@@ -137,9 +139,10 @@ class _OpenSplit:
     digest: FileDigest
     begin: int
     """Start of the step's range in the split."""
-    bytes: FileBytes | None = None
     identity: tuple[int, int] | None = None
     """Device and inode of the file that was opened first."""
+    version: str = ""
+    """The version of the object that was read first."""
 
 
 class FileReader(base.SourceReader):
@@ -151,9 +154,9 @@ class FileReader(base.SourceReader):
         self._spec = spec
         self._cut_after_file = cut_after_file
         self._worker, self._workers = worker, workers
+        self._files = OpenInputs(input_files(spec.paths[0], spec.endpoint), _files_open_max)
+        """By split."""
         self._reading: dict[str, _OpenSplit] = {}
-        self._files: dict[str, FileBytes] = {}
-        """Open files by split, least recently used first."""
         self._clear()
 
     # --- Position -------------------------------------------------------------------------------------
@@ -177,9 +180,7 @@ class FileReader(base.SourceReader):
         self._wants_cut = False
 
     def close(self) -> None:
-        for file in self._files.values():
-            file.close()
-        self._files.clear()
+        self._files.close_all()
 
     def reset_to(self, positions: Mapping[str, SplitPosition]) -> None:
         self._clear()
@@ -219,6 +220,7 @@ class FileReader(base.SourceReader):
                 f"the input being read was {name!r} at byte {at.position}, now it is {found!r}"
             )
         split = self._begin_next()
+        split.version = at.version or ""
         size = self._file(split).size()
         if size is not None and size < at.position:
             raise InputChangedError(split.path, at.position, f"at least {at.position} bytes", f"{size}")
@@ -230,7 +232,7 @@ class FileReader(base.SourceReader):
             found = f"{digest.value:016x}; verified from byte {verified_from}"
             raise InputChangedError(split.path, at.position, f"content with digest {at.digest:016x}", found)
         split.begin = at.position
-        self._at[name] = SplitPosition(at.position, at.digest, resume=digest.resume)
+        self._at[name] = self._position_of(split)
 
     def positions(self) -> base.Positions:
         positions = {base.DONE_SPLITS: SplitPosition(self._done_count, self._done_names, done=True)}
@@ -334,19 +336,11 @@ class FileReader(base.SourceReader):
 
     def _file(self, split: _OpenSplit) -> FileBytes:
         """Return the open file. Raises InputReadError; InputChangedError if the file was replaced."""
-        file = self._files.pop(split.name, None)
-        if file is None:
-            file = open_bytes(split.path)
-            status = os.stat(split.path)  # noqa: PTH116
-            identity = status.st_dev, status.st_ino
-            if split.identity not in (None, identity):
-                file.close()
-                at = split.digest.size
-                raise InputChangedError(split.path, at, "the file that was read before", "another one")
-            split.identity = identity
-            if len(self._files) >= _files_open_max:
-                self._files.pop(next(iter(self._files))).close()
-        self._files[split.name] = file
+        file = self._files.opened(split.name, split.path, split.version)
+        if split.identity not in (None, file.identity):
+            at = split.digest.size
+            raise InputChangedError(split.path, at, "the file that was read before", "another one")
+        split.identity = file.identity
         return file
 
     def _note(self, split: _OpenSplit, *, done: bool) -> None:
@@ -358,8 +352,12 @@ class FileReader(base.SourceReader):
             self._finish(split)
             self._wants_cut = self._cut_after_file
         elif split.digest.size:
-            digest = split.digest
-            self._at[split.name] = SplitPosition(digest.size, digest.value, resume=digest.resume)
+            self._at[split.name] = self._position_of(split)
+
+    def _position_of(self, split: _OpenSplit) -> SplitPosition:
+        digest, split.version = split.digest, self._file(split).version
+        version = split.version or UNSET
+        return SplitPosition(digest.size, digest.value, resume=digest.resume, version=version)
 
     @property
     def wants_checkpoint(self) -> bool:
@@ -370,8 +368,7 @@ class FileReader(base.SourceReader):
         self._wants_cut = False
 
     def _finish(self, split: _OpenSplit) -> None:
-        if split.name in self._files:
-            self._files.pop(split.name).close()
+        self._files.close(split.name)
         del self._reading[split.name]
         self._at.pop(split.name, None)
         self._later[split.index] = split.name

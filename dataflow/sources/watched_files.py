@@ -1,39 +1,27 @@
-"""The content of watched directories: the files that match the patterns, their sizes, and whether gzip files
-are whole.
+"""The files of a `DirectorySource` that are open, and whether gzip files on a host are whole.
 
-This file calls the operating system. `directory.py` reads the files.
+`input_files.py` and `objects.py` list and open files, `directory.py` decides what is read.
 """
 
-import glob
-import os
-import stat
-from collections.abc import Sequence
+from collections.abc import Sized
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
+
+from msgspec import UNSET
 
 from checkpoint import SplitPosition
-from dataflow.errors import InputChangedError, InputReadError, SchemaError
-from dataflow.sources.file_bytes import FileBytes, GzipBytes, PlainBytes, open_bytes, open_regular
+from dataflow import limits
+from dataflow.errors import InputChangedError, InputReadError
+from dataflow.sources.base import SplitDivision
+from dataflow.sources.file_bytes import FileBytes, GzipBytes, PlainBytes, open_regular
+from dataflow.sources.input_files import FileSeen, InputFiles
+from dataflow.sources.objects import check_version
 from dos_protocol.digests import PrefixDigest, digest64
 
 _mark_bytes: Final = 4 * 1024
 tail_bytes: Final = 4 * 1024
 """How many bytes before a position prove that the file is unchanged."""
 _open_files_max: Final = 64
-
-
-class WatchedFiles(NamedTuple):
-    """Files below the directory `root` that match `pattern`."""
-
-    root: str
-    pattern: str
-
-
-class FileSeen(NamedTuple):
-    """The status of a file. `identity` changes when the file is written or replaced."""
-
-    size: int
-    identity: tuple[int, int, int]
 
 
 @dataclass(slots=True)
@@ -43,18 +31,26 @@ class FollowedFile:
     held: FileBytes
     tail: bytes
 
+    def position_after(self, path: str, at: SplitPosition, chunk: bytes, *, done: bool) -> SplitPosition:
+        """Return the position after a chunk that was read at `at`. done: the file is finished."""
+        self.tail = (self.tail + chunk)[-tail_bytes:]
+        version = self.held.version or UNSET
+        mark = mark_of(path) if done and not version else digest64(self.tail)
+        return SplitPosition(at.position + len(chunk), mark, done, version=version)
+
 
 class FollowedFiles:
     """The open files of one reader by path, least recently used first."""
 
-    def __init__(self) -> None:
+    def __init__(self, files: InputFiles) -> None:
+        self._files = files
         self._open: dict[str, FollowedFile] = {}
 
     def opened(self, path: str, at: SplitPosition) -> FollowedFile:
         """Return the open file after verifying the bytes before the position. Raises InputChangedError."""
         file = self._open.pop(path, None)
         if file is None:
-            file = FollowedFile(open_bytes(path), b"")
+            file = FollowedFile(self._files.open(path, at.version or ""), b"")
             size = min(at.position, tail_bytes)
             file.tail = file.held.read(at.position - size, size) if size else b""
             if size and (len(file.tail) < size or digest64(file.tail) != at.digest):
@@ -89,55 +85,20 @@ class FilePart:
     digest: PrefixDigest
     done: bool = False
 
+    def add(self, chunk: bytes, *, done: bool) -> None:
+        self.digest.update(chunk)
+        self.done = done
 
-def watched(entry: str) -> WatchedFiles:
-    """Parse a path or pattern; a directory means all files in it. Raises SchemaError if the directory does
-    not exist.
-    """
-    path = os.path.abspath(entry)  # noqa: PTH100 - text in, text out
-    if os.path.isdir(path):  # noqa: PTH112
-        return WatchedFiles(path, os.path.join(glob.escape(path), "*"))  # noqa: PTH118
-    root = os.path.dirname(path)  # noqa: PTH120
-    while glob.has_magic(root):
-        root = os.path.dirname(root)  # noqa: PTH120
-    if not os.path.isdir(root):  # noqa: PTH112
-        raise SchemaError(f"directory {root!r} of a DirectorySource does not exist; create it first")
-    return WatchedFiles(root, path)
-
-
-def list_files(patterns: Sequence[WatchedFiles]) -> dict[str, FileSeen]:
-    """Return the regular files that match, sorted by name. Names that begin with . or _ are skipped: these
-    files are still being written. Raises InputReadError.
-    """
-    files: dict[str, FileSeen] = {}
-    for root, pattern in patterns:
-        if not os.path.isdir(root):  # noqa: PTH112
-            raise InputReadError(f"input directory {root!r} no longer exists")
-        for path in glob.iglob(pattern, recursive=True):  # noqa: PTH207
-            if path not in files and not os.path.basename(path).startswith((".", "_")):  # noqa: PTH119
-                status = _status_of(path)
-                if status is not None:
-                    files[path] = status
-    return dict(sorted(files.items()))
-
-
-def _status_of(path: str) -> FileSeen | None:
-    try:
-        status = os.stat(path)  # noqa: PTH116
-    except FileNotFoundError:
-        return None  # removed since it was listed
-    except OSError as error:
-        raise InputReadError(f"input {path!r} cannot be examined: {error.strerror}") from error
-    if not stat.S_ISREG(status.st_mode):
-        return None
-    return FileSeen(status.st_size, (status.st_dev, status.st_ino, status.st_mtime_ns))
+    def division(self) -> SplitDivision:
+        end = self.begin + self.digest.size
+        return SplitDivision(self.begin, end, self.digest.value, int(self.done))
 
 
 def gzip_is_complete(path: str) -> bool:
     """Return whether a gzip file is complete enough to read: it ends at the end of a stream. Raises
     InputReadError.
     """
-    file = GzipBytes(path, open_regular(path))
+    file = GzipBytes(path, PlainBytes(path, open_regular(path)))
     try:
         return file.is_complete()
     finally:
@@ -162,6 +123,37 @@ def check_gzip_unchanged(path: str, seen: FileSeen, at: SplitPosition) -> None:
         raise InputChangedError(path, at.position, f"the file that was read ({at.digest:016x})", found)
 
 
+def check_count(files: Sized) -> None:
+    """Raise InputReadError if a worker has more files than a checkpoint can hold."""
+    if len(files) > limits.directory_files_max:
+        raise InputReadError(
+            f"{len(files)} input files exist for one worker, and a checkpoint holds the position of each: the"
+            f" maximum is {limits.directory_files_max}",
+            remedy='remove files that were read, with gone="forget"; or use more workers',
+        )
+
+
+def check_part(path: str, part: SplitDivision, chunk: bytes, *, more: bool) -> None:
+    """Raise InputChangedError if a replay reads other bytes than the recorded step, or bytes after the end
+    (`more`) of a file that was whole.
+    """
+    digest = PrefixDigest()
+    digest.update(chunk)
+    if digest.value != part.digest or more:
+        found = f"{len(chunk)} with {digest.value:016x}" + (", and more after them" if more else "")
+        expected = f"{part.end - part.begin} bytes with digest {part.digest:016x}"
+        raise InputChangedError(path, part.end, expected, found)
+
+
+def object_is_ready(path: str, seen: FileSeen, at: SplitPosition) -> bool:
+    """Return whether an object was not read to its end. Raises InputChangedError if it was replaced since it
+    was read, also by a longer one.
+    """
+    if at.position or at.done:
+        check_version(path, at.position, at.version or "", str(seen.identity))
+    return not at.done and seen.size > 0
+
+
 class CompleteGzips:
     """Remembers which gzip files are whole."""
 
@@ -172,6 +164,16 @@ class CompleteGzips:
     def forget(self, path: str) -> None:
         """Forget a file; another file may take the name."""
         self._checked.pop(path, None)
+
+    def is_ready(
+        self, path: str, seen: FileSeen, last: FileSeen | None, at: SplitPosition, *, ending: bool
+    ) -> bool:
+        """Return whether the file can be read and was not. Raises InputChangedError if another file has taken
+        the name of one that was read; InputReadError.
+        """
+        if at.done and last != seen:
+            check_gzip_unchanged(path, seen, at)
+        return not at.done and (ending or self.is_complete(path, seen, last))
 
     def is_complete(self, path: str, seen: FileSeen, last: FileSeen | None) -> bool:
         """Return whether the file is whole. A file that is being written is checked again when its size has

@@ -1,7 +1,8 @@
 """The circuit thread's loop: it handles messages, runs the current incarnation and reports why it stopped.
 
-User code runs on this thread and only on this thread. Nothing here waits for a network or a store: inputs
-and outputs are files, everything else is a message. `worker/circuit_incarnation.py` executes the steps.
+User code runs on this thread and only on this thread. Nothing here waits for a store: inputs and outputs are
+files, buckets and databases, everything else is a message. `worker/circuit_incarnation.py` executes the
+steps.
 
 States:
 
@@ -84,7 +85,8 @@ class CircuitLoop:
         self._state = LoopState.IDLE
         self._run: CircuitIncarnation | None = None
         self._waiting = False
-        """The incarnation has nothing to do until a message arrives."""
+        """The incarnation has nothing to do until a message arrives or `_wakes_in` seconds are over."""
+        self._wakes_in: float | None = None
         self.incarnations = 0
 
     def run(self) -> LinksEnded:
@@ -107,12 +109,13 @@ class CircuitLoop:
         """Return a message, None if there is work to do instead; otherwise wait for a message."""
         if self.busy:
             return self._inbox.take_nowait()
-        timeout_s = self._run.wakes_in() if self._run and self._state is LoopState.RUNNING else None
-        return self._inbox.take(timeout_s)
+        return self._inbox.take(self._wakes_in if self._state is LoopState.RUNNING else None)
 
     def _advance(self) -> None:
         assert self._run is not None
-        self._waiting = not self._run.advance()
+        waiting = not self._run.advance()
+        self._wakes_in = self._run.wakes_in() if waiting else None  # may list a directory, and fail
+        self._waiting = waiting
 
     def turn(self, message: ToCircuit | None) -> None:
         """Handle a message or, for None, do one piece of work.

@@ -1,5 +1,5 @@
-"""The requests to a bucket of S3 or a compatible service, of archives and of the dataflow's sinks, and their
-errors. All calls block.
+"""The requests to a bucket of S3 or a compatible service and their errors: of archives, and of sources and
+sinks of a dataflow. All calls block.
 
 This is the only module that translates errors of boto3. Temporary errors (5xx, throttling, timeouts, broken
 connections, truncated replies) are retried, others are not. `reading.py` and `archiving.py` verify the bytes
@@ -12,64 +12,33 @@ import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, BinaryIO, Final, TypeVar
-from urllib.parse import parse_qs, urlsplit
+from typing import Any, BinaryIO, Final, NamedTuple, TypeVar
 
 from dos_client.errors import BadUrlError
-from dos_protocol.names import check_name
+from journal.archive.url import URL_REMEDY, S3Url
 from journal.core.errors import ArchiveNotFoundError, ArchiveRefusedError, ArchiveUnavailableError
 from journal.limits import archive_block_bytes, archive_retry_s, archive_timeout_s, archive_tries_max
 
-SCHEME: Final = "s3://"
-_BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", re.ASCII)
-_REMEDY: Final = (
-    "write it as s3://BUCKET/PREFIX/DIRECTORY/CHAIN; for a service other than AWS: ?endpoint=http://HOST:PORT"
-)
+_CONTENT_RANGE: Final = re.compile(r"bytes (\d+)-(\d+)/(\d+)", re.ASCII)
 
 Result = TypeVar("Result")
 
 
-@dataclass(frozen=True, slots=True)
-class S3Url:
-    """A parsed URL of a bucket. `path`: the parts after the bucket."""
+class ObjectPart(NamedTuple):
+    """A part of an object. `version` (ETag) and `size` are those of the whole object."""
 
-    bucket: str
-    path: tuple[str, ...]
-    endpoint: str | None = None
-
-    def __str__(self) -> str:
-        return SCHEME + "/".join((self.bucket, *self.path))
-
-    def chain(self) -> "tuple[S3Url, str, str]":
-        """Split the URL of an archived chain into the archive's URL, directory and chain.
-
-        Raises BadUrlError, BadNameError.
-        """
-        if len(self.path) < 2:
-            raise BadUrlError(f"{self} names no archived chain", remedy=_REMEDY)
-        directory, chain = map(check_name, self.path[-2:])
-        return S3Url(self.bucket, self.path[:-2], self.endpoint), directory, chain
+    data: bytes
+    version: str
+    size: int
 
 
-def parse_s3_url(url: str, endpoint: str | None = None) -> S3Url:
-    """Parse s3://BUCKET[/PREFIX..][?endpoint=URL]. Raises BadUrlError."""
-    if not url.startswith(SCHEME):
-        raise BadUrlError(f"the URL of a bucket begins with {SCHEME}: {url[:60]!a}", remedy=_REMEDY)
-    try:
-        parts = urlsplit(url)
-        parameters = parse_qs(parts.query, strict_parsing=True) if parts.query else {}
-    except ValueError as error:
-        raise BadUrlError(f"{url[:60]!a} is not a valid URL: {error}", remedy=_REMEDY) from error
-    if unknown := sorted(parameters.keys() - {"endpoint"}):
-        raise BadUrlError(
-            f"{url[:60]!a} has the unknown parameter {unknown[0]}; only endpoint is known", remedy=_REMEDY
-        )
-    if _BUCKET.fullmatch(parts.netloc) is None:
-        raise BadUrlError(f"{parts.netloc[:60]!a} is not a valid bucket name", remedy=_REMEDY)
-    path = tuple(part for part in parts.path.split("/") if part)
-    return S3Url(parts.netloc, path, endpoint or parameters.get("endpoint", [None])[0])
+class ListedObject(NamedTuple):
+    """An object as a list of the bucket has it."""
+
+    key: str
+    version: str
+    size: int
 
 
 class Bucket:
@@ -112,7 +81,7 @@ class Bucket:
                 "s3", endpoint_url=url.endpoint, config=config, region_name=region
             )
         except ValueError as error:
-            raise BadUrlError(f"invalid endpoint: {error}", remedy=_REMEDY) from error
+            raise BadUrlError(f"invalid endpoint: {error}", remedy=URL_REMEDY) from error
         self._refusals = botocore.exceptions.ClientError
         self._lacking = (
             botocore.exceptions.NoCredentialsError,
@@ -134,6 +103,56 @@ class Bucket:
             return self._tried(key, lambda: self._read(key, part)[:length])
         except _PastEndError:
             return b""
+
+    def part(self, key: str, offset: int, length: int, version: str = "") -> ObjectPart | None:
+        """Return up to `length` bytes from `offset`, fewer only at the end of the object; None if the object
+        has another version than `version`.
+
+        version: an ETag, "" to accept any.
+        """
+        condition = {"IfMatch": version} if version else {}
+        span = {"Range": f"bytes={offset}-{offset + length - 1}"}
+
+        def get() -> ObjectPart | None:
+            try:
+                answer = self._client.get_object(**self._names(key), **span, **condition)
+            except self._refusals as error:
+                if _status(error) == 412:
+                    return None
+                raise
+            with closing(answer["Body"]) as body:
+                found = self._checked_part(key, answer, body.read(), offset, length)
+            return found if version in ("", found.version) else None  # a service may ignore the condition
+
+        try:
+            return self._tried(key, get)
+        except _PastEndError:
+            head = self._tried(key, lambda: self._client.head_object(**self._names(key)))
+            found = ObjectPart(b"", str(head["ETag"]), int(head["ContentLength"]))
+            if version not in ("", found.version):
+                return None
+            if found.size > offset:
+                raise ArchiveUnavailableError(f"{self.url_of(key)} was replaced during a request") from None
+            return found
+
+    def _checked_part(self, key: str, answer: Any, data: bytes, offset: int, length: int) -> ObjectPart:
+        """Return the part of a reply, after checking that it is the requested part.
+
+        A service that ignores the range would otherwise return bytes of another position.
+        """
+        said = str(answer.get("ContentRange", ""))
+        span = _CONTENT_RANGE.fullmatch(said)
+        if span is None or int(span[1]) != offset:
+            raise ArchiveRefusedError(
+                f"{self.url_of(key)}: the service does not support ranged requests: it sent {said!r} when"
+                f" asked for bytes from {offset} on"
+            )
+        size = int(span[3])
+        if len(data) != min(length, size - offset):
+            raise ArchiveUnavailableError(
+                f"{self.url_of(key)}: {len(data)} bytes arrived, expected {min(length, size - offset)}"
+            )
+        return ObjectPart(data, str(answer["ETag"]), size)
 
     def version(self, key: str) -> str | None:
         """Return the current version (ETag) of an object; None if there is none."""
@@ -179,15 +198,27 @@ class Bucket:
 
     def keys(self, prefix: str, after: str = "", *, most: int | None = None) -> Iterator[str]:
         """Yield the keys that begin with `prefix` and sort after `after`, in order, at most `most`."""
+        return (found.key for found in self.objects(prefix, after, most=most))
+
+    def objects(
+        self, prefix: str, after: str = "", *, most: int | None = None, direct: bool = False
+    ) -> Iterator[ListedObject]:
+        """Yield the objects whose keys begin with `prefix` and sort after `after`, in order, at most `most`.
+
+        direct: leave out keys with a / after the prefix. A request returns up to 1,000 keys.
+        """
         base = self._names("")["Key"]
         request: dict[str, Any] = {"Bucket": self.url.bucket, "Prefix": base + prefix}
         if after:
             request["StartAfter"] = base + after
         if most is not None:
             request["MaxKeys"] = most
+        if direct:
+            request["Delimiter"] = "/"
         while True:
             page = self._tried(prefix, partial(self._client.list_objects_v2, **request))
-            yield from (str(one["Key"])[len(base) :] for one in page.get("Contents", ()))
+            for one in page.get("Contents", ()):
+                yield ListedObject(str(one["Key"])[len(base) :], str(one["ETag"]), int(one["Size"]))
             if most is not None or not page.get("IsTruncated"):
                 return
             request["ContinuationToken"] = page["NextContinuationToken"]

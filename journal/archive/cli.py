@@ -9,8 +9,9 @@ import typer
 from dos_client.cli.kit import AsJson, TokenFile, print_result, read_token, run_interruptible
 from dos_client.cli.progress import bar_of
 from journal.archive.archiving import Archived, Progress, archive_chain
-from journal.archive.bucket import SCHEME, Bucket, parse_s3_url
+from journal.archive.bucket import Bucket
 from journal.archive.reading import in_thread
+from journal.archive.url import SCHEME, parse_s3_url
 from journal.cli_arguments import journal_errors
 from journal.data_directories import in_data_directory
 from journal.inspecting import open_chain

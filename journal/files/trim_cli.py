@@ -21,10 +21,11 @@ from dos_client.cli.kit import (
 )
 from dos_client.live_store import Store
 from dos_protocol.errors import LocalProtocolError
-from journal.archive.bucket import SCHEME as S3_SCHEME
-from journal.archive.bucket import Bucket, parse_s3_url
+from journal.archive.bucket import Bucket
 from journal.archive.reading import in_thread
 from journal.archive.trimming import trim_archive
+from journal.archive.url import SCHEME as S3_SCHEME
+from journal.archive.url import parse_s3_url
 from journal.cli_arguments import journal_errors
 from journal.core.errors import HistoryTrimmedError
 from journal.core.file_ops import ReplayStop

@@ -21,7 +21,7 @@ from dataflow.errors import (
     LineTooLongError,
 )
 from dataflow.sources.base import DONE_SPLITS, SourceBatch
-from dataflow.sources.file_bytes import GzipBytes
+from dataflow.sources.file_bytes import GzipBytes, PlainBytes
 from dataflow.sources.files import FileReader
 from dos_protocol.digests import ResumePoint, prefix_digest
 
@@ -289,7 +289,7 @@ def test_what_compresses_well_is_held_in_small_pieces(tmp_path: Path) -> None:
     with gzip.open(path, "wb") as file:
         for _ in range(300):
             file.write(b"0123456789\n" * 1000)
-    held = GzipBytes(str(path), os.open(path, os.O_RDONLY))
+    held = GzipBytes(str(path), PlainBytes(str(path), os.open(path, os.O_RDONLY)))
     at, most = 0, 0
     while block := held.read(at, 11_000):
         at, most = at + len(block), max(most, len(held._decompressed))

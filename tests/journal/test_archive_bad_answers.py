@@ -12,8 +12,9 @@ import msgspec
 import pytest
 import trio
 
-from journal.archive.bucket import Bucket, parse_s3_url
+from journal.archive.bucket import Bucket
 from journal.archive.reading import manifest_key
+from journal.archive.url import parse_s3_url
 from journal.core.archive_manifest import decode_manifest, encode_manifest
 from journal.core.errors import (
     ArchiveDamagedError,

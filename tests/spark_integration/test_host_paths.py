@@ -52,6 +52,14 @@ def test_a_source_on_the_disk_of_a_host_is_refused_too(kind: str, tmp_path: Path
     _refuse_host_paths(graph_of(sources(tmp_path, local=True)[kind], sink))
 
 
+@pytest.mark.parametrize(
+    "source",
+    [FileSource("s3://sales/lines.txt"), DirectorySource("s3://sales/lines", endpoint="http://minio:9000")],
+)
+def test_a_source_in_a_bucket_needs_no_confirmation(source: Any) -> None:
+    _refuse_host_paths(graph_of(source, JournaledFileSink()))
+
+
 @pytest.mark.parametrize("sink", [S3Sink("s3://sales/sold"), JournaledFileSink()])
 def test_a_sink_that_outlives_its_host_needs_no_confirmation(tmp_path: Path, sink: Any) -> None:
     _refuse_host_paths(graph_of(sources(tmp_path, local=True)["files"], sink))

@@ -37,6 +37,7 @@ RUN_BY: dict[str, dict[str, tuple[str, ...]]] = {
             *("directory", "entry_point", "iterator", "parquet", "journaled", "sql"),
             *("own_sink", "wrong_sink"),
         ),
+        "tests/dataflow/test_s3_source.py": ("s3_source",),
         "tests/dataflow/test_sinks_on_another_host.py": ("s3",),
     },
     "docs/spark.md": {
@@ -75,7 +76,7 @@ def example(page: str, name: str, **replaced: str) -> str:
 PLACEHOLDERS = {
     "store": ("dos://host1,host2,host3", "dos://h1,h2,h3"),
     "data": ("/data/",),
-    "bucket": ("s3://backups/dos", "s3://sales/sold"),
+    "bucket": ("s3://backups/dos", "s3://sales/sold", "s3://sales/lines"),
     "port": ("9400",),
 }
 """What a page writes in place of the reader's own servers and folder."""

@@ -32,11 +32,14 @@ class Rule:
 @dataclass
 class FakeS3:
     """`endpoint` is the front. `rules`: the first that fits is used. `seen`: the methods and paths of
-    requests."""
+    requests.
+    """
 
     endpoint: str
     rules: list[Rule] = field(default_factory=list)
     seen: list[tuple[str, str]] = field(default_factory=list)
+    spans: list[tuple[str, str]] = field(default_factory=list)
+    """Of each request for a range: the range and the version that it requires."""
 
     def rule(self, method: str, part: str) -> Rule | None:
         for rule in self.rules:
@@ -79,6 +82,8 @@ def serving() -> Iterator[FakeS3]:
         def answer(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             fake.seen.append((self.command, self.path))
+            if "Range" in self.headers:
+                fake.spans.append((self.headers["Range"], self.headers.get("If-Match", "")))
             connection = http.client.HTTPConnection(host, port)
             connection.request(self.command, self.path, body, dict(self.headers))
             response = connection.getresponse()

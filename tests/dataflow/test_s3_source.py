@@ -1,0 +1,331 @@
+"""Objects of a bucket as input: each line once, from any position and on any host; objects that were replaced
+are refused; few requests.
+"""
+
+import gzip
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dataflow import DirectorySource, FileSink, FileSource, Graph, SchemaError, limits
+from dataflow.errors import (
+    InputChangedError,
+    InputGoneError,
+    InputReadError,
+)
+from dataflow.sources import objects
+from tests.dataflow.region_in_one_thread import OneThreadRegion
+from tests.dataflow.s3_sources import (
+    LONG,
+    Reading,
+    bucket,
+    forget,
+    half_read,
+    lines_of,
+    prefix,
+    put,
+    remove,
+    service,
+    small_requests,
+    stored,
+    url,
+)
+from tests.dataflow.support import rows_of
+from tests.support.examples import run_example
+from tests.support.s3 import FakeS3
+
+__all__ = ["bucket", "prefix", "service"]
+KIB = 1024
+
+
+def lists(service: FakeS3) -> int:
+    return sum("list-type=2" in path for _, path in service.seen)
+
+
+# --- every line once ----------------------------------------------------------------------------------------
+
+
+def test_every_line_comes_once_whatever_the_requests_and_a_reader_continues_from_any_position(
+    bucket: FakeS3, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_requests(monkeypatch, 12)
+    texts = {"a": "one\ntwo\n\nfour", "b": "", "c.gz": "packed\nlines\n" * 4, "d": "x" * 50 + "\ny\n"}
+    for name, text in texts.items():
+        put(f"{prefix}/{name}", gzip.compress(text.encode()) if name.endswith(".gz") else text)
+    whole = [line for text in texts.values() for line in text.removesuffix("\n").split("\n") if text]
+    for source, bytes_max in ((FileSource(url(prefix, "/*")), 1), (DirectorySource(url(prefix)), 20)):
+        reading = Reading(source)
+        steps, divisions, positions = [], [], [reading.reader.positions()]
+        while found := reading.lines(bytes_max):
+            steps.append(found)
+            divisions.append(reading.division)
+            positions.append(reading.reader.positions())
+        assert [line for step in steps for line in step] == whole
+        for begin in range(0, len(steps), 2):
+            again = Reading(source, stored(positions[begin]))
+            made = again.reader.replay(divisions[begin])
+            assert lines_of(made) == steps[begin]
+            assert again.reader.take_division() == divisions[begin]
+            assert again.reader.positions() == positions[begin + 1]
+            assert again.all_lines() == [line for step in steps[begin + 1 :] for line in step]
+
+
+def test_patterns_mean_what_they_mean_for_paths(bucket: FakeS3, prefix: str, tmp_path: Path) -> None:
+    names = [
+        "a.log",
+        "b.txt",
+        ".c.log",
+        "_d.log",
+        "e#1?.log",
+        "x/f.log",
+        "x/.y/g.log",
+        "x/z/h.log",
+        "x/[i].log",
+    ]
+    for name in names:
+        put(f"{prefix}/{name}", f"{name}\n")
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{name}\n")
+    put(f"{prefix}/x/", "")  # as tools mark an empty directory
+    for pattern in ("*.log", "**/*.log", "**", "x/*", "*/f.log", "x/[[]i].log", ".*", "[ab].*", "x/**/h.log"):
+        files = [str(tmp_path / pattern)]
+        try:
+            expected = [path.removeprefix(f"{tmp_path}/") for path in FileSource(files).paths]
+        except SchemaError:
+            expected = []
+        expected = [path for path in expected if (tmp_path / path).is_file()]
+        found = objects.BucketFiles(None).expand([url(prefix, f"/{pattern}")])
+        assert [path.removeprefix(url(prefix, "/")) for path in found] == expected, pattern
+    assert Reading(DirectorySource(url(prefix, "/"))).all_lines() == ["a.log", "b.txt", "e#1?.log"]
+    forget(bucket)
+    assert Reading(DirectorySource(url(prefix, "/**/*.log"))).all_lines()[-1] == "x/z/h.log"
+    one = FileSource([url(prefix, "/e#1?.log").replace("?", "[?]")])
+    assert one.paths == (url(prefix, "/e#1?.log"),)
+
+
+def test_any_part_of_an_object_can_be_read_in_any_order(
+    bucket: FakeS3, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_requests(monkeypatch, 20)
+    content = bytes(range(256)) * 2
+    put(f"{prefix}/a", content)
+    rng, at = random.Random(3), 0
+    held = objects.BucketFiles(None).open(url(prefix, "/a"))
+    for _ in range(60):
+        at = rng.choice([at, at, rng.randrange(600)])
+        count = rng.randrange(1, 60)
+        assert held.read(at, count) == content[at : at + count]
+        at += count
+
+
+def test_the_example_of_the_docs(bucket: FakeS3, prefix: str) -> None:
+    put(f"{prefix}/2026-01.txt.gz", gzip.compress(b"one\n"))
+    put(f"{prefix}/today/a", "two\n")
+    put(f"{prefix}/today/END", "")
+    found = run_example("docs/sources-and-sinks.md", "s3_source", bucket=url(prefix))
+    sources = [node.spec for node in found["graph"].nodes()[0][:2]]
+    assert [Reading(source).all_lines() for source in sources] == [["one"], ["two"]]
+
+
+# EVIDENCE-OF: P-7
+def test_a_region_on_a_growing_bucket_is_exact_however_often_it_is_reset(
+    bucket: FakeS3, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_requests(monkeypatch, 64)
+    rng, wrote = random.Random(1), list[str]()
+    graph = Graph("growing")
+    source = DirectorySource(url(prefix), until=url(prefix, "/END"), poll_s=1e-9)
+    graph.source("lines", source).sink("out", FileSink(tmp_path / "out"))
+    region = OneThreadRegion(graph, 2, rng.randrange)
+    region.restore()
+    for number in range(5):
+        lines = [f"line {number} {index}" for index in range(rng.randrange(1, 30))]
+        put(f"{prefix}/{number}", "\n".join(lines))
+        wrote += lines
+        for _ in range(rng.randrange(5)):
+            region.turn()
+        if rng.random() < 0.2:
+            region.request_checkpoint()
+        elif rng.random() < 0.2:
+            region.restore()
+    put(f"{prefix}/END", "")
+    region.finish()
+    assert sorted(row[0] or "" for _, row in rows_of(tmp_path / "out")) == sorted(wrote)
+
+
+# --- recovery -----------------------------------------------------------------------------------------------
+
+
+def test_a_reset_requests_as_much_of_a_large_object_as_of_a_small_one(bucket: FakeS3, prefix: str) -> None:
+    """One request, which begins at most 128 KiB before the position and ends after it."""
+    for size in (400 * KIB, 1_600 * KIB):
+        put(f"{prefix}/{size}", b"%09d\n" % 7 * (size // 10))
+        for source in (FileSource(url(prefix, f"/{size}")), DirectorySource(url(prefix, f"/{size}*"))):
+            reading = Reading(source)
+            while reading.lines(200 * KIB):
+                (at,) = [at for at in reading.reader.positions().values() if at.version]
+                if at.position > size - 250 * KIB:
+                    break
+            forget(bucket)
+            again = Reading(source, stored(reading.reader.positions()))
+            again.lines(10)
+            assert len(bucket.spans) == 1
+            span, version = bucket.spans[0]
+            begin, end = map(int, span.removeprefix("bytes=").split("-"))
+            assert at.position - 128 * KIB < begin < at.position < end
+            assert end - begin == limits.object_read_bytes_min - 1
+            assert version == at.version
+
+
+def test_requests_become_larger_and_the_next_one_is_made_ahead(bucket: FakeS3, prefix: str) -> None:
+    text = b"".join(b"%09d\n" % number for number in range(200_000))
+    put(f"{prefix}/a", text)
+    reading = Reading(FileSource(url(prefix, "/a")))
+    assert "\n".join(reading.all_lines()) == text.decode().removesuffix("\n")
+    lengths = [end - begin + 1 for begin, end in (map(int, span[6:].split("-")) for span, _ in bucket.spans)]
+    assert [length // KIB for length in lengths] == [256, 512, 1024, 2048]
+    assert [version for _, version in bucket.spans] == ["", *[bucket.spans[1][1]] * 3]
+    forget(bucket)
+    Reading(FileSource(url(prefix, "/a"))).lines(10)
+    assert len(bucket.spans) == 1, "a reader of the beginning alone requests nothing ahead"
+
+
+def test_what_objects_hold_in_memory_is_bounded_however_many_are_open(prefix: str) -> None:
+    files = objects.BucketFiles("http://127.0.0.1:9")
+    open_ones = [objects.ObjectBytes(files, object(), f"{number}", "") for number in range(256)]  # type: ignore[arg-type]
+    assert open_ones[0]._length_max() == limits.object_read_bytes_min
+    for one in open_ones[1:]:
+        one.close()
+    assert open_ones[0]._length_max() == limits.object_read_bytes_max
+
+
+def test_the_bucket_is_listed_once_per_interval_also_while_steps_are_replayed(
+    bucket: FakeS3, prefix: str
+) -> None:
+    for number in range(5):
+        put(f"{prefix}/{number}", "some\nlines\n")
+    source = DirectorySource(url(prefix))
+    assert source.poll_s == limits.object_poll_s
+    reading = Reading(source)
+    divisions = []
+    while reading.lines(1):
+        divisions.append(reading.division)
+    again = Reading(source)
+    forget(bucket)
+    for division in divisions:
+        again.now += 0.1
+        assert again.reader.has_input
+        again.reader.replay(division)
+    assert not again.reader.has_input
+    assert again.reader.wakes_in == pytest.approx(source.poll_s - 0.1 * (len(divisions) - 1))
+    assert lists(bucket) == 1
+    again.now += source.poll_s
+    assert not again.reader.has_input
+    assert lists(bucket) == 2
+
+
+# --- objects that are not what they were --------------------------------------------------------------------
+
+
+def continued(reading: Reading, *, restarted: bool) -> Reading:
+    """The same reader, or one on another host."""
+    reader: Any = reading.reader
+    return Reading(reader._spec, stored(reader.positions())) if restarted else reading
+
+
+@pytest.mark.parametrize("kind", [FileSource, DirectorySource])
+@pytest.mark.parametrize("name", ["a", "a.gz"])
+@pytest.mark.parametrize("restarted", [True, False])
+def test_an_object_that_was_replaced_while_it_is_read_is_refused_by_name(
+    bucket: FakeS3, prefix: str, monkeypatch: pytest.MonkeyPatch, kind: Any, name: str, restarted: bool
+) -> None:
+    """Also by a longer one that begins with the same bytes."""
+    small_requests(monkeypatch, 12)
+    packed = name.endswith(".gz")
+    monkeypatch.setattr("dataflow.sources.file_bytes._block_bytes", 4)
+    text = "".join(f"{number * 7919}\n" for number in range(100))
+    put(f"{prefix}/{name}", gzip.compress(text.encode()) if packed else text)
+    reading = half_read(kind(url(prefix, f"/{name[:1]}*")))
+    text += "more\n"
+    put(f"{prefix}/{name}", gzip.compress(text.encode()) if packed else text)
+    with pytest.raises(InputChangedError, match=r"expected the object \"\w+\", found") as caught:
+        continued(reading, restarted=restarted).all_lines(10)
+    assert caught.value.path == url(prefix, f"/{name}")
+    assert "write new lines into an object with another name" in str(caught.value)
+
+
+def test_an_object_that_was_read_and_then_replaced_is_refused_or_read_as_a_new_one(
+    bucket: FakeS3, prefix: str
+) -> None:
+    put(f"{prefix}/a", "line\n")
+    for gone in ("stop", "forget"):
+        put(f"{prefix}/a", "line\n")
+        source = DirectorySource(url(prefix), gone=gone)  # type: ignore[arg-type]
+        reading = Reading(source)
+        assert reading.all_lines() == ["line"]
+        put(f"{prefix}/a", "line\n")
+        assert reading.all_lines() == [], "the same content is the same version"
+        put(f"{prefix}/a", "line\nmore\n")
+        for again in (Reading(source, stored(reading.reader.positions())), reading):
+            if gone == "forget":
+                assert again.all_lines() == ["line", "more"]
+            else:
+                with pytest.raises(InputChangedError, match="found another one"):
+                    again.lines()
+    files = FileSource(url(prefix, "/a"))
+    reading = Reading(files)
+    assert reading.all_lines() == ["line", "more"]
+    put(f"{prefix}/a", "other\n")
+    assert continued(reading, restarted=True).all_lines() == [], "a file that was read is done"
+
+
+def test_objects_that_were_deleted_are_reported(
+    bucket: FakeS3, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_requests(monkeypatch, 12)
+    for source in (FileSource(url(prefix, "/a")), DirectorySource(url(prefix))):
+        put(f"{prefix}/a", LONG)
+        reading = half_read(source)
+        remove(f"{prefix}/a")
+        with pytest.raises(InputGoneError, match=r"/a', read up to byte \d+, does not exist any more"):
+            reading.all_lines(10)
+        with pytest.raises(InputGoneError, match="does not exist any more"):
+            Reading(source, stored(reading.reader.positions())).lines()
+    put(f"{prefix}/a", LONG)
+    forgetting = DirectorySource(url(prefix), gone="forget")
+    reading = Reading(forgetting)
+    assert reading.lines()
+    division, before = reading.division, reading.reader.positions()
+    remove(f"{prefix}/a")
+    assert reading.all_lines() == []
+    assert reading.reader.positions() == {}
+    assert Reading(forgetting, stored(before)).all_lines() == []
+    with pytest.raises(InputGoneError):
+        Reading(forgetting).reader.replay(division)
+    put(f"{prefix}/a", LONG)
+    part = half_read(forgetting).reader.positions()
+    remove(f"{prefix}/a")
+    with pytest.raises(InputGoneError):
+        Reading(forgetting, stored(part)).lines()  # it was not read to its end
+    with pytest.raises(InputReadError, match=r"no such bucket or object.*correct the URL"):
+        Reading(FileSource(url(prefix, "/nowhere"))).lines()
+
+
+def test_a_replay_of_other_bytes_is_refused_and_so_is_one_of_more_bytes(bucket: FakeS3, prefix: str) -> None:
+    put(f"{prefix}/a", LONG)
+    source = DirectorySource(url(prefix))
+    reading = half_read(source, 1_000)
+    for other in ("LINE\n" + LONG[5:], LONG + "more\n"):
+        put(f"{prefix}/a", other)
+        with pytest.raises(InputChangedError, match="100 bytes with digest"):
+            Reading(source).reader.replay(reading.division)
+    put(f"{prefix}/a", LONG)
+    reading = half_read(source)
+    again = Reading(source)
+    assert again.reader.has_input
+    put(f"{prefix}/a", LONG + "more\n")  # after it was listed, and with the bytes of the recorded step
+    again.reader.replay(reading.division)
+    again.reader.take_division()
+    assert again.all_lines()[-1] == "more"
