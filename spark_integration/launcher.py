@@ -66,7 +66,9 @@ class SparkLauncher:
         InheritableThread(target=self._run, name=f"dos-{region}-launcher", daemon=True).start()
 
     def start(self, worker: int, attempt: int) -> None:
-        """Request an attempt of a worker. Never blocks; an attempt that still runs is canceled first."""
+        """Request an attempt of a worker. Never blocks. An attempt that still runs and was not canceled keeps
+        its slot for two seconds, so that Spark places the new one elsewhere.
+        """
         with self._order:
             if not self._closing:
                 self._idle.clear()
@@ -106,7 +108,7 @@ class SparkLauncher:
             if time.monotonic() - ticked >= CANCEL_AGAIN_S:  # tick even if events arrive without a pause
                 ticked = time.monotonic()
                 self._events.put((_ALL_WORKERS, attempts.LauncherTick()))
-            if self._events.empty() and all(jobs.attempt is None for jobs in self._jobs.values()):
+            if self._events.empty() and all(jobs.is_idle for jobs in self._jobs.values()):
                 self._idle.set()
 
     def _handle(self, worker: int, event: attempts.Event) -> None:

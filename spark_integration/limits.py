@@ -10,6 +10,9 @@ SLOTS_POLL_S = 0.5
 CANCEL_AGAIN_S = 0.5
 """Interval of cancels: Spark ignores a cancel by tag before it knows the job, so it is repeated."""
 
+REJECTED_TASK_S = 5.0
+"""How long the task of a rejected worker keeps its slot if the driver does not cancel it earlier."""
+
 ERROR_TEXT_CHARS_MAX = 20_000
 """Maximum length of an error text: Spark repeats the cause several times, with stack traces."""
 

@@ -4,11 +4,13 @@ import dataclasses
 import json
 import os
 import pickle
+import time
 from pathlib import Path
 from typing import Any
 
 from dataflow.worker.process import WorkerSpec, run_worker
 from dataflow.worker.spec import ADVERTISE_HOST
+from spark_integration.limits import REJECTED_TASK_S
 
 
 def run(graph: bytes, fields: dict[str, Any]) -> str:
@@ -25,4 +27,9 @@ def run(graph: bytes, fields: dict[str, Any]) -> str:
     )
     spec_fields.setdefault("advertise_host", os.environ.get(ADVERTISE_HOST, ""))
     spec = WorkerSpec(graph=pickle.loads(graph), scratch_dir=scratch_dir, **spec_fields)  # noqa: S301  # see above
-    return json.dumps(dataclasses.asdict(run_worker(spec)))
+    summary = run_worker(spec)
+    if not summary.incarnations:
+        # It was rejected when it joined, perhaps because of this host. While this slot is occupied, Spark
+        # places the next attempt in another one; then the launcher cancels this task (`core/attempts.py`).
+        time.sleep(REJECTED_TASK_S)
+    return json.dumps(dataclasses.asdict(summary))

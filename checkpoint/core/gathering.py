@@ -9,7 +9,7 @@ Invariants kept here:
 from checkpoint import limits
 from checkpoint.core.checkpointing import Checkpointing
 from checkpoint.core.coordinator_state import CoordinatorState
-from checkpoint.core.coordinator_vocabulary import CancelWorker, CloseLink, LaunchWorker
+from checkpoint.core.coordinator_vocabulary import CloseLink, LaunchWorker
 from checkpoint.core.ending import Ending
 from checkpoint.core.messages import Join, Refusal, Restore, Restored, Start, StopKind
 from checkpoint.core.pausing import Pausing
@@ -66,8 +66,8 @@ class Gathering:
         if blocked is not None:
             text = f"a worker on {join.host} cannot reach worker {blocked.index} on {host_of(blocked)}"
             state.roster.lose(worker, text, ended=False)
+            # Not canceled: the launcher may keep its place occupied until the next attempt has another one.
             worker.launch_at = now + limits.launch_backoff_s
-            state.emit(CancelWorker(worker.index))
             return self._refuse_join(link, "superseded", text)
         state.roster.joined(worker, link, join, now)
         state.history.note_launch(now - worker.launched_at)

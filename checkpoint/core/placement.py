@@ -2,9 +2,10 @@
 
 Workers report peers that they cannot connect to. A worker that joins from a host that a peer could not
 reach is rejected and launched again, until the launcher has placed it on another one. The launcher chooses
-hosts freely, so a rejected worker may return on the same host; after `placement_tries_max` rejections no
-other host seems to be available. The placement is then accepted and kept for `placement_pause_s`: the hosts
-may reach each other again before another host is free.
+hosts freely, so a rejected worker may return on the same host (on Spark its slot is still occupied then, see
+docs/decisions/0229). After `placement_tries_max` rejections no other host seems to be available. Then the
+placement is accepted and kept for `placement_pause_s`: the hosts may reach each other again before another
+host is free.
 """
 
 from collections.abc import Iterable

@@ -112,20 +112,10 @@ class Circuit:
             if node.kind is not OperatorKind.BROADCAST:
                 tables = (self._broadcast_tables[name].table for name in node.broadcast_tables)
                 context = OperatorContext(
-                    region,
-                    node.name,
-                    worker,
-                    workers,
-                    store_id,
-                    graph.inputs_of(node.name),
-                    graph.schemas[node.name],
-                    incarnation,
-                    graph.triggers_checkpoints,
-                    next(tables, None),
-                    scratch,
-                    graph.delivery,
-                    checkpoint,
-                )
+                    region, node.name, worker, workers, store_id, graph.inputs_of(node.name),
+                    graph.schemas[node.name], incarnation, graph.triggers_checkpoints, next(tables, None),
+                    scratch, graph.delivery, checkpoint,
+                )  # fmt: skip
                 self._open(node, context)
         self.time = CircuitTime(graph, self._operators)
         for name, reader in self.sources.items():

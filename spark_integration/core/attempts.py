@@ -4,24 +4,34 @@ Each worker of a region is a Spark job with a single task. The coordinator reque
 (`StartRequested`) and may cancel one (`CancelRequested`); Spark reports when a job has ended, for whatever
 cause. Rules:
 
-- A worker has at most one job at a time. An attempt that is requested while a job runs waits for the end of
-  that job, which is canceled to hasten it. (Spark reports the end of a canceled job at once; its Python
-  process may live a little longer. Its epoch is fenced by the next one, so this affects only slots, not
-  safety.)
+- One attempt is *current*. If another one is requested while its job runs, without a cancel before, the
+  coordinator has rejected the place of that job, which is on a host that a peer cannot reach. The job is
+  *held*: it occupies its slot for `HOLD_TICKS`, so that Spark places the new one elsewhere. Then it is
+  canceled.
+- An attempt that is requested while the current job is being canceled waits for its end. (Spark reports the
+  end of a canceled job at once; its Python process may live a little longer. Its epoch is fenced by the next
+  one, so this affects only slots, not safety.)
 - Spark ignores a cancel until it knows the job. A cancel sent between the start of our thread and the
   registration of the job is lost, so it is repeated at each `LauncherTick` until the job has ended.
 - Every submitted attempt is reported as ended exactly once; an attempt that was never submitted is not
   reported.
 
-| state      | StartRequested        | CancelRequested | JobEnded                      | Tick         |
-|------------|-----------------------|-----------------|-------------------------------|--------------|
-| IDLE       | submit -> RUNNING     | -               | (not ours: a bug)             | -            |
-| RUNNING    | cancel -> CANCELLING  | -> CANCELLING   | report -> IDLE                | -            |
-| CANCELLING | keep as next          | forget next     | report -> IDLE, or submit next| cancel again |
+| state      | StartRequested               | CancelRequested | JobEnded                      | Tick         |
+|------------|------------------------------|-----------------|-------------------------------|--------------|
+| IDLE       | submit -> RUNNING            | -               | (not ours: a bug)             | -            |
+| RUNNING    | hold the current one, submit | -> CANCELLING   | report -> IDLE                | -            |
+| CANCELLING | keep as next                 | forget next     | report -> IDLE, or submit next| cancel again |
+
+In every state, a CancelRequested cancels the held jobs as well, the end of a held job is reported, and a tick
+cancels those that were held long enough.
 """
 
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Final
+
+HOLD_TICKS: Final = 4
+"""Two seconds: Spark places the task of a submitted job within some 0.3 s if another slot is free."""
 
 
 class JobState(Enum):
@@ -75,13 +85,19 @@ Effect = SubmitJob | CancelJob | ReportEnd
 
 class WorkerJobs:
     """The jobs of one worker. Invariant: `attempt` is None exactly in IDLE; `next_attempt` only in
-    CANCELLING.
+    CANCELLING. `held`: attempt -> the ticks since it was held.
     """
 
     def __init__(self) -> None:
         self.state = JobState.IDLE
         self.attempt: int | None = None
         self.next_attempt: int | None = None
+        self.held: dict[int, int] = {}
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no job of this worker runs."""
+        return self.attempt is None and not self.held
 
     def handle(self, event: Event) -> list[Effect]:
         """Take one event, return what is to be done, in order."""
@@ -90,18 +106,25 @@ class WorkerJobs:
                 return self._start(attempt)
             case CancelRequested():
                 self.next_attempt = None
-                return self._cancel()
+                self.held = dict.fromkeys(self.held, HOLD_TICKS)
+                return [*(CancelJob(one) for one in self.held), *self._cancel()]
             case JobEnded(attempt, error):
                 return self._ended(attempt, error)
             case LauncherTick():
-                return self._cancel() if self.state is JobState.CANCELLING else []
+                self.held = {one: ticks + 1 for one, ticks in self.held.items()}
+                over: list[Effect] = [
+                    CancelJob(one) for one, ticks in self.held.items() if ticks >= HOLD_TICKS
+                ]
+                return over + (self._cancel() if self.state is JobState.CANCELLING else [])
 
     def _start(self, attempt: int) -> list[Effect]:
-        if self.attempt is None:
-            self.state, self.attempt = JobState.RUNNING, attempt
-            return [SubmitJob(attempt)]
-        self.next_attempt = attempt
-        return self._cancel()
+        if self.state is JobState.CANCELLING:
+            self.next_attempt = attempt
+            return self._cancel()
+        if self.attempt is not None:
+            self.held[self.attempt] = 0
+        self.state, self.attempt = JobState.RUNNING, attempt
+        return [SubmitJob(attempt)]
 
     def _cancel(self) -> list[Effect]:
         if self.attempt is None:
@@ -110,8 +133,11 @@ class WorkerJobs:
         return [CancelJob(self.attempt)]
 
     def _ended(self, attempt: int, error: str | None) -> list[Effect]:
+        effects: list[Effect] = [ReportEnd(attempt, error)]
+        if attempt in self.held:
+            del self.held[attempt]
+            return effects
         assert attempt == self.attempt, f"attempt {attempt} ended while {self.attempt} was the one that ran"
         following, self.next_attempt = self.next_attempt, None
         self.state, self.attempt = JobState.IDLE, None
-        effects: list[Effect] = [ReportEnd(attempt, error)]
         return effects if following is None else effects + self._start(following)

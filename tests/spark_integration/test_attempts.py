@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_integration.core.attempts import (
+    HOLD_TICKS,
     CancelJob,
     CancelRequested,
     Effect,
@@ -23,13 +24,37 @@ def test_a_first_attempt_is_submitted() -> None:
     assert jobs.state is JobState.RUNNING
 
 
-def test_an_attempt_asked_for_while_another_runs_waits_for_its_end() -> None:
+def test_an_attempt_asked_for_while_another_is_canceled_waits_for_its_end() -> None:
     jobs = WorkerJobs()
     jobs.handle(StartRequested(0))
+    assert jobs.handle(CancelRequested()) == [CancelJob(0)]
     assert jobs.handle(StartRequested(1)) == [CancelJob(0)]
     assert jobs.handle(JobEnded(0, "killed")) == [ReportEnd(0, "killed"), SubmitJob(1)]
     assert jobs.handle(JobEnded(1, None)) == [ReportEnd(1, None)]
     assert jobs.state is JobState.IDLE
+
+
+def test_a_rejected_attempt_keeps_its_slot_until_the_next_one_has_another() -> None:
+    jobs = WorkerJobs()
+    jobs.handle(StartRequested(0))
+    assert jobs.handle(StartRequested(1)) == [SubmitJob(1)], "the first one is not canceled yet"
+    assert [jobs.handle(LauncherTick()) for _ in range(HOLD_TICKS - 1)] == [[]] * (HOLD_TICKS - 1)
+    assert jobs.handle(StartRequested(2)) == [SubmitJob(2)], "the second one was rejected, too"
+    assert jobs.handle(LauncherTick()) == [CancelJob(0)]
+    assert jobs.handle(LauncherTick()) == [CancelJob(0)], "until Spark knows it"
+    assert jobs.handle(JobEnded(0, "cancelled")) == [ReportEnd(0, "cancelled")]
+    assert jobs.handle(JobEnded(2, None)) == [ReportEnd(2, None)]
+    assert not jobs.is_idle
+    assert jobs.handle(JobEnded(1, None)) == [ReportEnd(1, None)], "it ended on its own"
+    assert jobs.is_idle
+
+
+def test_a_cancel_ends_held_attempts_at_once() -> None:
+    jobs = WorkerJobs()
+    jobs.handle(StartRequested(0))
+    jobs.handle(StartRequested(1))
+    assert jobs.handle(CancelRequested()) == [CancelJob(0), CancelJob(1)]
+    assert jobs.handle(LauncherTick()) == [CancelJob(0), CancelJob(1)]
 
 
 def test_a_cancel_is_repeated_until_the_job_has_ended() -> None:
@@ -45,6 +70,7 @@ def test_a_cancel_is_repeated_until_the_job_has_ended() -> None:
 def test_a_cancel_forgets_the_attempt_that_waited() -> None:
     jobs = WorkerJobs()
     jobs.handle(StartRequested(0))
+    jobs.handle(CancelRequested())
     jobs.handle(StartRequested(1))
     assert jobs.handle(CancelRequested()) == [CancelJob(0)]
     assert jobs.handle(JobEnded(0, "x")) == [ReportEnd(0, "x")]
@@ -54,31 +80,35 @@ def test_cancelling_when_nothing_runs_does_nothing() -> None:
     assert WorkerJobs().handle(CancelRequested()) == []
 
 
-@given(st.lists(st.sampled_from(["start", "cancel", "end", "tick"]), max_size=40))
-def test_at_most_one_attempt_runs_and_each_one_submitted_is_reported_once(story: list[str]) -> None:
-    jobs, attempt, running = WorkerJobs(), 0, None
+@given(st.lists(st.sampled_from(["start", "cancel", "end", "end old", "tick"]), max_size=40))
+def test_each_attempt_submitted_is_reported_once_and_old_ones_are_canceled(story: list[str]) -> None:
+    jobs, attempt = WorkerJobs(), 0
+    running: list[int] = []
     submitted: list[int] = []
     reported: list[int] = []
     effects: list[Effect]
-    for event in story:
+    for event in [*story, *["tick"] * HOLD_TICKS]:
+        canceled: set[int] = set()
         if event == "start":
             effects = jobs.handle(StartRequested(attempt))
             attempt += 1
-        elif event == "end":
-            if running is None:
+        elif event.startswith("end"):
+            if not running:
                 continue
-            ended, running = running, None
-            effects = jobs.handle(JobEnded(ended, None))
+            effects = jobs.handle(JobEnded(running.pop(0 if event == "end old" else -1), None))
         else:
             effects = jobs.handle(CancelRequested() if event == "cancel" else LauncherTick())
         for effect in effects:
             if isinstance(effect, SubmitJob):
-                assert running is None, "two attempts at once"
-                running = effect.attempt
+                running.append(effect.attempt)
                 submitted.append(effect.attempt)
             elif isinstance(effect, CancelJob):
-                assert effect.attempt == running
+                assert effect.attempt in running
+                canceled.add(effect.attempt)
             else:
                 reported.append(effect.attempt)
-    assert reported == [done for done in submitted if done != running]
-    assert submitted == sorted(set(submitted))
+        if event == "cancel":
+            assert canceled == set(running)
+    assert canceled >= set(running[:-1]), "only the current one continues"
+    assert sorted([*reported, *running]) == submitted
+    assert jobs.is_idle == (not running)

@@ -103,10 +103,25 @@ def test_a_stopped_process_is_cancelled_by_tag_and_replaced(watched: Watched) ->
     watched.launcher.start(0, 0)
     stuck = watched.pid(0, 0)
     os.kill(stuck, signal.SIGSTOP)
+    watched.launcher.cancel(0)
     watched.launcher.start(0, 1)
     assert watched.pid(0, 1) != stuck
     assert [(worker, attempt) for worker, attempt, _ in watched.ended] == [(0, 0)]
     wait_until(lambda: not is_running(stuck), "the stuck process is gone")
+
+
+def test_an_attempt_that_was_not_cancelled_keeps_its_slot_while_the_next_one_is_placed(
+    watched: Watched,
+) -> None:
+    watched.launcher.start(0, 0)
+    rejected = watched.pid(0, 0)
+    watched.launcher.start(0, 1)
+    assert watched.pid(0, 1) != rejected
+    assert is_running(rejected)
+    watched.wait_ended(1)
+    assert watched.ended[0][:2] == (0, 0), "it is canceled after the next one was placed"
+    wait_until(lambda: not is_running(rejected), "its process is gone")
+    assert watched.launcher.close(PATIENCE_S)
 
 
 def test_a_cancel_that_comes_before_spark_knows_the_job_is_not_lost(watched: Watched) -> None:
