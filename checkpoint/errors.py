@@ -194,7 +194,7 @@ class RegisterUnsettledError(DosError):
     usual. Nothing is trimmed meanwhile.
     """
 
-    remedy = "wait for the process that changes it; `dos input|output consumers` settles it"
+    remedy = "try again; `dos input|output consumers` settles it if the process that changed it has died"
 
     def __init__(self, directory: str, reason: str) -> None:
         super().__init__(f"the register of consumers in {directory} cannot be read now: {reason}")

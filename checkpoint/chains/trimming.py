@@ -18,7 +18,7 @@ from typing import NamedTuple
 import trio
 
 from checkpoint import limits
-from checkpoint.chains.consumer_register import needs_of, read_register
+from checkpoint.chains.consumer_register import needs_of, settled_register
 from checkpoint.core.consumers import (
     ChainNow,
     Reason,
@@ -28,6 +28,7 @@ from checkpoint.core.consumers import (
     next_step,
     trim_floor,
 )
+from dos_client import Store
 from journal import (
     NO_FLOOR,
     ChainState,
@@ -40,7 +41,6 @@ from journal import (
     inspect_chain_at,
     parse_segment_name,
 )
-from journal.ports import StorePort
 
 _READ_BYTES = 256 * 1024
 _CLOCKS = {Op.INPUT: 5, Op.OUTPUT: 1}
@@ -98,9 +98,12 @@ class KeptSegments:
 
 
 class TrimPlanner:
-    """Finds how far chains may be trimmed. Claims nothing. default: the rule unless a person has set one."""
+    """Finds how far chains may be trimmed. Claims nothing, unless the last change of the register was
+    interrupted: the register is settled then, because nothing can be trimmed before that. default: the rule
+    unless a person has set one.
+    """
 
-    def __init__(self, store: StorePort, place: RegisterPlace, default: RetentionRule | None = None) -> None:
+    def __init__(self, store: Store, place: RegisterPlace, default: RetentionRule | None = None) -> None:
         self._store = store
         self._place = place
         self._default = RetentionRule() if default is None else default
@@ -112,7 +115,7 @@ class TrimPlanner:
 
         Raises what reading the register and the manifests raises.
         """
-        register = await read_register(self._store, self._place)
+        register = await settled_register(self._store, self._place)
         rule = register.rule or self._default
         needs = await needs_of(self._store, register, chain.split) if rule.by_consumers else {}
         times = await self._first_times(chain) if rule.age_max_s is not None else {}
@@ -121,7 +124,7 @@ class TrimPlanner:
 
     async def deletes_anything(self) -> bool:
         """Return whether the rule may delete rows now. Raises what reading the register raises."""
-        rule = (await read_register(self._store, self._place)).rule or self._default
+        rule = (await settled_register(self._store, self._place)).rule or self._default
         return rule.by_consumers or rule.limits_anything
 
     async def segments_to(self, directory: str, chain: str, at: Position, released: Floor) -> list[Floor]:

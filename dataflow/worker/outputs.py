@@ -36,9 +36,10 @@ from dataflow.sinks.log import LogSink
 from dataflow.worker.collecting import FloorCollector
 from dataflow.worker.exchange import Exchange
 from dataflow.worker.messages import OutputMade
+from dos_client import Store
 from dos_protocol.errors import ClosedError, CorruptDataError, DosError, FencedError
 from journal import NO_FLOOR, Floor, Position, Scratch
-from journal.ports import ClaimPort, StorePort
+from journal.ports import ClaimPort
 
 logger = logging.getLogger("dos.dataflow")
 
@@ -160,7 +161,7 @@ class Outputs:
             self._handled[made.sink] = made.step
             self._wake()
 
-    async def trim_all(self, store: StorePort, region: str, worker: int, collecting: FloorCollector) -> None:
+    async def trim_all(self, store: Store, region: str, worker: int, collecting: FloorCollector) -> None:
         """Trim the logs at intervals: find what their consumers need, for the next votes, and delete what
         checkpoints have released and nobody needs.
         """

