@@ -9,6 +9,7 @@ import pytest
 from checkpoint import SplitPosition
 from dataflow import FileSource
 from dataflow.core.file_digest import FileDigest
+from dataflow.errors import InputGoneError
 from dataflow.sources import directory, files, objects
 from dataflow.sources.base import SplitDivision
 from dataflow.sources.input_files import FileSeen
@@ -64,6 +65,13 @@ def lists_again(self: directory.DirectoryReader, path: str, part: SplitDivision)
     return chunk
 
 
+def forgets(self: directory.DirectoryReader, path: str) -> None:
+    """Bytes that were not read are lost silently."""
+    if self._spec.gone == "stop":
+        raise InputGoneError(path, 0)
+    self._forget(path)
+
+
 def unchecked(path: str, part: SplitDivision, chunk: bytes, *, more: bool) -> None:
     """A replay that marks a longer object as read."""
 
@@ -108,6 +116,12 @@ def with_the_old_part(self: objects.ObjectBytes, position: int) -> None:
             "check_part",
             unchecked,
             without(tests.test_a_replay_of_other_bytes_is_refused_and_so_is_one_of_more_bytes),
+        ),
+        (
+            directory.DirectoryReader,
+            "_handle_missing",
+            forgets,
+            tests.test_objects_that_were_deleted_are_reported,
         ),
         (
             Bucket,
