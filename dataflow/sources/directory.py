@@ -51,7 +51,6 @@ from dataflow.sources.watched_files import (
 from dos_protocol.digests import PrefixDigest
 
 Gone: TypeAlias = Literal["stop", "forget"]
-
 _BEGINNING: Final = SplitPosition(0)
 _chunk_bytes_min: Final = 4 * limits.KIB
 

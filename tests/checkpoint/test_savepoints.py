@@ -145,7 +145,7 @@ def test_what_cannot_be_pinned_is_refused_with_the_reason_and_changes_nothing(ev
     region.take()
     region.play(event)
     (report,) = settled(region)
-    assert report.cut == 0
+    assert report.checkpoint == 0
     assert re.search(text, report.error)
     assert region.core.state.savepoints == before
 

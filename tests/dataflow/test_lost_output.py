@@ -1,5 +1,6 @@
-"""The disk of a host is lost with the files of sinks: the region ends, says what to do, and continues without
-the lost rows only if a person says so."""
+"""The disk of a host is lost with the files of sinks: the region ends and names the remedy. It continues
+without the lost rows only after a person has accepted the loss.
+"""
 
 import shutil
 from collections import Counter

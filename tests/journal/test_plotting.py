@@ -18,7 +18,7 @@ SPACE = "{http://www.w3.org/2000/svg}"
 
 
 def life() -> Timeline:
-    """Ten seconds, a write in each; taken over after five, with a snapshot, and two cuts."""
+    """Ten seconds, a write in each; taken over after five, with a snapshot, and two checkpoints."""
     timeline, at = Timeline(), 0
     for second in range(10):
         epoch = 1 if second < 5 else 2
@@ -67,7 +67,13 @@ def test_each_stretch_has_its_bars_and_each_event_its_tick(tmp_path: Path) -> No
     assert (reset, label) == (f"{second}: 1 resets", "1 segments"), "the second segment is another writer's"
     assert bars(picture, "bytes")[1].endswith(": 200 bytes")
     assert bars(picture, "bytes")[5] == f"{second}: 400 bytes"
-    expected = {"dos://h/ledger/files", "2,500 bytes, 25 records", "bytes in each 1 s", "400 B", "cuts: 2"}
+    expected = {
+        "dos://h/ledger/files",
+        "2,500 bytes, 25 records",
+        "bytes in each 1 s",
+        "400 B",
+        "checkpoints: 2",
+    }
     assert expected <= set(texts(picture))
     assert any(one.startswith("time, ") for one in texts(picture))
 

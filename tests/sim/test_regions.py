@@ -34,7 +34,7 @@ FOUND_SOON = {
     "channel_state_is_dropped": 2,
     "sources_are_ahead_of_the_cut": 6,
     "deletes_when_it_votes": 4,
-    "only_the_last_cut_has_floors": 4,
+    "only_the_last_checkpoint_has_floors": 4,
     "a_missing_segment_is_empty": 4,
 }
 """Planted bugs that few runs with a region find, with the maximum number of runs."""

@@ -350,7 +350,7 @@ def deletes_when_it_votes() -> list[Patch]:
 
 
 @of_regions("R14: released past the oldest retained checkpoint")
-def only_the_last_cut_has_floors() -> list[Patch]:
+def only_the_last_checkpoint_has_floors() -> list[Patch]:
     def floors(kept: Any, worker: int) -> Any:
         return floors_of(kept[-1:], worker)
 
@@ -368,4 +368,4 @@ def a_missing_segment_is_empty() -> list[Patch]:
         except LostBytesError:
             return self._found(ORIGIN)
 
-    return [*only_the_last_cut_has_floors(), (TakeOver, "_at_position", empty)]
+    return [*only_the_last_checkpoint_has_floors(), (TakeOver, "_at_position", empty)]
