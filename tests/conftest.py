@@ -16,6 +16,8 @@ pytest_plugins = ["tests.support.second_chance"]
 ROOT = Path(__file__).parent.parent
 SPARK_TESTS = "tests/spark_integration/"
 HOSTS_TESTS = "tests/hosts/"
+JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""Of every JVM that a test starts: none lives until the code of the second compiler has paid for itself."""
 
 for name, examples in (("near", 100), ("long", 2_000)):
     settings.register_profile(
@@ -41,9 +43,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure() -> None:
-    """A background job of a shell ignores SIGINT, and what tests start and interrupt would too."""
+    """Prepare what the processes that tests start inherit.
+
+    A background job of a shell ignores SIGINT, and what tests start and interrupt would too.
+    """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.setdefault("JAVA_TOOL_OPTIONS", JVM_OPTIONS)
 
 
 @cache
