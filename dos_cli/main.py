@@ -13,7 +13,6 @@ To add a command:
 
 import importlib
 import sys
-from importlib import metadata
 from typing import Annotated, Any
 
 import typer
@@ -103,6 +102,8 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
+        from importlib import metadata  # slow to import
+
         typer.echo(f"dos {metadata.version('dos-journal')}")
         raise typer.Exit
 

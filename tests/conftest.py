@@ -1,6 +1,7 @@
 """What every test shares: hypothesis profiles, and which process runs which test. Fixtures that start real
 servers are in `tests/support`."""
 
+import gc
 import os
 import signal
 from functools import cache
@@ -16,6 +17,11 @@ pytest_plugins = ["tests.support.second_chance"]
 ROOT = Path(__file__).parent.parent
 SPARK_TESTS = "tests/spark_integration/"
 HOSTS_TESTS = "tests/hosts/"
+SCHEDULED_ALONE = ("tests/sim/test_sim.py", "tests/shells/test_shells.py")
+"""Files whose tests share nothing and take long together. They come last: all processes have work until the
+end."""
+JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""Of every JVM that a test starts: none lives until the code of the second compiler has paid for itself."""
 
 for name, examples in (("near", 100), ("long", 2_000)):
     settings.register_profile(
@@ -41,9 +47,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure() -> None:
-    """A background job of a shell ignores SIGINT, and what tests start and interrupt would too."""
+    """Prepare what the processes that tests start inherit.
+
+    A background job of a shell ignores SIGINT, and what tests start and interrupt would too.
+    """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.setdefault("JAVA_TOOL_OPTIONS", JVM_OPTIONS)
 
 
 @cache
@@ -60,21 +70,34 @@ def shared_process(file: str) -> str:
 
 
 class SharedProcesses(LoadScopeScheduling):
-    """Each test is scheduled alone, but those that share a Spark or hosts run in one process: starting them
-    takes seconds.
+    """The tests of a file run in one process, because they share what its fixtures start: servers, databases.
+    Those of Spark and of several hosts do so together.
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        return shared_process(nodeid.partition("::")[0]) or nodeid
+        file = nodeid.partition("::")[0]
+        return shared_process(file) or (nodeid if file in SCHEDULED_ALONE else file)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> SharedProcesses:
     """Marks with a group (`--dist loadgroup`) would say the same; pytest-xdist 3.8 does not heed them under
     pytest 9.2."""
+    config.option.loadscopereorder = False  # by the numbers of tests; the order below is by their length
     return SharedProcesses(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests of Spark and of several hosts come first, because they take longest."""
-    items.sort(key=lambda item: not shared_process(item.nodeid.partition("::")[0]))
+    items.sort(key=lambda item: turn(item.nodeid.partition("::")[0]))
+
+
+def pytest_collection_finish() -> None:
+    """Exempt all tests and modules from garbage collections, each of which would inspect them in vain."""
+    gc.collect()
+    gc.freeze()
+
+
+def turn(file: str) -> int:
+    """Return when the tests of a file run: 0 first, 2 last."""
+    return 0 if shared_process(file) else 2 if file in SCHEDULED_ALONE else 1

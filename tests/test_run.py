@@ -39,6 +39,10 @@ case "$*" in
         case "$*" in *"[power]"*) exit "${FAKE_PYFUSE3_ENDS:-0}" ;; esac
         exit "${FAKE_PIP_ENDS:-0}"
         ;;
+    "-m mypy")
+        echo "python $*"
+        exit "${FAKE_MYPY_ENDS:-0}"
+        ;;
     *)
         echo "python $*"
         echo "JAVA_HOME=$JAVA_HOME"
@@ -301,6 +305,13 @@ def test_a_run_of_all_tests_installs_what_they_need_of_the_system_once(checkout:
     before = checkout.installations
     assert checkout.run("test").returncode == 0
     assert checkout.installations == before
+
+
+def test_what_lint_finds_ends_a_run_of_all_tests_before_the_tests(checkout: Checkout) -> None:
+    done = checkout.run("test", FAKE_MYPY_ENDS="1")
+    assert done.returncode == 1, done.stderr
+    assert done.stdout.splitlines()[-1] == "python -m mypy"
+    assert "python -m pytest" not in done.stdout
 
 
 def test_a_package_that_is_not_offered_keeps_no_other_away_and_the_tests_run(checkout: Checkout) -> None:

@@ -49,6 +49,7 @@ def main() -> None:
         on_event=print_checkpoint,
         logs=folder / "logs",
         worker_limits=WorkerLimits(step_bytes_max=8 * 1024, batch_bytes_max=4 * 1024),
+        standby=0,  # each start of the driver would import everything once more
     )
     try:
         region.awaitTermination()

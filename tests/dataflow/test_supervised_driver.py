@@ -85,7 +85,7 @@ class Supervisor:
 def inputs(tmp_path: Path) -> list[Path]:
     paths = [tmp_path / f"in-{part}.txt" for part in range(2)]
     for part, path in enumerate(paths):
-        path.write_text("".join(f"w{n % 61} w{n % (part + 7)}\n" for n in range(300_000)))
+        path.write_text("".join(f"w{n % 61} w{n % (part + 7)}\n" for n in range(200_000)))
     return paths
 
 

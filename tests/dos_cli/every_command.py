@@ -1,10 +1,11 @@
-"""Runs every command of `dos` in a process of its own, forked from one that has imported them all: quick
-enough to try each of them with each kind of trouble.
+"""Runs every command of `dos` in a process of its own, forked from one that has imported them all and what
+the first call of a command imports: quick enough to try each of them with each kind of trouble.
 
 As a program it prints a line of JSON for each run.
 """
 
 import contextlib
+import gc
 import json
 import os
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 
 from dos_cli.__main__ import main
 from dos_cli.main import COMMANDS, load_command
+from tests.support.dos_command import dos
 
 URLS = ("dos://127.0.0.1:1/../a", "dos://127.0.0.1:1/n/\u00e9", "dos://")
 
@@ -93,6 +95,9 @@ def _be(words: Sequence[str], trouble: str, errors: int) -> None:
 
 if __name__ == "__main__":
     every = list(commands())
+    for call in (["ls", "--help"], ["ls", URLS[0]]):
+        dos(*call)  # imports what prints help, and what reads arguments
+    gc.freeze()  # a collection in a child would copy every page
     for words, command in every:
         # what begins and ends a command is the same code for all of a group
         for trouble in ("full", "closed", "pipe") if len(words) == 1 else ():

@@ -3,6 +3,7 @@
     ./run python -m tests.sim.hunt                      every bug, once
     ./run python -m tests.sim.hunt NAME... --starts 5   these, each from five first seeds
     ./run python -m tests.sim.hunt --starts 5 --write   all, and update the table in docs/robustness.md
+    ./run python -m tests.sim.hunt NAME... --record     their cheapest seeds, for tests (`quick_seeds`)
 
 A hunt runs seed after seed, from its first one on, with one bug planted, until an oracle objects or the code
 fails. Hunts are independent, so they can run in any number of processes.
@@ -16,7 +17,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
-from itertools import count, islice
+from itertools import count, islice, repeat
 from pathlib import Path
 from typing import Annotated
 
@@ -25,6 +26,7 @@ import typer
 from tests.sim.bugs import BUGS, planted
 from tests.sim.campaign import prepare_process
 from tests.sim.engine.random_streams import RandomStreams
+from tests.sim.quick_seeds import cheapest, quick_first, record
 from tests.sim.run import run_seed
 
 SEEDS_MAX = 500
@@ -54,26 +56,48 @@ class Hunt:
 
 def hunt(name: str, first: int = 1, seeds_max: int = SEEDS_MAX) -> Hunt:
     """Run one hunt."""
+    return _hunt(name, first, seeds_for(name, first, seeds_max))
+
+
+def _hunt(name: str, first: int, seeds: Iterable[int]) -> Hunt:
     logging.disable(logging.CRITICAL)
-    may_show = BUGS[name].where or (lambda rng: True)
-    seeds = islice((seed for seed in count(first) if may_show(RandomStreams(seed))), seeds_max)
+    number = 0
     with planted(name):
         for number, seed in enumerate(seeds, 1):
             if number % _COLLECTED_EACH == 0:
                 gc.collect()
-            try:
-                result = run_seed(seed)
-            except Exception as error:  # a bug may break anything
-                return Hunt(name, first, number, "crash", f"{type(error).__name__}: {error}")
-            if result.violation:
-                return Hunt(name, first, number, result.oracle, result.violation)
-    return Hunt(name, first, 0, "", f"not found in {seeds_max} seeds")
+            if found := _found(seed):
+                return Hunt(name, first, number, *found)
+    return Hunt(name, first, 0, "", f"not found in {number} seeds")
 
 
-def seeds_to_find(name: str, seeds_max: int = SEEDS_MAX, first: int = 1) -> tuple[int, str]:
-    """Return how many seeds were run until a violation or a crash, and its text; 0 if there was none."""
-    found = hunt(name, first, seeds_max)
+def seeds_for(name: str, first: int, seeds_max: int) -> Iterator[int]:
+    """Yield the seeds of a hunt: those whose runs can show the bug."""
+    may_show = BUGS[name].where or (lambda rng: True)
+    return islice((seed for seed in count(first) if may_show(RandomStreams(seed))), seeds_max)
+
+
+def _found(seed: int) -> tuple[str, str] | None:
+    """Return the oracle that objected and its text, or None. The bug is planted."""
+    try:
+        result = run_seed(seed)
+    except Exception as error:  # a bug may break anything
+        return "crash", f"{type(error).__name__}: {error}"
+    return (result.oracle, result.violation) if result.violation else None
+
+
+def seeds_to_find(name: str, seeds_max: int = SEEDS_MAX) -> tuple[int, str]:
+    """Return how many of the first `seeds_max` seeds were run until a violation or a crash, and its text; 0
+    if there was none. The recorded seed is run first."""
+    found = _hunt(name, 1, quick_first(name, seeds_for(name, 1, seeds_max)))
     return found.seeds, found.what
+
+
+def cheapest_seed(name: str, seeds_max: int) -> int | None:
+    """Return the seed that tests run first, see `quick_seeds`."""
+    logging.disable(logging.CRITICAL)
+    with planted(name):
+        return cheapest(seeds_for(name, 1, seeds_max), lambda seed: _found(seed) is not None)
 
 
 @dataclass(frozen=True)
@@ -155,12 +179,21 @@ def main(
     write_docs: Annotated[
         bool, typer.Option("--write", help="Put the table into docs/robustness.md.")
     ] = False,
+    record_seeds: Annotated[
+        bool,
+        typer.Option("--record", help="Only record the cheapest of the first --seeds-max seeds, for tests."),
+    ] = False,
 ) -> None:
     """Hunt planted bugs. Exit: 0 all were found, 1 one was not found."""
     wanted = list(names or BUGS)
     unknown = [name for name in wanted if name not in BUGS]
     if unknown or (write_docs and names):
         raise typer.BadParameter(f"no such bugs: {unknown}" if unknown else "--write is for all bugs")
+    if record_seeds:
+        with ProcessPoolExecutor(processes, initializer=prepare_process) as pool:
+            seeds = list(pool.map(cheapest_seed, wanted, repeat(seeds_max)))
+        record(dict(zip(wanted, seeds, strict=True)))
+        sys.exit(0 if all(seeds) else 1)
     found = [one for one in read_done(done) if one.name in wanted]
     for one in all_hunts(wanted, starts, seeds_max, processes, found):
         found.append(one)

@@ -18,10 +18,18 @@ from tests.sim.oracles import without
 from tests.sim.regressions import REGRESSIONS, Regression
 from tests.sim.run import CRASH, ROOT, run_seed
 from tests.sim.shrink import shrink
+from tests.sim.test_membership import SEEDS as OF_CHANGING_STORES
+from tests.sim.test_regions import BATCHED as OF_REGIONS
+from tests.sim.test_visitors import SEEDS as OF_VISITORS
 
 BATCH = 50
 BATCHES = 40
 """Many batches, so that all test processes have work until the end."""
+TROUBLED = list(islice((seed for seed in count(1) if has_troubles(RandomStreams(seed))), 40))
+OF_OTHER_TESTS = {
+    *OF_CHANGING_STORES, *OF_REGIONS, *OF_VISITORS, *TROUBLED, *(once.seed for once in REGRESSIONS)
+}  # fmt: skip
+"""Seeds that another test runs and checks for violations, so the batches do not."""
 
 FOUND_SOON = (
     "acknowledge_before_sync",
@@ -60,7 +68,8 @@ SOON = 100
 # EVIDENCE-OF: P-1, P-2, P-4, P-5, P-10
 @pytest.mark.parametrize("batch", range(BATCHES))
 def test_nothing_is_lost_with_any_failures(batch: int) -> None:
-    for outcome in run_batch(range(1 + batch * BATCH, 1 + (batch + 1) * BATCH)):
+    seeds = range(1 + batch * BATCH, 1 + (batch + 1) * BATCH)
+    for outcome in run_batch(seed for seed in seeds if seed not in OF_OTHER_TESTS):
         assert not outcome.violation, f"{outcome.violation}\n  {line_of(outcome.seed, None)}"
 
 
@@ -99,8 +108,11 @@ def test_every_kind_of_fault_is_planned_sometimes() -> None:
 
 def test_troubles_of_disks_happen_and_are_not_only_planned() -> None:
     """Each has affected a disk call, and some have prevented the start of a server."""
-    runs = islice((seed for seed in count(1) if has_troubles(RandomStreams(seed))), 40)
-    seen = sum((run_seed(seed).history.sometimes for seed in runs), Counter[str]())
+    seen = Counter[str]()
+    for seed in TROUBLED:
+        result = run_seed(seed)
+        assert not result.violation, f"{result.violation}\n  {line_of(seed, None)}"
+        seen += result.history.sometimes
     came = {name.removeprefix("disk: ").split(" from ")[0] for name in seen if name.startswith("disk: ")}
     assert came == {"EMFILE", "EACCES", "EIO", "ENOSPC", "short write", "directory removed"}
     assert seen["start: refused"]

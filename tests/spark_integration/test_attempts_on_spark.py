@@ -34,16 +34,13 @@ from dos_client.blocking import open_store
 from spark_integration import register
 
 master, store, here = sys.argv[1], sys.argv[2], Path(sys.argv[3])
-short = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 confs = {
     "spark.ui.enabled": "false",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.memory": "600m",
-    "spark.driver.extraJavaOptions": short,
     "spark.executor.memory": "600m",
     "spark.executor.cores": "1",
-    "spark.executor.extraJavaOptions": short,
     "spark.eventLog.compress": "false",
     "spark.eventLog.dir": f"file:{here}/events",
     "spark.eventLog.enabled": "true",

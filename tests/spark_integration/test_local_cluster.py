@@ -2,7 +2,8 @@
 what is installed: `local-cluster`, and a standalone cluster on loopback, started with Spark's own classes.
 
 A worker is killed, then the whole executor of one. A session of another master cannot live beside the shared
-one, so the driver is a program.
+one, so the driver is a program. The standalone cluster runs with DOS_TEST_PROFILE=long: `tests/hosts` has one
+in every run, with an executor on each of several hosts, which are lost.
 """
 
 import json
@@ -25,6 +26,9 @@ from examples.demo.verdict import judge
 from tests.support.servers import ServerProcess
 
 pytestmark = pytest.mark.spark
+long_only = pytest.mark.skipif(
+    os.environ.get("DOS_TEST_PROFILE") != "long", reason="takes minutes: DOS_TEST_PROFILE=long"
+)
 
 PASSES = 150
 START_S_MAX = 120.0
@@ -177,7 +181,7 @@ def standalone(folder: Path) -> Iterator[str]:
 
 # EVIDENCE-OF: P-7, P-10
 @pytest.mark.timeout(500)  # a Spark of three to five JVMs, on a busy machine
-@pytest.mark.parametrize("master", ["local-cluster", "standalone"])
+@pytest.mark.parametrize("master", ["local-cluster", pytest.param("standalone", marks=long_only)])
 def test_the_loss_of_a_worker_and_of_an_executor_changes_nothing(master: str, tmp_path: Path) -> None:
     text = "one two two three three three\n" * 200
     for name, content in (("helper.py", HELPER), ("driver.py", DRIVER), ("a.txt", text), ("b.txt", text)):

@@ -44,8 +44,6 @@ pytestmark = [pytest.mark.spark, pytest.mark.process, pytest.mark.timeout(500)]
 ROOT = Path(__file__).parents[2]
 MOMENT_S_MAX = 150.0
 END_S_MAX = 60.0
-SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""Of a JVM: it does not live until what it compiles better has paid."""
 
 
 class Killed:
@@ -61,7 +59,7 @@ class Killed:
                 stderr=log,
                 text=True,
                 cwd=ROOT,
-                env={**os.environ, "PYSPARK_PYTHON": sys.executable, "JAVA_TOOL_OPTIONS": SHORT_LIVED},
+                env={**os.environ, "PYSPARK_PYTHON": sys.executable},
             )
         self.said: list[dict[str, Any]] = []
         self._family: list[psutil.Process] = []
