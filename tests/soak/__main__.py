@@ -27,6 +27,7 @@ LOOSE: Final = {
 simulated ones: a sample may fall between the roll of a chain and the deletion of what it replaces, or into a
 restart. A leak that stays below these limits in a run is found by a longer one.
 """
+_PROGRESS_S: Final = 30.0
 _SHOWN: Final = ("disk", "memory", "open files", "restart", "threads")
 
 
@@ -40,6 +41,7 @@ class Run:
         self._seconds = 60 * minutes
         self._sampled_s = sampled_s
         self._disturbed_s = disturbed_s
+        self._shown_s = 0.0
 
     def stop(self, number: int = 0, frame: FrameType | None = None) -> None:
         """End the run with what it has."""
@@ -64,6 +66,7 @@ class Run:
                 else:
                     cast.commits.wait(sys.maxsize, self._sampled_s)
                     self.samples.add(time.monotonic() - began, cast.sample())
+                    self._show_progress(time.monotonic() - began, cast)
             self.report = {
                 "seconds": round(time.monotonic() - began),
                 "checkpoints": cast.commits.count,
@@ -74,6 +77,14 @@ class Run:
             }
         if len(self.samples) >= SAMPLES_MIN:
             self.report["grown"] = [one.name for one in self.samples.grown()]
+
+    def _show_progress(self, seconds: float, cast: Cast) -> None:
+        if seconds < self._shown_s + _PROGRESS_S:
+            return
+        self._shown_s = seconds
+        grown = [one.name for one in self.samples.grown()] if len(self.samples) >= SAMPLES_MIN else []
+        text = f"{seconds / 60:.1f} of {self._seconds / 60:g} minutes, {cast.commits.count:,} checkpoints"
+        print(f"{text}, {cast.sent:,} rows, {len(grown)} figures grow: {', '.join(grown)}", file=sys.stderr)
 
     def table(self) -> str:
         """Return the table of what is sampled, and of entries that grow."""

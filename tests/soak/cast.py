@@ -1,20 +1,21 @@
 """The processes of a soak: three servers, a region of two workers, a producer; and what is done to them.
 
 The driver and the producer live in this process, the producer on a thread of its own. Disturbances in turns:
-worker 1 is killed (worker 0 lives as long as the run); the status is requested through the store; a savepoint
-is made; a server is killed and started; a checkpoint is requested; the savepoint is dropped. In between, the
-region works undisturbed.
+worker 1 is killed; the status is requested through the store; a savepoint is made; server 0 is killed and
+started; a checkpoint is requested; the savepoint is dropped. In between, the region works undisturbed. The
+other processes live as long as the run.
 """
 
+import json
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import trio
 
@@ -30,8 +31,8 @@ from dos_client import init_store, open_store
 from dos_client.blocking import open_store as open_blocking
 from dos_protocol.errors import DosError
 from tests.soak.figures import disk, processes
-from tests.soak.graph import HANDLE, PRODUCER, SCHEMA, SNAPSHOT_BYTES, graph_of
-from tests.support.census import census
+from tests.soak.graph import CENSUS_FOLDER, HANDLE, PRODUCER, SCHEMA, SNAPSHOT_BYTES, graph_of
+from tests.support.census import census_of_process
 from tests.support.servers import ServerProcess, url_of
 
 REGION: Final = "soak"
@@ -67,6 +68,7 @@ class Cast:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._census = folder / "census"
         self._stack = ExitStack()
         self.commits = Commits()
         self.sent = 0
@@ -86,6 +88,9 @@ class Cast:
             self._producer = threading.Thread(target=self._produce, name="producer")
             self._producer.start()
             stack.callback(self._end_producer)
+            self._census.mkdir()
+            os.environ[CENSUS_FOLDER] = str(self._census)  # processes started from now on inherit it
+            stack.callback(os.environ.pop, CENSUS_FOLDER)
             handle = run_local(
                 graph_of(REGION),
                 workers=2,
@@ -169,9 +174,8 @@ class Cast:
         os.kill(self.region.status.workers[1].pid, signal.SIGKILL)
 
     def _kill_server(self) -> None:
-        server = self.servers[self._turn % len(self.servers)]
-        server.kill()
-        server.restart()
+        self.servers[0].kill()
+        self.servers[0].restart()
 
     def _ask(self, what: str, *, name: str = "") -> None:
         async def ask() -> str:
@@ -187,18 +191,24 @@ class Cast:
 
     # What is sampled
 
+    def _census_of(self, pid: int) -> dict[str, int]:
+        """Return the entries of a worker's containers as of its last answer, and request another one. A
+        worker that has joined has loaded the graph, and with it the handler of the signal.
+        """
+        path = self._census / f"{pid}.json"
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGUSR1)
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}  # type: ignore[no-any-return]
+
     def sample(self) -> dict[str, float]:
         """Return the figures now."""
-        pids = {f"server {number}": server.pid for number, server in enumerate(self.servers)}
-        pids |= {f"worker {worker.index}": worker.pid for worker in self.region.status.workers if worker.pid}
-        pids["driver"] = os.getpid()
-        roots: list[Any] = [self.region]
-        found = {f"entries of driver: {name}": count for name, count in census(roots).items()}
-        figures: dict[str, float] = {
-            **disk(server.data for server in self.servers),
-            **processes(pids),
-            **found,
-        }
+        servers = {f"server {number}": server.pid for number, server in enumerate(self.servers)}
+        workers = {f"worker {one.index}": one.pid for one in self.region.status.workers if one.pid}
+        figures = disk(server.data for server in self.servers)
+        figures |= processes({**servers, **workers, "driver": os.getpid()})
+        censuses = {name: self._census_of(pid) for name, pid in workers.items()}
+        for name, census in {**censuses, "driver": census_of_process()}.items():
+            figures |= {f"entries of {name}: {what}": count for what, count in census.items()}
         for kind, times in self.restarts.items():
             figures[f"restart s: {kind}"] = times[-1]
         return figures

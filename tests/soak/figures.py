@@ -24,7 +24,7 @@ def disk(data: Iterable[Path]) -> dict[str, float]:
             directory = inner[1] if inner[0] == "d" and len(inner) > 2 else "/"
             found[f"disk bytes: {directory}"] += size
             found[f"disk files: {directory}"] += 1
-    return found
+    return dict(found)
 
 
 def processes(pids: Mapping[str, int]) -> dict[str, float]:

@@ -1,8 +1,14 @@
 """The graph of the soak's region, and limits so short that everything is rolled and trimmed within minutes.
 
-Workers import this module with the graph's function, so the limits hold in their processes, too.
+Workers import this module with the graph's function, so the limits hold in their processes, too. There it
+also installs a handler of SIGUSR1, which writes what the process holds in memory to a file.
 """
 
+import json
+import os
+import signal
+from pathlib import Path
+from types import FrameType
 from typing import Any, Final
 
 import pyarrow as pa
@@ -10,6 +16,7 @@ import pyarrow as pa
 from checkpoint import limits
 from checkpoint.core import coordinator_state
 from dataflow import Graph, InputSource, LogSink
+from tests.support.census import census_of_process
 
 SCHEMA: Final = "word string, number bigint"
 HANDLE, PRODUCER, SINK = "numbers", "p", "counts"
@@ -34,7 +41,21 @@ def shorten() -> None:
         setattr(module, name, value)
 
 
+CENSUS_FOLDER: Final = "DOS_SOAK_CENSUS"
+"""The environment variable that names the directory of the files. Set for workers only."""
+
+
+def _write_census(number: int, frame: FrameType | None) -> None:
+    del number, frame
+    path = Path(os.environ[CENSUS_FOLDER]) / f"{os.getpid()}.json"
+    unfinished = path.with_suffix(".part")
+    unfinished.write_text(json.dumps(census_of_process()), encoding="utf-8")
+    unfinished.replace(path)
+
+
 shorten()
+if CENSUS_FOLDER in os.environ:
+    signal.signal(signal.SIGUSR1, _write_census)
 
 
 def is_wanted(batch: pa.RecordBatch) -> pa.Array:

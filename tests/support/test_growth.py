@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from checkpoint.core.request_handling import RequestHandler
 from checkpoint.core.retention import Rolling
-from tests.support.census import census
+from tests.support.census import census, census_of_process
 from tests.support.growth import SAMPLES_MIN, Samples
 
 
@@ -96,3 +97,12 @@ def test_the_census_follows_closures_coroutines_and_bound_methods_and_stops_wher
     found = census([roots], stop=(Other,))
     coroutine.close()
     assert sum(found.values()) == 2, found
+
+
+def test_the_census_of_the_process_counts_what_product_instances_hold() -> None:
+    before = census_of_process()
+    held = RequestHandler("region")
+    held._known.update({"one", "two"})
+    after = census_of_process()
+    assert after["RequestHandler instances"] == before.get("RequestHandler instances", 0) + 1
+    assert after["RequestHandler._known"] == before.get("RequestHandler._known", 0) + 2
