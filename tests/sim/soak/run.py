@@ -107,7 +107,6 @@ class Soak:
         self.region = SoakRegion(self, workers)
         self.region.on_commit = self._committed
         self.samples = Samples(LOOSE, limit=limit)
-        self.commands = 0
         self.verdicts: dict[str, int] = {}
         self._disturbed_every = disturbed_every
         self._sampled_every = sampled_every
@@ -115,7 +114,6 @@ class Soak:
         self._turns = _CALM if calm else _TURNS
         self._turn = 0
         self._persons = 0
-        self._producers = 0
         self._restart: tuple[str, float, int, int] | None = None
         self._restarts: dict[str, float] = {}
         self._setting_up = Process(self.env, "setting up")
@@ -167,7 +165,7 @@ class Soak:
     def _until(self, reached: Callable[[], bool], what: str) -> None:
         """Run until it is reached. Raises ViolationError after too long a time without any commit."""
         seen = -1
-        while seen != self.commits or seen == 0:
+        while seen != self.commits:
             seen = self.commits
             if self.env.run(reached, self.env.now + PATIENCE_S):
                 return
@@ -253,13 +251,11 @@ class Soak:
         if self.producer is not None:
             self.network.process_died(self.producer, power=False)
             self.producer.kill()
-        self._producers += 1
-        self.producer = Producer(self, f"p{self._producers}")
+        self.producer = Producer(self)
 
     def _person(self) -> Person:
         self._persons += 1
-        self.commands += 1
-        return Person(self, f"person{self._persons}")
+        return Person(self, self._persons)
 
     def _heard(self, verdict: str) -> None:
         self.verdicts[verdict] = self.verdicts.get(verdict, 0) + 1

@@ -51,8 +51,8 @@ class Producer(Process):
     """One process of the producer: sends a batch each `pace_s`, with the numbers after those of the last one,
     and trims. `sent`: rows that are recorded."""
 
-    def __init__(self, soak: "Soak", name: str) -> None:
-        super().__init__(soak.env, name)
+    def __init__(self, soak: "Soak") -> None:
+        super().__init__(soak.env, "producer")
         self._soak = soak
         self._region = soak.region
         self.log: InputLog | None = None
@@ -134,10 +134,10 @@ class LogReader(Process):
 class Person(Process):
     """A person with `dos region` and `dos input`: one command at a time, each a process of its own."""
 
-    def __init__(self, soak: "Soak", name: str) -> None:
-        super().__init__(soak.env, name)
+    def __init__(self, soak: "Soak", number: int) -> None:
+        super().__init__(soak.env, "person")  # one name for all: the network keeps names
         self._region = soak.region
-        self._rng = soak.rng.stream(f"person {name}")
+        self._rng = soak.rng.stream(f"person {number}")
         self._stores = [self._region.store_for(self) for _ in range(2)]
 
     def ask(self, what: str, done: Callable[[str], None], *, name: str = "") -> None:
