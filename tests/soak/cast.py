@@ -40,6 +40,10 @@ CHECKPOINT_S: Final = 0.3
 SEND_S: Final = 0.1
 ROWS: Final = 20
 WORDS: Final = 50
+CACHES: Final = ("SegmentName instances", "Latencies._samples", "Latencies._sorted", "ProgressMeter.recent")
+"""Entries with a limit of their own that a run of some minutes does not reach: a cache of 1,024 names, the
+latest latencies of a member, the latest 100 reports of progress.
+"""
 RECOVERY_S: Final = 60.0
 """A region that commits nothing for so long after a disturbance has failed."""
 
@@ -208,7 +212,8 @@ class Cast:
         figures |= processes({**servers, **workers, "driver": os.getpid()})
         censuses = {name: self._census_of(pid) for name, pid in workers.items()}
         for name, census in {**censuses, "driver": census_of_process()}.items():
-            figures |= {f"entries of {name}: {what}": count for what, count in census.items()}
+            entries = {what: count for what, count in census.items() if not what.startswith(CACHES)}
+            figures |= {f"entries of {name}: {what}": count for what, count in entries.items()}
         for kind, times in self.restarts.items():
             figures[f"restart s: {kind}"] = times[-1]
         return figures
