@@ -137,6 +137,10 @@ class TrimPlanner:
 
     async def _first_times(self, chain: RowsChain) -> dict[Floor, int]:
         found = {}
+        there = {(chain.directory, segment) for segment in chain.segments}
+        self._times = {
+            key: time_ms for key, time_ms in self._times.items() if key[0] != chain.directory or key in there
+        }
         for segment in chain.segments[:-1]:
             key = chain.directory, segment
             if key not in self._times:

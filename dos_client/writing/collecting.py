@@ -102,7 +102,7 @@ async def sweep(copies: CopiesView) -> None:
         try:
             await connection.delete(name)
         except NotFoundError:
-            held.gone(name)
+            copies.gone(name)
         except (BusyError, BeingAppendedError) as error:
             log.debug("%s/%s cannot be deleted yet: %s", claim.directory, name, error)
             await trio.sleep(collect_pause_s)
@@ -115,7 +115,7 @@ async def sweep(copies: CopiesView) -> None:
         except DosError:
             return  # the session is over; the next one lists the objects again
         else:
-            held.gone(name)
+            copies.gone(name)
             copies.forget(name)
             claim.answers.get(copies.server_id, {}).pop(name, None)
             claim.reads.drop_ahead()

@@ -56,6 +56,9 @@ class MemberCopies:
         self.held = Collecting()
         self.collectable = trio.Event()
         self._dropped: set[str] = set()
+        """Objects that the claim no longer has, and of which this session may still deliver durability acks:
+        the member has not answered their deletion.
+        """
         self._nursery: trio.Nursery | None = None
         self._attempting = False
         self._in_flight_max = in_flight_bytes_max
@@ -72,6 +75,7 @@ class MemberCopies:
     def begin(self, connection: Connection, opened: DirectoryOpened, nursery: trio.Nursery) -> None:
         """Begin a session: the member holds the claim and has listed its objects."""
         self._infos = {info.name: info for info in opened.entries}
+        self._dropped.clear()  # of objects that were dropped before, this session appends nothing
         self._in_flight_max = min(in_flight_bytes_max, connection.welcome.in_flight_bytes_max)
         self.connection, self._nursery = connection, nursery
         for copy in list(self._all.values()):
@@ -132,6 +136,11 @@ class MemberCopies:
         self._add(target)
         if self._nursery is not None:
             self._discover(self._all[target.name])
+
+    def gone(self, name: str) -> None:
+        """Record that the member no longer has a garbage object: no durability ack of it can follow."""
+        self.held.gone(name)
+        self._dropped.discard(name)
 
     def forget(self, name: str) -> None:
         """Record that the member deleted an object that the claim does not write."""

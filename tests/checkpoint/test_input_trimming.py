@@ -246,4 +246,6 @@ async def test_a_limit_of_age_deletes_old_segments(monkeypatch: pytest.MonkeyPat
     await model.trim()
     await model.trim()
     assert 0 < len(await model.read_from(SplitPosition(0), from_retained=True)) < 4, "the last segment stays"
+    planner = model.log._trimmer._planner
+    assert len(planner._times) <= len(model.segments()), "the times of deleted segments are forgotten"
     await model.open()

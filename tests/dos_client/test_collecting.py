@@ -24,6 +24,7 @@ from tests.dos_client.support import (
     until,
     url_of,
 )
+from tests.support.census import census
 
 NAMES = st.sampled_from("abcdef")
 
@@ -91,6 +92,21 @@ async def test_garbage_continues_all_members_and_the_rest_stays(three: list[Thre
         assert store.counts.collected_objects >= 8
         for server in three:
             await has(server, "d", "new", b"x" * 70_000)
+
+
+@pytest.mark.trio
+async def test_a_claim_remembers_nothing_of_deleted_objects(three: list[ThreadServer]) -> None:
+    # EVIDENCE-OF: P-9
+    await make(three)
+    async with claimed(three) as (_, claim):
+        sizes = []
+        for number in range(1, 13):
+            await write(claim, f"old.{number}", b"x")
+            claim.collect(old)
+            if number % 6 == 0:
+                assert await claim.wait_collected(20)
+                sizes.append(sum(census([claim]).values()))
+        assert sizes[0] == sizes[1], "entries of the containers that the claim can reach"
 
 
 @pytest.mark.trio

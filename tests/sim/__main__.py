@@ -22,6 +22,7 @@ from tests.sim.keeping import keep, line_of
 from tests.sim.nemesis import Fault, plan_of
 from tests.sim.run import run_seed
 from tests.sim.shrink import shrink
+from tests.sim.soak.command import soak as run_soak
 from tests.sim.sometimes import ENOUGH_RUNS, missing
 from tests.sim.summary import as_json, show
 from tests.stories.replay import retell
@@ -151,6 +152,10 @@ def main(
         Path | None, typer.Option("--keep", help="Write each failing seed to a file in this directory.")
     ] = None,
     in_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+    soak: Annotated[
+        int | None, typer.Option(min=1, help="Regions that commit so many checkpoints: does anything grow?")
+    ] = None,
+    workers: Annotated[int, typer.Option(min=1, max=4, help="Workers of that region.")] = 1,
 ) -> None:
     """Run whole simulated clusters, one from each seed, and stop at the first that breaks a promise.
 
@@ -160,15 +165,29 @@ def main(
     [dim]./run sim --minutes 60 --seed 100000[/dim]        for an hour, from seed 100000 on
     [dim]./run sim --seeds 9999 --keep-going --keep out[/dim]  every failing seed in a file in out/
     [dim]./run sim --story tests/stories/zombie.txt[/dim]  a story, as the current code produces it
+    [dim]./run sim --soak 100000 --keep out[/dim]          regions for very long; figures and plots in out/
 
-    Exit: 0 no violation, 1 a promise is broken (the command that repeats the run is printed) or a story
-    differs from its file, 3 in 10,000 runs or more an event that must happen sometimes was never seen, 4 a
-    run differs when it is repeated.
+    A soak that receives SIGTERM ends with what it has.
+
+    Exit: 0 no violation, 1 a promise is broken (the command that repeats the run is printed), a story
+    differs from its file, or something grows in a soak, 3 in 10,000 runs or more an event that must happen
+    sometimes was never seen, 4 a run differs when it is repeated.
     """
     if story is not None:
         _story(story)
         return
     logging.disable(logging.CRITICAL)
+    if soak is not None:
+        flat = run_soak(
+            soak,
+            seed=1 if seed is None else seed,
+            workers=workers,
+            as_json=in_json,
+            folder=keep_in,
+            console=console,
+            errors=errors,
+        )
+        sys.exit(Exit.FINE if flat else Exit.VIOLATION)
     if trace or digest or faults is not None:
         _one(1 if seed is None else seed, faults, trace=trace, digest=digest)
         return

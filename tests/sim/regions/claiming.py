@@ -4,7 +4,7 @@ It has the parts of `dos_client.Claim` that the claims of plain writers do not n
 """
 
 from random import Random
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from dos_client.core.claim import ClaimState
 from dos_client.limits import waiting_after_s
@@ -39,6 +39,8 @@ class RegionClaim(SimClaim):
             return True
         moved: dict[str, tuple[int, float]] = self.__dict__.setdefault("_moved", {})
         now, late = self.process.now, False
+        for name in moved.keys() - self.targets.keys():
+            del moved[name]
         for name, target in self.targets.items():
             known = moved.get(name)
             if known is None or known[0] != target.synced or target.synced >= target.size:
@@ -54,7 +56,21 @@ class RegionClaim(SimClaim):
     def status(self) -> WaitStatus:
         return WaitStatus("too few members")
 
+    async def wait_collected(self, timeout_s: float) -> bool:
+        """Wait until no connected member holds anything that is garbage; False on timeout."""
+        deadline = self.process.now + timeout_s
+        while self.holds_garbage and self.process.now < deadline:
+            self.check()
+            await self.wait_changed(0.05)
+        return not self.holds_garbage
+
     async def aclose(self) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
         self.close()
 
 

@@ -27,6 +27,7 @@ from checkpoint.errors import ManifestError
 from dataflow import limits
 from dataflow.core.incoming_frames import IncomingFrames
 from dataflow.errors import PeerLostError
+from dataflow.worker.collecting import FloorCollector
 from dataflow.worker.failures import failure_of
 from dataflow.worker.journals import Journals, after_step
 from dataflow.worker.messages import (
@@ -34,6 +35,7 @@ from dataflow.worker.messages import (
     BlockLoaded,
     CutTaken,
     LoadStateBlock,
+    OutputMade,
     PausedAt,
     Published,
     RestoreCircuit,
@@ -56,6 +58,8 @@ from tests.sim.engine.environment import Signal, Task
 from tests.sim.history import ViolationError
 from tests.sim.regions.channel import Channel, dial
 from tests.sim.regions.claiming import RegionClaim
+from tests.sim.regions.feeds import Feeds
+from tests.sim.regions.log_outputs import LogOutputs
 
 if TYPE_CHECKING:
     from tests.sim.regions.worker import Worker
@@ -84,6 +88,7 @@ class WorkerIncarnation:
         self._journals: Journals | None = None
         spec = worker.region.spec
         self._channels = IncomingFrames(spec.name, worker.index, spec.workers, order.incarnation)
+        self._outputs = LogOutputs(worker)
         self._outgoing: dict[int, Channel] = {}
         self._incoming: list[Channel] = []
         self._to_serve: deque[StageEnded | Published | PausedAt | Committed] = deque()
@@ -106,6 +111,8 @@ class WorkerIncarnation:
             self._loaded = True
         elif isinstance(message, CutTaken):
             self._to_vote.append(message)
+        elif isinstance(message, OutputMade):
+            self._outputs.take(message)
         elif isinstance(message, StageEnded | Published | PausedAt):
             self._to_serve.append(message)
         self._changed.set()
@@ -165,12 +172,21 @@ class WorkerIncarnation:
         part = None if order.restore is None else order.restore.workers[worker.index]
         after, store = after_step(order), region.store
         begin = worker.now
-        worker.inbox.put(RestoreCircuit(self.number, after, order.cut, part, order.layout, store.store_id))
+        feeds = Feeds(worker, part, self.number)
+        for feed in feeds.each():
+            self._start("feed", feed)
+        worker.inbox.put(
+            RestoreCircuit(
+                self.number, after, order.cut, part, order.layout, store.store_id, dict(feeds.buffers)
+            )
+        )
         directory = worker_directory(region.spec.name, worker.index)
         self.claim = await worker.host.claim(directory, self.number)
         assert self.claim is not None, "it waits without a limit"
+        collecting = FloorCollector(self.claim)
+        await self._outputs.open(self.claim, order, collecting)
         journals = self._journals = await Journals.open(
-            self.claim, order, generation=store.generation, rolling=region.rolling
+            self.claim, order, generation=store.generation, rolling=region.rolling, collecting=collecting
         )
         await self._load(journals)
         for index, peer in enumerate(order.peers):
@@ -189,6 +205,8 @@ class WorkerIncarnation:
         self._start("serve", lambda: self._serve(journals))
         self._start("vote", lambda: self._vote_all(journals))
         self._start("watch", lambda: self._watch(self.claim))
+        for task in self._outputs.tasks():
+            self._start("outputs", task)
 
     async def _load(self, journals: Journals) -> None:
         worker = self._worker
@@ -238,7 +256,10 @@ class WorkerIncarnation:
                 await worker.sleep(worker.region.sync_s(worker.rng))
                 writer.sync()
             positions = await journals.prepare(taken)
-            positions = msgspec.structs.replace(positions, sinks=taken.voted())
+            outputs, floors = await self._outputs.synced(taken.step)
+            positions = msgspec.structs.replace(
+                positions, sinks={**taken.voted(), **outputs}, floors={**positions.floors, **floors}
+            )
             vote = Prepared(
                 job="",
                 worker=worker.index,

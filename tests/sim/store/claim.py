@@ -86,6 +86,10 @@ class SimWriter:
         self._target = target
 
     @property
+    def name(self) -> str:
+        return self._target.name
+
+    @property
     def size(self) -> int:
         return self._target.size
 
@@ -262,6 +266,12 @@ class SimClaim:
             for target in going:
                 link.drop(target)
             link.sweep()
+
+    @property
+    def holds_garbage(self) -> bool:
+        """Return whether a connected member holds anything that is garbage."""
+        links = (link for link in self._links if link.session is not None)
+        return any(link.held.next(self.garbage) is not None for link in links)
 
     def close(self) -> None:
         """End the claim. Appends in flight may or may not arrive."""

@@ -74,7 +74,7 @@ class Link:
         self._worked = False
         self._woken = False
         self._dropped: set[str] = set()
-        self._held = Collecting()
+        self.held = Collecting()
         self._sweeping: Session | None = None
 
     async def run(self) -> None:
@@ -146,12 +146,12 @@ class Link:
 
     def _serve(self, session: Session, opened: DirectoryOpened) -> None:
         self.session = session
-        self._infos = {info.name: info for info in opened.entries}
+        self._infos, self._dropped = {info.name: info for info in opened.entries}, set()
         session.on_durability_ack = self._watermark
         session.on_append_refused = self._append_refused
         for copy in list(self._copies.values()):
             self._discover(copy)
-        self._held.entered(self._infos)
+        self.held.entered(self._infos)
         self.sweep()
 
     def _left(self, why: str) -> None:
@@ -181,33 +181,38 @@ class Link:
         self._dropped.add(target.name)
         if copy.replica.state is not ReplicaState.DISCOVER_LOCAL_SIZE:
             copy.replica.handle(ReplicaLeft("it is not needed any more"), self.claim.process.now)
-        self._held.made(target.name)
+        self.held.made(target.name)
 
     def sweep(self) -> None:
         """Delete the garbage, one object at a time."""
-        if self.session is not None and self._sweeping is None and self._held.next(self.claim.garbage):
+        if self.session is not None and self._sweeping is None and self.held.next(self.claim.garbage):
             self._sweeping = self.session
             self._start(self._sweep(self.session))
 
     async def _sweep(self, session: Session) -> None:
-        sometimes = self.claim.process.env.sometimes
-        while self._sweeping is session and (name := self._held.next(self.claim.garbage)) is not None:
+        while self._sweeping is session and (name := self.held.next(self.claim.garbage)) is not None:
             try:
                 await session.call(Delete(name), Deleted, delete_timeout_s)
             except NotFoundError:
-                self._held.gone(name)
+                self._gone(name)
             except (BusyError, BeingAppendedError):
                 await self.claim.process.sleep(collect_pause_s)
             except (PoisonedError, UnsupportedError):
-                self._held.postpone(name)
+                self.held.postpone(name)
             except DosError:
                 break
             else:
-                self._held.gone(name)
-                sometimes["collected"] += 1
+                self._gone(name)
+                self.claim.process.env.sometimes["collected"] += 1
                 self.claim.collected(self.server_id, name)
         if self._sweeping is session:
             self._sweeping = None
+
+    def _gone(self, name: str) -> None:
+        self._dropped.discard(name)
+        self.held.gone(name)
+        self._infos.pop(name, None)
+        self.claim.answers.get(self.server_id, {}).pop(name, None)
 
     def sealed(self, target: "SimTarget") -> None:
         copy = self._active.pop(target.name, None)
