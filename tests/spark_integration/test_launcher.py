@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from spark_integration.core import attempts
 from spark_integration.launcher import SparkLauncher, TaskFunction, worker_tag
 
 pytestmark = pytest.mark.spark
@@ -111,13 +112,15 @@ def test_a_stopped_process_is_cancelled_by_tag_and_replaced(watched: Watched) ->
 
 
 def test_an_attempt_that_was_not_cancelled_keeps_its_slot_while_the_next_one_is_placed(
-    watched: Watched,
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(attempts, "HOLD_TICKS", 1_000)  # on a busy machine two seconds are less than a start
     watched.launcher.start(0, 0)
     rejected = watched.pid(0, 0)
     watched.launcher.start(0, 1)
     assert watched.pid(0, 1) != rejected
     assert is_running(rejected)
+    monkeypatch.setattr(attempts, "HOLD_TICKS", 1)
     watched.wait_ended(1)
     assert watched.ended[0][:2] == (0, 0), "it is canceled after the next one was placed"
     wait_until(lambda: not is_running(rejected), "its process is gone")
