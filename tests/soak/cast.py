@@ -20,7 +20,7 @@ from typing import Final, Self
 import trio
 
 from checkpoint import RegionEvent
-from checkpoint.core.region import CutCommitted
+from checkpoint.core.region import CheckpointCommitted
 from checkpoint.errors import NoAnswerError
 from checkpoint.requests.client import RequestClient
 from dataflow import blocking
@@ -56,7 +56,7 @@ class Commits:
         self._changed = threading.Condition()
 
     def __call__(self, event: RegionEvent) -> None:
-        if isinstance(event, CutCommitted):
+        if isinstance(event, CheckpointCommitted):
             with self._changed:
                 self.count += 1
                 self._changed.notify_all()

@@ -89,7 +89,7 @@ class Producer(Process):
 class _Published(PublishedOutput):
     """`PublishedOutput`, without trio's clock and lock."""
 
-    async def last_cut(self) -> Cut | None:
+    async def last_checkpoint(self) -> Cut | None:
         async with aclosing(self._manifest.poll()) as records:
             async for _, record in records:
                 if record.op is Op.CUT:
