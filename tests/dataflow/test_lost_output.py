@@ -1,5 +1,5 @@
-"""The disk of a host is lost with the files of sinks: the region ends, names the remedies, and continues without
-the lost rows only if a person accepts that."""
+"""The disk of a host is lost with the files of sinks: the region ends, names the remedies, and continues
+without the lost rows only if a person accepts that."""
 
 import shutil
 from collections import Counter
