@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from checkpoint import limits
 from checkpoint.core import coordinator_state
+from checkpoint.requests.queue import write_records
 from dataflow import Graph, InputSource, LogSink
 from tests.support.census import census_of_process
 
@@ -27,7 +28,6 @@ _SHORT: Final[tuple[tuple[Any, str, int | float], ...]] = (
     (limits, "output_segment_bytes_max", 20_000),
     (limits, "manifest_segment_bytes_max", 40_000),
     (limits, "manifest_replay_bytes_max", 40_000),
-    (limits, "queue_object_bytes_max", 2_000),
     (limits, "request_ids_kept_max", 4),
     (limits, "trim_poll_s", 2.0),
     (coordinator_state, "RESETS_KEPT_MAX", 2),
@@ -39,6 +39,7 @@ def shorten() -> None:
     """Set the short limits in this process, for ever."""
     for module, name, value in _SHORT:
         setattr(module, name, value)
+    write_records.__kwdefaults__["roll_bytes"] = 2_000
 
 
 CENSUS_FOLDER: Final = "DOS_SOAK_CENSUS"
