@@ -32,7 +32,7 @@ class MemberSight:
 
     `present`: it answers as itself, at its address, and its disk did not go back. `silent_s`: how long nobody
     has reached it, 0 if it is present. `elsewhere`: other addresses at which it answers as itself. `why`: why
-    it is not present. `heard`: other clients reach it.
+    it is not present. `reached_by_others`: other clients reach it.
     """
 
     member: Member
@@ -40,7 +40,7 @@ class MemberSight:
     silent_s: float = 0.0
     elsewhere: tuple[str, ...] = ()
     why: str = ""
-    heard: bool = False
+    reached_by_others: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +221,7 @@ def _present(sight: StoreSight) -> set[bytes]:
 
 
 def _absence(one: MemberSight, policy: WatchPolicy) -> str:
-    if one.heard:
+    if one.reached_by_others:
         return f"{one.member.address} does not answer here, but other clients reach it"
     silent = f"silent for {one.silent_s:.0f} s of {policy.replace_after_s:.0f} s"
     return f"{one.member.address} is {silent}: {one.why}"
@@ -307,7 +307,7 @@ class Silences:
     step_max_s: float
     _silent_s: dict[bytes, float] = field(default_factory=dict)
     _stamps: dict[bytes, DiskStamp] = field(default_factory=dict)
-    _heard: set[bytes] = field(default_factory=set)
+    _reached_by_others: set[bytes] = field(default_factory=set)
     _looked_s: float | None = None
 
     def look(self, now_s: float, absent: Collection[bytes], stamps: Mapping[bytes, DiskStamp]) -> None:
@@ -319,13 +319,13 @@ class Silences:
         for server_id in [one for one in self._silent_s if one not in absent]:
             del self._silent_s[server_id]
             self._stamps.pop(server_id, None)
-            self._heard.discard(server_id)
+            self._reached_by_others.discard(server_id)
         for server_id in absent:
             stamp = stamps.get(server_id)
             before = self._stamps.get(server_id)
             if before is not None and stamp is not None and stamp != before:
                 self._silent_s[server_id] = 0.0
-                self._heard.add(server_id)
+                self._reached_by_others.add(server_id)
             else:
                 known = server_id in self._silent_s
                 self._silent_s[server_id] = self._silent_s.get(server_id, 0.0) + (step_s if known else 0.0)
@@ -336,6 +336,6 @@ class Silences:
         """Return for how long the member has been silent, in seconds."""
         return self._silent_s.get(server_id, 0.0)
 
-    def heard(self, server_id: bytes) -> bool:
+    def reached_by_others(self, server_id: bytes) -> bool:
         """Return whether other clients have reached the member while this watcher could not."""
-        return server_id in self._heard
+        return server_id in self._reached_by_others

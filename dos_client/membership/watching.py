@@ -33,7 +33,7 @@ from dos_client.membership import watch_metrics
 from dos_client.membership.checking import is_there
 from dos_client.membership.filling import Progress
 from dos_client.membership.history import change_now, named, recorded
-from dos_client.membership.looking import StoreObserver
+from dos_client.membership.observing import StoreObserver
 from dos_client.membership.record_log import RecordLog, open_record_log
 from dos_client.membership.replacing import (
     ProgressReporter,

@@ -194,14 +194,14 @@ def test_silence_is_counted_over_looks_and_ends_when_others_reach_the_member() -
     assert silences.silent_s(one) == 10.0
     silences.look(5_000.0, {one}, {one: DiskStamp(3, b"a" * 16)})
     assert silences.silent_s(one) == 25.0, "the watcher stood still: the member was not silent"
-    assert not silences.heard(one)
+    assert not silences.reached_by_others(one)
     silences.look(5_010.0, {one}, {one: DiskStamp(4, b"b" * 16)})
-    assert (silences.silent_s(one), silences.heard(one)) == (0.0, True)
+    assert (silences.silent_s(one), silences.reached_by_others(one)) == (0.0, True)
     silences.look(5_020.0, {one}, {one: DiskStamp(4, b"b" * 16)})
     assert silences.silent_s(one) == 10.0
     silences.look(5_030.0, set(), {})
     silences.look(5_040.0, {one}, {})
-    assert (silences.silent_s(one), silences.heard(one)) == (0.0, False)
+    assert (silences.silent_s(one), silences.reached_by_others(one)) == (0.0, False)
 
 
 # Records with spares

@@ -13,7 +13,7 @@ from dos_client import store as store_module
 from dos_client.core.membership import ServerAnswer
 from dos_client.core.watching import MemberSight
 from dos_client.live_store import Store
-from dos_client.membership import looking, spares
+from dos_client.membership import observing, spares
 from dos_client.sessions.discovery import find_membership
 from dos_server.core.stamps import History
 from tests.shells.moved import MovedCluster
@@ -33,7 +33,7 @@ def test_a_disk_is_followed_and_no_copy_of_it_counts(seed: int) -> None:
 
 def the_identity_at_a_new_address_is_not_compared() -> list[Patch]:
     """Any server that answers at another address than the members' is taken for the member that is lost."""
-    original = looking.StoreObserver._sight_of
+    original = observing.StoreObserver._sight_of
 
     def sight_of(self: Any, member: Any, ours: Any, seen: Any, present: bool) -> MemberSight:
         sight = original(self, member, ours, seen, present)
@@ -46,7 +46,7 @@ def the_identity_at_a_new_address_is_not_compared() -> list[Patch]:
         del store, server_id, address
 
     return [
-        (looking.StoreObserver, "_sight_of", sight_of),
+        (observing.StoreObserver, "_sight_of", sight_of),
         (spares, "_is_that_member", is_that_member),
     ]
 

@@ -1,4 +1,4 @@
-"""Look at a store: which members and spares answer, where, for how long not, and whether another run works.
+"""Observe a store: which members and spares answer, where, for how long not, and whether another run works.
 
 `core.watching` decides what follows from it.
 """
@@ -141,7 +141,7 @@ class StoreObserver:
             self._silences.silent_s(member.server_id),
             elsewhere,
             why,
-            self._silences.heard(member.server_id),
+            self._silences.reached_by_others(member.server_id),
         )
 
     async def _why_not_empty(self, record: StoreRecord, spare: Member) -> str:
