@@ -40,7 +40,7 @@ class RecordedShell(RegionShell):
         if isinstance(event, ManifestOpened):
             region.guarded(region.record.started, event.incarnation, event.last_checkpoint)
         elif isinstance(event, CutAppended):
-            region.guarded(region.record.acknowledged, event.checkpoint)
+            region.guarded(region.record.acknowledged, event.cut)
         region.saw(f"event: {type(event).__name__}")
         super()._handle(event)
 

@@ -90,7 +90,7 @@ class Driver(Process):
         if isinstance(event, ManifestOpened):
             record.started(event.incarnation, event.last_checkpoint)
         elif isinstance(event, CutAppended):
-            record.acknowledged(event.checkpoint)
+            record.acknowledged(event.cut)
         self.region.saw(f"event: {type(event).__name__}")
         for effect in self.core.handle(event, self.now):
             self._perform(effect)
