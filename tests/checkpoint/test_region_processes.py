@@ -67,7 +67,7 @@ def test_workers_killed_with_their_scratch_lose_and_double_nothing(new_region) -
         check_finished(run)
     first, second = run.resets
     assert (first.worker, second.worker) == (0, 1)
-    assert first.cut >= 2
+    assert first.checkpoint >= 2
     assert first.bytes > 0
     assert second.incarnation == first.incarnation + 1
     assert first.reason.startswith("worker 0 was lost")

@@ -104,7 +104,8 @@ def test_every_example_works(
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     Path("my_app-worker3.journal").write_bytes(V0.read_bytes()[:150])  # behind that, a path that no file has
-    for command in [one for one in COMMANDS if one not in UNTIL_INTERRUPTED]:
+    commands = sorted(COMMANDS, key=lambda one: one != "archive")  # others read or trim what it has archived
+    for command in [one for one in commands if one not in UNTIL_INTERRUPTED]:
         for example in examples(command):
             command_line = example.split(" | ")[0].replace("dos://h1,h2,h3", store_url)
             command_line = command_line.replace("/ledger/", f"/ledger{unique}/").replace(

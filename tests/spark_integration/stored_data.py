@@ -208,7 +208,7 @@ def write_directory(
             ends = []
             for cut in range(1, cuts + 1):
                 await directory.append([Record(Op.WRITE, ints=(cut - 1,), strings=(b"log", b"x"))])
-                ends.append((await directory.synced(directory.checkpoint(cut, 10 * cut, cut))).position)
+                ends.append((await directory.synced(directory.cut(cut, 10 * cut, cut))).position)
             await directory.aclose()
             return ends
 
