@@ -78,8 +78,6 @@ class Witnesses:
         self._core.joined(one, *_of(welcome, connection.address))
         self.rolled_back.discard(one)
         self._sessions.setdefault(one, []).append(connection)
-        for step in [step for step in self._failed_steps if _proves(step, one)]:
-            self._failed_steps.pop(step).cancel()  # this session is to prove it
         self._wake()
         try:
             yield
@@ -153,15 +151,15 @@ class Witnesses:
         self._core.proved(member, stamp, DiskStamp(newest.number, newest.stamp_id))
 
     async def _request(self, member: bytes, message: Stamp | Witness, expected: type[Answer]) -> Answer:
-        """Send a request over the newest session. An older one may have ended without notice, with a
-        previous start of the server.
+        """Send a request over the oldest session. It may have ended without notice, with a
+        previous start of the server: then the next one is asked.
         """
         while True:
             live = [one for one in self._sessions.get(member, []) if one.failure is None]
             if not live:
                 raise BrokenConnectionError(f"no session with {id_text(member)}")
             try:
-                return await live[-1].call(message, expected, witness_timeout_s)
+                return await live[0].call(message, expected, witness_timeout_s)
             except BrokenConnectionError:
                 if live[-1].failure is None:
                     raise
