@@ -65,8 +65,7 @@ class Witnesses:
         self._core = Witnessing()
         self._sessions: dict[bytes, list[Connection]] = {}
         self._running: set[Step] = set()
-        self._failed_steps: dict[Step, trio.CancelScope] = {}
-        """Failed step -> the pause before it is repeated."""
+        self._failed_steps: set[Step] = set()
         self._changed = trio.Event()
         self._changed_steps = trio.Event()
         self.rolled_back: set[bytes] = set()
@@ -94,7 +93,8 @@ class Witnesses:
         directions.
 
         Raises the reason if the session ends first, and BrokenConnectionError if the member does not prove
-        the stamps that others know of it.
+        the stamps that others know of it. The question may have gone over another session, of a previous
+        start of the server, and have broken with it. A disk that could not be asked is not trusted.
         """
         while steps := self._core.steps(connection.server_id):
             if connection.failure is not None:
@@ -138,11 +138,10 @@ class Witnesses:
             self._went_back(step.member, error)
         except DosError as error:
             log.debug("members cannot be compared: %s", error)
-            with trio.move_on_after(witness_again_s) as pause:
-                self._failed_steps[step] = pause
-                self._wake()
-                await trio.sleep_forever()
-            self._failed_steps.pop(step, None)
+            self._failed_steps.add(step)
+            self._wake()
+            await trio.sleep(witness_again_s)
+            self._failed_steps.discard(step)
         self._running.discard(step)
         self._wake()
 
@@ -151,18 +150,10 @@ class Witnesses:
         self._core.proved(member, stamp, DiskStamp(newest.number, newest.stamp_id))
 
     async def _request(self, member: bytes, message: Stamp | Witness, expected: type[Answer]) -> Answer:
-        """Send a request over the oldest session. It may have ended without notice, with a
-        previous start of the server: then the next one is asked.
-        """
-        while True:
-            live = [one for one in self._sessions.get(member, []) if one.failure is None]
-            if not live:
-                raise BrokenConnectionError(f"no session with {id_text(member)}")
-            try:
-                return await live[0].call(message, expected, witness_timeout_s)
-            except BrokenConnectionError:
-                if live[-1].failure is None:
-                    raise
+        live = [one for one in self._sessions.get(member, []) if one.failure is None]
+        if not live:
+            raise BrokenConnectionError(f"no session with {id_text(member)}")
+        return await live[0].call(message, expected, witness_timeout_s)
 
     def _went_back(self, member: bytes, error: RolledBackError) -> None:
         self._core.went_back(member)
