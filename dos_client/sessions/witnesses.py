@@ -93,8 +93,7 @@ class Witnesses:
         directions.
 
         Raises the reason if the session ends first, and BrokenConnectionError if the member does not prove
-        the stamps that others know of it. The question may have gone over another session, of a previous
-        start of the server, and have broken with it. A disk that could not be asked is not trusted.
+        the stamps that others know of it: a disk that could not be asked is not trusted.
         """
         while steps := self._core.steps(connection.server_id):
             if connection.failure is not None:
@@ -127,6 +126,7 @@ class Witnesses:
 
     async def _run_step(self, step: Step) -> None:
         """Run a step. A failed step is repeated after a pause. Until then no session waits for it."""
+        asked = step.member if isinstance(step, ProveStamp) else step.witness
         try:
             if isinstance(step, ProveStamp):
                 await self._prove(step.member, step.stamp)
@@ -135,7 +135,7 @@ class Witnesses:
                 held = await self._request(step.witness, message, Witnessed)
                 self._core.stored(step.witness, step.member, DiskStamp(held.number, held.stamp_id))
         except RolledBackError as error:
-            self._went_back(step.member, error)
+            self._went_back(asked, error)  # a server reports this of its own disk, whatever it was asked
         except DosError as error:
             log.debug("members cannot be compared: %s", error)
             self._failed_steps.add(step)
@@ -150,10 +150,13 @@ class Witnesses:
         self._core.proved(member, stamp, DiskStamp(newest.number, newest.stamp_id))
 
     async def _request(self, member: bytes, message: Stamp | Witness, expected: type[Answer]) -> Answer:
+        """Send a request over the newest session. An older one may be of a previous start of the server, whose
+        power failed: nobody has noticed yet that no reply will come.
+        """
         live = [one for one in self._sessions.get(member, []) if one.failure is None]
         if not live:
             raise BrokenConnectionError(f"no session with {id_text(member)}")
-        return await live[0].call(message, expected, witness_timeout_s)
+        return await live[-1].call(message, expected, witness_timeout_s)
 
     def _went_back(self, member: bytes, error: RolledBackError) -> None:
         self._core.went_back(member)

@@ -4,11 +4,16 @@ A client still has a session with the previous start of the server. Over that se
 """
 
 from copy import deepcopy
+from typing import Never
 
+import pytest
 import trio
 from trio.testing import MockClock
 
 from dos_client import open_store
+from dos_client.core.witnessing import ProveStamp, StoreStamp
+from dos_protocol.errors import RolledBackError
+from dos_protocol.stamps import NO_STAMP, DiskStamp
 from dos_server.testing import memory_store
 from tests.dos_client.support import new_writer
 
@@ -41,3 +46,21 @@ def test_a_session_with_the_previous_start_proves_nothing() -> None:
     acknowledged, detected = trio.run(acknowledged_by_the_copy, clock=MockClock(autojump_threshold=0))
     assert detected
     assert not acknowledged
+
+
+@pytest.mark.trio
+async def test_a_server_that_went_back_accuses_itself_and_not_the_member_it_was_asked_about(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It refuses every request then, also one to store the stamp of another member, which is sound."""
+    sound, old = b"s" * 16, b"o" * 16
+
+    async def refused(*given: object) -> Never:
+        raise RolledBackError("it lacks stamp 2")
+
+    async with memory_store() as servers, open_store(servers.url) as store:
+        monkeypatch.setattr(store.witnesses, "_request", refused)
+        await store.witnesses._run_step(StoreStamp(old, sound, DiskStamp(1, b"1" * 16), NO_STAMP))
+        assert store.witnesses.rolled_back == {old}
+        await store.witnesses._run_step(ProveStamp(sound, DiskStamp(1, b"1" * 16)))
+        assert store.witnesses.rolled_back == {old, sound}
