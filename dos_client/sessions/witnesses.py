@@ -150,8 +150,8 @@ class Witnesses:
         self._core.proved(member, stamp, DiskStamp(newest.number, newest.stamp_id))
 
     async def _request(self, member: bytes, message: Stamp | Witness, expected: type[Answer]) -> Answer:
-        """Send a request over the newest session. An older one may be of a previous start of the server, whose
-        power failed: nobody has noticed yet that no reply will come.
+        """Send a request over the newest session. An older one may be of a previous start of the server,
+        whose power failed: nobody has noticed yet that no reply will come.
         """
         live = [one for one in self._sessions.get(member, []) if one.failure is None]
         if not live:
