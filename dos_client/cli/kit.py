@@ -41,6 +41,7 @@ from dos_client.errors import (
 )
 from dos_client.live_store import Store
 from dos_client.store import connect, open_store
+from dos_client.tasks import background_tasks
 from dos_client.urls import DosUrl, parse_url
 from dos_protocol.errors import (
     BrokenConnectionError,
@@ -176,27 +177,25 @@ async def until_interrupted(
     wanted = [one for one in signals if signal.getsignal(one) is not signal.SIG_IGN]
     if not wanted or threading.current_thread() is not threading.main_thread():
         return await work()
-    interrupted, results, errors = False, list[T](), list[Exception]()
+    interrupted, results = False, list[T]()
     with trio.open_signal_receiver(*wanted) as received:
-        async with trio.open_nursery() as nursery:
 
-            async def watch() -> None:
-                nonlocal interrupted
-                async for _ in received:
-                    interrupted = True
-                    on_signal()
-                    nursery.cancel_scope.cancel()
+        async def watch() -> None:
+            nonlocal interrupted
+            async for _ in received:
+                interrupted = True
+                on_signal()
+                nursery.cancel_scope.cancel()
 
-            nursery.start_soon(watch)
-            try:
+        try:
+            async with background_tasks() as nursery:
+                nursery.start_soon(watch)
                 results.append(await work())
-            except Exception as error:  # raised below: the nursery would put it into a group
-                errors.append(error)
-            nursery.cancel_scope.cancel()
+        except Exception:
+            if not interrupted:  # otherwise it is an error of the end of `work`
+                raise
     if interrupted:
         raise KeyboardInterrupt
-    if errors:
-        raise errors[0]
     return results[0]
 
 
