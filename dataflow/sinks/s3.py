@@ -24,6 +24,7 @@ import msgspec
 import pyarrow as pa
 
 from dataflow import limits
+from dataflow.buckets import service_errors
 from dataflow.core.transactions import writer_name
 from dataflow.errors import SchemaError, SinkOwnedError, SinkWriteError
 from dataflow.operators.base import OperatorContext
@@ -33,14 +34,15 @@ from dataflow.sinks.parquet import Compression
 from dataflow.sinks.part_file import OWNER_FILE
 from dataflow.sinks.s3_upload import Receipt, RowUpload
 from dataflow.sinks.two_phase import TwoPhaseOutput, TwoPhaseSink
-from journal import ArchiveNotFoundError, ArchiveRefusedError, ArchiveUnavailableError
+from journal import ArchiveNotFoundError, ArchiveUnavailableError
 from journal.archive.bucket import Bucket
 from journal.archive.url import S3Url, parse_s3_url
 
 Format: TypeAlias = Literal["parquet", "tsv"]
 _METADATA: Final = "dos-transaction"
 _NEEDS: Final = (
-    "GetObject, PutObject, DeleteObject, AbortMultipartUpload, ListBucket and ListBucketMultipartUploads"
+    "a sink needs GetObject, PutObject, DeleteObject, AbortMultipartUpload, ListBucket and"
+    " ListBucketMultipartUploads"
 )
 _OWNED_REMEDY: Final = (
     "choose another prefix, or move its objects elsewhere; shared=True adds objects to those that exist"
@@ -276,7 +278,8 @@ def _own(bucket: Bucket, owner: OutputOwner, *, shared: bool) -> None:
 def _requests_to(url: S3Url) -> Iterator[None]:
     """Translate errors of the bucket into SinkWriteError with a remedy for sinks."""
     try:
-        yield
+        with service_errors(url, SinkWriteError, _NEEDS):
+            yield
     except ArchiveNotFoundError as error:
         if "NoSuchUpload" in error.args[0]:
             raise SinkWriteError(
@@ -286,16 +289,3 @@ def _requests_to(url: S3Url) -> Iterator[None]:
             ) from error
         remedy = f"create the bucket {url.bucket!r}, or correct the URL of the sink"
         raise SinkWriteError(f"no such bucket or object: {error.args[0]}", remedy=remedy) from error
-    except ArchiveRefusedError as error:
-        remedy = (
-            "check the credentials, which every worker and the driver need (AWS_PROFILE, AWS_ACCESS_KEY_ID,"
-            f" instance role), and the bucket's policy: a sink needs {_NEEDS}"
-        )
-        raise SinkWriteError(
-            f"the bucket's service refused a request: {error.args[0]}", remedy=remedy
-        ) from error
-    except ArchiveUnavailableError as error:
-        at = url.endpoint or "AWS_ENDPOINT_URL_S3 or AWS"
-        remedy = f"check the endpoint ({at}) and the network, then run the region again; it resumes"
-        text = f"the bucket's service cannot be reached: {error.args[0]}"
-        raise SinkWriteError(text, remedy=remedy) from error

@@ -21,6 +21,7 @@ from functools import partial
 from typing import ClassVar, Final
 
 from dataflow import limits
+from dataflow.buckets import service_errors
 from dataflow.errors import (
     InputChangedError,
     InputGoneError,
@@ -31,7 +32,7 @@ from dataflow.errors import (
 from dataflow.sources.file_bytes import FileBytes, decompressed
 from dataflow.sources.input_files import FileSeen, InputFiles, LocalFiles, WatchedFiles
 from dataflow.sources.paths import is_url
-from journal import ArchiveNotFoundError, ArchiveRefusedError, ArchiveUnavailableError
+from journal import ArchiveNotFoundError, ArchiveUnavailableError
 from journal.archive.bucket import Bucket, ListedObject, ObjectPart
 from journal.archive.url import SCHEME, S3Url
 
@@ -108,7 +109,7 @@ class BucketFiles:
     def exists(self, path: str) -> bool:
         bucket, key = self._located(path)
         with _requests_to(bucket.url):
-            return bucket.head(key) is not None
+            return bucket.version(key) is not None
 
     def check_access(self, path: str) -> None:
         bucket, key = self._located(path)
@@ -235,25 +236,12 @@ def _is_shown(name: str) -> bool:
 def _requests_to(url: S3Url) -> Iterator[None]:
     """Translate errors of the bucket into those of sources."""
     try:
-        yield
+        with service_errors(url, InputUnavailableError, "a source needs GetObject and ListBucket"):
+            yield
     except ArchiveNotFoundError as error:
         raise InputReadError(
             f"no such bucket or object: {error.args[0]}",
             remedy=f"create the bucket {url.bucket!r} or the object, or correct the URL of the source",
-        ) from error
-    except ArchiveRefusedError as error:
-        raise InputUnavailableError(
-            f"the bucket's service refused a request: {error.args[0]}",
-            remedy="check the credentials, which every worker and the driver need (AWS_PROFILE,"
-            " AWS_ACCESS_KEY_ID, instance role), and the bucket's policy: a source needs GetObject and"
-            " ListBucket",
-        ) from error
-    except ArchiveUnavailableError as error:
-        at = url.endpoint or "AWS_ENDPOINT_URL_S3 or AWS"
-        raise InputUnavailableError(
-            f"the bucket's service cannot be reached: {error.args[0]}",
-            remedy=f"check the endpoint ({at}) and the network; if the region has stopped, run it again: it"
-            " resumes",
         ) from error
 
 
