@@ -135,6 +135,21 @@ def _later(progress: Progress, before: int, total: int, now: int) -> None:
     progress(before + now, total)
 
 
+async def put_manifest(bucket: Bucket, key: str, data: bytes, *, over: str | None) -> str | None:
+    """Put a manifest over the version `over` of it, None: over none. Return its version; None, with nothing
+    changed, if there is another one.
+    """
+    digest = hashlib.sha256(data).digest()
+    return await in_thread(functools.partial(bucket.put, key, data, len(data), digest, over=over))
+
+
+def changed_by_others(directory: str, chain: str) -> ArchiveUnavailableError:
+    """Return the error of a call that found another version of the manifest each time that it tried."""
+    return ArchiveUnavailableError(
+        f"the manifest of {directory}/{chain} was changed by others at every attempt"
+    )
+
+
 class _Archive:
     """The archive of one chain during a run. `manifest` includes the segments added so far."""
 
@@ -181,17 +196,12 @@ class _Archive:
                     f"the manifest would have {len(data)} bytes, the limit is {archive_manifest_bytes_max}",
                     remedy="archive to another prefix",
                 )
-            digest, over = hashlib.sha256(data).digest(), self._version
-            version = await in_thread(
-                functools.partial(self._bucket.put, self._key, data, len(data), digest, over=over)
-            )
+            version = await put_manifest(self._bucket, self._key, data, over=self._version)
             if version is not None:
                 self._version, self._saved = version, data
                 return
             await self.load()
-        raise ArchiveUnavailableError(
-            f"the manifest of {manifest.directory}/{manifest.chain} was changed by others at every attempt"
-        )
+        raise changed_by_others(manifest.directory, manifest.chain)
 
     def _ending(self) -> ArchiveManifest:
         """Return the manifest with the position up to which all sealed segments are listed as its end.

@@ -11,28 +11,19 @@ So everything that a manifest lists exists. After a crash between 1 and 2, the n
 An object above the floor that is not listed is left alone: a run may be about to list it.
 """
 
-import functools
-import hashlib
 from collections.abc import Iterable
 
+from journal.archive.archiving import changed_by_others, put_manifest
 from journal.archive.bucket import Bucket
 from journal.archive.reading import ArchivedChain, in_thread, manifest_key, read_manifest
 from journal.chain import inspect_committed
-from journal.core.archive_manifest import ArchiveManifest, encode_manifest
-from journal.core.errors import (
-    ArchiveUnavailableError,
-    HistoryMissingError,
-    HistoryTrimmedError,
-    StopNotFoundError,
-)
+from journal.core.archive_manifest import ArchiveManifest, encode_manifest, parse_object_name
+from journal.core.errors import HistoryMissingError, HistoryTrimmedError, StopNotFoundError
 from journal.core.file_ops import ReplayStop
 from journal.core.segment import parse_segment_name
 from journal.files.history import has_cut, has_locating_record, stretch_at
 from journal.files.trimming import TrimPlan
 from journal.limits import archive_tries_max
-
-_LENGTH_DIGITS = 16
-"""Of the length that follows a segment's name in the name of its object."""
 
 
 async def trim_archive(
@@ -54,18 +45,14 @@ async def trim_archive(
         manifest = await read_manifest(bucket, directory, chain)
         plan = await _plan(bucket, manifest, before)
         left = manifest.trimmed_to(plan.floor)
-        if apply and left.segments != manifest.segments:
-            data = encode_manifest(left)
-            digest = hashlib.sha256(data).digest()
-            put = functools.partial(bucket.put, key, data, len(data), digest, over=version)
-            if await in_thread(put) is None:
-                continue  # an archive run was faster: plan again
         if apply:
+            if left.segments != manifest.segments:
+                data = encode_manifest(left)
+                if await put_manifest(bucket, key, data, over=version) is None:
+                    continue  # an archive run was faster: plan again
             await in_thread(_delete, bucket, [f"{directory}/{name}" for name, _ in plan.segments])
         return plan
-    raise ArchiveUnavailableError(
-        f"the manifest of {directory}/{chain} was changed by others at every attempt"
-    )
+    raise changed_by_others(directory, chain)
 
 
 async def _plan(bucket: Bucket, manifest: ArchiveManifest, before: ReplayStop | int) -> TrimPlan:
@@ -96,30 +83,26 @@ async def _removing(bucket: Bucket, manifest: ArchiveManifest, lowest: str) -> T
     first = parse_segment_name(lowest)
     assert first is not None, "spans are of segments"
     raised = manifest.trimmed_to(first.order)
-    stored = await in_thread(_objects_of, bucket, manifest.directory, manifest.chain)
     return TrimPlan(
         chain=manifest.chain,
         floor=first.order,
         keeps_from=first.base,
-        segments=tuple((key, size) for key, size in stored if raised.has_trimmed(_segment_of(key))),
+        segments=tuple(await in_thread(_trimmed_objects, bucket, raised)),
         released=raised.segments == manifest.segments,
     )
 
 
-def _objects_of(bucket: Bucket, directory: str, chain: str) -> list[tuple[str, int]]:
-    """Return the objects of a chain's segments, below the directory, with their lengths. Blocks."""
-    names = (key.removeprefix(f"{directory}/") for key in bucket.keys(f"{directory}/{chain}."))
-    return [(name, int(name[-_LENGTH_DIGITS:], 16)) for name in names if _segment_of(name)]
-
-
-def _segment_of(name: str) -> str:
-    """Return the name of the segment that an object holds; "" if it holds none."""
-    segment, _, length = name.rpartition("-")
-    try:
-        valid = len(length) == _LENGTH_DIGITS and int(length, 16) > 0
-    except ValueError:
-        valid = False
-    return segment if valid and parse_segment_name(segment) is not None else ""
+def _trimmed_objects(bucket: Bucket, manifest: ArchiveManifest) -> list[tuple[str, int]]:
+    """Return the objects below the floor that the bucket still has, by their names below the directory, with
+    their lengths. Blocks.
+    """
+    found = []
+    for key in bucket.keys(f"{manifest.directory}/{manifest.chain}."):
+        name = key.removeprefix(f"{manifest.directory}/")
+        parsed = parse_object_name(name)
+        if parsed is not None and manifest.has_trimmed(parsed[0]):
+            found.append((name, parsed[1]))
+    return found
 
 
 def _delete(bucket: Bucket, keys: Iterable[str]) -> None:

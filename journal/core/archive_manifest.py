@@ -36,6 +36,8 @@ MAGIC: Final = b"DOSA"
 VERSION: Final = 1
 _HEADER: Final = struct.Struct(">4sB3xQ")
 _SHA256_BYTES: Final = hashlib.sha256().digest_size
+_LENGTH_DIGITS: Final = 16
+"""Of the length that follows a segment's name in the name of its object."""
 assert _HEADER.size == 16
 
 
@@ -59,7 +61,7 @@ class ArchivedSegment(msgspec.Struct, frozen=True):
 
         Another length is another object, so no object is ever overwritten with other bytes.
         """
-        return f"{self.name}-{self.length:016x}"
+        return f"{self.name}-{self.length:0{_LENGTH_DIGITS}x}"
 
     def block(self, number: int) -> bytes:
         return self.blocks[number * _SHA256_BYTES : (number + 1) * _SHA256_BYTES]
@@ -158,6 +160,18 @@ class ArchiveManifest(msgspec.Struct, frozen=True):
         names = [parse_segment_name(one.name) for one in self.segments]
         base = base_of(self.end, [name.base for name in names if name and name.epoch == self.end.epoch])
         return None if base is None else SegmentName(self.chain, self.end.epoch, base)
+
+
+def parse_object_name(name: str) -> tuple[str, int] | None:
+    """Return the segment and the length of which this is the name of an object (`ArchivedSegment.key`), None
+    for any other name.
+    """
+    segment, _, digits = name.rpartition("-")
+    try:
+        length = int(digits, 16) if len(digits) == _LENGTH_DIGITS else 0
+    except ValueError:
+        return None
+    return (segment, length) if length > 0 and parse_segment_name(segment) is not None else None
 
 
 def encode_manifest(manifest: ArchiveManifest) -> bytes:
