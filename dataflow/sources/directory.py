@@ -122,7 +122,7 @@ class DirectorySource(base.SourceSpec):
 
     def open(self, context: OperatorContext) -> "DirectoryReader":
         return DirectoryReader(
-            self, context.worker, context.workers, cut_after_file=context.triggers_checkpoints
+            self, context.worker, context.workers, stop_after_file=context.triggers_checkpoints
         )
 
 
@@ -136,9 +136,9 @@ class DirectoryReader(base.SourceReader):
         workers: int,
         clock: Callable[[], float] = time.monotonic,
         *,
-        cut_after_file: bool = False,
+        stop_after_file: bool = False,
     ) -> None:
-        self._spec, self._cut_after_file = spec, cut_after_file
+        self._spec, self._stop_after_file = spec, stop_after_file
         self._worker, self._workers = worker, workers
         self._clock = clock
         self._input = input_files(spec.patterns[0].root, spec.endpoint)
@@ -164,7 +164,7 @@ class DirectoryReader(base.SourceReader):
         self._listed = False  # whether the directories were listed in this incarnation
         self._replayed_since_listing = False
         self._turns = RoundRobin()
-        self._ending = self._at_end = self._wants_cut = False
+        self._ending = self._at_end = self._wants_checkpoint = False
 
     def close(self) -> None:
         self._files.close_all()
@@ -193,15 +193,15 @@ class DirectoryReader(base.SourceReader):
     @property
     def has_input(self) -> bool:
         self._list_if_due()
-        return not self._wants_cut and (self._more or bool(self._ready))
+        return not self._wants_checkpoint and (self._more or bool(self._ready))
 
     @property
     def wants_checkpoint(self) -> bool:
         """Whether a file was read to its present end, in a region whose operators trigger checkpoints."""
-        return self._wants_cut
+        return self._wants_checkpoint
 
     def checkpoint_taken(self) -> None:
-        self._wants_cut = False
+        self._wants_checkpoint = False
 
     @property
     def wakes_in(self) -> float | None:
@@ -298,7 +298,7 @@ class DirectoryReader(base.SourceReader):
         by_time = self.reached is not None
         choose = self._by_time if by_time else self._next
         room = 1 if by_time else bytes_max
-        while not self._wants_cut and taken.size < room and (path := choose()) is not None:
+        while not self._wants_checkpoint and taken.size < room and (path := choose()) is not None:
             begin = self._at.get(path, _BEGINNING).position
             want = max(bytes_max - taken.size, min(_chunk_bytes_min, bytes_max))
             if by_time and not begin and self._ready:
@@ -312,14 +312,14 @@ class DirectoryReader(base.SourceReader):
             if at_end and rest and not chunk.endswith(rest):
                 self._incomplete_sizes[path] = begin + len(lines) + len(rest)
             self._more = not at_end
-            self._wants_cut = self._cut_after_file and at_end and bool(chunk or begin)
+            self._wants_checkpoint = self._stop_after_file and at_end and bool(chunk or begin)
         return taken.take()
 
     def _put_back(self, path: str) -> None:
         """Let the next step begin with the next file; or continue this one, if it does not grow, or if
         checkpoints are to be between files.
         """
-        if self._cut_after_file or self._input.versioned:
+        if self._stop_after_file or self._input.versioned:
             self._ready.appendleft(path)
         else:
             self._ready.append(path)
@@ -374,9 +374,9 @@ class DirectoryReader(base.SourceReader):
         check_part(path, part, chunk, more=bool(part.done and file.read(part.end, 1)))
         self._note(path, chunk, done=bool(part.done))
         self._last, self._more = path, False
-        if self._cut_after_file:
+        if self._stop_after_file:
             at_end = part.done if self._is_whole(path) else part.end == file.size()
-            self._wants_cut |= bool(at_end)
+            self._wants_checkpoint |= bool(at_end)
         seen = self._listed_files.get(path)
         if seen is None or self._at[path].version not in (UNSET, seen.identity):
             self._list_at_s = 0.0

@@ -119,7 +119,7 @@ class FileSource(base.SourceSpec):
         return LINE_SCHEMA
 
     def open(self, context: OperatorContext) -> "FileReader":
-        return FileReader(self, context.worker, context.workers, cut_after_file=context.triggers_checkpoints)
+        return FileReader(self, context.worker, context.workers, stop_after_file=context.triggers_checkpoints)
 
     def splits_of(self, worker: int, workers: int) -> Iterator[tuple[str, str]]:
         """Yield (split, path) of one worker, in the order in which it reads them."""
@@ -150,9 +150,9 @@ class FileReader(base.SourceReader):
     and `_reading` follow in any order, then those that are not started, of which `_next` is the first.
     """
 
-    def __init__(self, spec: FileSource, worker: int, workers: int, *, cut_after_file: bool = False) -> None:
+    def __init__(self, spec: FileSource, worker: int, workers: int, *, stop_after_file: bool = False) -> None:
         self._spec = spec
-        self._cut_after_file = cut_after_file
+        self._stop_after_file = stop_after_file
         self._worker, self._workers = worker, workers
         self._files = OpenInputs(input_files(spec.paths[0], spec.endpoint), _files_open_max)
         """By split."""
@@ -177,7 +177,7 @@ class FileReader(base.SourceReader):
         self._done_names = 0
         self._division: base.SourceDivision = {}
         self._turns = RoundRobin()
-        self._wants_cut = False
+        self._wants_checkpoint = False
 
     def close(self) -> None:
         self._files.close_all()
@@ -253,7 +253,7 @@ class FileReader(base.SourceReader):
     def read(self, bytes_max: int) -> base.SourceBatch | None:
         taken = self._chunks()
         by_time = self.reached is not None
-        while taken.size < bytes_max and not (by_time and taken.size) and not self._wants_cut:
+        while taken.size < bytes_max and not (by_time and taken.size) and not self._wants_checkpoint:
             if (split := self._by_time() if by_time else self._in_order()) is None:
                 break
             begin = split.digest.size
@@ -350,7 +350,7 @@ class FileReader(base.SourceReader):
         )
         if done:
             self._finish(split)
-            self._wants_cut = self._cut_after_file
+            self._wants_checkpoint = self._stop_after_file
         elif split.digest.size:
             self._at[split.name] = self._position_of(split)
 
@@ -362,10 +362,10 @@ class FileReader(base.SourceReader):
     @property
     def wants_checkpoint(self) -> bool:
         """Whether a file was just finished, in a region whose operators trigger checkpoints."""
-        return self._wants_cut
+        return self._wants_checkpoint
 
     def checkpoint_taken(self) -> None:
-        self._wants_cut = False
+        self._wants_checkpoint = False
 
     def _finish(self, split: _OpenSplit) -> None:
         self._files.close(split.name)

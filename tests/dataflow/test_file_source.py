@@ -178,14 +178,14 @@ def test_where_operators_trigger_checkpoints_a_file_is_the_end_until_a_checkpoin
     tmp_path: Path,
 ) -> None:
     paths = write(tmp_path, ["a\nb\n", "c\n", "d\n"])
-    reader = FileReader(FileSource(paths), 0, 1, cut_after_file=True)
+    reader = FileReader(FileSource(paths), 0, 1, stop_after_file=True)
     batch = reader.read(1000)
     assert batch is not None
     assert lines_of([batch]) == ["a", "b"]
     division = reader.take_division()
     assert reader.wants_checkpoint
     assert reader.read(1000) is None
-    again = FileReader(FileSource(paths), 0, 1, cut_after_file=True)
+    again = FileReader(FileSource(paths), 0, 1, stop_after_file=True)
     again.replay(division)
     assert again.wants_checkpoint, "a replay comes to the same places"
     for one in (reader, again):
