@@ -2,9 +2,8 @@
 
 import os
 import signal
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -31,6 +30,7 @@ from dos_client.blocking import open_store
 from tests.dataflow.producer_process import SCHEMA, rows_of
 from tests.dataflow.support import true_counts
 from tests.dataflow.test_region_processes import SMALL_STEPS, WAIT_S, Watch, unhurried
+from tests.support.polling import until
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("forks")]
 
@@ -133,7 +133,7 @@ def test_operators_outside_of_any_region_see_a_row_at_most_once_and_reset_nobody
         assert list(app.parts) == [region, board]
         with open_producer(client, name, "numbers", "p", SCHEMA) as producer:
             producer.wait_recorded(producer.send(rows_of("p", 0, 1000)))
-            until(lambda: len(seen(tmp_path)) == 1000)
+            until(lambda: len(seen(tmp_path)) == 1000, "all rows are written", WAIT_S)
             for worker in (0, 1):  # one of them reads the producer
                 os.kill(app.status[board].workers[worker].pid, signal.SIGKILL)
                 watch.wait(lambda event: isinstance(event, ResetReport), worker + 1)
@@ -152,11 +152,3 @@ def test_operators_outside_of_any_region_see_a_row_at_most_once_and_reset_nobody
     table = collect_output(store, region, "shown")
     assert table is not None
     assert table.num_rows == sent, "the region itself lost nothing"
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """What an outside world sees can only be looked at again."""
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)

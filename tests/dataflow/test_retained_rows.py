@@ -5,9 +5,9 @@ The workers of the regions are threads, so that segments can be short.
 
 import json
 import math
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -25,6 +25,7 @@ from tests.dataflow.producer_process import SCHEMA, rows_of
 from tests.dataflow.test_region_processes import SMALL_STEPS, WAIT_S, Watch
 from tests.dataflow.test_region_snapshots import ThreadLauncher
 from tests.dataflow.test_region_trim import dos
+from tests.support import polling
 from tests.support.examples import run_example
 from tests.support.servers import ServerProcess, one_server
 
@@ -32,6 +33,8 @@ __all__ = ["one_server"]
 pytestmark = pytest.mark.process
 ROWS = 500
 """Of a batch; a segment of the input has two or three batches."""
+
+until = partial(polling.until, within_s=WAIT_S)
 
 
 @pytest.fixture(autouse=True)
@@ -130,14 +133,6 @@ class Input:
                 with suppress(FileNotFoundError):  # the server deletes meanwhile
                     size += path.stat().st_size if path.is_file() else 0
         return size
-
-
-def until(reached: Callable[[], bool], what: str) -> None:
-    """Poll a state that other threads reach."""
-    deadline = time.monotonic() + WAIT_S
-    while not reached():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
 
 
 def until_trimmed(reached: Callable[[], bool], *regions: RegionControl) -> None:

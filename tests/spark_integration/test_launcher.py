@@ -4,7 +4,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ from pyspark.sql import SparkSession
 
 from spark_integration.core import attempts
 from spark_integration.launcher import SparkLauncher, TaskFunction, worker_tag
+from tests.support import polling
 
 pytestmark = pytest.mark.spark
 
 PATIENCE_S = 30.0
+wait_until = partial(polling.until, within_s=PATIENCE_S)
 
 
 def long_task(directory: Path, worker: int, attempt: int) -> TaskFunction:
@@ -25,7 +28,6 @@ def long_task(directory: Path, worker: int, attempt: int) -> TaskFunction:
 
     def task(batches: Iterable[Any]) -> Iterator[Any]:
         import os
-        import time
         from pathlib import Path
 
         import pyarrow
@@ -65,13 +67,6 @@ class Watched:
     def wait_ended(self, count: int) -> None:
         with self._changed:
             assert self._changed.wait_for(lambda: len(self.ended) >= count, PATIENCE_S), self.ended
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {PATIENCE_S} s until {what}"
-        time.sleep(0.01)
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ The store is real, its producer trims in the background; Spark is played by `str
 
 import json
 import re
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -22,8 +22,10 @@ from spark_integration.errors import DataLossError, NothingThereError
 from tests.dataflow.test_region_trim import dos
 from tests.spark_integration.stored_data import write_steps
 from tests.spark_integration.streaming import N, Query, n, query
+from tests.support import polling
 
 WAIT_S = 20.0
+until = partial(polling.until, within_s=WAIT_S)
 BATCHES_PER_MICRO_BATCH = {"maxRowsPerTrigger": "2"}
 
 
@@ -74,14 +76,6 @@ def reading(
         servers, numbers.name, start=start, input="numbers", **BATCHES_PER_MICRO_BATCH, **options
     ) as found:
         yield found
-
-
-def until(reached: Callable[[], bool], what: str) -> None:
-    """Poll a state that the producer's task reaches."""
-    deadline = time.monotonic() + WAIT_S
-    while not reached():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.1)
 
 
 # EVIDENCE-OF: P-6
