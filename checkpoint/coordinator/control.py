@@ -185,7 +185,9 @@ class RegionControl:
             return self._lock.wait_for(lambda: self._over, timeout)
 
     def exception(self) -> Exception | None:
-        """Return why the region is FAILED or FENCED (RegionFailedError, RegionFencedError, ...), or None."""
+        """Return why the region is FAILED or FENCED (RegionFailedError, RegionFencedError, ...), or None. The
+        answer is final once `wait` has returned: `status` may show FAILED a moment earlier.
+        """
         with self._lock:
             return self._error
 

@@ -41,15 +41,15 @@ def test_rows_are_neither_lost_nor_doubled(monkeypatch: pytest.MonkeyPatch) -> N
 
 def forgets_the_rest(self: JournaledFileWriter, directory: OperatorDirectory, texts: Any) -> None:
     for text in texts:
-        directory.append(self._name, bytes(text[:7]))
-        self._size += min(len(text), 7)
+        directory.append(self._first, bytes(text[:7]))
+        self._sizes[0] = self._sizes.get(0, 0) + min(len(text), 7)
 
 
 def writes_past_the_directory(self: JournaledFileWriter, directory: OperatorDirectory, texts: Any) -> None:
     """The files of this host have the rows, and the store does not."""
-    with (directory.path / self._name).open("ab") as file:
+    with (directory.path / self._first).open("ab") as file:
         file.writelines(texts)
-    self._size += sum(map(len, texts))
+    self._sizes[0] = self._sizes.get(0, 0) + sum(map(len, texts))
 
 
 def keeps_all(self: SinkDirectories, worker: int, number: int) -> None:
@@ -85,9 +85,62 @@ def test_a_directory_of_another_size_than_in_the_checkpoint_is_refused(tmp_path:
         writer.take_directory(OperatorDirectory(tmp_path, KeptChanges()))
 
 
+@pytest.mark.parametrize(
+    "prepared", [{"file": "part-w0000.tsv", "bytes": 4}, {"file": "part-w0000.000001.tsv", "bytes": 4}]
+)
+def test_another_newest_file_than_in_the_checkpoint_is_refused(
+    tmp_path: Path, prepared: dict[str, Any]
+) -> None:
+    context = OperatorContext("r", "out", 0, 1, bytes(16), (SCHEMA,), None, 1)
+    writer = JournaledFileSink(max_bytes=100).open(context)
+    writer.reset_to(prepared)
+    (tmp_path / "part-w0000.000002.tsv").write_bytes(b"1\n2\n")
+    with pytest.raises(CorruptDataError, match=r"4 bytes in the newest file, 'part-w0000\.000002\.tsv'"):
+        writer.take_directory(OperatorDirectory(tmp_path, KeptChanges()))
+
+
 def test_columns_without_text_and_parts_without_checkpoints_are_refused() -> None:
     with pytest.raises(SchemaError, match="column 'b' of type binary has no text form"):
         JournaledFileSink().check_input(pa.schema([("b", pa.binary())]))
+
+
+# EVIDENCE-OF: P-6
+@pytest.mark.parametrize("seed", range(3))
+def test_the_newest_rows_are_kept_and_the_files_stay_small(tmp_path: Path, seed: int) -> None:
+    """The rows that remain are the last ones, in order, whatever was reset, and over several files."""
+    (tmp_path / "in.txt").write_text("".join(f"{number}\n" for number in range(400)))
+    graph = Graph("copy")
+    lines = graph.source("lines", FileSource(tmp_path / "in.txt"))
+    ids = lines.map("ids", lambda row: int(row["line"]), schema="id bigint")
+    ids.sink("out", JournaledFileSink(max_bytes=400))
+    rng = Random(seed)
+    region = OneThreadRegion(graph, 1, rng.randrange, folder=tmp_path / "files")
+    region.run_with_trouble(rng, rounds=8, turns=40)
+    (files,) = [sorted(side.paths["out"].iterdir()) for side in region.sides]
+    sizes = [file.stat().st_size for file in files]
+    assert sum(sizes) <= 400, sizes
+    assert len(files) > 1
+    kept = [int(line) for file in files for line in file.read_text().splitlines()]
+    assert kept == [*range(400 - len(kept), 400)]
+
+
+def test_a_limit_can_be_added_to_a_file_that_exists(tmp_path: Path) -> None:
+    context = OperatorContext("r", "out", 0, 1, bytes(16), (SCHEMA,), None, 1)
+    (tmp_path / "part-w0000.tsv").write_bytes(b"1\n" * 100)
+    writer = JournaledFileSink(max_bytes=80).open(context)
+    writer.reset_to({"file": "part-w0000.tsv", "bytes": 200})  # as versions with one file wrote it
+    writer.take_directory(OperatorDirectory(tmp_path, KeptChanges()))
+    for _ in range(3):
+        writer.process(pa.record_batch([[*range(10, 14)]], SCHEMA))
+        writer.end_step()
+    assert {path.name: path.stat().st_size for path in tmp_path.iterdir()} == {
+        "part-w0000.000001.tsv": 12,
+        "part-w0000.000002.tsv": 12,
+        "part-w0000.000003.tsv": 12,
+    }
+    assert writer.prepare(1) == {"file": "part-w0000.000003.tsv", "bytes": 12, "written": 236}
+    with pytest.raises(SchemaError, match="max_bytes must be above 0, got 0"):
+        JournaledFileSink(max_bytes=0)
 
 
 @pytest.mark.parametrize("seed", range(3))
