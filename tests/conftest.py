@@ -12,6 +12,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from xdist.scheduler import LoadScopeScheduling
 
+from tests.support import class_archive
+
 pytest_plugins = ["tests.support.second_chance"]
 
 ROOT = Path(__file__).parent.parent
@@ -20,8 +22,6 @@ HOSTS_TESTS = "tests/hosts/"
 SCHEDULED_ALONE = ("tests/sim/test_sim.py", "tests/shells/test_shells.py")
 """Files whose tests share nothing and take long together. They come last: all processes have work until the
 end."""
-JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""Of every JVM that a test starts: none lives until the code of the second compiler has paid for itself."""
 
 for name, examples in (("near", 100), ("long", 2_000)):
     settings.register_profile(
@@ -53,7 +53,7 @@ def pytest_configure() -> None:
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    os.environ.setdefault("JAVA_TOOL_OPTIONS", JVM_OPTIONS)
+    os.environ.setdefault("JAVA_TOOL_OPTIONS", class_archive.jvm_options())
 
 
 @cache
