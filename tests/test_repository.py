@@ -5,6 +5,7 @@ index, and no file holds an absolute path of a home directory.
 """
 
 import ast
+import importlib.util
 import re
 import subprocess
 import tomllib
@@ -174,3 +175,17 @@ def test_run_refuses_an_unknown_verb_by_name() -> None:
     refused = subprocess.run([ROOT / "run", "dance"], capture_output=True, text=True)
     assert refused.returncode == 2
     assert "no verb named 'dance'" in refused.stderr
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("*/limits.py")), ids=lambda path: path.parent.name)
+def test_no_file_of_tests_changes_a_limit_when_it_is_imported(path: Path) -> None:
+    """Each process imports all of them, and the others would test other limits than users have."""
+    used = importlib.import_module(f"{path.parent.name}.limits")
+    spec = importlib.util.spec_from_file_location("limits_as_written", path)
+    assert spec is not None
+    assert spec.loader is not None
+    written = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(written)
+    names = [name for name, value in vars(written).items() if isinstance(value, int | float)]
+    assert names
+    assert {name: getattr(used, name) for name in names} == {name: getattr(written, name) for name in names}

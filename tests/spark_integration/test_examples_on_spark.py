@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from dataflow import collect_output
+from dataflow.errors import NoOutputError
 from dos_server.testing import Servers, ThreadedServer, threaded_store
 from spark_integration import register
 from tests.spark_integration.test_through import newest
 from tests.support.examples import run_example
+from tests.support.polling import until
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
 TEXT = "to be or not to be"
@@ -53,7 +56,17 @@ def test_a_producer_writes_what_the_region_of_the_page_counts(
 
     region = run_example("docs/inputs.md", "input", {"spark": spark}, store=servers.url)["region"]
     run_example("docs/inputs.md", "producer", {"sales_after": sales_after}, store=servers.url)
-    region.checkpoint()
+
+    def counted() -> bool:
+        """A checkpoint covers what the worker has read: perhaps not yet the last batch."""
+        region.checkpoint()
+        try:
+            table = collect_output(servers.url, "shop", "out")
+        except NoOutputError:
+            return False
+        return table is not None and "milk" in table["item"].to_pylist() and 2 in table["count"].to_pylist()
+
+    until(counted, "the region counts all sales", within_s=60)
     region.stop()
     register(spark)
     sold = spark.read.format("dos").option("output", "out").load(f"{servers.url}/shop")
